@@ -1,0 +1,9 @@
+"""What a user runs: one file a flow.
+
+Importing this package settles which Prefect server its flows talk to, because Prefect reads its
+settings when it is imported.
+"""
+
+from flows.environment import settle_prefect
+
+settle_prefect()

@@ -1,0 +1,30 @@
+"""Finds the dataset that an option names; examples are made when first asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.environment import examples_path
+from flows.ingest import ingest_sources
+from storage.dataset import open_dataset
+from storage.errors import DataError
+from storage.examples import PREFIX, open_example
+
+
+def dataset_path(name: str) -> Path:
+    """Give the folder of a dataset, making an example's first.
+
+    Raises
+    ------
+    DataError
+        If an example is unknown.
+    """
+    if not name.startswith(PREFIX):
+        return Path(name)
+    path = examples_path() / f"{open_example(name).slug}.zarr"
+    try:
+        open_dataset(path)
+    except DataError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ingest_sources([name], path, overwrite=path.exists())
+    return path

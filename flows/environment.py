@@ -1,0 +1,49 @@
+"""Where Prefect runs: the user's own server if one is configured, else one of our own, off line."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+from platformdirs import user_cache_path, user_data_path
+
+_EMBEDDED = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    # The embedded server lives as long as the run: nobody could read its logs afterwards.
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    "PREFECT_CLI_PROMPT": "false",
+}
+
+
+def settle_prefect() -> None:
+    """Keep an embedded server's database apart and off line; leave a configured server alone."""
+    if server_configured():
+        return
+    home = user_data_path("latentbits") / "prefect"
+    os.environ.setdefault("PREFECT_HOME", str(home))
+    # Prefect makes the folder itself, but not its parents.
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    for name, value in _EMBEDDED.items():
+        os.environ.setdefault(name, value)
+
+
+def server_configured() -> bool:
+    """Tell whether the environment or the active Prefect profile names a server."""
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
+    try:
+        profiles = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    active = os.environ.get("PREFECT_PROFILE", profiles.get("active"))
+    return bool(profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL"))
+
+
+def examples_path() -> Path:
+    """Give the folder that holds generated example datasets."""
+    return user_cache_path("latentbits") / "examples"

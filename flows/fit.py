@@ -1,0 +1,309 @@
+"""Fits a model to a dataset and leaves an artifact: `python -m flows.fit --dataset PATH`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+from cyclopts import Parameter
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
+from flows.datasets import dataset_path
+from flows.options import Json, Split, Switch, build_model, command, run
+from flows.progress import Report, reporting
+from flows.runtime import ExecutorName, opened_executor
+from flows.server import with_server
+from flows.summary import print_json, print_table
+from pipeline.blocks import Rows
+from pipeline.convergence import ConvergenceMonitor
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor
+from pipeline.fit import FitState, collect_first, collect_pass, start
+from pipeline.fit import fit as fit_model
+from pipeline.models.base import MODELS, Model, named_arrays
+from storage.artifacts import NamedArray, write_artifact
+from storage.dataset import BinaryDataset, ChunkReader, open_dataset
+from storage.runs import RunFolder, fingerprint
+
+HELP = f"""Fit a latent-variable model to a binary dataset.
+
+Reads the dataset, counts on a Dask cluster of its own (or on one given), fits, and writes an
+artifact: parameters, diagnostics and provenance. Models: {", ".join(sorted(MODELS))}.
+
+Examples:
+
+    python -m flows.fit --dataset example:digits
+
+    python -m flows.fit --dataset clicks.zarr --components 10 --workers 4
+
+    python -m flows.fit --dataset votes.zarr --set estimator=arcsine --json
+
+    python -m flows.fit --dataset clicks.zarr --cluster tcp://scheduler:8786 --resume
+"""
+app = command("fit", HELP)
+
+
+@dataclass
+class Job:
+    """One run of the flow: what its stages share within this process."""
+
+    model: Model
+    dataset: BinaryDataset
+    split: str | None
+    seed: int
+    run: RunFolder
+    executor: Executor
+    progress: Report
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows to fit."""
+        dataset = self.dataset
+        read = ChunkReader(str(dataset.path.resolve()), dataset.digest, self.split)
+        return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+
+
+_job: ContextVar[Job] = ContextVar("job")
+
+
+@contextmanager
+def _stage(name: str) -> Iterator[Job]:
+    """Time a stage, and name features in what it has to say."""
+    job = _job.get()
+    begun = time.perf_counter()
+    try:
+        yield job
+    except FitError as error:
+        raise FitError(error.notice.render(job.dataset.feature_names)) from error
+    finally:
+        job.seconds[name] = time.perf_counter() - begun
+
+
+@task(name="open", cache_policy=NO_CACHE)
+def open_stage(work: str) -> None:
+    """Check that the run can be done before any work is spent on it."""
+    with _stage("open") as job:
+        if job.split is not None:
+            job.dataset.split_code(job.split)
+        need = job.model.memory(job.dataset.n_features, job.dataset.n_segments)
+        free = psutil.virtual_memory().available
+        if need > free:
+            raise FitError(
+                f"Expected {need / 1e9:.1f} GB of free memory for {job.dataset.n_features} "
+                f"features, got {free / 1e9:.1f} GB. Use a larger machine or fewer features."
+            )
+        Path(work).mkdir(parents=True, exist_ok=True)
+
+
+@task(name="first counts", cache_policy=NO_CACHE)
+def first_stage(work: str) -> str:
+    """Sum what the model needs to start."""
+    with _stage(_job.get().model.first.label) as job:
+        return save_statistics(
+            Path(work, "first"),
+            lambda: collect_first(job.model, job.rows, job.executor, job.progress),
+        )
+
+
+@task(name="pass", cache_policy=NO_CACHE)
+def pass_stage(work: str, first: str) -> str:
+    """Sum the statistics of the first pass."""
+    with _stage(_job.get().model.statistics.label) as job:
+        state = _started(job, first)
+        return save_statistics(
+            Path(work, "pass"),
+            lambda: collect_pass(job.model, state, job.rows, job.executor, job.seed, job.progress),
+        )
+
+
+@task(name="fit", cache_policy=NO_CACHE)
+def fit_stage(work: str, first: str, statistics: str) -> str:
+    """Fit from the statistics; iterative models go on with further passes."""
+    with _stage("fit") as job:
+        folder = Path(work, "states")
+        state = load_state(job.model, folder)
+        collected = None if state else load_statistics(job.model.statistics, Path(statistics))
+        fit_model(
+            job.model,
+            job.rows,
+            job.executor,
+            job.seed,
+            state=state or _started(job, first),
+            statistics=collected,
+            checkpoint=lambda done: save_state(folder, done),
+            progress=job.progress,
+        )
+        return str(folder)
+
+
+@task(name="write artifact", cache_policy=NO_CACHE)
+def write_stage(states: str) -> dict[str, Any]:
+    """Write the artifact, then point to it as the latest."""
+    with _stage("write artifact") as job:
+        state = load_state(job.model, Path(states))
+        assert state is not None
+        target = job.run.new_artifact()
+        arrays = {name: NamedArray(*a) for name, a in named_arrays(state.params).items()}
+        manifest = _manifest(job, state)
+        write_artifact(target, arrays, manifest)
+        job.run.point_to(target)
+        return {"artifact": str(target), **_summary(manifest)}
+
+
+def _started(job: Job, first: str) -> FitState:
+    return start(job.model, load_statistics(job.model.first, Path(first)), job.seed)
+
+
+def _manifest(job: Job, state: FitState) -> dict[str, Any]:
+    dataset, model = job.dataset, job.model
+    monitor = ConvergenceMonitor(model.max_iter, model.tol)
+    return {
+        "model": model.name,
+        "hyperparameters": asdict(model),  # type: ignore[call-overload]
+        "seed": job.seed,
+        "split": job.split,
+        "versions": {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")},
+        "dataset": {
+            "path": str(dataset.path),
+            "digest": dataset.digest,
+            "n_rows": dataset.n_rows,
+            "n_chunks": dataset.n_chunks,
+            "words_per_chunk": dataset.manifest["words_per_chunk"],
+        },
+        "feature_names": dataset.feature_names,
+        "segment_names": dataset.segment_names,
+        "n_samples": load_statistics(model.first, job.run.work / "first").n_samples,
+        "iterations": state.iteration,
+        "converged": monitor.converged(state.history),
+        "history": state.history,
+        "diagnostics": state.diagnostics,
+        "warnings": [notice.render(dataset.feature_names) for notice in state.warnings],
+        "n_components": int(state.diagnostics["n_components"]),
+        "seconds_by_stage": {name: round(s, 3) for name, s in job.seconds.items()},
+    }
+
+
+def _summary(manifest: dict[str, Any]) -> dict[str, Any]:
+    names = ("model", "n_samples", "n_components", "iterations", "converged", "warnings")
+    return {
+        **{name: manifest[name] for name in names},
+        "n_features": len(manifest["feature_names"]),
+        "n_segments": len(manifest["segment_names"]),
+        "objective": manifest["history"][-1],
+        "diagnostics": manifest["diagnostics"],
+    }
+
+
+@flow(name="fit", validate_parameters=False)
+def fit(
+    dataset: str,
+    model: str = "clipped-pca",
+    components: str | None = None,
+    settings: list[str] | None = None,
+    split: str | None = None,
+    output: str | None = None,
+    seed: int = 0,
+    executor: ExecutorName = "dask",
+    workers: int | None = None,
+    cluster: str | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Run the stages; `python -m flows.fit --help` explains the parameters."""
+    begun = time.perf_counter()
+    built = build_model(model, components, settings or [])
+    opened = open_dataset(dataset_path(dataset))
+    folder = _run_folder(built, opened, split, seed, output)
+    folder.open_work(resume)
+    with opened_executor(executor, workers, cluster) as ready, reporting() as progress:
+        job = Job(built, opened, split, seed, folder, ready, progress)
+        token = _job.set(job)
+        try:
+            summary = _run_stages(str(folder.work))
+        finally:
+            _job.reset(token)
+    folder.close_work()
+    return {**summary, "seconds": round(time.perf_counter() - begun, 3), "stages": job.seconds}
+
+
+def _run_stages(work: str) -> dict[str, Any]:
+    model = _job.get().model
+    open_stage(work)
+    first = first_stage.with_options(name=model.first.label)(work)
+    statistics = pass_stage.with_options(name=model.statistics.label)(work, first)
+    return write_stage(fit_stage(work, first, statistics))
+
+
+def _run_folder(
+    model: Model, dataset: BinaryDataset, split: str | None, seed: int, output: str | None
+) -> RunFolder:
+    settings = {
+        "dataset": dataset.digest,
+        "hyperparameters": asdict(model),  # type: ignore[call-overload]
+        "split": split,
+        "seed": seed,
+        "version": version("latentbits"),
+    }
+    folder = Path(output) if output else Path("runs") / dataset.path.name.removesuffix(".zarr")
+    return RunFolder(folder, model.name, fingerprint(settings))
+
+
+@app.default
+def main(
+    *,
+    dataset: Annotated[
+        str, Parameter(help="Dataset folder, or an example such as example:digits.")
+    ],
+    model: Annotated[str, Parameter(help="Name of the model.")] = "clipped-pca",
+    components: Annotated[
+        str | None, Parameter(help="Number of latent components, or auto. [default: auto]")
+    ] = None,
+    setting: Annotated[
+        tuple[str, ...], Parameter(name="--set", negative="", help="A setting of the model.")
+    ] = (),
+    split: Split = None,
+    output: Annotated[str | None, Parameter(help="Folder of runs. [default: runs/DATASET]")] = None,
+    seed: Annotated[int, Parameter(help="Seed of every random draw.")] = 0,
+    executor: Annotated[ExecutorName, Parameter(help="Where work runs.")] = "dask",
+    workers: Annotated[
+        int | None,
+        Parameter(help="Dask worker processes, or threads. [default: one process, all cores]"),
+    ] = None,
+    cluster: Annotated[
+        str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
+    ] = None,
+    resume: Annotated[bool, Switch, Parameter(help="Go on with an interrupted fit.")] = False,
+    json: Json = False,
+) -> None:
+    """Run the flow and print its summary."""
+    parameters = {
+        "dataset": dataset,
+        "model": model,
+        "components": components,
+        "settings": list(setting),
+        "split": split,
+        "output": output,
+        "seed": seed,
+        "executor": executor,
+        "workers": workers,
+        "cluster": cluster,
+        "resume": resume,
+    }
+    summary = with_server(lambda: fit(**parameters))
+    if json:
+        print_json(summary)
+    else:
+        print_table(summary)
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,310 @@
+"""Turns files into a dataset: `python -m flows.ingest SOURCE... --dataset PATH`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from cyclopts import Parameter
+from numpy.typing import NDArray
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.options import Json, command, run
+from flows.progress import Report, reporting, silent
+from flows.readahead import batches_in_order
+from flows.server import with_server
+from flows.summary import print_ingest, print_json
+from storage.dataset import BinaryDataset, open_dataset
+from storage.errors import DataError
+from storage.examples import PREFIX, open_example
+from storage.sources import Batch, ReadOptions, basket_items, expand_sources, open_source
+from storage.writer import append_dataset, create_dataset
+
+HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
+
+Sources: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: item numbers a line), Zarr arrays;
+several files or a quoted glob are read in parallel and stored in the order given.
+
+Examples:
+
+    python -m flows.ingest votes.csv --dataset votes.zarr --segment-by year --keep party
+
+    python -m flows.ingest 'clicks/2026-*.parquet' --dataset clicks.zarr --segments 24
+
+    python -m flows.ingest tonight.parquet --dataset clicks.zarr --append
+"""
+app = command("ingest", HELP)
+_MOST_PADDING = 0.1
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of the sources are for.
+
+    Attributes
+    ----------
+    segments
+        Number of equal time bins.
+    segment_by, split_by
+        Per-row columns that give the segment and the split.
+    keep
+        Per-row columns to store.
+    missing, threshold
+        How values become bits; see `storage.sources.ReadOptions`.
+    """
+
+    segments: int | None = None
+    segment_by: str | None = None
+    split_by: str | None = None
+    keep: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.segments is not None and self.segments < 1:
+            raise DataError(f"--segments: Expected at least 1, got {self.segments}.")
+        if self.segments is not None and self.segment_by is not None:
+            raise DataError("--segments: Expected no --segment-by beside it, got both.")
+
+    @property
+    def options(self) -> ReadOptions:
+        """What the readers need to know."""
+        named = (self.segment_by, self.split_by, *self.keep)
+        columns = tuple(dict.fromkeys(name for name in named if name is not None))
+        return ReadOptions(self.missing, self.threshold, columns)
+
+    def completed(self, source: Any) -> Roles:
+        """Add what the format itself says of its columns."""
+        segment = None if self.segments else self.segment_by or source.default_segment
+        split = self.split_by or source.default_split
+        given = (name for name in source.column_names if name not in (segment, split))
+        keep = tuple(dict.fromkeys([*self.keep, *given]))
+        return replace(self, segment_by=segment, split_by=split, keep=keep)
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """Stored name of each per-row column, and its name in the sources."""
+        split = {"split": self.split_by} if self.split_by else {}
+        return {**{name: name for name in self.keep}, **split}
+
+
+def ingest_sources(
+    patterns: Sequence[str],
+    path: Path,
+    roles: Roles = Roles(),
+    *,
+    append: bool = False,
+    overwrite: bool = False,
+    progress: Report = silent,
+) -> BinaryDataset:
+    """Read sources and write them as a dataset, or as further rows of one.
+
+    Parameters
+    ----------
+    patterns
+        Paths, globs, or `example:NAME`.
+    path
+        The dataset's folder.
+    roles
+        What the columns are for; an append takes what it is not told from the dataset.
+    append, overwrite
+        Add to the dataset, or replace it once the new one is whole.
+    progress
+        Is told after every batch.
+
+    Raises
+    ------
+    DataError
+        If a source cannot be used; nothing is left behind then.
+    """
+    base = open_dataset(path) if append else None
+    if base is not None:
+        roles = _remembered(roles, base)
+    opened = _open_sources(patterns, roles, base)
+    roles = roles.completed(opened[0])
+    totals = [source.n_rows for source in opened]
+    expected = None if None in totals else sum(totals)
+    n_rows = _count_rows(opened, expected) if roles.segments else expected
+    names = opened[0].feature_names
+    if base is None:
+        writing = create_dataset(
+            path,
+            names,
+            columns=list(roles.stored),
+            expected_rows=n_rows,
+            ingest=asdict(roles),
+            overwrite=overwrite,
+        )
+    else:
+        writing = append_dataset(path, names)
+    with writing as writer:
+        segment = _segmenter(roles, n_rows, base)
+        done = 0
+        for batch in batches_in_order(opened):
+            columns = {stored: batch.columns[name] for stored, name in roles.stored.items()}
+            writer.add(replace(batch, columns=columns), segment(batch, done))
+            done += len(batch.X)
+            progress("ingest", done, n_rows or 0, done)
+    return open_dataset(path)
+
+
+def _remembered(roles: Roles, base: BinaryDataset) -> Roles:
+    """Read new rows as the rows before them were read, where the options say nothing else."""
+    before = {name: value for name, value in base.manifest["ingest"].items() if value}
+    given = {name: value for name, value in asdict(roles).items() if value}
+    if "segments" in given or "segment_by" in given:
+        before = {k: v for k, v in before.items() if k not in ("segments", "segment_by")}
+    merged = {**before, **given}
+    lists = {name: tuple(merged[name]) for name in ("keep", "missing") if name in merged}
+    return Roles(**{**merged, **lists})
+
+
+def _open_sources(patterns: Sequence[str], roles: Roles, base: BinaryDataset | None) -> list[Any]:
+    made = [name for name in patterns if name.startswith(PREFIX)]
+    paths = expand_sources([name for name in patterns if not name.startswith(PREFIX)])
+    items = base.feature_names if base else basket_items(paths)
+    opened = [open_example(name) for name in made]
+    opened += [open_source(name, roles.options, items=items) for name in paths]
+    if not opened:
+        raise DataError("Expected at least one source, got none.")
+    for source in opened[1:]:
+        _check_same_columns(opened[0], source)
+    return opened
+
+
+def _check_same_columns(first: Any, other: Any) -> None:
+    for what in ("feature_names", "column_names"):
+        expected, got = getattr(first, what), getattr(other, what)
+        if expected != got:
+            differ = sorted(set(expected) ^ set(got)) or ["their order"]
+            raise DataError(
+                f"{other.path}: Expected the columns of {first.path}, got others: "
+                f"{', '.join(map(str, differ[:5]))}. Give all sources the same columns."
+            )
+
+
+def _count_rows(sources: Sequence[Any], known: int | None) -> int:
+    """Equal time bins need the number of rows; a source that does not know is read for it."""
+    if known is not None:
+        return known
+    return sum(
+        source.n_rows if source.n_rows is not None else sum(len(b.X) for b in source.batches())
+        for source in sources
+    )
+
+
+Segmenter = Callable[[Batch, int], NDArray[Any] | None]
+
+
+def _segmenter(roles: Roles, n_rows: int | None, base: BinaryDataset | None) -> Segmenter:
+    """Give the function that names the segment of every row of a batch."""
+    if roles.segment_by:
+        return lambda batch, first: batch.columns[roles.segment_by]
+    if not roles.segments:
+        return lambda batch, first: None
+    before, n_bins = base.n_segments if base else 0, roles.segments
+    total = n_rows or 0
+
+    def time_bin(batch: Batch, first: int) -> NDArray[Any]:
+        bins = (first + np.arange(len(batch.X))) * n_bins // total
+        return np.array([f"bin {before + k + 1}" for k in range(n_bins)])[bins]
+
+    return time_bin
+
+
+def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
+    """Describe a dataset in small values."""
+    words = int(dataset.chunks[:, 2].sum())
+    padding = 1 - dataset.n_rows / (64 * words)
+    warned = dataset.n_segments > 1 and padding > _MOST_PADDING
+    text = f"padding takes {padding:.0%} of the bits: segments have few rows within a chunk"
+    return {
+        "dataset": str(dataset.path),
+        "n_rows": dataset.n_rows,
+        "n_features": dataset.n_features,
+        "n_segments": dataset.n_segments,
+        "n_chunks": dataset.n_chunks,
+        "columns": list(dataset.column_names),
+        "warnings": [text] if warned else [],
+        "seconds": round(seconds, 3),
+    }
+
+
+@task(name="write dataset", cache_policy=NO_CACHE)
+def write_stage(
+    sources: list[str], dataset: str, roles: Mapping[str, Any], append: bool, overwrite: bool
+) -> dict[str, Any]:
+    """Read the sources and write the dataset."""
+    begun = time.perf_counter()
+    with reporting() as progress:
+        written = ingest_sources(
+            sources,
+            Path(dataset),
+            Roles(**roles),
+            append=append,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    return ingest_summary(written, time.perf_counter() - begun)
+
+
+@flow(name="ingest", validate_parameters=False)
+def ingest(
+    sources: list[str],
+    dataset: str,
+    roles: Mapping[str, Any] | None = None,
+    append: bool = False,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Run the stage; `python -m flows.ingest --help` explains the parameters."""
+    return write_stage(sources, dataset, roles or {}, append, overwrite)
+
+
+@app.default
+def main(
+    *sources: Annotated[str, Parameter(help="Files, quoted globs, or example:NAME.")],
+    dataset: Annotated[str, Parameter(help="Folder of the dataset to write.")],
+    segments: Annotated[int | None, Parameter(help="Cut the rows into N equal time bins.")] = None,
+    segment_by: Annotated[
+        str | None, Parameter(help="Column whose value is the row's segment.")
+    ] = None,
+    split_by: Annotated[
+        str | None, Parameter(help="Column whose value is the row's split, such as train or test.")
+    ] = None,
+    keep: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="Column to store beside the bits, such as a label."),
+    ] = (),
+    missing: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="", help="Further token that means missing, beside empty, NA, NaN, null."
+        ),
+    ] = (),
+    threshold: Annotated[
+        float | None, Parameter(help="Binarise: 1 where the value is greater than T.")
+    ] = None,
+    append: Annotated[bool, Parameter(negative="", help="Add rows to the dataset.")] = False,
+    overwrite: Annotated[
+        bool, Parameter(negative="", help="Replace the dataset once the new one is whole.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run the flow and print its summary."""
+    if append and overwrite:
+        raise DataError("--append: Expected no --overwrite beside it, got both.")
+    roles = Roles(segments, segment_by, split_by, keep, missing, threshold)
+    summary = with_server(lambda: ingest(list(sources), dataset, asdict(roles), append, overwrite))
+    if json:
+        print_json(summary)
+    else:
+        print_ingest(summary)
+
+
+if __name__ == "__main__":
+    run(app)

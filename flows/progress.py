@@ -1,0 +1,84 @@
+"""How far a pass is: a bar on a terminal, log lines elsewhere, all on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+log = logging.getLogger("latentbits")
+_SECONDS_BETWEEN_LINES = 10.0
+
+Report = Callable[[str, int, int, int], None]
+
+
+def silent(label: str, done: int, total: int, rows: int) -> None:
+    """Report nothing."""
+
+
+@contextmanager
+def reporting() -> Iterator[Report]:
+    """Give a function that is told (label, tasks done, tasks, rows)."""
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    columns = (
+        TextColumn("{task.description:>16}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        yield Bars(bars)
+
+
+class Bars:
+    """A bar for each pass, with rows a second and the time left."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._pace = Pace()
+
+    def __call__(self, label: str, done: int, total: int, rows: int) -> None:
+        """Move the bar."""
+        if done == 0:
+            self._pace = Pace()
+            self._task = self._bars.add_task(label, total=total, rate="")
+        self._bars.update(self._task, completed=done, rate=self._pace.rate(rows))
+
+
+class Lines:
+    """A line when a pass starts, every ten seconds, and when it ends."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._last = 0.0
+
+    def __call__(self, label: str, done: int, total: int, rows: int) -> None:
+        """Write a line if it is time."""
+        now = time.monotonic()
+        if done == 0:
+            self._pace, self._last = Pace(), now
+        if done == total or now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            log.info("%s: %d of %d tasks, %s", label, done, total, self._pace.rate(rows))
+
+
+class Pace:
+    """Rows a second since the start of a pass."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def rate(self, rows: int) -> str:
+        """Write it, such as `2.1 M rows/s`."""
+        per_second = rows / max(time.monotonic() - self._start, 1e-9)
+        for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+            if per_second >= size:
+                return f"{per_second / size:.1f} {unit} rows/s"
+        return f"{per_second:.0f} rows/s"

@@ -1,0 +1,58 @@
+"""Reads several sources at once and gives their batches in the sources' order."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import IO, Any
+
+import numpy as np
+from dask.system import CPU_COUNT
+from numpy.typing import NDArray
+
+from pipeline.executors.base import in_order
+from storage.bits import pack_rows, unpack_rows
+from storage.sources import Batch
+
+_IN_MEMORY = 64 << 20
+
+
+def batches_in_order(sources: Sequence[Any]) -> Iterator[Batch]:
+    """Yield all batches; sources ahead of their turn wait, packed, in temporary files."""
+    if len(sources) == 1:
+        yield from sources[0].batches()
+        return
+    with ThreadPoolExecutor(CPU_COUNT) as pool:
+        waiting = in_order(
+            partial(pool.submit, _spooled), lambda done: done.result(), sources, CPU_COUNT + 1
+        )
+        for source, spool in zip(sources, waiting, strict=True):
+            with spool:
+                yield from _unspooled(source, spool)
+
+
+def _spooled(source: Any) -> IO[bytes]:
+    """Read a whole source into NumPy's own format, array after array, without pickles."""
+    spool = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 (the reader closes it)
+    for batch in source.batches():
+        mask = np.empty((0, 0), np.uint8) if batch.observed is None else pack_rows(batch.observed)
+        columns = (_plain(batch.columns[name]) for name in source.column_names)
+        for values in (np.array(batch.X.shape), pack_rows(batch.X), mask, *columns):
+            np.save(spool, values, allow_pickle=False)
+    return spool
+
+
+def _unspooled(source: Any, spool: IO[bytes]) -> Iterator[Batch]:
+    end = spool.tell()
+    spool.seek(0)
+    while spool.tell() < end:
+        (_, n_features), packed, mask = (np.load(spool) for _ in range(3))
+        columns = {name: np.load(spool) for name in source.column_names}
+        observed = unpack_rows(mask, n_features) if mask.size else None
+        yield Batch(unpack_rows(packed, n_features), observed, columns)
+
+
+def _plain(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(str) if values.dtype.kind == "O" else values

@@ -1,0 +1,87 @@
+"""Which executor a run uses, and the Dask cluster behind it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster
+
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor
+from pipeline.executors.dask import DaskExecutor
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+
+ExecutorName = Literal["serial", "threads", "dask"]
+
+_CONNECT_SECONDS = 10
+
+
+@contextmanager
+def opened_executor(
+    name: ExecutorName, workers: int | None, cluster: str | None
+) -> Iterator[Executor]:
+    """Open an executor for a run and close what was opened with it.
+
+    Raises
+    ------
+    FitError
+        If the options contradict each other or the cluster does not answer.
+    """
+    _check(name, workers, cluster)
+    if name == "serial":
+        yield SerialExecutor()
+    elif name == "threads":
+        yield ThreadsExecutor(workers or CPU_COUNT)
+    else:
+        with _client(workers, cluster) as client:
+            yield DaskExecutor(client)
+
+
+def _check(name: ExecutorName, workers: int | None, cluster: str | None) -> None:
+    if workers is not None and workers < 1:
+        raise FitError(f"--workers: Expected at least 1, got {workers}.")
+    if cluster and name != "dask":
+        raise FitError(f"--cluster: Expected --executor dask, got {name}. Leave one of them out.")
+    if cluster and workers:
+        raise FitError(
+            "--workers: Expected no --cluster beside it, got both. Leave one of them out."
+        )
+    if workers and name == "serial":
+        raise FitError("--workers: Expected --executor threads or dask, got serial.")
+
+
+@contextmanager
+def _client(workers: int | None, cluster: str | None) -> Iterator[Client]:
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    if cluster:
+        with _connected(cluster) as client:
+            yield client
+        return
+    with _local_cluster(workers) as local, Client(local) as client:
+        yield client
+
+
+def _local_cluster(workers: int | None) -> LocalCluster:
+    """Workers in this process share its memory; a number of workers asks for processes."""
+    return LocalCluster(
+        n_workers=workers or 1,
+        threads_per_worker=1 if workers else CPU_COUNT,
+        processes=workers is not None,
+        host="127.0.0.1" if workers else None,
+        dashboard_address=None,
+    )
+
+
+def _connected(address: str) -> Client:
+    try:
+        return Client(address, timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise FitError(
+            f"--cluster: Expected a Dask scheduler at {address}, got no answer within "
+            f"{_CONNECT_SECONDS} s ({type(error).__name__}). Check the address."
+        ) from error

@@ -1,0 +1,71 @@
+"""What a run prints when it is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from storage.artifacts import load_artifact
+
+_TOP = 8
+
+
+def print_json(summary: Mapping[str, Any]) -> None:
+    """Print one JSON object on standard output."""
+    print(json.dumps(summary))
+
+
+def print_table(summary: Mapping[str, Any]) -> None:
+    """Print a short table, the warnings and the artifact's path."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in _rows(summary):
+        table.add_row(name, value)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
+    console.print(f"artifact: {summary['artifact']}", markup=False)
+
+
+def print_ingest(summary: Mapping[str, Any]) -> None:
+    """Print what was written, and the warnings."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name in ("n_rows", "n_features", "n_segments", "n_chunks"):
+        table.add_row(name.removeprefix("n_"), f"{summary[name]:,}")
+    table.add_row("columns", ", ".join(summary["columns"]) or "none")
+    table.add_row("seconds", f"{summary['seconds']:.2f}")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
+    console.print(f"dataset: {summary['dataset']}", markup=False)
+
+
+def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in summary["stages"].items())
+    found = load_artifact(summary["artifact"])
+    rows = [
+        ("model", f"{summary['model']}, {summary['n_components']} components"),
+        ("rows", f"{summary['n_samples']:,}"),
+        ("features", f"{summary['n_features']:,}"),
+        ("segments", f"{summary['n_segments']:,}"),
+        ("passes", f"{summary['iterations']}, {_ended(summary)}"),
+        ("seconds", f"{summary['seconds']:.2f} ({stages})"),
+    ]
+    if "eigenvalues" in found:
+        rows.append(("spectrum", _spectrum(found["eigenvalues"])))
+    return rows
+
+
+def _ended(summary: Mapping[str, Any]) -> str:
+    return "converged" if summary["converged"] else "stopped before converging"
+
+
+def _spectrum(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
+    more = " …" if len(values) > _TOP else ""
+    return "  ".join(f"{value:.4g}" for value in values[:_TOP]) + more

@@ -1,0 +1,1 @@
+"""The computation: pure functions and frozen dataclasses."""

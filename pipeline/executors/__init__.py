@@ -1,0 +1,1 @@
+"""Where a map over keys runs: serial, threads, Dask."""

@@ -1,0 +1,21 @@
+"""Runs everything here, one item after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from pipeline.executors.base import one_blas_thread
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SerialExecutor:
+    """The executor without concurrency: the reference for all others."""
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Apply a function to every item; yield results in the items' order."""
+        with one_blas_thread():
+            for item in items:
+                yield function(item)

@@ -1,0 +1,238 @@
+"""The only training loop: map `summarize` over groups of chunks, merge, `update`, until done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock, Chunk, Rows, Tile, blocks_of
+from pipeline.convergence import ConvergenceMonitor
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.random import RowRandom
+from pipeline.reduce import groups, tree_merge
+from pipeline.statistics.base import Statistics
+
+if TYPE_CHECKING:
+    from pipeline.models.base import Model
+
+S = TypeVar("S", bound=Statistics)
+
+TASK_MEMORY = 256 << 20
+"""Bytes of statistics that one task may hold; wider data is counted in tiles of features."""
+
+
+class Progress(Protocol):
+    """Is told how far a pass is."""
+
+    def __call__(self, label: str, done: int, total: int, rows: int) -> None:
+        """Note that `done` of `total` tasks are back, having summed `rows` rows."""
+
+
+def silent(label: str, done: int, total: int, rows: int) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True)
+class FitState:
+    """Where a fit is: everything that a resumed run needs.
+
+    Attributes
+    ----------
+    params
+        The model's parameters, a frozen dataclass of arrays.
+    auxiliary
+        Arrays of the optimiser or the acceleration.
+    iteration
+        Passes done.
+    history
+        Objective per row after each pass.
+    diagnostics
+        Small values for the artifact, by name.
+    warnings
+        What the user must be told.
+    """
+
+    params: Any
+    auxiliary: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    iteration: int = 0
+    history: tuple[float, ...] = ()
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[Notice, ...] = ()
+
+
+def collect(
+    summarize: Callable[[BinaryBlock], S],
+    rows: Rows,
+    executor: Executor,
+    label: str,
+    tiles: Sequence[Tile | None] = (None,),
+    progress: Progress = silent,
+) -> S:
+    """Sum a statistic over all rows: one task a tile and group of chunks.
+
+    Parameters
+    ----------
+    summarize
+        Summarizes one block; it is sent to the workers.
+    rows
+        The rows.
+    executor
+        Where tasks run.
+    label
+        What the pass is called.
+    tiles
+        Parts of the pairs of features, each a sweep of its own.
+    progress
+        Is told after every task.
+
+    Raises
+    ------
+    FitError
+        If there are no rows.
+    """
+    tasks = [(tile, keys) for tile in tiles for keys in groups(rows.n_chunks)]
+    fold = partial(fold_group, summarize, rows.read)
+    results = _counted(executor.map(fold, tasks), len(tasks), label, progress)
+    by_tile = groupby(zip(tasks, results, strict=True), key=lambda done: done[0][0])
+    parts = [_merged(part for _, part in same_tile) for _, same_tile in by_tile]
+    return type(parts[0]).stitch(parts)
+
+
+def _merged(parts: Iterable[S | None]) -> S:
+    filled = [part for part in parts if part is not None]
+    if not filled:
+        raise FitError("Expected at least one row, got none. Choose another --split.")
+    return tree_merge(filled)
+
+
+def _counted(
+    results: Iterator[S | None], total: int, label: str, progress: Progress
+) -> Iterator[S | None]:
+    rows = 0
+    progress(label, 0, total, rows)
+    for done, part in enumerate(results, start=1):
+        rows += 0 if part is None else part.n_samples
+        progress(label, done, total, rows)
+        yield part
+
+
+def fold_group(
+    summarize: Callable[[BinaryBlock], S],
+    read: Callable[[int], Chunk],
+    task: tuple[Tile | None, Sequence[int]],
+) -> S | None:
+    """Read a group's chunks one by one and sum them; None when no row is of the chosen split."""
+    tile, keys = task
+    blocks = (replace(block, tile=tile) for key in keys for block in blocks_of(read(key)))
+    parts = (summarize(block) for block in blocks if block.n_samples)
+    return reduce(lambda total, part: part if total is None else total.merge(part), parts, None)
+
+
+def collect_first(
+    model: Model, rows: Rows, executor: Executor, progress: Progress = silent
+) -> Statistics:
+    """Sum what `model.initialize` needs."""
+    return collect(model.first.of_block, rows, executor, model.first.label, progress=progress)
+
+
+def start(model: Model, first: Statistics, seed: int) -> FitState:
+    """Make the state before the first pass."""
+    with one_blas_thread():
+        return model.initialize(first, np.random.default_rng(seed))
+
+
+def collect_pass(
+    model: Model,
+    state: FitState,
+    rows: Rows,
+    executor: Executor,
+    seed: int,
+    progress: Progress = silent,
+) -> Statistics:
+    """Sum the statistics of one pass with the parameters of the state."""
+    rng = RowRandom(seed, state.iteration)
+    return collect(
+        partial(_summarize, model, state.params, rng),
+        rows,
+        executor,
+        model.statistics.label,
+        model.tiles(rows.n_features, rows.n_segments, TASK_MEMORY),
+        progress,
+    )
+
+
+def _summarize(model: Model, params: Any, rng: RowRandom, block: BinaryBlock) -> Statistics:
+    return model.summarize(params, block, rng)
+
+
+def fit_pass(
+    model: Model,
+    state: FitState,
+    rows: Rows,
+    executor: Executor,
+    seed: int,
+    statistics: Statistics | None = None,
+    progress: Progress = silent,
+) -> FitState:
+    """Do one pass; `statistics` are the pass's own, where they were collected before."""
+    if statistics is None:
+        statistics = collect_pass(model, state, rows, executor, seed, progress)
+    with one_blas_thread():
+        updated = model.update(state, statistics, executor.map)
+    history = (*state.history, statistics.objective / statistics.n_samples)
+    return replace(updated, iteration=state.iteration + 1, history=history)
+
+
+def fit(
+    model: Model,
+    rows: Rows,
+    executor: Executor,
+    seed: int = 0,
+    *,
+    state: FitState | None = None,
+    statistics: Statistics | None = None,
+    checkpoint: Callable[[FitState], None] = lambda state: None,
+    progress: Progress = silent,
+) -> FitState:
+    """Fit a model.
+
+    Parameters
+    ----------
+    model
+        Hyperparameters.
+    rows
+        The rows.
+    executor
+        Where tasks run; the result does not depend on it.
+    seed
+        Seed of every random draw.
+    state
+        Continue from here instead of from the start.
+    statistics
+        Statistics of the pass that comes next, where they were collected before.
+    checkpoint
+        Is given the state after every pass.
+    progress
+        Is told after every task.
+
+    Raises
+    ------
+    FitError
+        If the data or the hyperparameters cannot be used.
+    """
+    if state is None:
+        state = start(model, collect_first(model, rows, executor, progress), seed)
+    monitor = ConvergenceMonitor(model.max_iter, model.tol)
+    while not (monitor.converged(state.history) or monitor.stopped(state.history)):
+        state = fit_pass(model, state, rows, executor, seed, statistics, progress)
+        statistics = None
+        checkpoint(state)
+    warning = monitor.warning(state.history)
+    return replace(state, warnings=(*state.warnings, *([Notice(warning)] if warning else [])))

@@ -1,0 +1,132 @@
+"""What every model is, and the registry that finds it by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, fields
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock, Tile
+from pipeline.errors import FitError
+from pipeline.fit import FitState
+from pipeline.random import RowRandom
+from pipeline.statistics.base import FirstStatistics, Statistics
+
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+
+
+class Model(Protocol):
+    """A frozen dataclass of hyperparameters, validated in `__post_init__`.
+
+    A model subclasses this explicitly; what has a body here is its default.
+    """
+
+    name: ClassVar[str]
+    """How options spell it."""
+    first: ClassVar[type[FirstStatistics]]
+    """What `initialize` needs."""
+    statistics: ClassVar[type[Statistics]]
+    """What `summarize` gives."""
+    params: ClassVar[type[Any]]
+    """A frozen dataclass whose arrays are declared by `array`."""
+    max_iter: int
+    tol: float
+    n_components: int | None
+
+    def tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
+        """Cut a pass by pairs of features so that a task's statistics stay within a budget."""
+        return (None,)
+
+    def memory(self, n_features: int, n_segments: int) -> int:
+        """Bytes that the central step needs at the most."""
+        return 0
+
+    def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
+        """Check the data and make the state before the first pass."""
+        ...
+
+    def summarize(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Statistics:
+        """MAP: the block's sufficient statistics under these parameters."""
+        ...
+
+    def update(self, state: FitState, statistics: Any, map_items: Map) -> FitState:
+        """CENTRAL: new parameters from the statistics of all rows."""
+        ...
+
+    def prepare(self, params: Any, rng: np.random.Generator, map_items: Map) -> Any:
+        """Complete parameters once before evaluation."""
+        return params
+
+    def transform(
+        self, params: Any, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """MAP: latent codes, `mean` (n_samples, n_components) and whatever else there is."""
+        ...
+
+    def sample(self, params: Any, n_samples: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+        """Draw rows from the fitted model: (n_samples, n_features)."""
+        ...
+
+    def reconstruct(self, params: Any, codes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Give P(x = 1 | codes): (n_samples, n_features)."""
+        ...
+
+
+M = TypeVar("M", bound=type[Model])
+MODELS: dict[str, type[Model]] = {}
+
+
+def register(model: M) -> M:
+    """Enter a model into the registry under its name."""
+    MODELS[model.name] = model
+    return model
+
+
+def model_class(name: str) -> type[Model]:
+    """Find a model by its name.
+
+    Raises
+    ------
+    FitError
+        If there is none; the message names the nearest.
+    """
+    if name not in MODELS:
+        raise FitError(
+            f"--model: Expected {_one_of(MODELS)}, got {name!r}.{suggestion(name, MODELS)}"
+        )
+    return MODELS[name]
+
+
+def hyperparameters(model: type[Model]) -> tuple[str, ...]:
+    """Name the settings of a model, the structural ones left out."""
+    settings = (f for f in fields(model) if f.init)  # type: ignore[arg-type]
+    return tuple(f.name for f in settings if f.name != "n_components")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Guess what was meant."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _one_of(names: Iterable[str]) -> str:
+    return "one of " + ", ".join(sorted(names))
+
+
+def array(*dims: str) -> Any:
+    """Declare a parameter array and its dimensions."""
+    return field(metadata={"dims": dims})
+
+
+def named_arrays(params: Any) -> dict[str, tuple[tuple[str, ...], NDArray[Any]]]:
+    """Give a model's parameters as named arrays with their dimensions."""
+    return {f.name: (f.metadata["dims"], getattr(params, f.name)) for f in fields(params)}
+
+
+def params_from_arrays(model: type[Model], arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Undo `named_arrays`."""
+    return model.params(**{f.name: arrays[f.name] for f in fields(model.params)})

@@ -1,0 +1,358 @@
+"""Clipped PCA: principal components of the Gaussians behind clipped (binary) variables.
+
+Model: x = W y + ε, y ~ N(0, I), s_i = 1 iff x_i > t_i, the variances of x being 1
+(D. D. Lee, H. Sompolinsky, "Learning a continuous hidden variable model for binary data", NIPS 1998
+(1999); there without ε, with t = 0 and s = ±1).
+
+Fit: correlation of each pair of s → correlation C of the pair of x → the leading eigenvectors of C,
+each scaled by the root of its eigenvalue, are the columns of W. Two estimators of C: `tetrachoric`,
+the pairwise maximum likelihood with thresholds from the margins; `arcsine`, C = sin(π C_ss / 2),
+the paper's, exact when all thresholds are zero. All segments are pooled.
+
+=========  ==============  ================================
+symbol     field           shape
+=========  ==============  ================================
+W          loadings        (n_features, n_components)
+t          thresholds      (n_features,)
+C          correlation     (n_features, n_features)
+λ          eigenvalues     (n_eigenvalues,)
+=========  ==============  ================================
+
+For use of the fitted model ψ_i = max(1 − ‖w_i‖², 0.001); a row of W longer than that is shortened.
+Cost a block: n_features² / 2 · n_samples / 64 word operations. One pass.
+Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
+among columns of equal eigenvalue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from pipeline.blocks import BinaryBlock, Tile
+from pipeline.errors import FitError, Notice
+from pipeline.fit import FitState
+from pipeline.models.base import Map, Model, array, register
+from pipeline.numerics.arcsine import arcsine_correlation
+from pipeline.numerics.expectation_propagation import probit_posterior
+from pipeline.numerics.linalg import leading_eigenpairs, leading_eigenvalues, nearest_correlation
+from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts, PairCounts, PairTable, tiles
+from pipeline.statistics.independence import independent_pairs
+
+Array = NDArray[np.float64]
+
+MIN_NOISE = 1e-3
+"""Smallest ψ: below it a feature would fix a combination of the components exactly."""
+_LEADING = 64
+_PAIRS_A_TASK = 1 << 18
+_BYTES_TO_SEND = 8 << 20
+
+
+@dataclass(frozen=True)
+class ClippedPCAParams:
+    """Parameters; the module's table gives shapes.
+
+    `status` is the `PairStatus` of every pair; `null_eigenvalues` the 95 % quantiles of the null
+    spectra, empty unless `n_components` was chosen by them.
+    """
+
+    loadings: Array = array("feature", "component")
+    eigenvalues: Array = array("eigenvalue")
+    thresholds: Array = array("feature")
+    correlation: Array = array("feature", "feature_j")
+    status: NDArray[np.uint8] = array("feature", "feature_j")
+    null_eigenvalues: Array = array("null_eigenvalue")
+
+
+@register
+@dataclass(frozen=True)
+class ClippedPCA(Model):
+    """Hyperparameters of clipped PCA.
+
+    Attributes
+    ----------
+    n_components
+        Number of components; None chooses it by parallel analysis.
+    estimator
+        `tetrachoric` or `arcsine`.
+    empty_cells
+        What the tetrachoric estimator does with an empty cell: `none` clips the boundary estimate
+        to ±(1 − 1e-6), `half` adds ½ to every cell of that table.
+    constant_features
+        `refuse` them, or `keep` them with loadings of zero.
+    repair
+        `nearest` replaces C by the nearest correlation matrix before the eigenvectors are taken.
+    null_draws
+        Null spectra of the parallel analysis, at least 20.
+    """
+
+    name: ClassVar[str] = "clipped-pca"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[PairCounts]] = PairCounts
+    params: ClassVar[type[ClippedPCAParams]] = ClippedPCAParams
+    n_components: int | None = None
+    estimator: Literal["tetrachoric", "arcsine"] = "tetrachoric"
+    empty_cells: Literal["none", "half"] = "none"
+    constant_features: Literal["refuse", "keep"] = "refuse"
+    repair: Literal["none", "nearest"] = "none"
+    null_draws: int = 20
+    max_iter: int = field(default=1, init=False)
+    tol: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.n_components is not None and self.n_components < 1:
+            raise FitError(f"--components: Expected at least 1, got {self.n_components}.")
+        if self.null_draws < 20:
+            raise FitError(f"null_draws: Expected at least 20, got {self.null_draws}.")
+
+    def tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
+        """Cut the pairs of features so that a task's counts stay within a budget."""
+        return tiles(n_features, 1, budget)
+
+    def memory(self, n_features: int, n_segments: int) -> int:
+        """Bytes of the matrices that the central step holds: eight of n_features², float64."""
+        return 8 * 8 * n_features**2
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Check the margins and fix the thresholds.
+
+        Raises
+        ------
+        FitError
+            If a feature is constant or never observed, or there are too few features.
+        """
+        observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
+        n_features = len(ones)
+        if self.n_components is not None and self.n_components > n_features:
+            raise FitError(
+                f"--components: Expected at most {n_features}, the number of features, "
+                f"got {self.n_components}."
+            )
+        if (missing := np.flatnonzero(observed == 0)).size:
+            raise FitError(
+                "Expected observed values in every feature, got none in {features}. "
+                "Leave these features out.",
+                missing.tolist(),
+            )
+        constant = np.flatnonzero((ones == 0) | (ones == observed))
+        return FitState(
+            self._empty_params(n_features, _thresholds(observed, ones)),
+            {"null_seeds": rng.integers(2**63, size=self.null_draws)},
+            warnings=self._judge_constant(constant) + self._judge_margins(ones / observed),
+        )
+
+    def _empty_params(self, n_features: int, thresholds: Array) -> ClippedPCAParams:
+        if self.estimator == "arcsine":
+            thresholds = np.zeros_like(thresholds)
+        none, square = np.zeros(0), np.eye(n_features)
+        return ClippedPCAParams(
+            np.zeros((n_features, 0)),
+            none,
+            thresholds,
+            square,
+            np.zeros_like(square, np.uint8),
+            none,
+        )
+
+    def _judge_constant(self, constant: NDArray[np.intp]) -> tuple[Notice, ...]:
+        if not constant.size:
+            return ()
+        found: tuple[int, ...] = tuple(constant.tolist())
+        if self.constant_features == "refuse":
+            raise FitError(
+                "Expected features that vary, got constant ones: {features}. Leave them out, "
+                "or keep them with loadings of zero by --set constant_features=keep.",
+                found,
+            )
+        return (Notice("constant, kept with loadings of zero: {features}", found),)
+
+    def _judge_margins(self, shares: Array) -> tuple[Notice, ...]:
+        uneven = np.flatnonzero(np.abs(shares - 0.5) > 0.1)
+        if self.estimator == "tetrachoric" or not uneven.size:
+            return ()
+        text = "arcsine assumes one half of ones; far from it, so biased: {features}"
+        return (Notice(text, tuple(uneven.tolist())),)
+
+    def summarize(self, params: ClippedPCAParams, block: BinaryBlock, rng: RowRandom) -> PairCounts:
+        """Count the pairs of a block, all segments as one."""
+        return PairCounts.of_block(block, pooled=True)
+
+    def update(self, state: FitState, statistics: PairCounts, map_items: Map) -> FitState:
+        """Correlations, their spectrum, and the loadings from it."""
+        correlation, status = self._correlation(statistics, map_items)
+        repaired, moved = correlation, 0.0
+        if self.repair == "nearest":
+            repaired, moved = nearest_correlation(correlation)
+        values, vectors = leading_eigenpairs(repaired, self.n_components or _LEADING)
+        null = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
+        n_kept = self.n_components or _standing_out(values, null)
+        loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
+        params = replace(
+            state.params,
+            loadings=loadings,
+            eigenvalues=values,
+            correlation=repaired,
+            status=status,
+            null_eigenvalues=null,
+        )
+        diagnostics = {
+            **_pair_diagnostics(status),
+            "repair_distance": moved,
+            "n_components": n_kept,
+        }
+        noted = state.warnings + self._judge_fit(params, n_kept)
+        return replace(state, params=params, diagnostics=diagnostics, warnings=noted)
+
+    def _correlation(self, counts: PairCounts, map_items: Map) -> tuple[Array, NDArray[np.uint8]]:
+        """Estimate all pairs; undefined ones are 0 and keep their status."""
+        n = counts.n_features
+        correlation, status = np.zeros((n, n)), np.zeros((n, n), np.uint8)
+        strips = list(_strips(n))
+        tables = (counts.table(0, rows, slice(rows.start, n)) for rows in strips)
+        estimates = map_items(partial(_estimate, self.estimator, self.empty_cells), tables)
+        for rows, (values, codes) in zip(strips, estimates, strict=True):
+            correlation[rows, rows.start :] = values
+            status[rows, rows.start :] = codes
+        upper = np.triu(np.ones((n, n), bool), 1)
+        correlation, status = correlation * upper, status * upper
+        return correlation + correlation.T + np.eye(n), status + status.T
+
+    def _null_quantiles(self, counts: PairCounts, seeds: Any, map_items: Map) -> Array:
+        """Compute the 95 % quantile of each leading eigenvalue over independent features."""
+        if self.n_components is not None:
+            return np.zeros(0)
+        table = counts.table(0)
+        margins = table._replace(joint=np.zeros(0))
+        # Margins by pair (missing values) of many features are too large to send with each draw.
+        spread = map_items if sum(np.size(a) * 8 for a in margins) < _BYTES_TO_SEND else map
+        spectrum = partial(_null_spectrum, self.estimator, self.empty_cells, margins)
+        quantiles: Array = np.quantile(np.array(list(spread(spectrum, seeds))), 0.95, axis=0)
+        return quantiles
+
+    def _judge_fit(self, params: ClippedPCAParams, n_kept: int) -> tuple[Notice, ...]:
+        found = []
+        if n_kept == 0:
+            found.append(Notice("no eigenvalue stands out from those of independent features"))
+        if self.n_components is None and 0 < n_kept == len(params.null_eigenvalues):
+            found.append(Notice(f"{n_kept} or more components stand out; give --components"))
+        if (params.eigenvalues[:n_kept] < 0).any():
+            found.append(Notice("some components have a negative eigenvalue: loadings of zero"))
+        for code, text in _PAIR_WARNINGS.items():
+            pairs = np.argwhere(np.triu(params.status == code))
+            if len(pairs):
+                involved = tuple(np.unique(pairs).tolist())
+                found.append(Notice(f"{len(pairs)} pairs {text}, among {{features}}", involved))
+        if (floored := np.flatnonzero(_communalities(params) > 1 - MIN_NOISE)).size:
+            text = "communality of 1 or more, noise raised to 0.001: {features}"
+            found.append(Notice(text, tuple(floored.tolist())))
+        return tuple(found)
+
+    def transform(
+        self, params: ClippedPCAParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give the posterior mean and variance of y, each (n_samples, n_components)."""
+        weights, offsets = _probit(params)
+        n_components = weights.shape[1]
+        posterior = probit_posterior(
+            block.dense(),
+            weights,
+            offsets,
+            np.zeros(n_components),
+            np.ones(n_components),
+            block.observed(),
+        )
+        return {"mean": posterior.mean, "variance": posterior.variance}
+
+    def sample(
+        self, params: ClippedPCAParams, n_samples: int, rng: np.random.Generator
+    ) -> NDArray[np.uint8]:
+        """Draw rows: (n_samples, n_features)."""
+        weights, offsets = _probit(params)
+        codes = rng.standard_normal((n_samples, weights.shape[1]))
+        noise = rng.standard_normal((n_samples, len(weights)))
+        return (codes @ weights.T + offsets + noise > 0).astype(np.uint8)
+
+    def reconstruct(self, params: ClippedPCAParams, codes: Array) -> Array:
+        """Give P(s = 1 | y): (n_samples, n_features)."""
+        weights, offsets = _probit(params)
+        probabilities: Array = ndtr(codes @ weights.T + offsets)
+        return probabilities
+
+
+_PAIR_WARNINGS = {
+    PairStatus.EMPTY_CELL: "have an empty cell",
+    PairStatus.NO_OBSERVATIONS: "are never observed together, so taken as uncorrelated",
+}
+
+
+def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
+    """Give t = −Φ⁻¹(p); half a count stands for none, so that t stays finite."""
+    thresholds: Array = -ndtri(np.clip(ones, 0.5, observed - 0.5) / observed)
+    return thresholds
+
+
+def _strips(n_features: int) -> Iterator[slice]:
+    """Cut rows so that a task estimates about as many pairs as any other."""
+    height = max(1, _PAIRS_A_TASK // n_features)
+    for first in range(0, n_features, height):
+        yield slice(first, min(first + height, n_features))
+
+
+def _estimate(
+    estimator: str, empty_cells: Literal["none", "half"], table: PairTable
+) -> tuple[Array, NDArray[np.uint8]]:
+    if estimator == "tetrachoric":
+        found = tetrachoric(*table, empty_cells=empty_cells)
+        return np.nan_to_num(found.correlation, nan=0.0), found.status
+    return _arcsine(*(np.asarray(a, np.float64) for a in table))
+
+
+def _arcsine(n: Array, ones_i: Array, ones_j: Array, joint: Array) -> tuple[Array, Any]:
+    spread = np.sqrt(ones_i * (n - ones_i)) * np.sqrt(ones_j * (n - ones_j))
+    clipped = np.divide(n * joint - ones_i * ones_j, spread, out=0.0 * joint, where=spread > 0)
+    status = np.where(n == 0, PairStatus.NO_OBSERVATIONS, PairStatus.CONSTANT_FEATURE)
+    status = np.where(spread > 0, PairStatus.PLAIN, status)
+    return arcsine_correlation(np.clip(clipped, -1.0, 1.0)), status.astype(np.uint8)
+
+
+def _null_spectrum(
+    estimator: str, empty_cells: Literal["none", "half"], margins: PairTable, seed: int
+) -> Array:
+    pairs = independent_pairs(margins, np.random.default_rng(seed))
+    n_features = margins.ones_i.shape[0]
+    correlation = np.eye(n_features)
+    upper = np.triu_indices(n_features, 1)
+    correlation[upper], _ = _estimate(estimator, empty_cells, pairs)
+    correlation.T[upper] = correlation[upper]
+    return leading_eigenvalues(correlation, _LEADING)
+
+
+def _standing_out(values: Array, null: Array) -> int:
+    above = values[: len(null)] > null[: len(values)]
+    return len(above) if above.all() else int(np.argmin(above))
+
+
+def _pair_diagnostics(status: NDArray[np.uint8]) -> dict[str, int]:
+    upper = np.bincount(status[np.triu_indices(len(status), 1)], minlength=len(PairStatus))
+    return {f"pairs_{code.name.lower()}": int(upper[code]) for code in PairStatus}
+
+
+def _communalities(params: ClippedPCAParams) -> Array:
+    communalities: Array = (params.loadings**2).sum(axis=1)
+    return communalities
+
+
+def _probit(params: ClippedPCAParams) -> tuple[Array, Array]:
+    """Write P(s_i = 1 | y) = Φ(w_i·y + b_i): weights and offsets with the noise divided out."""
+    communality = _communalities(params)
+    shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))
+    noise = np.sqrt(np.maximum(1 - communality, MIN_NOISE))
+    return params.loadings * (shrink / noise)[:, None], -params.thresholds / noise

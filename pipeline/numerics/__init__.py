@@ -1,0 +1,1 @@
+"""Numerical kernels and special functions."""

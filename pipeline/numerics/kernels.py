@@ -1,0 +1,356 @@
+"""Counting, packing and selecting rows of binary data held as packed bits.
+
+`words` is feature-major: bit b (little bit order) of the uint64 `words[i, w]` is feature i of
+sample 64 w + b. Bits behind the last sample are 0, so counting need not know where samples end.
+Rows may lie apart in memory, as they do in a column slice of a larger chunk: no kernel copies more
+than a strip of them that fits the cache.
+
+Every kernel is compiled for one set of types on its first call and kept on disk. All release the
+GIL and start no threads; counts are exact.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from pipeline.errors import FitError
+
+Words = NDArray[np.uint64]
+Bits = NDArray[np.uint8]
+Counts = NDArray[np.int64]
+Memory = tuple[NDArray[Any], int]
+
+TILE = 4  # features a side; the 16 counters of a tile live in registers
+BLOCK_FEATURES = 64  # with STRIP_WORDS: 256 KiB, which the L2 cache holds
+STRIP_WORDS = 512  # 8 rows of a tile: 32 KiB, which the L1 cache holds
+PACK_FEATURES = 256
+PACK_BYTES = 64  # with PACK_FEATURES: 16 KiB, in the L1 cache while bytes change places
+
+_kernel = njit(nogil=True, cache=True)
+
+
+def popcounts(words: Words) -> Counts:
+    """Count the ones of each feature.
+
+    Parameters
+    ----------
+    words
+        Packed bits, (n_features, n_words).
+
+    Returns
+    -------
+    Ones, (n_features,).
+    """
+    counts = np.empty(len(words), np.int64)
+    _popcounts(_memory(words), words.shape[1], counts)
+    return counts
+
+
+def joint_counts(left: Words, right: Words) -> Counts:
+    """Count the samples in which a feature of each side is one.
+
+    Parameters
+    ----------
+    left, right
+        Packed bits of the same samples, (n_left, n_words) and (n_right, n_words).
+
+    Returns
+    -------
+    Joint counts, (n_left, n_right).
+
+    Raises
+    ------
+    FitError
+        If the two sides differ in n_words.
+    """
+    if left.shape[1] != right.shape[1]:
+        raise FitError(
+            f"Expected right to have {left.shape[1]} words a feature as left has, "
+            f"got {right.shape[1]}. Pass the same samples on both sides."
+        )
+    counts = np.zeros((len(left), len(right)), np.int64)
+    _add_joint_counts(_memory(left), _memory(right), left.shape[1], False, counts)
+    return counts
+
+
+def symmetric_joint_counts(words: Words) -> Counts:
+    """Count the samples in which two features are one, each pair once.
+
+    Parameters
+    ----------
+    words
+        Packed bits, (n_features, n_words).
+
+    Returns
+    -------
+    `joint_counts(words, words)`, (n_features, n_features), in half the time.
+    """
+    counts = np.zeros((len(words), len(words)), np.int64)
+    memory = _memory(words)
+    _add_joint_counts(memory, memory, words.shape[1], True, counts)
+    return counts
+
+
+def pack_rows(X: Bits) -> Words:
+    """Pack samples in rows of bytes into words.
+
+    Parameters
+    ----------
+    X
+        Samples in {0, 1}, (n_samples, n_features).
+
+    Returns
+    -------
+    Packed bits, (n_features, ceil(n_samples / 64)).
+
+    Raises
+    ------
+    FitError
+        If X holds anything but 0 and 1.
+    """
+    if X.max(initial=0) > 1:
+        row, column = np.unravel_index(X.argmax(), X.shape)
+        raise FitError(
+            f"Expected X in {{0, 1}}, got {X[row, column]} at row {row}, column {column}. "
+            "Binarise the data first."
+        )
+    words = np.zeros((X.shape[1], -(-len(X) // 64)), np.uint64)
+    _pack(_memory(X), len(X), words.view(np.uint8))
+    return words
+
+
+def unpack_rows(words: Words, n_samples: int) -> Bits:
+    """Unpack words into samples in rows of bytes.
+
+    Parameters
+    ----------
+    words
+        Packed bits, (n_features, n_words).
+    n_samples
+        Samples to unpack, from the first.
+
+    Returns
+    -------
+    Samples in {0, 1}, C order, (n_samples, n_features).
+
+    Raises
+    ------
+    FitError
+        If the words hold fewer than n_samples.
+    """
+    if not 0 <= n_samples <= 64 * words.shape[1]:
+        raise FitError(
+            f"Expected n_samples from 0 to {64 * words.shape[1]}, the bits of a feature, "
+            f"got {n_samples}. Pass the n_samples of these words."
+        )
+    X = np.empty((n_samples, len(words)), np.uint8)
+    memory, row_stride = _memory(words)
+    _unpack((memory.view(np.uint8), 8 * row_stride), X)
+    return X
+
+
+def select_rows(words: Words, keep: NDArray[np.int64]) -> Words:
+    """Gather samples into new words, side by side.
+
+    Parameters
+    ----------
+    words
+        Packed bits, (n_features, n_words).
+    keep
+        Positions of the samples to keep, (n_kept,). Fastest when sorted.
+
+    Returns
+    -------
+    Packed bits of sample keep[0], keep[1], ..., (n_features, ceil(n_kept / 64)).
+
+    Raises
+    ------
+    FitError
+        If a position lies outside the words.
+    """
+    n_bits = 64 * words.shape[1]
+    if keep.size and not 0 <= keep.min() <= keep.max() < n_bits:
+        raise FitError(
+            f"Expected row positions from 0 to {n_bits - 1}, "
+            f"got {keep.min()} to {keep.max()}. Pass positions within these words."
+        )
+    selected = np.empty((len(words), -(-len(keep) // 64)), np.uint64)
+    _select(_memory(words), words.shape[1], keep.astype(np.uint64), selected)
+    return selected
+
+
+def _memory(rows: NDArray[Any]) -> Memory:
+    """Return the memory that rows span as one read-only line, and the items from row to row."""
+    # Numba compiles anew for each layout and flag of an array; a line has one of each.
+    n_rows, n_columns = rows.shape
+    in_order = rows.strides[1] == rows.itemsize and rows.strides[0] >= n_columns * rows.itemsize
+    if not (in_order and rows.flags.aligned and rows.strides[0] % rows.itemsize == 0):
+        rows = np.array(rows, order="C")
+    row_stride = rows.strides[0] // rows.itemsize
+    n_items = (n_rows - 1) * row_stride + n_columns if rows.size else 0
+    return as_strided(rows, (n_items,), (rows.itemsize,), writeable=False), row_stride
+
+
+@_kernel
+def _row(memory: Memory, i: int, start: int, stop: int) -> NDArray[Any]:
+    """Return items start to stop of row i."""
+    line, row_stride = memory
+    return line[i * row_stride + start : i * row_stride + stop]
+
+
+def _generate_popcount(typing_context: Any, word: Any) -> Any:
+    """Generate LLVM's population count, which loops turn into one vector instruction."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+_popcount: Any = intrinsic(_generate_popcount)
+
+
+@_kernel
+def _popcounts(words: Memory, n_words: int, counts: Counts) -> None:
+    for i in range(len(counts)):
+        feature = _row(words, i, 0, n_words)
+        ones = np.uint64(0)
+        for w in range(n_words):
+            ones += _popcount(feature[w])
+        counts[i] = ones
+
+
+@_kernel
+def _add_joint_counts(
+    left: Memory, right: Memory, n_words: int, symmetric: bool, counts: Counts
+) -> None:
+    """Add the joint counts of left and right, strip of words by strip of words."""
+    n_left, n_right = counts.shape
+    n_strips = max(1, -(-n_words // STRIP_WORDS))
+    width = max(8, -(-n_words // (8 * n_strips)) * 8)  # equal strips of whole vectors
+    left_strip = _empty_strip(n_left, width)
+    right_strip = left_strip if symmetric else _empty_strip(n_right, width)
+    for start in range(0, n_words, width):
+        stop = min(start + width, n_words)
+        _copy_strip(left, n_left, start, stop, left_strip)
+        if not symmetric:
+            _copy_strip(right, n_right, start, stop, right_strip)
+        _add_strip(left_strip, right_strip, symmetric, counts)
+    if symmetric:
+        for i in range(n_left):
+            for j in range(i):
+                counts[i, j] = counts[j, i]
+
+
+@_kernel
+def _empty_strip(n_features: int, width: int) -> Words:
+    """Return zeros for whole tiles of features, so that no tile needs a special case."""
+    return np.zeros((-(-n_features // TILE) * TILE, width), np.uint64)
+
+
+@_kernel
+def _copy_strip(words: Memory, n_features: int, start: int, stop: int, strip: Words) -> None:
+    """Copy words start to stop: rows of a power-of-two stride would evict each other from cache."""
+    for i in range(n_features):
+        feature = _row(words, i, start, stop)
+        for w in range(len(feature)):
+            strip[i, w] = feature[w]
+        strip[i, len(feature) :] = 0
+
+
+@_kernel
+def _add_strip(left: Words, right: Words, symmetric: bool, counts: Counts) -> None:
+    """Add one strip's joint counts; if symmetric, only the tiles on and above the diagonal."""
+    n_left, n_right = counts.shape
+    for block in range(0, n_right, BLOCK_FEATURES):
+        stop = min(block + BLOCK_FEATURES, n_right)
+        for i in range(0, stop if symmetric else n_left, TILE):
+            for j in range(max(i, block) if symmetric else block, stop, TILE):
+                tile = _count_tile(left[i : i + TILE], right[j : j + TILE])
+                for a in range(min(TILE, n_left - i)):
+                    for b in range(min(TILE, n_right - j)):
+                        counts[i + a, j + b] += np.int64(tile[a][b])
+
+
+@_kernel
+def _count_tile(left: Words, right: Words) -> Any:
+    """Count the ones that 4 features share with 4 others: the loop all pair counting rests on."""
+    zero = np.uint64(0)
+    tile_0 = tile_1 = tile_2 = tile_3 = (zero, zero, zero, zero)
+    for w in range(left.shape[1]):
+        quad = (right[0, w], right[1, w], right[2, w], right[3, w])
+        tile_0 = _count_quad(tile_0, left[0, w], quad)
+        tile_1 = _count_quad(tile_1, left[1, w], quad)
+        tile_2 = _count_quad(tile_2, left[2, w], quad)
+        tile_3 = _count_quad(tile_3, left[3, w], quad)
+    return tile_0, tile_1, tile_2, tile_3
+
+
+@_kernel
+def _count_quad(counts: Any, word: Any, quad: Any) -> Any:
+    """Add the ones that a word shares with each of 4 others."""
+    return (
+        counts[0] + _popcount(word & quad[0]),
+        counts[1] + _popcount(word & quad[1]),
+        counts[2] + _popcount(word & quad[2]),
+        counts[3] + _popcount(word & quad[3]),
+    )
+
+
+@_kernel
+def _pack(X: Memory, n_samples: int, packed: Bits) -> None:
+    """Pack X into little-endian words seen as bytes, (n_features, 8 n_words)."""
+    n_features, n_bytes = packed.shape
+    block = np.empty((PACK_BYTES, PACK_FEATURES), np.uint8)
+    for i in range(0, n_features, PACK_FEATURES):
+        n_columns = min(PACK_FEATURES, n_features - i)
+        for start in range(0, n_bytes, PACK_BYTES):
+            stop = min(start + PACK_BYTES, n_bytes)
+            block[:] = 0
+            for n in range(8 * start, min(8 * stop, n_samples)):
+                row = _row(X, n, i, i + n_columns)
+                packed_row = block[n // 8 - start]
+                for j in range(n_columns):
+                    packed_row[j] |= row[j] << (n & 7)
+            for j in range(n_columns):
+                for b in range(stop - start):
+                    packed[i + j, start + b] = block[b, j]
+
+
+@_kernel
+def _unpack(packed: Memory, X: Bits) -> None:
+    """Unpack little-endian words seen as bytes into X."""
+    n_samples, n_features = X.shape
+    n_bytes = -(-n_samples // 8)
+    block = np.empty((PACK_BYTES, PACK_FEATURES), np.uint8)
+    for i in range(0, n_features, PACK_FEATURES):
+        n_columns = min(PACK_FEATURES, n_features - i)
+        for start in range(0, n_bytes, PACK_BYTES):
+            stop = min(start + PACK_BYTES, n_bytes)
+            for j in range(n_columns):
+                feature = _row(packed, i + j, start, stop)
+                for b in range(stop - start):
+                    block[b, j] = feature[b]
+            for n in range(8 * start, min(8 * stop, n_samples)):
+                packed_row = block[n // 8 - start]
+                row = X[n, i : i + n_columns]
+                mask = np.uint8(1 << (n & 7))
+                for j in range(n_columns):
+                    row[j] = packed_row[j] & mask != 0
+
+
+@_kernel
+def _select(words: Memory, n_words: int, keep: Words, selected: Words) -> None:
+    for i in range(len(selected)):
+        feature = _row(words, i, 0, n_words)
+        for w in range(selected.shape[1]):
+            word = np.uint64(0)
+            rows = keep[64 * w : 64 * w + 64]
+            for b in range(len(rows)):
+                bit = feature[rows[b] >> np.uint64(6)] >> (rows[b] & np.uint64(63))
+                word |= (bit & np.uint64(1)) << np.uint64(b)
+            selected[i, w] = word

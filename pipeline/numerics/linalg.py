@@ -1,0 +1,106 @@
+"""Eigenpairs of symmetric matrices, sign conventions, the nearest correlation matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+from scipy.sparse.linalg import eigsh
+
+from pipeline.errors import FitError
+
+Matrix = NDArray[np.float64]
+
+FULL_SOLVER = 1500
+"""Up to this size all eigenvalues are computed; beyond, only the leading ones."""
+
+
+def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
+    """Compute leading eigenvalues, largest first, and their eigenvectors.
+
+    Parameters
+    ----------
+    matrix
+        Symmetric, (n, n).
+    n_leading
+        Number of eigenpairs; up to `FULL_SOLVER` features all are given whatever is asked.
+
+    Returns
+    -------
+    values, vectors
+        (k,) and (n, k), k >= min(n_leading, n), columns signed by `fix_signs`.
+    """
+    n = len(matrix)
+    if n <= FULL_SOLVER or 2 * n_leading >= n:
+        values, vectors = eigh(matrix)
+    else:
+        # A fixed start vector makes Lanczos give the same bytes each time.
+        values, vectors = eigsh(matrix, n_leading, which="LA", v0=np.ones(n), tol=1e-10)
+        order = np.argsort(values)
+        values, vectors = values[order], vectors[:, order]
+    return values[::-1], fix_signs(vectors[:, ::-1])
+
+
+def leading_eigenvalues(matrix: Matrix, n_leading: int) -> Matrix:
+    """Compute leading eigenvalues alone, largest first: as many as `leading_eigenpairs`."""
+    if len(matrix) <= FULL_SOLVER:
+        values: Matrix = eigh(matrix, eigvals_only=True)[::-1]
+        return values
+    return leading_eigenpairs(matrix, n_leading)[0]
+
+
+def fix_signs(columns: Matrix) -> Matrix:
+    """Turn each column so that its entry of largest size is positive; of equals, the first."""
+    # Rounding keeps the choice among equal entries from hanging on the last bits.
+    largest = np.argmax(np.round(np.abs(columns), 10), axis=0)
+    signs = np.sign(columns[largest, np.arange(columns.shape[1])])
+    return columns * np.where(signs == 0, 1.0, signs)
+
+
+def nearest_correlation(
+    matrix: Matrix, tol: float = 1e-9, max_rounds: int = 1000
+) -> tuple[Matrix, float]:
+    """Find the nearest positive semi-definite matrix with unit diagonal.
+
+    Alternating projections with Dykstra's correction (Higham, IMA J. Numer. Anal. 2002,
+    algorithm 3.3).
+
+    Parameters
+    ----------
+    matrix
+        Symmetric with unit diagonal, (n, n).
+    tol
+        Relative change (Frobenius norm) of a round at which to stop.
+    max_rounds
+        Rounds at the most.
+
+    Returns
+    -------
+    repaired, distance
+        The matrix, and how far it moved in the Frobenius norm.
+
+    Raises
+    ------
+    FitError
+        If it does not converge.
+    """
+    repaired, correction = matrix.copy(), np.zeros_like(matrix)
+    for _ in range(max_rounds):
+        shifted = repaired - correction
+        projected = _positive_part(shifted)
+        correction = projected - shifted
+        np.fill_diagonal(projected, 1.0)
+        moved = np.linalg.norm(projected - repaired)
+        repaired = projected
+        if moved <= tol * np.linalg.norm(repaired):
+            return repaired, float(np.linalg.norm(repaired - matrix))
+    raise FitError(
+        f"repair: Expected convergence within {max_rounds} rounds, got none. Use --set repair=none."
+    )
+
+
+def _positive_part(matrix: Matrix) -> Matrix:
+    values, vectors = eigh(matrix)
+    kept = vectors * np.maximum(values, 0.0)
+    positive: Matrix = kept @ vectors.T
+    return (positive + positive.T) / 2

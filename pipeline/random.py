@@ -1,0 +1,48 @@
+"""Random draws keyed by (seed, pass, original row): the same wherever a row is worked on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class RowRandom:
+    """Draws of one pass.
+
+    Attributes
+    ----------
+    seed
+        Seed of the fit.
+    pass_index
+        Number of the pass; another pass draws anew.
+    """
+
+    seed: int
+    pass_index: int = 0
+
+    def uniform(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
+        """Draw from the open interval (0, 1): (n_rows, n_draws)."""
+        with np.errstate(over="ignore"):
+            key = _mixed(np.uint64(self.seed) * _GOLDEN + np.uint64(self.pass_index))
+            state = _mixed(rows.astype(np.uint64) * _GOLDEN + key)[:, None]
+            bits = _mixed(state + np.arange(1, n_draws + 1, dtype=np.uint64) * _GOLDEN)
+        return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+    def normal(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
+        """Draw standard normals: (n_rows, n_draws)."""
+        normals: NDArray[np.float64] = ndtri(self.uniform(rows, n_draws))
+        return normals
+
+
+def _mixed(words: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    """Scramble 64 bits so that each input bit moves half of the output's (SplitMix64)."""
+    z = np.asarray(words, np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

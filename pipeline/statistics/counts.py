@@ -1,0 +1,287 @@
+"""Counts of ones and joint ones, by segment: int64 and exact.
+
+Arrays have one row for each segment that was seen, so a block costs its own segment only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock, Tile
+from pipeline.numerics import kernels
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FeatureCounts:
+    """Rows, observed values and ones of every feature.
+
+    Attributes
+    ----------
+    segments
+        Indices of the segments seen, sorted, (n_seen,).
+    rows
+        Rows of each, (n_seen,).
+    observed, ones
+        Observed values and ones among them, (n_seen, n_features).
+    """
+
+    label: ClassVar[str] = "feature counts"
+    segments: Counts
+    rows: Counts
+    observed: Counts
+    ones: Counts
+
+    @classmethod
+    def of_block(cls, block: BinaryBlock) -> Self:
+        """Count one block."""
+        mask = block.observed_words
+        ones = kernels.popcounts(block.words)
+        observed = np.full_like(ones, block.n_samples) if mask is None else kernels.popcounts(mask)
+        return cls(
+            np.array([block.segment]), np.array([block.n_samples]), observed[None], ones[None]
+        )
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows."""
+        return int(self.rows.sum())
+
+    @property
+    def objective(self) -> float:
+        """Counts have none."""
+        return 0.0
+
+    def merge(self, other: Self) -> Self:
+        """Add further rows."""
+        return replace(self, **_sums(self, other, ("rows", "observed", "ones")))
+
+    @classmethod
+    def stitch(cls, parts: Sequence[Self]) -> Self:
+        """Give the only part."""
+        (part,) = parts
+        return part
+
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Give all arrays by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Undo `arrays`."""
+        return cls(**arrays)
+
+
+class PairTable(NamedTuple):
+    """The 2x2 tables of a set of pairs (i, j), as broadcastable arrays.
+
+    Attributes
+    ----------
+    n
+        Rows with both observed.
+    ones_i, ones_j, joint
+        Rows among them with x_i = 1, with x_j = 1, with both.
+    """
+
+    n: NDArray[Any]
+    ones_i: NDArray[Any]
+    ones_j: NDArray[Any]
+    joint: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """Joint ones of every pair of features; with missing values, pairwise-complete counts.
+
+    Blocks without a mask enter `full_rows`, `full_ones` and `joint`; blocks with one enter
+    `pair_rows`, `ones_left`, `ones_right` and `joint`, so a merge of both kinds stays a plain sum.
+
+    Attributes
+    ----------
+    segments
+        Indices of the segments seen, sorted, (n_seen,).
+    rows
+        Rows of each, (n_seen,).
+    full_rows, full_ones
+        Rows, and ones of each feature, in blocks without a mask: (n_seen,), (n_seen, n_features).
+    joint
+        Joint ones, (n_seen, n_left, n_right).
+    pair_rows, ones_left, ones_right
+        In blocks with a mask: rows with i and j observed, ones of i among them, ones of j among
+        them; each like `joint`, or None where no block had a mask.
+    tile
+        The features of the last two axes; None means all.
+    """
+
+    label: ClassVar[str] = "pair counts"
+    segments: Counts
+    rows: Counts
+    full_rows: Counts
+    full_ones: Counts
+    joint: Counts
+    pair_rows: Counts | None = None
+    ones_left: Counts | None = None
+    ones_right: Counts | None = None
+    tile: Tile | None = None
+
+    @classmethod
+    def of_block(cls, block: BinaryBlock, *, pooled: bool) -> Self:
+        """Count the pairs of one block.
+
+        Parameters
+        ----------
+        block
+            The rows; `block.tile` says which pairs.
+        pooled
+            Count all segments as segment 0.
+        """
+        segment = np.array([0 if pooled else block.segment])
+        rows = np.array([block.n_samples])
+        joint = _joint(block.words, block.words, block.tile)[None]
+        if (mask := block.observed_words) is None:
+            ones = kernels.popcounts(block.words)[None]
+            return cls(segment, rows, rows, ones, joint, tile=block.tile)
+        none = np.zeros((1, block.n_features), np.int64)
+        return cls(
+            segment,
+            rows,
+            np.zeros_like(rows),
+            none,
+            joint,
+            _joint(mask, mask, block.tile)[None],
+            _joint(block.words, mask, block.tile)[None],
+            _joint(mask, block.words, block.tile)[None],
+            block.tile,
+        )
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows."""
+        return int(self.rows.sum())
+
+    @property
+    def objective(self) -> float:
+        """Counts have none."""
+        return 0.0
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return int(self.full_ones.shape[1])
+
+    def merge(self, other: Self) -> Self:
+        """Add further rows of the same tile."""
+        names = ("rows", "full_rows", "full_ones", "joint", "pair_rows", "ones_left", "ones_right")
+        return replace(self, **_sums(self, other, names))
+
+    @classmethod
+    def stitch(cls, parts: Sequence[Self]) -> Self:
+        """Join the tiles of the upper triangle to the full square."""
+        if len(parts) == 1 and parts[0].tile is None:
+            return parts[0]
+        first = parts[0]
+        masked = first.pair_rows is not None
+        return cls(
+            first.segments,
+            first.rows,
+            first.full_rows,
+            first.full_ones,
+            _square(parts, "joint", "joint"),
+            _square(parts, "pair_rows", "pair_rows") if masked else None,
+            _square(parts, "ones_left", "ones_right") if masked else None,
+            _square(parts, "ones_right", "ones_left") if masked else None,
+        )
+
+    def table(
+        self, segment: int, left: slice = slice(None), right: slice = slice(None)
+    ) -> PairTable:
+        """Give the tables of pairs (i in left, j in right) of the segment at this place."""
+        n, ones = self.full_rows[segment], self.full_ones[segment]
+        pairs = (segment, left, right)
+        ones_i, ones_j = ones[left, None], ones[None, right]
+        if self.pair_rows is None or self.ones_left is None or self.ones_right is None:
+            return PairTable(n, ones_i, ones_j, self.joint[pairs])
+        return PairTable(
+            n + self.pair_rows[pairs],
+            ones_i + self.ones_left[pairs],
+            ones_j + self.ones_right[pairs],
+            self.joint[pairs],
+        )
+
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Give all arrays by name; a tile has none, it is stitched first."""
+        names = (field.name for field in fields(self))
+        return {name: a for name in names if isinstance(a := getattr(self, name), np.ndarray)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Undo `arrays`."""
+        return cls(tile=None, **arrays)
+
+
+def tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, ...]:
+    """Cut the pairs of features so that one task's counts stay within a budget.
+
+    Parameters
+    ----------
+    n_features, n_segments
+        Shape of the counts.
+    budget
+        Bytes a task may hold.
+
+    Returns
+    -------
+    tuple of Tile or None
+        None alone where one task can count all pairs; else the upper triangle of tiles.
+    """
+    # Four arrays of int64 with a mask, held twice while merging.
+    side = max(1, int((budget / (8 * 4 * 2 * n_segments)) ** 0.5))
+    if side >= n_features:
+        return (None,)
+    edges = [(a, min(a + side, n_features)) for a in range(0, n_features, side)]
+    return tuple(Tile(left, right) for k, left in enumerate(edges) for right in edges[k:])
+
+
+def _joint(left: Any, right: Any, tile: Tile | None) -> Counts:
+    if tile is None:
+        tile = Tile((0, len(left)), (0, len(right)))
+    if left is right and tile.left == tile.right:
+        return kernels.symmetric_joint_counts(left[slice(*tile.left)])
+    return kernels.joint_counts(left[slice(*tile.left)], right[slice(*tile.right)])
+
+
+def _sums(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Sum the named arrays of two statistics segment by segment."""
+    segments = np.union1d(a.segments, b.segments)
+    return {"segments": segments, **{name: _sum(segments, a, b, name) for name in names}}
+
+
+def _sum(segments: Counts, a: Any, b: Any, name: str) -> Counts | None:
+    parts = [(s.segments, getattr(s, name)) for s in (a, b) if getattr(s, name) is not None]
+    if not parts:
+        return None
+    if len(parts) == 2 and len(segments) == len(parts[0][0]) == len(parts[1][0]):
+        total: Counts = parts[0][1] + parts[1][1]
+        return total
+    total = np.zeros((len(segments), *parts[0][1].shape[1:]), np.int64)
+    for seen, counts in parts:
+        total[np.searchsorted(segments, seen)] += counts
+    return total
+
+
+def _square(parts: Sequence[PairCounts], upper: str, lower: str) -> Counts:
+    """Lay tiles into the square: `upper` where they lie, `lower` transposed across the diagonal."""
+    n, first = parts[0].n_features, parts[0].joint
+    square = np.zeros((len(first), n, n), np.int64)
+    for part in parts:
+        assert part.tile is not None
+        left, right = slice(*part.tile.left), slice(*part.tile.right)
+        square[:, right, left] = getattr(part, lower).transpose(0, 2, 1)
+        square[:, left, right] = getattr(part, upper)
+    return square

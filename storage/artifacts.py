@@ -1,0 +1,133 @@
+"""Named arrays with dimensions and a manifest: fitted parameters, statistics, fit states."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.locations import checksum, read_manifest, write_manifest
+from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array
+
+_CHUNK_BYTES = 32 << 20
+
+
+class NamedArray(NamedTuple):
+    """An array and the names of its dimensions."""
+
+    dims: tuple[str, ...]
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Artifact(Mapping[str, NDArray[Any]]):
+    """A mapping of named arrays, with `.dims(name)` and `.manifest`; `load_artifact` makes it."""
+
+    path: Path
+    manifest: Mapping[str, Any] = field(repr=False)
+    _arrays: Mapping[str, NamedArray] = field(repr=False)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name].values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Name the dimensions of an array."""
+        return self._arrays[name].dims
+
+
+def write_artifact(
+    path: str | Path, arrays: Mapping[str, NamedArray], manifest: Mapping[str, Any]
+) -> Path:
+    """Write arrays, then the manifest that makes them an artifact.
+
+    Parameters
+    ----------
+    path
+        Folder; what lies there is replaced.
+    arrays
+        Named arrays with dimensions.
+    manifest
+        What to record beside them, as JSON.
+
+    Raises
+    ------
+    DataError
+        If an array holds a value that is not finite.
+    """
+    folder = Path(path)
+    for name, (_, values) in arrays.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise DataError(f"{folder}: {name}: Expected finite values, got {_first_bad(values)}.")
+    shutil.rmtree(folder, ignore_errors=True)
+    group = zarr.create_group(folder, attributes={"format": ARTIFACT_FORMAT})
+    for name, (dims, values) in arrays.items():
+        _write_array(group, name, dims, values)
+    described = {
+        name: {"dims": list(dims), "shape": list(values.shape), "checksum": checksum(values)}
+        for name, (dims, values) in arrays.items()
+    }
+    body = {"format": ARTIFACT_FORMAT, "format_version": FORMAT_VERSION, "arrays": described}
+    write_manifest(folder, {**body, **manifest})
+    return folder
+
+
+def load_artifact(path: str | Path) -> Artifact:
+    """Load an artifact, or the latest of a folder of runs.
+
+    Raises
+    ------
+    DataError
+        If there is no whole artifact of a known version.
+    """
+    folder = _resolved(Path(path))
+    manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
+    arrays = {
+        name: NamedArray(tuple(described["dims"]), _read_array(folder, name, described))
+        for name, described in manifest["arrays"].items()
+    }
+    return Artifact(folder, manifest, arrays)
+
+
+def _resolved(path: Path) -> Path:
+    pointer = path / "latest"
+    return path / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else path
+
+
+def _write_array(group: zarr.Group, name: str, dims: tuple[str, ...], values: NDArray[Any]) -> None:
+    row_bytes = max(1, values.nbytes // max(1, len(values)) if values.ndim else 1)
+    rows = max(1, min(len(values), _CHUNK_BYTES // row_bytes)) if values.ndim else 1
+    chunks = (rows, *(max(1, size) for size in values.shape[1:])) if values.ndim else ()
+    spec = ArraySpec(name, dims, str(values.dtype), name)
+    array = create_array(group, spec, values.shape, chunks)
+    if values.size:
+        array[...] = values
+
+
+def _read_array(folder: Path, name: str, described: Mapping[str, Any]) -> NDArray[Any]:
+    try:
+        array: Any = zarr.open_group(folder, mode="r")[name]
+        values = np.asarray(array[...])
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(f"{folder}: {name} is damaged ({reason}). Fit again.") from error
+    if list(values.shape) != described["shape"] or checksum(values) != described["checksum"]:
+        raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
+    return values
+
+
+def _first_bad(values: NDArray[Any]) -> str:
+    at = np.argwhere(~np.isfinite(values))[0]
+    return f"{values[tuple(at)]} at {tuple(int(i) for i in at)}"

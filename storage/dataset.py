@@ -1,0 +1,330 @@
+"""A bit-packed binary dataset: open it, read a chunk, verify it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.core.sync import sync
+
+from storage.errors import DataError
+from storage.locations import checksum, read_manifest
+from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path
+
+if TYPE_CHECKING:
+    import dask.array
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One contiguous range of original rows, stably sorted by segment.
+
+    Attributes
+    ----------
+    key
+        Index of the chunk.
+    words
+        Packed values, (n_features, n_words); padding bits are 0.
+    observed
+        Packed mask of the same shape, or None when every value is there.
+    blocks
+        One row a segment, (n_blocks, 3): segment, first word, number of rows.
+    rows
+        Original row of every stored row, (n_rows,), padding left out.
+    columns
+        Per-row columns asked for, each (n_rows,) in stored order.
+    keep
+        Rows of the split asked for, (n_rows,), or None for all.
+    """
+
+    key: int
+    words: Words
+    observed: Words | None
+    blocks: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]]
+    keep: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True)
+class BinaryDataset:
+    """An opened dataset; `open_dataset` makes it."""
+
+    path: Path
+    manifest: Mapping[str, Any] = field(repr=False)
+    group: zarr.Group = field(repr=False)
+    chunks: NDArray[np.int64] = field(repr=False)
+    blocks: NDArray[np.int64] = field(repr=False)
+    checksums: NDArray[np.int64] = field(repr=False)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return int(self.manifest["n_rows"])
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return len(self.feature_names)
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.chunks)
+
+    @property
+    def n_segments(self) -> int:
+        """Number of segments."""
+        return len(self.segment_names)
+
+    @cached_property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features, in column order."""
+        return tuple(self.manifest["feature_names"])
+
+    @cached_property
+    def segment_names(self) -> tuple[str, ...]:
+        """Names of the segments, in order of first appearance."""
+        return tuple(self.manifest["segment_names"])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of names, layout and chunk checksums: equal data, equal digest."""
+        return str(self.manifest["digest"])
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the per-row columns."""
+        return tuple(self.manifest["columns"])
+
+    def read_chunk(
+        self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
+    ) -> Chunk:
+        """Read one chunk and check it against the manifest.
+
+        Parameters
+        ----------
+        key
+            Index of the chunk.
+        split
+            Mark the rows whose `split` column has this value as those to keep.
+        columns
+            Per-row columns to read along.
+
+        Raises
+        ------
+        DataError
+            If the chunk is missing or damaged, or the split or a column unknown.
+        """
+        n_words = int(self.chunks[key, 2])
+        blocks = self.blocks[self.blocks[:, 0] == key, 1:]
+        slots = occupied_slots(blocks)
+        observed = self._stored("observed", key, n_words)
+        return Chunk(
+            key=key,
+            words=self._required("bits", key, n_words),
+            observed=observed,
+            blocks=blocks,
+            rows=self.chunks[key, 0] + self._arrival(key, n_words, slots),
+            columns={name: self._column(name, key, n_words)[slots] for name in columns},
+            keep=None if split is None else self._in_split(split, key, n_words)[slots],
+        )
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Read a per-row column in the original row order, categories as text."""
+        values = np.empty(self.n_rows, self._column(name, 0, 1).dtype)
+        for key in range(self.n_chunks):
+            chunk = self.read_chunk(key, columns=(name,))
+            values[chunk.rows] = chunk.columns[name]
+        categories = self.manifest["columns"][name].get("categories")
+        return values if categories is None else np.array([*categories, ""])[values]
+
+    def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Unpack a chunk to values and mask, (n_rows, n_features) each, in original row order."""
+        chunk = self.read_chunk(key)
+        slots, at = occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
+        X = np.empty((len(at), self.n_features), np.uint8)
+        X[at] = _unpack(chunk.words, slots)
+        observed = np.ones_like(X)
+        if chunk.observed is not None:
+            observed[at] = _unpack(chunk.observed, slots)
+        return X, observed
+
+    def to_dask(self, name: str = "values") -> dask.array.Array:
+        """Give lazily unpacked `values` or `observed`: (n_rows, n_features), original order."""
+        import dask
+        import dask.array
+
+        part = {"values": 0, "observed": 1}[name]
+        read = dask.delayed(_dense_part)
+        parts = [
+            dask.array.from_delayed(
+                read(str(self.path), self.digest, key, part),
+                shape=(int(self.chunks[key, 1]), self.n_features),
+                dtype=np.uint8,
+            )
+            for key in range(self.n_chunks)
+        ]
+        return dask.array.concatenate(parts)
+
+    def verify(self) -> None:
+        """Read every chunk of every array and check it.
+
+        Raises
+        ------
+        DataError
+            Naming the first chunk that is missing, damaged or does not add up.
+        """
+        for key in range(self.n_chunks):
+            chunk = self.read_chunk(key, columns=self.column_names)
+            ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
+            recorded = np.asarray(self.group["ones"][key])  # type: ignore[index]
+            if not np.array_equal(ones, recorded):
+                raise DataError(f"{self.path}: chunk {key}: Expected the recorded ones a feature.")
+
+    def _stored(self, name: str, key: int, n_words: int) -> Words | None:
+        if self._recorded(name, key) < 0:
+            return None
+        return self._required(name, key, n_words)
+
+    def _required(self, name: str, key: int, n_words: int) -> Words:
+        width = 8 * int(self.manifest["words_per_chunk"])
+        whole = self._checked(name, key, (slice(None), slice(key * width, (key + 1) * width)))
+        return whole.view("<u8").astype(np.uint64, copy=False)[:, :n_words]
+
+    def _per_slot(self, name: str, key: int, n_words: int) -> NDArray[Any]:
+        width = 64 * int(self.manifest["words_per_chunk"])
+        return self._checked(name, key, slice(key * width, (key + 1) * width))[: 64 * n_words]
+
+    def _arrival(self, key: int, n_words: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self._recorded("order", key) < 0:
+            return np.arange(self.chunks[key, 1])
+        return self._per_slot("order", key, n_words)[slots].astype(np.int64)
+
+    def _column(self, name: str, key: int, n_words: int) -> NDArray[Any]:
+        if name not in self.column_names:
+            have = ", ".join(self.column_names) or "none"
+            raise DataError(
+                f"{self.path}: Expected a per-row column, got {name!r}. It has: {have}."
+            )
+        return self._per_slot(f"columns/{name}", key, n_words)
+
+    def _in_split(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
+        in_split: NDArray[np.bool_] = self._column("split", key, n_words) == self.split_code(split)
+        return in_split
+
+    def split_code(self, split: str) -> int:
+        """Give the code of a split.
+
+        Raises
+        ------
+        DataError
+            If the dataset has no such split.
+        """
+        names = self.manifest["columns"].get("split", {}).get("categories", [])
+        if split not in names:
+            have = ", ".join(names) or "none"
+            raise DataError(
+                f"{self.path}: --split: Expected a split of the dataset, got {split!r}. "
+                f"It has: {have}."
+            )
+        return int(names.index(split))
+
+    def _recorded(self, name: str, key: int) -> int:
+        return int(self.checksums[key, self.manifest["stored"].index(name)])
+
+    def _checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
+        """Read a chunk of one array; Zarr reads a missing one as zeros, so look for it too."""
+        array: Any = self.group[array_path(name)]
+        try:
+            values = np.ascontiguousarray(array[where])
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise DataError(f"{self.path}: {name}: chunk {key} is damaged ({reason}).") from error
+        if checksum(values) == self._recorded(name, key) and (values.any() or _exists(array, key)):
+            return values
+        state = "damaged (checksum)" if _exists(array, key) else "missing"
+        raise DataError(f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again.")
+
+
+def open_dataset(path: str | Path) -> BinaryDataset:
+    """Open a dataset after checking its manifest.
+
+    Raises
+    ------
+    DataError
+        If there is no whole dataset of a known version.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder, DATASET_FORMAT, FORMAT_VERSION)
+    try:
+        group = zarr.open_group(folder, mode="r")
+        tables = {
+            name: np.asarray(group[name][: manifest[length]])  # type: ignore[index]
+            for name, length in (
+                ("chunks", "n_chunks"),
+                ("blocks", "n_blocks"),
+                ("checksums", "n_chunks"),
+            )
+        }
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"{folder}: Expected a whole dataset, got a damaged one ({reason})."
+        ) from error
+    for name, values in tables.items():
+        if checksum(values) != manifest["tables"][name]:
+            raise DataError(
+                f"{folder}: {name}: Expected the table of the manifest, got another. Damaged."
+            )
+    return BinaryDataset(folder, manifest, group, **tables)
+
+
+@dataclass(frozen=True)
+class ChunkReader:
+    """Reads chunks by key in any process; small enough to send with every task."""
+
+    path: str
+    digest: str
+    split: str | None = None
+    columns: tuple[str, ...] = ()
+
+    def __call__(self, key: int) -> Chunk:
+        """Read a chunk."""
+        return _opened(self.path, self.digest).read_chunk(key, self.split, self.columns)
+
+
+@lru_cache(maxsize=8)
+def _opened(path: str, digest: str) -> BinaryDataset:
+    dataset = open_dataset(path)
+    if dataset.digest != digest:
+        raise DataError(f"{path}: Expected the dataset as it was at the start, got a changed one.")
+    return dataset
+
+
+def _dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
+    return _opened(path, digest).dense(key)[part]
+
+
+def occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """List the slots of a chunk that hold rows, given its (segment, first_word, n_rows) blocks."""
+    return np.concatenate([64 * first + np.arange(rows) for _, first, rows in blocks])
+
+
+def _unpack(words: Words, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
+    packed = np.ascontiguousarray(words.astype("<u8", copy=False)).view(np.uint8)
+    return np.unpackbits(packed, axis=1, bitorder="little").T[slots]
+
+
+def _exists(array: Any, key: int) -> bool:
+    coordinates = (0, key) if array.ndim == 2 else (key,)
+    chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
+    return bool(sync(chunk.exists()))

@@ -1,0 +1,124 @@
+"""Where things lie: JSON beside Zarr, and the layout of a run directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's text so that a reader sees the old text or the new one, never a part."""
+    side = path.with_name(path.name + ".partial")
+    with side.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    side.replace(path)
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Seal a manifest with its own digest and write it: from here on the folder counts as whole."""
+    sealed = {**manifest, "manifest_digest": _digest(manifest)}
+    write_text(folder / MANIFEST, json.dumps(sealed, indent=1) + "\n")
+    return sealed
+
+
+def read_manifest(folder: Path, kind: str, newest: int) -> dict[str, Any]:
+    """Read a manifest and refuse what is not whole, not ours or too new.
+
+    Parameters
+    ----------
+    folder
+        The dataset's or artifact's folder.
+    kind
+        Its `format` name, such as `latentbits-dataset`.
+    newest
+        The newest format version this package reads.
+
+    Raises
+    ------
+    DataError
+        If the manifest is missing, damaged, of another kind or of a newer version.
+    """
+    manifest = _read_json(folder, kind)
+    if manifest.get("format") != kind:
+        raise DataError(f"{folder}: Expected a {kind}, got {manifest.get('format')!r}.")
+    version = manifest.get("format_version")
+    if not isinstance(version, int) or version > newest:
+        raise DataError(
+            f"{folder}: Expected format version {newest} or older, got {version}. "
+            "Upgrade latentbits to read it."
+        )
+    body = {name: value for name, value in manifest.items() if name != "manifest_digest"}
+    if manifest.get("manifest_digest") != _digest(body):
+        raise DataError(f"{folder / MANIFEST}: Expected the digest it was written with. Damaged.")
+    return manifest
+
+
+def _read_json(folder: Path, kind: str) -> dict[str, Any]:
+    try:
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(_why_not_there(folder, kind)) from None
+    except OSError as error:
+        raise DataError(f"{folder / MANIFEST}: {error.strerror}.") from None
+    except ValueError:
+        raise DataError(f"{folder / MANIFEST}: Expected JSON, got damaged text.") from None
+    if not isinstance(manifest, dict):
+        raise DataError(f"{folder / MANIFEST}: Expected a JSON object, got something else.")
+    return manifest
+
+
+def _why_not_there(folder: Path, kind: str) -> str:
+    noun = kind.removeprefix("latentbits-")
+    if not folder.exists():
+        return f"{folder}: Expected a {noun}, got a path that does not exist."
+    if is_unfinished(folder, kind):
+        return (
+            f"{folder}: Expected a whole {noun}, got one whose writing was interrupted. "
+            "Run it again."
+        )
+    return f"{folder}: Expected a {noun}, got something else (no {MANIFEST})."
+
+
+def is_unfinished(folder: Path, kind: str) -> bool:
+    """Tell whether the folder is one of ours whose manifest was never written."""
+    try:
+        group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    ours = group.get("attributes", {}).get("format") == kind
+    return ours and not (folder / MANIFEST).exists()
+
+
+def checksum(values: NDArray[Any]) -> int:
+    """CRC32C of an array's values in C order."""
+    return int(google_crc32c.value(values.tobytes()))
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def replace_folder(new: Path, target: Path) -> None:
+    """Put a finished folder in the place of another."""
+    old = target.with_name(target.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

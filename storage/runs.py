@@ -1,0 +1,64 @@
+"""The folder of runs: finished artifacts, work in progress, and which one is the latest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from storage.locations import write_text
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One fit's places within the folder of runs.
+
+    Attributes
+    ----------
+    output
+        The folder of runs.
+    model
+        Name of the model.
+    fingerprint
+        Digest of everything that decides the result: the same fit, the same fingerprint.
+    """
+
+    output: Path
+    model: str
+    fingerprint: str
+
+    @property
+    def work(self) -> Path:
+        """Statistics and states of the unfinished fit."""
+        return self.output / ".unfinished" / f"{self.model}-{self.fingerprint[:12]}"
+
+    def open_work(self, resume: bool) -> None:
+        """Keep what an interrupted fit left, or start anew."""
+        if not resume:
+            shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def close_work(self) -> None:
+        """Remove the work of a finished fit."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        if self.work.parent.is_dir() and not any(self.work.parent.iterdir()):
+            self.work.parent.rmdir()
+
+    def new_artifact(self) -> Path:
+        """Name the artifact after the model and the time."""
+        time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")[:-3]
+        return self.output / f"{self.model}-{time}"
+
+    def point_to(self, artifact: Path) -> None:
+        """Make an artifact, whole by now, the latest."""
+        write_text(self.output / "latest", artifact.name + "\n")
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """Digest of settings that can be written as JSON."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

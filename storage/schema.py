@@ -1,0 +1,95 @@
+"""Every array that a dataset holds: name, dimensions, type, and what it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import zarr
+from zarr.codecs import Crc32cCodec, ZstdCodec
+
+DATASET_FORMAT = "latentbits-dataset"
+ARTIFACT_FORMAT = "latentbits-artifact"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of the on-disk format."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str
+    doc: str
+    fill_value: int = 0
+
+
+BITS = ArraySpec(
+    "bits",
+    ("feature", "byte"),
+    "uint8",
+    "Values, little bit order: slot s is bit s % 8 of byte s // 8. Padding slots are 0.",
+)
+OBSERVED = ArraySpec(
+    "observed",
+    ("feature", "byte"),
+    "uint8",
+    "1 = observed. A chunk without missing values is not stored and reads as 1.",
+    fill_value=255,
+)
+ORDER = ArraySpec(
+    "order",
+    ("slot",),
+    "int32",
+    "Row within the chunk's arrival order, -1 = padding. Not stored for a chunk of one block.",
+    fill_value=-1,
+)
+CHUNKS = ArraySpec(
+    "chunks", ("chunk", "field"), "int64", "first_row, n_rows, n_words of each chunk of `bits`."
+)
+BLOCKS = ArraySpec(
+    "blocks",
+    ("block", "field"),
+    "int64",
+    "chunk, segment, first_word (within the chunk, 64 slots each), n_rows of each block.",
+)
+ONES = ArraySpec("ones", ("chunk", "feature"), "int64", "Number of ones a chunk and feature.")
+CHECKSUMS = ArraySpec(
+    "checksums",
+    ("chunk", "array"),
+    "int64",
+    "CRC32C of the decoded chunk of each array in the manifest's `stored` list, -1 = not stored.",
+    fill_value=-1,
+)
+COLUMN_DTYPES = {"int": "int64", "float": "float64", "category": "int32"}
+
+
+def column_spec(name: str, kind: str) -> ArraySpec:
+    """The array of one per-row column, in slot order."""
+    doc = f"Per-row column {name!r} ({kind}), in slot order; 0 in padding slots."
+    return ArraySpec(array_path(f"columns/{name}"), ("slot",), COLUMN_DTYPES[kind], doc)
+
+
+def array_path(name: str) -> str:
+    """Give the Zarr path of a stored array; a column's name may hold any character."""
+    if not name.startswith("columns/"):
+        return name
+    return "columns/" + quote(name.removeprefix("columns/"), safe=" ")
+
+
+def create_array(
+    group: zarr.Group, spec: ArraySpec, shape: tuple[int, ...], chunks: tuple[int, ...]
+) -> zarr.Array[Any]:
+    """Create an array whose chunks are compressed, checksummed and stored even where all zero."""
+    return group.create_array(
+        spec.name,
+        shape=shape,
+        chunks=chunks,
+        dtype=spec.dtype,
+        fill_value=spec.fill_value,
+        compressors=[ZstdCodec(level=1), Crc32cCodec()],
+        dimension_names=spec.dims,
+        attributes={"doc": spec.doc},
+        config={"write_empty_chunks": True},
+    )

@@ -1,0 +1,246 @@
+"""NumPy arrays: `.npy`, and `.npz` with a dense matrix or one packed eight values a byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.sources.base import (
+    MISSING,
+    Batch,
+    ReadOptions,
+    Source,
+    check_numeric,
+    encode_numbers,
+    reading,
+    unnamed,
+)
+from storage.sources.members import Header, member_headers, member_rows, read_header, read_member
+from storage.sources.sparse import open_sparse
+
+_SPLITS = ("train", "valid", "test")
+# Arrays of the packed form that are never per-row columns.
+_DESCRIPTIONS = ("X", "M", "G", "shape", "cols", "segnames")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpySource(Source):
+    """A `.npy` matrix."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Read the rows of the memory-mapped array."""
+        if not self.n_rows:
+            return
+        with reading(self.path):
+            array = np.load(self.path, mmap_mode="r")
+            for first, n_rows in self.row_runs(self.n_rows):
+                yield number_batch(self, array[first : first + n_rows], first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpzSource(Source):
+    """A dense or packed matrix of an `.npz` archive.
+
+    Attributes
+    ----------
+    array
+        Name of the matrix.
+    packed
+        Whether it was packed by `numpy.packbits(X, axis=1)`.
+    masked
+        Whether a packed mask `M` stands beside it, 1 = observed.
+    labels
+        Names of a column's values 0, 1, …, by column.
+    """
+
+    array: str
+    packed: bool
+    masked: bool
+    labels: Mapping[str, tuple[str, ...]]
+
+    def batches(self) -> Iterator[Batch]:
+        """Stream the matrix and its columns side by side."""
+        if not self.n_rows:
+            return
+        with reading(self.path), ZipFile(self.path) as archive, ExitStack() as stack:
+            streams = {
+                name: stack.enter_context(member_rows(archive, name))
+                for name in (self.array, *self.column_names, *(["M"] if self.masked else []))
+            }
+            for first, n_rows in self.row_runs(self.n_rows):
+                parts = {name: take(first, n_rows) for name, take in streams.items()}
+                yield self._batch(parts, first)
+
+    def _batch(self, parts: Mapping[str, NDArray[Any]], first_row: int) -> Batch:
+        columns = {name: self._column(name, parts[name], first_row) for name in self.column_names}
+        values = self._unpacked(parts[self.array])
+        observed = self._unpacked(parts["M"]) if self.masked else None
+        return number_batch(self, values, first_row, columns, observed)
+
+    def _unpacked(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.unpackbits(values, axis=1, count=self.n_features) if self.packed else values
+
+    def _column(self, name: str, values: NDArray[Any], first_row: int) -> NDArray[Any]:
+        if values.dtype.kind == "b":
+            return values.astype(np.int8)
+        if values.dtype.kind == "S":
+            return np.char.decode(values, "utf-8")
+        labels = self.labels.get(name)
+        if labels is None or values.dtype.kind not in "iu":
+            return values
+        outside = (values < 0) | (values >= len(labels))
+        if outside.any():
+            row = int(outside.argmax())
+            raise DataError(
+                f"{self.row_place(first_row + row)}: Expected {name} from 0 to "
+                f"{len(labels) - 1}, got {values[row]}. Correct the array {name!r}."
+            )
+        return np.array(labels)[values]
+
+
+def number_batch(
+    source: Source,
+    values: NDArray[Any],
+    first_row: int,
+    columns: Mapping[str, NDArray[Any]] | None = None,
+    observed: NDArray[np.uint8] | None = None,
+) -> Batch:
+    """Make a batch of numbers, (n_rows, n_features), and an optional mask of the same shape."""
+    codes = encode_numbers(values, source.options)
+    if observed is not None:
+        codes[observed == 0] = MISSING
+    return source.batch(codes, first_row, lambda row, feature: str(values[row, feature]), columns)
+
+
+def open_npy(path: str, options: ReadOptions) -> NpySource:
+    """Open a `.npy` file."""
+    with reading(path), open(path, "rb") as stream:
+        header = read_header(stream)
+    if len(header.shape) != 2:
+        raise DataError(f"{path}: Expected a matrix (2 dimensions), got {len(header.shape)}.")
+    check_numeric(path, header.dtype)
+    n_rows, n_features = header.shape
+    return NpySource(path=path, options=options, feature_names=unnamed(n_features), n_rows=n_rows)
+
+
+def open_npz(path: str, options: ReadOptions) -> Source:
+    """Open an `.npz` archive: SciPy sparse, packed, or dense."""
+    with reading(path), ZipFile(path) as archive:
+        headers = member_headers(archive)
+        if "format" in headers:
+            return open_sparse(path, options, archive, headers)
+        return _open_matrix(path, options, archive, headers)
+
+
+def _open_matrix(
+    path: str, options: ReadOptions, archive: ZipFile, headers: Mapping[str, Header]
+) -> NpzSource:
+    packed = {"X", "shape"} <= headers.keys() and headers["shape"].shape == (2,)
+    array = "X" if packed else _matrix_name(path, headers)
+    check_numeric(path, headers[array].dtype)
+    n_rows, n_features = read_member(archive, "shape") if packed else headers[array].shape
+    if packed:
+        _check_packed(path, headers, int(n_rows), int(n_features))
+    columns = _column_names(path, headers, int(n_rows), _DESCRIPTIONS if packed else ("cols",))
+    return NpzSource(
+        path=path,
+        options=options,
+        feature_names=_feature_names(path, archive, headers, int(n_features)),
+        n_rows=int(n_rows),
+        column_names=columns,
+        default_segment="seg" if packed and "seg" in columns else None,
+        default_split="split" if packed and "split" in columns else None,
+        array=array,
+        packed=packed,
+        masked=packed and "M" in headers,
+        labels=_labels(path, archive, headers) if packed else {},
+    )
+
+
+def _matrix_name(path: str, headers: Mapping[str, Header]) -> str:
+    matrices = [name for name, header in headers.items() if len(header.shape) == 2]
+    if "X" in matrices:
+        return "X"
+    if len(matrices) != 1:
+        raise DataError(
+            f"{path}: Expected an array 'X' or a single matrix, got "
+            f"{', '.join(map(repr, matrices)) or 'no matrix'}. Name the matrix 'X'."
+        )
+    return matrices[0]
+
+
+def _check_packed(
+    path: str, headers: Mapping[str, Header], n_rows: int, n_features: int
+) -> None:
+    expected = (n_rows, -(-n_features // 8))
+    for name in ("X", "M"):
+        header = headers.get(name)
+        if header and (header.shape != expected or header.dtype != np.uint8):
+            raise DataError(
+                f"{path}: Expected packed {name!r} of uint8 {expected}, got {header.dtype} "
+                f"{header.shape}. Write it with numpy.packbits(axis=1)."
+            )
+
+
+def _column_names(
+    path: str, headers: Mapping[str, Header], n_rows: int, others: tuple[str, ...]
+) -> tuple[str, ...]:
+    names = [
+        name
+        for name, header in headers.items()
+        if header.shape == (n_rows,) and name not in others
+    ]
+    for name in names:
+        if headers[name].dtype.kind not in "biufUS":
+            raise DataError(_wrong_column_type(path, name, headers[name]))
+    return tuple(names)
+
+
+def _wrong_column_type(path: str, name: str, header: Header) -> str:
+    return (
+        f"{path}: Expected numbers or text in array {name!r}, got {header.dtype}. "
+        f"Store it as text: {name}.astype(str)."
+    )
+
+
+def _texts(
+    path: str, archive: ZipFile, headers: Mapping[str, Header], name: str
+) -> tuple[str, ...]:
+    """Read an array of names."""
+    if headers[name].dtype.kind not in "iuUS":
+        raise DataError(_wrong_column_type(path, name, headers[name]))
+    values = read_member(archive, name).ravel()
+    return tuple(
+        value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist()
+    )
+
+
+def _feature_names(
+    path: str, archive: ZipFile, headers: Mapping[str, Header], n_features: int
+) -> tuple[str, ...]:
+    if "cols" not in headers:
+        return unnamed(n_features)
+    names = _texts(path, archive, headers, "cols")
+    if len(names) == 1 < n_features:
+        names = tuple(names[0].rstrip(",").split(","))
+    if len(names) != n_features:
+        raise DataError(
+            f"{path}: Expected {n_features} names in array 'cols', got {len(names)}. "
+            "Name every feature, or leave 'cols' out."
+        )
+    return names
+
+
+def _labels(
+    path: str, archive: ZipFile, headers: Mapping[str, Header]
+) -> dict[str, tuple[str, ...]]:
+    if "segnames" not in headers:
+        return {"split": _SPLITS}
+    return {"split": _SPLITS, "seg": _texts(path, archive, headers, "segnames")}

@@ -1,0 +1,298 @@
+"""What every source has in common: batches, options, and the one check that values are binary."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+
+Codes = NDArray[np.uint8]
+
+# A value's code is 0 or 1, or one of these two.
+MISSING, BAD = 2, 3
+# Large enough to hide the cost of a batch, small enough that a few of them fit any machine.
+BATCH_CELLS = 1 << 22
+_FEWEST_ROWS = 64
+# Columns copied at once: their source rows and one target line each stay in the first-level cache.
+_TILE = 16
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    pa.ArrowException,
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A run of consecutive rows of one source.
+
+    Attributes
+    ----------
+    X
+        Values in {0, 1}, (n_rows, n_features) in C order; 0 where not observed.
+    observed
+        1 = observed, same shape; None when all are observed.
+    columns
+        Per-row columns by name, each (n_rows,): integers, floats or str.
+    """
+
+    X: NDArray[np.uint8]
+    observed: NDArray[np.uint8] | None
+    columns: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How values become bits.
+
+    Attributes
+    ----------
+    missing
+        Further tokens that mean "not observed"; a numeric one also holds for numeric sources.
+    threshold
+        Binarise: 1 where value > threshold. NaN stays missing.
+    row_columns
+        Names of per-row columns wanted; they are not features.
+    """
+
+    missing: tuple[str, ...] = ()
+    threshold: float | None = None
+    row_columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise DataError(f"--threshold: Expected a finite number, got {self.threshold}.")
+
+    @property
+    def missing_numbers(self) -> list[float]:
+        """The numbers among the missing tokens."""
+        numbers = [number_of(token) for token in self.missing]
+        return [number for number in numbers if number is not None and not math.isnan(number)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(ABC):
+    """An opened source: names are known, no row has been read.
+
+    Attributes
+    ----------
+    path
+        The path as given.
+    options
+        How its values become bits.
+    feature_names
+        Names of the features, in column order.
+    n_rows
+        Number of rows, when known without reading the data.
+    column_names
+        Per-row columns that every batch delivers.
+    default_segment, default_split
+        The per-row columns that the format itself calls segment and split.
+    """
+
+    path: str
+    options: ReadOptions
+    feature_names: tuple[str, ...]
+    n_rows: int | None = None
+    column_names: tuple[str, ...] = ()
+    default_segment: str | None = None
+    default_split: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.feature_names:
+            raise DataError(f"{self.path}: Expected at least one feature, got none.")
+        check_names(self.path, self.feature_names)
+        for name in self.options.row_columns:
+            if name not in self.column_names:
+                raise DataError(self._no_such_column(name))
+
+    @abstractmethod
+    def batches(self) -> Iterator[Batch]:
+        """Read the rows in order, about four million cells at a time.
+
+        Raises
+        ------
+        DataError
+            If the file is damaged or a value is not binary.
+        """
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return len(self.feature_names)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch, a multiple of 64."""
+        rows = BATCH_CELLS // self.n_features
+        return max(_FEWEST_ROWS, rows - rows % _FEWEST_ROWS)
+
+    def row_runs(self, n_rows: int) -> Iterator[tuple[int, int]]:
+        """Cut rows into batches: (first row, number of rows)."""
+        for first in range(0, n_rows, self.batch_rows):
+            yield first, min(self.batch_rows, n_rows - first)
+
+    def batch(
+        self,
+        codes: Codes,
+        first_row: int,
+        shown: Callable[[int, int], str],
+        columns: Mapping[str, NDArray[Any]] | None = None,
+    ) -> Batch:
+        """Turn codes into a batch, or refuse the first bad value.
+
+        Parameters
+        ----------
+        codes
+            Codes of the values, (n_rows, n_features).
+        first_row
+            Row of the source that `codes` starts at.
+        shown
+            Gives the original value at (row of `codes`, feature), as the message shows it.
+        columns
+            Per-row columns of these rows.
+        """
+        codes = _in_row_order(codes)
+        highest = codes.max(initial=0)
+        if highest == BAD:
+            row, feature = divmod(int((codes == BAD).argmax()), self.n_features)
+            raise self.not_binary(first_row + row, feature, shown(row, feature))
+        if highest < MISSING:
+            return Batch(codes, None, columns or {})
+        X, observed = (codes == 1).view(np.uint8), (codes != MISSING).view(np.uint8)
+        return Batch(X, observed, columns or {})
+
+    def not_binary(self, row: int, feature: int, shown: str) -> DataError:
+        """Build the error about one value; `row` counts from 0."""
+        threshold_given = self.options.threshold is not None
+        expected = "a number, true, false" if threshold_given else "0, 1, true, false"
+        remedy = "Use" if threshold_given else "Use --threshold T to binarise, or"
+        return DataError(
+            f"{self.place(row, feature)}: Expected {expected} or a missing value, got {shown}. "
+            f"{remedy} --missing TOKEN."
+        )
+
+    def place(self, row: int, feature: int) -> str:
+        """Say where a value stands; `row` counts from 0."""
+        return f"{self.row_place(row)}, column {self.feature_names[feature]!r}"
+
+    def row_place(self, row: int) -> str:
+        """Say where a row stands; `row` counts from 0."""
+        return f"{self.path}: row {row + 1} (data rows counted from 1)"
+
+    def _no_such_column(self, name: str) -> str:
+        known = [*self.column_names, *self.feature_names]
+        near = get_close_matches(name, [other for other in known if other != name], n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return (
+            f"{self.path}: Expected a per-row column {name!r}, got none of that name.{hint} "
+            "Check --keep, --segment-by and --split-by."
+        )
+
+
+def unnamed(n_features: int) -> tuple[str, ...]:
+    """Give the names f0, f1, … to features that have none."""
+    return tuple(f"f{feature}" for feature in range(n_features))
+
+
+def check_names(path: str, names: Sequence[str]) -> None:
+    """Refuse empty and repeated column names."""
+    if "" in names:
+        raise DataError(
+            f"{path}: Expected a name for every column, got none for column "
+            f"{names.index('') + 1}. Name it, or write the file without a row index."
+        )
+    repeated = [repr(name) for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        shown = ", ".join(repeated[:5]) + (", …" if len(repeated) > 5 else "")
+        raise DataError(f"{path}: Expected distinct names, got repeated {shown}. Rename them.")
+
+
+def number_of(text: str) -> float | None:
+    """Read a number, true or false; None if it is none of them."""
+    word = text.strip().lower()
+    if word in ("true", "false"):
+        return float(word == "true")
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def encode_numbers(values: NDArray[Any], options: ReadOptions) -> Codes:
+    """Code an array of booleans, integers or floats: 0, 1, MISSING or BAD, in the same shape."""
+    values = np.asarray(values)
+    if values.dtype.kind == "b":
+        values = values.view(np.uint8)
+    if options.threshold is not None:
+        codes = (values > options.threshold).view(np.uint8)
+    else:
+        ones = values == 1
+        binary = ones | (values == 0)
+        codes = ones.view(np.uint8)
+        if not binary.all():
+            codes[~binary] = BAD
+    if values.dtype.kind == "f":
+        codes[np.isnan(values)] = MISSING
+    for number in options.missing_numbers:
+        codes[values == number] = MISSING
+    return codes
+
+
+def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
+    """Refuse types that `encode_numbers` does not take."""
+    if dtype.kind not in "biuf":
+        raise DataError(f"{path}: Expected booleans, integers or floats, got {dtype}.")
+
+
+def check_implicit_zeros(path: str, options: ReadOptions) -> None:
+    """Refuse options under which the zeros that a sparse format leaves out are not 0."""
+    if encode_numbers(np.zeros(1), options)[0] != 0:
+        raise DataError(
+            f"{path}: Expected options that keep 0 as 0, because entries left out are 0, got "
+            f"--threshold {options.threshold} --missing {' '.join(options.missing)}. "
+            "Use a threshold of 0 or more, or a dense format."
+        )
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn what a library raises about a bad file into one line that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except _UNREADABLE as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise DataError(
+            f"{path}: Expected a readable file, got an error: {reason or type(error).__name__}. "
+            "Check that it is whole and of the kind its name says."
+        ) from error
+
+
+def _in_row_order(codes: Codes) -> Codes:
+    """Copy to C order in narrow tiles, three times as fast as in one go."""
+    if codes.flags.c_contiguous:
+        return codes
+    ordered = np.empty(codes.shape, codes.dtype)
+    for start in range(0, codes.shape[1], _TILE):
+        ordered[:, start : start + _TILE] = codes[:, start : start + _TILE]
+    return ordered

@@ -1,0 +1,112 @@
+"""FIMI baskets: each line lists the numbers of the items in one basket; a blank line is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.sources.base import (
+    Batch,
+    ReadOptions,
+    Source,
+    check_implicit_zeros,
+    encode_numbers,
+    reading,
+)
+from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class BasketSource(Source):
+    """A `.dat` file of baskets; an item listed twice counts once."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Read runs of baskets."""
+        known = np.array([_item(name) for name in self.feature_names])
+        order = np.argsort(known)
+        first_row = 0
+        for items, counts in _baskets(self.path):
+            nearest = np.searchsorted(known, items, sorter=order).clip(max=len(known) - 1)
+            features = order[nearest]
+            unknown = known[features] != items
+            if unknown.any():
+                raise self._unknown_item(items, counts, int(unknown.argmax()), first_row)
+            yield from self._dense(features, counts, first_row)
+            first_row += len(counts)
+
+    def _dense(
+        self, features: NDArray[np.int64], counts: NDArray[np.int64], first_row: int
+    ) -> Iterator[Batch]:
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        one = encode_numbers(np.ones(1), self.options)[0]
+        for first, n_rows in self.row_runs(len(counts)):
+            codes = np.zeros((n_rows, self.n_features), np.uint8)
+            rows = np.repeat(np.arange(n_rows), counts[first : first + n_rows])
+            codes[rows, features[ends[first] : ends[first + n_rows]]] = one
+            yield self.batch(codes, first_row + first, lambda row, feature: "1")
+
+    def _unknown_item(
+        self, items: NDArray[np.int64], counts: NDArray[np.int64], number: int, first_row: int
+    ) -> DataError:
+        line = first_row + int(np.searchsorted(np.cumsum(counts), number, side="right")) + 1
+        return DataError(
+            f"{self.path}: line {line}: Expected an item among the {self.n_features} features, "
+            f"got {items[number]}. Ingest the files that have it together."
+        )
+
+
+def open_baskets(
+    path: str, options: ReadOptions, items: Sequence[str] | None = None
+) -> BasketSource:
+    """Open a `.dat` file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    options
+        How values become bits.
+    items
+        The features; by default the file's own items, which takes a first pass over it.
+    """
+    check_implicit_zeros(path, options)
+    names = basket_items([path]) if items is None else tuple(items)
+    return BasketSource(path=path, options=options, feature_names=names)
+
+
+def basket_items(paths: Sequence[str]) -> tuple[str, ...]:
+    """Find the items of one or more basket files, in numeric order: reads them all once."""
+    known = np.empty(0, np.int64)
+    for path in paths:
+        for items, _ in _baskets(path):
+            known = np.union1d(known, items)
+    return tuple(str(item) for item in known.tolist())
+
+
+def _baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Items of a run of lines, and how many each line has."""
+    first_line = 0
+    with reading(path), open_text(path) as stream:
+        for block in line_blocks(stream, NUMBER_BLOCK_BYTES):
+            items, counts = parse_numbers(path, block, first_line, np.int64)
+            if items.min(initial=0) < 0:
+                number = int((items < 0).argmax())
+                line = int(np.searchsorted(np.cumsum(counts), number, side="right")) + 1
+                raise DataError(
+                    f"{path}: line {first_line + line}: Expected item numbers of 0 or more, "
+                    f"got {items[number]}. Correct the line."
+                )
+            yield items, counts
+            first_line += len(counts)
+    if not first_line:
+        raise DataError(f"{path}: Expected baskets, got an empty file.")
+
+
+def _item(name: str) -> int:
+    """Give the item number that a feature's name stands for; -1, which no item has, if none."""
+    fits = name.isdecimal() and len(name) < 19 and str(int(name)) == name
+    return int(name) if fits else -1

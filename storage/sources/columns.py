@@ -1,0 +1,106 @@
+"""Arrow columns as codes; the one place where text becomes bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.sources.base import BAD, MISSING, Codes, ReadOptions, Source, encode_numbers, number_of
+
+# Compared without regard to case.
+MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
+
+
+def is_feature_type(kind: pa.DataType) -> bool:
+    """Tell whether `column_codes` takes columns of this type."""
+    if pa.types.is_dictionary(kind):
+        return is_feature_type(kind.value_type)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    is_other = pa.types.is_boolean(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
+    return is_number or is_other or _is_text(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def table_codes(columns: Sequence[pa.Array], n_rows: int, options: ReadOptions) -> Codes:
+    """Code the columns of a table, (n_rows, n_columns)."""
+    by_column = np.empty((len(columns), n_rows), np.uint8)
+    for codes, column in zip(by_column, columns, strict=True):
+        codes[:] = column_codes(column, options)
+    return by_column.T
+
+
+def column_codes(column: pa.Array, options: ReadOptions) -> Codes:
+    """Code one column, (n_rows,): null is missing, text is read once per distinct value."""
+    if _is_text(column.type):
+        column = column.dictionary_encode()
+    if not pa.types.is_dictionary(column.type):
+        return _number_codes(column, options)
+    distinct = column.dictionary
+    if _is_text(distinct.type):
+        codes = token_codes(distinct.to_pylist(), options)
+    else:
+        codes = _number_codes(distinct, options)
+    last = pa.scalar(len(codes), pa.int64())
+    places: NDArray[np.int64] = column.indices.cast(pa.int64()).fill_null(last).to_numpy()
+    return np.append(codes, np.uint8(MISSING))[places]
+
+
+def _number_codes(column: pa.Array, options: ReadOptions) -> Codes:
+    if pa.types.is_null(column.type):
+        return np.full(len(column), MISSING, np.uint8)
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    absent = None
+    if column.null_count:
+        absent = column.is_null().to_numpy(zero_copy_only=False)
+        column = column.fill_null(pa.scalar(False).cast(column.type))
+    codes = encode_numbers(column.to_numpy(zero_copy_only=False), options)
+    if absent is not None:
+        codes[absent] = MISSING
+    return codes
+
+
+def token_codes(tokens: Sequence[str | None], options: ReadOptions) -> Codes:
+    """Code words: missing tokens, numbers, true and false; anything else is BAD."""
+    numbers = [_token_number(token, options) for token in tokens]
+    unreadable = [number is None for number in numbers]
+    values = np.array([0.0 if number is None else number for number in numbers])
+    codes = encode_numbers(values, options)
+    codes[unreadable] = BAD
+    return codes
+
+
+def _token_number(token: str | None, options: ReadOptions) -> float | None:
+    """NaN stands for missing, None for a word that is no number."""
+    if token is None or token.strip().lower() in MISSING_TOKENS or token.strip() in options.missing:
+        return float("nan")
+    return number_of(token)
+
+
+def row_column(
+    source: Source, name: str, column: pa.Array, first_row: int
+) -> NDArray[Any]:
+    """Take a per-row column: integers, floats, or text for every other type."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    if pa.types.is_integer(column.type) and column.null_count:
+        row = first_row + int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+        raise DataError(
+            f"{source.row_place(row)}, column {name!r}: Expected an integer, got no value. "
+            "Fill the column, or store it as text."
+        )
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return numbers
+    texts: NDArray[Any] = column.cast(pa.string()).fill_null("").to_numpy(zero_copy_only=False)
+    return texts

@@ -1,0 +1,163 @@
+"""MatrixMarket: coordinate and array files (Boisvert, Pozo and Remington 1996, NISTIR 5935)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.sources.base import (
+    Batch,
+    ReadOptions,
+    Source,
+    check_implicit_zeros,
+    reading,
+    unnamed,
+)
+from storage.sources.spool import Entries, spooled_batches
+from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
+
+_LAYOUTS = ("coordinate", "array")
+_FIELDS = ("pattern", "integer", "unsigned-integer", "real", "double")
+_SYMMETRIES = ("general", "symmetric")
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The first lines: `n_lines` of them up to and with the size line."""
+
+    layout: str
+    field: str
+    symmetry: str
+    sizes: tuple[int, ...]
+    n_lines: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixMarketSource(Source):
+    """A MatrixMarket file."""
+
+    header: _Header
+
+    def batches(self) -> Iterator[Batch]:
+        """Put the entries in order on disk, then read the rows."""
+        n_rows = self.header.sizes[0]
+        with reading(self.path), open_text(self.path) as stream:
+            for _ in range(self.header.n_lines):
+                stream.readline()
+            is_array = self.header.layout == "array"
+            entries = self._array(stream) if is_array else self._coordinates(stream)
+            if self.header.symmetry == "symmetric":
+                entries = _mirrored(entries)
+            yield from spooled_batches(self, n_rows, entries)
+
+    def _coordinates(self, stream: BinaryIO) -> Iterator[Entries]:
+        """Lines `row column [value]`, counted from 1."""
+        n_words = 2 if self.header.field == "pattern" else 3
+        n_entries = 0
+        for values, counts, first_line in self._numbers(stream):
+            wrong = (counts != n_words) & (counts != 0)
+            if wrong.any():
+                line = int(wrong.argmax())
+                raise DataError(
+                    f"{self.path}: line {first_line + line + 1}: Expected {n_words} numbers, "
+                    f"got {counts[line]}. Correct the line."
+                )
+            table = values.reshape(-1, n_words)
+            n_entries += len(table)
+            self._check_whole(table[:, :2])
+            ones = np.ones(len(table))
+            yield table[:, 0] - 1, table[:, 1] - 1, ones if n_words == 2 else table[:, 2]
+        self._check_count(self.header.sizes[2], n_entries)
+
+    def _array(self, stream: BinaryIO) -> Iterator[Entries]:
+        """Values column by column; of a symmetric matrix only the lower triangle."""
+        n_rows, n_columns = self.header.sizes
+        columns = np.arange(n_columns)
+        skipped = columns if self.header.symmetry == "symmetric" else 0 * columns
+        starts = np.concatenate([[0], np.cumsum(n_rows - skipped)])
+        n_values = 0
+        for values, _, _ in self._numbers(stream):
+            place = np.arange(n_values, n_values + len(values))
+            n_values += len(values)
+            if n_values > starts[-1]:
+                break
+            column = np.searchsorted(starts, place, side="right") - 1
+            yield place - starts[column] + skipped[column], column, values
+        self._check_count(int(starts[-1]), n_values)
+
+    def _numbers(
+        self, stream: BinaryIO
+    ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
+        """Numbers, numbers a line, and the lines before them."""
+        first_line = self.header.n_lines
+        for block in line_blocks(stream, NUMBER_BLOCK_BYTES):
+            values, counts = parse_numbers(self.path, block, first_line, np.float64)
+            yield values, counts, first_line
+            first_line += len(counts)
+
+    def _check_whole(self, places: NDArray[Any]) -> None:
+        fraction = places != np.floor(places)
+        if fraction.any():
+            raise DataError(
+                f"{self.path}: Expected whole row and column numbers, got "
+                f"{places[fraction][0]}. Check the file."
+            )
+
+    def _check_count(self, expected: int, n_entries: int) -> None:
+        if n_entries != expected:
+            found = f"{n_entries}" if n_entries < expected else "more"
+            raise DataError(
+                f"{self.path}: Expected {expected} entries, as its size line says, got {found}. "
+                "Check that the file is whole."
+            )
+
+
+def open_matrix_market(path: str, options: ReadOptions) -> MatrixMarketSource:
+    """Open a `.mtx` file: reads its first lines."""
+    with reading(path), open_text(path) as stream:
+        header = _read_header(path, stream)
+    if header.layout == "coordinate":
+        check_implicit_zeros(path, options)
+    n_rows, n_features = header.sizes[:2]
+    return MatrixMarketSource(
+        path=path,
+        options=options,
+        feature_names=unnamed(n_features),
+        n_rows=n_rows,
+        header=header,
+    )
+
+
+def _read_header(path: str, stream: BinaryIO) -> _Header:
+    banner = stream.readline().decode().lower().split()
+    if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"]:
+        raise DataError(
+            f"{path}: Expected a first line '%%MatrixMarket matrix LAYOUT FIELD SYMMETRY', got "
+            f"{' '.join(banner)[:60]!r}. Check the file."
+        )
+    for word, known in zip(banner[2:], (_LAYOUTS, _FIELDS, _SYMMETRIES), strict=True):
+        if word not in known:
+            raise DataError(f"{path}: Expected {' or '.join(known)}, got {word!r}.")
+    layout, field, symmetry = banner[2:]
+    line, n_lines = stream.readline(), 2
+    while line.startswith(b"%") or (line and not line.strip()):
+        line, n_lines = stream.readline(), n_lines + 1
+    sizes = tuple(int(word) for word in line.split() if word.isdigit())
+    if len(sizes) != len(line.split()) or len(sizes) != (3 if layout == "coordinate" else 2):
+        raise DataError(f"{path}: line {n_lines}: Expected a size line, got {line[:60]!r}.")
+    if symmetry == "symmetric" and sizes[0] != sizes[1]:
+        raise DataError(f"{path}: Expected a square symmetric matrix, got {sizes[0]} x {sizes[1]}.")
+    return _Header(layout, field, symmetry, sizes, n_lines)
+
+
+def _mirrored(entries: Iterator[Entries]) -> Iterator[Entries]:
+    """Each entry off the diagonal stands for two."""
+    for rows, columns, values in entries:
+        yield rows, columns, values
+        other = rows != columns
+        yield columns[other], rows[other], values[other]

@@ -1,0 +1,201 @@
+"""SciPy sparse matrices as `scipy.sparse.save_npz` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.sources.base import (
+    Batch,
+    ReadOptions,
+    Source,
+    check_implicit_zeros,
+    check_numeric,
+    encode_numbers,
+    reading,
+    unnamed,
+)
+from storage.sources.members import Header, member_headers, member_rows, read_member
+from storage.sources.spool import Entries, given_twice, spooled_batches
+
+_ENTRIES_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSparseSource(Source):
+    """Compressed rows (CSR) or rows of blocks (BSR): read as they lie.
+
+    Attributes
+    ----------
+    n_rows
+        Number of rows.
+    block
+        Rows and columns of a stored block; (1, 1) for CSR.
+    """
+
+    n_rows: int
+    block: tuple[int, int]
+
+    def batches(self) -> Iterator[Batch]:
+        """Stream pointers, column indices and values side by side."""
+        with (
+            reading(self.path),
+            ZipFile(self.path) as archive,
+            member_rows(archive, "indptr") as take_pointers,
+            member_rows(archive, "indices") as take_indices,
+            member_rows(archive, "data") as take_data,
+        ):
+            start = int(take_pointers(0, 1)[0])
+            for first, n_rows in self._block_row_runs():
+                ends = take_pointers(first + 1, n_rows)
+                counts = np.diff(ends, prepend=start)
+                if not 0 <= counts.min() <= counts.max() <= self.n_features // self.block[1]:
+                    raise ValueError("row pointers decrease, or leap beyond a full row")
+                rows = np.repeat(np.arange(n_rows), counts)
+                columns = take_indices(start, len(rows))
+                values = take_data(start, len(rows)).reshape(-1, *self.block)
+                yield self._dense(first, n_rows, rows, columns, values)
+                start = int(ends[-1])
+
+    def _block_row_runs(self) -> Iterator[tuple[int, int]]:
+        step = max(1, self.batch_rows // self.block[0])
+        n_block_rows = self.n_rows // self.block[0]
+        for first in range(0, n_block_rows, step):
+            yield first, min(step, n_block_rows - first)
+
+    def _dense(
+        self,
+        first: int,
+        n_rows: int,
+        rows: NDArray[Any],
+        columns: NDArray[Any],
+        values: NDArray[Any],
+    ) -> Batch:
+        """Spread the blocks of a run of block rows over its cells."""
+        height, width = self.block
+        n_columns = self.n_features // width
+        if len(columns) and not 0 <= columns.min() <= columns.max() < n_columns:
+            raise ValueError(f"a column index lies outside 0 to {n_columns - 1}")
+        self._refuse_repeated(first, rows * n_columns + columns, n_rows * n_columns)
+        codes = np.zeros((n_rows, height, n_columns, width), np.uint8)
+        codes[rows, :, columns, :] = encode_numbers(values, self.options)
+
+        def shown(row: int, feature: int) -> str:
+            entry = (rows == row // height) & (columns == feature // width)
+            return str(values[entry.argmax(), row % height, feature % width])
+
+        dense = codes.reshape(n_rows * height, self.n_features)
+        return self.batch(dense, first * height, shown)
+
+    def _refuse_repeated(self, first: int, cells: NDArray[Any], n_cells: int) -> None:
+        present = np.zeros(n_cells, np.bool_)
+        present[cells] = True
+        if np.count_nonzero(present) == len(cells):
+            return
+        ordered = np.sort(cells)
+        cell = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
+        row, column = divmod(cell, self.n_features // self.block[1])
+        row, column = (first + row) * self.block[0], column * self.block[1]
+        raise DataError(given_twice(self, row, column))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnorderedSparseSource(Source):
+    """A sparse matrix whose entries do not come by rows: CSC, COO or DIA."""
+
+    n_rows: int
+    entries: Callable[[ZipFile, tuple[int, int]], Iterator[Entries]]
+
+    def batches(self) -> Iterator[Batch]:
+        """Put the entries in order on disk, then read the rows."""
+        with reading(self.path), ZipFile(self.path) as archive:
+            entries = self.entries(archive, (self.n_rows, self.n_features))
+            yield from spooled_batches(self, self.n_rows, entries)
+
+
+def open_sparse(
+    path: str, options: ReadOptions, archive: ZipFile, headers: Mapping[str, Header]
+) -> Source:
+    """Open an archive that `scipy.sparse.save_npz` wrote."""
+    kind = read_member(archive, "format").item()
+    kind = kind.decode() if isinstance(kind, bytes) else str(kind)
+    shape = read_member(archive, "shape")
+    if len(shape) != 2:
+        raise DataError(f"{path}: Expected a matrix (2 dimensions), got {len(shape)}.")
+    check_numeric(path, headers["data"].dtype)
+    check_implicit_zeros(path, options)
+    n_rows, n_features = int(shape[0]), int(shape[1])
+    names = unnamed(n_features)
+    if kind in ("csr", "bsr"):
+        block = headers["data"].shape[1:] or (1, 1)
+        _check_pointers(headers, n_rows, n_features, block)
+        return RowSparseSource(
+            path=path,
+            options=options,
+            feature_names=names,
+            n_rows=n_rows,
+            block=(block[0], block[1]),
+        )
+    if kind not in _UNORDERED:
+        raise DataError(
+            f"{path}: Expected a sparse format of bsr, coo, csc, csr or dia, got {kind!r}. "
+            "Convert the matrix with .tocsr()."
+        )
+    return UnorderedSparseSource(
+        path=path, options=options, feature_names=names, n_rows=n_rows, entries=_UNORDERED[kind]
+    )
+
+
+def _check_pointers(
+    headers: Mapping[str, Header], n_rows: int, n_features: int, block: tuple[int, ...]
+) -> None:
+    height, width = block
+    if n_rows % height or n_features % width:
+        raise ValueError(f"blocks of {height} x {width} do not tile the matrix")
+    if headers["indptr"].shape != (n_rows // height + 1,):
+        raise ValueError(f"expected {n_rows // height + 1} row pointers")
+
+
+def _runs(n_entries: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, n_entries, _ENTRIES_AT_ONCE):
+        yield first, min(_ENTRIES_AT_ONCE, n_entries - first)
+
+
+def _coo_entries(archive: ZipFile, shape: tuple[int, int]) -> Iterator[Entries]:
+    with (
+        member_rows(archive, "row") as take_rows,
+        member_rows(archive, "col") as take_columns,
+        member_rows(archive, "data") as take_data,
+    ):
+        for first, count in _runs(member_headers(archive)["data"].shape[0]):
+            yield take_rows(first, count), take_columns(first, count), take_data(first, count)
+
+
+def _csc_entries(archive: ZipFile, shape: tuple[int, int]) -> Iterator[Entries]:
+    pointers = read_member(archive, "indptr")
+    with (
+        member_rows(archive, "indices") as take_rows,
+        member_rows(archive, "data") as take_data,
+    ):
+        for first, count in _runs(int(pointers[-1])):
+            entry = np.arange(first, first + count)
+            columns = np.searchsorted(pointers, entry, side="right") - 1
+            yield take_rows(first, count), columns, take_data(first, count)
+
+
+def _dia_entries(archive: ZipFile, shape: tuple[int, int]) -> Iterator[Entries]:
+    n_rows, n_columns = shape
+    with member_rows(archive, "data") as take_diagonals:
+        for number, offset in enumerate(read_member(archive, "offsets").tolist()):
+            values = take_diagonals(number, 1)[0]
+            columns = np.arange(max(0, offset), min(len(values), n_columns, n_rows + offset))
+            yield columns - offset, columns, values[columns]
+
+
+_UNORDERED = {"coo": _coo_entries, "csc": _csc_entries, "dia": _dia_entries}

@@ -1,0 +1,201 @@
+"""Tables with named columns: CSV, TSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.sources.base import (
+    BAD,
+    Batch,
+    ReadOptions,
+    Source,
+    check_names,
+    encode_numbers,
+    reading,
+    unnamed,
+)
+from storage.sources.columns import (
+    MISSING_TOKENS,
+    is_feature_type,
+    row_column,
+    table_codes,
+    token_codes,
+)
+from storage.sources.text import TABLE_BLOCK_BYTES, line_blocks, open_text
+
+
+def _any_case(word: str) -> list[str]:
+    return ["".join(letters) for letters in product(*({c, c.upper()} for c in word))]
+
+
+_TRUE, _FALSE = ["1", "1.0", *_any_case("true")], ["0", "0.0", *_any_case("false")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvSource(Source):
+    """A `.csv` or `.tsv` file. Per-row columns stay text, as they are written.
+
+    Attributes
+    ----------
+    delimiter
+        Comma or tab.
+    header
+        Names of all columns in file order.
+    has_header
+        Whether the first line holds them.
+    """
+
+    delimiter: str
+    header: tuple[str, ...]
+    has_header: bool
+
+    def batches(self) -> Iterator[Batch]:
+        """Parse blocks of lines: as bits or numbers if that goes, as text otherwise."""
+        first_row = 0
+        with reading(self.path), open_text(self.path) as stream:
+            if self.has_header:
+                stream.readline()
+            for block in line_blocks(stream, TABLE_BLOCK_BYTES):
+                for rows in self._parse(block, first_row).to_batches():
+                    yield _table_batch(self, rows, first_row)
+                    first_row += rows.num_rows
+
+    def _parse(self, block: bytes, first_row: int) -> pa.Table:
+        typed = pa.bool_() if self.options.threshold is None else pa.float64()
+        try:
+            return self._parse_as(typed, block, first_row)
+        except pa.ArrowInvalid:
+            pass
+        try:
+            return self._parse_as(pa.string(), block, first_row)
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{self.row_place(first_row)} or after: Expected UTF-8 text of delimited values, "
+                f"got an error: {' '.join(str(error).split())}. Correct the file."
+            ) from error
+
+    def _parse_as(self, kind: pa.DataType, block: bytes, first_row: int) -> pa.Table:
+        ragged: list[pa.csv.InvalidRow] = []
+
+        def note(row: pa.csv.InvalidRow) -> str:
+            ragged.append(row)
+            return "skip"
+
+        types = dict.fromkeys(self.feature_names, kind) | dict.fromkeys(
+            self.column_names, pa.string()
+        )
+        try:
+            return pa.csv.read_csv(
+                pa.BufferReader(block),
+                # With threads a ragged row would not know its number.
+                pa.csv.ReadOptions(
+                    column_names=self.header, use_threads=False, block_size=len(block) + 1
+                ),
+                pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note),
+                pa.csv.ConvertOptions(
+                    column_types=types,
+                    null_values=_missing_words(self.options),
+                    true_values=_TRUE,
+                    false_values=_FALSE,
+                ),
+            )
+        finally:
+            if ragged:
+                raise self._ragged(first_row, ragged[0])
+
+    def _ragged(self, first_row: int, row: pa.csv.InvalidRow) -> DataError:
+        return DataError(
+            f"{self.row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
+            f"columns, got {row.actual_columns}. Correct the row."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetSource(Source):
+    """A `.parquet` file."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Read runs of rows across row groups."""
+        first_row = 0
+        with reading(self.path), pa.parquet.ParquetFile(self.path, memory_map=True) as file:
+            for rows in file.iter_batches(self.batch_rows):
+                yield _table_batch(self, rows, first_row)
+                first_row += rows.num_rows
+
+
+def _table_batch(source: Source, rows: pa.RecordBatch, first_row: int) -> Batch:
+    features = [rows.column(name) for name in source.feature_names]
+    codes = table_codes(features, rows.num_rows, source.options)
+
+    def shown(row: int, feature: int) -> str:
+        return repr(features[feature][row].as_py())
+
+    columns = {
+        name: row_column(source, name, rows.column(name), first_row)
+        for name in source.column_names
+    }
+    return source.batch(codes, first_row, shown, columns)
+
+
+def open_csv(path: str, options: ReadOptions) -> CsvSource:
+    """Open a `.csv` or `.tsv` file: reads its first line.
+
+    A first line of nothing but 0 and 1 is a row, not a header.
+    """
+    delimiter = "\t" if ".tsv" in path.lower() else ","
+    with reading(path), open_text(path) as stream:
+        first_line = stream.readline().decode("utf-8-sig")
+        words = [word.strip() for word in next(csv.reader([first_line], delimiter=delimiter), [])]
+    if not words:
+        raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
+    has_header = bool((token_codes(words, ReadOptions()) > 1).any())
+    header = tuple(words) if has_header else unnamed(len(words))
+    check_names(path, header)
+    wanted = dict.fromkeys(options.row_columns)
+    return CsvSource(
+        path=path,
+        options=options,
+        feature_names=tuple(name for name in header if name not in wanted),
+        column_names=tuple(name for name in wanted if name in header),
+        delimiter=delimiter,
+        header=header,
+        has_header=has_header,
+    )
+
+
+def open_parquet(path: str, options: ReadOptions) -> ParquetSource:
+    """Open a `.parquet` file: reads its footer."""
+    with reading(path), pa.parquet.ParquetFile(path) as file:
+        schema, n_rows = file.schema_arrow, file.metadata.num_rows
+    wanted = dict.fromkeys(options.row_columns)
+    names = tuple(name for name in schema.names if name not in wanted)
+    check_names(path, schema.names)
+    for name in names:
+        if not is_feature_type(schema.field(name).type):
+            raise DataError(
+                f"{path}: Expected booleans, numbers or text in column {name!r}, got "
+                f"{schema.field(name).type}. Use --keep {name} to keep it beside the features."
+            )
+    return ParquetSource(
+        path=path,
+        options=options,
+        feature_names=names,
+        n_rows=n_rows,
+        column_names=tuple(name for name in wanted if name in schema.names),
+    )
+
+
+def _missing_words(options: ReadOptions) -> list[str]:
+    """Give the spellings of missing values that need no closer look."""
+    usual = [word for token in MISSING_TOKENS for word in (token, token.upper(), token.title())]
+    return sorted({*usual, "NaN", *options.missing})

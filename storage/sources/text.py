@@ -1,0 +1,104 @@
+"""Lines of text files, plain or gzip-compressed, in blocks of whole lines."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+
+TABLE_BLOCK_BYTES = 1 << 23
+# A short number takes two bytes as text and tens of bytes while it is put in its place.
+NUMBER_BLOCK_BYTES = 1 << 21
+
+
+def open_text(path: str) -> BinaryIO:
+    """Open a file for reading, through gzip if its name ends in `.gz`."""
+    if path.lower().endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return open(path, "rb")
+
+
+def line_blocks(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
+    """Read whole lines, about `n_bytes` at a time; every block ends in a line break."""
+    rest = b""
+    while data := stream.read(n_bytes):
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield rest + data[:end]
+            rest = data[end:]
+        else:
+            rest += data
+    if rest:
+        yield rest + b"\n"
+
+
+def parse_numbers(
+    path: str, block: bytes, first_line: int, dtype: type[np.int64] | type[np.float64]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Parse numbers separated by white space.
+
+    Parameters
+    ----------
+    path
+        The file, for the message.
+    block
+        Whole lines.
+    first_line
+        Lines of the file before the block.
+    dtype
+        Type of the numbers.
+
+    Returns
+    -------
+    values
+        All numbers of the block, (n_numbers,).
+    counts
+        Numbers on each line, (n_lines,).
+
+    Raises
+    ------
+    DataError
+        If a word is not such a number.
+    """
+    characters = np.frombuffer(block, np.uint8)
+    word = characters > 32
+    begins = word.copy()
+    begins[1:] &= ~word[:-1]
+    line_ends = np.flatnonzero(characters == 10)
+    line_begins = np.concatenate([[0], line_ends[:-1] + 1])
+    counts = np.add.reduceat(begins, line_begins, dtype=np.int64)
+    # NumPy reads blank text as one zero.
+    values = _numbers(block, dtype) if counts.any() else np.empty(0, dtype)
+    if values is None or len(values) != counts.sum():
+        raise _not_a_number(path, block, first_line, dtype)
+    return values, counts
+
+
+def _numbers(block: bytes, dtype: type[np.int64] | type[np.float64]) -> NDArray[Any] | None:
+    """All numbers, or None if some word is none or too large."""
+    try:
+        values: NDArray[Any] = np.fromstring(block, dtype=dtype, sep=" ")
+    except ValueError:
+        return None
+    # NumPy reads an integer that does not fit as the largest one.
+    too_large = dtype is np.int64 and (np.abs(values) == np.iinfo(np.int64).max).any()
+    return None if too_large else values
+
+
+def _not_a_number(
+    path: str, block: bytes, first_line: int, dtype: type[np.int64] | type[np.float64]
+) -> DataError:
+    noun = "whole numbers" if dtype is np.int64 else "numbers"
+    for number, line in enumerate(block.split(b"\n"), start=first_line + 1):
+        for word in line.split():
+            try:
+                dtype(word.decode())
+            except (ValueError, OverflowError):
+                shown = repr(word[:40].decode(errors="replace"))
+                return DataError(f"{path}: line {number}: Expected {noun}, got {shown}.")
+    return DataError(f"{path}: Expected {noun} after line {first_line}, got other text.")
