@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -18,9 +18,10 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
 from flows.datasets import dataset_path
-from flows.options import Json, Split, Switch, build_model, command, run
+from flows.hyperparameters import build_model
+from flows.options import Json, Split, Switch, command, run
 from flows.progress import Report, reporting
-from flows.runtime import ExecutorName, opened_executor
+from flows.runtime import ExecutorName, check_executor, opened_executor
 from flows.server import with_server
 from flows.summary import print_json, print_table
 from pipeline.blocks import Rows
@@ -93,8 +94,6 @@ def _stage(name: str) -> Iterator[Job]:
 def open_stage(work: str) -> None:
     """Check that the run can be done before any work is spent on it."""
     with _stage("open") as job:
-        if job.split is not None:
-            job.dataset.split_code(job.split)
         need = job.model.memory(job.dataset.n_features, job.dataset.n_segments)
         free = psutil.virtual_memory().available
         if need > free:
@@ -209,7 +208,7 @@ def fit(
     dataset: str,
     model: str = "clipped-pca",
     components: str | None = None,
-    settings: list[str] | None = None,
+    settings: Sequence[str] = (),
     split: str | None = None,
     output: str | None = None,
     seed: int = 0,
@@ -220,8 +219,7 @@ def fit(
 ) -> dict[str, Any]:
     """Run the stages; `python -m flows.fit --help` explains the parameters."""
     begun = time.perf_counter()
-    built = build_model(model, components, settings or [])
-    opened = open_dataset(dataset_path(dataset))
+    built, opened = prepare(dataset, model, components, settings, split)
     folder = _run_folder(built, opened, split, seed, output)
     folder.open_work(resume)
     with opened_executor(executor, workers, cluster) as ready, reporting() as progress:
@@ -233,6 +231,21 @@ def fit(
             _job.reset(token)
     folder.close_work()
     return {**summary, "seconds": round(time.perf_counter() - begun, 3), "stages": job.seconds}
+
+
+def prepare(
+    dataset: str,
+    model: str,
+    components: str | None,
+    settings: Sequence[str],
+    split: str | None,
+) -> tuple[Model, BinaryDataset]:
+    """Refuse what can be refused at once: options, the dataset's manifest, its split."""
+    built = build_model(model, components, settings)
+    opened = open_dataset(dataset_path(dataset))
+    if split is not None:
+        opened.split_code(split)
+    return built, opened
 
 
 def _run_stages(work: str) -> dict[str, Any]:
@@ -289,7 +302,7 @@ def main(
         "dataset": dataset,
         "model": model,
         "components": components,
-        "settings": list(setting),
+        "settings": setting,
         "split": split,
         "output": output,
         "seed": seed,
@@ -298,6 +311,8 @@ def main(
         "cluster": cluster,
         "resume": resume,
     }
+    check_executor(executor, workers, cluster)
+    prepare(dataset, model, components, setting, split)
     summary = with_server(lambda: fit(**parameters))
     if json:
         print_json(summary)

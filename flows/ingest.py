@@ -22,7 +22,14 @@ from flows.summary import print_ingest, print_json
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 from storage.examples import PREFIX, open_example
-from storage.sources import Batch, ReadOptions, basket_items, expand_sources, open_source
+from storage.sources import (
+    Batch,
+    ReadOptions,
+    basket_items,
+    expand_sources,
+    is_baskets,
+    open_source,
+)
 from storage.writer import append_dataset, create_dataset
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
@@ -145,6 +152,7 @@ def ingest_sources(
     with writing as writer:
         segment = _segmenter(roles, n_rows, base)
         done = 0
+        progress("ingest", done, n_rows or 0, done)
         for batch in batches_in_order(opened):
             columns = {stored: batch.columns[name] for stored, name in roles.stored.items()}
             writer.add(replace(batch, columns=columns), segment(batch, done))
@@ -167,7 +175,8 @@ def _remembered(roles: Roles, base: BinaryDataset) -> Roles:
 def _open_sources(patterns: Sequence[str], roles: Roles, base: BinaryDataset | None) -> list[Any]:
     made = [name for name in patterns if name.startswith(PREFIX)]
     paths = expand_sources([name for name in patterns if not name.startswith(PREFIX)])
-    items = base.feature_names if base else basket_items(paths)
+    baskets = [name for name in paths if is_baskets(name)]
+    items = base.feature_names if base else basket_items(baskets)
     opened = [open_example(name) for name in made]
     opened += [open_source(name, roles.options, items=items) for name in paths]
     if not opened:

@@ -48,7 +48,7 @@ class Bars:
         """Move the bar."""
         if done == 0:
             self._pace = Pace()
-            self._task = self._bars.add_task(label, total=total, rate="")
+            self._task = self._bars.add_task(label, total=total or None, rate="")
         self._bars.update(self._task, completed=done, rate=self._pace.rate(rows))
 
 
@@ -66,7 +66,8 @@ class Lines:
             self._pace, self._last = Pace(), now
         if done == total or now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
-            log.info("%s: %d of %d tasks, %s", label, done, total, self._pace.rate(rows))
+            far = f"{done / total:.0%}" if total else f"{rows:,} rows"
+            log.info("%s: %s, %s", label, far, self._pace.rate(rows))
 
 
 class Pace:

@@ -32,7 +32,7 @@ def opened_executor(
     FitError
         If the options contradict each other or the cluster does not answer.
     """
-    _check(name, workers, cluster)
+    check_executor(name, workers, cluster)
     if name == "serial":
         yield SerialExecutor()
     elif name == "threads":
@@ -42,7 +42,8 @@ def opened_executor(
             yield DaskExecutor(client)
 
 
-def _check(name: ExecutorName, workers: int | None, cluster: str | None) -> None:
+def check_executor(name: ExecutorName, workers: int | None, cluster: str | None) -> None:
+    """Refuse options that contradict each other."""
     if workers is not None and workers < 1:
         raise FitError(f"--workers: Expected at least 1, got {workers}.")
     if cluster and name != "dask":

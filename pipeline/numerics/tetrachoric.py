@@ -33,7 +33,8 @@ from pipeline.numerics.bivariate_normal import (
 )
 
 MAX_CORRELATION = 1.0 - 1e-6
-_MIN_TAU = math.sqrt((1.0 - MAX_CORRELATION) / (1.0 + MAX_CORRELATION))
+# A little beyond the limit, so that it is a minimum that clips and the limit is met exactly.
+_MIN_TAU = 0.999 * math.sqrt((1.0 - MAX_CORRELATION) / (1.0 + MAX_CORRELATION))
 _TOLERANCE = 1e-5  # Of a step, relative to τ. Convergence is cubic: what remains is below 1e-12.
 _HALLEY_STEPS = 10
 _MAX_STEPS = 100

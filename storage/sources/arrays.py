@@ -12,16 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import (
-    MISSING,
-    Batch,
-    ReadOptions,
-    Source,
-    check_numeric,
-    encode_numbers,
-    reading,
-    unnamed,
-)
+from storage.sources.base import Batch, Source, reading, unnamed
+from storage.sources.codes import MISSING, ReadOptions, check_numeric, encode_numbers
 from storage.sources.members import Header, member_headers, member_rows, read_header, read_member
 from storage.sources.sparse import open_sparse
 
@@ -91,7 +83,7 @@ class NpzSource(Source):
         if values.dtype.kind == "b":
             return values.astype(np.int8)
         if values.dtype.kind == "S":
-            return np.char.decode(values, "utf-8")
+            values = np.char.decode(values, "utf-8")
         labels = self.labels.get(name)
         if labels is None or values.dtype.kind not in "iu":
             return values
@@ -102,7 +94,8 @@ class NpzSource(Source):
                 f"{self.row_place(first_row + row)}: Expected {name} from 0 to "
                 f"{len(labels) - 1}, got {values[row]}. Correct the array {name!r}."
             )
-        return np.array(labels)[values]
+        named: NDArray[np.str_] = np.array(labels)[values]
+        return named
 
 
 def number_batch(
@@ -176,9 +169,7 @@ def _matrix_name(path: str, headers: Mapping[str, Header]) -> str:
     return matrices[0]
 
 
-def _check_packed(
-    path: str, headers: Mapping[str, Header], n_rows: int, n_features: int
-) -> None:
+def _check_packed(path: str, headers: Mapping[str, Header], n_rows: int, n_features: int) -> None:
     expected = (n_rows, -(-n_features // 8))
     for name in ("X", "M"):
         header = headers.get(name)
@@ -193,9 +184,7 @@ def _column_names(
     path: str, headers: Mapping[str, Header], n_rows: int, others: tuple[str, ...]
 ) -> tuple[str, ...]:
     names = [
-        name
-        for name, header in headers.items()
-        if header.shape == (n_rows,) and name not in others
+        name for name, header in headers.items() if header.shape == (n_rows,) and name not in others
     ]
     for name in names:
         if headers[name].dtype.kind not in "biufUS":

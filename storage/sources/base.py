@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -18,16 +17,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.sources.codes import BAD, MISSING, Codes, ReadOptions, in_row_order
 
-Codes = NDArray[np.uint8]
-
-# A value's code is 0 or 1, or one of these two.
-MISSING, BAD = 2, 3
 # Large enough to hide the cost of a batch, small enough that a few of them fit any machine.
 BATCH_CELLS = 1 << 22
 _FEWEST_ROWS = 64
-# Columns copied at once: their source rows and one target line each stay in the first-level cache.
-_TILE = 16
+_LONGEST_SHOWN = 60
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -57,35 +52,6 @@ class Batch:
     X: NDArray[np.uint8]
     observed: NDArray[np.uint8] | None
     columns: Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How values become bits.
-
-    Attributes
-    ----------
-    missing
-        Further tokens that mean "not observed"; a numeric one also holds for numeric sources.
-    threshold
-        Binarise: 1 where value > threshold. NaN stays missing.
-    row_columns
-        Names of per-row columns wanted; they are not features.
-    """
-
-    missing: tuple[str, ...] = ()
-    threshold: float | None = None
-    row_columns: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.threshold is not None and not math.isfinite(self.threshold):
-            raise DataError(f"--threshold: Expected a finite number, got {self.threshold}.")
-
-    @property
-    def missing_numbers(self) -> list[float]:
-        """The numbers among the missing tokens."""
-        numbers = [number_of(token) for token in self.missing]
-        return [number for number in numbers if number is not None and not math.isnan(number)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +136,7 @@ class Source(ABC):
         columns
             Per-row columns of these rows.
         """
-        codes = _in_row_order(codes)
+        codes = in_row_order(codes)
         highest = codes.max(initial=0)
         if highest == BAD:
             row, feature = divmod(int((codes == BAD).argmax()), self.n_features)
@@ -186,7 +152,8 @@ class Source(ABC):
         expected = "a number, true, false" if threshold_given else "0, 1, true, false"
         remedy = "Use" if threshold_given else "Use --threshold T to binarise, or"
         return DataError(
-            f"{self.place(row, feature)}: Expected {expected} or a missing value, got {shown}. "
+            f"{self.place(row, feature)}: Expected {expected} or a missing value, "
+            f"got {shown[:_LONGEST_SHOWN]}. "
             f"{remedy} --missing TOKEN."
         )
 
@@ -226,53 +193,6 @@ def check_names(path: str, names: Sequence[str]) -> None:
         raise DataError(f"{path}: Expected distinct names, got repeated {shown}. Rename them.")
 
 
-def number_of(text: str) -> float | None:
-    """Read a number, true or false; None if it is none of them."""
-    word = text.strip().lower()
-    if word in ("true", "false"):
-        return float(word == "true")
-    try:
-        return float(word)
-    except ValueError:
-        return None
-
-
-def encode_numbers(values: NDArray[Any], options: ReadOptions) -> Codes:
-    """Code an array of booleans, integers or floats: 0, 1, MISSING or BAD, in the same shape."""
-    values = np.asarray(values)
-    if values.dtype.kind == "b":
-        values = values.view(np.uint8)
-    if options.threshold is not None:
-        codes = (values > options.threshold).view(np.uint8)
-    else:
-        ones = values == 1
-        binary = ones | (values == 0)
-        codes = ones.view(np.uint8)
-        if not binary.all():
-            codes[~binary] = BAD
-    if values.dtype.kind == "f":
-        codes[np.isnan(values)] = MISSING
-    for number in options.missing_numbers:
-        codes[values == number] = MISSING
-    return codes
-
-
-def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
-    """Refuse types that `encode_numbers` does not take."""
-    if dtype.kind not in "biuf":
-        raise DataError(f"{path}: Expected booleans, integers or floats, got {dtype}.")
-
-
-def check_implicit_zeros(path: str, options: ReadOptions) -> None:
-    """Refuse options under which the zeros that a sparse format leaves out are not 0."""
-    if encode_numbers(np.zeros(1), options)[0] != 0:
-        raise DataError(
-            f"{path}: Expected options that keep 0 as 0, because entries left out are 0, got "
-            f"--threshold {options.threshold} --missing {' '.join(options.missing)}. "
-            "Use a threshold of 0 or more, or a dense format."
-        )
-
-
 @contextmanager
 def reading(path: str) -> Iterator[None]:
     """Turn what a library raises about a bad file into one line that names the file."""
@@ -286,13 +206,3 @@ def reading(path: str) -> Iterator[None]:
             f"{path}: Expected a readable file, got an error: {reason or type(error).__name__}. "
             "Check that it is whole and of the kind its name says."
         ) from error
-
-
-def _in_row_order(codes: Codes) -> Codes:
-    """Copy to C order in narrow tiles, three times as fast as in one go."""
-    if codes.flags.c_contiguous:
-        return codes
-    ordered = np.empty(codes.shape, codes.dtype)
-    for start in range(0, codes.shape[1], _TILE):
-        ordered[:, start : start + _TILE] = codes[:, start : start + _TILE]
-    return ordered

@@ -9,14 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import (
-    Batch,
-    ReadOptions,
-    Source,
-    check_implicit_zeros,
-    encode_numbers,
-    reading,
-)
+from storage.sources.base import Batch, Source, reading
+from storage.sources.codes import ReadOptions, check_implicit_zeros, encode_numbers
 from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
 
 

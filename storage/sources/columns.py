@@ -10,7 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import BAD, MISSING, Codes, ReadOptions, Source, encode_numbers, number_of
+from storage.sources.base import Source
+from storage.sources.codes import BAD, MISSING, Codes, ReadOptions, encode_numbers, number_of
 
 # Compared without regard to case.
 MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
@@ -19,14 +20,20 @@ MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
 def is_feature_type(kind: pa.DataType) -> bool:
     """Tell whether `column_codes` takes columns of this type."""
     if pa.types.is_dictionary(kind):
-        return is_feature_type(kind.value_type)
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    is_other = pa.types.is_boolean(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
-    return is_number or is_other or _is_text(kind)
+        kind = kind.value_type
+    tests = (
+        _is_text,
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_decimal,
+        pa.types.is_null,
+    )
+    return any(test(kind) for test in tests)
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def table_codes(columns: Sequence[pa.Array], n_rows: int, options: ReadOptions) -> Codes:
@@ -85,9 +92,7 @@ def _token_number(token: str | None, options: ReadOptions) -> float | None:
     return number_of(token)
 
 
-def row_column(
-    source: Source, name: str, column: pa.Array, first_row: int
-) -> NDArray[Any]:
+def row_column(source: Source, name: str, column: pa.Array, first_row: int) -> NDArray[Any]:
     """Take a per-row column: integers, floats, or text for every other type."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()

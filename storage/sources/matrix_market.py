@@ -10,14 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import (
-    Batch,
-    ReadOptions,
-    Source,
-    check_implicit_zeros,
-    reading,
-    unnamed,
-)
+from storage.sources.base import Batch, Source, reading, unnamed
+from storage.sources.codes import ReadOptions, check_implicit_zeros
 from storage.sources.spool import Entries, spooled_batches
 from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
 
@@ -90,9 +84,7 @@ class MatrixMarketSource(Source):
             yield place - starts[column] + skipped[column], column, values
         self._check_count(int(starts[-1]), n_values)
 
-    def _numbers(
-        self, stream: BinaryIO
-    ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
+    def _numbers(self, stream: BinaryIO) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
         """Numbers, numbers a line, and the lines before them."""
         first_line = self.header.n_lines
         for block in line_blocks(stream, NUMBER_BLOCK_BYTES):

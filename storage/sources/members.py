@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,13 +66,9 @@ def member_rows(archive: ZipFile, name: str) -> Iterator[TakeRows]:
         path = archive.extract(name + ".npy", folder)
         array = np.load(path, mmap_mode="r")
         yield lambda first, n_rows: array[first : first + n_rows]
-        del array
-        os.remove(path)
 
 
-def _take(
-    stream: IO[bytes], name: str, header: Header, first: int, n_rows: int
-) -> NDArray[Any]:
+def _take(stream: IO[bytes], name: str, header: Header, first: int, n_rows: int) -> NDArray[Any]:
     """Read the next rows; the archive's checksum is checked after the last one."""
     shape = (n_rows, *header.shape[1:])
     n_bytes = int(np.prod(shape, dtype=np.int64)) * header.dtype.itemsize

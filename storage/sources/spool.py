@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import BAD, Batch, Codes, Source, encode_numbers
+from storage.sources.base import Batch, Source
+from storage.sources.codes import BAD, Codes, encode_numbers
 
 # Rows, columns and values of a run of entries, each (n_entries,); rows and columns from 0.
 Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -94,9 +95,10 @@ def _checked_codes(
     inside = (rows >= 0) & (rows < n_rows) & (columns >= 0) & (columns < source.n_features)
     if not inside.all():
         entry = int((~inside).argmax())
+        row, column = int(rows[entry]) + 1, int(columns[entry]) + 1
         raise DataError(
             f"{source.path}: Expected entries in rows 1 to {n_rows} and columns 1 to "
-            f"{source.n_features}, got row {int(rows[entry]) + 1}, column {int(columns[entry]) + 1}. "
+            f"{source.n_features}, got row {row}, column {column}. "
             "Check the shape."
         )
     codes = encode_numbers(values, source.options)
@@ -121,4 +123,3 @@ def _temporary_planes(n_bytes: int) -> Iterator[_Planes]:
             for name in ("ones", "zeros")
         )
         yield _Planes(ones, zeros)
-

@@ -7,23 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
-from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import (
-    BAD,
-    Batch,
-    ReadOptions,
-    Source,
-    check_names,
-    encode_numbers,
-    reading,
-    unnamed,
-)
+from storage.sources.base import Batch, Source, check_names, reading, unnamed
+from storage.sources.codes import ReadOptions
 from storage.sources.columns import (
     MISSING_TOKENS,
     is_feature_type,
@@ -66,7 +57,9 @@ class CsvSource(Source):
             if self.has_header:
                 stream.readline()
             for block in line_blocks(stream, TABLE_BLOCK_BYTES):
-                for rows in self._parse(block, first_row).to_batches():
+                table = self._parse(block, first_row)
+                self._refuse_line_breaks(table, first_row)
+                for rows in table.to_batches():
                     yield _table_batch(self, rows, first_row)
                     first_row += rows.num_rows
 
@@ -95,7 +88,7 @@ class CsvSource(Source):
             self.column_names, pa.string()
         )
         try:
-            return pa.csv.read_csv(
+            table = pa.csv.read_csv(
                 pa.BufferReader(block),
                 # With threads a ragged row would not know its number.
                 pa.csv.ReadOptions(
@@ -109,9 +102,23 @@ class CsvSource(Source):
                     false_values=_FALSE,
                 ),
             )
-        finally:
-            if ragged:
-                raise self._ragged(first_row, ragged[0])
+        except pa.ArrowInvalid:
+            if not ragged:
+                raise
+        if ragged:
+            raise self._ragged(first_row, ragged[0])
+        return table
+
+    def _refuse_line_breaks(self, table: pa.Table, first_row: int) -> None:
+        """An unclosed quote would swallow the rows that follow it."""
+        for name in self.column_names:
+            broken = pa.compute.match_substring(table.column(name), "\n").to_numpy()
+            if broken.any():
+                row = first_row + int(broken.argmax())
+                raise DataError(
+                    f"{self.row_place(row)}, column {name!r}: Expected text on one line, got a "
+                    "line break inside quotes. Close the quote, or remove the break."
+                )
 
     def _ragged(self, first_row: int, row: pa.csv.InvalidRow) -> DataError:
         return DataError(
@@ -141,8 +148,7 @@ def _table_batch(source: Source, rows: pa.RecordBatch, first_row: int) -> Batch:
         return repr(features[feature][row].as_py())
 
     columns = {
-        name: row_column(source, name, rows.column(name), first_row)
-        for name in source.column_names
+        name: row_column(source, name, rows.column(name), first_row) for name in source.column_names
     }
     return source.batch(codes, first_row, shown, columns)
 
@@ -152,7 +158,7 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
 
     A first line of nothing but 0 and 1 is a row, not a header.
     """
-    delimiter = "\t" if ".tsv" in path.lower() else ","
+    delimiter = "\t" if path.lower().removesuffix(".gz").endswith(".tsv") else ","
     with reading(path), open_text(path) as stream:
         first_line = stream.readline().decode("utf-8-sig")
         words = [word.strip() for word in next(csv.reader([first_line], delimiter=delimiter), [])]

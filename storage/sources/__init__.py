@@ -1,0 +1,116 @@
+"""Readers of binary data: each opens cheaply and streams batches of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from glob import glob, has_magic
+from pathlib import Path
+
+from storage.errors import DataError
+from storage.sources.arrays import open_npy, open_npz
+from storage.sources.base import Batch, Source
+from storage.sources.baskets import basket_items, open_baskets
+from storage.sources.codes import ReadOptions
+from storage.sources.matrix_market import open_matrix_market
+from storage.sources.tables import open_csv, open_parquet
+from storage.sources.zarr_arrays import is_zarr, open_zarr
+
+__all__ = [
+    "Batch",
+    "ReadOptions",
+    "Source",
+    "basket_items",
+    "expand_sources",
+    "is_baskets",
+    "open_source",
+]
+
+_OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
+    ".npy": open_npy,
+    ".npz": open_npz,
+    ".csv": open_csv,
+    ".csv.gz": open_csv,
+    ".tsv": open_csv,
+    ".tsv.gz": open_csv,
+    ".parquet": open_parquet,
+    ".mtx": open_matrix_market,
+    ".mtx.gz": open_matrix_market,
+    ".dat": open_baskets,
+    ".dat.gz": open_baskets,
+}
+
+
+def open_source(
+    path: str, options: ReadOptions | None = None, items: Sequence[str] | None = None
+) -> Source:
+    """Open a source by its suffix: reads headers only, of baskets without `items` all.
+
+    Parameters
+    ----------
+    path
+        A file, or the directory of a Zarr array.
+    options
+        How values become bits and which columns are not features.
+    items
+        The common items of several basket files, see `basket_items`; other formats name
+        their own features and leave it aside.
+
+    Raises
+    ------
+    DataError
+        If the path cannot be read, or its kind is unknown.
+    """
+    options = options or ReadOptions()
+    place = Path(path)
+    if not place.exists():
+        raise DataError(f"{path}: Expected a file or a Zarr array, got nothing there.")
+    if place.is_dir():
+        if is_zarr(path):
+            return open_zarr(path, options)
+        raise DataError(
+            f"{path}: Expected a file or a Zarr array, got a directory. "
+            f"Name its files, for example '{place / '*.npz'}'."
+        )
+    if is_baskets(path):
+        return open_baskets(path, options, items)
+    suffix = _suffix(path)
+    if suffix is None:
+        raise DataError(
+            f"{path}: Expected a suffix of {', '.join(_OPENERS)} or a Zarr directory, got "
+            f"{place.suffix or 'none'!r}. Convert the file, or rename it."
+        )
+    return _OPENERS[suffix](path, options)
+
+
+def is_baskets(path: str) -> bool:
+    """Tell whether a path names FIMI baskets, which need a common list of items."""
+    return _suffix(path) in (".dat", ".dat.gz")
+
+
+def expand_sources(patterns: Sequence[str]) -> list[str]:
+    """Expand wildcards, each in sorted order; the order of the arguments stays.
+
+    Raises
+    ------
+    DataError
+        If a path does not exist or a pattern matches nothing.
+    """
+    return [path for pattern in patterns for path in _expand(pattern)]
+
+
+def _expand(pattern: str) -> list[str]:
+    if Path(pattern).exists():
+        return [pattern]
+    found = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
+    if found:
+        return found
+    parent = Path(pattern).parent
+    names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+    near = get_close_matches(Path(pattern).name, names, n=1)
+    hint = f"Did you mean {str(parent / near[0])!r}?" if near else "Check the path."
+    raise DataError(f"{pattern}: Expected an existing path, got nothing there. {hint}")
+
+
+def _suffix(path: str) -> str | None:
+    return next((suffix for suffix in _OPENERS if path.lower().endswith(suffix)), None)

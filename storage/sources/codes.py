@@ -1,0 +1,109 @@
+"""Values as codes: the one place where numbers become 0, 1, missing or bad."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+
+Codes = NDArray[np.uint8]
+
+# A value's code is 0 or 1, or one of these two.
+MISSING, BAD = 2, 3
+# Columns copied at once: their source rows and one target line each stay in the first-level cache.
+_TILE = 16
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How values become bits.
+
+    Attributes
+    ----------
+    missing
+        Further tokens that mean "not observed"; a numeric one also holds for numeric sources.
+    threshold
+        Binarise: 1 where value > threshold. NaN stays missing.
+    row_columns
+        Names of per-row columns wanted; they are not features.
+    """
+
+    missing: tuple[str, ...] = ()
+    threshold: float | None = None
+    row_columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise DataError(f"--threshold: Expected a finite number, got {self.threshold}.")
+
+    @property
+    def missing_numbers(self) -> list[float]:
+        """The numbers among the missing tokens."""
+        numbers = [_float(token) for token in self.missing]
+        return [number for number in numbers if number is not None and not math.isnan(number)]
+
+
+def number_of(text: str) -> float | None:
+    """Read a number, true or false; None if it is none of them."""
+    word = text.strip().lower()
+    if word in ("true", "false"):
+        return float(word == "true")
+    return _float(word)
+
+
+def _float(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def encode_numbers(values: NDArray[Any], options: ReadOptions) -> Codes:
+    """Code an array of booleans, integers or floats: 0, 1, MISSING or BAD, in the same shape."""
+    values = np.asarray(values)
+    if values.dtype.kind == "b":
+        values = values.view(np.uint8)
+    if options.threshold is not None:
+        codes = (values > options.threshold).view(np.uint8)
+    else:
+        ones = values == 1
+        binary = ones | (values == 0)
+        codes = ones.view(np.uint8)
+        if not binary.all():
+            codes[~binary] = BAD
+    if values.dtype.kind == "f":
+        codes[np.isnan(values)] = MISSING
+    for number in options.missing_numbers:
+        codes[values == number] = MISSING
+    return codes
+
+
+def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
+    """Refuse types that `encode_numbers` does not take."""
+    if dtype.kind not in "biuf":
+        raise DataError(f"{path}: Expected booleans, integers or floats, got {dtype}.")
+
+
+def check_implicit_zeros(path: str, options: ReadOptions) -> None:
+    """Refuse options under which the zeros that a sparse format leaves out are not 0."""
+    if encode_numbers(np.zeros(1), options)[0] != 0:
+        raise DataError(
+            f"{path}: Expected options that keep 0 as 0, because entries left out are 0, got "
+            f"--threshold {options.threshold} --missing {' '.join(options.missing)}. "
+            "Use a threshold of 0 or more, or a dense format."
+        )
+
+
+def in_row_order(codes: Codes) -> Codes:
+    """Copy to C order in narrow tiles, three times as fast as in one go."""
+    if codes.flags.c_contiguous:
+        return codes
+    ordered = np.empty(codes.shape, codes.dtype)
+    for start in range(0, codes.shape[1], _TILE):
+        ordered[:, start : start + _TILE] = codes[:, start : start + _TILE]
+    return ordered

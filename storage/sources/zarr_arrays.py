@@ -1,0 +1,85 @@
+"""Existing Zarr arrays, version 2 or 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.locations import MANIFEST
+from storage.schema import DATASET_FORMAT
+from storage.sources.arrays import number_batch
+from storage.sources.base import Batch, Source, reading, unnamed
+from storage.sources.codes import ReadOptions, check_numeric
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZarrSource(Source):
+    """A Zarr matrix, (n_samples, n_features).
+
+    Attributes
+    ----------
+    array
+        Its path inside the store.
+    """
+
+    array: str
+
+    def batches(self) -> Iterator[Batch]:
+        """Read whole rows of chunks, so that each chunk is decoded once."""
+        with reading(self.path):
+            array: zarr.Array[Any] = zarr.open_array(self.path, path=self.array, mode="r")
+            n_rows, chunk_rows = array.shape[0], array.chunks[0]
+            step = chunk_rows * max(1, self.batch_rows // chunk_rows)
+            for first in range(0, n_rows, step):
+                values: NDArray[Any] = np.asarray(array[first : min(first + step, n_rows)])
+                for start, count in self.row_runs(len(values)):
+                    yield number_batch(self, values[start : start + count], first + start)
+
+
+def is_zarr(path: str) -> bool:
+    """Tell whether a directory holds Zarr metadata."""
+    return any((Path(path) / name).exists() for name in ("zarr.json", ".zarray", ".zgroup"))
+
+
+def open_zarr(path: str, options: ReadOptions) -> ZarrSource:
+    """Open a Zarr array, or the array `X` of a Zarr group."""
+    with reading(path):
+        array, name = _matrix(path)
+    if array.ndim != 2:
+        raise DataError(f"{path}: Expected a matrix (2 dimensions), got {array.ndim}.")
+    check_numeric(path, array.dtype)
+    n_rows, n_features = array.shape
+    return ZarrSource(
+        path=path,
+        options=options,
+        feature_names=unnamed(n_features),
+        n_rows=n_rows,
+        array=name,
+    )
+
+
+def _matrix(path: str) -> tuple[zarr.Array[Any], str]:
+    node = zarr.open(path, mode="r")
+    if isinstance(node, zarr.Array):
+        return node, ""
+    if node.attrs.get("format") == DATASET_FORMAT or (Path(path) / MANIFEST).exists():
+        raise DataError(
+            f"{path}: Expected data to ingest, got what is already a dataset. "
+            "Use it as it is: --dataset."
+        )
+    names = [name for name, array in node.arrays() if array.ndim == 2]
+    if names != ["X"]:
+        raise DataError(
+            f"{path}: Expected a group with one matrix, 'X', got "
+            f"{', '.join(map(repr, sorted(names))) or 'none'}. Name the array's own directory."
+        )
+    found = node["X"]
+    assert isinstance(found, zarr.Array)
+    return found, "X"
