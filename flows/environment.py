@@ -11,8 +11,9 @@ from platformdirs import user_cache_path, user_data_path
 _EMBEDDED = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    "PREFECT_LOGGING_LEVEL": "WARNING",
-    # The embedded server lives as long as the run: nobody could read its logs afterwards.
+    # The embedded server lives as long as the run: nobody could read its logs afterwards, and
+    # what went wrong is told by the command itself.
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
 }

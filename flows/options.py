@@ -13,6 +13,7 @@ from cyclopts.exceptions import CycloptsError
 from pipeline.errors import FitError
 from storage.errors import DataError
 
+BAD_INPUT_ERRORS = (DataError, FitError, OSError)
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 Switch = Parameter(negative="")
@@ -41,22 +42,36 @@ def command(name: str, help_text: str) -> App:
 
 def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted."""
-    logging.basicConfig(stream=sys.stderr, format="%(message)s")
-    logging.getLogger("latentbits").setLevel(logging.INFO)
+    log = logging.getLogger("latentbits")
+    log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
+    log.setLevel(logging.INFO)
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_without_traceback)
     try:
         app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         _leave(BAD_INPUT, f"{error} See --help.")
-    except (DataError, FitError) as error:
-        _leave(BAD_INPUT, str(error))
-    except OSError as error:
-        _leave(BAD_INPUT, f"{error.filename or ''}: {error.strerror or error}".lstrip(": "))
+    except BAD_INPUT_ERRORS as error:
+        _leave(BAD_INPUT, _message(error))
     except KeyboardInterrupt:
         _leave(INTERRUPTED, "interrupted")
     except Exception:
-        logging.getLogger("latentbits").exception("failure")
+        log.exception("failure")
         sys.exit(FAILED)
     sys.exit(DONE)
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+    return str(error)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Let Prefect log that a stage refused its input, but not where in the code that was."""
+    if record.exc_info and isinstance(record.exc_info[1], BAD_INPUT_ERRORS):
+        record.exc_info = None
+    return True
 
 
 def _leave(code: int, message: str) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -97,7 +97,7 @@ def collect(
     FitError
         If there are no rows.
     """
-    tasks = [(tile, keys) for tile in tiles for keys in groups(rows.n_chunks)]
+    tasks = [(tile, keys) for tile in tiles for keys in groups(rows.n_chunks) or [range(0)]]
     fold = partial(fold_group, summarize, rows.read)
     results = _counted(executor.map(fold, tasks), len(tasks), label, progress)
     by_tile = groupby(zip(tasks, results, strict=True), key=lambda done: done[0][0])
@@ -106,10 +106,11 @@ def collect(
 
 
 def _merged(parts: Iterable[S | None]) -> S:
-    filled = [part for part in parts if part is not None]
-    if not filled:
+    filled = (part for part in parts if part is not None)
+    first = next(filled, None)
+    if first is None:
         raise FitError("Expected at least one row, got none. Choose another --split.")
-    return tree_merge(filled)
+    return tree_merge(chain([first], filled))
 
 
 def _counted(

@@ -65,12 +65,12 @@ def write_artifact(
     Raises
     ------
     DataError
-        If an array holds a value that is not finite.
+        If an array holds anything but finite numbers.
     """
     folder = Path(path)
-    for name, (_, values) in arrays.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise DataError(f"{folder}: {name}: Expected finite values, got {_first_bad(values)}.")
+    arrays = {
+        name: NamedArray(a.dims, _storable(folder, name, a.values)) for name, a in arrays.items()
+    }
     shutil.rmtree(folder, ignore_errors=True)
     group = zarr.create_group(folder, attributes={"format": ARTIFACT_FORMAT})
     for name, (dims, values) in arrays.items():
@@ -80,7 +80,7 @@ def write_artifact(
         for name, (dims, values) in arrays.items()
     }
     body = {"format": ARTIFACT_FORMAT, "format_version": FORMAT_VERSION, "arrays": described}
-    write_manifest(folder, {**body, **manifest})
+    write_manifest(folder, {**manifest, **body})
     return folder
 
 
@@ -103,7 +103,9 @@ def load_artifact(path: str | Path) -> Artifact:
 
 def _resolved(path: Path) -> Path:
     pointer = path / "latest"
-    return path / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else path
+    if not pointer.is_file():
+        return path
+    return path / pointer.read_text(encoding="utf-8", errors="replace").strip()
 
 
 def _write_array(group: zarr.Group, name: str, dims: tuple[str, ...], values: NDArray[Any]) -> None:
@@ -126,6 +128,15 @@ def _read_array(folder: Path, name: str, described: Mapping[str, Any]) -> NDArra
     if list(values.shape) != described["shape"] or checksum(values) != described["checksum"]:
         raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
     return values
+
+
+def _storable(folder: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Give finite numbers in the byte order that comes back."""
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{folder}: {name}: Expected an array of numbers, got {values.dtype}.")
+    if not np.isfinite(values).all():
+        raise DataError(f"{folder}: {name}: Expected finite values, got {_first_bad(values)}.")
+    return values.astype(values.dtype.newbyteorder("<"), copy=False)
 
 
 def _first_bad(values: NDArray[Any]) -> str:

@@ -183,11 +183,11 @@ class BinaryDataset:
         DataError
             Naming the first chunk that is missing, damaged or does not add up.
         """
+        recorded = _read_table(self.path, self.manifest, self.group, "ones")
         for key in range(self.n_chunks):
             chunk = self.read_chunk(key, columns=self.column_names)
             ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
-            recorded = np.asarray(self.group["ones"][key])  # type: ignore[index]
-            if not np.array_equal(ones, recorded):
+            if not np.array_equal(ones, recorded[key]):
                 raise DataError(f"{self.path}: chunk {key}: Expected the recorded ones a feature.")
 
     def _stored(self, name: str, key: int, n_words: int) -> Words | None:
@@ -218,7 +218,8 @@ class BinaryDataset:
         return self._per_slot(f"columns/{name}", key, n_words)
 
     def _in_split(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
-        in_split: NDArray[np.bool_] = self._column("split", key, n_words) == self.split_code(split)
+        code = self.split_code(split)
+        in_split: NDArray[np.bool_] = self._column("split", key, n_words) == code
         return in_split
 
     def split_code(self, split: str) -> int:
@@ -243,8 +244,8 @@ class BinaryDataset:
 
     def _checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
         """Read a chunk of one array; Zarr reads a missing one as zeros, so look for it too."""
-        array: Any = self.group[array_path(name)]
         try:
+            array: Any = self.group[array_path(name)]
             values = np.ascontiguousarray(array[where])
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -267,25 +268,35 @@ def open_dataset(path: str | Path) -> BinaryDataset:
     manifest = read_manifest(folder, DATASET_FORMAT, FORMAT_VERSION)
     try:
         group = zarr.open_group(folder, mode="r")
-        tables = {
-            name: np.asarray(group[name][: manifest[length]])  # type: ignore[index]
-            for name, length in (
-                ("chunks", "n_chunks"),
-                ("blocks", "n_blocks"),
-                ("checksums", "n_chunks"),
-            )
-        }
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(
-            f"{folder}: Expected a whole dataset, got a damaged one ({reason})."
-        ) from error
-    for name, values in tables.items():
-        if checksum(values) != manifest["tables"][name]:
-            raise DataError(
-                f"{folder}: {name}: Expected the table of the manifest, got another. Damaged."
-            )
+        raise _damaged(folder, error) from error
+    names = ("chunks", "blocks", "checksums")
+    tables = {name: _read_table(folder, manifest, group, name) for name in names}
     return BinaryDataset(folder, manifest, group, **tables)
+
+
+def _read_table(
+    folder: Path, manifest: Mapping[str, Any], group: zarr.Group, name: str
+) -> NDArray[np.int64]:
+    try:
+        table: Any = group[name]
+        values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
+    except Exception as error:
+        raise _damaged(folder, error) from error
+    if checksum(values) != manifest["tables"][name]:
+        raise DataError(
+            f"{folder}: {name}: Expected the table of the manifest, got another. "
+            "Ingest the dataset again."
+        )
+    return values
+
+
+def _damaged(folder: Path, error: Exception) -> DataError:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return DataError(
+        f"{folder}: Expected a whole dataset, got a damaged one ({reason}). "
+        "Ingest the dataset again."
+    )
 
 
 @dataclass(frozen=True)

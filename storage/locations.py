@@ -22,16 +22,23 @@ LATEST = "latest"
 def write_text(path: Path, text: str) -> None:
     """Replace a file's text so that a reader sees the old text or the new one, never a part."""
     side = path.with_name(path.name + ".partial")
-    with side.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    side.replace(path)
+    try:
+        with side.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        side.replace(path)
+    except BaseException:
+        side.unlink(missing_ok=True)
+        raise
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Seal a manifest with its own digest and write it: from here on the folder counts as whole."""
-    sealed = {**manifest, "manifest_digest": _digest(manifest)}
+    # Only what JSON gives back can be checked later: its keys are text, its lists are no tuples.
+    body = json.loads(json.dumps(manifest))
+    body.pop("manifest_digest", None)
+    sealed = {**body, "manifest_digest": _digest(body)}
     write_text(folder / MANIFEST, json.dumps(sealed, indent=1) + "\n")
     return sealed
 
@@ -99,9 +106,9 @@ def is_unfinished(folder: Path, kind: str) -> bool:
     """Tell whether the folder is one of ours whose manifest was never written."""
     try:
         group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        ours: bool = group.get("attributes", {}).get("format") == kind
+    except (OSError, ValueError, AttributeError):
         return False
-    ours = group.get("attributes", {}).get("format") == kind
     return ours and not (folder / MANIFEST).exists()
 
 
@@ -116,7 +123,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def replace_folder(new: Path, target: Path) -> None:
     """Put a finished folder in the place of another."""
-    old = target.with_name(target.name + ".old")
+    old = target.with_name(f".{target.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)

@@ -29,7 +29,8 @@ BITS = ArraySpec(
     "bits",
     ("feature", "byte"),
     "uint8",
-    "Values, little bit order: slot s is bit s % 8 of byte s // 8. Padding slots are 0.",
+    "Values, little bit order: slot s is bit s % 8 of byte s // 8. "
+    "0 in padding slots and where no value was observed.",
 )
 OBSERVED = ArraySpec(
     "observed",

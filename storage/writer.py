@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ from storage.schema import (
 _CHUNK_BYTES = 8 << 20
 _SMALLEST_CHUNK, _LARGEST_CHUNK, _CHUNKS_WANTED = 1 << 20, 32 << 20, 64
 _NO_SEGMENT = "all"
+_LARGEST_INT = np.iinfo(np.int64).max
 
 
 class RowBatch(Protocol):
@@ -107,12 +108,22 @@ class DatasetWriter:
         Raises
         ------
         DataError
-            If a per-row column changes its type on the way.
+            If the batch has another number of features, or a per-row column changes its type.
         """
-        observed = batch.observed
+        if not len(batch.X):
+            return
+        if batch.X.shape[1] != len(self.feature_names):
+            raise DataError(
+                f"Expected {len(self.feature_names)} features in every batch, "
+                f"got {batch.X.shape[1]}. Check the sources."
+            )
+        values, observed = bits.pack_rows(batch.X), None
+        if batch.observed is not None and not batch.observed.all():
+            observed = bits.pack_rows(batch.observed)
+            values &= observed
         rows = _Rows(
-            bits.pack_rows(batch.X),
-            None if observed is None or observed.all() else bits.pack_rows(observed),
+            values,
+            observed,
             self._segment_codes(segments, len(batch.X)),
             {name: self._encode(name, batch.columns[name]) for name in self.columns},
         )
@@ -134,6 +145,7 @@ class DatasetWriter:
             if self._waiting:
                 self._write_chunk(self._waiting.pop())
         self._check_rows()
+        _resize(self._group, self._stored, self._n_chunks)
         self._write_tables()
         write_manifest(self.folder, self._manifest())
         return open_dataset(self.folder)
@@ -141,6 +153,10 @@ class DatasetWriter:
     @property
     def _n_chunks(self) -> int:
         return (self.base.n_chunks if self.base else 0) + len(self._chunks)
+
+    @property
+    def _stored(self) -> list[str]:
+        return ["bits", "observed", "order", *(f"columns/{name}" for name in self.columns)]
 
     def _segment_codes(self, segments: NDArray[Any] | None, n_rows: int) -> NDArray[np.int32]:
         names = np.full(n_rows, _NO_SEGMENT) if segments is None else segments.astype(str)
@@ -157,6 +173,11 @@ class DatasetWriter:
             raise DataError(
                 f"column {name!r}: Expected {wanted} values as in the first rows, got {kind}. "
                 "Give the column one type in every source."
+            )
+        if wanted == "int" and (values > _LARGEST_INT).any():
+            raise DataError(
+                f"column {name!r}: Expected whole numbers up to {_LARGEST_INT}, "
+                f"got {values.max()}. Write the column as text."
             )
         return values.astype(np.int64 if wanted == "int" else np.float64)
 
@@ -176,9 +197,7 @@ class DatasetWriter:
         words = self._feature_major(rows.values[order], slots)
         stored: dict[str, NDArray[Any] | None] = {
             "bits": words,
-            "observed": None
-            if rows.observed is None
-            else self._feature_major(rows.observed[order], slots),
+            "observed": self._mask(rows, order, slots),
             "order": None if len(blocks) == 1 else self._per_slot(ORDER, order, slots),
         }
         for name, values in rows.columns.items():
@@ -189,6 +208,16 @@ class DatasetWriter:
         self._blocks += [(key, int(a), int(b), int(c)) for a, b, c in blocks]
         self._chunks.append((self.n_rows, len(rows), n_words))
         self.n_rows += len(rows)
+
+    def _mask(
+        self, rows: _Rows, order: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> NDArray[np.uint8] | None:
+        """Place the mask, or None when this chunk has no missing value, wherever its batch has."""
+        if rows.observed is None:
+            return None
+        mask = self._feature_major(rows.observed[order], slots)
+        n_observed = np.bitwise_count(mask).sum(dtype=np.int64)
+        return None if n_observed == len(rows) * len(self.feature_names) else mask
 
     def _feature_major(
         self, rows: NDArray[np.uint8], slots: NDArray[np.int64]
@@ -224,7 +253,7 @@ class DatasetWriter:
         return create_array(self._group, spec, (*lead, width), (*lead, width))
 
     def _check_rows(self) -> None:
-        if not self.n_rows:
+        if not self._chunks:
             raise DataError("Expected at least one row, got none. Check the sources.")
         rows = np.zeros(len(self.segment_names), np.int64)
         blocks = self._all(BLOCKS)
@@ -279,7 +308,7 @@ class DatasetWriter:
             "digest": digest.hexdigest(),
             "n_chunks": self._n_chunks,
             "n_blocks": len(tables["blocks"]),
-            "stored": ["bits", "observed", "order", *(f"columns/{name}" for name in self.columns)],
+            "stored": self._stored,
             "tables": {name: checksum(table) for name, table in tables.items()},
             "ingest": dict(self.ingest),
             **described,
@@ -323,7 +352,8 @@ def create_dataset(
     """
     names = check_feature_names(feature_names)
     target = Path(path)
-    taken = target.exists() and not is_unfinished(target, DATASET_FORMAT) and any(target.iterdir())
+    holds_something = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    taken = holds_something and not is_unfinished(target, DATASET_FORMAT)
     if taken and not overwrite:
         raise DataError(
             f"{target}: Expected a new path, got one that exists. "
@@ -331,7 +361,7 @@ def create_dataset(
         )
     if taken:
         open_dataset(target)  # only a dataset is ever replaced, never another folder
-    folder = target.with_name(target.name + ".new") if taken else target
+    folder = target.with_name(f".{target.name}.replacing") if taken else target
     shutil.rmtree(folder, ignore_errors=True)
     writer = DatasetWriter(
         folder,
@@ -362,6 +392,7 @@ def append_dataset(path: str | Path, feature_names: Sequence[str]) -> Iterator[D
     """
     base = open_dataset(path)
     _check_same_features(base, tuple(feature_names))
+    _drop_unfinished(base)
     columns = json.loads(json.dumps(base.manifest["columns"]))
     writer = DatasetWriter(
         base.path,
@@ -374,8 +405,38 @@ def append_dataset(path: str | Path, feature_names: Sequence[str]) -> Iterator[D
         base.n_rows,
     )
     writer._group = zarr.open_group(base.path, mode="r+")
-    yield writer
-    writer.finish()
+    try:
+        yield writer
+        writer.finish()
+    except BaseException:
+        # What cannot be dropped now, the next append drops.
+        with suppress(OSError, DataError):
+            _drop_unfinished(open_dataset(base.path))
+        raise
+
+
+def _drop_unfinished(dataset: BinaryDataset) -> None:
+    """Delete what an interrupted append left beyond the manifest: other clients would read it."""
+    group = zarr.open_group(dataset.path, mode="r+")
+    for name, recorded in zip(dataset.manifest["stored"], dataset.checksums.T, strict=True):
+        if (recorded < 0).all() and array_path(name) in group:
+            del group[array_path(name)]
+    _resize(group, dataset.manifest["stored"], dataset.n_chunks)
+    for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS):
+        table: Any = group[spec.name]
+        length = len(dataset.blocks) if spec is BLOCKS else dataset.n_chunks
+        table.resize((length, *table.shape[1:]))
+    for part in dataset.path.rglob("*.partial"):
+        if part.is_file():
+            part.unlink()
+
+
+def _resize(group: zarr.Group, names: Sequence[str], n_chunks: int) -> None:
+    """Give all arrays with data of chunks the same length; chunks beyond it are deleted."""
+    for name in names:
+        if array_path(name) in group:
+            array: Any = group[array_path(name)]
+            array.resize((*array.shape[:-1], n_chunks * array.chunks[-1]))
 
 
 def check_feature_names(names: Sequence[str]) -> tuple[str, ...]:

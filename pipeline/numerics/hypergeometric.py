@@ -47,7 +47,7 @@ def _quantiles(n, ones_i, ones_j, z):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True)
 def _quantile(n, a, b, z):  # type: ignore[no-untyped-def]
     if n < 2 or a == 0 or b == 0:
-        return 0.0
+        return max(0.0, a + b - n)
     mean = a * b / n
     variance = mean * (n - a) * (n - b) / (n * (n - 1))
     if variance >= _NORMAL_VARIANCE:

@@ -2,8 +2,9 @@
 
 `words` is feature-major: bit b (little bit order) of the uint64 `words[i, w]` is feature i of
 sample 64 w + b. Bits behind the last sample are 0, so counting need not know where samples end.
-Rows may lie apart in memory, as they do in a column slice of a larger chunk: no kernel copies more
-than a strip of them that fits the cache.
+Rows may lie apart in memory, as they do in a column slice of a larger chunk, and are read there:
+only words that do not lie side by side within a row are copied first. Pair counting copies a strip
+of at most STRIP_WORDS words a feature at a time.
 
 Every kernel is compiled for one set of types on its first call and kept on disk. All release the
 GIL and start no threads; counts are exact.

@@ -141,7 +141,8 @@ def _read_header(path: str, stream: BinaryIO) -> _Header:
         line, n_lines = stream.readline(), n_lines + 1
     sizes = tuple(int(word) for word in line.split() if word.isdigit())
     if len(sizes) != len(line.split()) or len(sizes) != (3 if layout == "coordinate" else 2):
-        raise DataError(f"{path}: line {n_lines}: Expected a size line, got {line[:60]!r}.")
+        shown = line[:60].decode(errors="replace").strip()
+        raise DataError(f"{path}: line {n_lines}: Expected a size line, got {shown!r}.")
     if symmetry == "symmetric" and sizes[0] != sizes[1]:
         raise DataError(f"{path}: Expected a square symmetric matrix, got {sizes[0]} x {sizes[1]}.")
     return _Header(layout, field, symmetry, sizes, n_lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 
@@ -79,35 +80,50 @@ class CsvSource(Source):
 
     def _parse_as(self, kind: pa.DataType, block: bytes, first_row: int) -> pa.Table:
         ragged: list[pa.csv.InvalidRow] = []
+        try:
+            table = self._read(kind, block, ragged, threads=True)
+        except pa.ArrowInvalid:
+            if not ragged:
+                raise
+        if ragged:
+            raise self._ragged(block, first_row)
+        return table
+
+    def _read(
+        self, kind: pa.DataType, block: bytes, ragged: list[pa.csv.InvalidRow], threads: bool
+    ) -> pa.Table:
+        """Parse lines with features of the given type; notes ragged rows and leaves them out."""
+        features = dict.fromkeys(self.feature_names, kind)
+        columns = dict.fromkeys(self.column_names, pa.string())
 
         def note(row: pa.csv.InvalidRow) -> str:
             ragged.append(row)
             return "skip"
 
-        types = dict.fromkeys(self.feature_names, kind) | dict.fromkeys(
-            self.column_names, pa.string()
+        return pa.csv.read_csv(
+            pa.BufferReader(block),
+            pa.csv.ReadOptions(
+                column_names=self.header, use_threads=threads, block_size=len(block) + 1
+            ),
+            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note),
+            pa.csv.ConvertOptions(
+                column_types=features | columns,
+                null_values=_missing_words(self.options),
+                true_values=_TRUE,
+                false_values=_FALSE,
+            ),
         )
-        try:
-            table = pa.csv.read_csv(
-                pa.BufferReader(block),
-                # With threads a ragged row would not know its number.
-                pa.csv.ReadOptions(
-                    column_names=self.header, use_threads=False, block_size=len(block) + 1
-                ),
-                pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note),
-                pa.csv.ConvertOptions(
-                    column_types=types,
-                    null_values=_missing_words(self.options),
-                    true_values=_TRUE,
-                    false_values=_FALSE,
-                ),
-            )
-        except pa.ArrowInvalid:
-            if not ragged:
-                raise
-        if ragged:
-            raise self._ragged(first_row, ragged[0])
-        return table
+
+    def _ragged(self, block: bytes, first_row: int) -> DataError:
+        """Parse again, as rows only know their number without threads."""
+        ragged: list[pa.csv.InvalidRow] = []
+        with suppress(pa.ArrowInvalid):
+            self._read(pa.string(), block, ragged, threads=False)
+        row = ragged[0]
+        return DataError(
+            f"{self.row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
+            f"columns, got {row.actual_columns}. Correct the row."
+        )
 
     def _refuse_line_breaks(self, table: pa.Table, first_row: int) -> None:
         """An unclosed quote would swallow the rows that follow it."""
@@ -119,12 +135,6 @@ class CsvSource(Source):
                     f"{self.row_place(row)}, column {name!r}: Expected text on one line, got a "
                     "line break inside quotes. Close the quote, or remove the break."
                 )
-
-    def _ragged(self, first_row: int, row: pa.csv.InvalidRow) -> DataError:
-        return DataError(
-            f"{self.row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
-            f"columns, got {row.actual_columns}. Correct the row."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,80 @@
+"""What experiments share: a fit with its counts, a few rows of the data, tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from flows.progress import reporting
+from flows.runtime import ExecutorName, opened_executor
+from pipeline.blocks import BinaryBlock, Rows, block_of, blocks_of
+from pipeline.errors import FitError
+from pipeline.fit import collect_first, collect_pass, fit, start
+from pipeline.models.base import Model
+from storage.dataset import BinaryDataset, ChunkReader
+
+
+class Where(TypedDict):
+    """Where work runs: the arguments of `flows.runtime.opened_executor`."""
+
+    name: ExecutorName
+    workers: int | None
+    cluster: str | None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted model, and the statistics of its pass."""
+
+    params: Any
+    statistics: Any
+    warnings: tuple[str, ...]
+
+
+def fitted(model: Model, dataset: BinaryDataset, seed: int, where: Where) -> Fitted:
+    """Fit a one-pass model as `flows.fit` does, and keep the statistics.
+
+    Raises
+    ------
+    FitError
+        If the data cannot be used; features are named.
+    """
+    read = ChunkReader(str(dataset.path.resolve()), dataset.digest)
+    rows = Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+    names = dataset.feature_names
+    try:
+        with opened_executor(**where) as executor, reporting() as progress:
+            state = start(model, collect_first(model, rows, executor, progress), seed)
+            statistics = collect_pass(model, state, rows, executor, seed, progress)
+            done = fit(model, rows, executor, seed, state=state, statistics=statistics)
+    except FitError as error:
+        raise FitError(error.notice.render(names)) from error
+    warnings = tuple(notice.render(names) for notice in done.warnings)
+    return Fitted(done.params, statistics, warnings)
+
+
+def sampled_rows(dataset: BinaryDataset, n_rows: int, rng: np.random.Generator) -> BinaryBlock:
+    """Draw rows of the first chunk, in stored order, as a block of one segment."""
+    chunk = dataset.read_chunk(0)
+    keep = np.zeros(len(chunk.rows), bool)
+    keep[rng.choice(len(keep), min(n_rows, len(keep)), replace=False)] = True
+    blocks = [block for block in blocks_of(replace(chunk, keep=keep)) if block.n_samples]
+    masks = [block.observed() for block in blocks]
+    observed = None if masks[0] is None else np.concatenate(masks)
+    return block_of(np.concatenate([block.dense() for block in blocks]), observed)
+
+
+def write_table(stem: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows of named values as `stem`.csv and `stem`.json."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with stem.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    stem.with_suffix(".json").write_text(json.dumps(list(rows), indent=1) + "\n", encoding="utf-8")

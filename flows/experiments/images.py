@@ -1,0 +1,273 @@
+"""Clipped PCA beside linear PCA on images of bits, such as handwritten digits.
+
+D. D. Lee, H. Sompolinsky, "Learning a continuous hidden variable model for binary data", NIPS 1998
+(1999).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from flows.datasets import dataset_path
+from flows.experiments.base import Where, fitted, sampled_rows, write_table
+from flows.experiments.linear_pca import LinearPCA, linear_pca
+from flows.figures import (
+    ImageLayout,
+    ImageRow,
+    draw_bars,
+    draw_curves,
+    drawing,
+    image_layout,
+    save_images,
+)
+from pipeline.blocks import BinaryBlock
+from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
+from pipeline.random import RowRandom
+from storage.dataset import open_dataset
+
+Array = NDArray[np.float64]
+
+LINEAR, CLIPPED, MARGINS = "linear PCA", "clipped PCA", "margins alone"
+_COMPONENTS, _QUICK_COMPONENTS = (5, 10, 20, 50), (5, 20)
+_ROWS, _QUICK_ROWS = 500, 100
+_SAMPLED_COMPONENTS, _SHOWN, _BARS = 20, 10, 12
+# A certain answer that is wrong would cost infinitely much.
+_LEAST_PROBABILITY = 1e-6
+_LEAST_DRAWN = 1e-4
+_BLANK = "Grey: pixels that are not features."
+
+
+@dataclass(frozen=True)
+class Models:
+    """Both models of one dataset, fitted from the same pair counts."""
+
+    linear: LinearPCA
+    clipped: ClippedPCA
+    params: ClippedPCAParams
+
+    def shares(self) -> dict[str, Array]:
+        """Eigenvalues as shares of the total variance: of the bits, of the hidden Gaussians."""
+        return {
+            LINEAR: self.linear.eigenvalues / self.linear.variance.sum(),
+            CLIPPED: self.params.eigenvalues / len(self.params.thresholds),
+        }
+
+    def leading(self, n_components: int) -> ClippedPCAParams:
+        """Clipped PCA with fewer components; what they leave is noise again."""
+        return replace(self.params, loadings=self.params.loadings[:, :n_components])
+
+    def reconstruct(self, block: BinaryBlock, n_components: int) -> dict[str, Array]:
+        """P(s = 1) of rows given their own components, (n_samples, n_features) of each model."""
+        params = self.leading(n_components)
+        codes = self.clipped.transform(params, block, RowRandom(0))["mean"]
+        X, observed = block.dense(), block.observed()
+        return {
+            LINEAR: self.linear.reconstruct(X, observed, n_components),
+            CLIPPED: self.clipped.reconstruct(params, codes),
+        }
+
+    def sample(self, n_components: int, n: int, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows drawn from each model, (n, n_features)."""
+        return {
+            LINEAR: self.linear.sample(n_components, n, rng),
+            CLIPPED: self.clipped.sample(self.leading(n_components), n, rng),
+        }
+
+
+@task(name="images", cache_policy=NO_CACHE)
+def images_stage(
+    output: str, dataset: str, image_shape: str | None, quick: bool, seed: int, where: Where
+) -> dict[str, Any]:
+    """Fit both models; compare spectra, components, samples and reconstructions."""
+    opened = open_dataset(dataset_path(dataset))
+    layout = image_layout(opened.feature_names, image_shape)
+    wanted = _QUICK_COMPONENTS if quick else _COMPONENTS
+    numbers = sorted({min(p, opened.n_features) for p in wanted})
+    clipped = ClippedPCA(numbers[-1], empty_cells="half", constant_features="keep")
+    found = fitted(clipped, opened, seed, where)
+    models = Models(linear_pca(found.statistics, numbers[-1]), clipped, found.params)
+    rng = np.random.default_rng(seed)
+    rows = sampled_rows(opened, _QUICK_ROWS if quick else _ROWS, rng)
+    codes = {p: models.reconstruct(rows, p) for p in numbers}
+    errors = _errors(rows, models.linear.mean, codes)
+    folder = Path(output)
+    write_table(folder / "images_spectrum", _spectrum(models))
+    write_table(folder / "images_errors", errors)
+    _draw_spectra(folder, models)
+    _draw_components(folder, models, layout)
+    _draw_samples(folder, models, layout, rows, rng)
+    _draw_reconstructions(folder, layout, rows, codes)
+    _draw_errors(folder, errors, rows.n_samples)
+    return {
+        "dataset": dataset,
+        "n_rows": opened.n_rows,
+        "n_features": opened.n_features,
+        "n_reconstructed": rows.n_samples,
+        "errors": errors,
+        "warnings": list(found.warnings),
+    }
+
+
+def _spectrum(models: Models) -> list[dict[str, Any]]:
+    shares = models.shares()
+    columns = {
+        "linear_pca": models.linear.eigenvalues,
+        "clipped_pca": models.params.eigenvalues,
+        "linear_pca_share": shares[LINEAR],
+        "clipped_pca_share": shares[CLIPPED],
+    }
+    ranked = enumerate(zip(*columns.values(), strict=True), start=1)
+    return [
+        {"rank": rank, **dict(zip(columns, map(float, values), strict=True))}
+        for rank, values in ranked
+    ]
+
+
+Reconstructions = Mapping[int, Mapping[str, Array]]
+
+
+def _errors(rows: BinaryBlock, mean: Array, found: Reconstructions) -> list[dict[str, Any]]:
+    X, observed = _values(rows)
+    answers = [(0, MARGINS, np.broadcast_to(mean, X.shape))]
+    answers += [(p, name, both[name]) for p, both in found.items() for name in both]
+    return [
+        {"components": p, "model": name, **_losses(X, observed, probabilities)}
+        for p, name, probabilities in answers
+    ]
+
+
+def _losses(X: NDArray[np.uint8], observed: NDArray[np.bool_], answers: Array) -> dict[str, float]:
+    """Share of wrong bits, and nats per bit."""
+    certain = np.clip(answers, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+    nats = -np.log(np.where(X == 1, certain, 1 - certain))
+    wrong = (answers > 0.5) != (X == 1)
+    return {
+        "wrong_bits": float(wrong[observed].mean()),
+        "nll_per_bit": float(nats[observed].mean()),
+    }
+
+
+def _values(rows: BinaryBlock) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    X, observed = rows.dense(), rows.observed()
+    return X, np.ones(X.shape, bool) if observed is None else observed == 1
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.png", folder / f"{name}.svg"
+
+
+def _draw_spectra(folder: Path, models: Models) -> None:
+    shares = models.shares()
+    below = models.params.eigenvalues[models.params.eigenvalues < 0]
+    note = (
+        "Linear PCA: covariance of the bits. Clipped PCA: tetrachoric correlations, estimated pair "
+        f"by pair, so that {len(below)} of its eigenvalues are negative (sum {below.sum():.3g} of "
+        f"{len(models.params.thresholds)}). Shares below {_LEAST_DRAWN:g} are not drawn."
+    )
+    paths = _paths(folder, "images_spectra")
+    with drawing(*paths, size=(10, 4), title="Spectra of the images", note=note) as figure:
+        bars, curves = figure.subplots(1, 2)
+        label = "eigenvalue / total variance"
+        leading = {name: values[:_BARS] for name, values in shares.items()}
+        draw_bars(bars, leading, label, "Leading eigenvalues")
+        drawn = {name: values[values > _LEAST_DRAWN] for name, values in shares.items()}
+        series = {name: (np.arange(1, len(v) + 1), v) for name, v in drawn.items()}
+        draw_curves(curves, series, ("rank", label), "All eigenvalues")
+        curves.set_yscale("log")
+
+
+def _draw_components(folder: Path, models: Models, layout: ImageLayout) -> None:
+    shares = models.shares()
+    columns = {LINEAR: models.linear.vectors, CLIPPED: models.params.loadings}
+    rows = [
+        ImageRow(
+            f"{name}\n{first + 1} to {min(first + _SHOWN, values.shape[1])}",
+            layout.images(values.T[first : first + _SHOWN]),
+            [f"{share:.1%}" for share in shares[name][first : first + _SHOWN]],
+        )
+        for name, values in columns.items()
+        for first in (0, _SHOWN)
+        if first < values.shape[1]
+    ]
+    note = (
+        "Eigenvectors of linear PCA, loadings of clipped PCA, each to its own scale: red positive, "
+        f"white 0, blue negative. Under each: its share of the total variance. {_BLANK}"
+    )
+    paths = _paths(folder, "images_components")
+    save_images(*paths, rows=rows, title="Leading components", note=note, signed=True)
+
+
+def _draw_samples(
+    folder: Path,
+    models: Models,
+    layout: ImageLayout,
+    rows: BinaryBlock,
+    rng: np.random.Generator,
+) -> None:
+    p = min(_SAMPLED_COMPONENTS, models.params.loadings.shape[1])
+    drawn = models.sample(p, 2 * _SHOWN, rng)
+    shown = [ImageRow("data", layout.images(rows.dense()[_spread(rows)]))]
+    for name, X in drawn.items():
+        shown += [
+            ImageRow(name, layout.images(X[:_SHOWN])),
+            ImageRow("", layout.images(X[_SHOWN:])),
+        ]
+    note = (
+        f"{p} components. Linear PCA: a Gaussian with the bits' means and variances, thresholded "
+        f"at ½. Clipped PCA: Gaussians thresholded so that every pixel keeps its mean. {_BLANK}"
+    )
+    paths = _paths(folder, "images_samples")
+    save_images(*paths, rows=shown, title="Images drawn from the models", note=note)
+
+
+def _draw_reconstructions(
+    folder: Path, layout: ImageLayout, rows: BinaryBlock, found: Reconstructions
+) -> None:
+    at = _spread(rows)
+    X, observed = (values[at] for values in _values(rows))
+    shown = [ImageRow("data", layout.images(np.where(observed, X, np.nan)))]
+    for p, both in found.items():
+        for name, answers in both.items():
+            bits = answers[at] > 0.5
+            wrong = ((bits != (X == 1)) & observed).sum(axis=1)
+            shown.append(
+                ImageRow(f"{name}\n{p} components", layout.images(bits), list(map(str, wrong)))
+            )
+    note = f"Black where P(bit = 1 | components) > ½. Under each: its wrong bits. {_BLANK}"
+    paths = _paths(folder, "images_reconstructions")
+    save_images(*paths, rows=shown, title="Reconstructions", note=note)
+
+
+def _spread(rows: BinaryBlock) -> NDArray[np.intp]:
+    """Rows to show: evenly over the rows, which lie by segment, so that all kinds come up."""
+    return np.linspace(0, rows.n_samples - 1, min(_SHOWN, rows.n_samples)).astype(np.intp)
+
+
+def _draw_errors(folder: Path, errors: Sequence[Mapping[str, Any]], n_rows: int) -> None:
+    note = (
+        f"{n_rows} rows, among those fitted. Linear PCA: P(bit = 1) = Φ((projection − ½) / noise)."
+        " Dotted: every bit by its mean, without components."
+    )
+    measures = {"wrong_bits": "share of wrong bits", "nll_per_bit": "−log P per bit (nats)"}
+    paths = _paths(folder, "images_errors")
+    with drawing(*paths, size=(9, 3.8), title="Reconstruction errors", note=note) as figure:
+        for axes, (measure, label) in zip(figure.subplots(1, 2), measures.items(), strict=True):
+            series = {name: _over_components(errors, name, measure) for name in (LINEAR, CLIPPED)}
+            draw_curves(axes, series, ("components", label), "")
+            axes.axhline(errors[0][measure], color="black", linewidth=0.8, linestyle=":")
+            axes.set_ylim(bottom=0)
+
+
+def _over_components(
+    errors: Sequence[Mapping[str, Any]], model: str, measure: str
+) -> tuple[list[int], list[float]]:
+    chosen = [row for row in errors if row["model"] == model]
+    return [row["components"] for row in chosen], [row[measure] for row in chosen]

@@ -1,0 +1,78 @@
+"""Shows an artifact's loadings as images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from cyclopts import Parameter
+from rich.console import Console
+
+from flows.figures import ImageRow, image_layout, require_plots, save_images
+from pipeline.errors import FitError
+from storage.artifacts import Artifact, load_artifact
+
+HELP = """Draw the leading loadings of a fitted model as images, its eigenvalues under them.
+
+Example:
+
+    python -m flows.ingest usps.npz --dataset usps.zarr
+
+    python -m flows.fit --dataset usps.zarr --components 30
+
+    python -m flows.experiments loadings --artifact runs/usps --image-shape 16x16
+"""
+_COLUMNS = 5
+
+
+def draw_loadings(
+    artifact: Artifact, image_shape: str | None, output: Path, n_components: int
+) -> int:
+    """Draw the leading loadings and give how many were drawn.
+
+    Raises
+    ------
+    FitError
+        If the artifact has no loadings or an option does not suit it.
+    """
+    require_plots(output)
+    if "loadings" not in artifact or not artifact["loadings"].shape[1]:
+        raise FitError(f"{artifact.path}: Expected an artifact with loadings, got one without.")
+    if n_components < 1:
+        raise FitError(f"--components: Expected at least 1, got {n_components}.")
+    layout = image_layout(artifact.manifest["feature_names"], image_shape)
+    images = layout.images(artifact["loadings"].T[:n_components])
+    captions = _captions(artifact, len(images))
+    cuts = range(0, len(images), _COLUMNS)
+    save_images(
+        output,
+        rows=[ImageRow("", images[k : k + _COLUMNS], captions[k : k + _COLUMNS]) for k in cuts],
+        title=f"Loadings of {artifact.manifest['model']}",
+        note="Each image to its own scale: red positive, white 0, blue negative; "
+        "grey: not a feature. λ: eigenvalue.",
+        signed=True,
+    )
+    return len(images)
+
+
+def _captions(artifact: Artifact, n_images: int) -> list[str]:
+    if "eigenvalues" not in artifact:
+        return [f"{k + 1}" for k in range(n_images)]
+    values = np.asarray(artifact["eigenvalues"])[:n_images]
+    return [f"{k + 1}: λ = {value:.3g}" for k, value in enumerate(values)]
+
+
+def main(
+    *,
+    artifact: Annotated[str, Parameter(help="Artifact, or a folder of runs for its latest.")],
+    image_shape: Annotated[
+        str | None,
+        Parameter(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name."),
+    ] = None,
+    output: Annotated[str, Parameter(help="Picture: .png, .svg or .pdf.")] = "loadings.png",
+    components: Annotated[int, Parameter(help="Images at the most.")] = 25,
+) -> None:
+    """Draw and say where."""
+    drawn = draw_loadings(load_artifact(artifact), image_shape, Path(output), components)
+    Console(soft_wrap=True, highlight=False).print(f"{drawn} loadings: {output}", markup=False)

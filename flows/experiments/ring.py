@@ -1,0 +1,118 @@
+"""Clipped PCA of translation-invariant spins on a ring: figure 3 of the paper.
+
+D. D. Lee, H. Sompolinsky, "Learning a continuous hidden variable model for binary data", NIPS 1998
+(1999): two hidden Gaussians lie behind all spins, yet the spins' own spectrum is a continuum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from flows.datasets import dataset_path
+from flows.experiments.base import Where, fitted, sampled_rows, write_table
+from flows.experiments.linear_pca import linear_pca
+from flows.figures import draw_bars, draw_curves, draw_strips, drawing
+from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.numerics.arcsine import clipped_correlation
+from storage.dataset import open_dataset
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+
+_STRIPS, _BARS = 24, 12
+_LEAST_DRAWN = 1e-6
+
+
+@task(name="ring", cache_policy=NO_CACHE)
+def ring_stage(
+    output: str, n_rows: int, n_features: int, seed: int, where: Where
+) -> dict[str, Any]:
+    """Fit two components, compare spectra with those in the limit of many rows, draw both."""
+    name = f"example:ring:rows={n_rows},features={n_features},seed={seed}"
+    dataset = open_dataset(dataset_path(name))
+    model = ClippedPCA(n_components=2, estimator="arcsine")
+    found = fitted(model, dataset, seed, where)
+    # Spins are ±1, so their covariance is four times that of the bits.
+    spins = 4 * linear_pca(found.statistics, n_features).eigenvalues
+    spectra = {"spins": spins, "clipped_pca": found.params.eigenvalues, **_limits(n_features)}
+    table = _table(spectra)
+    write_table(Path(output, "ring_spectrum"), table)
+    rng = np.random.default_rng(seed)
+    rows = sampled_rows(dataset, _STRIPS, rng).dense()
+    _draw(Path(output), rows, model.sample(found.params, _STRIPS, rng), spectra, n_rows)
+    return {"dataset": name, "n_rows": n_rows, "n_features": n_features, "leading": table[:4]}
+
+
+def _limits(n_features: int) -> dict[str, Array]:
+    """Spectra in the limit of many rows: circulant matrices, so Fourier transforms of a row."""
+    hidden = np.cos(2 * np.pi * np.arange(n_features) / n_features)
+    first_rows = {"spins_limit": clipped_correlation(hidden), "clipped_pca_limit": hidden}
+    return {name: np.sort(np.fft.fft(row).real)[::-1] for name, row in first_rows.items()}
+
+
+def _table(spectra: Mapping[str, Array]) -> list[dict[str, Any]]:
+    ranks = range(len(spectra["spins"]))
+    return [
+        {"rank": k + 1, **{name: float(values[k]) for name, values in spectra.items()}}
+        for k in ranks
+    ]
+
+
+def _draw(
+    output: Path,
+    rows: NDArray[np.uint8],
+    drawn: NDArray[np.uint8],
+    spectra: Mapping[str, Array],
+    n_rows: int,
+) -> None:
+    n_features = rows.shape[1]
+    title = f"Spins on a ring: {n_features} features, {n_rows:,} rows"
+    note = (
+        "Spins ±1: black is +1. Spins of clipped PCA are drawn from the fitted model. Lines: the "
+        "limit of many rows. Eigenvalues of 10⁻⁶ and less, negative ones with them, are not "
+        "drawn: half of the spins' eigenvalues are 0, because opposite spins differ in sign only."
+    )
+    paths = (output / "ring.png", output / "ring.svg")
+    with drawing(*paths, size=(10, 7.2), title=title, note=note) as figure:
+        (data, model), (bars, curves) = figure.subplots(2, 2)
+        draw_strips(data, rows, f"{len(rows)} rows of the data")
+        draw_strips(model, drawn, f"{len(drawn)} rows drawn from two components")
+        leading = {
+            "spins (linear PCA)": spectra["spins"][:_BARS],
+            "clipped PCA": spectra["clipped_pca"][:_BARS],
+        }
+        draw_bars(bars, leading, "eigenvalue", "Leading eigenvalues")
+        _mark_half(bars, n_features)
+        _draw_all(curves, spectra)
+
+
+def _mark_half(axes: Axes, n_features: int) -> None:
+    half = n_features / 2
+    axes.axhline(half, color="#555555", linewidth=0.8, linestyle=":")
+    axes.text(3, half, f"number of features / 2 = {half:g}", va="bottom", color="#555555")
+    axes.set_ylim(0, half * 1.15)
+
+
+def _draw_all(axes: Axes, spectra: Mapping[str, Array]) -> None:
+    drawn = {name: values[values > _LEAST_DRAWN] for name, values in spectra.items()}
+    series = {
+        "spins (linear PCA): a continuum": _over_rank(drawn["spins"]),
+        "clipped PCA: two": _over_rank(drawn["clipped_pca"]),
+    }
+    draw_curves(axes, series, ("rank", "eigenvalue"), "All eigenvalues", lines=False)
+    for name in ("spins_limit", "clipped_pca_limit"):
+        axes.plot(*_over_rank(drawn[name]), color="black", linewidth=0.8)
+    axes.set(xscale="log", yscale="log")
+
+
+def _over_rank(values: Array) -> tuple[Array, Array]:
+    return np.arange(1.0, len(values) + 1), values

@@ -1,0 +1,294 @@
+"""Figures that flows draw: images of features, spectra, curves. Matplotlib is optional."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pipeline.errors import FitError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+
+SUFFIXES = (".png", ".svg", ".pdf")
+# Okabe & Ito's colours, told apart by the colour-blind; the marker tells them apart in grey.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D")
+_MUTED = "#555555"
+_BLANK = "#d9d9d9"
+_STYLE: Mapping[str, Any] = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "figure.titlesize": 12,
+    "font.size": 9,
+    "legend.frameon": False,
+    "savefig.dpi": 160,
+    # The same figure, the same bytes.
+    "svg.hashsalt": "latentbits",
+}
+_GAP, _TILE_INCHES, _LABEL_INCHES = 0.12, 0.72, 1.25
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """Where every feature lies in an image.
+
+    Attributes
+    ----------
+    height, width
+        Size of the image in pixels.
+    pixels
+        Flat position of each feature, (n_features,).
+    """
+
+    height: int
+    width: int
+    pixels: NDArray[np.intp]
+
+    def images(self, rows: ArrayLike) -> Array:
+        """Lay out rows of features, (n, n_features), as images, (n, height, width).
+
+        Pixels without a feature are NaN.
+        """
+        values = np.asarray(rows, np.float64)
+        flat = np.full((len(values), self.height * self.width), np.nan)
+        flat[:, self.pixels] = values
+        return flat.reshape(-1, self.height, self.width)
+
+
+def image_layout(feature_names: Sequence[str], shape: str | None) -> ImageLayout:
+    """Place features named r{row}c{column} by name, others row by row.
+
+    Parameters
+    ----------
+    feature_names
+        Names, in column order.
+    shape
+        `HEIGHTxWIDTH`; None takes the size from the names.
+
+    Raises
+    ------
+    FitError
+        If the shape cannot be read or does not hold the features.
+    """
+    size = None if shape is None else _size(shape)
+    found = [re.fullmatch(r"r(\d+)c(\d+)", name) for name in feature_names]
+    places = np.array([[int(m[1]), int(m[2])] for m in found if m], np.intp).reshape(-1, 2)
+    if len(places) == len(feature_names):
+        return _placed_by_name(places, size)
+    n_features = len(feature_names)
+    if size is None:
+        raise FitError(
+            f"--image-shape: Expected HEIGHTxWIDTH for {n_features} features not named "
+            "r0c0, r0c1 and so on, got none."
+        )
+    if size[0] * size[1] != n_features:
+        raise FitError(
+            f"--image-shape: Expected a height times width of the {n_features} features, "
+            f"got {shape} = {size[0] * size[1]}."
+        )
+    return ImageLayout(*size, np.arange(n_features))
+
+
+def _size(shape: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
+    if match is None:
+        raise FitError(f"--image-shape: Expected HEIGHTxWIDTH such as 16x16, got {shape!r}.")
+    return int(match[1]), int(match[2])
+
+
+def _placed_by_name(places: NDArray[np.intp], size: tuple[int, int] | None) -> ImageLayout:
+    height, width = (int(n) + 1 for n in places.max(axis=0))
+    if size is None:
+        size = (height, width)
+    if size[0] < height or size[1] < width:
+        raise FitError(
+            f"--image-shape: Expected at least {height}x{width}, the pixels named by the "
+            f"features, got {size[0]}x{size[1]}."
+        )
+    return ImageLayout(*size, places[:, 0] * size[1] + places[:, 1])
+
+
+def require_plots(*paths: Path) -> None:
+    """Check before any work is spent that figures can be drawn, and under these names.
+
+    Raises
+    ------
+    FitError
+        If matplotlib is not installed, or a suffix is not one of `SUFFIXES`.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise FitError(
+            "Expected matplotlib to draw figures, got none. pip install latentbits[plots]"
+        ) from None
+    for path in paths:
+        if path.suffix not in SUFFIXES:
+            raise FitError(
+                f"--output: Expected a name that ends in {', '.join(SUFFIXES)}, got {str(path)!r}."
+            )
+
+
+@contextmanager
+def drawing(*paths: Path, size: tuple[float, float], title: str, note: str = "") -> Iterator[Figure]:
+    """Give an empty figure and save what was drawn.
+
+    Parameters
+    ----------
+    paths
+        Files to write; the suffix is the format.
+    size
+        Width and height in inches.
+    title, note
+        What stands above and, smaller, below.
+
+    Raises
+    ------
+    FitError
+        As `require_plots`.
+    """
+    require_plots(*paths)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(dict(_STYLE)):
+        figure = Figure(figsize=size, layout="constrained", facecolor="white")
+        figure.suptitle(title, x=0.01, ha="left")
+        if note:
+            figure.supxlabel(_wrapped(note, size[0]), x=0.01, ha="left", size=8, color=_MUTED)
+        yield figure
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            dated = {"Date": None} if path.suffix == ".svg" else None
+            figure.savefig(path, metadata=dated)
+
+
+def _wrapped(text: str, inches: float) -> str:
+    return textwrap.fill(text, int(inches * 15.5))
+
+
+class ImageRow(NamedTuple):
+    """Images that stand side by side.
+
+    Attributes
+    ----------
+    label
+        What stands to the left.
+    images
+        (n, height, width); NaN is left blank.
+    captions
+        What stands under each image.
+    """
+
+    label: str
+    images: Array
+    captions: Sequence[str] = ()
+
+
+def save_images(
+    *paths: Path, rows: Sequence[ImageRow], title: str, note: str, signed: bool = False
+) -> None:
+    """Draw rows of images.
+
+    Parameters
+    ----------
+    paths
+        Files to write.
+    rows
+        The images.
+    title, note
+        What stands above and below.
+    signed
+        Show blue, white, red around zero, each image to its own scale; else white 0 to black 1.
+    """
+    n_columns = max(len(row.images) for row in rows)
+    labelled = any(row.label for row in rows)
+    tile_height = rows[0].images.shape[1] / rows[0].images.shape[2]
+    step = tile_height + (0.42 if any(row.captions for row in rows) else _GAP)
+    width = n_columns * (1 + _GAP) * _TILE_INCHES + (_LABEL_INCHES if labelled else 0)
+    size = (max(width, 4.5) + 0.3, len(rows) * step * _TILE_INCHES + 1.1)
+    with drawing(*paths, size=size, title=title, note=note) as figure:
+        axes = figure.add_subplot()
+        for r, row in enumerate(rows):
+            top = r * step
+            axes.text(-0.15, top + tile_height / 2, row.label, ha="right", va="center")
+            for c, image in enumerate(row.images):
+                _draw_image(axes, image, (c * (1 + _GAP), top), tile_height, signed)
+            for c, caption in enumerate(row.captions):
+                middle = c * (1 + _GAP) + 0.5
+                axes.text(middle, top + tile_height + 0.04, caption, ha="center", va="top", size=8)
+        axes.set(xlim=(-0.03, n_columns * (1 + _GAP)), ylim=(len(rows) * step, -0.03))
+        axes.set_aspect("equal")
+        axes.axis("off")
+
+
+def _draw_image(
+    axes: Axes, image: Array, corner: tuple[float, float], height: float, signed: bool
+) -> None:
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    x, y = corner
+    colours = colormaps["RdBu_r" if signed else "Greys"].with_extremes(bad=_BLANK)
+    top = max(float(np.nanmax(np.abs(image))), 1e-12) if signed else 1.0
+    axes.imshow(
+        image,
+        extent=(x, x + 1, y + height, y),
+        cmap=colours,
+        vmin=-top if signed else 0.0,
+        vmax=top,
+        interpolation="nearest",
+    )
+    axes.add_patch(Rectangle((x, y), 1, height, fill=False, edgecolor="#999999", linewidth=0.5))
+
+
+def draw_strips(axes: Axes, X: NDArray[np.uint8], title: str) -> None:
+    """Draw rows of bits as strips, 1 black: (n_rows, n_features)."""
+    # White lines between rows keep neighbours apart.
+    axes.pcolormesh(X[::-1], cmap="Greys", vmin=0, vmax=1, rasterized=True)
+    axes.hlines(np.arange(len(X) + 1), 0, X.shape[1], color="white", linewidth=1.5)
+    axes.set(title=title, xlabel="feature", yticks=[], ylabel="row")
+    axes.spines[:].set_visible(False)
+
+
+def draw_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -> None:
+    """Draw the leading values of several series side by side, over their rank."""
+    width = 0.8 / len(series)
+    for k, (name, values) in enumerate(series.items()):
+        at = np.arange(1, len(values) + 1) + (k - (len(series) - 1) / 2) * width
+        axes.bar(at, values, width, color=_COLOURS[k], label=name)
+    axes.set(title=title, xlabel="rank", ylabel=label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend()
+
+
+def draw_curves(
+    axes: Axes,
+    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    title: str,
+    lines: bool = True,
+) -> None:
+    """Draw (x, y) of several series as marks; `labels` are those of the axes."""
+    style = {"markersize": 4, "linewidth": 1.2 if lines else 0}
+    for k, (name, (x, y)) in enumerate(series.items()):
+        axes.plot(x, y, color=_COLOURS[k], marker=_MARKERS[k], label=name, **style)
+    axes.set(title=title, xlabel=labels[0], ylabel=labels[1])
+    axes.grid(color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend()

@@ -1,0 +1,38 @@
+"""Things that worker processes import in the executor tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.dataset import Chunk, ChunkReader
+
+
+@dataclass(frozen=True)
+class SlowReader:
+    """Reads a chunk, slowly, so that a pass is under way for a while."""
+
+    reader: ChunkReader
+    seconds: float
+
+    def __call__(self, key: int) -> Chunk:
+        time.sleep(self.seconds)
+        return self.reader(key)
+
+
+@dataclass(frozen=True)
+class DeadlyReader:
+    """Kills its own process the first time that it reads a certain chunk."""
+
+    reader: ChunkReader
+    deadly_key: int
+    mark: Path
+
+    def __call__(self, key: int) -> Chunk:
+        if key == self.deadly_key and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.reader(key)

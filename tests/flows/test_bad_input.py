@@ -1,0 +1,289 @@
+"""Bad input: one clear line, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data import probit_rows, write
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = probit_rows(1000, 12, 2, seed=2)
+    return write(tmp_path_factory.mktemp("whole") / "d.zarr", X, words_per_chunk=4).path
+
+
+@pytest.fixture
+def dataset(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "d.zarr"))
+
+
+@pytest.fixture
+def refused(cli, tmp_path):
+    """Call a command that must be refused and leave no new file; give its message."""
+
+    def call(name: str, *arguments: object) -> str:
+        before = set(tmp_path.rglob("*"))
+        done = cli(name, *arguments)
+        assert done.code == 2, (done.code, done.out, done.err)
+        assert done.message.startswith("error: ")
+        assert "Traceback" not in done.err
+        assert done.out == ""
+        left = {
+            path for path in set(tmp_path.rglob("*")) - before if ".unfinished" not in str(path)
+        }
+        assert not {path for path in left if path.is_file()}, left
+        return done.message
+
+    return call
+
+
+def text(path: Path, content: str) -> Path:
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+# What `flows.fit` refuses
+
+
+def test_missing_path(refused):
+    assert "nowhere.zarr" in refused("fit", "--dataset", "nowhere.zarr")
+
+
+def test_a_path_that_is_not_a_dataset(refused, tmp_path):
+    (tmp_path / "folder").mkdir()
+    assert "dataset" in refused("fit", "--dataset", "folder")
+    text(tmp_path / "file.csv", "a,b\n0,1\n")
+    assert "file.csv" in refused("fit", "--dataset", "file.csv")
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped"])
+def test_a_damaged_chunk(refused, dataset, damage):
+    chunk = dataset / "bits" / "c" / "0" / "1"
+    data = bytearray(chunk.read_bytes())
+    if damage == "missing":
+        chunk.unlink()
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 4
+        chunk.write_bytes(data)
+    else:
+        chunk.write_bytes(data[: 0 if damage == "empty" else len(data) // 2])
+    message = refused("fit", "--dataset", dataset)
+    assert "d.zarr" in message
+    assert "bits: chunk 1 is" in message
+
+
+def test_a_newer_format_version(refused, dataset):
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    text(dataset / "manifest.json", json.dumps({**manifest, "format_version": 99}))
+    message = refused("fit", "--dataset", dataset)
+    assert "99" in message
+    assert "Upgrade" in message
+
+
+def test_a_constant_feature(refused, tmp_path):
+    X, _ = probit_rows(300, 5, 2, seed=3)
+    X[:, 2] = 1
+    write(tmp_path / "c.zarr", X, names=["a", "b", "always", "d", "e"])
+    message = refused("fit", "--dataset", "c.zarr")
+    assert "'always'" in message
+    assert "constant_features=keep" in message
+
+
+def test_a_constant_feature_can_be_kept(cli, tmp_path):
+    X, _ = probit_rows(300, 5, 2, seed=3)
+    X[:, 2] = 1
+    write(tmp_path / "c.zarr", X, names=["a", "b", "always", "d", "e"])
+    keep = ("--set", "constant_features=keep", "--components", 2)
+    done = cli("fit", "--dataset", "c.zarr", *keep, "--json")
+    assert done.code == 0, done.err
+    assert any("'always'" in warning for warning in done.json["warnings"])
+
+
+def test_a_feature_with_all_values_missing(refused, tmp_path):
+    X, _ = probit_rows(300, 5, 2, seed=3)
+    observed = np.ones_like(X)
+    observed[:, 3] = 0
+    write(tmp_path / "m.zarr", X * observed, observed, names=["a", "b", "c", "gone", "e"])
+    assert "'gone'" in refused("fit", "--dataset", "m.zarr")
+
+
+def test_more_components_than_features(refused, dataset):
+    message = refused("fit", "--dataset", dataset, "--components", 13)
+    assert "--components" in message
+    assert "12" in message
+
+
+@pytest.mark.parametrize("components", ["0", "-3", "many", "2.5"])
+def test_components_that_are_no_number(refused, dataset, components):
+    assert "--components" in refused("fit", "--dataset", dataset, "--components", components)
+
+
+def test_an_unknown_model_gets_a_suggestion(refused, dataset):
+    message = refused("fit", "--dataset", dataset, "--model", "cliped-pca")
+    assert "'clipped-pca'?" in message
+
+
+def test_an_unknown_setting_gets_a_suggestion(refused, dataset):
+    message = refused("fit", "--dataset", dataset, "--set", "estimater=arcsine")
+    assert "'estimator'?" in message
+
+
+@pytest.mark.parametrize(
+    "setting", ["estimator=other", "null_draws=x", "null_draws=3", "estimator"]
+)
+def test_a_setting_that_does_not_fit(refused, dataset, setting):
+    assert setting.partition("=")[0] in refused("fit", "--dataset", dataset, "--set", setting)
+
+
+def test_an_unknown_option_gets_a_suggestion(refused, dataset):
+    assert "--dataset" in refused("fit", "--datset", dataset)
+
+
+def test_an_unknown_split(refused, dataset):
+    assert "--split" in refused("fit", "--dataset", dataset, "--split", "train")
+
+
+def test_an_unknown_example_gets_a_suggestion(refused):
+    assert "'digits'?" in refused("fit", "--dataset", "example:digit")
+
+
+def test_an_unreachable_cluster(refused, dataset):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    begun = time.monotonic()
+    message = refused("fit", "--dataset", dataset, "--cluster", f"tcp://127.0.0.1:{port}")
+    assert time.monotonic() - begun < 15
+    assert str(port) in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--executor", "serial", "--workers", "2"],
+        ["--executor", "threads", "--cluster", "tcp://127.0.0.1:1"],
+        ["--workers", "0"],
+        ["--cluster", "tcp://127.0.0.1:1", "--workers", "2"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_contradict_each_other(refused, dataset, options):
+    assert "--" in refused("fit", "--dataset", dataset, *options)
+
+
+def test_an_output_that_cannot_be_written(refused, dataset, tmp_path):
+    text(tmp_path / "taken", "a file")
+    assert "taken" in refused("fit", "--dataset", dataset, "--output", tmp_path / "taken" / "runs")
+
+
+# What `flows.ingest` refuses
+
+
+def test_a_missing_source(refused):
+    assert "nowhere.csv" in refused("ingest", "nowhere.csv", "--dataset", "d.zarr")
+
+
+def test_a_value_that_is_not_binary(refused, tmp_path):
+    text(tmp_path / "v.csv", "a,b\n0,1\n1,0\n1,3\n")
+    message = refused("ingest", "v.csv", "--dataset", "d.zarr")
+    assert "v.csv: row 3" in message
+    assert "'b'" in message
+    assert "'3'" in message or "got 3" in message
+
+
+def test_a_ragged_csv(refused, tmp_path):
+    text(tmp_path / "r.csv", "a,b,c\n0,1,1\n0,1\n")
+    assert "r.csv: row 2" in refused("ingest", "r.csv", "--dataset", "d.zarr")
+
+
+def test_an_empty_file(refused, tmp_path):
+    text(tmp_path / "e.csv", "")
+    assert "e.csv" in refused("ingest", "e.csv", "--dataset", "d.zarr")
+
+
+def test_zero_rows(refused, tmp_path):
+    text(tmp_path / "z.csv", "a,b\n")
+    assert "row" in refused("ingest", "z.csv", "--dataset", "d.zarr")
+
+
+def test_one_feature(refused, tmp_path):
+    text(tmp_path / "o.csv", "a\n0\n1\n")
+    assert "2 features" in refused("ingest", "o.csv", "--dataset", "d.zarr")
+
+
+def test_duplicate_feature_names(refused, tmp_path):
+    text(tmp_path / "n.csv", "a,b,a\n0,1,0\n")
+    assert "'a'" in refused("ingest", "n.csv", "--dataset", "d.zarr")
+
+
+def test_a_segment_with_one_row(refused, tmp_path):
+    text(tmp_path / "s.csv", "a,b,year\n0,1,2001\n1,0,2001\n1,1,2002\n")
+    message = refused("ingest", "s.csv", "--dataset", "d.zarr", "--segment-by", "year")
+    assert "'2002'" in message
+
+
+def test_a_column_that_is_not_there(refused, tmp_path):
+    text(tmp_path / "k.csv", "a,b,party\n0,1,x\n")
+    message = refused("ingest", "k.csv", "--dataset", "d.zarr", "--keep", "prty")
+    assert "prty" in message
+    assert "'party'?" in message
+
+
+def test_append_with_other_features(refused, dataset, tmp_path):
+    text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n")
+    assert "--append" in refused("ingest", "x.csv", "--dataset", dataset, "--append")
+
+
+def test_a_dataset_that_is_there_already(refused, dataset, tmp_path):
+    text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n")
+    assert "--overwrite" in refused("ingest", "x.csv", "--dataset", dataset)
+
+
+def test_sources_with_different_columns(refused, tmp_path):
+    text(tmp_path / "1.csv", "a,b\n0,1\n1,0\n")
+    text(tmp_path / "2.csv", "a,c\n0,1\n1,0\n")
+    message = refused("ingest", "1.csv", "2.csv", "--dataset", "d.zarr")
+    assert "2.csv" in message
+
+
+def test_a_bad_value_in_the_second_source(refused, tmp_path):
+    text(tmp_path / "1.csv", "a,b\n0,1\n1,0\n")
+    text(tmp_path / "2.csv", "a,b\n0,1\n1,7\n")
+    message = refused("ingest", "1.csv", "2.csv", "--dataset", "d.zarr")
+    assert "2.csv: row 2" in message
+
+
+def test_a_dataset_that_cannot_be_written(refused, tmp_path):
+    text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n")
+    text(tmp_path / "file", "not a folder")
+    assert "file" in refused("ingest", "x.csv", "--dataset", "file/d.zarr")
+
+
+def test_no_space_leaves_nothing_behind(tmp_path, prefect_server):
+    """A limit on file size stands for a full disk: writing fails in the middle."""
+    X = np.random.default_rng(0).integers(0, 2, (20_000, 200), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", X)
+    program = (
+        "import resource, sys\n"
+        "import flows.ingest as ingest\n"
+        "from flows.options import run\n"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "run(ingest.app, sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-c", program, "x.npy", "--dataset", "d.zarr"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "d.zarr").exists()

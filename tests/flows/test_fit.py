@@ -1,0 +1,164 @@
+"""The fit command, from its options to its artifact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import load_artifact
+from storage.errors import DataError
+from tests.data import probit_rows, shared, write
+
+SUMMARY_KEYS = {
+    "artifact", "model", "n_samples", "n_features", "n_components", "objective", "iterations",
+    "converged", "warnings", "seconds",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def probit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = probit_rows(3000, 40, 4, seed=11)
+    split = np.where(np.arange(len(X)) % 3 == 0, "test", "train")
+    path = tmp_path_factory.mktemp("fit") / "probit.zarr"
+    write(path, X, words_per_chunk=4, columns={"split": split})
+    return path
+
+
+def test_digits_need_nothing(cli):
+    done = cli("fit", "--dataset", "example:digits", "--json")
+    assert done.code == 0, done.err
+    assert done.json.keys() >= SUMMARY_KEYS
+    assert done.json["n_samples"] == 1797
+    assert done.json["converged"] is True
+    fitted = load_artifact("runs/" + Path(done.json["artifact"]).parent.name)
+    assert fitted.dims("loadings") == ("feature", "component")
+    assert fitted["loadings"].shape == (done.json["n_features"], done.json["n_components"])
+
+
+def test_the_table_ends_with_the_artifact(cli, probit):
+    done = cli("fit", "--dataset", probit)
+    assert done.code == 0, done.err
+    last = done.out.strip().splitlines()[-1]
+    assert last.startswith("artifact: ")
+    assert load_artifact(last.removeprefix("artifact: ")).manifest["n_components"] == 4
+    assert "spectrum" in done.out
+
+
+def test_the_artifact_records_where_it_comes_from(cli, probit):
+    done = cli("fit", "--dataset", probit, "--set", "estimator=arcsine", "--seed", 5, "--json")
+    manifest = load_artifact(done.json["artifact"]).manifest
+    assert manifest["hyperparameters"]["estimator"] == "arcsine"
+    assert manifest["seed"] == 5
+    assert len(manifest["dataset"]["digest"]) == 64
+    assert {"latentbits", "numpy", "numba"} <= manifest["versions"].keys()
+    assert manifest["feature_names"][:2] == ["f0", "f1"]
+    assert any("arcsine" in warning for warning in manifest["warnings"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--executor", "threads"], ["--executor", "dask"], ["--workers", "2"]],
+    ids=" ".join,
+)
+def test_every_executor_gives_the_same_bytes(cli, probit, options):
+    serial = cli("fit", "--dataset", probit, "--executor", "serial", "--json")
+    other = cli("fit", "--dataset", probit, *options, "--json")
+    assert other.code == 0, other.err
+    expected, got = (load_artifact(done.json["artifact"]) for done in (serial, other))
+    for name in expected:
+        assert got[name].tobytes() == expected[name].tobytes(), name
+
+
+def test_a_split_fits_its_own_rows(cli, probit):
+    done = cli("fit", "--dataset", probit, "--split", "train", "--json")
+    assert done.json["n_samples"] == 2000
+    X, _ = probit_rows(3000, 40, 4, seed=11)
+    train = np.arange(len(X)) % 3 != 0
+    path = write(Path("train.zarr"), X[train]).path
+    alone = cli("fit", "--dataset", path, "--json")
+    loadings = [load_artifact(d.json["artifact"])["loadings"] for d in (done, alone)]
+    assert loadings[0].tobytes() == loadings[1].tobytes()
+
+
+def test_latest_points_to_the_last_fit(cli, probit):
+    first = cli("fit", "--dataset", probit, "--components", 2, "--json")
+    second = cli("fit", "--dataset", probit, "--components", 3, "--json")
+    assert first.json["artifact"] != second.json["artifact"]
+    assert load_artifact("runs/probit")["loadings"].shape == (40, 3)
+    assert not Path("runs/probit/.unfinished").exists()
+
+
+def test_usps_digits_through_both_commands(cli):
+    source = shared("usps16_train.npz")
+    assert cli("ingest", source, "--dataset", "usps.zarr").code == 0
+    done = cli("fit", "--dataset", "usps.zarr", "--components", 25, "--json")
+    assert done.code == 0, done.err
+    assert (done.json["n_samples"], done.json["n_features"]) == (7291, 256)
+    fitted = load_artifact(done.json["artifact"])
+    assert fitted["loadings"].shape == (256, 25)
+    assert np.isfinite(fitted["correlation"]).all()
+
+
+def killed_during(stage: str, arguments: list[str]) -> None:
+    """Start a fit and kill it once it has left this stage's file."""
+    work = Path("runs")
+    process = subprocess.Popen([sys.executable, "-m", "flows.fit", *arguments])
+    deadline = time.monotonic() + 120
+    while not list(work.glob(f"*/.unfinished/*/{stage}")):
+        assert process.poll() is None, "the fit ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_a_killed_fit_resumes_to_the_same_bytes(cli, probit):
+    many_draws = ["--dataset", str(probit), "--set", "null_draws=3000", "--executor", "serial"]
+    killed_during("pass/manifest.json", many_draws)
+    with pytest.raises(DataError):
+        load_artifact("runs/probit")
+    counted = next(Path("runs/probit/.unfinished").glob("*/pass/manifest.json")).stat().st_mtime_ns
+    assert counted
+    resumed = cli("fit", *many_draws, "--resume", "--json")
+    assert resumed.code == 0, resumed.err
+    assert "pair counts" not in resumed.err  # not counted again
+    fresh = cli("fit", *many_draws, "--json", "--output", "fresh")
+    bytes_of = [load_artifact(d.json["artifact"])["loadings"].tobytes() for d in (resumed, fresh)]
+    assert bytes_of[0] == bytes_of[1]
+
+
+def test_the_embedded_server_ends_with_a_killed_parent(probit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    home = tmp_path / "prefect"
+    command = [sys.executable, "-m", "flows.fit", "--dataset", str(probit)]
+    process = subprocess.Popen(
+        command, env={**os.environ, "PREFECT_HOME": str(home)}, stdout=subprocess.PIPE
+    )
+    while not _servers(process.pid):
+        assert process.poll() is None
+        time.sleep(0.02)
+    servers = _servers(process.pid)
+    process.kill()
+    process.communicate(timeout=20)  # returns only when nobody holds the pipe open
+    deadline = time.monotonic() + 20
+    while any(server.is_running() and server.status() != "zombie" for server in servers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _servers(pid: int) -> list:
+    import psutil
+
+    try:
+        children = psutil.Process(pid).children()
+        return [child for child in children if "flows.server" in child.cmdline()]
+    except psutil.Error:
+        return []

@@ -1,0 +1,139 @@
+"""Counts against the dense matrix, counted by NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.blocks import Tile, block_of
+from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
+from tests.strategies import Data, chunkings, memory_blocks, tables
+
+untimed = settings(deadline=None, max_examples=60)
+Counts = Mapping[str, NDArray[Any]]
+
+
+def dense_feature_counts(data: Data) -> Counts:
+    seen = np.unique(data.labels)
+    parts = [data.take(data.labels == s) for s in seen]
+    return {
+        "segments": seen,
+        "rows": np.array([len(part.X) for part in parts]),
+        "observed": np.array([part.mask.sum(axis=0, dtype=np.int64) for part in parts]),
+        "ones": np.array([(part.X & part.mask).sum(axis=0, dtype=np.int64) for part in parts]),
+    }
+
+
+def dense_table(data: Data) -> list[NDArray[np.int64]]:
+    """n, ones_i, ones_j and joint of every pair, over the rows where both are observed."""
+    mask = data.mask.astype(np.int64)
+    ones = (data.X & data.mask).astype(np.int64)
+    return [mask.T @ mask, ones.T @ mask, mask.T @ ones, ones.T @ ones]
+
+
+def merged(parts: list[Any]) -> Any:
+    return reduce(lambda a, b: a.merge(b), parts)
+
+
+def assert_same(a: Counts, b: Counts) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name, strict=True)
+
+
+@untimed
+@given(tables(), st.data())
+def test_feature_counts_are_those_of_the_dense_matrix(data: Data, draw: st.DataObject) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    counts = merged([FeatureCounts.of_block(block) for block in blocks])
+    assert_same(counts.arrays(), dense_feature_counts(data))
+    assert counts.n_samples == len(data.X)
+
+
+@untimed
+@given(tables(), st.data())
+def test_pooled_pair_tables_are_those_of_the_dense_matrix(data: Data, draw: st.DataObject) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    counts = merged([PairCounts.of_block(block, pooled=True) for block in blocks])
+    assert (counts.n_samples, counts.n_features) == data.X.shape
+    assert counts.segments.tolist() == [0]
+    square = np.ones((data.X.shape[1],) * 2, np.int64)
+    for part, expected in zip(counts.table(0), dense_table(data), strict=True):
+        np.testing.assert_array_equal(part * square, expected)
+
+
+@untimed
+@given(tables(), st.data())
+def test_pair_tables_of_every_segment(data: Data, draw: st.DataObject) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    counts = merged([PairCounts.of_block(block, pooled=False) for block in blocks])
+    assert counts.segments.tolist() == np.unique(data.labels).tolist()
+    square = np.ones((data.X.shape[1],) * 2, np.int64)
+    for place, segment in enumerate(counts.segments):
+        expected = dense_table(data.take(data.labels == segment))
+        for part, dense in zip(counts.table(place), expected, strict=True):
+            np.testing.assert_array_equal(part * square, dense)
+
+
+@untimed
+@given(tables(max_features=9), st.data())
+def test_a_table_of_some_pairs_is_part_of_the_whole(data: Data, draw: st.DataObject) -> None:
+    n = data.X.shape[1]
+    counts = PairCounts.of_block(block_of(data.X, data.observed), pooled=True)
+    left, right = (slice(*sorted(draw.draw(st.tuples(*[st.integers(0, n)] * 2)))) for _ in "ij")
+    shape = (left.stop - left.start, right.stop - right.start)
+    for part, dense in zip(counts.table(0, left, right), dense_table(data), strict=True):
+        np.testing.assert_array_equal(np.broadcast_to(part, shape), dense[left, right])
+
+
+@untimed
+@given(tables(max_features=9), st.integers(1, 10), st.booleans())
+def test_tiles_stitch_to_the_whole(data: Data, side: int, pooled: bool) -> None:
+    block = block_of(data.X, data.observed, segment=1)
+    whole = PairCounts.of_block(block, pooled=pooled)
+    cut = tiles(data.X.shape[1], 1, 64 * side**2)
+    assert (cut == (None,)) == (side >= data.X.shape[1])
+    parts = [PairCounts.of_block(on_tile(block, tile), pooled=pooled) for tile in cut]
+    assert_same(PairCounts.stitch(parts).arrays(), whole.arrays())
+
+
+def on_tile(block: Any, tile: Tile | None) -> Any:
+    return type(block)(block.words, block.observed_words, block.n_samples, block.segment, tile=tile)
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 1 << 20))
+def test_tiles_cover_the_upper_triangle_within_the_budget(
+    n_features: int, n_segments: int, budget: int
+) -> None:
+    cut = tiles(n_features, n_segments, budget)
+    covered = np.zeros((n_features, n_features), int)
+    for tile in cut:
+        left, right = ((0, n_features),) * 2 if tile is None else tile
+        covered[slice(*left), slice(*right)] += 1
+        cells = (left[1] - left[0]) * (right[1] - right[0])
+        assert cells == 1 or 8 * 4 * 2 * n_segments * cells <= budget
+    assert np.all(covered[np.triu_indices(n_features)] == 1)
+
+
+def test_counts_survive_storage() -> None:
+    X = np.random.default_rng(0).integers(0, 2, (100, 4), dtype=np.uint8)
+    mask = np.random.default_rng(1).integers(0, 2, (100, 4), dtype=np.uint8)
+    for block in (block_of(X), block_of(X, mask, segment=2)):
+        for counts in (FeatureCounts.of_block(block), PairCounts.of_block(block, pooled=False)):
+            stored = type(counts).from_arrays(dict(counts.arrays()))
+            assert_same(stored.arrays(), counts.arrays())
+            assert_same(stored.merge(counts).arrays(), counts.merge(stored).arrays())
+
+
+@pytest.mark.parametrize("n_samples", [1, 64, 65])
+def test_the_diagonal_counts_single_features(n_samples: int) -> None:
+    X = np.random.default_rng(0).integers(0, 2, (n_samples, 5), dtype=np.uint8)
+    counts = PairCounts.of_block(block_of(X), pooled=True)
+    np.testing.assert_array_equal(counts.joint[0].diagonal(), X.sum(axis=0))

@@ -1,0 +1,135 @@
+"""The same bytes from every executor, and what the scheduler saw of the work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psutil
+import pytest
+from distributed import Client, LocalCluster, SchedulerPlugin
+
+from pipeline.executors.dask import DaskExecutor
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import FitState, collect_pass, fit
+from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.reduce import GROUP_CHUNKS
+from storage.dataset import BinaryDataset
+from tests.clusters import DeadlyReader, SlowReader
+from tests.data import probit_rows, rows_of, write
+
+N_CHUNKS = 100
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
+    X, _ = probit_rows(N_CHUNKS * 128, 30, 3, seed=5)
+    return write(tmp_path_factory.mktemp("executors") / "d.zarr", X, words_per_chunk=2)
+
+
+@pytest.fixture(scope="module")
+def three_workers():
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def loadings(dataset, executor, read=None) -> bytes:
+    rows = rows_of(dataset)
+    if read is not None:
+        rows = replace(rows, read=read)
+    return fit(ClippedPCA(), rows, executor, seed=3).params.loadings.tobytes()
+
+
+@pytest.fixture(scope="module")
+def expected(dataset) -> bytes:
+    return loadings(dataset, SerialExecutor())
+
+
+def test_threads_give_the_bytes_of_serial(dataset, expected):
+    assert loadings(dataset, ThreadsExecutor(3)) == expected
+
+
+def test_dask_in_process_gives_the_bytes_of_serial(dataset, expected):
+    with (
+        LocalCluster(processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        assert loadings(dataset, DaskExecutor(client)) == expected
+
+
+def test_one_worker_process_gives_the_bytes_of_serial(dataset, expected):
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert loadings(dataset, DaskExecutor(client)) == expected
+
+
+def test_a_killed_workers_chunks_are_read_again(dataset, expected, three_workers, tmp_path):
+    mark = tmp_path / "killed"
+    deadly = DeadlyReader(rows_of(dataset).read, N_CHUNKS // 2, mark)
+    assert loadings(dataset, DaskExecutor(three_workers), deadly) == expected
+    assert mark.exists()
+    three_workers.wait_for_workers(3, timeout=60)
+
+
+class Record(SchedulerPlugin):
+    """Notes each finished task: its key, its worker and the size of its result."""
+
+    name = "record"
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str, int]] = []
+
+    def transition(self, key, start, finish, *args, worker=None, nbytes=0, **kwargs) -> None:
+        if (start, finish) == ("processing", "memory"):
+            self.done.append((key, worker, nbytes))
+
+
+def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
+    record = Record()
+    three_workers.cluster.scheduler.add_plugin(record)
+    slow = replace(rows_of(dataset), read=SlowReader(rows_of(dataset).read, 0.02))
+    counts = collect_pass(ClippedPCA(), FitState(None), slow, DaskExecutor(three_workers), seed=0)
+    three_workers.cluster.scheduler.remove_plugin(record.name)
+    assert counts.n_samples == dataset.n_rows
+    assert len({key for key, _, _ in record.done}) == -(-N_CHUNKS // GROUP_CHUNKS)
+    assert {worker for _, worker, _ in record.done} == set(
+        three_workers.scheduler_info()["workers"]
+    )
+    folded = sum(array.nbytes for array in counts.arrays().values())
+    assert max(nbytes for _, _, nbytes in record.done) <= folded + 4096
+
+
+def test_client_memory_is_flat_from_100_to_1000_chunks(tmp_path, three_workers):
+    X, _ = probit_rows(1000 * 64, 256, 3, seed=1)
+    few = write(tmp_path / "few.zarr", X[: 100 * 64], words_per_chunk=1)
+    many = write(tmp_path / "many.zarr", X, words_per_chunk=1)
+    executor = DaskExecutor(three_workers)
+    growth_during_pass(few, executor)  # the first pass imports and connects
+    statistic = 256 * 256 * 8
+    assert growth_during_pass(many, executor) - growth_during_pass(few, executor) < 20 * statistic
+
+
+def growth_during_pass(dataset: BinaryDataset, executor: DaskExecutor) -> int:
+    """Bytes by which this process grows at the most while pairs are counted."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    sizes = [before]
+    model = ClippedPCA()
+    collect_pass(
+        model,
+        FitState(None),
+        rows_of(dataset),
+        executor,
+        seed=0,
+        progress=lambda *_: sizes.append(process.memory_info().rss),
+    )
+    return max(sizes) - before

@@ -1,0 +1,288 @@
+"""The training loop, with statistics that show what was merged with what."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.convergence import ConvergenceMonitor
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import FitState, collect, collect_first, fit, fit_pass, start
+from pipeline.models.base import Model, array
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
+from tests.strategies import Data, chunkings, memory_rows, tables
+
+SERIAL = SerialExecutor()
+EXECUTORS = [SERIAL, ThreadsExecutor(1), ThreadsExecutor(3)]
+
+
+class Trace:
+    """Statistics that write down how they were merged, and can be watched being freed."""
+
+    alive: ClassVar[weakref.WeakSet[Trace]] = weakref.WeakSet()
+
+    def __init__(self, text: str, n_samples: int) -> None:
+        self.text, self.n_samples = text, n_samples
+        self.alive.add(self)
+
+    @classmethod
+    def of_block(cls, block: BinaryBlock) -> Trace:
+        return cls(str(block.rows[0]), block.n_samples)
+
+    def merge(self, other: Trace) -> Trace:
+        return Trace(f"({self.text} {other.text})", self.n_samples + other.n_samples)
+
+    @classmethod
+    def stitch(cls, parts: Sequence[Trace]) -> Trace:
+        (part,) = parts
+        return part
+
+
+def one_row_chunks(n_rows: int, keep: Sequence[bool] | None = None) -> Any:
+    in_split = None if keep is None else np.array(keep)
+    return memory_rows(Data(np.zeros((n_rows, 1), np.uint8), keep=in_split), [1] * n_rows)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_chunks_fold_in_groups_and_groups_merge_in_a_tree(executor: Any) -> None:
+    folded = collect(Trace.of_block, one_row_chunks(29), executor, "trace")
+    first = "(((((((0 1) 2) 3) 4) 5) 6) 7)"
+    second = "(((((((8 9) 10) 11) 12) 13) 14) 15)"
+    third = "(((((((16 17) 18) 19) 20) 21) 22) 23)"
+    last = "((((24 25) 26) 27) 28)"
+    assert folded.text == f"(({first} {second}) ({third} {last}))"
+    assert folded.n_samples == 29
+
+
+def test_groups_without_rows_of_the_split_are_passed_over() -> None:
+    keep = [k in (3, 5, 20) for k in range(29)]
+    assert collect(Trace.of_block, one_row_chunks(29, keep), SERIAL, "trace").text == "((3 5) 20)"
+
+
+def test_few_partial_results_are_held_at_a_time() -> None:
+    most = 0
+
+    def watched(block: BinaryBlock) -> Trace:
+        nonlocal most
+        most = max(most, len(Trace.alive))
+        return Trace.of_block(block)
+
+    collect(watched, one_row_chunks(8 * 128), SERIAL, "trace")
+    assert most <= 12
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 20])
+def test_a_pass_over_no_rows_is_refused(n_rows: int) -> None:
+    with pytest.raises(FitError, match="Expected at least one row, got none"):
+        collect(Trace.of_block, one_row_chunks(n_rows, [False] * n_rows), SERIAL, "trace")
+
+
+def test_progress_is_told_of_every_task() -> None:
+    told: list[tuple[Any, ...]] = []
+    keep = [k < 16 for k in range(20)]
+    rows = one_row_chunks(20, keep)
+    collect(Trace.of_block, rows, SERIAL, "trace", progress=lambda *news: told.append(news))
+    assert told == [
+        ("trace", 0, 3, 0),
+        ("trace", 1, 3, 8),
+        ("trace", 2, 3, 16),
+        ("trace", 3, 3, 16),
+    ]
+
+
+def counted(data: Data, sizes: Sequence[int], executor: Any, budget: int) -> PairCounts:
+    rows = memory_rows(data, sizes)
+    cut = tiles(rows.n_features, 1, budget)
+    summarize = partial(PairCounts.of_block, pooled=True)
+    return collect(summarize, rows, executor, "pairs", cut)
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables(splits=True, max_features=9), st.integers(1, 9), st.data())
+def test_a_tiled_pass_equals_the_whole(data: Data, side: int, draw: st.DataObject) -> None:
+    if data.keep is not None and not data.keep.any():
+        return
+    sizes = draw.draw(chunkings(len(data.X)))
+    whole = counted(data, sizes, SERIAL, 1 << 30).arrays()
+    tiled = counted(data, sizes, ThreadsExecutor(2), 64 * side**2).arrays()
+    assert whole.keys() == tiled.keys()
+    for name, values in whole.items():
+        np.testing.assert_array_equal(tiled[name], values, err_msg=name, strict=True)
+
+
+@dataclass(frozen=True)
+class ShareParams:
+    """Share of ones of each feature."""
+
+    share: NDArray[np.float64] = array("feature")
+
+
+@dataclass(frozen=True)
+class ShareStatistics:
+    """Ones of each feature, and how far the shares are from the data."""
+
+    label: ClassVar[str] = "shares"
+    n_samples: int
+    ones: NDArray[np.float64]
+    objective: float
+
+    def merge(self, other: ShareStatistics) -> ShareStatistics:
+        return ShareStatistics(
+            self.n_samples + other.n_samples,
+            self.ones + other.ones,
+            self.objective + other.objective,
+        )
+
+    @classmethod
+    def stitch(cls, parts: Sequence[ShareStatistics]) -> ShareStatistics:
+        (part,) = parts
+        return part
+
+
+@dataclass(frozen=True)
+class Shares(Model):
+    """Steps halfway to the share of noisy ones in each pass: an iterative model that converges."""
+
+    name: ClassVar[str] = "shares"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[Any] = ShareStatistics
+    params: ClassVar[type[ShareParams]] = ShareParams
+    max_iter: int = 50
+    tol: float = 1e-6
+    noise: float = 0.0
+    n_components: int | None = field(default=None, init=False)
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        return FitState(ShareParams(rng.uniform(size=first.ones.shape[1])))
+
+    def summarize(self, params: ShareParams, block: BinaryBlock, rng: RowRandom) -> ShareStatistics:
+        X = block.dense() + self.noise * rng.normal(block.rows, block.n_features)
+        objective = -float(((X - params.share) ** 2).sum())
+        return ShareStatistics(block.n_samples, X.sum(axis=0), objective)
+
+    def update(self, state: FitState, statistics: ShareStatistics, map_items: Any) -> FitState:
+        share = (state.params.share + statistics.ones / statistics.n_samples) / 2
+        return replace(state, params=ShareParams(share), diagnostics={"n_components": 0})
+
+
+X = np.random.default_rng(0).integers(0, 2, (300, 3), dtype=np.uint8)
+ROWS = memory_rows(Data(X), [20] * 15)
+
+
+def test_an_iterative_fit_goes_on_until_it_converges() -> None:
+    model = Shares(tol=1e-9)
+    state = fit(model, ROWS, SERIAL)
+    assert 2 < state.iteration == len(state.history) < model.max_iter
+    np.testing.assert_allclose(state.params.share, X.mean(axis=0), atol=1e-4)
+    assert np.all(np.diff(state.history) > 0)
+    last, before = state.history[-1], state.history[-2]
+    assert last == pytest.approx(-X.var(axis=0).sum(), abs=1e-6)
+    assert abs(last - before) <= 1e-9 * max(1, abs(last)) < abs(before - state.history[-3])
+    assert state.warnings == ()
+
+
+def test_a_fit_that_stops_early_says_so() -> None:
+    state = fit(Shares(max_iter=3), ROWS, SERIAL)
+    assert state.iteration == 3
+    (notice,) = state.warnings
+    assert "stopped at max_iter=3 before converging" in notice.text
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_resumed_fit_gives_the_same_bytes(executor: Any) -> None:
+    states: list[FitState] = []
+    model = Shares(noise=0.5, max_iter=6, tol=0.0)
+    whole = fit(model, ROWS, SERIAL, seed=7, checkpoint=states.append)
+    assert [state.iteration for state in states] == [1, 2, 3, 4, 5, 6]
+    resumed = fit(model, ROWS, executor, seed=7, state=states[2])
+    assert resumed.history == whole.history
+    assert resumed.params.share.tobytes() == whole.params.share.tobytes()
+    assert resumed.warnings == whole.warnings
+
+
+def test_a_finished_fit_is_not_fitted_again() -> None:
+    done = fit(Shares(), ROWS, SERIAL)
+    told: list[Any] = []
+    assert fit(Shares(), ROWS, SERIAL, state=done, checkpoint=told.append) == done
+    assert told == []
+
+
+def test_every_pass_draws_anew_and_every_seed() -> None:
+    model = Shares(noise=0.5, max_iter=2, tol=0.0)
+    first = start(model, collect_first(model, ROWS, SERIAL), 7)
+    second = replace(first, iteration=1)
+    passes = [
+        fit_pass(model, state, ROWS, SERIAL, seed).history[-1]
+        for state, seed in ((first, 7), (second, 7), (first, 8))
+    ]
+    assert len(set(passes)) == 3
+
+
+def test_statistics_collected_before_stand_for_the_first_pass_only() -> None:
+    read: list[int] = []
+
+    def reading(key: int) -> Any:
+        read.append(key)
+        return ROWS.read(key)
+
+    model = Shares(max_iter=2, tol=0.0)
+    state = start(model, collect_first(model, ROWS, SERIAL), 0)
+    given_statistics = ShareStatistics(10, np.array([10.0, 0.0, 5.0]), -20.0)
+    fitted = fit(
+        model, replace(ROWS, read=reading), SERIAL, state=state, statistics=given_statistics
+    )
+    assert fitted.history[0] == -2.0
+    assert read == [*range(15)]
+
+
+def test_the_loop_asks_the_executor_alone() -> None:
+    class Counting(SerialExecutor):
+        items: ClassVar[list[int]] = []
+
+        def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+            listed = list(items)
+            self.items.append(len(listed))
+            return super().map(function, listed)
+
+    fit(Shares(max_iter=2, tol=0.0), ROWS, Counting())
+    assert Counting.items == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("history", "converged", "stopped"),
+    [
+        ([], False, False),
+        ([-1.0], False, False),
+        ([-1.0, -1.0 + 2e-3], False, False),
+        ([-1.0, -1.0 + 5e-4], True, False),
+        ([-1.0, -0.5, -0.25], False, True),
+        ([-1.0, -0.5, -0.5], True, True),
+        ([-9e3, -9e3 + 5.0], True, False),
+    ],
+)
+def test_converged_and_stopped_are_different_answers(
+    history: Sequence[float], converged: bool, stopped: bool
+) -> None:
+    monitor = ConvergenceMonitor(max_iter=3, tol=1e-3)
+    assert (monitor.converged(history), monitor.stopped(history)) == (converged, stopped)
+    assert bool(monitor.warning(history)) == (stopped and not converged)
+
+
+def test_one_pass_models_converge_in_one_pass() -> None:
+    monitor = ConvergenceMonitor(max_iter=1, tol=0.0)
+    assert not monitor.converged([])
+    assert monitor.converged([0.0])
+    assert monitor.warning([0.0]) is None

@@ -1,0 +1,128 @@
+"""Reading ten times as much takes no more memory."""
+
+import tracemalloc
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import scipy.sparse
+
+from storage.sources import base, matrix_market, open_source, sparse, tables
+
+N_FEATURES, N_ROWS = 100, 5_000
+# Small batches and blocks, so that a file of half a megabyte is many of them already.
+CELLS = BLOCK = 1 << 16
+# Arrow may free a buffer late, so no pool may die before the process does.
+POOLS = []
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch):
+    monkeypatch.setattr(base, "BATCH_CELLS", CELLS)
+    monkeypatch.setattr(sparse, "_ENTRIES_AT_ONCE", CELLS)
+    monkeypatch.setattr(tables, "TABLE_BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(matrix_market, "NUMBER_BLOCK_BYTES", BLOCK)
+
+
+@contextmanager
+def fresh_arrow_pool():
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    POOLS.append(pool)
+    pa.set_memory_pool(pool)
+    yield pool
+    pa.set_memory_pool(before)
+
+
+def peak_bytes(path):
+    """Peak of Python's, NumPy's and Arrow's memory while reading."""
+    with fresh_arrow_pool() as pool:
+        tracemalloc.start()
+        rows = sum(len(batch.X) for batch in open_source(str(path)).batches())
+        peak = tracemalloc.get_traced_memory()[1] + pool.max_memory()
+        tracemalloc.stop()
+    return rows, peak
+
+
+def bits(n_rows):
+    return (np.random.default_rng(0).random((n_rows, N_FEATURES)) < 0.3).astype(np.uint8)
+
+
+def write_npy(path, X):
+    np.save(path / "a.npy", X)
+    return path / "a.npy"
+
+
+def write_npz(path, X):
+    np.savez_compressed(path / "a.npz", X=X, y=X[:, 0])
+    return path / "a.npz"
+
+
+def write_npz_fortran(path, X):
+    np.savez(path / "a.npz", X=np.asfortranarray(X))
+    return path / "a.npz"
+
+
+def write_packed(path, X):
+    np.savez(path / "a.npz", X=np.packbits(X, axis=1), shape=X.shape)
+    return path / "a.npz"
+
+
+def write_sparse(path, X, kind):
+    matrix = scipy.sparse.csr_array(X).asformat(kind)
+    scipy.sparse.save_npz(path / "a.npz", matrix, compressed=False)
+    return path / "a.npz"
+
+
+def write_csr(path, X):
+    return write_sparse(path, X, "csr")
+
+
+def write_csc(path, X):
+    return write_sparse(path, X, "csc")
+
+
+def write_csv(path, X):
+    text = np.full((len(X), 2 * N_FEATURES), ord(","), np.uint8)
+    text[:, 0::2] = ord("0") + X
+    text[:, -1] = ord("\n")
+    (path / "a.csv").write_bytes(text.tobytes())
+    return path / "a.csv"
+
+
+def write_mtx(path, X):
+    entries = np.argwhere(X) + 1
+    head = f"%%MatrixMarket matrix coordinate pattern general\n{len(X)} {N_FEATURES} {len(entries)}"
+    np.savetxt(path / "a.mtx", entries, "%d", header=head, comments="")
+    return path / "a.mtx"
+
+
+def write_parquet(path, X):
+    table = pa.table({f"f{j}": column for j, column in enumerate(X.T)})
+    pa.parquet.write_table(table, path / "a.parquet", row_group_size=1000)
+    return path / "a.parquet"
+
+
+WRITERS = [
+    write_npy,
+    write_npz,
+    write_npz_fortran,
+    write_packed,
+    write_csr,
+    write_csc,
+    write_csv,
+    write_mtx,
+    write_parquet,
+]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_memory_does_not_grow_with_the_file(tmp_path, write):
+    X = bits(10 * N_ROWS)
+    peak_bytes(write(tmp_path, X[:1000]))  # What is imported and cached once is no growth.
+    few, few_peak = peak_bytes(write(tmp_path, X[:N_ROWS]))
+    many, many_peak = peak_bytes(write(tmp_path, X))
+    assert (few, many) == (N_ROWS, 10 * N_ROWS)
+    assert many_peak < 1.25 * few_peak + 50_000

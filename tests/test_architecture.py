@@ -1,0 +1,187 @@
+"""The plan of the house, enforced: who may import whom, and how large a file may grow."""
+
+from __future__ import annotations
+
+import ast
+import io
+import statistics
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("flows", "pipeline", "storage")
+FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+TOP_LEVEL = {
+    *("flows", "pipeline", "storage", "tests", "deploy"),
+    *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"),
+}
+FORBIDDEN = {
+    "flows": {"tests"},
+    "pipeline": {"prefect", "zarr", "storage", "flows", "tests"},
+    "storage": {"prefect", "dask", "distributed", "pipeline", "flows", "tests"},
+}
+DASK = {"dask", "distributed"}
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+MAX_LINES = 400
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class Import(NamedTuple):
+    """An imported top-level package, and the function or condition that it happens in."""
+
+    package: str
+    scope: str
+
+
+def imports(tree: ast.AST, scope: str = "") -> Iterator[Import]:
+    """All imports, wherever they are."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(name.name.partition(".")[0], scope) for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield Import((node.module or "").partition(".")[0], scope)
+        else:
+            yield from imports(node, _scope(node, scope))
+
+
+def _scope(node: ast.AST, scope: str) -> str:
+    if isinstance(node, Definition):
+        return f"{scope}.{node.name}".lstrip(".")
+    is_condition = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    return "TYPE_CHECKING" if is_condition else scope
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def is_allowed(path: Path, found: Import) -> bool:
+    """The import rule for one import of one file."""
+    name, package = name_of(path), name_of(path).partition("/")[0]
+    if name == "storage/dataset.py" and found.package == "dask":
+        return found.scope in ("BinaryDataset.to_dask", "TYPE_CHECKING")
+    if package == "pipeline" and found.package in DASK:
+        return name == "pipeline/executors/dask.py"
+    if name.startswith(("pipeline/models/", "pipeline/statistics/")):
+        return found.package in {"numpy", "scipy", "pipeline", *sys.stdlib_module_names}
+    return found.package not in FORBIDDEN[package]
+
+
+def test_imports_keep_the_rule() -> None:
+    found = [(path, one) for path in FILES for one in imports(parsed(path))]
+    assert len(found) > len(FILES)
+    assert [(name_of(path), *one) for path, one in found if not is_allowed(path, one)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("storage/dataset.py", "import dask.array"),
+        ("storage/dataset.py", "class BinaryDataset:\n def verify(self):\n  import dask"),
+        ("storage/writer.py", "def write():\n from pipeline.blocks import BinaryBlock"),
+        ("pipeline/fit.py", "from typing import Any\nif Any:\n import zarr.codecs"),
+        ("pipeline/fit.py", "from distributed import Client"),
+        ("pipeline/models/clipped_pca.py", "import numba"),
+        ("flows/fit.py", "import tests.strategies"),
+    ],
+)
+def test_the_rule_sees_what_breaks_it(name: str, text: str) -> None:
+    assert not all(is_allowed(ROOT / name, found) for found in imports(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    ("package", "unwanted"),
+    [
+        ("storage", {"prefect", "dask", "distributed", "pipeline", "flows"}),
+        ("pipeline.models", {"prefect", "dask", "distributed", "zarr", "storage", "flows"}),
+    ],
+)
+def test_a_fresh_interpreter_loads_only_what_is_needed(package: str, unwanted: set[str]) -> None:
+    program = (
+        "import importlib, pkgutil, sys\n"
+        f"package = importlib.import_module({package!r})\n"
+        "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert package.partition(".")[0] in loaded
+    assert loaded & unwanted == set()
+
+
+def test_the_top_level_holds_what_the_design_lists() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    names = {line.partition("/")[0] for line in listed.stdout.splitlines()}
+    assert {name for name in names - TOP_LEVEL if not name.startswith(".")} == set()
+
+
+def test_no_file_is_long() -> None:
+    lengths = {name_of(path): path.read_bytes().count(b"\n") for path in FILES}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def code_lines(path: Path) -> set[int]:
+    """Numbers of the lines with code on them."""
+    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    text = io.StringIO(path.read_text(encoding="utf-8"))
+    tokens = (t for t in tokenize.generate_tokens(text.readline) if t.type not in blank)
+    return {line for t in tokens for line in range(t.start[0], t.end[0] + 1)}
+
+
+def body_lengths(path: Path) -> Iterator[int]:
+    """Lines of statements of every function, docstrings not counted."""
+    code = code_lines(path)
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            yield sum(len(code & {*range(s.lineno, s.end_lineno + 1)}) for s in body)
+
+
+def test_half_of_the_functions_are_under_ten_lines() -> None:
+    assert statistics.median(length for path in FILES for length in body_lengths(path)) < 10
+
+
+def public_definitions(tree: ast.Module | ast.ClassDef) -> Iterator[Definition]:
+    """Classes, functions and methods that others may call; `__init__` needs no words."""
+    for node in tree.body:
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from public_definitions(node)
+
+
+def test_every_public_definition_has_a_docstring() -> None:
+    trees = {name_of(path): parsed(path) for path in FILES}
+    assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
+    public = [(name, node) for name, tree in trees.items() for node in public_definitions(tree)]
+    assert [(name, node.name) for name, node in public if not ast.get_docstring(node)] == []
+
+
+def pickled(tree: ast.Module) -> Iterator[str]:
+    """Whatever writes or reads pickles."""
+    yield from (found.package for found in imports(tree) if found.package in PICKLES)
+    keywords = (node for node in ast.walk(tree) if isinstance(node, ast.keyword))
+    words = (ast.unparse(node) for node in keywords if node.arg == "allow_pickle")
+    yield from (word for word in words if word != "allow_pickle=False")
+
+
+def test_nothing_is_pickled() -> None:
+    assert [(name_of(path), found) for path in FILES for found in pickled(parsed(path))] == []
+    assert [*pickled(ast.parse("np.load(path, allow_pickle=True)"))] == ["allow_pickle=True"]
