@@ -40,7 +40,8 @@ _STYLE: Mapping[str, Any] = {
     # The same figure, the same bytes.
     "svg.hashsalt": "latentbits",
 }
-_GAP, _TILE_INCHES, _LABEL_INCHES = 0.12, 0.72, 1.25
+# Of images: inches a unit, which is the width of one; all else in that unit.
+_UNIT, _GAP, _CAPTION, _LABEL = 0.72, 0.12, 0.42, 1.7
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,9 @@ def require_plots(*paths: Path) -> None:
 
 
 @contextmanager
-def drawing(*paths: Path, size: tuple[float, float], title: str, note: str = "") -> Iterator[Figure]:
+def drawing(
+    *paths: Path, size: tuple[float, float], title: str, note: str = ""
+) -> Iterator[Figure]:
     """Give an empty figure and save what was drawn.
 
     Parameters
@@ -216,25 +219,27 @@ def save_images(
     signed
         Show blue, white, red around zero, each image to its own scale; else white 0 to black 1.
     """
-    n_columns = max(len(row.images) for row in rows)
-    labelled = any(row.label for row in rows)
-    tile_height = rows[0].images.shape[1] / rows[0].images.shape[2]
-    step = tile_height + (0.42 if any(row.captions for row in rows) else _GAP)
-    width = n_columns * (1 + _GAP) * _TILE_INCHES + (_LABEL_INCHES if labelled else 0)
-    size = (max(width, 4.5) + 0.3, len(rows) * step * _TILE_INCHES + 1.1)
+    height = rows[0].images.shape[1] / rows[0].images.shape[2]
+    step = height + (_CAPTION if any(row.captions for row in rows) else _GAP)
+    left = _LABEL if any(row.label for row in rows) else _GAP
+    right = max(len(row.images) for row in rows) * (1 + _GAP)
+    size = (max((left + right) * _UNIT, 4.5), len(rows) * step * _UNIT + 1.1)
     with drawing(*paths, size=size, title=title, note=note) as figure:
         axes = figure.add_subplot()
         for r, row in enumerate(rows):
-            top = r * step
-            axes.text(-0.15, top + tile_height / 2, row.label, ha="right", va="center")
-            for c, image in enumerate(row.images):
-                _draw_image(axes, image, (c * (1 + _GAP), top), tile_height, signed)
-            for c, caption in enumerate(row.captions):
-                middle = c * (1 + _GAP) + 0.5
-                axes.text(middle, top + tile_height + 0.04, caption, ha="center", va="top", size=8)
-        axes.set(xlim=(-0.03, n_columns * (1 + _GAP)), ylim=(len(rows) * step, -0.03))
+            _draw_row(axes, row, r * step, height, signed)
+        axes.set(xlim=(-left, right), ylim=(len(rows) * step, -_GAP))
         axes.set_aspect("equal")
         axes.axis("off")
+
+
+def _draw_row(axes: Axes, row: ImageRow, top: float, height: float, signed: bool) -> None:
+    axes.text(-_GAP, top + height / 2, row.label, ha="right", va="center")
+    for c, image in enumerate(row.images):
+        _draw_image(axes, image, (c * (1 + _GAP), top), height, signed)
+    for c, caption in enumerate(row.captions):
+        middle = c * (1 + _GAP) + 0.5
+        axes.text(middle, top + height + 0.04, caption, ha="center", va="top", size=8)
 
 
 def _draw_image(
@@ -262,7 +267,7 @@ def draw_strips(axes: Axes, X: NDArray[np.uint8], title: str) -> None:
     # White lines between rows keep neighbours apart.
     axes.pcolormesh(X[::-1], cmap="Greys", vmin=0, vmax=1, rasterized=True)
     axes.hlines(np.arange(len(X) + 1), 0, X.shape[1], color="white", linewidth=1.5)
-    axes.set(title=title, xlabel="feature", yticks=[], ylabel="row")
+    axes.set(title=title, xlabel="feature", yticks=[])
     axes.spines[:].set_visible(False)
 
 
@@ -270,10 +275,10 @@ def draw_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -
     """Draw the leading values of several series side by side, over their rank."""
     width = 0.8 / len(series)
     for k, (name, values) in enumerate(series.items()):
-        at = np.arange(1, len(values) + 1) + (k - (len(series) - 1) / 2) * width
+        ranks = np.arange(1, len(values) + 1)
+        at = ranks + (k - (len(series) - 1) / 2) * width
         axes.bar(at, values, width, color=_COLOURS[k], label=name)
-    axes.set(title=title, xlabel="rank", ylabel=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(title=title, xlabel="rank", ylabel=label, xticks=ranks)
     axes.legend()
 
 
@@ -284,7 +289,7 @@ def draw_curves(
     title: str,
     lines: bool = True,
 ) -> None:
-    """Draw (x, y) of several series as marks; `labels` are those of the axes."""
+    """Draw (x, y) of several series as marks, joined or not; `labels` are those of the axes."""
     style = {"markersize": 4, "linewidth": 1.2 if lines else 0}
     for k, (name, (x, y)) in enumerate(series.items()):
         axes.plot(x, y, color=_COLOURS[k], marker=_MARKERS[k], label=name, **style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -58,13 +59,20 @@ def check_executor(name: ExecutorName, workers: int | None, cluster: str | None)
 
 @contextmanager
 def _client(workers: int | None, cluster: str | None) -> Iterator[Client]:
-    logging.getLogger("distributed").setLevel(logging.ERROR)
+    _quiet_dask()
     if cluster:
         with _connected(cluster) as client:
             yield client
         return
-    with _local_cluster(workers) as local, Client(local) as client:
+    with _light_processes(), _local_cluster(workers) as local, Client(local) as client:
         yield client
+
+
+def _quiet_dask() -> None:
+    """Say nothing of failed tasks, which the command tells, and lost workers, which are no failure."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".")[0] == "distributed":
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _local_cluster(workers: int | None) -> LocalCluster:
@@ -75,7 +83,23 @@ def _local_cluster(workers: int | None) -> LocalCluster:
         processes=workers is not None,
         host="127.0.0.1" if workers else None,
         dashboard_address=None,
+        silence_logs=logging.CRITICAL,
     )
+
+
+@contextmanager
+def _light_processes() -> Iterator[None]:
+    """Start worker processes without this command in them.
+
+    Multiprocessing would import it again in each, and Prefect with it: two seconds and 100 MB.
+    """
+    main = sys.modules["__main__"]
+    hidden = {name: main.__dict__.pop(name, None) for name in ("__spec__", "__file__")}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
 
 
 def _connected(address: str) -> Client:

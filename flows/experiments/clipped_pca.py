@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flows.datasets import dataset_path
 from flows.experiments.base import Where
-from flows.experiments.images import CLIPPED, LINEAR, images_stage
+from flows.experiments.images import images_stage
 from flows.experiments.ring import ring_stage
 from flows.figures import image_layout, require_plots
 from flows.options import Json, Switch

@@ -34,8 +34,10 @@ from pipeline.random import RowRandom
 from storage.dataset import open_dataset
 
 Array = NDArray[np.float64]
+Reconstructions = Mapping[int, Mapping[str, Array]]
 
 LINEAR, CLIPPED, MARGINS = "linear PCA", "clipped PCA", "margins alone"
+_BOTH = (LINEAR, CLIPPED)
 _COMPONENTS, _QUICK_COMPONENTS = (5, 10, 20, 50), (5, 20)
 _ROWS, _QUICK_ROWS = 500, 100
 _SAMPLED_COMPONENTS, _SHOWN, _BARS = 20, 10, 12
@@ -98,14 +100,15 @@ def images_stage(
     rows = sampled_rows(opened, _QUICK_ROWS if quick else _ROWS, rng)
     codes = {p: models.reconstruct(rows, p) for p in numbers}
     errors = _errors(rows, models.linear.mean, codes)
-    folder = Path(output)
+    folder, name = Path(output), opened.path.name.removesuffix(".zarr")
     write_table(folder / "images_spectrum", _spectrum(models))
     write_table(folder / "images_errors", errors)
-    _draw_spectra(folder, models)
-    _draw_components(folder, models, layout)
-    _draw_samples(folder, models, layout, rows, rng)
-    _draw_reconstructions(folder, layout, rows, codes)
-    _draw_errors(folder, errors, rows.n_samples)
+    pictures = Pictures(folder, name, layout)
+    pictures.spectra(models)
+    pictures.components(models)
+    pictures.samples(models, rows, rng)
+    pictures.reconstructions(rows, codes)
+    pictures.errors(errors, rows.n_samples)
     return {
         "dataset": dataset,
         "n_rows": opened.n_rows,
@@ -131,17 +134,18 @@ def _spectrum(models: Models) -> list[dict[str, Any]]:
     ]
 
 
-Reconstructions = Mapping[int, Mapping[str, Array]]
-
-
 def _errors(rows: BinaryBlock, mean: Array, found: Reconstructions) -> list[dict[str, Any]]:
     X, observed = _values(rows)
     answers = [(0, MARGINS, np.broadcast_to(mean, X.shape))]
-    answers += [(p, name, both[name]) for p, both in found.items() for name in both]
+    answers += _each(found)
     return [
         {"components": p, "model": name, **_losses(X, observed, probabilities)}
         for p, name, probabilities in answers
     ]
+
+
+def _each(found: Reconstructions) -> list[tuple[int, str, Array]]:
+    return [(p, name, both[name]) for p, both in found.items() for name in _BOTH]
 
 
 def _losses(X: NDArray[np.uint8], observed: NDArray[np.bool_], answers: Array) -> dict[str, float]:
@@ -160,110 +164,110 @@ def _values(rows: BinaryBlock) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     return X, np.ones(X.shape, bool) if observed is None else observed == 1
 
 
-def _paths(folder: Path, name: str) -> tuple[Path, Path]:
-    return folder / f"{name}.png", folder / f"{name}.svg"
+@dataclass(frozen=True)
+class Pictures:
+    """Draws the figures of one dataset into a folder."""
 
+    folder: Path
+    name: str
+    layout: ImageLayout
 
-def _draw_spectra(folder: Path, models: Models) -> None:
-    shares = models.shares()
-    below = models.params.eigenvalues[models.params.eigenvalues < 0]
-    note = (
-        "Linear PCA: covariance of the bits. Clipped PCA: tetrachoric correlations, estimated pair "
-        f"by pair, so that {len(below)} of its eigenvalues are negative (sum {below.sum():.3g} of "
-        f"{len(models.params.thresholds)}). Shares below {_LEAST_DRAWN:g} are not drawn."
-    )
-    paths = _paths(folder, "images_spectra")
-    with drawing(*paths, size=(10, 4), title="Spectra of the images", note=note) as figure:
-        bars, curves = figure.subplots(1, 2)
-        label = "eigenvalue / total variance"
-        leading = {name: values[:_BARS] for name, values in shares.items()}
-        draw_bars(bars, leading, label, "Leading eigenvalues")
-        drawn = {name: values[values > _LEAST_DRAWN] for name, values in shares.items()}
-        series = {name: (np.arange(1, len(v) + 1), v) for name, v in drawn.items()}
-        draw_curves(curves, series, ("rank", label), "All eigenvalues")
-        curves.set_yscale("log")
+    def _paths(self, name: str) -> tuple[Path, Path]:
+        return self.folder / f"images_{name}.png", self.folder / f"images_{name}.svg"
 
-
-def _draw_components(folder: Path, models: Models, layout: ImageLayout) -> None:
-    shares = models.shares()
-    columns = {LINEAR: models.linear.vectors, CLIPPED: models.params.loadings}
-    rows = [
-        ImageRow(
-            f"{name}\n{first + 1} to {min(first + _SHOWN, values.shape[1])}",
-            layout.images(values.T[first : first + _SHOWN]),
-            [f"{share:.1%}" for share in shares[name][first : first + _SHOWN]],
+    def spectra(self, models: Models) -> None:
+        """Draw both spectra: leading eigenvalues, then all on a logarithmic scale."""
+        shares = models.shares()
+        below = shares[CLIPPED][shares[CLIPPED] < 0]
+        note = (
+            "Linear PCA: covariance of the bits. Clipped PCA: tetrachoric correlations, estimated "
+            f"pair by pair; {len(below)} of its eigenvalues are therefore negative, in sum "
+            f"{below.sum():.2f}, and the others exceed 1 by as much. Shares below "
+            f"{_LEAST_DRAWN:g} are not drawn."
         )
-        for name, values in columns.items()
-        for first in (0, _SHOWN)
-        if first < values.shape[1]
-    ]
-    note = (
-        "Eigenvectors of linear PCA, loadings of clipped PCA, each to its own scale: red positive, "
-        f"white 0, blue negative. Under each: its share of the total variance. {_BLANK}"
-    )
-    paths = _paths(folder, "images_components")
-    save_images(*paths, rows=rows, title="Leading components", note=note, signed=True)
+        title = f"Spectra of {self.name}"
+        paths = self._paths("spectra")
+        with drawing(*paths, size=(10, 4), title=title, note=note) as figure:
+            bars, curves = figure.subplots(1, 2)
+            label = "eigenvalue / total variance"
+            leading = {name: values[:_BARS] for name, values in shares.items()}
+            draw_bars(bars, leading, label, "Leading eigenvalues")
+            drawn = {name: values[values > _LEAST_DRAWN] for name, values in shares.items()}
+            series = {name: (np.arange(1, len(v) + 1), v) for name, v in drawn.items()}
+            draw_curves(curves, series, ("rank", label), "All eigenvalues")
+            curves.set_yscale("log")
 
-
-def _draw_samples(
-    folder: Path,
-    models: Models,
-    layout: ImageLayout,
-    rows: BinaryBlock,
-    rng: np.random.Generator,
-) -> None:
-    p = min(_SAMPLED_COMPONENTS, models.params.loadings.shape[1])
-    drawn = models.sample(p, 2 * _SHOWN, rng)
-    shown = [ImageRow("data", layout.images(rows.dense()[_spread(rows)]))]
-    for name, X in drawn.items():
-        shown += [
-            ImageRow(name, layout.images(X[:_SHOWN])),
-            ImageRow("", layout.images(X[_SHOWN:])),
+    def components(self, models: Models) -> None:
+        """Draw the leading eigenvectors and loadings."""
+        shares = models.shares()
+        columns = {LINEAR: models.linear.vectors, CLIPPED: models.params.loadings}
+        rows = [
+            ImageRow(
+                f"{name}\n{first + 1} to {min(first + _SHOWN, values.shape[1])}",
+                self.layout.images(values.T[first : first + _SHOWN]),
+                [f"{share:.1%}" for share in shares[name][first : first + _SHOWN]],
+            )
+            for name, values in columns.items()
+            for first in (0, _SHOWN)
+            if first < values.shape[1]
         ]
-    note = (
-        f"{p} components. Linear PCA: a Gaussian with the bits' means and variances, thresholded "
-        f"at ½. Clipped PCA: Gaussians thresholded so that every pixel keeps its mean. {_BLANK}"
-    )
-    paths = _paths(folder, "images_samples")
-    save_images(*paths, rows=shown, title="Images drawn from the models", note=note)
+        note = (
+            "Eigenvectors of linear PCA, loadings of clipped PCA, each to its own scale: red "
+            f"positive, white 0, blue negative. Under each: its share of the variance. {_BLANK}"
+        )
+        title = f"Leading components of {self.name}"
+        paths = self._paths("components")
+        save_images(*paths, rows=rows, title=title, note=note, signed=True)
 
+    def samples(self, models: Models, rows: BinaryBlock, rng: np.random.Generator) -> None:
+        """Draw rows of the data and of both models."""
+        p = min(_SAMPLED_COMPONENTS, models.params.loadings.shape[1])
+        shown = [ImageRow("data", self.layout.images(rows.dense()[_spread(rows)]))]
+        for name, X in models.sample(p, 2 * _SHOWN, rng).items():
+            images = self.layout.images(X)
+            shown += [ImageRow(name, images[:_SHOWN]), ImageRow("", images[_SHOWN:])]
+        note = (
+            f"{p} components. Linear PCA: a Gaussian with the bits' means and variances, "
+            "thresholded at ½. Clipped PCA: Gaussians, each thresholded to give its pixel's mean. "
+            f"{_BLANK}"
+        )
+        title = f"Images drawn from models of {self.name}"
+        save_images(*self._paths("samples"), rows=shown, title=title, note=note)
 
-def _draw_reconstructions(
-    folder: Path, layout: ImageLayout, rows: BinaryBlock, found: Reconstructions
-) -> None:
-    at = _spread(rows)
-    X, observed = (values[at] for values in _values(rows))
-    shown = [ImageRow("data", layout.images(np.where(observed, X, np.nan)))]
-    for p, both in found.items():
-        for name, answers in both.items():
+    def reconstructions(self, rows: BinaryBlock, found: Reconstructions) -> None:
+        """Draw rows as each model gives them back, and count their wrong bits."""
+        at = _spread(rows)
+        X, observed = (values[at] for values in _values(rows))
+        shown = [ImageRow("data", self.layout.images(np.where(observed, X, np.nan)))]
+        for p, name, answers in _each(found):
             bits = answers[at] > 0.5
             wrong = ((bits != (X == 1)) & observed).sum(axis=1)
-            shown.append(
-                ImageRow(f"{name}\n{p} components", layout.images(bits), list(map(str, wrong)))
-            )
-    note = f"Black where P(bit = 1 | components) > ½. Under each: its wrong bits. {_BLANK}"
-    paths = _paths(folder, "images_reconstructions")
-    save_images(*paths, rows=shown, title="Reconstructions", note=note)
+            images = self.layout.images(bits)
+            shown.append(ImageRow(f"{name}\n{p} components", images, list(map(str, wrong))))
+        note = f"Black: P(bit = 1 | components) > ½. Under each: its wrong bits. {_BLANK}"
+        title = f"Reconstructions of {self.name}"
+        save_images(*self._paths("reconstructions"), rows=shown, title=title, note=note)
+
+    def errors(self, errors: Sequence[Mapping[str, Any]], n_rows: int) -> None:
+        """Draw both measures over the number of components."""
+        note = (
+            f"{n_rows} rows, among those fitted. Linear PCA: P(bit = 1) = Φ((projection − ½) / σ), "
+            "σ² the variance that the components leave. Dotted: every bit by its mean."
+        )
+        title, paths = f"Reconstruction errors of {self.name}", self._paths("errors")
+        measures = {"wrong_bits": "share of wrong bits", "nll_per_bit": "−log P per bit (nats)"}
+        with drawing(*paths, size=(9, 3.8), title=title, note=note) as figure:
+            for axes, measure in zip(figure.subplots(1, 2), measures, strict=True):
+                series = {name: _over_components(errors, name, measure) for name in _BOTH}
+                draw_curves(axes, series, ("components", measures[measure]), "")
+                axes.axhline(errors[0][measure], color="black", linewidth=0.8, linestyle=":")
+                axes.set(ylim=(0, None), xticks=series[LINEAR][0])
 
 
 def _spread(rows: BinaryBlock) -> NDArray[np.intp]:
     """Rows to show: evenly over the rows, which lie by segment, so that all kinds come up."""
-    return np.linspace(0, rows.n_samples - 1, min(_SHOWN, rows.n_samples)).astype(np.intp)
-
-
-def _draw_errors(folder: Path, errors: Sequence[Mapping[str, Any]], n_rows: int) -> None:
-    note = (
-        f"{n_rows} rows, among those fitted. Linear PCA: P(bit = 1) = Φ((projection − ½) / noise)."
-        " Dotted: every bit by its mean, without components."
-    )
-    measures = {"wrong_bits": "share of wrong bits", "nll_per_bit": "−log P per bit (nats)"}
-    paths = _paths(folder, "images_errors")
-    with drawing(*paths, size=(9, 3.8), title="Reconstruction errors", note=note) as figure:
-        for axes, (measure, label) in zip(figure.subplots(1, 2), measures.items(), strict=True):
-            series = {name: _over_components(errors, name, measure) for name in (LINEAR, CLIPPED)}
-            draw_curves(axes, series, ("components", label), "")
-            axes.axhline(errors[0][measure], color="black", linewidth=0.8, linestyle=":")
-            axes.set_ylim(bottom=0)
+    n = min(_SHOWN, rows.n_samples)
+    return ((np.arange(n) + 0.5) * rows.n_samples / n).astype(np.intp)
 
 
 def _over_components(

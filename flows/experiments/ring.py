@@ -19,7 +19,7 @@ from flows.datasets import dataset_path
 from flows.experiments.base import Where, fitted, sampled_rows, write_table
 from flows.experiments.linear_pca import linear_pca
 from flows.figures import draw_bars, draw_curves, draw_strips, drawing
-from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
 from pipeline.numerics.arcsine import clipped_correlation
 from storage.dataset import open_dataset
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+_SPINS, _CLIPPED = "spins (linear PCA)", "clipped PCA"
 _STRIPS, _BARS = 24, 12
 _LEAST_DRAWN = 1e-6
 
@@ -77,42 +78,42 @@ def _draw(
     n_features = rows.shape[1]
     title = f"Spins on a ring: {n_features} features, {n_rows:,} rows"
     note = (
-        "Spins ±1: black is +1. Spins of clipped PCA are drawn from the fitted model. Lines: the "
-        "limit of many rows. Eigenvalues of 10⁻⁶ and less, negative ones with them, are not "
-        "drawn: half of the spins' eigenvalues are 0, because opposite spins differ in sign only."
+        "Black: spin +1. The edges of drawn rows flicker because clipped PCA in use keeps a noise "
+        f"of {MIN_NOISE:g}. Eigenvalues below 10⁻⁶, negative ones with them, are not drawn: half "
+        " of those of the spins are 0, because opposite spins differ in sign only."
     )
     paths = (output / "ring.png", output / "ring.svg")
     with drawing(*paths, size=(10, 7.2), title=title, note=note) as figure:
         (data, model), (bars, curves) = figure.subplots(2, 2)
         draw_strips(data, rows, f"{len(rows)} rows of the data")
-        draw_strips(model, drawn, f"{len(drawn)} rows drawn from two components")
-        leading = {
-            "spins (linear PCA)": spectra["spins"][:_BARS],
-            "clipped PCA": spectra["clipped_pca"][:_BARS],
-        }
-        draw_bars(bars, leading, "eigenvalue", "Leading eigenvalues")
-        _mark_half(bars, n_features)
+        draw_strips(model, drawn, f"{len(drawn)} rows drawn from clipped PCA, two components")
+        _draw_leading(bars, spectra, n_features)
         _draw_all(curves, spectra)
 
 
-def _mark_half(axes: Axes, n_features: int) -> None:
+def _draw_leading(axes: Axes, spectra: Mapping[str, Array], n_features: int) -> None:
+    series = {_SPINS: spectra["spins"][:_BARS], _CLIPPED: spectra["clipped_pca"][:_BARS]}
+    draw_bars(axes, series, "eigenvalue", "Leading eigenvalues: clipped PCA has two")
     half = n_features / 2
     axes.axhline(half, color="#555555", linewidth=0.8, linestyle=":")
-    axes.text(3, half, f"number of features / 2 = {half:g}", va="bottom", color="#555555")
+    axes.text(_BARS + 0.5, half, f"{n_features} / 2 = {half:g}", va="bottom", ha="right")
     axes.set_ylim(0, half * 1.15)
+    axes.legend(loc="center right")
 
 
 def _draw_all(axes: Axes, spectra: Mapping[str, Array]) -> None:
-    drawn = {name: values[values > _LEAST_DRAWN] for name, values in spectra.items()}
-    series = {
-        "spins (linear PCA): a continuum": _over_rank(drawn["spins"]),
-        "clipped PCA: two": _over_rank(drawn["clipped_pca"]),
-    }
-    draw_curves(axes, series, ("rank", "eigenvalue"), "All eigenvalues", lines=False)
-    for name in ("spins_limit", "clipped_pca_limit"):
-        axes.plot(*_over_rank(drawn[name]), color="black", linewidth=0.8)
+    drawn = {name: _over_rank(values) for name, values in spectra.items()}
+    series = {_SPINS: drawn["spins"], _CLIPPED: drawn["clipped_pca"]}
+    title = "All eigenvalues: those of the spins form a continuum"
+    draw_curves(axes, series, ("rank", "eigenvalue"), title, lines=False)
+    axes.plot(*drawn["spins_limit"], color="black", linewidth=0.8, label="limit of many rows")
+    axes.plot(*drawn["clipped_pca_limit"], color="black", linewidth=0.8)
+    axes.text(4.6, drawn["clipped_pca"][1][2], "sampling error", va="center")
     axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend()
 
 
 def _over_rank(values: Array) -> tuple[Array, Array]:
-    return np.arange(1.0, len(values) + 1), values
+    drawn = values[values > _LEAST_DRAWN]
+    return np.arange(1.0, len(drawn) + 1), drawn

@@ -199,119 +199,124 @@ _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
 # --- kernels, one row at a time ------------------------------------------------------------------
 
 # Sums may be reordered when compiled but never between runs: a row gives the same bits everywhere.
-_kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+_options = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
+_kernel = njit(**_options, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+# Rows of `sites`: what a row of data keeps of each observed site, mirrored so that its x is 1.
+_OFFSET, _PRECISION, _SHIFT = 0, 1, 2  # b, τ, ν
+_MEAN, _VARIANCE = 3, 4  # of w_iᵀ u under the approximation
+_CAVITY_MEAN, _CAVITY_VARIANCE, _Z = 5, 6, 7  # P(x_i = 1) = Φ(z_i) under the cavity
+_SLOPE, _CURVATURE, _EXCESS = 8, 9, 10  # d log Φ / dz, −d² log Φ / dz², slope + z
+_N_FIELDS = 11
 
 
 class _Row(NamedTuple):
-    """Working memory of a row with n observed sites, each mirrored so that its x is 1."""
+    """Working memory of one row with n observed sites and K components."""
 
+    sites: Floats  # (11, n)
     weights: Floats  # (K, n)
-    offsets: Floats  # (n,), like all of one dimension unless said
-    precision: Floats  # τ
-    shift: Floats  # ν
-    mean: Floats  # of w_iᵀ u under the approximation
-    variance: Floats
-    cavity_mean: Floats
-    cavity_variance: Floats
-    z: Floats  # P(x_i = 1) = Φ(z_i) under the cavity
-    excess: Floats  # slope + z, without the cancellation
-    slope: Floats  # d log Φ(z) / dz
-    curvature: Floats  # −d² log Φ(z) / dz², in (0, 1)
     directions: Floats  # (K, n), L⁻¹ w_i for A = L Lᵀ
     factor: Floats  # (K, K), below the diagonal L, on it 1 / L_kk, above it L⁻ᵀ
     linear: Floats  # (K,), L⁻¹ Σ ν_i w_i
+    mean: Floats  # (K,), of u
+    variance: Floats  # (K,)
 
 
-@_kernel
+@njit(**_options)
 def _posteriors(X, observed, weights, offsets, tail, tol, max_rounds, posterior):  # type: ignore[no-untyped-def]
     """Fill `posterior` row by row, with moments in units of the prior."""
     n_components = len(weights)
     square = np.empty((n_components, n_components))
     skewness = np.empty((n_components, n_components * n_components))
-    row = _allocate(n_components, 0)
+    row = _allocate(n_components, X.shape[1])
     for sample in range(len(X)):
         n_observed = 0
         for feature in range(X.shape[1]):
             n_observed += observed[sample, feature]
-        if n_observed != len(row.offsets):
+        if n_observed != row.sites.shape[1]:
             row = _allocate(n_components, n_observed)
-        _gather(X[sample], observed[sample], weights, offsets, row)
-        mean, variance = posterior.mean[sample], posterior.variance[sample]
-        rounds, change = _parallel_rounds(row, mean, variance, tail, tol, max_rounds)
+        _gather(X[sample], observed[sample], weights, offsets, row.sites, row.weights)
+        rounds, change = _parallel_rounds(row, tail, tol, max_rounds)
         if not change < tol and rounds < max_rounds:
-            rounds, change = _sequential_rounds(
-                row, square, mean, variance, tail, tol, max_rounds, rounds
-            )
+            rounds, change = _sequential_rounds(row, square, tail, tol, max_rounds, rounds)
         posterior.rounds[sample] = rounds
         posterior.converged[sample] = change < tol
-        _cavities(row, 0, n_observed, tail)
-        evidence = _log_evidence(row)
-        posterior.log_evidence[sample] = evidence + _skewness_terms(row, skewness, square)
-        posterior.correction[sample] = _correct(row, square, mean, variance)
+        _cavities(row.sites, 0, n_observed, tail)
+        evidence = _log_evidence(row.sites, row.factor, row.linear)
+        evidence += _skewness_terms(row.sites, row.directions, row.linear, skewness, square)
+        posterior.log_evidence[sample] = evidence
+        posterior.correction[sample] = _correct(row, square)
+        for k in range(n_components):
+            posterior.mean[sample, k] = row.mean[k]
+            posterior.variance[sample, k] = row.variance[k]
 
 
 @_kernel
 def _allocate(n_components, n):  # type: ignore[no-untyped-def]
-    wide = np.empty((2, n_components, n))
-    sites = np.empty((11, n))
     return _Row(
-        wide[0], sites[0], sites[1], sites[2], sites[3], sites[4], sites[5], sites[6], sites[7],
-        sites[8], sites[9], sites[10], wide[1],
-        np.empty((n_components, n_components)), np.empty(n_components),
-    )  # fmt: skip
+        np.empty((_N_FIELDS, n)),
+        np.empty((n_components, n)),
+        np.empty((n_components, n)),
+        np.empty((n_components, n_components)),
+        np.empty(n_components),
+        np.empty(n_components),
+        np.empty(n_components),
+    )
 
 
 @_kernel
-def _gather(x, observed, weights, offsets, row):  # type: ignore[no-untyped-def]
-    site = 0
+def _gather(x, observed, weights, offsets, sites, row_weights):  # type: ignore[no-untyped-def]
+    i = 0
     for feature in range(len(x)):
         if observed[feature]:
             sign = 2.0 * x[feature] - 1.0
-            row.offsets[site] = sign * offsets[feature]
+            sites[_OFFSET, i] = sign * offsets[feature]
             for k in range(len(weights)):
-                row.weights[k, site] = sign * weights[k, feature]
-            site += 1
+                row_weights[k, i] = sign * weights[k, feature]
+            i += 1
 
 
 @_kernel
-def _start(row, mean, variance):  # type: ignore[no-untyped-def]
+def _start(row):  # type: ignore[no-untyped-def]
     """Set the sites to nothing and the moments to the prior."""
-    for i in range(len(row.offsets)):
-        row.precision[i] = row.shift[i] = row.mean[i] = row.variance[i] = 0.0
-    for k in range(len(mean)):
-        mean[k], variance[k] = 0.0, 1.0
-        for i in range(len(row.offsets)):
-            row.variance[i] += row.weights[k, i] ** 2
+    sites = row.sites
+    for i in range(sites.shape[1]):
+        sites[_PRECISION, i] = sites[_SHIFT, i] = sites[_MEAN, i] = sites[_VARIANCE, i] = 0.0
+    for k in range(len(row.mean)):
+        row.mean[k], row.variance[k] = 0.0, 1.0
+        for i in range(sites.shape[1]):
+            sites[_VARIANCE, i] += row.weights[k, i] ** 2
 
 
 @_kernel
-def _parallel_rounds(row, mean, variance, tail, tol, max_rounds):  # type: ignore[no-untyped-def]
+def _parallel_rounds(row, tail, tol, max_rounds):  # type: ignore[no-untyped-def]
     """Update all sites, then all moments; rounds used and the last change."""
-    _start(row, mean, variance)
+    _start(row)
     rounds, change = 0, np.inf
     while not change < tol and rounds < min(max_rounds, _PARALLEL_ROUNDS):
-        _match(row, 0, len(row.offsets), 1.0, tail)
-        change = _refresh(row, mean, variance)
+        _match(row.sites, 0, row.sites.shape[1], 1.0, tail)
+        change = _refresh(row)
         rounds += 1
     return rounds, change
 
 
 @_kernel
-def _sequential_rounds(row, covariance, mean, variance, tail, tol, max_rounds, rounds):  # type: ignore[no-untyped-def]
+def _sequential_rounds(row, covariance, tail, tol, max_rounds, rounds):  # type: ignore[no-untyped-def]
     """Update the moments after every site; from the second round on, damped."""
-    _start(row, mean, variance)
-    centre, image = np.empty(len(mean)), np.empty(len(mean))
-    for k in range(len(mean)):
+    _start(row)
+    K = len(row.mean)
+    centre, image = np.empty(K), np.empty(K)
+    for k in range(K):
         centre[k] = 0.0
-        for j in range(len(mean)):
+        for j in range(K):
             covariance[k, j] = 1.0 if k == j else 0.0
     step, change = 1.0, np.inf
     while not change < tol and rounds < max_rounds:
-        for i in range(len(row.offsets)):
-            _absorb(row, i, step, tail, covariance, centre, image)
-        change = _refresh(row, mean, variance)
-        for k in range(len(mean)):  # afresh, so that rounding does not pile up over the rounds
-            centre[k] = mean[k]
+        for i in range(row.sites.shape[1]):
+            _absorb(row.sites, row.weights, i, step, tail, covariance, centre, image)
+        change = _refresh(row)
+        for k in range(K):  # afresh, so that rounding does not pile up over the rounds
+            centre[k] = row.mean[k]
             for j in range(k + 1):
                 covariance[j, k] = covariance[k, j] = _dot(row.factor[k, k:], row.factor[j, k:])
         rounds, step = rounds + 1, _DAMPING
@@ -319,166 +324,170 @@ def _sequential_rounds(row, covariance, mean, variance, tail, tol, max_rounds, r
 
 
 @_kernel
-def _absorb(row, i, step, tail, covariance, centre, image):  # type: ignore[no-untyped-def]
+def _absorb(sites, weights, i, step, tail, covariance, centre, image):  # type: ignore[no-untyped-def]
     """Update site i and the moments of u with it; `image` is scratch."""
-    row.mean[i] = row.variance[i] = 0.0
+    mean, variance = 0.0, 0.0
     for k in range(len(centre)):
         image[k] = 0.0
         for j in range(len(centre)):
-            image[k] += row.weights[j, i] * covariance[k, j]
-        row.mean[i] += row.weights[k, i] * centre[k]
-        row.variance[i] += row.weights[k, i] * image[k]
-    precision, shift = row.precision[i], row.shift[i]
-    _match(row, i, i + 1, step, tail)
-    precision, shift = row.precision[i] - precision, row.shift[i] - shift
-    gain = 1.0 / (1.0 + precision * row.variance[i])
+            image[k] += weights[j, i] * covariance[k, j]
+        mean += weights[k, i] * centre[k]
+        variance += weights[k, i] * image[k]
+    precision, shift = sites[_PRECISION, i], sites[_SHIFT, i]
+    sites[_MEAN, i], sites[_VARIANCE, i] = mean, variance
+    _match(sites, i, i + 1, step, tail)
+    precision, shift = sites[_PRECISION, i] - precision, sites[_SHIFT, i] - shift
+    gain = 1.0 / (1.0 + precision * variance)
     for k in range(len(centre)):
-        centre[k] += gain * (shift - precision * row.mean[i]) * image[k]
+        centre[k] += gain * (shift - precision * mean) * image[k]
         for j in range(len(centre)):
             covariance[k, j] -= gain * precision * image[k] * image[j]
 
 
 @_kernel
-def _match(row, first, last, step, tail):  # type: ignore[no-untyped-def]
+def _match(sites, first, last, step, tail):  # type: ignore[no-untyped-def]
     """Move sites [first, last) to the moments of their tilted distributions (R&W eq. 3.58, 3.59)."""
-    _cavities(row, first, last, tail)
+    _cavities(sites, first, last, tail)
     for i in range(first, last):
-        c, g = row.cavity_variance[i], row.curvature[i]
+        c, g = sites[_CAVITY_VARIANCE, i], sites[_CURVATURE, i]
         scale = 1.0 / (1.0 + c * (1.0 - g))
-        shift = row.slope[i] * math.sqrt(1.0 + c) + row.cavity_mean[i] * g
-        row.precision[i] += step * (scale * g - row.precision[i])
-        row.shift[i] += step * (scale * shift - row.shift[i])
+        shift = sites[_SLOPE, i] * math.sqrt(1.0 + c) + sites[_CAVITY_MEAN, i] * g
+        sites[_PRECISION, i] += step * (scale * g - sites[_PRECISION, i])
+        sites[_SHIFT, i] += step * (scale * shift - sites[_SHIFT, i])
 
 
 @_kernel
-def _cavities(row, first, last, tail):  # type: ignore[no-untyped-def]
-    """Cavity moments (R&W eq. 3.56) and log Φ(z) to second order, for sites [first, last)."""
+def _cavities(sites, first, last, tail):  # type: ignore[no-untyped-def]
+    """Cavity moments (R&W eq. 3.56), z, and derivatives of log Φ(z), for sites [first, last)."""
     for i in range(first, last):
         # The floor is reached only where rounding has eaten every digit, at |w_i|² of 1e14.
-        scale = 1.0 / max(1.0 - row.precision[i] * row.variance[i], 1e-14)
-        c = scale * row.variance[i]
-        m = scale * (row.mean[i] - row.variance[i] * row.shift[i])
-        row.cavity_variance[i], row.cavity_mean[i] = c, m
-        row.z[i] = (m + row.offsets[i]) / math.sqrt(1.0 + c)
-    _tail_excess(row.z[first:last], tail, row.slope[first:last], row.excess[first:last])
+        scale = 1.0 / max(1.0 - sites[_PRECISION, i] * sites[_VARIANCE, i], 1e-14)
+        c = scale * sites[_VARIANCE, i]
+        m = scale * (sites[_MEAN, i] - sites[_VARIANCE, i] * sites[_SHIFT, i])
+        sites[_CAVITY_VARIANCE, i], sites[_CAVITY_MEAN, i] = c, m
+        sites[_Z, i] = (m + sites[_OFFSET, i]) / math.sqrt(1.0 + c)
+    _tail_excess(sites, first, last, tail)
     for i in range(first, last):
-        z, excess = row.z[i], row.excess[i]
+        z, excess = sites[_Z, i], sites[_EXCESS, i]
         slope = excess - z
         if z > 0.0:
-            density = math.exp(-0.5 * z * z) * _DENSITY_AT_0
+            density = _DENSITY_AT_0 * math.exp(-0.5 * z * z)
             slope = density / (1.0 - density / (z + excess))
             excess = z + slope
-        row.slope[i], row.excess[i] = slope, excess
-        row.curvature[i] = slope * excess
+        sites[_SLOPE, i], sites[_EXCESS, i] = slope, excess
+        sites[_CURVATURE, i] = slope * excess
 
 
 @_kernel
-def _tail_excess(z, tail, ratio, excess):  # type: ignore[no-untyped-def]
-    """Write h(|z|) − |z| into `excess`, by Horner's rule over all sites; `ratio` is scratch."""
-    for i in range(len(z)):
+def _tail_excess(sites, first, last, tail):  # type: ignore[no-untyped-def]
+    """Write h(|z|) − |z| into the excess, by Horner's rule over all sites at once."""
+    z, ratio, excess = sites[_Z], sites[_SLOPE], sites[_EXCESS]
+    for i in range(first, last):
         ratio[i] = (abs(z[i]) - 4.0) / (abs(z[i]) + 4.0)
         excess[i] = 0.0
     for power in range(len(tail) - 1, -1, -1):
-        for i in range(len(z)):
+        for i in range(first, last):
             excess[i] = excess[i] * ratio[i] + tail[power]
-    for i in range(len(z)):
+    for i in range(first, last):
         excess[i] /= abs(z[i]) + 1.25
 
 
 @_kernel
-def _refresh(row, mean, variance):  # type: ignore[no-untyped-def]
-    """Moments of u and of every w_iᵀ u from the sites; the change of those of u."""
-    _factorise(row)
-    _project(row)
+def _refresh(row):  # type: ignore[no-untyped-def]
+    """Moments of u and of every w_iᵀ u from the sites; the largest change of those of u."""
+    _factorise(row.sites, row.weights, row.factor, row.linear)
+    _project(row.sites, row.weights, row.directions, row.factor, row.linear)
     change = 0.0
-    for k in range(len(mean)):
-        diagonal = row.factor[k, k]
-        m, v = diagonal * row.linear[k], diagonal * diagonal
-        m += _dot(row.factor[k, k + 1 :], row.linear[k + 1 :])
-        v += _dot(row.factor[k, k + 1 :], row.factor[k, k + 1 :])
-        change = _worse(change, abs(m - mean[k]))
-        change = _worse(change, abs(v - variance[k]))
-        mean[k], variance[k] = m, v
+    for k in range(len(row.mean)):
+        inverse = row.factor[k, k:]
+        mean, variance = _dot(inverse, row.linear[k:]), _dot(inverse, inverse)
+        worst = max(abs(mean - row.mean[k]), abs(variance - row.variance[k]))
+        change = worst if not worst <= change else change  # NaN stays
+        row.mean[k], row.variance[k] = mean, variance
     return change
 
 
 @_kernel
-def _factorise(row):  # type: ignore[no-untyped-def]
+def _factorise(sites, weights, L, linear):  # type: ignore[no-untyped-def]
     """A = L Lᵀ, L⁻ᵀ and L⁻¹ Σ ν_i w_i."""
-    L, linear, scratch = row.factor, row.linear, row.excess
+    weighted = sites[_EXCESS]
     for k in range(len(linear)):
-        for i in range(len(scratch)):
-            scratch[i] = row.precision[i] * row.weights[k, i]
+        for i in range(len(weighted)):
+            weighted[i] = sites[_PRECISION, i] * weights[k, i]
         for j in range(k):
-            L[k, j] = L[j, j] * (_dot(scratch, row.weights[j]) - _dot(L[k, :j], L[j, :j]))
-        pivot = 1.0 + _dot(scratch, row.weights[k]) - _dot(L[k, :k], L[k, :k])
+            L[k, j] = L[j, j] * (_dot(weighted, weights[j]) - _dot(L[k, :j], L[j, :j]))
+        pivot = 1.0 + _dot(weighted, weights[k]) - _dot(L[k, :k], L[k, :k])
         L[k, k] = 1.0 / math.sqrt(pivot)
-        linear[k] = L[k, k] * (_dot(row.shift, row.weights[k]) - _dot(L[k, :k], linear[:k]))
+        linear[k] = L[k, k] * (_dot(sites[_SHIFT], weights[k]) - _dot(L[k, :k], linear[:k]))
     for j in range(len(linear)):
         for k in range(j + 1, len(linear)):
             L[j, k] = -L[k, k] * (L[k, j] * L[j, j] + _dot(L[k, j + 1 : k], L[j, j + 1 : k]))
 
 
 @_kernel
-def _project(row):  # type: ignore[no-untyped-def]
+def _project(sites, weights, directions, factor, linear):  # type: ignore[no-untyped-def]
     """Directions L⁻¹ w_i, and with them mean and variance of every w_iᵀ u."""
-    for i in range(len(row.mean)):
-        row.mean[i] = row.variance[i] = 0.0
-    for k in range(len(row.linear)):
-        direction = row.directions[k]
-        _combine(row.factor[k, :k], row.directions, direction)
-        for i in range(len(direction)):
-            direction[i] = row.factor[k, k] * (row.weights[k, i] - direction[i])
-            row.mean[i] += row.linear[k] * direction[i]
-            row.variance[i] += direction[i] ** 2
+    for i in range(sites.shape[1]):
+        sites[_MEAN, i] = sites[_VARIANCE, i] = 0.0
+    for k in range(len(linear)):
+        _combine(factor[k, :k], directions, directions[k])
+        for i in range(sites.shape[1]):
+            along = factor[k, k] * (weights[k, i] - directions[k, i])
+            directions[k, i] = along
+            sites[_MEAN, i] += linear[k] * along
+            sites[_VARIANCE, i] += along * along
 
 
 @_kernel
-def _log_evidence(row):  # type: ignore[no-untyped-def]
+def _log_evidence(sites, factor, linear):  # type: ignore[no-untyped-def]
     """EP's estimate of log P(x) (R&W eq. 3.65, written in cavity moments)."""
-    total = 0.5 * _dot(row.linear, row.linear)
-    for k in range(len(row.linear)):
-        total += math.log(row.factor[k, k])
-    for i in range(len(row.z)):
-        c, m, z = row.cavity_variance[i], row.cavity_mean[i], row.z[i]
+    total = 0.5 * _dot(linear, linear)
+    for k in range(len(linear)):
+        total += math.log(factor[k, k])
+    for i in range(sites.shape[1]):
+        c, m, z = sites[_CAVITY_VARIANCE, i], sites[_CAVITY_MEAN, i], sites[_Z, i]
         if z > 0.0:
             total += math.log1p(-0.5 * math.erfc(z * math.sqrt(0.5)))
         else:
-            total += math.log(_DENSITY_AT_0 / row.slope[i]) - 0.5 * z * z
-        gain = 1.0 + row.precision[i] * c
-        quadratic = m * (row.precision[i] * m - 2.0 * row.shift[i]) - c * row.shift[i] ** 2
-        total += 0.5 * (math.log(gain) + quadratic / gain)
+            total += math.log(_DENSITY_AT_0 / sites[_SLOPE, i]) - 0.5 * z * z
+        precision, shift = sites[_PRECISION, i], sites[_SHIFT, i]
+        gain = 1.0 + precision * c
+        total += 0.5 * (
+            math.log(gain) + (m * (precision * m - 2.0 * shift) - c * shift * shift) / gain
+        )
     return total
 
 
 @_kernel
-def _skewness_terms(row, skewness, G):  # type: ignore[no-untyped-def]
-    """Write G and, in `row.linear`, the shift of the mean, in coordinates Lᵀ u; gain in evidence."""
-    u, kappa, chi, R, q = row.directions, row.cavity_mean, row.cavity_variance, row.slope, row.mean
-    _tilted_cumulants(row, kappa, chi)
+def _skewness_terms(sites, u, linear, skewness, G):  # type: ignore[no-untyped-def]
+    """Write G and, in `linear`, the shift of the mean, in coordinates Lᵀ u; gain in evidence."""
+    _tilted_cumulants(sites)
+    kappa, chi, R, q = sites[_CAVITY_MEAN], sites[_CAVITY_VARIANCE], sites[_SLOPE], sites[_MEAN]
     for k in range(len(u)):
         for i in range(len(kappa)):
-            u[k, i] /= math.sqrt(row.variance[i]) if row.variance[i] > 0.0 else 1.0
-    _contract_skewness(u, kappa, skewness, R, row.excess, row.z)
-    _pair_sum(u, kappa, skewness, G, q, row.z, row.excess)
+            u[k, i] /= math.sqrt(sites[_VARIANCE, i]) if sites[_VARIANCE, i] > 0.0 else 1.0
+    _contract_skewness(u, kappa, skewness, R, sites[_EXCESS], sites[_Z])
+    _pair_sum(u, kappa, skewness, G, q, sites[_EXCESS], sites[_Z])
     for i in range(len(kappa)):
         q[i] = chi[i] * R[i] / 6.0 + kappa[i] * (0.25 * q[i] - 0.5 * kappa[i] * R[i])
     for k in range(len(u)):
-        row.linear[k] = _dot(u[k], q)
+        linear[k] = _dot(u[k], q)
     return _dot(kappa, R) / 12.0
 
 
 @_kernel
-def _tilted_cumulants(row, skewness, kurtosis):  # type: ignore[no-untyped-def]
-    """Standardised third and fourth cumulants of the tilted distributions of w_iᵀ u."""
-    for i in range(len(skewness)):
-        c, g, slope, excess = row.cavity_variance[i], row.curvature[i], row.slope[i], row.excess[i]
+def _tilted_cumulants(sites):  # type: ignore[no-untyped-def]
+    """Skewness and excess kurtosis of the tilted w_iᵀ u, in place of the cavity moments."""
+    for i in range(sites.shape[1]):
+        c, g, z = sites[_CAVITY_VARIANCE, i], sites[_CURVATURE, i], sites[_Z, i]
+        slope, excess = sites[_SLOPE, i], sites[_EXCESS, i]
         scale = c / (1.0 + c * (1.0 - g))
         third = g * excess - slope * (1.0 - g)
         fourth = 2.0 * g * (1.0 - g) - third * (excess + slope)
-        if row.z[i] < -100.0:  # the tail is exponential there and the differences cancel
-            third, fourth = -2.0 / row.z[i] ** 3, 6.0 / row.z[i] ** 4
-        skewness[i], kurtosis[i] = third * scale * math.sqrt(scale), fourth * scale * scale
+        if z < -100.0:  # the tail is exponential there and the differences cancel
+            third, fourth = -2.0 / z**3, 6.0 / z**4
+        sites[_CAVITY_MEAN, i] = third * scale * math.sqrt(scale)
+        sites[_CAVITY_VARIANCE, i] = fourth * scale * scale
 
 
 @_kernel
@@ -520,19 +529,19 @@ def _pair_sum(u, kappa, skewness, G, q, weighted, combination):  # type: ignore[
 
 
 @_kernel
-def _correct(row, G, mean, variance):  # type: ignore[no-untyped-def]
+def _correct(row, G):  # type: ignore[no-untyped-def]
     """Add L⁻ᵀ `row.linear` and the diagonal of L⁻ᵀ G L⁻¹ / 2; its largest share of a variance.
 
     Beyond _LARGEST_CORRECTION both are scaled back, which keeps the variances positive.
     """
     largest = 0.0
-    for k in range(len(mean)):
+    for k in range(len(G)):
         G[k, k] = _quadratic(row.factor, G, k)
-        largest = max(largest, abs(G[k, k]) / variance[k])
+        largest = max(largest, abs(G[k, k]) / row.variance[k])
     scale = min(1.0, _LARGEST_CORRECTION / max(largest, _LARGEST_CORRECTION))
-    for k in range(len(mean)):
-        mean[k] += scale * _dot(row.factor[k, k:], row.linear[k:])
-        variance[k] += scale * G[k, k]
+    for k in range(len(G)):
+        row.mean[k] += scale * _dot(row.factor[k, k:], row.linear[k:])
+        row.variance[k] += scale * G[k, k]
     return largest
 
 
@@ -543,12 +552,6 @@ def _quadratic(factor, G, k):  # type: ignore[no-untyped-def]
     for j in range(k, len(G)):
         total += 0.5 * factor[k, j] * _dot(factor[k, k:], G[j, k:])
     return total
-
-
-@_kernel
-def _worse(a, b):  # type: ignore[no-untyped-def]
-    """The larger, or NaN if there is one."""
-    return b if not b <= a and not a != a else a
 
 
 @_kernel

@@ -20,8 +20,8 @@ def independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTable:
     Parameters
     ----------
     table
-        Margins `n`, `ones_i`, `ones_j` of all pairs, broadcastable to (n_features, n_features);
-        `joint` is not looked at.
+        Margins `n`, `ones_i`, `ones_j` of all pairs, broadcastable to (n_features, n_features),
+        each feature with itself on the diagonal; `joint` is not looked at.
     rng
         Source of the draw.
 
@@ -34,9 +34,18 @@ def independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTable:
     upper = np.triu_indices(n_features, 1)
     margins = (np.broadcast_to(a, (n_features, n_features))[upper] for a in table[:3])
     n, ones_i, ones_j = (np.ascontiguousarray(a, dtype=np.float64) for a in margins)
-    n_rows = int(np.max(table.n))
+    n_rows = _coupling_rows(np.asarray(table.n))
     scores = _gaussian_correlation(n_features, n_rows, rng)[upper] * np.sqrt(max(n_rows - 1, 1))
     return PairTable(n, ones_i, ones_j, joint_count_quantiles(n, ones_i, ones_j, scores))
+
+
+def _coupling_rows(n: NDArray[np.int64]) -> int:
+    """Rows that couple pairs: all rows if values are missing at random, however few a pair has."""
+    if n.ndim == 0:
+        return int(n)
+    i, j = np.nonzero(np.triu(n, 1))
+    own = n.diagonal().astype(np.float64)
+    return round(float((own[i] * own[j]).sum() / n[i, j].sum())) if len(i) else 1
 
 
 def _gaussian_correlation(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ from tests.storage.conftest import (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(table=tables())
 def test_rows_come_back_in_their_order(table: Table) -> None:
     with new_path() as path:
@@ -72,7 +71,7 @@ def check_layout(dataset: BinaryDataset, key: int, table: Table) -> None:
     assert (chunk.observed is not None) == missing
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(table=tables())
 def test_any_zarr_client_reads_it(table: Table) -> None:
     with new_path() as path:
@@ -139,14 +138,10 @@ def test_dask_gives_what_the_chunks_give(whole: Path) -> None:
     parts = [dataset.dense(key) for key in range(dataset.n_chunks)]
     assert dataset.n_chunks == 3
     for name, values in zip(("values", "observed"), zip(*parts, strict=True), strict=True):
-        lazy = dataset.to_dask(name)
+        lazy, dense = dataset.to_dask(name), np.concatenate(values)
         assert (lazy.shape, lazy.dtype) == ((300, 7), np.uint8)
-        np.testing.assert_array_equal(lazy.compute(), np.concatenate(values))
-    np.testing.assert_array_equal(dataset.to_dask()[130:200, 3].compute(), lazy_slice(parts))
-
-
-def lazy_slice(parts: list[tuple[Array, Array]]) -> Array:
-    return np.concatenate([X for X, _ in parts])[130:200, 3]
+        np.testing.assert_array_equal(lazy.compute(), dense)
+        np.testing.assert_array_equal(lazy[100:200, 3].compute(), dense[100:200, 3])
 
 
 def test_a_split_marks_its_rows(whole: Path) -> None:
@@ -241,7 +236,7 @@ NOT_OPENED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty folder": (make_folder, "Expected a dataset, got something else"),
     "a file": (make_file, "Expected a dataset, got something else"),
     "plain folder": (
-        lambda path: (make_folder(path), leave_text(path.parent, "{}")),
+        lambda path: (make_folder(path), (path / "notes.txt").touch()),
         "Expected a dataset, got something else",
     ),
     "artifact": (make_artifact, f"Expected a {DATASET_FORMAT}, got 'latentbits-artifact'."),
@@ -314,9 +309,7 @@ FAULTS: dict[str, Callable[[Path], Any]] = {
     "halved": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
     "one bit flipped": lambda file: flip_bit(file, 77),
     "swapped": swap,
-    "replaced by another array's": lambda file: file.write_bytes(
-        chunk_file(file.parents[len(file.parts)], "ones", 0).read_bytes()
-    ),
+    "a copy of the next": lambda file: file.write_bytes(file.with_name("2").read_bytes()),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
 }
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
-import re
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,22 @@ import numpy as np
 import pytest
 import zarr
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from zarr.storage import LocalStore
 
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 from storage.writer import append_dataset, create_dataset
 from tests.data import Batch
-from tests.storage.conftest import Array, feature_names, files_of, write_dataset
+from tests.storage.conftest import (
+    Array,
+    Table,
+    feature_names,
+    files_of,
+    new_path,
+    random_bits,
+    tables,
+    write_dataset,
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -183,7 +193,295 @@ def test_appended_segments_join_those_there(tmp_path: Path) -> None:
     assert rows.tolist() == [11, 16, 3]
 
 
-def is_old(dataset: Path, X: np.ndarray) -> bool:
-    opened = open_dataset(dataset)
-    opened.verify()
-    return np.array_equal(np.concatenate([opened.dense(k)[0] for k in range(opened.n_chunks)]), X)
+HEAD_ROWS, TAIL_ROWS = random_bits(150, 5, 1), random_bits(100, 5, 2)
+TAIL_MASK = random_bits(100, 5, 3)
+TAIL_SEGMENTS = np.array(["a", "b"])[np.arange(100) // 20 % 2]
+
+
+def write_head(path: Path, **options: Any) -> BinaryDataset:
+    """One segment and no missing value: neither `order` nor `observed` is there."""
+    columns = {"age": np.arange(150)}
+    return write_dataset(path, HEAD_ROWS, columns=columns, words_per_chunk=2, **options)
+
+
+def append_tail(path: Path) -> BinaryDataset:
+    columns = {"age": -np.arange(100)}
+    return write_dataset(path, TAIL_ROWS, TAIL_MASK, TAIL_SEGMENTS, columns, append=True)
+
+
+def assert_head(path: Path, digest: str) -> None:
+    """The dataset is what it was, for us and for a client that knows Zarr alone."""
+    dataset = open_dataset(path)
+    dataset.verify()
+    assert dataset.digest == digest
+    group: Any = zarr.open_group(path, mode="r")
+    assert {"observed", "order"}.isdisjoint(group)
+    assert (group["bits"].shape, group["columns/age"].shape) == ((5, 32), (256,))
+    lengths = {name: len(group[name]) for name in ("chunks", "blocks", "ones", "checksums")}
+    assert lengths == {"chunks": 2, "blocks": 2, "ones": 2, "checksums": 2}
+    assert len(list((path / "bits/c/0").iterdir())) == 2
+
+
+@pytest.fixture
+def moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[Path]]:
+    """Copy a folder before each change to it: what a kill at that moment leaves."""
+
+    def watch(folder: Path) -> list[Path]:
+        copies: list[Path] = []
+
+        def copy() -> None:
+            if folder.exists():
+                copies.append(shutil.copytree(folder, tmp_path / f"moment-{len(copies)}"))
+
+        def watched(change: Callable[..., Any]) -> Callable[..., Any]:
+            async def copy_first(*args: Any, **options: Any) -> Any:
+                async with lock:
+                    copy()
+                    return await change(*args, **options)
+
+            return copy_first
+
+        lock = asyncio.Lock()
+        for name in ("set", "set_if_not_exists", "delete", "delete_dir"):
+            monkeypatch.setattr(LocalStore, name, watched(getattr(LocalStore, name)))
+        fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", lambda file: (copy(), fsync(file)))
+        return copies
+
+    return watch
+
+
+def test_create_survives_a_kill_at_any_moment(
+    tmp_path: Path, moments: Callable[[Path], list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "data.zarr"
+    copies = moments(target)
+    write_head(target)
+    monkeypatch.undo()
+    assert len(copies) > 15
+    for path in copies:
+        with pytest.raises(DataError, match=r"interrupted|got something else"):
+            open_dataset(path)
+        write_head(path)
+        assert files_of(path) == files_of(target)
+
+
+def test_append_survives_a_kill_at_any_moment(
+    tmp_path: Path, moments: Callable[[Path], list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "data.zarr"
+    digest = write_head(target).digest
+    copies = moments(target)
+    append_tail(target)
+    monkeypatch.undo()
+    assert len(copies) > 25
+    for index, path in enumerate(copies):
+        dataset = open_dataset(path)
+        dataset.verify()
+        assert dataset.digest == digest
+        if index % 3 == 0 or index > len(copies) - 3:
+            append_tail(path)
+            assert files_of(path) == files_of(target)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import tests.storage.test_writer as t
+from storage import writer
+count = iter(range(99))
+store = writer.DatasetWriter._store
+def store_or_die(*args):
+    if next(count) == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return store(*args)
+writer.DatasetWriter._store = store_or_die
+getattr(t, sys.argv[1])(Path(sys.argv[2]))
+"""
+
+
+def run_killed(write: str, path: Path, after: int) -> None:
+    command = [sys.executable, "-c", KILLED, write, str(path), str(after)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_killed_process_leaves_no_dataset_and_spoils_none(tmp_path: Path) -> None:
+    path, whole = tmp_path / "data.zarr", tmp_path / "whole.zarr"
+    run_killed("write_head", path, after=5)
+    with pytest.raises(DataError, match="writing was interrupted. Run it again"):
+        open_dataset(path)
+    digest = write_head(path).digest
+    run_killed("append_tail", path, after=6)
+    dataset = open_dataset(path)
+    dataset.verify()
+    assert dataset.digest == digest
+    write_head(whole)
+    assert append_tail(path).digest == append_tail(whole).digest
+    assert files_of(path) == files_of(whole)
+
+
+class Stop(BaseException):
+    """Ctrl-C, as the code sees it."""
+
+
+@pytest.mark.parametrize("error", [OSError, Stop])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_error_while_creating_leaves_things_as_they_were(
+    overwrite: bool, error: type[BaseException], tmp_path: Path
+) -> None:
+    path = tmp_path / "data.zarr"
+    if overwrite:
+        write_head(path)
+    before = files_of(tmp_path)
+    with (
+        pytest.raises(error),
+        create_dataset(path, ["a", "b"], words_per_chunk=1, overwrite=overwrite) as writer,
+    ):
+        writer.add(Batch(random_bits(500, 2)))
+        raise error
+    assert files_of(tmp_path) == before
+    assert path.exists() == overwrite
+
+
+@pytest.mark.parametrize("error", [OSError, Stop])
+def test_an_error_while_appending_leaves_things_as_they_were(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    path = tmp_path / "data.zarr"
+    digest = write_head(path).digest
+    before = files_of(path)
+    with pytest.raises(error), append_dataset(path, feature_names(5)) as writer:
+        writer.add(Batch(TAIL_ROWS, TAIL_MASK, {"age": np.arange(100)}), TAIL_SEGMENTS)
+        raise error
+    assert files_of(path) == before
+    assert_head(path, digest)
+
+
+@pytest.mark.parametrize(
+    ("rows", "segments", "message"),
+    [
+        (TAIL_ROWS[:0], None, "Expected at least one row, got none"),
+        (TAIL_ROWS, np.array(["all"] * 99 + ["lone"]), "segment 'lone': Expected at least 2 rows"),
+    ],
+)
+def test_a_refused_append_leaves_things_as_they_were(
+    rows: np.ndarray, segments: np.ndarray | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.zarr"
+    write_head(path)
+    before = files_of(path)
+    columns = {"age": np.zeros(len(rows), int)}
+    with pytest.raises(DataError, match=message):
+        write_dataset(path, rows, segments=segments, columns=columns, append=True)
+    assert files_of(path) == before
+
+
+@contextmanager
+def largest_file(n_bytes: int) -> Iterator[None]:
+    """Make the system refuse longer files, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+WIDE = random_bits(200, 400)
+
+
+@pytest.mark.parametrize("n_bytes", [100, 3000, 4500])
+def test_a_full_disk_leaves_no_dataset(n_bytes: int, tmp_path: Path) -> None:
+    """The limits stop the group, a chunk, and (after all chunks) the manifest."""
+    with pytest.raises(OSError, match="File too large"), largest_file(n_bytes):
+        write_dataset(tmp_path / "data.zarr", WIDE)
+    assert files_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize("n_bytes", [100, 3000, 4500])
+def test_a_full_disk_leaves_the_dataset_without_the_new_rows(n_bytes: int, tmp_path: Path) -> None:
+    path = tmp_path / "data.zarr"
+    digest = write_dataset(path, WIDE).digest
+    with pytest.raises(OSError, match="File too large"), largest_file(n_bytes):
+        write_dataset(path, WIDE, append=True)
+    dataset = open_dataset(path)
+    dataset.verify()
+    assert (dataset.digest, list(path.glob("**/*.partial"))) == (digest, [])
+    again = write_dataset(path, WIDE, append=True)
+    write_dataset(tmp_path / "whole.zarr", WIDE)
+    assert again.digest == write_dataset(tmp_path / "whole.zarr", WIDE, append=True).digest
+    assert files_of(path) == files_of(tmp_path / "whole.zarr")
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """A folder that this process may not write to, be it root's."""
+    folder = Path(tempfile.mkdtemp())
+    user = os.geteuid()
+    folder.chmod(0o555)
+    if user == 0:
+        os.seteuid(65534)
+    yield folder
+    os.seteuid(user)
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_folder_that_may_not_be_written_is_an_error(read_only_folder: Path) -> None:
+    with pytest.raises(PermissionError):
+        write_head(read_only_folder / "data.zarr")
+    assert list(read_only_folder.iterdir()) == []
+
+
+def test_a_path_below_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        write_head(tmp_path / "file" / "data.zarr")
+    assert files_of(tmp_path) == {"file": b""}
+
+
+def fill_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.tex").write_text("years of work")
+
+
+TAKEN = {"dataset": write_head, "folder": fill_folder, "file": Path.touch}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_a_path_that_is_taken_is_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.zarr"
+    TAKEN[kind](path)
+    before = files_of(tmp_path)
+    message = f"{path}: Expected a new path, got one that exists. Use --append .* or --overwrite"
+    with pytest.raises(DataError, match=message):
+        write_head(path)
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_only_a_dataset_is_overwritten(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.zarr"
+    TAKEN[kind](path)
+    before = files_of(tmp_path)
+    with pytest.raises(DataError, match="Expected a dataset, got something else"):
+        write_head(path, overwrite=True)
+    assert files_of(tmp_path) == before
+
+
+def test_overwriting_replaces_the_dataset_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("data.zarr.old", "data.zarr.new"):
+        fill_folder(tmp_path / name)
+    path = tmp_path / "data.zarr"
+    write_dataset(path, WIDE, WIDE)
+    write_head(path, overwrite=True)
+    write_head(tmp_path / "fresh.zarr")
+    assert files_of(path) == files_of(tmp_path / "fresh.zarr")
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert names == ["data.zarr", "data.zarr.new", "data.zarr.old", "fresh.zarr"]
+    assert (tmp_path / "data.zarr.old/thesis.tex").exists()
+
+
+def test_an_empty_folder_is_a_new_path(tmp_path: Path) -> None:
+    write_head(tmp_path).verify()
