@@ -221,6 +221,8 @@ def save_images(
     """
     height = rows[0].images.shape[1] / rows[0].images.shape[2]
     step = height + (_CAPTION if any(row.captions for row in rows) else _GAP)
+    if any(np.isnan(row.images).any() for row in rows):
+        note += " Grey: no value."
     left = _LABEL if any(row.label for row in rows) else _GAP
     right = max(len(row.images) for row in rows) * (1 + _GAP)
     size = (max((left + right) * _UNIT, 4.5), len(rows) * step * _UNIT + 1.1)

@@ -69,7 +69,7 @@ def _client(workers: int | None, cluster: str | None) -> Iterator[Client]:
 
 
 def _quiet_dask() -> None:
-    """Say nothing of failed tasks, which the command tells, and lost workers, which are no failure."""
+    """Leave it to the command to tell what failed; a lost worker is no failure."""
     for name in list(logging.root.manager.loggerDict):
         if name.split(".")[0] == "distributed":
             logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -44,7 +44,6 @@ _SAMPLED_COMPONENTS, _SHOWN, _BARS = 20, 10, 12
 # A certain answer that is wrong would cost infinitely much.
 _LEAST_PROBABILITY = 1e-6
 _LEAST_DRAWN = 1e-4
-_BLANK = "Grey: pixels that are not features."
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ class Pictures:
         ]
         note = (
             "Eigenvectors of linear PCA, loadings of clipped PCA, each to its own scale: red "
-            f"positive, white 0, blue negative. Under each: its share of the variance. {_BLANK}"
+            "positive, white 0, blue negative. Under each: its share of the variance."
         )
         title = f"Leading components of {self.name}"
         paths = self._paths("components")
@@ -228,8 +227,7 @@ class Pictures:
             shown += [ImageRow(name, images[:_SHOWN]), ImageRow("", images[_SHOWN:])]
         note = (
             f"{p} components. Linear PCA: a Gaussian with the bits' means and variances, "
-            "thresholded at ½. Clipped PCA: Gaussians, each thresholded to give its pixel's mean. "
-            f"{_BLANK}"
+            "thresholded at ½. Clipped PCA: Gaussians, each thresholded to give its pixel's mean."
         )
         title = f"Images drawn from models of {self.name}"
         save_images(*self._paths("samples"), rows=shown, title=title, note=note)
@@ -244,7 +242,7 @@ class Pictures:
             wrong = ((bits != (X == 1)) & observed).sum(axis=1)
             images = self.layout.images(bits)
             shown.append(ImageRow(f"{name}\n{p} components", images, list(map(str, wrong))))
-        note = f"Black: P(bit = 1 | components) > ½. Under each: its wrong bits. {_BLANK}"
+        note = "Black: P(bit = 1 | components) > ½. Under each: its wrong bits."
         title = f"Reconstructions of {self.name}"
         save_images(*self._paths("reconstructions"), rows=shown, title=title, note=note)
 

@@ -48,12 +48,15 @@ def draw_loadings(
     save_images(
         output,
         rows=[ImageRow("", images[k : k + _COLUMNS], captions[k : k + _COLUMNS]) for k in cuts],
-        title=f"Loadings of {artifact.manifest['model']}",
-        note="Each image to its own scale: red positive, white 0, blue negative; "
-        "grey: not a feature. λ: eigenvalue.",
+        title=f"Loadings: {artifact.manifest['model']} of {_dataset_name(artifact)}",
+        note="Each image to its own scale: red positive, white 0, blue negative. λ: eigenvalue.",
         signed=True,
     )
     return len(images)
+
+
+def _dataset_name(artifact: Artifact) -> str:
+    return Path(artifact.manifest["dataset"]["path"]).name.removesuffix(".zarr")
 
 
 def _captions(artifact: Artifact, n_images: int) -> list[str]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +114,19 @@ def hyperparameters(model: type[Model]) -> tuple[str, ...]:
     """Name the settings of a model, the structural ones left out."""
     settings = (f for f in fields(model) if f.init)  # type: ignore[arg-type]
     return tuple(f.name for f in settings if f.name != "n_components")
+
+
+def check_choices(model: Model) -> None:
+    """Check the settings that are declared as `Literal`.
+
+    Raises
+    ------
+    FitError
+        If a setting is none of its choices.
+    """
+    for name, kind in get_type_hints(type(model)).items():
+        if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
+            raise FitError(f"{name}: Expected {_one_of(get_args(kind))}, got {value!r}.")
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ from scipy.special import ndtr, ndtri
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.fit import FitState
-from pipeline.models.base import Map, Model, array, register
+from pipeline.models.base import Map, Model, array, check_choices, register
 from pipeline.numerics.arcsine import arcsine_correlation
 from pipeline.numerics.expectation_propagation import probit_posterior
 from pipeline.numerics.linalg import leading_eigenpairs, leading_eigenvalues, nearest_correlation
@@ -108,6 +108,7 @@ class ClippedPCA(Model):
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.n_components is not None and self.n_components < 1:
             raise FitError(f"--components: Expected at least 1, got {self.n_components}.")
         if self.null_draws < 20:

@@ -129,7 +129,7 @@ def test_the_packed_form_brings_its_own_roles(cli):
     assert cli("ingest", source, "--dataset", "un.zarr").code == 0
     dataset = open_dataset("un.zarr")
     packed = np.load(source)
-    n_rows, n_features = packed["shape"]
+    n_features = packed["shape"][1]
     X, observed = (
         np.unpackbits(packed[name], axis=1)[:, :n_features].astype(np.uint8) for name in "XM"
     )

@@ -1,0 +1,73 @@
+"""A fit of 64 million rows keeps every process below 1 GB.
+
+Run it with `pytest -m slow tests/acceptance/test_memory.py`; it needs 3 GB of disk.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from storage.dataset import BinaryDataset, open_dataset
+from storage.writer import create_dataset
+from tests.data import Batch
+
+N_ROWS, N_FEATURES = 64_000_000, 256
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
+    """Two factors behind each half of the features; 2 GB that do not compress."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("large") / "d.zarr"
+    with create_dataset(path, [f"f{i}" for i in range(N_FEATURES)], expected_rows=N_ROWS) as writer:
+        for _ in range(0, N_ROWS, 200_000):
+            noise = rng.integers(0, 256, (200_000, N_FEATURES // 8), dtype=np.uint8)
+            common = rng.integers(0, 2, (200_000, 2), dtype=np.uint8) * 255
+            mixed = noise & rng.integers(0, 256, noise.shape, dtype=np.uint8)
+            half = N_FEATURES // 16
+            mixed[:, :half] ^= common[:, :1]
+            mixed[:, half:] ^= common[:, 1:]
+            writer.add(Batch(np.unpackbits(mixed, axis=1)))
+    return open_dataset(path)
+
+
+def peak_sizes(process: psutil.Process) -> dict[int, int]:
+    """Watch a process and its children until it ends; largest resident size of each."""
+    peaks: dict[int, int] = {}
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        try:
+            for one in [process, *process.children(recursive=True)]:
+                peaks[one.pid] = max(peaks.get(one.pid, 0), one.memory_info().rss)
+        except psutil.Error:
+            continue
+        time.sleep(0.02)
+    return peaks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["in process", "2 workers"])
+def test_64_million_rows_fit_into_1_gb_a_process(large, tmp_path: Path, workers):
+    command = [sys.executable, "-m", "flows.fit", "--dataset", str(large.path), "--json", *workers]
+    output = ["--output", str(tmp_path / "runs")]
+    process = subprocess.Popen([*command, *output], stdout=subprocess.PIPE, text=True)
+    peaks: dict[int, int] = {}
+    watch = threading.Thread(target=lambda: peaks.update(peak_sizes(psutil.Process(process.pid))))
+    watch.start()
+    out, _ = process.communicate()
+    watch.join()
+    assert process.returncode == 0
+    summary = json.loads(out)
+    print(f"peaks {sorted(peaks.values())}, stages {summary['stages']}")
+    assert summary["n_samples"] == N_ROWS
+    assert summary["n_components"] == 2
+    assert max(peaks.values()) < 1_000_000_000

@@ -1,0 +1,83 @@
+"""The flow's pass over a stored dataset against reading its chunks plus the bare kernel.
+
+python -m tests.benchmarks.flow_pass
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster
+
+from pipeline.executors.dask import DaskExecutor
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import FitState, collect_pass
+from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.numerics.kernels import symmetric_joint_counts
+from storage.dataset import BinaryDataset, open_dataset
+from storage.writer import create_dataset
+from tests.data import Batch, rows_of
+
+N_ROWS, N_FEATURES, REPEATS = 2_000_000, 512, 5
+
+
+def write_dataset(path: Path) -> BinaryDataset:
+    """Independent bits of different margins: they compress as badly as any."""
+    rng = np.random.default_rng(0)
+    shares = rng.uniform(0.05, 0.95, N_FEATURES)
+    names = [f"f{i}" for i in range(N_FEATURES)]
+    with create_dataset(path, names, expected_rows=N_ROWS) as writer:
+        for _ in range(0, N_ROWS, 50_000):
+            rows = rng.random((50_000, N_FEATURES), np.float32) < shares
+            writer.add(Batch(rows.view(np.uint8)))
+    return open_dataset(path)
+
+
+def read_and_count(dataset: BinaryDataset) -> None:
+    """What no pass can do without: read every chunk, count its pairs, one after the other."""
+    for key in range(dataset.n_chunks):
+        symmetric_joint_counts(dataset.read_chunk(key).words)
+
+
+def median_seconds(work: Callable[[], object]) -> float:
+    work()
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Print a line for each executor; the bare run is on one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = write_dataset(Path(folder) / "d.zarr")
+        rows = rows_of(dataset)
+        bare = median_seconds(lambda: read_and_count(dataset))
+        print(f"{N_ROWS:,} rows x {N_FEATURES} features, {dataset.n_chunks} chunks")
+        print(f"read and bare kernel, one thread       {bare:.3f} s")
+        cluster = LocalCluster(processes=False, threads_per_worker=1, dashboard_address=None)
+        with cluster, Client(cluster) as client:
+            executors = {
+                "serial": SerialExecutor(),
+                "threads, 1": ThreadsExecutor(1),
+                "dask in process, 1 thread": DaskExecutor(client),
+                f"threads, {CPU_COUNT}": ThreadsExecutor(CPU_COUNT),
+            }
+            for name, executor in executors.items():
+                own = median_seconds(
+                    lambda executor=executor: collect_pass(
+                        ClippedPCA(), FitState(None), rows, executor, seed=0
+                    )
+                )
+                print(f"pass, {name:32s} {own:.3f} s, ratio {own / bare:.2f}")
+
+
+if __name__ == "__main__":
+    main()
