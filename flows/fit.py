@@ -18,7 +18,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
 from flows.datasets import dataset_path
-from flows.hyperparameters import build_model
+from flows.hyperparameters import build_model, settings_help
 from flows.options import Json, Split, Switch, command, run
 from flows.progress import Report, reporting
 from flows.runtime import ExecutorName, check_executor, opened_executor
@@ -30,27 +30,27 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import FitState, collect_first, collect_pass, start
 from pipeline.fit import fit as fit_model
-from pipeline.models.base import MODELS, Model, named_arrays
+from pipeline.models.base import Model, named_arrays
 from storage.artifacts import NamedArray, write_artifact
 from storage.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.runs import RunFolder, fingerprint
 
-HELP = f"""Fit a latent-variable model to a binary dataset.
+HELP = """Fit a latent-variable model to a binary dataset.
 
-Reads the dataset, counts on a Dask cluster of its own (or on one given), fits, and writes an
-artifact: parameters, diagnostics and provenance. Models: {", ".join(sorted(MODELS))}.
-
-Examples:
+Reads the dataset, counts on a Dask cluster of its own or on one given, fits, and writes an
+artifact: parameters, diagnostics and provenance. The same dataset, options and versions give the
+same bytes wherever the work ran.
+"""
+EXAMPLES = """Examples:
 
     python -m flows.fit --dataset example:digits
-
     python -m flows.fit --dataset clicks.zarr --components 10 --workers 4
-
     python -m flows.fit --dataset votes.zarr --set estimator=arcsine --json
-
     python -m flows.fit --dataset clicks.zarr --cluster tcp://scheduler:8786 --resume
+
+Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-app = command("fit", HELP)
+app = command("fit", HELP, settings_help() + EXAMPLES)
 
 
 @dataclass
@@ -281,7 +281,13 @@ def main(
         str | None, Parameter(help="Number of latent components, or auto. [default: auto]")
     ] = None,
     setting: Annotated[
-        tuple[str, ...], Parameter(name="--set", negative="", help="A setting of the model.")
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            negative="",
+            show_default=False,
+            help="NAME=VALUE, as listed below.",
+        ),
     ] = (),
     split: Split = None,
     output: Annotated[str | None, Parameter(help="Folder of runs. [default: runs/DATASET]")] = None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_type_hints
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import FitError
-from pipeline.models.base import Model, hyperparameters, model_class, suggestion
+from pipeline.models.base import MODELS, Model, hyperparameters, model_class, suggestion
 
 
 def build_model(name: str, components: str | None, settings: Sequence[str]) -> Model:
@@ -37,6 +38,22 @@ def build_model(name: str, components: str | None, settings: Sequence[str]) -> M
         key, value = _named(setting, hyperparameters(model))
         values[key] = _converted(key, value, hints[key])
     return model(**values)
+
+
+def settings_help() -> str:
+    """List every model's settings with their values and defaults, in Markdown."""
+    return "".join(_model_help(model) for _, model in sorted(MODELS.items()))
+
+
+def _model_help(model: type[Model]) -> str:
+    hints = get_type_hints(model)
+    defaults = {field.name: field.default for field in fields(model)}  # type: ignore[arg-type]
+    lines = (
+        f"    {name}={'|'.join(map(str, get_args(hints[name]))) or hints[name].__name__} "
+        f"[default: {defaults[name]}]\n"
+        for name in hyperparameters(model)
+    )
+    return f"Settings of {model.name}, by --set:\n\n{''.join(lines)}\n"
 
 
 def _number_of_components(text: str) -> int | None:

@@ -37,15 +37,17 @@ HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 Sources: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: item numbers a line), Zarr arrays;
 several files or a quoted glob are read in parallel and stored in the order given.
 
-Examples:
+Values are 0, 1, true, false or missing; anything else is refused with its row and column.
+"""
+EXAMPLES = """Examples:
 
     python -m flows.ingest votes.csv --dataset votes.zarr --segment-by year --keep party
-
     python -m flows.ingest 'clicks/2026-*.parquet' --dataset clicks.zarr --segments 24
-
     python -m flows.ingest tonight.parquet --dataset clicks.zarr --append
+
+Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-app = command("ingest", HELP)
+app = command("ingest", HELP, EXAMPLES)
 _MOST_PADDING = 0.1
 
 
@@ -287,7 +289,11 @@ def main(
     ] = None,
     keep: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="Column to store beside the bits, such as a label."),
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Column to store, such as a label.",
+        ),
     ] = (),
     missing: Annotated[
         tuple[str, ...],

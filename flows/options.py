@@ -29,11 +29,12 @@ Json = Annotated[
 ]
 
 
-def command(name: str, help_text: str) -> App:
-    """Make the application of one flow's command line."""
+def command(name: str, help_text: str, more_help: str) -> App:
+    """Make the application of one flow's command line; `more_help` stands below the options."""
     return App(
         name=f"python -m flows.{name}",
         help=help_text,
+        help_epilogue=more_help,
         help_format="markdown",
         version_flags=[],
         result_action="return_value",

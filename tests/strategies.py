@@ -128,6 +128,13 @@ def packed(X: Bits) -> Words:
     return padded.view(np.uint64)
 
 
+def dense_pair_table(data: Data) -> list[NDArray[np.int64]]:
+    """n, ones_i, ones_j and joint of every pair, over the rows where both are observed."""
+    mask = data.mask.astype(np.int64)
+    ones = (data.X & data.mask).astype(np.int64)
+    return [mask.T @ mask, ones.T @ mask, mask.T @ ones, ones.T @ ones]
+
+
 def bits(n_samples: st.SearchStrategy[int], n_features: st.SearchStrategy[int]) -> Any:
     """0/1 matrices of these sizes."""
     zero_or_one = st.integers(0, 1)
@@ -138,14 +145,13 @@ def bits(n_samples: st.SearchStrategy[int], n_features: st.SearchStrategy[int]) 
 @st.composite
 def tables(
     draw: st.DrawFn,
-    min_rows: int = 1,
-    max_rows: int = 150,
-    max_features: int = 6,
+    n_features: st.SearchStrategy[int] = st.integers(1, 6),  # noqa: B008
+    n_samples: st.SearchStrategy[int] = st.integers(1, 150),  # noqa: B008
     *,
     splits: bool = False,
 ) -> Data:
     """Rows with or without missing values, in up to three segments, in a split or not."""
-    X = draw(bits(st.integers(min_rows, max_rows), st.integers(1, max_features)))
+    X = draw(bits(n_samples, n_features))
     observed = draw(st.none() | bits(st.just(len(X)), st.just(X.shape[1])))
     segments = draw(hnp.arrays(np.int64, len(X), elements=st.integers(0, 2)))
     keep = draw(st.none() | hnp.arrays(np.bool_, len(X))) if splits else None

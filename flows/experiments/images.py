@@ -177,12 +177,9 @@ class Pictures:
     def spectra(self, models: Models) -> None:
         """Draw both spectra: leading eigenvalues, then all on a logarithmic scale."""
         shares = models.shares()
-        below = shares[CLIPPED][shares[CLIPPED] < 0]
         note = (
-            "Linear PCA: covariance of the bits. Clipped PCA: tetrachoric correlations, estimated "
-            f"pair by pair; {len(below)} of its eigenvalues are therefore negative, in sum "
-            f"{below.sum():.2f}, and the others exceed 1 by as much. Shares below "
-            f"{_LEAST_DRAWN:g} are not drawn."
+            "Linear PCA: covariance of the bits. Clipped PCA: tetrachoric correlations."
+            f"{_negative(shares[CLIPPED])} Shares below {_LEAST_DRAWN:g} are not drawn."
         )
         title = f"Spectra of {self.name}"
         paths = self._paths("spectra")
@@ -194,7 +191,8 @@ class Pictures:
             drawn = {name: values[values > _LEAST_DRAWN] for name, values in shares.items()}
             series = {name: (np.arange(1, len(v) + 1), v) for name, v in drawn.items()}
             draw_curves(curves, series, ("rank", label), "All eigenvalues")
-            curves.set_yscale("log")
+            curves.set(xscale="log", yscale="log")
+            curves.xaxis.set_major_formatter("{x:g}")
 
     def components(self, models: Models) -> None:
         """Draw the leading eigenvectors and loadings."""
@@ -250,16 +248,26 @@ class Pictures:
         """Draw both measures over the number of components."""
         note = (
             f"{n_rows} rows, among those fitted. Linear PCA: P(bit = 1) = Φ((projection − ½) / σ), "
-            "σ² the variance that the components leave. Dotted: every bit by its mean."
+            "σ² the variance that the components leave. Margins alone: every bit by its mean."
         )
         title, paths = f"Reconstruction errors of {self.name}", self._paths("errors")
         measures = {"wrong_bits": "share of wrong bits", "nll_per_bit": "−log P per bit (nats)"}
         with drawing(*paths, size=(9, 3.8), title=title, note=note) as figure:
             for axes, measure in zip(figure.subplots(1, 2), measures, strict=True):
                 series = {name: _over_components(errors, name, measure) for name in _BOTH}
+                axes.axhline(errors[0][measure], color="black", ls=":", lw=0.8, label=MARGINS)
                 draw_curves(axes, series, ("components", measures[measure]), "")
-                axes.axhline(errors[0][measure], color="black", linewidth=0.8, linestyle=":")
                 axes.set(ylim=(0, None), xticks=series[LINEAR][0])
+
+
+def _negative(shares: Array) -> str:
+    below = shares[shares < 0]
+    if not below.size:
+        return ""
+    return (
+        f" Estimated pair by pair, they give {len(below)} negative shares, in sum "
+        f"−{abs(below.sum()):.2f}; the others exceed 1 by as much."
+    )
 
 
 def _spread(rows: BinaryBlock) -> NDArray[np.intp]:

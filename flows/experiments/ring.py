@@ -80,7 +80,7 @@ def _draw(
     note = (
         "Black: spin +1. The edges of drawn rows flicker because clipped PCA in use keeps a noise "
         f"of {MIN_NOISE:g}. Eigenvalues below 10⁻⁶, negative ones with them, are not drawn: half "
-        " of those of the spins are 0, because opposite spins differ in sign only."
+        "of those of the spins are 0, because opposite spins differ in sign only."
     )
     paths = (output / "ring.png", output / "ring.svg")
     with drawing(*paths, size=(10, 7.2), title=title, note=note) as figure:
@@ -103,12 +103,12 @@ def _draw_leading(axes: Axes, spectra: Mapping[str, Array], n_features: int) -> 
 
 def _draw_all(axes: Axes, spectra: Mapping[str, Array]) -> None:
     drawn = {name: _over_rank(values) for name, values in spectra.items()}
-    series = {_SPINS: drawn["spins"], _CLIPPED: drawn["clipped_pca"]}
+    label = f"{_CLIPPED}; beyond rank 2, sampling error"
+    series = {_SPINS: drawn["spins"], label: drawn["clipped_pca"]}
     title = "All eigenvalues: those of the spins form a continuum"
     draw_curves(axes, series, ("rank", "eigenvalue"), title, lines=False)
     axes.plot(*drawn["spins_limit"], color="black", linewidth=0.8, label="limit of many rows")
     axes.plot(*drawn["clipped_pca_limit"], color="black", linewidth=0.8)
-    axes.text(4.6, drawn["clipped_pca"][1][2], "sampling error", va="center")
     axes.set(xscale="log", yscale="log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend()

@@ -146,7 +146,7 @@ class ClippedPCA(Model):
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
             self._empty_params(n_features, _thresholds(observed, ones)),
-            {"null_seeds": rng.integers(2**63, size=self.null_draws)},
+            {"null_seeds": rng.integers(2**63, size=self.null_draws), "constant": constant},
             warnings=self._judge_constant(constant) + self._judge_margins(ones / observed),
         )
 
@@ -192,7 +192,9 @@ class ClippedPCA(Model):
         repaired, moved = correlation, 0.0
         if self.repair == "nearest":
             repaired, moved = nearest_correlation(correlation)
-        values, vectors = leading_eigenpairs(repaired, self.n_components or _LEADING)
+        varying, constant = repaired.copy(), state.auxiliary["constant"]
+        varying[constant, constant] = 0.0  # At 1 its axis could be taken for a component.
+        values, vectors = leading_eigenpairs(varying, self.n_components or _LEADING)
         null = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
         n_kept = self.n_components or _standing_out(values, null)
         loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
@@ -252,7 +254,7 @@ class ClippedPCA(Model):
                 involved = tuple(np.unique(pairs).tolist())
                 found.append(Notice(f"{len(pairs)} pairs {text}, among {{features}}", involved))
         if (floored := np.flatnonzero(_communalities(params) > 1 - MIN_NOISE)).size:
-            text = "communality of 1 or more, noise raised to 0.001: {features}"
+            text = "communality of 1 or more, so noise is taken as 0.001: {features}"
             found.append(Notice(text, tuple(floored.tolist())))
         return tuple(found)
 

@@ -208,6 +208,7 @@ _MEAN, _VARIANCE = 3, 4  # of w_iᵀ u under the approximation
 _CAVITY_MEAN, _CAVITY_VARIANCE, _Z = 5, 6, 7  # P(x_i = 1) = Φ(z_i) under the cavity
 _SLOPE, _CURVATURE, _EXCESS = 8, 9, 10  # d log Φ / dz, −d² log Φ / dz², slope + z
 _N_FIELDS = 11
+_STRIP = 256
 
 
 class _Row(NamedTuple):
@@ -230,9 +231,7 @@ def _posteriors(X, observed, weights, offsets, tail, tol, max_rounds, posterior)
     skewness = np.empty((n_components, n_components * n_components))
     row = _allocate(n_components, X.shape[1])
     for sample in range(len(X)):
-        n_observed = 0
-        for feature in range(X.shape[1]):
-            n_observed += observed[sample, feature]
+        n_observed = _count(observed[sample])
         if n_observed != row.sites.shape[1]:
             row = _allocate(n_components, n_observed)
         _gather(X[sample], observed[sample], weights, offsets, row.sites, row.weights)
@@ -241,7 +240,7 @@ def _posteriors(X, observed, weights, offsets, tail, tol, max_rounds, posterior)
             rounds, change = _sequential_rounds(row, square, tail, tol, max_rounds, rounds)
         posterior.rounds[sample] = rounds
         posterior.converged[sample] = change < tol
-        _cavities(row.sites, 0, n_observed, tail)
+        _match_all(row.sites, 0.0, tail)  # a step of 0: only the cavities
         evidence = _log_evidence(row.sites, row.factor, row.linear)
         evidence += _skewness_terms(row.sites, row.directions, row.linear, skewness, square)
         posterior.log_evidence[sample] = evidence
@@ -262,6 +261,14 @@ def _allocate(n_components, n):  # type: ignore[no-untyped-def]
         np.empty(n_components),
         np.empty(n_components),
     )
+
+
+@_kernel
+def _count(observed):  # type: ignore[no-untyped-def]
+    n = 0
+    for feature in range(len(observed)):
+        n += observed[feature]
+    return n
 
 
 @_kernel
@@ -294,7 +301,7 @@ def _parallel_rounds(row, tail, tol, max_rounds):  # type: ignore[no-untyped-def
     _start(row)
     rounds, change = 0, np.inf
     while not change < tol and rounds < min(max_rounds, _PARALLEL_ROUNDS):
-        _match(row.sites, 0, row.sites.shape[1], 1.0, tail)
+        _match_all(row.sites, 1.0, tail)
         change = _refresh(row)
         rounds += 1
     return rounds, change
@@ -342,6 +349,13 @@ def _absorb(sites, weights, i, step, tail, covariance, centre, image):  # type: 
         centre[k] += gain * (shift - precision * mean) * image[k]
         for j in range(len(centre)):
             covariance[k, j] -= gain * precision * image[k] * image[j]
+
+
+@_kernel
+def _match_all(sites, step, tail):  # type: ignore[no-untyped-def]
+    """Move all sites; in strips, whose intermediate results stay in the L1 cache."""
+    for first in range(0, sites.shape[1], _STRIP):
+        _match(sites, first, min(first + _STRIP, sites.shape[1]), step, tail)
 
 
 @_kernel

@@ -111,7 +111,7 @@ def counted(data: Data, sizes: Sequence[int], executor: Any, budget: int) -> Pai
 
 
 @settings(deadline=None, max_examples=40)
-@given(tables(splits=True, max_features=9), st.integers(1, 9), st.data())
+@given(tables(st.integers(1, 9), splits=True), st.integers(1, 9), st.data())
 def test_a_tiled_pass_equals_the_whole(data: Data, side: int, draw: st.DataObject) -> None:
     if data.keep is not None and not data.keep.any():
         return

@@ -146,7 +146,7 @@ def without_single_rows(segments: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def new_path() -> Iterator[Path]:
-    """A path for one example; in memory where the system can: a disk takes seconds for a hundred."""
+    """A path for one example, in memory where the system can: many small files take a disk long."""
     shared_memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         dir=shared_memory if shared_memory.is_dir() else None

@@ -267,6 +267,7 @@ def test_append_survives_a_kill_at_any_moment(
         dataset.verify()
         assert dataset.digest == digest
         if index % 3 == 0 or index > len(copies) - 3:
+            (path / "bits/c/0/2.0123abcd.partial").write_bytes(b"half of a ch")
             append_tail(path)
             assert files_of(path) == files_of(target)
 

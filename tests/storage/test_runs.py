@@ -1,0 +1,83 @@
+"""The folder of runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.artifacts import NamedArray, load_artifact, write_artifact
+from storage.runs import RunFolder, fingerprint
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "runs", "clipped_pca", fingerprint({"seed": 1}))
+
+
+def test_work_of_another_fit_lies_elsewhere(run: RunFolder) -> None:
+    other = RunFolder(run.output, run.model, fingerprint({"seed": 2}))
+    same = RunFolder(run.output, run.model, fingerprint({"seed": 1}))
+    assert run.work == same.work != other.work
+    assert run.work.is_relative_to(run.output)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_work_is_kept_for_who_resumes(resume: bool, run: RunFolder) -> None:
+    run.open_work(resume)
+    (run.work / "state").write_text("pass 3")
+    run.open_work(resume)
+    assert (run.work / "state").exists() == resume
+    assert run.work.is_dir()
+
+
+def test_a_finished_fit_leaves_no_work(run: RunFolder) -> None:
+    run.open_work(resume=False)
+    other = RunFolder(run.output, "bmm", run.fingerprint)
+    other.open_work(resume=False)
+    run.close_work()
+    assert not run.work.exists()
+    assert other.work.is_dir()
+    other.close_work()
+    assert list(run.output.iterdir()) == []
+    other.close_work()
+
+
+def test_artifacts_are_named_after_model_and_time(run: RunFolder) -> None:
+    assert re.fullmatch(r"clipped_pca-\d{8}T\d{9}", run.new_artifact().name)
+    assert run.new_artifact().parent == run.output
+
+
+def test_the_latest_is_the_one_pointed_to(run: RunFolder) -> None:
+    for value in (1.0, 2.0):
+        path = run.output / f"clipped_pca-{value:.0f}"
+        write_artifact(path, {"mean": NamedArray((), np.array(value))}, {})
+        run.point_to(path)
+        assert load_artifact(run.output)["mean"] == value
+    assert (run.output / "latest").read_text() == "clipped_pca-2\n"
+    assert sorted(path.name for path in run.output.iterdir()) == [
+        "clipped_pca-1",
+        "clipped_pca-2",
+        "latest",
+    ]
+
+
+def test_runs_can_be_moved(run: RunFolder) -> None:
+    path = run.output / "clipped_pca-1"
+    write_artifact(path, {"mean": NamedArray((), np.array(3.0))}, {})
+    run.point_to(path)
+    moved = run.output.rename(run.output.with_name("elsewhere"))
+    assert load_artifact(moved)["mean"] == 3.0
+
+
+SETTINGS = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=4)
+
+
+@given(one=SETTINGS, other=SETTINGS)
+def test_a_fingerprint_tells_settings_apart_whatever_their_order(one: dict, other: dict) -> None:
+    assert fingerprint(one) == fingerprint(dict(reversed(one.items())))
+    assert (fingerprint(one) == fingerprint(other)) == (one == other)
