@@ -24,6 +24,7 @@ from flows.environment import server_configured
 T = TypeVar("T")
 
 _START_SECONDS = 120.0
+_SERVER = {"PREFECT_UI_ENABLED": "false", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def embedded_server() -> Iterator[EmbeddedServer]:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, "PREFECT_UI_ENABLED": "0"},
+            env={**os.environ, **_SERVER},
         )
     try:
         yield EmbeddedServer(f"http://127.0.0.1:{port}/api", process, home / "server.log")
@@ -106,11 +107,11 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Serve on the port given, until standard input ends."""
     import uvicorn
+    from prefect.server.api.server import create_app
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     uvicorn.run(
-        "prefect.server.api.server:create_app",
-        factory=True,
+        create_app(ephemeral=True),
         host="127.0.0.1",
         port=int(sys.argv[1]),
         log_level="error",

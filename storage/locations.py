@@ -94,14 +94,15 @@ def _read_json(folder: Path, kind: str) -> dict[str, Any]:
 
 def _why_not_there(folder: Path, kind: str) -> str:
     noun = kind.removeprefix("latentbits-")
+    one = f"an {noun}" if noun.startswith("a") else f"a {noun}"
     if not folder.exists():
-        return f"{folder}: Expected a {noun}, got a path that does not exist."
+        return f"{folder}: Expected {one}, got a path that does not exist."
     if is_unfinished(folder, kind):
         return (
             f"{folder}: Expected a whole {noun}, got one whose writing was interrupted. "
             "Run it again."
         )
-    return f"{folder}: Expected a {noun}, got something else (no {MANIFEST})."
+    return f"{folder}: Expected {one}, got something else (no {MANIFEST})."
 
 
 def is_unfinished(folder: Path, kind: str) -> bool:

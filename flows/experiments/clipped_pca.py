@@ -27,12 +27,12 @@ HELP = """Set clipped PCA beside linear PCA, as Lee and Sompolinsky (1999) do.
 
 First on translation-invariant spins of a ring (the paper's figure 3), where two hidden Gaussians
 lie behind all spins; then on images of digits: spectra, components, samples, reconstructions and
-their errors. A million rows of the ring work as well: `--rows 1000000`.
-
-Examples:
+their errors. Leaves tables (CSV and JSON) and figures (PNG and SVG). A million rows of the ring
+work as well: `--rows 1000000`.
+"""
+EXAMPLES = """Examples:
 
     python -m flows.experiments clipped-pca
-
     python -m flows.experiments clipped-pca --dataset usps.zarr --image-shape 16x16
 """
 _ROWS, _FEATURES = 100_000, 256

@@ -13,14 +13,11 @@ from flows.figures import ImageRow, image_layout, require_plots, save_images
 from pipeline.errors import FitError
 from storage.artifacts import Artifact, load_artifact
 
-HELP = """Draw the leading loadings of a fitted model as images, its eigenvalues under them.
-
-Example:
+HELP = """Draw the leading loadings of a fitted model as images, its eigenvalues under them."""
+EXAMPLES = """Example:
 
     python -m flows.ingest usps.npz --dataset usps.zarr
-
     python -m flows.fit --dataset usps.zarr --components 30
-
     python -m flows.experiments loadings --artifact runs/usps --image-shape 16x16
 """
 _COLUMNS = 5

@@ -235,9 +235,7 @@ def _posteriors(X, observed, weights, offsets, tail, tol, max_rounds, posterior)
         if n_observed != row.sites.shape[1]:
             row = _allocate(n_components, n_observed)
         _gather(X[sample], observed[sample], weights, offsets, row.sites, row.weights)
-        rounds, change = _parallel_rounds(row, tail, tol, max_rounds)
-        if not change < tol and rounds < max_rounds:
-            rounds, change = _sequential_rounds(row, square, tail, tol, max_rounds, rounds)
+        rounds, change = _iterate(row, square, tail, tol, max_rounds)
         posterior.rounds[sample] = rounds
         posterior.converged[sample] = change < tol
         _match_all(row.sites, 0.0, tail)  # a step of 0: only the cavities
@@ -284,50 +282,33 @@ def _gather(x, observed, weights, offsets, sites, row_weights):  # type: ignore[
 
 
 @_kernel
-def _start(row):  # type: ignore[no-untyped-def]
-    """Set the sites to nothing and the moments to the prior."""
-    sites = row.sites
-    for i in range(sites.shape[1]):
-        sites[_PRECISION, i] = sites[_SHIFT, i] = sites[_MEAN, i] = sites[_VARIANCE, i] = 0.0
-    for k in range(len(row.mean)):
-        row.mean[k], row.variance[k] = 0.0, 1.0
-        for i in range(sites.shape[1]):
-            sites[_VARIANCE, i] += row.weights[k, i] ** 2
-
-
-@_kernel
-def _parallel_rounds(row, tail, tol, max_rounds):  # type: ignore[no-untyped-def]
-    """Update all sites, then all moments; rounds used and the last change."""
-    _start(row)
+def _iterate(row, covariance, tail, tol, max_rounds):  # type: ignore[no-untyped-def]
+    """Rounds until the moments rest, parallel ones first; rounds used and the last change."""
     rounds, change = 0, np.inf
-    while not change < tol and rounds < min(max_rounds, _PARALLEL_ROUNDS):
-        _match_all(row.sites, 1.0, tail)
+    while not change < tol and rounds < max_rounds:
+        if rounds in (0, _PARALLEL_ROUNDS):
+            for i in range(row.sites.shape[1]):
+                row.sites[_PRECISION, i] = row.sites[_SHIFT, i] = 0.0
+            _refresh(row)
+        if rounds < _PARALLEL_ROUNDS:
+            _match_all(row.sites, 1.0, tail)
+        else:
+            _sweep(row, covariance, 1.0 if rounds == _PARALLEL_ROUNDS else _DAMPING, tail)
         change = _refresh(row)
         rounds += 1
     return rounds, change
 
 
 @_kernel
-def _sequential_rounds(row, covariance, tail, tol, max_rounds, rounds):  # type: ignore[no-untyped-def]
-    """Update the moments after every site; from the second round on, damped."""
-    _start(row)
-    K = len(row.mean)
-    centre, image = np.empty(K), np.empty(K)
-    for k in range(K):
-        centre[k] = 0.0
-        for j in range(K):
-            covariance[k, j] = 1.0 if k == j else 0.0
-    step, change = 1.0, np.inf
-    while not change < tol and rounds < max_rounds:
-        for i in range(row.sites.shape[1]):
-            _absorb(row.sites, row.weights, i, step, tail, covariance, centre, image)
-        change = _refresh(row)
-        for k in range(K):  # afresh, so that rounding does not pile up over the rounds
-            centre[k] = row.mean[k]
-            for j in range(k + 1):
-                covariance[j, k] = covariance[k, j] = _dot(row.factor[k, k:], row.factor[j, k:])
-        rounds, step = rounds + 1, _DAMPING
-    return rounds, change
+def _sweep(row, covariance, step, tail):  # type: ignore[no-untyped-def]
+    """Update the sites in turn, and the moments after every one."""
+    centre, image = np.empty(len(row.mean)), np.empty(len(row.mean))
+    for k in range(len(centre)):
+        centre[k] = row.mean[k]
+        for j in range(k + 1):
+            covariance[j, k] = covariance[k, j] = _dot(row.factor[k, k:], row.factor[j, k:])
+    for i in range(row.sites.shape[1]):
+        _absorb(row.sites, row.weights, i, step, tail, covariance, centre, image)
 
 
 @_kernel

@@ -1,0 +1,41 @@
+"""Figure 3 of Lee & Sompolinsky (1999): the ring's two eigenvalues, hidden in a continuum.
+
+For translation-invariant spins of a two-dimensional Gaussian on a ring of N features the Gaussians'
+correlation cos(θ_i − θ_j) has two eigenvalues N / 2; the spins' own, 1 − 2 |θ_i − θ_j| / π, has
+pairs of eigenvalues 4 N / (π k)², k = 1, 3, 5, … (its Fourier series).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flows.datasets import dataset_path
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import FitState, collect_pass, fit
+from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.statistics.counts import PairCounts
+from storage import open_dataset
+from tests.data import rows_of
+
+N_FEATURES = 256
+
+
+def spin_eigenvalues(counts: PairCounts) -> np.ndarray:
+    n, ones_i, ones_j, joint = counts.table(0)
+    spins = (4 * joint - 2 * ones_i - 2 * ones_j + n) / n
+    return np.linalg.eigvalsh(spins)[::-1]
+
+
+def test_two_eigenvalues_stand_out_at_a_million_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    dataset = open_dataset(dataset_path("example:ring:rows=1000000"))
+    rows, executor, model = rows_of(dataset), ThreadsExecutor(2), ClippedPCA()
+    fitted = fit(model, rows, executor)
+    values = fitted.params.eigenvalues
+    np.testing.assert_allclose(values[:2], N_FEATURES / 2, rtol=0.02)
+    assert np.abs(values[2:]).max() <= 0.01 * N_FEATURES / 2
+    assert fitted.params.loadings.shape == (N_FEATURES, 2)
+
+    counts = collect_pass(model, FitState(None), rows, executor, seed=0)
+    continuum = 4 * N_FEATURES / (np.pi * np.repeat([1, 3, 5, 7, 9], 2)) ** 2
+    np.testing.assert_allclose(spin_eigenvalues(counts)[:10], continuum, rtol=0.02)
