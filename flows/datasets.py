@@ -6,7 +6,8 @@ from pathlib import Path
 
 from flows.environment import examples_path
 from flows.ingest import ingest_sources
-from storage.dataset import open_dataset
+from pipeline.blocks import Rows
+from storage.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.errors import DataError
 from storage.examples import PREFIX, open_example
 
@@ -28,3 +29,9 @@ def dataset_path(name: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         ingest_sources([name], path, overwrite=path.exists())
     return path
+
+
+def dataset_rows(dataset: BinaryDataset, split: str | None = None) -> Rows:
+    """Give a dataset's rows, or those of a split, as a pass takes them."""
+    read = ChunkReader(str(dataset.path.resolve()), dataset.digest, split)
+    return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)

@@ -27,7 +27,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9")
 _MARKERS = ("o", "s", "^", "D")
 _MUTED = "#555555"
 _BLANK = "#d9d9d9"
-_STYLE: Mapping[str, Any] = {
+_STYLE: Any = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
@@ -169,7 +169,7 @@ def drawing(
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(dict(_STYLE)):
+    with rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained", facecolor="white")
         figure.suptitle(title, x=0.01, ha="left")
         if note:
@@ -292,10 +292,19 @@ def draw_curves(
     lines: bool = True,
 ) -> None:
     """Draw (x, y) of several series as marks, joined or not; `labels` are those of the axes."""
-    style = {"markersize": 4, "linewidth": 1.2 if lines else 0}
+    width = 1.2 if lines else 0.0
     for k, (name, (x, y)) in enumerate(series.items()):
-        axes.plot(x, y, color=_COLOURS[k], marker=_MARKERS[k], label=name, **style)
+        colour, marker = _COLOURS[k], _MARKERS[k]
+        axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=width, label=name)
     axes.set(title=title, xlabel=labels[0], ylabel=labels[1])
     axes.grid(color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.legend()
+
+
+def scale_by_ratio(axes: Axes, last: int) -> None:
+    """Make both axes logarithmic, that below for ranks up to the last."""
+    axes.set(xscale="log", yscale="log")
+    ticks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
+    axes.set_xticks([tick for tick in ticks if tick <= last])
+    axes.xaxis.set_major_formatter("{x:g}")

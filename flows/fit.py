@@ -17,10 +17,10 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
-from flows.datasets import dataset_path
+from flows.datasets import dataset_path, dataset_rows
 from flows.hyperparameters import build_model, settings_help
 from flows.options import Json, Split, Switch, command, run
-from flows.progress import Report, reporting
+from flows.progress import reporting
 from flows.runtime import ExecutorName, check_executor, opened_executor
 from flows.server import with_server
 from flows.summary import print_json, print_table
@@ -31,8 +31,9 @@ from pipeline.executors.base import Executor
 from pipeline.fit import FitState, collect_first, collect_pass, start
 from pipeline.fit import fit as fit_model
 from pipeline.models.base import Model, named_arrays
+from pipeline.progress import Progress
 from storage.artifacts import NamedArray, write_artifact
-from storage.dataset import BinaryDataset, ChunkReader, open_dataset
+from storage.dataset import BinaryDataset, open_dataset
 from storage.runs import RunFolder, fingerprint
 
 HELP = """Fit a latent-variable model to a binary dataset.
@@ -63,15 +64,13 @@ class Job:
     seed: int
     run: RunFolder
     executor: Executor
-    progress: Report
+    progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def rows(self) -> Rows:
         """The rows to fit."""
-        dataset = self.dataset
-        read = ChunkReader(str(dataset.path.resolve()), dataset.digest, self.split)
-        return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+        return dataset_rows(self.dataset, self.split)
 
 
 _job: ContextVar[Job] = ContextVar("job")
@@ -227,6 +226,9 @@ def fit(
         token = _job.set(job)
         try:
             summary = _run_stages(str(folder.work))
+        except FitError:
+            folder.close_work()  # refused: there is nothing to go on with
+            raise
         finally:
             _job.reset(token)
     folder.close_work()
@@ -266,7 +268,7 @@ def _run_folder(
         "seed": seed,
         "version": version("latentbits"),
     }
-    folder = Path(output) if output else Path("runs") / dataset.path.name.removesuffix(".zarr")
+    folder = Path(output) if output else Path("runs") / dataset.path.resolve().stem
     return RunFolder(folder, model.name, fingerprint(settings))
 
 

@@ -15,10 +15,11 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.options import Json, command, run
-from flows.progress import Report, reporting, silent
+from flows.progress import reporting
 from flows.readahead import batches_in_order
 from flows.server import with_server
 from flows.summary import print_ingest, print_json
+from pipeline.progress import Progress, silent
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 from storage.examples import PREFIX, open_example
@@ -109,7 +110,7 @@ def ingest_sources(
     *,
     append: bool = False,
     overwrite: bool = False,
-    progress: Report = silent,
+    progress: Progress = silent,
 ) -> BinaryDataset:
     """Read sources and write them as a dataset, or as further rows of one.
 

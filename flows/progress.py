@@ -5,24 +5,21 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from pipeline.progress import Progress
 
 log = logging.getLogger("latentbits")
 _SECONDS_BETWEEN_LINES = 10.0
 
-Report = Callable[[str, int, int, int], None]
-
-
-def silent(label: str, done: int, total: int, rows: int) -> None:
-    """Report nothing."""
-
 
 @contextmanager
-def reporting() -> Iterator[Report]:
+def reporting() -> Iterator[Progress]:
     """Give a function that is told (label, tasks done, tasks, rows)."""
     if not sys.stderr.isatty():
         yield Lines()
@@ -33,14 +30,14 @@ def reporting() -> Iterator[Report]:
         TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with RichProgress(*columns, console=Console(stderr=True)) as bars:
         yield Bars(bars)
 
 
 class Bars:
     """A bar for each pass, with rows a second and the time left."""
 
-    def __init__(self, bars: Progress) -> None:
+    def __init__(self, bars: RichProgress) -> None:
         self._bars = bars
         self._pace = Pace()
 

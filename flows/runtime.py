@@ -82,7 +82,9 @@ def _local_cluster(workers: int | None) -> LocalCluster:
         threads_per_worker=1 if workers else CPU_COUNT,
         processes=workers is not None,
         host="127.0.0.1" if workers else None,
-        dashboard_address=None,
+        # Given no address these would listen on every interface.
+        dashboard_address="127.0.0.1:0",
+        worker_dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from pipeline.blocks import BinaryBlock, Chunk, Rows, Tile, blocks_of
 from pipeline.convergence import ConvergenceMonitor
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.progress import Progress, silent
 from pipeline.random import RowRandom
 from pipeline.reduce import groups, tree_merge
 from pipeline.statistics.base import Statistics
@@ -26,17 +27,6 @@ S = TypeVar("S", bound=Statistics)
 
 TASK_MEMORY = 256 << 20
 """Bytes of statistics that one task may hold; wider data is counted in tiles of features."""
-
-
-class Progress(Protocol):
-    """Is told how far a pass is."""
-
-    def __call__(self, label: str, done: int, total: int, rows: int) -> None:
-        """Note that `done` of `total` tasks are back, having summed `rows` rows."""
-
-
-def silent(label: str, done: int, total: int, rows: int) -> None:
-    """Say nothing."""
 
 
 @dataclass(frozen=True)

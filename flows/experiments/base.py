@@ -11,13 +11,14 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from flows.datasets import dataset_rows
 from flows.progress import reporting
 from flows.runtime import ExecutorName, opened_executor
-from pipeline.blocks import BinaryBlock, Rows, block_of, blocks_of
+from pipeline.blocks import BinaryBlock, block_of, blocks_of
 from pipeline.errors import FitError
 from pipeline.fit import collect_first, collect_pass, fit, start
 from pipeline.models.base import Model
-from storage.dataset import BinaryDataset, ChunkReader
+from storage.dataset import BinaryDataset
 
 
 class Where(TypedDict):
@@ -45,8 +46,7 @@ def fitted(model: Model, dataset: BinaryDataset, seed: int, where: Where) -> Fit
     FitError
         If the data cannot be used; features are named.
     """
-    read = ChunkReader(str(dataset.path.resolve()), dataset.digest)
-    rows = Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+    rows = dataset_rows(dataset)
     names = dataset.feature_names
     try:
         with opened_executor(**where) as executor, reporting() as progress:
@@ -65,8 +65,8 @@ def sampled_rows(dataset: BinaryDataset, n_rows: int, rng: np.random.Generator) 
     keep = np.zeros(len(chunk.rows), bool)
     keep[rng.choice(len(keep), min(n_rows, len(keep)), replace=False)] = True
     blocks = [block for block in blocks_of(replace(chunk, keep=keep)) if block.n_samples]
-    masks = [block.observed() for block in blocks]
-    observed = None if masks[0] is None else np.concatenate(masks)
+    masks = [mask for block in blocks if (mask := block.observed()) is not None]
+    observed = np.concatenate(masks) if masks else None
     return block_of(np.concatenate([block.dense() for block in blocks]), observed)
 
 

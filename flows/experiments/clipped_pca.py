@@ -62,7 +62,8 @@ def clipped_pca(
         "ring": ring_stage(output, n_rows, n_features, seed, where),
         "images": images_stage(output, dataset, image_shape, quick, seed, where),
     }
-    files = sorted(str(path) for path in Path(output).iterdir())
+    written = (path for name in ("ring", "images") for path in Path(output).glob(f"{name}*.*"))
+    files = sorted(map(str, written))
     return {**summary, "files": files, "seconds": round(time.perf_counter() - begun, 3)}
 
 

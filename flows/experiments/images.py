@@ -27,6 +27,7 @@ from flows.figures import (
     drawing,
     image_layout,
     save_images,
+    scale_by_ratio,
 )
 from pipeline.blocks import BinaryBlock
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
@@ -191,8 +192,7 @@ class Pictures:
             drawn = {name: values[values > _LEAST_DRAWN] for name, values in shares.items()}
             series = {name: (np.arange(1, len(v) + 1), v) for name, v in drawn.items()}
             draw_curves(curves, series, ("rank", label), "All eigenvalues")
-            curves.set(xscale="log", yscale="log")
-            curves.xaxis.set_major_formatter("{x:g}")
+            scale_by_ratio(curves, len(shares[LINEAR]))
 
     def components(self, models: Models) -> None:
         """Draw the leading eigenvectors and loadings."""

@@ -66,7 +66,8 @@ class LinearPCA:
         """Variance of each bit that the leading components leave."""
         leading = self.vectors[:, :n_components]
         explained = (leading**2 * self.eigenvalues[:n_components]).sum(axis=1)
-        return np.maximum(self.variance - explained, _LEAST_VARIANCE)
+        noise: Array = np.maximum(self.variance - explained, _LEAST_VARIANCE)
+        return noise
 
 
 def linear_pca(counts: PairCounts, n_components: int) -> LinearPCA:

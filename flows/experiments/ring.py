@@ -18,7 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.datasets import dataset_path
 from flows.experiments.base import Where, fitted, sampled_rows, write_table
 from flows.experiments.linear_pca import linear_pca
-from flows.figures import draw_bars, draw_curves, draw_strips, drawing
+from flows.figures import draw_bars, draw_curves, draw_strips, drawing, scale_by_ratio
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
 from pipeline.numerics.arcsine import clipped_correlation
 from storage.dataset import open_dataset
@@ -79,8 +79,9 @@ def _draw(
     title = f"Spins on a ring: {n_features} features, {n_rows:,} rows"
     note = (
         "Black: spin +1. The edges of drawn rows flicker because clipped PCA in use keeps a noise "
-        f"of {MIN_NOISE:g}. Eigenvalues below 10⁻⁶, negative ones with them, are not drawn: half "
-        "of those of the spins are 0, because opposite spins differ in sign only."
+        f"of {MIN_NOISE:g}. Eigenvalues of clipped PCA beyond the second are sampling error. Those "
+        "below 10⁻⁶, negative ones with them, are not drawn: half of the spins' are 0, because "
+        "opposite spins differ in sign only."
     )
     paths = (output / "ring.png", output / "ring.svg")
     with drawing(*paths, size=(10, 7.2), title=title, note=note) as figure:
@@ -103,15 +104,13 @@ def _draw_leading(axes: Axes, spectra: Mapping[str, Array], n_features: int) -> 
 
 def _draw_all(axes: Axes, spectra: Mapping[str, Array]) -> None:
     drawn = {name: _over_rank(values) for name, values in spectra.items()}
-    label = f"{_CLIPPED}; beyond rank 2, sampling error"
-    series = {_SPINS: drawn["spins"], label: drawn["clipped_pca"]}
+    series = {_SPINS: drawn["spins"], _CLIPPED: drawn["clipped_pca"]}
     title = "All eigenvalues: those of the spins form a continuum"
     draw_curves(axes, series, ("rank", "eigenvalue"), title, lines=False)
     axes.plot(*drawn["spins_limit"], color="black", linewidth=0.8, label="limit of many rows")
     axes.plot(*drawn["clipped_pca_limit"], color="black", linewidth=0.8)
-    axes.set(xscale="log", yscale="log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.legend()
+    scale_by_ratio(axes, len(spectra["spins"]))
+    axes.legend(loc="upper right")
 
 
 def _over_rank(values: Array) -> tuple[Array, Array]:

@@ -198,6 +198,7 @@ class ClippedPCA(Model):
         null = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
         n_kept = self.n_components or _standing_out(values, null)
         loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
+        loadings[constant] = 0.0
         params = replace(
             state.params,
             loadings=loadings,
@@ -211,7 +212,7 @@ class ClippedPCA(Model):
             "repair_distance": moved,
             "n_components": n_kept,
         }
-        noted = state.warnings + self._judge_fit(params, n_kept)
+        noted = state.warnings + self._judge_fit(params, n_kept, constant)
         return replace(state, params=params, diagnostics=diagnostics, warnings=noted)
 
     def _correlation(self, counts: PairCounts, map_items: Map) -> tuple[Array, NDArray[np.uint8]]:
@@ -240,7 +241,9 @@ class ClippedPCA(Model):
         quantiles: Array = np.quantile(np.array(list(spread(spectrum, seeds))), 0.95, axis=0)
         return quantiles
 
-    def _judge_fit(self, params: ClippedPCAParams, n_kept: int) -> tuple[Notice, ...]:
+    def _judge_fit(
+        self, params: ClippedPCAParams, n_kept: int, constant: NDArray[np.int64]
+    ) -> tuple[Notice, ...]:
         found = []
         if n_kept == 0:
             found.append(Notice("no eigenvalue stands out from those of independent features"))
@@ -248,11 +251,7 @@ class ClippedPCA(Model):
             found.append(Notice(f"{n_kept} or more components stand out; give --components"))
         if (params.eigenvalues[:n_kept] < 0).any():
             found.append(Notice("some components have a negative eigenvalue: loadings of zero"))
-        for code, text in _PAIR_WARNINGS.items():
-            pairs = np.argwhere(np.triu(params.status == code))
-            if len(pairs):
-                involved = tuple(np.unique(pairs).tolist())
-                found.append(Notice(f"{len(pairs)} pairs {text}, among {{features}}", involved))
+        found += _judge_pairs(params.status, constant)
         if (floored := np.flatnonzero(_communalities(params) > 1 - MIN_NOISE)).size:
             text = "communality of 1 or more, so noise is taken as 0.001: {features}"
             found.append(Notice(text, tuple(floored.tolist())))
@@ -292,8 +291,22 @@ class ClippedPCA(Model):
 
 _PAIR_WARNINGS = {
     PairStatus.EMPTY_CELL: "have an empty cell",
+    PairStatus.CONSTANT_FEATURE: "do not vary where both are observed, so taken as uncorrelated",
     PairStatus.NO_OBSERVATIONS: "are never observed together, so taken as uncorrelated",
 }
+
+
+def _judge_pairs(status: NDArray[np.uint8], constant: NDArray[np.int64]) -> list[Notice]:
+    """Say which pairs the estimate had to guess; of constant features there was word before."""
+    told = np.zeros(len(status), bool)
+    told[constant] = True
+    found = []
+    for code, text in _PAIR_WARNINGS.items():
+        pairs = np.argwhere(np.triu((status == code) & ~told & ~told[:, None]))
+        if len(pairs):
+            involved = tuple(np.unique(pairs).tolist())
+            found.append(Notice(f"{len(pairs)} pairs {text}, among {{features}}", involved))
+    return found
 
 
 def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:

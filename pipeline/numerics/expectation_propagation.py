@@ -199,7 +199,7 @@ _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
 # --- kernels, one row at a time ------------------------------------------------------------------
 
 # Sums may be reordered when compiled but never between runs: a row gives the same bits everywhere.
-_options = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
+_options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 _kernel = njit(**_options, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 # Rows of `sites`: what a row of data keeps of each observed site, mirrored so that its x is 1.
@@ -223,18 +223,19 @@ class _Row(NamedTuple):
     variance: Floats  # (K,)
 
 
-@njit(**_options)
+@njit(**_options, cache=True)
 def _posteriors(X, observed, weights, offsets, tail, tol, max_rounds, posterior):  # type: ignore[no-untyped-def]
     """Fill `posterior` row by row, with moments in units of the prior."""
     n_components = len(weights)
     square = np.empty((n_components, n_components))
     skewness = np.empty((n_components, n_components * n_components))
+    features = np.empty(X.shape[1], np.int64)
     row = _allocate(n_components, X.shape[1])
     for sample in range(len(X)):
-        n_observed = _count(observed[sample])
+        n_observed = _list_observed(observed[sample], features)
         if n_observed != row.sites.shape[1]:
             row = _allocate(n_components, n_observed)
-        _gather(X[sample], observed[sample], weights, offsets, row.sites, row.weights)
+        _gather(X[sample], features, weights, offsets, row)
         rounds, change = _iterate(row, square, tail, tol, max_rounds)
         posterior.rounds[sample] = rounds
         posterior.converged[sample] = change < tol
@@ -262,23 +263,26 @@ def _allocate(n_components, n):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _count(observed):  # type: ignore[no-untyped-def]
+def _list_observed(observed, features):  # type: ignore[no-untyped-def]
+    """Write the indices of the observed features; their number."""
     n = 0
     for feature in range(len(observed)):
-        n += observed[feature]
+        if observed[feature]:
+            features[n] = feature
+            n += 1
     return n
 
 
 @_kernel
-def _gather(x, observed, weights, offsets, sites, row_weights):  # type: ignore[no-untyped-def]
-    i = 0
-    for feature in range(len(x)):
-        if observed[feature]:
-            sign = 2.0 * x[feature] - 1.0
-            sites[_OFFSET, i] = sign * offsets[feature]
-            for k in range(len(weights)):
-                row_weights[k, i] = sign * weights[k, feature]
-            i += 1
+def _gather(x, features, weights, offsets, row):  # type: ignore[no-untyped-def]
+    """Fill in weights and offsets, mirrored so that every site asks for a positive value."""
+    signs = row.sites[_Z]
+    for i in range(len(signs)):
+        signs[i] = 2.0 * x[features[i]] - 1.0
+        row.sites[_OFFSET, i] = signs[i] * offsets[features[i]]
+    for k in range(len(weights)):
+        for i in range(len(signs)):
+            row.weights[k, i] = signs[i] * weights[k, features[i]]
 
 
 @_kernel
@@ -375,14 +379,16 @@ def _cavities(sites, first, last, tail):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _tail_excess(sites, first, last, tail):  # type: ignore[no-untyped-def]
-    """Write h(|z|) − |z| into the excess, by Horner's rule over all sites at once."""
+    """Write h(|z|) − |z| into the excess, by Horner's rule, four powers a sweep of the sites."""
     z, ratio, excess = sites[_Z], sites[_SLOPE], sites[_EXCESS]
     for i in range(first, last):
         ratio[i] = (abs(z[i]) - 4.0) / (abs(z[i]) + 4.0)
-        excess[i] = 0.0
-    for power in range(len(tail) - 1, -1, -1):
+        excess[i] = tail[-1]
+    for power in range(len(tail) - 5, -1, -4):
+        a, b, c, d = tail[power], tail[power + 1], tail[power + 2], tail[power + 3]
         for i in range(first, last):
-            excess[i] = excess[i] * ratio[i] + tail[power]
+            t = ratio[i]
+            excess[i] = (((excess[i] * t + d) * t + c) * t + b) * t + a
     for i in range(first, last):
         excess[i] /= abs(z[i]) + 1.25
 
@@ -409,10 +415,10 @@ def _factorise(sites, weights, L, linear):  # type: ignore[no-untyped-def]
     for k in range(len(linear)):
         for i in range(len(weighted)):
             weighted[i] = sites[_PRECISION, i] * weights[k, i]
+        _products(weighted, weights, L[k, : k + 1])
         for j in range(k):
-            L[k, j] = L[j, j] * (_dot(weighted, weights[j]) - _dot(L[k, :j], L[j, :j]))
-        pivot = 1.0 + _dot(weighted, weights[k]) - _dot(L[k, :k], L[k, :k])
-        L[k, k] = 1.0 / math.sqrt(pivot)
+            L[k, j] = L[j, j] * (L[k, j] - _dot(L[k, :j], L[j, :j]))
+        L[k, k] = 1.0 / math.sqrt(1.0 + L[k, k] - _dot(L[k, :k], L[k, :k]))
         linear[k] = L[k, k] * (_dot(sites[_SHIFT], weights[k]) - _dot(L[k, :k], linear[:k]))
     for j in range(len(linear)):
         for k in range(j + 1, len(linear)):
@@ -496,9 +502,10 @@ def _contract_skewness(u, kappa, skewness, R, pair, combination):  # type: ignor
         for j in range(k + 1):
             for i in range(len(R)):
                 pair[i] = kappa[i] * u[k, i] * u[j, i]
+            _products(pair, u, entries[: j + 1])
             orders = 3.0 if k == j else 6.0  # in which a term with these indices occurs
             for l in range(j + 1):
-                entry = _dot(pair, u[l])
+                entry = entries[l]
                 skewness[k, j * K + l] = skewness[k, l * K + j] = entry
                 skewness[j, k * K + l] = skewness[j, l * K + k] = entry
                 skewness[l, j * K + k] = skewness[l, k * K + j] = entry
@@ -516,8 +523,10 @@ def _pair_sum(u, kappa, skewness, G, q, weighted, combination):  # type: ignore[
     for k in range(len(u)):
         for i in range(len(kappa)):
             weighted[i] = kappa[i] * kappa[i] * u[k, i]
+        _products(skewness[k], skewness, G[k, : k + 1])
         for j in range(k + 1):  # the sum over all i and j less its terms i = j
-            G[k, j] = G[j, k] = _dot(skewness[k], skewness[j]) - _dot(weighted, u[j])
+            G[k, j] -= _dot(weighted, u[j])
+            G[j, k] = G[k, j]
         _combine(G[k, :k], u, combination)
         for i in range(len(q)):
             q[i] += u[k, i] * (2.0 * combination[i] + G[k, k] * u[k, i])
@@ -565,6 +574,22 @@ def _combine(coefficients, rows, out):  # type: ignore[no-untyped-def]
     for k in range(whole, len(coefficients)):
         for i in range(len(out)):
             out[i] += coefficients[k] * rows[k, i]
+
+
+@_kernel
+def _products(vector, rows, out):  # type: ignore[no-untyped-def]
+    """out_k = vectorᵀ rows[k], four rows at a time to spare loads of `vector`."""
+    whole = len(out) // 4 * 4
+    for k in range(0, whole, 4):
+        a, b, c, d = 0.0, 0.0, 0.0, 0.0
+        for i in range(len(vector)):
+            a += vector[i] * rows[k, i]
+            b += vector[i] * rows[k + 1, i]
+            c += vector[i] * rows[k + 2, i]
+            d += vector[i] * rows[k + 3, i]
+        out[k], out[k + 1], out[k + 2], out[k + 3] = a, b, c, d
+    for k in range(whole, len(out)):
+        out[k] = _dot(vector, rows[k])
 
 
 @_kernel

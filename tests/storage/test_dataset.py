@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from storage.artifacts import NamedArray, write_artifact
 from storage.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.errors import DataError
-from storage.locations import write_manifest
+from storage.locations import checksum, write_manifest
 from storage.schema import DATASET_FORMAT
 from tests.storage.conftest import (
     Array,
@@ -364,6 +364,16 @@ def test_an_array_without_its_description_is_not_read(
 def test_verify_checks_the_table_of_ones(damage: Callable[[Path], Any], path: Path) -> None:
     damage(path / "ones")
     refusal(open_dataset(path).verify)
+
+
+def test_verify_counts_the_ones_again(path: Path) -> None:
+    """A writer that counts wrongly would still seal its table."""
+    ones: Any = zarr.open_group(path, mode="r+")["ones"]
+    ones[1, 2] += 1
+    tables = {**manifest_of(path)["tables"], "ones": checksum(ones[:])}
+    write_manifest(path, {**manifest_of(path), "tables": tables})
+    line = f"{path}: chunk 1: Expected the recorded ones a feature."
+    assert refusal(open_dataset(path).verify) == line
 
 
 @settings(max_examples=100, deadline=None)

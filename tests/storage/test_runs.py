@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from storage.artifacts import NamedArray, load_artifact, write_artifact
 from storage.runs import RunFolder, fingerprint
+from tests.storage.conftest import files_of
 
 
 @pytest.fixture
@@ -72,6 +74,21 @@ def test_runs_can_be_moved(run: RunFolder) -> None:
     run.point_to(path)
     moved = run.output.rename(run.output.with_name("elsewhere"))
     assert load_artifact(moved)["mean"] == 3.0
+
+
+def test_the_latest_stays_when_the_next_cannot_be_named(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.output.mkdir()
+    run.point_to(run.output / "clipped_pca-1")
+
+    def refuse(_: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        run.point_to(run.output / "clipped_pca-2")
+    assert files_of(run.output) == {"latest": b"clipped_pca-1\n"}
 
 
 SETTINGS = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=4)

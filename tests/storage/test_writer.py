@@ -193,6 +193,7 @@ def test_appended_segments_join_those_there(tmp_path: Path) -> None:
     assert rows.tolist() == [11, 16, 3]
 
 
+WIDE = random_bits(200, 1000)
 HEAD_ROWS, TAIL_ROWS = random_bits(150, 5, 1), random_bits(200, 5, 2)
 TAIL_MASK = random_bits(200, 5, 3)
 TAIL_SEGMENTS = np.array(["a", "b"])[np.arange(200) // 20 % 2]
@@ -270,6 +271,20 @@ def test_append_survives_a_kill_at_any_moment(
             (path / "bits/c/0/2.0123abcd.partial").write_bytes(b"half of a ch")
             append_tail(path)
             assert files_of(path) == files_of(target)
+
+
+def test_overwrite_survives_a_kill_at_any_moment(
+    tmp_path: Path, moments: Callable[[Path], list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    digest = write_dataset(place / "data.zarr", WIDE).digest
+    copies = moments(place)
+    write_head(place / "data.zarr", overwrite=True)
+    monkeypatch.undo()
+    for copy in copies[::4]:
+        assert open_dataset(copy / "data.zarr").digest == digest
+        write_head(copy / "data.zarr", overwrite=True)
+        assert files_of(copy) == files_of(place)
 
 
 KILLED = """
@@ -373,7 +388,6 @@ def largest_file(n_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-WIDE = random_bits(200, 1000)
 LIMITS = {"group": 100, "chunk": 6000, "manifest": 9000}
 
 

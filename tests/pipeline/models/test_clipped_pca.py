@@ -1,0 +1,390 @@
+"""Clipped PCA against data of known loadings, and against SciPy's normal distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import multivariate_normal, norm
+
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import FitState, fit
+from pipeline.models import clipped_pca
+from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams
+from pipeline.numerics import linalg
+from pipeline.numerics.tetrachoric import MAX_CORRELATION, PairStatus
+from pipeline.random import RowRandom
+from tests.strategies import Bits, Data, memory_rows, probit_data
+
+Floats = NDArray[np.float64]
+
+
+def fitted(X: Bits, observed: Bits | None = None, seed: int = 0, **settings: Any) -> FitState:
+    rows = memory_rows(Data(X, observed))
+    return fit(ClippedPCA(**settings), rows, SerialExecutor(), seed)
+
+
+def correlation_of(loadings: Floats) -> Floats:
+    """Correlations of the latent normals: 1 on the diagonal whatever the communality."""
+    correlation = loadings @ loadings.T
+    np.fill_diagonal(correlation, 1.0)
+    return correlation
+
+
+def ring(n_samples: int, n_features: int, rng: np.random.Generator) -> Bits:
+    """Section 5 of the paper: s_i = sgn(cos θ_i y_1 + sin θ_i y_2)."""
+    angles = 2 * np.pi * np.arange(n_features) / n_features
+    y = rng.standard_normal((n_samples, 2))
+    return (y @ [np.cos(angles), np.sin(angles)] > 0).astype(np.uint8)
+
+
+def one_factor_each(n_samples: int, rng: np.random.Generator) -> Bits:
+    """64 features, each loading on one of 5 factors, as questionnaires are built."""
+    y = rng.standard_normal((n_samples, 5))
+    x = np.sqrt(0.5) * (y[:, np.arange(64) % 5] + rng.standard_normal((n_samples, 64)))
+    return (x > rng.uniform(-1, 1, 64)).astype(np.uint8)
+
+
+@lru_cache
+def probit(n_samples: int, n_factors: int = 3) -> tuple[Bits, Floats, Floats, Floats]:
+    return probit_data(n_samples, 64, n_factors, np.random.default_rng(21))
+
+
+# --- the number of components --------------------------------------------------------------------
+
+GENERATORS: list[Callable[[int], np.random.BitGenerator]] = [
+    np.random.PCG64,
+    np.random.MT19937,
+    np.random.Philox,
+]
+
+
+@pytest.mark.parametrize("n_samples", [2000, 20_000])
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_five_factors_are_found(n_samples: int, generator: Any) -> None:
+    for seed in (0, 1):
+        rng = np.random.Generator(generator(seed))
+        X, *_ = probit_data(n_samples, 64, 5, rng)
+        for data in (X, one_factor_each(n_samples, rng)):
+            state = fitted(data, seed=seed)
+            assert state.params.loadings.shape == (64, 5)
+            assert state.diagnostics["n_components"] == 5
+            assert state.warnings == ()
+
+
+def test_rare_values_need_half_counts() -> None:
+    """Boundary estimates of empty cells scatter far more than those of independent features do."""
+    X, *_ = probit_data(2000, 64, 5, np.random.default_rng(4), max_threshold=2.0)
+    found = {
+        how: fitted(X, empty_cells=how).diagnostics["n_components"] for how in ("half", "none")
+    }
+    assert found["half"] == 5 < found["none"]
+
+
+@pytest.mark.parametrize("n_features", [32, 128])
+@pytest.mark.parametrize("estimator", ["tetrachoric", "arcsine"])
+def test_the_ring_has_two_components(n_features: int, estimator: Any) -> None:
+    X = ring(20_000, n_features, np.random.default_rng(0))
+    params = fitted(X, estimator=estimator).params
+    assert params.loadings.shape == (n_features, 2)
+    np.testing.assert_allclose(params.eigenvalues[:2], n_features / 2, rtol=0.03)
+    np.testing.assert_allclose((params.loadings**2).sum(axis=1), 1.0, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("n_samples", "n_features", "shares", "missing"),
+    [(2000, 64, (0.2, 0.8), 0.0), (20_000, 64, (0.02, 0.2), 0.0), (2000, 40, (0.3, 0.7), 0.5)],
+)
+def test_independent_bits_have_no_component_and_a_warning(
+    n_samples: int, n_features: int, shares: tuple[float, float], missing: float
+) -> None:
+    rng = np.random.default_rng(5)
+    X = (rng.random((n_samples, n_features)) < rng.uniform(*shares, n_features)).astype(np.uint8)
+    mask = (rng.random(X.shape) >= missing).astype(np.uint8) if missing else None
+    state = fitted(X, mask, null_draws=40)
+    assert state.params.loadings.shape == (n_features, 0)
+    assert any("no eigenvalue stands out" in notice.text for notice in state.warnings)
+    codes = ClippedPCA().transform(state.params, block_of(X[:9]), RowRandom(0))
+    assert codes["mean"].shape == (9, 0)
+    drawn = ClippedPCA().sample(state.params, 20_000, rng)
+    np.testing.assert_allclose(drawn.mean(axis=0), state_shares(state), atol=0.02)
+
+
+def state_shares(state: FitState) -> Floats:
+    return norm.sf(state.params.thresholds)
+
+
+def test_five_percent_of_independent_data_sets_show_a_component() -> None:
+    """Parallel analysis keeps its promise: 60 data sets, at most 8 of them by chance (p < 0.01)."""
+    rng = np.random.default_rng(6)
+    found = [
+        fitted(rng.integers(0, 2, (300, 12), dtype=np.uint8), null_draws=60, seed=k)
+        for k in range(60)
+    ]
+    assert sum(state.diagnostics["n_components"] > 0 for state in found) <= 8
+
+
+def test_the_seed_moves_the_null_alone() -> None:
+    X, *_ = probit(2000)
+    a, b = (fitted(X, seed=seed).params for seed in (0, 1))
+    assert (a.null_eigenvalues != b.null_eigenvalues).any()
+    np.testing.assert_array_equal(a.correlation, b.correlation)
+    np.testing.assert_array_equal(a.loadings, b.loadings)
+
+
+def test_a_given_number_of_components_needs_no_null() -> None:
+    X, *_ = probit(2000)
+    chosen, given = fitted(X).params, fitted(X, n_components=3).params
+    assert given.null_eigenvalues.shape == (0,)
+    assert chosen.null_eigenvalues.shape == (64,)
+    np.testing.assert_array_equal(given.loadings, chosen.loadings)
+
+
+def test_more_components_than_features_are_refused() -> None:
+    with pytest.raises(FitError, match=r"--components: Expected at most 4\b.* got 5\."):
+        fitted(probit(2000)[0][:, :4], n_components=5)
+
+
+# --- estimates -----------------------------------------------------------------------------------
+
+
+def test_loadings_are_recovered_up_to_rotation() -> None:
+    X, loadings, thresholds, _ = probit(20_000)
+    params = fitted(X).params
+    truth = correlation_of(loadings)
+    np.testing.assert_allclose(params.thresholds, thresholds, atol=0.05)
+    np.testing.assert_allclose(params.correlation, truth, atol=0.07)
+    errors = correlation_of(params.loadings) - truth
+    assert np.sqrt((errors**2).mean()) < 0.02
+    # What PCA adds to a communality is about the noise's share of an eigenvalue.
+    gain = (params.loadings**2).sum(axis=1) - (loadings**2).sum(axis=1)
+    assert np.abs(gain).max() < 0.15
+
+
+def test_columns_are_scaled_signed_and_orthogonal() -> None:
+    params = fitted(probit(2000)[0]).params
+    squares = params.loadings.T @ params.loadings
+    np.testing.assert_allclose(squares, np.diag(params.eigenvalues[:3]), atol=1e-9)
+    largest = np.abs(params.loadings).argmax(axis=0)
+    assert np.all(params.loadings[largest, [0, 1, 2]] > 0)
+    assert np.all(np.diff(params.eigenvalues) <= 0)
+    np.testing.assert_allclose(params.eigenvalues, np.linalg.eigvalsh(params.correlation)[::-1])
+
+
+def test_missing_values_leave_the_estimate_where_it_was() -> None:
+    X, loadings, thresholds, _ = probit(20_000)
+    rng = np.random.default_rng(0)
+    # Half of the features miss far more than the others, so every pair has its own rows.
+    missing = np.where(np.arange(64) % 2, 0.6, 0.1)
+    mask = (rng.random(X.shape) >= missing).astype(np.uint8)
+    params = fitted(X, mask).params
+    assert params.loadings.shape == (64, 3)
+    np.testing.assert_allclose(params.thresholds, thresholds, atol=0.07)
+    errors = correlation_of(params.loadings) - correlation_of(loadings)
+    assert np.sqrt((errors**2).mean()) < 0.03
+
+
+def test_segments_are_pooled() -> None:
+    X, *_ = probit(2000)
+    split = Data(X, None, np.random.default_rng(0).integers(0, 4, len(X)))
+    apart = fit(ClippedPCA(), memory_rows(split, [500, 1500]), SerialExecutor())
+    np.testing.assert_array_equal(apart.params.correlation, fitted(X).params.correlation)
+
+
+@pytest.mark.parametrize("estimator", ["tetrachoric", "arcsine"])
+def test_strips_and_the_partial_solver_change_nothing(
+    estimator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, *_ = probit(2000)
+    whole = fitted(X, estimator=estimator).params
+    monkeypatch.setattr(clipped_pca, "_PAIRS_A_TASK", 500)
+    monkeypatch.setattr(clipped_pca, "_LEADING", 8)
+    monkeypatch.setattr(linalg, "FULL_SOLVER", 20)
+    part = fitted(X, estimator=estimator).params
+    np.testing.assert_array_equal(part.correlation, whole.correlation)
+    np.testing.assert_allclose(part.eigenvalues, whole.eigenvalues[:8], rtol=1e-9)
+    np.testing.assert_allclose(part.null_eigenvalues, whole.null_eigenvalues[:8], rtol=1e-9)
+    np.testing.assert_allclose(part.loadings, whole.loadings, atol=1e-7)
+
+
+def balanced(rng: np.random.Generator) -> Bits:
+    """Rows with exactly one half of ones in every column: each row and its complement."""
+    X, *_ = probit_data(4000, 20, 2, rng, max_threshold=0.0)
+    return np.vstack([X, 1 - X])
+
+
+def test_arcsine_is_tetrachoric_where_margins_are_one_half() -> None:
+    X = balanced(np.random.default_rng(1))
+    one, other = (fitted(X, estimator=name) for name in ("arcsine", "tetrachoric"))
+    np.testing.assert_allclose(one.params.correlation, other.params.correlation, atol=1e-9)
+    np.testing.assert_array_equal(one.params.thresholds, other.params.thresholds)
+    assert one.warnings == other.warnings == ()
+
+
+def test_arcsine_takes_thresholds_of_zero_and_warns_where_they_are_not() -> None:
+    X, loadings, thresholds, _ = probit(20_000)
+    state = fitted(X, estimator="arcsine")
+    np.testing.assert_array_equal(state.params.thresholds, np.zeros(64))
+    (notice,) = state.warnings
+    assert "arcsine assumes one half of ones" in notice.text
+    uneven = np.flatnonzero(np.abs(X.mean(axis=0) - 0.5) > 0.1)
+    assert notice.features == tuple(uneven.tolist())
+    truth, even = correlation_of(loadings), np.abs(thresholds) < 0.2
+    of_even = np.ix_(even, even)
+    np.testing.assert_allclose(state.params.correlation[of_even], truth[of_even], atol=0.07)
+    bias = {
+        name: np.abs(fitted(X, estimator=name).params.correlation - truth).mean()
+        for name in ("arcsine", "tetrachoric")
+    }
+    assert bias["arcsine"] > 2 * bias["tetrachoric"]
+
+
+def test_repair_gives_the_nearest_correlation_and_says_how_far() -> None:
+    X = probit(2000)[0][:80, :30]
+    plain, repaired = (fitted(X, n_components=2, repair=how) for how in ("none", "nearest"))
+    assert np.linalg.eigvalsh(plain.params.correlation)[0] < -0.1
+    assert np.linalg.eigvalsh(repaired.params.correlation)[0] > -1e-7
+    np.testing.assert_array_equal(repaired.params.correlation.diagonal(), 1.0)
+    moved = np.linalg.norm(repaired.params.correlation - plain.params.correlation)
+    assert repaired.diagnostics["repair_distance"] == pytest.approx(moved)
+    assert plain.diagnostics["repair_distance"] == 0.0
+    assert moved > 0.1
+
+
+# --- awkward features ----------------------------------------------------------------------------
+
+
+def test_kept_constant_features_have_loadings_of_zero() -> None:
+    X = probit(2000)[0][:, :6].copy()
+    X[:, 1], X[:, 4] = 0, 1
+    for n_components in (2, 6):
+        state = fitted(X, n_components=n_components, constant_features="keep")
+        np.testing.assert_array_equal(state.params.loadings[[1, 4]], 0.0)
+        assert state.warnings[0].features == (1, 4)
+        assert state.diagnostics["pairs_constant_feature"] == 9
+        codes = np.random.default_rng(0).standard_normal((50, n_components))
+        shares = ClippedPCA().reconstruct(state.params, codes)
+        assert shares[:, 1].max() < 1e-3
+        assert shares[:, 4].min() > 1 - 1e-3
+
+
+def test_constant_features_are_refused_with_the_remedy() -> None:
+    X = probit(2000)[0][:, :6].copy()
+    X[:, 3] = 1
+    with pytest.raises(FitError, match=r"got constant ones: 3\. .*constant_features=keep"):
+        fitted(X)
+
+
+def test_pairs_that_had_to_be_guessed_are_told() -> None:
+    X = probit(2000)[0][:, :6].copy()
+    mask = np.ones_like(X)
+    mask[:1000, 1] = 0
+    mask[1000:, 2] = 0  # never seen with 1
+    X[1000:, 3] = 1  # does not vary where 1 is seen
+    X[:, 5] = X[:, 4]
+    state = fitted(X, mask, n_components=1)
+    found = {notice.features: notice.text for notice in state.warnings}
+    assert "1 pairs are never observed together" in found[1, 2]
+    assert "1 pairs do not vary where both are observed" in found[1, 3]
+    assert "1 pairs have an empty cell" in found[4, 5]
+    status = state.params.status
+    assert status[1, 2] == status[2, 1] == PairStatus.NO_OBSERVATIONS
+    assert status[1, 3] == PairStatus.CONSTANT_FEATURE
+    assert status[4, 5] == PairStatus.EMPTY_CELL
+    assert state.params.correlation[1, 2] == state.params.correlation[1, 3] == 0
+    assert state.params.correlation[4, 5] == MAX_CORRELATION
+    assert state.diagnostics["pairs_plain"] == 12
+
+
+def test_half_counts_pull_empty_cells_off_the_boundary() -> None:
+    X = probit(2000)[0][:, :6].copy()
+    X[:, 5] = X[:, 4]
+    state = fitted(X, n_components=1, empty_cells="half")
+    assert 0.99 < state.params.correlation[4, 5] < MAX_CORRELATION
+
+
+# --- the fitted model ----------------------------------------------------------------------------
+
+
+def model_of(loadings: Floats, thresholds: Floats) -> ClippedPCAParams:
+    n = len(loadings)
+    none, status = np.zeros(0), np.zeros((n, n), np.uint8)
+    return ClippedPCAParams(loadings, none, thresholds, np.eye(n), status, none)
+
+
+LOADINGS = np.array([[0.8, 0.1], [-0.6, 0.5], [0.2, 0.9], [0.0, 0.0], [0.5, -0.7]])
+THRESHOLDS = np.array([0.3, -0.5, 0.0, 1.2, -0.1])
+MODEL, PARAMS = ClippedPCA(n_components=2), model_of(LOADINGS, THRESHOLDS)
+
+
+def test_samples_follow_the_bivariate_normal_law() -> None:
+    drawn = MODEL.sample(PARAMS, 400_000, np.random.default_rng(0)).astype(np.float64)
+    np.testing.assert_allclose(drawn.mean(axis=0), norm.sf(THRESHOLDS), atol=0.004)
+    correlation = correlation_of(LOADINGS)
+    for i, j in zip(*np.triu_indices(5, 1), strict=True):
+        both = multivariate_normal(cov=[[1, correlation[i, j]], [correlation[i, j], 1]])
+        expected = both.cdf(-THRESHOLDS[[i, j]])
+        assert (drawn[:, i] * drawn[:, j]).mean() == pytest.approx(expected, abs=0.004)
+
+
+def test_reconstruction_is_the_probability_of_the_latent_exceeding_its_threshold() -> None:
+    codes = np.random.default_rng(0).standard_normal((30, 2))
+    noise = np.sqrt(1 - (LOADINGS**2).sum(axis=1))
+    expected = norm.sf(THRESHOLDS, loc=codes @ LOADINGS.T, scale=noise)
+    np.testing.assert_allclose(MODEL.reconstruct(PARAMS, codes), expected, rtol=1e-12)
+
+
+def test_rows_of_loadings_longer_than_one_are_shortened() -> None:
+    params = model_of(np.array([[1.2, 0.5], [0.6, 0.0]]), np.array([0.4, 0.0]))
+    direction = np.array([1.2, 0.5]) / 1.3
+    codes = np.random.default_rng(0).standard_normal((30, 2))
+    length, noise = np.sqrt(1 - MIN_NOISE), np.sqrt(MIN_NOISE)
+    expected = norm.sf(0.4, loc=length * codes @ direction, scale=noise)
+    np.testing.assert_allclose(MODEL.reconstruct(params, codes)[:, 0], expected, rtol=1e-9)
+    drawn = MODEL.sample(params, 100_000, np.random.default_rng(1))
+    assert drawn[:, 0].mean() == pytest.approx(norm.sf(0.4), abs=0.006)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_codes_are_posterior_moments(masked: bool) -> None:
+    """Against the posterior summed over a fine grid of codes."""
+    rng = np.random.default_rng(3)
+    X = rng.integers(0, 2, (20, 5), dtype=np.uint8)
+    mask = rng.integers(0, 2, X.shape, dtype=np.uint8) if masked else np.ones_like(X)
+    axis = np.linspace(-6, 6, 241)
+    grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    z = (grid @ LOADINGS.T - THRESHOLDS) / np.sqrt(1 - (LOADINGS**2).sum(axis=1))
+    log_likelihood = (X * mask) @ norm.logcdf(z).T + ((1 - X) * mask) @ norm.logcdf(-z).T
+    posterior = np.exp(log_likelihood - (grid**2).sum(axis=1) / 2)
+    posterior /= posterior.sum(axis=1, keepdims=True)
+    mean, second = posterior @ grid, posterior @ grid**2
+    codes = MODEL.transform(PARAMS, block_of(X, mask if masked else None), RowRandom(0))
+    np.testing.assert_allclose(codes["mean"], mean, atol=0.02)
+    np.testing.assert_allclose(codes["variance"], second - mean**2, atol=0.02)
+
+
+def test_codes_follow_the_codes_that_made_the_data() -> None:
+    X, *_, y = probit(20_000)
+    state = fitted(X)
+    codes = ClippedPCA().transform(state.params, block_of(X[:1000]), RowRandom(0))
+    assert np.all((codes["variance"] > 0) & (codes["variance"] < 1))
+    # Up to rotation: each true code is a linear combination of the codes found.
+    found, truth = codes["mean"], y[:1000]
+    weights = np.linalg.lstsq(found, truth, rcond=None)[0]
+    explained = 1 - ((truth - found @ weights) ** 2).mean(axis=0) / truth.var(axis=0)
+    assert explained.min() > 0.85
+    np.testing.assert_allclose(weights @ weights.T, np.eye(3), atol=0.15)
+    # The variances say how much is left unexplained.
+    assert 1 - explained.mean() == pytest.approx(codes["variance"].mean(), rel=0.15)
+
+
+def test_wide_data_is_counted_in_tiles() -> None:
+    tiles = ClippedPCA().tiles(10_000, 3, 256 << 20)
+    assert len(tiles) > 1
+    assert ClippedPCA().tiles(1000, 3, 256 << 20) == (None,)
