@@ -52,6 +52,7 @@ Array = NDArray[np.float64]
 MIN_NOISE = 1e-3
 """Smallest ψ: below it a feature would fix a combination of the components exactly."""
 _LEADING = 64
+_INDEFINITE = 0.02
 _PAIRS_A_TASK = 1 << 18
 _BYTES_TO_SEND = 8 << 20
 
@@ -251,6 +252,10 @@ class ClippedPCA(Model):
             found.append(Notice(f"{n_kept} or more components stand out; give --components"))
         if (params.eigenvalues[:n_kept] < 0).any():
             found.append(Notice("some components have a negative eigenvalue: loadings of zero"))
+        negative = -params.eigenvalues[params.eigenvalues < 0].sum() / len(params.thresholds)
+        if negative > _INDEFINITE:
+            text = f"correlations are indefinite: negative eigenvalues are {negative:.0%} of the "
+            found.append(Notice(text + "variance; see empty_cells=half and repair=nearest"))
         found += _judge_pairs(params.status, constant)
         if (floored := np.flatnonzero(_communalities(params) > 1 - MIN_NOISE)).size:
             text = "communality of 1 or more, so noise is taken as 0.001: {features}"

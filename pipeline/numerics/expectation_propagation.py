@@ -228,7 +228,7 @@ def _posteriors(X, observed, weights, offsets, tail, tol, max_rounds, posterior)
     """Fill `posterior` row by row, with moments in units of the prior."""
     n_components = len(weights)
     square = np.empty((n_components, n_components))
-    skewness = np.empty((n_components, n_components * n_components))
+    skewness = np.empty((n_components, n_components * (n_components + 1) // 2))
     features = np.empty(X.shape[1], np.int64)
     row = _allocate(n_components, X.shape[1])
     for sample in range(len(X)):
@@ -291,9 +291,7 @@ def _iterate(row, covariance, tail, tol, max_rounds):  # type: ignore[no-untyped
     rounds, change = 0, np.inf
     while not change < tol and rounds < max_rounds:
         if rounds in (0, _PARALLEL_ROUNDS):
-            for i in range(row.sites.shape[1]):
-                row.sites[_PRECISION, i] = row.sites[_SHIFT, i] = 0.0
-            _refresh(row)
+            _start(row)
         if rounds < _PARALLEL_ROUNDS:
             _match_all(row.sites, 1.0, tail)
         else:
@@ -301,6 +299,20 @@ def _iterate(row, covariance, tail, tol, max_rounds):  # type: ignore[no-untyped
         change = _refresh(row)
         rounds += 1
     return rounds, change
+
+
+@_kernel
+def _start(row):  # type: ignore[no-untyped-def]
+    """Set the sites to nothing and the moments to the prior."""
+    sites = row.sites
+    for i in range(sites.shape[1]):
+        sites[_PRECISION, i] = sites[_SHIFT, i] = sites[_MEAN, i] = sites[_VARIANCE, i] = 0.0
+    for k in range(len(row.mean)):
+        row.mean[k], row.variance[k] = 0.0, 1.0
+        for j in range(len(row.mean)):
+            row.factor[k, j] = 1.0 if k == j else 0.0
+        for i in range(sites.shape[1]):
+            sites[_VARIANCE, i] += row.weights[k, i] ** 2
 
 
 @_kernel
@@ -493,26 +505,33 @@ def _tilted_cumulants(sites):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _contract_skewness(u, kappa, skewness, R, pair, combination):  # type: ignore[no-untyped-def]
-    """T = Σ_i κ_i u_i ⊗ u_i ⊗ u_i, and R_i = T(u_i, u_i, u_i) − κ_i; the last two are scratch."""
-    K = len(u)
-    entries = np.empty(K)
+    """T = Σ_i κ_i u_i ⊗ u_i ⊗ u_i, and R_i = T(u_i, u_i, u_i) − κ_i; the last two are scratch.
+
+    Of T[k] only the lower triangle is kept, entries off its diagonal times √2, so that the dot
+    product of two such rows is that of the two matrices.
+    """
+    entries = np.empty(len(u))
     for i in range(len(R)):
         R[i] = -kappa[i]
-    for k in range(K):
+    for k in range(len(u)):
         for j in range(k + 1):
             for i in range(len(R)):
                 pair[i] = kappa[i] * u[k, i] * u[j, i]
             _products(pair, u, entries[: j + 1])
-            orders = 3.0 if k == j else 6.0  # in which a term with these indices occurs
             for l in range(j + 1):
-                entry = entries[l]
-                skewness[k, j * K + l] = skewness[k, l * K + j] = entry
-                skewness[j, k * K + l] = skewness[j, l * K + k] = entry
-                skewness[l, j * K + k] = skewness[l, k * K + j] = entry
-                entries[l] = entry * (orders if l < j else orders // 2.0)
+                skewness[k, _pair(j, l)] = entries[l] * (1.0 if l == j else math.sqrt(2.0))
+                skewness[j, _pair(k, l)] = entries[l] * (1.0 if l == k else math.sqrt(2.0))
+                skewness[l, _pair(k, j)] = entries[l] * (1.0 if j == k else math.sqrt(2.0))
+                entries[l] *= (3.0 if k == j else 6.0) if l < j else (1.0 if k == j else 3.0)
             _combine(entries[: j + 1], u, combination)
             for i in range(len(R)):
                 R[i] += u[k, i] * u[j, i] * combination[i]
+
+
+@_kernel
+def _pair(k, j):  # type: ignore[no-untyped-def]
+    """Position of entry k, j ≤ k in a lower triangle stored row after row."""
+    return k * (k + 1) // 2 + j
 
 
 @_kernel

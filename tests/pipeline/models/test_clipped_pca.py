@@ -266,6 +266,8 @@ def test_kept_constant_features_have_loadings_of_zero() -> None:
     for n_components in (2, 6):
         state = fitted(X, n_components=n_components, constant_features="keep")
         np.testing.assert_array_equal(state.params.loadings[[1, 4]], 0.0)
+        # Components are those of the four features that vary, not the axes of those that do not.
+        assert (np.abs(state.params.loadings[:, :4]).max(axis=0) > 0.1).all()
         assert state.warnings[0].features == (1, 4)
         assert state.diagnostics["pairs_constant_feature"] == 9
         codes = np.random.default_rng(0).standard_normal((50, n_components))
