@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from storage.errors import DataError
+from storage.layout import occupied_slots
 from storage.locations import checksum, read_manifest
 from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path
 
@@ -141,9 +142,10 @@ class BinaryDataset:
     def column(self, name: str) -> NDArray[Any]:
         """Read a per-row column in the original row order, categories as text."""
         values = np.empty(self.n_rows, self._column(name, 0, 1).dtype)
-        for key in range(self.n_chunks):
-            chunk = self.read_chunk(key, columns=(name,))
-            values[chunk.rows] = chunk.columns[name]
+        for key, (first_row, _, n_words) in enumerate(self.chunks):
+            slots = occupied_slots(self.blocks[self.blocks[:, 0] == key, 1:])
+            rows = first_row + self._arrival(key, int(n_words), slots)
+            values[rows] = self._column(name, key, int(n_words))[slots]
         categories = self.manifest["columns"][name].get("categories")
         return values if categories is None else np.array([*categories, ""])[values]
 
@@ -323,11 +325,6 @@ def _opened(path: str, digest: str) -> BinaryDataset:
 
 def _dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
     return _opened(path, digest).dense(key)[part]
-
-
-def occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """List the slots of a chunk that hold rows, given its (segment, first_word, n_rows) blocks."""
-    return np.concatenate([64 * first + np.arange(rows) for _, first, rows in blocks])
 
 
 def _unpack(words: Words, slots: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -12,6 +12,8 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 DATASET_FORMAT = "latentbits-dataset"
 ARTIFACT_FORMAT = "latentbits-artifact"
 FORMAT_VERSION = 1
+SMALLEST_CHUNK = 1 << 20
+"""Bytes below which a chunk is not worth an object of its own."""
 
 
 @dataclass(frozen=True)
