@@ -165,6 +165,8 @@ def _started(job: Job, first: str) -> FitState:
 def _manifest(job: Job, state: FitState) -> dict[str, Any]:
     dataset, model = job.dataset, job.model
     monitor = ConvergenceMonitor(model.max_iter, model.tol)
+    warnings = [notice.render(dataset.feature_names) for notice in state.warnings]
+    stopped = monitor.warning(state.history)
     return {
         "model": model.name,
         "hyperparameters": asdict(model),  # type: ignore[call-overload]
@@ -185,7 +187,7 @@ def _manifest(job: Job, state: FitState) -> dict[str, Any]:
         "converged": monitor.converged(state.history),
         "history": state.history,
         "diagnostics": state.diagnostics,
-        "warnings": [notice.render(dataset.feature_names) for notice in state.warnings],
+        "warnings": [*warnings, *([stopped] if stopped else [])],
         "n_components": int(state.diagnostics["n_components"]),
         "seconds_by_stage": {name: round(s, 3) for name, s in job.seconds.items()},
     }

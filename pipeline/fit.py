@@ -134,7 +134,15 @@ def collect_first(
 
 
 def start(model: Model, first: Statistics, seed: int) -> FitState:
-    """Make the state before the first pass."""
+    """Make the state before the first pass.
+
+    Raises
+    ------
+    FitError
+        If the seed is out of range, or the model cannot use the data.
+    """
+    if not 0 <= seed < 2**63:
+        raise FitError(f"--seed: Expected 0 to 2**63 - 1, got {seed}. Choose another.")
     with one_blas_thread():
         return model.initialize(first, np.random.default_rng(seed))
 

@@ -20,7 +20,8 @@ C          correlation     (n_features, n_features)
 
 For use of the fitted model ψ_i = max(1 − ‖w_i‖², 0.001); a row of W longer than that is shortened.
 Cost a block: n_features² / 2 · n_samples / 64 word operations. One pass.
-Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
+Principal components take some of the noise for loadings: with few features communalities come out
+too high. Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
 among columns of equal eigenvalue.
 """
 
@@ -85,8 +86,9 @@ class ClippedPCA(Model):
     estimator
         `tetrachoric` or `arcsine`.
     empty_cells
-        What the tetrachoric estimator does with an empty cell: `none` clips the boundary estimate
-        to ±(1 − 1e-6), `half` adds ½ to every cell of that table.
+        What the tetrachoric estimator does with an empty cell: `half` adds ½ to every cell of that
+        table, `none` takes the boundary estimate of ±(1 − 1e-6). With rare ones `none` makes the
+        correlations indefinite and the parallel analysis find components that are not there.
     constant_features
         `refuse` them, or `keep` them with loadings of zero.
     repair
@@ -101,7 +103,7 @@ class ClippedPCA(Model):
     params: ClassVar[type[ClippedPCAParams]] = ClippedPCAParams
     n_components: int | None = None
     estimator: Literal["tetrachoric", "arcsine"] = "tetrachoric"
-    empty_cells: Literal["none", "half"] = "none"
+    empty_cells: Literal["half", "none"] = "half"
     constant_features: Literal["refuse", "keep"] = "refuse"
     repair: Literal["none", "nearest"] = "none"
     null_draws: int = 20
@@ -265,7 +267,10 @@ class ClippedPCA(Model):
     def transform(
         self, params: ClippedPCAParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give the posterior mean and variance of y, each (n_samples, n_components)."""
+        """Give the posterior mean and variance of y, (n_samples, n_components) each.
+
+        `converged` (n_samples,) is false where expectation propagation did not settle.
+        """
         weights, offsets = _probit(params)
         n_components = weights.shape[1]
         posterior = probit_posterior(
@@ -276,7 +281,11 @@ class ClippedPCA(Model):
             np.ones(n_components),
             block.observed(),
         )
-        return {"mean": posterior.mean, "variance": posterior.variance}
+        return {
+            "mean": posterior.mean,
+            "variance": posterior.variance,
+            "converged": posterior.converged,
+        }
 
     def sample(
         self, params: ClippedPCAParams, n_samples: int, rng: np.random.Generator
@@ -295,9 +304,9 @@ class ClippedPCA(Model):
 
 
 _PAIR_WARNINGS = {
-    PairStatus.EMPTY_CELL: "have an empty cell",
-    PairStatus.CONSTANT_FEATURE: "do not vary where both are observed, so taken as uncorrelated",
-    PairStatus.NO_OBSERVATIONS: "are never observed together, so taken as uncorrelated",
+    PairStatus.EMPTY_CELL: "with an empty cell",
+    PairStatus.CONSTANT_FEATURE: "that do not vary where both are observed, taken as uncorrelated",
+    PairStatus.NO_OBSERVATIONS: "never observed together, taken as uncorrelated",
 }
 
 
@@ -310,7 +319,7 @@ def _judge_pairs(status: NDArray[np.uint8], constant: NDArray[np.int64]) -> list
         pairs = np.argwhere(np.triu((status == code) & ~told & ~told[:, None]))
         if len(pairs):
             involved = tuple(np.unique(pairs).tolist())
-            found.append(Notice(f"{len(pairs)} pairs {text}, among {{features}}", involved))
+            found.append(Notice(f"pairs {text}: {len(pairs)}, among {{features}}", involved))
     return found
 
 

@@ -208,7 +208,6 @@ _MEAN, _VARIANCE = 3, 4  # of w_iᵀ u under the approximation
 _CAVITY_MEAN, _CAVITY_VARIANCE, _Z = 5, 6, 7  # P(x_i = 1) = Φ(z_i) under the cavity
 _SLOPE, _CURVATURE, _EXCESS = 8, 9, 10  # d log Φ / dz, −d² log Φ / dz², slope + z
 _N_FIELDS = 11
-_STRIP = 256
 
 
 class _Row(NamedTuple):
@@ -239,7 +238,7 @@ def _posteriors(X, observed, weights, offsets, tail, tol, max_rounds, posterior)
         rounds, change = _iterate(row, square, tail, tol, max_rounds)
         posterior.rounds[sample] = rounds
         posterior.converged[sample] = change < tol
-        _match_all(row.sites, 0.0, tail)  # a step of 0: only the cavities
+        _match(row.sites, (0, n_observed), 0.0, tail)  # a step of 0: only the cavities
         evidence = _log_evidence(row.sites, row.factor, row.linear)
         evidence += _skewness_terms(row.sites, row.directions, row.linear, skewness, square)
         posterior.log_evidence[sample] = evidence
@@ -293,7 +292,7 @@ def _iterate(row, covariance, tail, tol, max_rounds):  # type: ignore[no-untyped
         if rounds in (0, _PARALLEL_ROUNDS):
             _start(row)
         if rounds < _PARALLEL_ROUNDS:
-            _match_all(row.sites, 1.0, tail)
+            _match(row.sites, (0, row.sites.shape[1]), 1.0, tail)
         else:
             _sweep(row, covariance, 1.0 if rounds == _PARALLEL_ROUNDS else _DAMPING, tail)
         change = _refresh(row)
@@ -339,7 +338,7 @@ def _absorb(sites, weights, i, step, tail, covariance, centre, image):  # type: 
         variance += weights[k, i] * image[k]
     precision, shift = sites[_PRECISION, i], sites[_SHIFT, i]
     sites[_MEAN, i], sites[_VARIANCE, i] = mean, variance
-    _match(sites, i, i + 1, step, tail)
+    _match(sites, (i, i + 1), step, tail)
     precision, shift = sites[_PRECISION, i] - precision, sites[_SHIFT, i] - shift
     gain = 1.0 / (1.0 + precision * variance)
     for k in range(len(centre)):
@@ -349,17 +348,10 @@ def _absorb(sites, weights, i, step, tail, covariance, centre, image):  # type: 
 
 
 @_kernel
-def _match_all(sites, step, tail):  # type: ignore[no-untyped-def]
-    """Move all sites; in strips, whose intermediate results stay in the L1 cache."""
-    for first in range(0, sites.shape[1], _STRIP):
-        _match(sites, first, min(first + _STRIP, sites.shape[1]), step, tail)
-
-
-@_kernel
-def _match(sites, first, last, step, tail):  # type: ignore[no-untyped-def]
-    """Move sites [first, last) to the moments of their tilted distributions (R&W eq. 3.58, 3.59)."""
-    _cavities(sites, first, last, tail)
-    for i in range(first, last):
+def _match(sites, span, step, tail):  # type: ignore[no-untyped-def]
+    """Move the sites of `span` to the moments of their tilted distributions (R&W eq. 3.58, 3.59)."""
+    _cavities(sites, span, tail)
+    for i in range(*span):
         c, g = sites[_CAVITY_VARIANCE, i], sites[_CURVATURE, i]
         scale = 1.0 / (1.0 + c * (1.0 - g))
         shift = sites[_SLOPE, i] * math.sqrt(1.0 + c) + sites[_CAVITY_MEAN, i] * g
@@ -368,17 +360,17 @@ def _match(sites, first, last, step, tail):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _cavities(sites, first, last, tail):  # type: ignore[no-untyped-def]
-    """Cavity moments (R&W eq. 3.56), z, and derivatives of log Φ(z), for sites [first, last)."""
-    for i in range(first, last):
+def _cavities(sites, span, tail):  # type: ignore[no-untyped-def]
+    """Cavity moments (R&W eq. 3.56), z, and derivatives of log Φ(z), for the sites of `span`."""
+    for i in range(*span):
         # The floor is reached only where rounding has eaten every digit, at |w_i|² of 1e14.
         scale = 1.0 / max(1.0 - sites[_PRECISION, i] * sites[_VARIANCE, i], 1e-14)
         c = scale * sites[_VARIANCE, i]
         m = scale * (sites[_MEAN, i] - sites[_VARIANCE, i] * sites[_SHIFT, i])
         sites[_CAVITY_VARIANCE, i], sites[_CAVITY_MEAN, i] = c, m
         sites[_Z, i] = (m + sites[_OFFSET, i]) / math.sqrt(1.0 + c)
-    _tail_excess(sites, first, last, tail)
-    for i in range(first, last):
+    _tail_excess(sites, span, tail)
+    for i in range(*span):
         z, excess = sites[_Z, i], sites[_EXCESS, i]
         slope = excess - z
         if z > 0.0:
@@ -390,18 +382,18 @@ def _cavities(sites, first, last, tail):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _tail_excess(sites, first, last, tail):  # type: ignore[no-untyped-def]
+def _tail_excess(sites, span, tail):  # type: ignore[no-untyped-def]
     """Write h(|z|) − |z| into the excess, by Horner's rule, four powers a sweep of the sites."""
     z, ratio, excess = sites[_Z], sites[_SLOPE], sites[_EXCESS]
-    for i in range(first, last):
+    for i in range(*span):
         ratio[i] = (abs(z[i]) - 4.0) / (abs(z[i]) + 4.0)
         excess[i] = tail[-1]
     for power in range(len(tail) - 5, -1, -4):
         a, b, c, d = tail[power], tail[power + 1], tail[power + 2], tail[power + 3]
-        for i in range(first, last):
+        for i in range(*span):
             t = ratio[i]
             excess[i] = (((excess[i] * t + d) * t + c) * t + b) * t + a
-    for i in range(first, last):
+    for i in range(*span):
         excess[i] /= abs(z[i]) + 1.25
 
 
@@ -427,10 +419,10 @@ def _factorise(sites, weights, L, linear):  # type: ignore[no-untyped-def]
     for k in range(len(linear)):
         for i in range(len(weighted)):
             weighted[i] = sites[_PRECISION, i] * weights[k, i]
-        _products(weighted, weights, L[k, : k + 1])
         for j in range(k):
-            L[k, j] = L[j, j] * (L[k, j] - _dot(L[k, :j], L[j, :j]))
-        L[k, k] = 1.0 / math.sqrt(1.0 + L[k, k] - _dot(L[k, :k], L[k, :k]))
+            L[k, j] = L[j, j] * (_dot(weighted, weights[j]) - _dot(L[k, :j], L[j, :j]))
+        pivot = 1.0 + _dot(weighted, weights[k]) - _dot(L[k, :k], L[k, :k])
+        L[k, k] = 1.0 / math.sqrt(pivot)
         linear[k] = L[k, k] * (_dot(sites[_SHIFT], weights[k]) - _dot(L[k, :k], linear[:k]))
     for j in range(len(linear)):
         for k in range(j + 1, len(linear)):
@@ -517,8 +509,8 @@ def _contract_skewness(u, kappa, skewness, R, pair, combination):  # type: ignor
         for j in range(k + 1):
             for i in range(len(R)):
                 pair[i] = kappa[i] * u[k, i] * u[j, i]
-            _products(pair, u, entries[: j + 1])
             for l in range(j + 1):
+                entries[l] = _dot(pair, u[l])
                 skewness[k, _pair(j, l)] = entries[l] * (1.0 if l == j else math.sqrt(2.0))
                 skewness[j, _pair(k, l)] = entries[l] * (1.0 if l == k else math.sqrt(2.0))
                 skewness[l, _pair(k, j)] = entries[l] * (1.0 if j == k else math.sqrt(2.0))
@@ -542,10 +534,8 @@ def _pair_sum(u, kappa, skewness, G, q, weighted, combination):  # type: ignore[
     for k in range(len(u)):
         for i in range(len(kappa)):
             weighted[i] = kappa[i] * kappa[i] * u[k, i]
-        _products(skewness[k], skewness, G[k, : k + 1])
         for j in range(k + 1):  # the sum over all i and j less its terms i = j
-            G[k, j] -= _dot(weighted, u[j])
-            G[j, k] = G[k, j]
+            G[k, j] = G[j, k] = _dot(skewness[k], skewness[j]) - _dot(weighted, u[j])
         _combine(G[k, :k], u, combination)
         for i in range(len(q)):
             q[i] += u[k, i] * (2.0 * combination[i] + G[k, k] * u[k, i])
@@ -579,36 +569,12 @@ def _quadratic(factor, G, k):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _combine(coefficients, rows, out):  # type: ignore[no-untyped-def]
-    """out = Σ_k coefficients[k] rows[k], four rows at a time to spare loads and stores of `out`."""
+    """out = Σ_k coefficients[k] rows[k]."""
     for i in range(len(out)):
         out[i] = 0.0
-    whole = len(coefficients) // 4 * 4
-    for k in range(0, whole, 4):
-        a, b = coefficients[k], coefficients[k + 1]
-        c, d = coefficients[k + 2], coefficients[k + 3]
-        for i in range(len(out)):
-            out[i] += (
-                a * rows[k, i] + b * rows[k + 1, i] + c * rows[k + 2, i] + d * rows[k + 3, i]
-            )
-    for k in range(whole, len(coefficients)):
+    for k in range(len(coefficients)):
         for i in range(len(out)):
             out[i] += coefficients[k] * rows[k, i]
-
-
-@_kernel
-def _products(vector, rows, out):  # type: ignore[no-untyped-def]
-    """out_k = vectorᵀ rows[k], four rows at a time to spare loads of `vector`."""
-    whole = len(out) // 4 * 4
-    for k in range(0, whole, 4):
-        a, b, c, d = 0.0, 0.0, 0.0, 0.0
-        for i in range(len(vector)):
-            a += vector[i] * rows[k, i]
-            b += vector[i] * rows[k + 1, i]
-            c += vector[i] * rows[k + 2, i]
-            d += vector[i] * rows[k + 3, i]
-        out[k], out[k + 1], out[k + 2], out[k + 3] = a, b, c, d
-    for k in range(whole, len(out)):
-        out[k] = _dot(vector, rows[k])
 
 
 @_kernel

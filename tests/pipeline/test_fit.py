@@ -231,6 +231,13 @@ def test_every_pass_draws_anew_and_every_seed() -> None:
     assert len(set(passes)) == 3
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seeds_out_of_range_are_refused(seed: int) -> None:
+    with pytest.raises(FitError, match=rf"--seed: Expected .* got {seed}\."):
+        fit(Shares(noise=0.5), ROWS, SERIAL, seed)
+    fit(Shares(noise=0.5, max_iter=2), ROWS, SERIAL, 2**63 - 1)
+
+
 def test_statistics_collected_before_stand_for_the_first_pass_only() -> None:
     read: list[int] = []
 

@@ -290,11 +290,11 @@ def test_pairs_that_had_to_be_guessed_are_told() -> None:
     mask[1000:, 2] = 0  # never seen with 1
     X[1000:, 3] = 1  # does not vary where 1 is seen
     X[:, 5] = X[:, 4]
-    state = fitted(X, mask, n_components=1)
+    state = fitted(X, mask, n_components=1, empty_cells="none")
     found = {notice.features: notice.text for notice in state.warnings}
-    assert "1 pairs are never observed together" in found[1, 2]
-    assert "1 pairs do not vary where both are observed" in found[1, 3]
-    assert "1 pairs have an empty cell" in found[4, 5]
+    assert "pairs never observed together, taken as uncorrelated: 1" in found[1, 2]
+    assert "pairs that do not vary where both are observed, taken as uncorrelated: 1" in found[1, 3]
+    assert "pairs with an empty cell: 1" in found[4, 5]
     status = state.params.status
     assert status[1, 2] == status[2, 1] == PairStatus.NO_OBSERVATIONS
     assert status[1, 3] == PairStatus.CONSTANT_FEATURE
