@@ -21,7 +21,8 @@ C          correlation     (n_features, n_features)
 For use of the fitted model ψ_i = max(1 − ‖w_i‖², 0.001); a row of W longer than that is shortened.
 Cost a block: n_features² / 2 · n_samples / 64 word operations. One pass.
 Principal components take some of the noise for loadings: with few features communalities come out
-too high. Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
+too high.
+Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
 among columns of equal eigenvalue.
 """
 
