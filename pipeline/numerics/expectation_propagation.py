@@ -238,7 +238,7 @@ def _posteriors(X, observed, weights, offsets, tail, tol, max_rounds, posterior)
         rounds, change = _iterate(row, square, tail, tol, max_rounds)
         posterior.rounds[sample] = rounds
         posterior.converged[sample] = change < tol
-        _match(row.sites, (0, n_observed), 0.0, tail)  # a step of 0: only the cavities
+        _cavities(row.sites, tail)
         evidence = _log_evidence(row.sites, row.factor, row.linear)
         evidence += _skewness_terms(row.sites, row.directions, row.linear, skewness, square)
         posterior.log_evidence[sample] = evidence
@@ -292,7 +292,7 @@ def _iterate(row, covariance, tail, tol, max_rounds):  # type: ignore[no-untyped
         if rounds in (0, _PARALLEL_ROUNDS):
             _start(row)
         if rounds < _PARALLEL_ROUNDS:
-            _match(row.sites, (0, row.sites.shape[1]), 1.0, tail)
+            _match(row.sites, 1.0, tail)
         else:
             _sweep(row, covariance, 1.0 if rounds == _PARALLEL_ROUNDS else _DAMPING, tail)
         change = _refresh(row)
@@ -322,13 +322,17 @@ def _sweep(row, covariance, step, tail):  # type: ignore[no-untyped-def]
         centre[k] = row.mean[k]
         for j in range(k + 1):
             covariance[j, k] = covariance[k, j] = _dot(row.factor[k, k:], row.factor[j, k:])
+    site = np.empty((_N_FIELDS, 1))
     for i in range(row.sites.shape[1]):
-        _absorb(row.sites, row.weights, i, step, tail, covariance, centre, image)
+        for field in range(_SHIFT + 1):
+            site[field, 0] = row.sites[field, i]
+        _absorb(site, row.weights, i, step, tail, covariance, centre, image)
+        row.sites[_PRECISION, i], row.sites[_SHIFT, i] = site[_PRECISION, 0], site[_SHIFT, 0]
 
 
 @_kernel
-def _absorb(sites, weights, i, step, tail, covariance, centre, image):  # type: ignore[no-untyped-def]
-    """Update site i and the moments of u with it; `image` is scratch."""
+def _absorb(site, weights, i, step, tail, covariance, centre, image):  # type: ignore[no-untyped-def]
+    """Update site i and with it the moments of u; `image` is scratch."""
     mean, variance = 0.0, 0.0
     for k in range(len(centre)):
         image[k] = 0.0
@@ -336,10 +340,10 @@ def _absorb(sites, weights, i, step, tail, covariance, centre, image):  # type: 
             image[k] += weights[j, i] * covariance[k, j]
         mean += weights[k, i] * centre[k]
         variance += weights[k, i] * image[k]
-    precision, shift = sites[_PRECISION, i], sites[_SHIFT, i]
-    sites[_MEAN, i], sites[_VARIANCE, i] = mean, variance
-    _match(sites, (i, i + 1), step, tail)
-    precision, shift = sites[_PRECISION, i] - precision, sites[_SHIFT, i] - shift
+    precision, shift = site[_PRECISION, 0], site[_SHIFT, 0]
+    site[_MEAN, 0], site[_VARIANCE, 0] = mean, variance
+    _match(site, step, tail)
+    precision, shift = site[_PRECISION, 0] - precision, site[_SHIFT, 0] - shift
     gain = 1.0 / (1.0 + precision * variance)
     for k in range(len(centre)):
         centre[k] += gain * (shift - precision * mean) * image[k]
@@ -348,10 +352,10 @@ def _absorb(sites, weights, i, step, tail, covariance, centre, image):  # type: 
 
 
 @_kernel
-def _match(sites, span, step, tail):  # type: ignore[no-untyped-def]
-    """Move the sites of `span` to the moments of their tilted distributions (R&W eq. 3.58, 3.59)."""
-    _cavities(sites, span, tail)
-    for i in range(*span):
+def _match(sites, step, tail):  # type: ignore[no-untyped-def]
+    """Move sites to the moments of their tilted distributions (R&W eq. 3.58, 3.59)."""
+    _cavities(sites, tail)
+    for i in range(sites.shape[1]):
         c, g = sites[_CAVITY_VARIANCE, i], sites[_CURVATURE, i]
         scale = 1.0 / (1.0 + c * (1.0 - g))
         shift = sites[_SLOPE, i] * math.sqrt(1.0 + c) + sites[_CAVITY_MEAN, i] * g
@@ -360,17 +364,17 @@ def _match(sites, span, step, tail):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _cavities(sites, span, tail):  # type: ignore[no-untyped-def]
-    """Cavity moments (R&W eq. 3.56), z, and derivatives of log Φ(z), for the sites of `span`."""
-    for i in range(*span):
+def _cavities(sites, tail):  # type: ignore[no-untyped-def]
+    """Cavity moments (R&W eq. 3.56), z, and derivatives of log Φ(z)."""
+    for i in range(sites.shape[1]):
         # The floor is reached only where rounding has eaten every digit, at |w_i|² of 1e14.
         scale = 1.0 / max(1.0 - sites[_PRECISION, i] * sites[_VARIANCE, i], 1e-14)
         c = scale * sites[_VARIANCE, i]
         m = scale * (sites[_MEAN, i] - sites[_VARIANCE, i] * sites[_SHIFT, i])
         sites[_CAVITY_VARIANCE, i], sites[_CAVITY_MEAN, i] = c, m
         sites[_Z, i] = (m + sites[_OFFSET, i]) / math.sqrt(1.0 + c)
-    _tail_excess(sites, span, tail)
-    for i in range(*span):
+    _tail_excess(sites, tail)
+    for i in range(sites.shape[1]):
         z, excess = sites[_Z, i], sites[_EXCESS, i]
         slope = excess - z
         if z > 0.0:
@@ -382,18 +386,18 @@ def _cavities(sites, span, tail):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _tail_excess(sites, span, tail):  # type: ignore[no-untyped-def]
+def _tail_excess(sites, tail):  # type: ignore[no-untyped-def]
     """Write h(|z|) − |z| into the excess, by Horner's rule, four powers a sweep of the sites."""
     z, ratio, excess = sites[_Z], sites[_SLOPE], sites[_EXCESS]
-    for i in range(*span):
+    for i in range(sites.shape[1]):
         ratio[i] = (abs(z[i]) - 4.0) / (abs(z[i]) + 4.0)
         excess[i] = tail[-1]
     for power in range(len(tail) - 5, -1, -4):
         a, b, c, d = tail[power], tail[power + 1], tail[power + 2], tail[power + 3]
-        for i in range(*span):
+        for i in range(sites.shape[1]):
             t = ratio[i]
             excess[i] = (((excess[i] * t + d) * t + c) * t + b) * t + a
-    for i in range(*span):
+    for i in range(sites.shape[1]):
         excess[i] /= abs(z[i]) + 1.25
 
 
