@@ -222,19 +222,22 @@ def fit(
     begun = time.perf_counter()
     built, opened = prepare(dataset, model, components, settings, split)
     folder = _run_folder(built, opened, split, seed, output)
-    folder.open_work(resume)
-    with opened_executor(executor, workers, cluster) as ready, reporting() as progress:
-        job = Job(built, opened, split, seed, folder, ready, progress)
-        token = _job.set(job)
+    with (
+        folder.working(resume),
+        opened_executor(executor, workers, cluster) as ready,
+        reporting() as progress,
+    ):
+        token = _job.set(Job(built, opened, split, seed, folder, ready, progress))
         try:
             summary = _run_stages(str(folder.work))
+            seconds = _job.get().seconds
         except FitError:
             folder.close_work()  # refused: there is nothing to go on with
             raise
         finally:
             _job.reset(token)
-    folder.close_work()
-    return {**summary, "seconds": round(time.perf_counter() - begun, 3), "stages": job.seconds}
+        folder.close_work()
+    return {**summary, "seconds": round(time.perf_counter() - begun, 3), "stages": seconds}
 
 
 def prepare(

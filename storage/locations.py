@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,33 @@ def _why_not_there(folder: Path, kind: str) -> str:
             "Run it again."
         )
     return f"{folder}: Expected {one}, got something else (no {MANIFEST})."
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Be the only writer of a folder; a writer that dies gives up its claim with its life.
+
+    Raises
+    ------
+    DataError
+        If another process is writing there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{folder}: Expected no other writer, got one. Wait for it.") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def clear(folder: Path) -> None:
+    """Delete what lies in a folder, but not the folder, which may be claimed."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def is_unfinished(folder: Path, kind: str) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from storage.locations import write_text
+from storage.locations import claimed, clear, write_text
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,19 @@ class RunFolder:
         """Statistics and states of the unfinished fit."""
         return self.output / ".unfinished" / f"{self.model}-{self.fingerprint[:12]}"
 
-    def open_work(self, resume: bool) -> None:
-        """Keep what an interrupted fit left, or start anew."""
-        if not resume:
-            shutil.rmtree(self.work, ignore_errors=True)
-        self.work.mkdir(parents=True, exist_ok=True)
+    @contextmanager
+    def working(self, resume: bool) -> Iterator[None]:
+        """Claim the work folder; keep what an interrupted fit left there, or start anew.
+
+        Raises
+        ------
+        DataError
+            If the same fit is running already.
+        """
+        with claimed(self.work):
+            if not resume:
+                clear(self.work)
+            yield
 
     def close_work(self) -> None:
         """Remove the work of a finished fit."""

@@ -14,7 +14,7 @@ import zarr
 from storage.chunk_writer import DatasetWriter, resize
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
-from storage.locations import is_unfinished, replace_folder
+from storage.locations import claimed, clear, is_unfinished, replace_folder
 from storage.schema import (
     BLOCKS,
     CHECKSUMS,
@@ -77,23 +77,24 @@ def create_dataset(
     if taken:
         open_dataset(target)  # only a dataset is ever replaced, never another folder
     folder = target.with_name(f".{target.name}.replacing") if taken else target
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        writer = DatasetWriter(
-            folder,
-            zarr.create_group(folder, attributes={"format": DATASET_FORMAT}),
-            names,
-            words_per_chunk or _chunk_words(len(names), expected_rows),
-            {name: {} for name in columns},
-            ingest=ingest or {},
-        )
-        yield writer
-        writer.finish()
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if taken:
-        replace_folder(folder, target)
+    with claimed(folder):
+        try:
+            clear(folder)
+            writer = DatasetWriter(
+                folder,
+                zarr.create_group(folder, attributes={"format": DATASET_FORMAT}),
+                names,
+                words_per_chunk or _chunk_words(len(names), expected_rows),
+                {name: {} for name in columns},
+                ingest=ingest or {},
+            )
+            yield writer
+            writer.finish()
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if taken:
+            replace_folder(folder, target)
 
 
 @contextmanager
@@ -105,29 +106,29 @@ def append_dataset(path: str | Path, feature_names: Sequence[str]) -> Iterator[D
     DataError
         If the features are not those of the dataset, in its order.
     """
-    base = open_dataset(path)
-    _check_same_features(base, tuple(feature_names))
-    _drop_unfinished(base)
-    columns = json.loads(json.dumps(base.manifest["columns"]))
-    writer = DatasetWriter(
-        base.path,
-        zarr.open_group(base.path, mode="r+"),
-        base.feature_names,
-        int(base.manifest["words_per_chunk"]),
-        columns,
-        list(base.segment_names),
-        base.manifest["ingest"],
-        base,
-        base.n_rows,
-    )
-    try:
-        yield writer
-        writer.finish()
-    except BaseException:
-        # What cannot be dropped now, the next append drops.
-        with suppress(OSError, DataError):
-            _drop_unfinished(open_dataset(base.path))
-        raise
+    with claimed(open_dataset(path).path):
+        base = open_dataset(path)
+        _check_same_features(base, tuple(feature_names))
+        _drop_unfinished(base)
+        writer = DatasetWriter(
+            base.path,
+            zarr.open_group(base.path, mode="r+"),
+            base.feature_names,
+            int(base.manifest["words_per_chunk"]),
+            json.loads(json.dumps(base.manifest["columns"])),
+            list(base.segment_names),
+            base.manifest["ingest"],
+            base,
+            base.n_rows,
+        )
+        try:
+            yield writer
+            writer.finish()
+        except BaseException:
+            # What cannot be dropped now, the next append drops.
+            with suppress(OSError, DataError):
+                _drop_unfinished(open_dataset(base.path))
+            raise
 
 
 def _drop_unfinished(dataset: BinaryDataset) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.artifacts import NamedArray, load_artifact, write_artifact
+from storage.errors import DataError
 from storage.runs import RunFolder, fingerprint
 from tests.storage.conftest import files_of
 
@@ -30,18 +31,26 @@ def test_work_of_another_fit_lies_elsewhere(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_work_is_kept_for_who_resumes(resume: bool, run: RunFolder) -> None:
-    run.open_work(resume)
-    (run.work / "state").write_text("pass 3")
-    run.open_work(resume)
-    assert (run.work / "state").exists() == resume
-    assert run.work.is_dir()
+    with run.working(resume):
+        (run.work / "state").write_text("pass 3")
+    with run.working(resume):
+        assert (run.work / "state").exists() == resume
+
+
+def test_the_same_fit_does_not_run_twice_at_once(run: RunFolder) -> None:
+    with run.working(resume=False):
+        (run.work / "state").write_text("pass 3")
+        with pytest.raises(DataError, match="no other writer"), run.working(resume=False):
+            pass
+        assert (run.work / "state").exists()
+    with run.working(resume=False):
+        assert not (run.work / "state").exists()
 
 
 def test_a_finished_fit_leaves_no_work(run: RunFolder) -> None:
-    run.open_work(resume=False)
     other = RunFolder(run.output, "bmm", run.fingerprint)
-    other.open_work(resume=False)
-    run.close_work()
+    with run.working(resume=False), other.working(resume=False):
+        run.close_work()
     assert not run.work.exists()
     assert other.work.is_dir()
     other.close_work()

@@ -498,3 +498,25 @@ def test_overwriting_replaces_the_dataset_and_nothing_else(tmp_path: Path) -> No
 
 def test_an_empty_folder_is_a_new_path(tmp_path: Path) -> None:
     write_head(tmp_path).verify()
+
+
+def test_two_writers_do_not_share_a_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "d.zarr"
+    write_dataset(path, random_bits(10, 3))
+    with append_dataset(path, feature_names(3)) as writer:
+        writer.add(Batch(random_bits(5, 3)))
+        with (
+            pytest.raises(DataError, match="no other writer"),
+            append_dataset(path, feature_names(3)),
+        ):
+            pass
+    assert open_dataset(path).n_rows == 15
+    new = path.with_name("new.zarr")
+    with create_dataset(new, feature_names(3)) as writer:
+        with (
+            pytest.raises(DataError, match="no other writer"),
+            create_dataset(new, feature_names(3)),
+        ):
+            pass
+        writer.add(Batch(random_bits(5, 3)))
+    assert open_dataset(new).n_rows == 5
