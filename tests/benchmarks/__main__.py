@@ -1,7 +1,7 @@
-"""Runs every benchmark: `python -m tests.benchmarks`, or one by its name."""
+"""Runs every benchmark, each in a process of its own: `python -m tests.benchmarks [NAME]...`."""
 
+import subprocess
 import sys
-from importlib import import_module
 from pkgutil import iter_modules
 
 import tests.benchmarks
@@ -9,10 +9,10 @@ import tests.benchmarks
 
 def main() -> None:
     """Run the benchmarks named, or all."""
-    names = [module.name for module in iter_modules(tests.benchmarks.__path__)]
-    for name in sys.argv[1:] or sorted(name for name in names if name != "__main__"):
+    known = [module.name for module in iter_modules(tests.benchmarks.__path__)]
+    for name in sys.argv[1:] or sorted(set(known) - {"__main__"}):
         print(f"\n{name}", flush=True)
-        import_module(f"tests.benchmarks.{name}").main()
+        subprocess.run([sys.executable, "-m", f"tests.benchmarks.{name}"], check=True)
 
 
 if __name__ == "__main__":
