@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from flows.environment import examples_path
 from flows.ingest import ingest_sources
 from pipeline.blocks import Rows
 from storage.dataset import BinaryDataset, ChunkReader, open_dataset
-from storage.errors import DataError
+from storage.errors import Busy, DataError
 from storage.examples import PREFIX, open_example
 
 
@@ -23,12 +24,20 @@ def dataset_path(name: str) -> Path:
     if not name.startswith(PREFIX):
         return Path(name)
     path = examples_path() / f"{open_example(name).slug}.zarr"
+    while not _is_whole(path):
+        try:
+            ingest_sources([name], path, overwrite=path.exists())
+        except Busy:
+            time.sleep(0.2)  # another run is making it
+    return path
+
+
+def _is_whole(path: Path) -> bool:
     try:
         open_dataset(path)
     except DataError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ingest_sources([name], path, overwrite=path.exists())
-    return path
+        return False
+    return True
 
 
 def dataset_rows(dataset: BinaryDataset, split: str | None = None) -> Rows:

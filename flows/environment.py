@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
@@ -25,8 +26,10 @@ def settle_prefect() -> None:
         return
     home = user_data_path("latentbits") / "prefect"
     os.environ.setdefault("PREFECT_HOME", str(home))
-    # Prefect makes the folder itself, but not its parents.
-    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # Prefect makes the folder itself, but not its parents
+        Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
     for name, value in _EMBEDDED.items():
         os.environ.setdefault(name, value)
 

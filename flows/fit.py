@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +15,12 @@ from typing import Annotated, Any
 
 import psutil
 from cyclopts import Parameter
+from dask.system import CPU_COUNT
+from distributed.system import MEMORY_LIMIT
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
+import pipeline
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
 from flows.datasets import dataset_path, dataset_rows
 from flows.hyperparameters import build_model, settings_help
@@ -28,7 +33,7 @@ from pipeline.blocks import Rows
 from pipeline.convergence import ConvergenceMonitor
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
-from pipeline.fit import FitState, collect_first, collect_pass, start
+from pipeline.fit import FitState, check_seed, collect_first, collect_pass, start
 from pipeline.fit import fit as fit_model
 from pipeline.models.base import Model, named_arrays
 from pipeline.progress import Progress
@@ -93,14 +98,13 @@ def _stage(name: str) -> Iterator[Job]:
 def open_stage(work: str) -> None:
     """Check that the run can be done before any work is spent on it."""
     with _stage("open") as job:
-        need = job.model.memory(job.dataset.n_features, job.dataset.n_segments)
-        free = psutil.virtual_memory().available
+        need = job.model.memory(job.dataset.n_features, job.dataset.n_segments, CPU_COUNT)
+        free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
         if need > free:
             raise FitError(
                 f"Expected {need / 1e9:.1f} GB of free memory for {job.dataset.n_features} "
                 f"features, got {free / 1e9:.1f} GB. Use a larger machine or fewer features."
             )
-        Path(work).mkdir(parents=True, exist_ok=True)
 
 
 @task(name="first counts", cache_policy=NO_CACHE)
@@ -172,7 +176,7 @@ def _manifest(job: Job, state: FitState) -> dict[str, Any]:
         "hyperparameters": asdict(model),  # type: ignore[call-overload]
         "seed": job.seed,
         "split": job.split,
-        "versions": {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")},
+        "versions": _versions(),
         "dataset": {
             "path": str(dataset.path),
             "digest": dataset.digest,
@@ -220,7 +224,7 @@ def fit(
 ) -> dict[str, Any]:
     """Run the stages; `python -m flows.fit --help` explains the parameters."""
     begun = time.perf_counter()
-    built, opened = prepare(dataset, model, components, settings, split)
+    built, opened = prepare(dataset, model, components, settings, split, seed)
     folder = _run_folder(built, opened, split, seed, output)
     with (
         folder.working(resume),
@@ -232,7 +236,8 @@ def fit(
             summary = _run_stages(str(folder.work))
             seconds = _job.get().seconds
         except FitError:
-            folder.close_work()  # refused: there is nothing to go on with
+            if not resume and not folder.has_states():
+                folder.close_work()  # refused before the first pass was done: nothing is lost
             raise
         finally:
             _job.reset(token)
@@ -246,9 +251,11 @@ def prepare(
     components: str | None,
     settings: Sequence[str],
     split: str | None,
+    seed: int,
 ) -> tuple[Model, BinaryDataset]:
     """Refuse what can be refused at once: options, the dataset's manifest, its split."""
     built = build_model(model, components, settings)
+    check_seed(seed)
     opened = open_dataset(dataset_path(dataset))
     if split is not None:
         opened.split_code(split)
@@ -263,6 +270,18 @@ def _run_stages(work: str) -> dict[str, Any]:
     return write_stage(fit_stage(work, first, statistics))
 
 
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")}
+
+
+def _code() -> str:
+    """Digest of what computes: a fit begun by other code or libraries is not gone on with."""
+    digest = hashlib.sha256(json.dumps(_versions()).encode())
+    for path in sorted(Path(pipeline.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def _run_folder(
     model: Model, dataset: BinaryDataset, split: str | None, seed: int, output: str | None
 ) -> RunFolder:
@@ -271,7 +290,7 @@ def _run_folder(
         "hyperparameters": asdict(model),  # type: ignore[call-overload]
         "split": split,
         "seed": seed,
-        "version": version("latentbits"),
+        "code": _code(),
     }
     folder = Path(output) if output else Path("runs") / dataset.path.resolve().stem
     return RunFolder(folder, model.name, fingerprint(settings))
@@ -325,7 +344,7 @@ def main(
         "resume": resume,
     }
     check_executor(executor, workers, cluster)
-    prepare(dataset, model, components, setting, split)
+    prepare(dataset, model, components, setting, split, seed)
     summary = with_server(lambda: fit(**parameters))
     if json:
         print_json(summary)

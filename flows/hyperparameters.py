@@ -59,9 +59,11 @@ def _model_help(model: type[Model]) -> str:
 def _number_of_components(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.lstrip("-").isdigit():
-        raise FitError(f"--components: Expected a whole number or auto, got {text!r}.")
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        message = f"--components: Expected a whole number or auto, got {text!r}."
+        raise FitError(message) from None
 
 
 def _named(setting: str, known: Sequence[str]) -> tuple[str, str]:

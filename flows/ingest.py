@@ -80,6 +80,8 @@ class Roles:
             raise DataError(f"--segments: Expected at least 1, got {self.segments}.")
         if self.segments is not None and self.segment_by is not None:
             raise DataError("--segments: Expected no --segment-by beside it, got both.")
+        if "split" in self.keep and self.split_by not in (None, "split"):
+            raise DataError("--keep split: Expected no --split-by beside it, which is stored so.")
 
     @property
     def options(self) -> ReadOptions:
@@ -137,6 +139,8 @@ def ingest_sources(
         roles = _remembered(roles, base)
     opened = _open_sources(patterns, roles, base)
     roles = roles.completed(opened[0])
+    if base is not None:
+        _check_stored(roles, base)
     totals = [source.n_rows for source in opened]
     expected = None if None in totals else sum(totals)
     n_rows = _count_rows(opened, expected) if roles.segments else expected
@@ -166,13 +170,26 @@ def ingest_sources(
 
 def _remembered(roles: Roles, base: BinaryDataset) -> Roles:
     """Read new rows as the rows before them were read, where the options say nothing else."""
-    before = {name: value for name, value in base.manifest["ingest"].items() if value}
-    given = {name: value for name, value in asdict(roles).items() if value}
+    before = _told(base.manifest["ingest"])
+    given = _told(asdict(roles))
     if "segments" in given or "segment_by" in given:
         before = {k: v for k, v in before.items() if k not in ("segments", "segment_by")}
     merged = {**before, **given}
     lists = {name: tuple(merged[name]) for name in ("keep", "missing") if name in merged}
     return Roles(**{**merged, **lists})
+
+
+def _told(roles: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in roles.items() if value not in (None, (), [])}
+
+
+def _check_stored(roles: Roles, base: BinaryDataset) -> None:
+    new = sorted(set(roles.stored) - set(base.column_names))
+    if new:
+        raise DataError(
+            f"--append: Expected per-row columns that {base.path} has, got {', '.join(new)}. "
+            "Ingest all rows anew with --overwrite to add a column."
+        )
 
 
 def _open_sources(patterns: Sequence[str], roles: Roles, base: BinaryDataset | None) -> list[Any]:

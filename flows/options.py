@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from cyclopts.exceptions import CycloptsError
 from pipeline.errors import FitError
 from storage.errors import DataError
 
-BAD_INPUT_ERRORS = (DataError, FitError, OSError)
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 Switch = Parameter(negative="")
@@ -52,14 +53,25 @@ def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
         app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         _leave(BAD_INPUT, f"{error} See --help.")
-    except BAD_INPUT_ERRORS as error:
-        _leave(BAD_INPUT, _message(error))
     except KeyboardInterrupt:
         _leave(INTERRUPTED, "interrupted")
-    except Exception:
+    except Exception as error:
+        if is_bad_input(error):
+            _leave(BAD_INPUT, _message(error))
         log.exception("failure")
         sys.exit(FAILED)
     sys.exit(DONE)
+
+
+def is_bad_input(error: BaseException | None) -> bool:
+    """Tell whether the data, the options or the disk are at fault, rather than this program."""
+    if isinstance(error, OSError):  # a broken connection is one too, but names no file
+        return error.filename is not None or error.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+        )
+    return isinstance(error, DataError | FitError)
 
 
 def _message(error: Exception) -> str:
@@ -70,7 +82,7 @@ def _message(error: Exception) -> str:
 
 def _without_traceback(record: logging.LogRecord) -> bool:
     """Let Prefect log that a stage refused its input, but not where in the code that was."""
-    if record.exc_info and isinstance(record.exc_info[1], BAD_INPUT_ERRORS):
+    if record.exc_info and is_bad_input(record.exc_info[1]):
         record.exc_info = None
     return True
 

@@ -50,7 +50,7 @@ class Bars:
 
 
 class Lines:
-    """A line when a pass starts, every ten seconds, and when it ends."""
+    """A line every ten seconds of a pass, and when it ends."""
 
     def __init__(self) -> None:
         self._pace = Pace()

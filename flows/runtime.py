@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import dask
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
@@ -20,6 +21,7 @@ from pipeline.executors.threads import ThreadsExecutor
 ExecutorName = Literal["serial", "threads", "dask"]
 
 _CONNECT_SECONDS = 10
+_NO_SPILLING = ("target", "spill", "pause")
 
 
 @contextmanager
@@ -77,7 +79,10 @@ def _quiet_dask() -> None:
 
 def _local_cluster(workers: int | None) -> LocalCluster:
     """Workers in this process share its memory; a number of workers asks for processes."""
+    # Results are small: a full worker is a mistake to stop, not to spill to disk as pickles.
+    dask.config.set({f"distributed.worker.memory.{name}": False for name in _NO_SPILLING})
     return LocalCluster(
+        memory_limit="auto" if workers else 0,
         n_workers=workers or 1,
         threads_per_worker=1 if workers else CPU_COUNT,
         processes=workers is not None,

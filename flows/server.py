@@ -23,7 +23,7 @@ from flows.environment import server_configured
 
 T = TypeVar("T")
 
-_START_SECONDS = 120.0
+_START_SECONDS, _STOP_SECONDS = 120.0, 10.0
 _SERVER = {"PREFECT_UI_ENABLED": "false", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 
 
@@ -39,13 +39,18 @@ def embedded_server() -> Iterator[EmbeddedServer]:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
+            process_group=0,  # Ctrl-C is for the run, which still has to tell the server
             env={**os.environ, **_SERVER},
         )
     try:
         yield EmbeddedServer(f"http://127.0.0.1:{port}/api", process, home / "server.log")
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 class EmbeddedServer:

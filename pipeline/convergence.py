@@ -15,15 +15,16 @@ class ConvergenceMonitor:
     max_iter
         Number of passes at the most.
     tol
-        Relative change of the objective per row below which a fit has converged.
+        Change of the objective per row, relative where that is above 1, below which a fit has
+        converged; 0 for a model that is done after its one pass.
     """
 
     max_iter: int
     tol: float
 
     def converged(self, history: Sequence[float]) -> bool:
-        """Tell whether the last pass changed nothing that matters; one-pass models always have."""
-        if self.max_iter == 1:
+        """Tell whether the last pass changed nothing that matters."""
+        if self.max_iter == 1 and self.tol == 0:
             return len(history) >= 1
         if len(history) < 2:
             return False

@@ -141,10 +141,15 @@ def start(model: Model, first: Statistics, seed: int) -> FitState:
     FitError
         If the seed is out of range, or the model cannot use the data.
     """
-    if not 0 <= seed < 2**63:
-        raise FitError(f"--seed: Expected 0 to 2**63 - 1, got {seed}. Choose another.")
+    check_seed(seed)
     with one_blas_thread():
         return model.initialize(first, np.random.default_rng(seed))
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that the random generators do not take."""
+    if not 0 <= seed < 2**63:
+        raise FitError(f"--seed: Expected 0 to 2**63 - 1, got {seed}. Choose another.")
 
 
 def collect_pass(
@@ -185,7 +190,13 @@ def fit_pass(
         statistics = collect_pass(model, state, rows, executor, seed, progress)
     with one_blas_thread():
         updated = model.update(state, statistics, executor.map)
-    history = (*state.history, statistics.objective / statistics.n_samples)
+    objective = statistics.objective / statistics.n_samples
+    if not np.isfinite(objective):
+        raise FitError(
+            f"Expected a finite objective in pass {state.iteration + 1}, got {objective}. "
+            "Fit with other settings or another --seed."
+        )
+    history = (*state.history, objective)
     return replace(updated, iteration=state.iteration + 1, history=history)
 
 

@@ -145,7 +145,8 @@ class DatasetWriter:
         """Store whole numbers as int64, numbers as float64, all else as codes of categories."""
         spec = self.columns[name]
         kind = {"b": "int", "i": "int", "u": "int", "f": "float"}.get(values.dtype.kind, "category")
-        wanted = spec.setdefault("kind", kind)
+        # A split is named by text, also where a source numbers it.
+        wanted = spec.setdefault("kind", "category" if name == "split" else kind)
         if wanted == "category":
             return codes_of(values.astype(str), spec.setdefault("categories", []))
         if kind != wanted and (kind, wanted) != ("int", "float"):

@@ -126,7 +126,7 @@ class BinaryDataset:
             If the chunk is missing or damaged, or the split or a column unknown.
         """
         n_words = int(self.chunks[key, 2])
-        blocks = self.blocks[self.blocks[:, 0] == key, 1:]
+        blocks = self._blocks_of(key)
         slots = occupied_slots(blocks)
         observed = self._stored("observed", key, n_words)
         return Chunk(
@@ -139,11 +139,15 @@ class BinaryDataset:
             keep=None if split is None else self._in_split(split, key, n_words)[slots],
         )
 
+    def _blocks_of(self, key: int) -> NDArray[np.int64]:
+        first, last = np.searchsorted(self.blocks[:, 0], [key, key + 1])
+        return self.blocks[first:last, 1:]
+
     def column(self, name: str) -> NDArray[Any]:
         """Read a per-row column in the original row order, categories as text."""
         values = np.empty(self.n_rows, self._column(name, 0, 1).dtype)
         for key, (first_row, _, n_words) in enumerate(self.chunks):
-            slots = occupied_slots(self.blocks[self.blocks[:, 0] == key, 1:])
+            slots = occupied_slots(self._blocks_of(key))
             rows = first_row + self._arrival(key, int(n_words), slots)
             values[rows] = self._column(name, key, int(n_words))[slots]
         categories = self.manifest["columns"][name].get("categories")

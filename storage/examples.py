@@ -67,7 +67,7 @@ def open_example(name: str) -> Example:
         key, _, value = part.partition("=")
         if key not in defaults:
             raise DataError(_unknown(f"example:{kind} parameter", key, defaults))
-        if not value.isdigit() or (int(value) < 1 and key != "seed"):
+        if not value.isdecimal() or (int(value) < 1 and key != "seed"):
             raise DataError(
                 f"example:{kind}: Expected {key} a whole number above 0, got {value!r}."
             )

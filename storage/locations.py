@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import DataError
+from storage.errors import Busy, DataError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -113,19 +113,31 @@ def claimed(folder: Path) -> Iterator[None]:
 
     Raises
     ------
-    DataError
+    Busy
         If another process is writing there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    handle = _locked(folder)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{folder}: Expected no other writer, got one. Wait for it.") from None
         yield
     finally:
         os.close(handle)
+
+
+def _locked(folder: Path) -> int:
+    """Open a folder, made if it is not there, and lock it."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise Busy(f"{folder}: Expected no other writer, got one. Wait for it.") from None
+        except OSError:
+            return handle  # a file system without locks of folders, as NFS
+        if folder.is_dir() and os.fstat(handle).st_ino == folder.stat().st_ino:
+            return handle
+        os.close(handle)  # the writer before deleted the folder that was locked
 
 
 def clear(folder: Path) -> None:
@@ -136,12 +148,17 @@ def clear(folder: Path) -> None:
 
 def is_unfinished(folder: Path, kind: str) -> bool:
     """Tell whether the folder is one of ours whose manifest was never written."""
+    return is_ours(folder, kind) and not (folder / MANIFEST).exists()
+
+
+def is_ours(folder: Path, kind: str) -> bool:
+    """Tell whether the folder was made for this kind of content, whole or not."""
     try:
         group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
         ours: bool = group.get("attributes", {}).get("format") == kind
     except (OSError, ValueError, AttributeError):
         return False
-    return ours and not (folder / MANIFEST).exists()
+    return ours
 
 
 def checksum(values: NDArray[Any]) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,10 +52,14 @@ class RunFolder:
                 clear(self.work)
             yield
 
+    def has_states(self) -> bool:
+        """Tell whether the unfinished fit has finished a pass."""
+        return any(self.work.glob("states/*"))
+
     def close_work(self) -> None:
         """Remove the work of a finished fit."""
         shutil.rmtree(self.work, ignore_errors=True)
-        if self.work.parent.is_dir() and not any(self.work.parent.iterdir()):
+        with suppress(OSError):  # another fit may be at work beside
             self.work.parent.rmdir()
 
     def new_artifact(self) -> Path:

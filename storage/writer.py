@@ -14,7 +14,7 @@ import zarr
 from storage.chunk_writer import DatasetWriter, resize
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
-from storage.locations import claimed, clear, is_unfinished, replace_folder
+from storage.locations import claimed, clear, is_ours, is_unfinished, replace_folder
 from storage.schema import (
     BLOCKS,
     CHECKSUMS,
@@ -67,17 +67,14 @@ def create_dataset(
     """
     names = check_feature_names(feature_names)
     target = Path(path)
-    holds_something = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    taken = holds_something and not is_unfinished(target, DATASET_FORMAT)
-    if taken and not overwrite:
-        raise DataError(
-            f"{target}: Expected a new path, got one that exists. "
-            "Use --append to add rows or --overwrite to replace it."
-        )
-    if taken:
-        open_dataset(target)  # only a dataset is ever replaced, never another folder
-    folder = target.with_name(f".{target.name}.replacing") if taken else target
-    with claimed(folder):
+    if target.exists() and not target.is_dir():
+        raise _taken(target, overwrite)
+    with claimed(target):
+        replaces = any(target.iterdir()) and not is_unfinished(target, DATASET_FORMAT)
+        if replaces and not (overwrite and is_ours(target, DATASET_FORMAT)):
+            raise _taken(target, overwrite)
+        folder = target.with_name(f".{target.name}.replacing") if replaces else target
+        folder.mkdir(exist_ok=True)
         try:
             clear(folder)
             writer = DatasetWriter(
@@ -93,8 +90,17 @@ def create_dataset(
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if taken:
+        if replaces:
             replace_folder(folder, target)
+
+
+def _taken(target: Path, overwrite: bool) -> DataError:
+    if overwrite:
+        return DataError(f"{target}: Expected a dataset to replace, got something else.")
+    return DataError(
+        f"{target}: Expected a new path, got one that exists. "
+        "Use --append to add rows or --overwrite to replace it."
+    )
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -34,11 +36,35 @@ def in_order(
         yield result(pending.popleft())
 
 
+class _OneThread:
+    """Limits are of the whole process: the first user sets them, the last restores them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._limits: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._limits = _libraries().limit(limits=1)
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._limits.restore_original_limits()
+
+
 @lru_cache(maxsize=1)
 def _libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def one_blas_thread() -> Any:
+_one_thread = _OneThread()
+
+
+def one_blas_thread() -> AbstractContextManager[None]:
     """Limit BLAS to one thread inside a `with`: sums have the same bytes in every executor."""
-    return _libraries().limit(limits=1)
+    return _one_thread

@@ -50,8 +50,8 @@ class Model(Protocol):
         """Cut a pass by pairs of features so that a task's statistics stay within a budget."""
         return (None,)
 
-    def memory(self, n_features: int, n_segments: int) -> int:
-        """Bytes that the central step needs at the most."""
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes that the central step and the tasks of so many threads need at the most."""
         return 0
 
     def initialize(self, first: Any, rng: np.random.Generator) -> FitState:

@@ -43,7 +43,12 @@ from pipeline.fit import FitState
 from pipeline.models.base import Map, Model, array, check_choices, register
 from pipeline.numerics.arcsine import arcsine_correlation
 from pipeline.numerics.expectation_propagation import probit_posterior
-from pipeline.numerics.linalg import leading_eigenpairs, leading_eigenvalues, nearest_correlation
+from pipeline.numerics.linalg import (
+    leading_eigenpairs,
+    leading_eigenvalues,
+    nearest_correlation,
+    negative_share,
+)
 from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, PairTable, tiles
@@ -122,9 +127,9 @@ class ClippedPCA(Model):
         """Cut the pairs of features so that a task's counts stay within a budget."""
         return tiles(n_features, 1, budget)
 
-    def memory(self, n_features: int, n_segments: int) -> int:
-        """Bytes of the matrices that the central step holds: eight of n_features², float64."""
-        return 8 * 8 * n_features**2
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of n_features² matrices: 18 in the central step, 7 for each null draw under way."""
+        return 8 * n_features**2 * (18 + 7 * n_threads)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the margins and fix the thresholds.
@@ -255,9 +260,9 @@ class ClippedPCA(Model):
             found.append(Notice(f"{n_kept} or more components stand out; give --components"))
         if (params.eigenvalues[:n_kept] < 0).any():
             found.append(Notice("some components have a negative eigenvalue: loadings of zero"))
-        negative = -params.eigenvalues[params.eigenvalues < 0].sum() / len(params.thresholds)
+        negative = negative_share(params.correlation, params.eigenvalues)
         if negative > _INDEFINITE:
-            text = f"correlations are indefinite: negative eigenvalues are {negative:.0%} of the "
+            text = f"correlations are indefinite: negative eigenvalues of {negative:.0%} of the "
             found.append(Notice(text + "variance; see empty_cells=half and repair=nearest"))
         found += _judge_pairs(params.status, constant)
         if (floored := np.flatnonzero(_communalities(params) > 1 - MIN_NOISE)).size:

@@ -1,1 +1,22 @@
 """Numerical kernels and special functions."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numba
+from platformdirs import user_cache_path
+
+
+def _sources_digest() -> str:
+    """Digest of all files here: a kernel compiles in functions of others."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# Numba looks only at the file of the function called, so an edit elsewhere would go unnoticed.
+if "NUMBA_CACHE_DIR" not in os.environ:
+    folder = user_cache_path("latentbits") / f"kernels-{_sources_digest()}"
+    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]

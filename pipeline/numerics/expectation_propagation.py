@@ -12,9 +12,16 @@ by a Gaussian site with precision τ_i and shift ν_i along w_i. In units of the
 A round updates all sites at once from one factorisation of A, in O(n K²). As exact updates have
 0 ≤ τ_i < 1, A ≥ I and no cavity variance can be negative. Rows on which these rounds oscillate
 start again with damped rounds that update one site after the other. What the fixed point lacks is
-then added to leading order, see `skewness_correction`.
+then added to leading order, see `skewness_correction`; for n = 1 there is nothing to add.
 
-ACCURACY
+Accuracy, against integration at 2 components over rows drawn from models with orthogonal loadings,
+largest error of a mean or variance in units of the prior. Communalities 0.3 to 0.9: at most 1e-4
+at 256 features; below 1e-3 for 99.6 % of rows at 64 features (worst 1.3e-3), 80 % at 16 (worst
+8e-3). Communalities 0.9 to 0.99: 7e-4 at 256 features; below 1e-3 for 85 % of rows at 64 (worst
+2e-2), 36 % at 16 (worst 3e-2). Communalities below 0.5: 7e-4, from 5 features on. At 10 components
+and communalities 0.3 to 0.9, below 1e-3 on the 25 rows tried at 64 and 256 features. Without the
+correction variances are off by up to 2e-2 at 64 features and 2e-3 at 256, log evidence by 2e-2 and
+7e-3.
 """
 
 from __future__ import annotations
@@ -37,12 +44,13 @@ from pipeline.numerics.probit_sites import (
     TAIL,
     VARIANCE,
     Floats,
+    Row,
     Z,
-    combine,
     dot,
     kernel,
     log_site_scales,
     match,
+    refresh,
     set_cavities,
 )
 from pipeline.numerics.skewness_correction import add_to_moments, skewness_terms
@@ -101,8 +109,8 @@ def probit_posterior(
         `mean` and `variance` (n_samples, n_components); `log_evidence` (n_samples,), the estimate
         of log P(x) in nats; `rounds`; `converged`, false where `max_rounds` ran out;
         `correction`, the largest share of a variance that the skewness correction asked for. The
-        relative error left is typically the square of that. Above 0.5 the correction is scaled
-        back to 0.5, and the posterior is far from Gaussian.
+        error left is a fraction of it, small where many features share the information. Above
+        0.5 the correction is scaled back to 0.5, and the posterior is far from Gaussian.
 
     Raises
     ------
@@ -175,18 +183,6 @@ def _check_parameters(n_features: int, w: Floats, b: Floats, m: Floats, v: Float
         )
 
 
-class _Row(NamedTuple):
-    """Working memory of one row with n observed sites and K components."""
-
-    sites: Floats  # (N_FIELDS, n), see `probit_sites`
-    weights: Floats  # (K, n), mirrored like the sites
-    directions: Floats  # (K, n), L⁻¹ w_i for A = L Lᵀ
-    factor: Floats  # (K, K), L below the diagonal, 1 / L_kk on it, L⁻ᵀ above it
-    linear: Floats  # (K,), L⁻¹ Σ ν_i w_i
-    mean: Floats  # (K,), of u
-    variance: Floats  # (K,)
-
-
 @njit(**OPTIONS, cache=True)
 def _posteriors(
     X: NDArray[np.uint8],
@@ -224,8 +220,8 @@ def _posteriors(
 
 
 @kernel
-def _allocate(n_components: int, n: int) -> _Row:
-    return _Row(
+def _allocate(n_components: int, n: int) -> Row:
+    return Row(
         np.empty((N_FIELDS, n)),
         np.empty((n_components, n)),
         np.empty((n_components, n)),
@@ -249,7 +245,7 @@ def _list_observed(observed: NDArray[np.bool_], features: NDArray[np.int64]) -> 
 
 @kernel
 def _mirror(
-    x: NDArray[np.uint8], features: NDArray[np.int64], weights: Floats, offsets: Floats, row: _Row
+    x: NDArray[np.uint8], features: NDArray[np.int64], weights: Floats, offsets: Floats, row: Row
 ) -> None:
     """Take over weights and offsets of `features`, signed so that every site stands for x = 1."""
     signs = row.sites[Z]
@@ -263,7 +259,7 @@ def _mirror(
 
 @kernel
 def _iterate(
-    row: _Row, square: Floats, tail: Floats, tol: float, max_rounds: int
+    row: Row, square: Floats, tail: Floats, tol: float, max_rounds: int
 ) -> tuple[int, float]:
     """Rounds until the moments rest, parallel ones first; rounds used and the last change."""
     rounds, change = 0, np.inf
@@ -274,13 +270,13 @@ def _iterate(
             match(row.sites, 1.0, tail)
         else:
             _sweep(row, square, 1.0 if rounds == _PARALLEL_ROUNDS else _DAMPING, tail)
-        change = _refresh(row)
+        change = refresh(row)
         rounds += 1
     return rounds, change
 
 
 @kernel
-def _start(row: _Row) -> None:
+def _start(row: Row) -> None:
     """Set the sites to nothing and all moments to those of the prior."""
     sites = row.sites
     for i in range(sites.shape[1]):
@@ -294,7 +290,7 @@ def _start(row: _Row) -> None:
 
 
 @kernel
-def _sweep(row: _Row, covariance: Floats, step: float, tail: Floats) -> None:
+def _sweep(row: Row, covariance: Floats, step: float, tail: Floats) -> None:
     """Update the sites in turn, and the moments of u after every one."""
     centre, image = np.empty(len(row.mean)), np.empty(len(row.mean))
     for k in range(len(centre)):
@@ -337,52 +333,3 @@ def _absorb(
         centre[k] += gain * (shift - precision * mean) * image[k]
         for j in range(len(centre)):
             covariance[k, j] -= gain * precision * image[k] * image[j]
-
-
-@kernel
-def _refresh(row: _Row) -> float:
-    """Moments of u and marginals of the sites, from the sites; the largest change of a moment."""
-    _factorise(row.sites, row.weights, row.factor, row.linear)
-    _project(row.sites, row.weights, row.directions, row.factor, row.linear)
-    largest = 0.0
-    for k in range(len(row.mean)):
-        inverse = row.factor[k, k:]
-        mean, variance = dot(inverse, row.linear[k:]), dot(inverse, inverse)
-        change = abs(mean - row.mean[k]) + abs(variance - row.variance[k])
-        if not change <= largest:  # so that a NaN, which spreads to the last k, is kept
-            largest = change
-        row.mean[k], row.variance[k] = mean, variance
-    return largest
-
-
-@kernel
-def _factorise(sites: Floats, weights: Floats, L: Floats, linear: Floats) -> None:
-    """A = L Lᵀ, then L⁻ᵀ and L⁻¹ Σ ν_i w_i."""
-    weighted = np.empty(sites.shape[1])
-    for k in range(len(linear)):
-        for i in range(len(weighted)):
-            weighted[i] = sites[PRECISION, i] * weights[k, i]
-        for j in range(k):
-            L[k, j] = L[j, j] * (dot(weighted, weights[j]) - dot(L[k, :j], L[j, :j]))
-        pivot = 1.0 + dot(weighted, weights[k]) - dot(L[k, :k], L[k, :k])
-        L[k, k] = 1.0 / math.sqrt(pivot)
-        linear[k] = L[k, k] * (dot(sites[SHIFT], weights[k]) - dot(L[k, :k], linear[:k]))
-    for j in range(len(linear)):
-        for k in range(j + 1, len(linear)):
-            L[j, k] = -L[k, k] * (L[k, j] * L[j, j] + dot(L[k, j + 1 : k], L[j, j + 1 : k]))
-
-
-@kernel
-def _project(
-    sites: Floats, weights: Floats, directions: Floats, factor: Floats, linear: Floats
-) -> None:
-    """Directions L⁻¹ w_i, and with them the marginals of the sites."""
-    for i in range(sites.shape[1]):
-        sites[MEAN, i] = sites[VARIANCE, i] = 0.0
-    for k in range(len(linear)):
-        combine(factor[k, :k], directions, directions[k])
-        for i in range(sites.shape[1]):
-            along = factor[k, k] * (weights[k, i] - directions[k, i])
-            directions[k, i] = along
-            sites[MEAN, i] += linear[k] * along
-            sites[VARIANCE, i] += along * along

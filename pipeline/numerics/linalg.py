@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
-from scipy.sparse.linalg import eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from pipeline.errors import FitError
 
 Matrix = NDArray[np.float64]
 
+_LOWEST = 8
 FULL_SOLVER = 1500
 """Up to this size all eigenvalues are computed; beyond, only the leading ones."""
 
@@ -34,11 +37,7 @@ def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
     if n <= FULL_SOLVER or 2 * n_leading >= n:
         values, vectors = eigh(matrix)
     else:
-        # A fixed generator of start vectors makes Lanczos give the same bytes each time.
-        rng = np.random.default_rng(0)
-        values, vectors = eigsh(matrix, n_leading, which="LA", rng=rng, tol=1e-10)
-        order = np.argsort(values)
-        values, vectors = values[order], vectors[:, order]
+        values, vectors = _extreme_eigenpairs(matrix, n_leading, "LA", tol=1e-10)
     return values[::-1], fix_signs(vectors[:, ::-1])
 
 
@@ -48,6 +47,36 @@ def leading_eigenvalues(matrix: Matrix, n_leading: int) -> Matrix:
         values: Matrix = eigh(matrix, eigvals_only=True)[::-1]
         return values
     return leading_eigenpairs(matrix, n_leading)[0]
+
+
+def negative_share(matrix: Matrix, values: Matrix) -> float:
+    """Size of the negative eigenvalues in units of the trace.
+
+    Parameters
+    ----------
+    matrix
+        Symmetric, (n, n).
+    values
+        Its eigenvalues; where they are the leading ones only, the lowest few are computed, which
+        gives a lower bound.
+    """
+    if len(values) < len(matrix):
+        values, _ = _extreme_eigenpairs(matrix, _LOWEST, "SA", tol=1e-3)
+    return float(-values[values < 0].sum() / np.trace(matrix))
+
+
+def _extreme_eigenpairs(
+    matrix: Matrix, n_pairs: int, which: Literal["LA", "SA"], tol: float
+) -> tuple[Matrix, Matrix]:
+    """Compute eigenpairs at one end of the spectrum by Lanczos; all of them if that fails."""
+    # A fixed generator of start vectors makes it give the same bytes each time.
+    rng = np.random.default_rng(0)
+    try:
+        values, vectors = eigsh(matrix, n_pairs, which=which, rng=rng, tol=tol)
+    except ArpackNoConvergence:
+        return eigh(matrix)
+    order = np.argsort(values)
+    return values[order], vectors[:, order]
 
 
 def fix_signs(columns: Matrix) -> Matrix:

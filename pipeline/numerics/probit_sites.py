@@ -1,4 +1,4 @@
-"""Gaussian sites in place of the factors Φ(z) of one row: moments, updates and their evidence.
+"""Gaussian sites in place of the factors of one row: updates, moments, evidence.
 
 A site stands for Φ(w_iᵀ u + b_i). Its marginal is that of w_iᵀ u; the marginal without the site is
 its cavity, with mean m and variance c; the cavity times Φ is the tilted distribution. Equations are
@@ -6,7 +6,7 @@ those of Rasmussen & Williams (2006), chapter 3.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -16,14 +16,18 @@ from scipy.special import erfcx
 
 Floats = NDArray[np.float64]
 
-# Sums may be reordered when compiled but never between runs: a row gives the same bits everywhere.
+# Sums are reordered, but only once: when compiled.
 OPTIONS: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract"},
 }
-# For what only other kernels call: the caller's cache holds it.
-kernel = njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# For what only other kernels call. Without `forceinline` a process that compiles may call another
+# copy of a kernel, with sums in another order, than one that loads the caller from the cache. Numba
+# does not notice in the cache of the caller when this file is edited: remove __pycache__ then.
+kernel = njit(  # type: ignore[call-overload]
+    **OPTIONS, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
+)
 
 # Rows of `sites`, (N_FIELDS, n). Data are mirrored so that every site stands for x = 1.
 OFFSET, PRECISION, SHIFT = 0, 1, 2  # b, τ and ν: the site is exp(ν s − τ s² / 2) at s = w_iᵀ u
@@ -34,6 +38,19 @@ SLOPE, CURVATURE = 8, 9  # d log Φ(z) / dz and −d² log Φ(z) / dz²
 EXCESS = 10  # slope + z, which adding the two would not give for z far below 0
 N_FIELDS = 11
 
+
+class Row(NamedTuple):
+    """Working memory of one row with n observed sites and K components."""
+
+    sites: Floats  # (N_FIELDS, n), the fields above
+    weights: Floats  # (K, n), mirrored like the sites
+    directions: Floats  # (K, n), L⁻¹ w_i for A = L Lᵀ
+    factor: Floats  # (K, K), L below the diagonal, 1 / L_kk on it, L⁻ᵀ above it
+    linear: Floats  # (K,), L⁻¹ Σ ν_i w_i
+    mean: Floats  # (K,), of u
+    variance: Floats  # (K,)
+
+
 _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
 
 
@@ -42,17 +59,15 @@ def _tail_coefficients(degree: int = 24) -> Floats:
 
     In this form the hazard h loses nothing to cancellation at any x; relative error 1e-14.
     """
-
-    def excess(t: Floats) -> Floats:
-        x = 4 * (1 + t) / (1 - t)
-        near = math.sqrt(2 / math.pi) / erfcx(x / math.sqrt(2)) - x
-        far = np.maximum(x, 3.0)
-        fraction = far
-        for k in range(300, 1, -1):  # Laplace's continued fraction
-            fraction = far + k / fraction
-        return np.asarray(np.where(x < 3, near, 1 / fraction) * (x + 1.25))
-
-    return chebyshev.cheb2poly(chebyshev.chebinterpolate(excess, degree))
+    t = chebyshev.chebpts1(degree + 1)
+    x = 4 * (1 + t) / (1 - t)
+    near = math.sqrt(2 / math.pi) / erfcx(x / math.sqrt(2)) - x
+    far = np.maximum(x, 3.0)
+    fraction = far
+    for k in range(300, 1, -1):  # Laplace's continued fraction
+        fraction = far + k / fraction
+    excess = np.where(x < 3, near, 1 / fraction)
+    return np.asarray(chebyshev.cheb2poly(chebyshev.chebfit(t, (x + 1.25) * excess, degree)))
 
 
 TAIL = _tail_coefficients()
@@ -109,6 +124,55 @@ def _set_tail_excess(sites: Floats, tail: Floats) -> None:
             excess[i] = (((excess[i] * t + d) * t + c) * t + b) * t + a
     for i in range(len(z)):
         excess[i] /= abs(z[i]) + 1.25
+
+
+@kernel
+def refresh(row: Row) -> float:
+    """Moments of u and marginals of the sites, from the sites; the largest change of a moment."""
+    _factorise(row.sites, row.weights, row.factor, row.linear)
+    _project(row.sites, row.weights, row.directions, row.factor, row.linear)
+    largest = 0.0
+    for k in range(len(row.mean)):
+        inverse = row.factor[k, k:]
+        mean, variance = dot(inverse, row.linear[k:]), dot(inverse, inverse)
+        change = abs(mean - row.mean[k]) + abs(variance - row.variance[k])
+        if not change <= largest:  # so that a NaN, which spreads to the last k, is kept
+            largest = change
+        row.mean[k], row.variance[k] = mean, variance
+    return largest
+
+
+@kernel
+def _factorise(sites: Floats, weights: Floats, L: Floats, linear: Floats) -> None:
+    """A = L Lᵀ, then L⁻ᵀ and L⁻¹ Σ ν_i w_i."""
+    weighted = np.empty(sites.shape[1])
+    for k in range(len(linear)):
+        for i in range(len(weighted)):
+            weighted[i] = sites[PRECISION, i] * weights[k, i]
+        for j in range(k):
+            L[k, j] = L[j, j] * (dot(weighted, weights[j]) - dot(L[k, :j], L[j, :j]))
+        pivot = 1.0 + dot(weighted, weights[k]) - dot(L[k, :k], L[k, :k])
+        L[k, k] = 1.0 / math.sqrt(pivot)
+        linear[k] = L[k, k] * (dot(sites[SHIFT], weights[k]) - dot(L[k, :k], linear[:k]))
+    for j in range(len(linear)):
+        for k in range(j + 1, len(linear)):
+            L[j, k] = -L[k, k] * (L[k, j] * L[j, j] + dot(L[k, j + 1 : k], L[j, j + 1 : k]))
+
+
+@kernel
+def _project(
+    sites: Floats, weights: Floats, directions: Floats, factor: Floats, linear: Floats
+) -> None:
+    """Directions L⁻¹ w_i, and with them the marginals of the sites."""
+    for i in range(sites.shape[1]):
+        sites[MEAN, i] = sites[VARIANCE, i] = 0.0
+    for k in range(len(linear)):
+        combine(factor[k, :k], directions, directions[k])
+        for i in range(sites.shape[1]):
+            along = factor[k, k] * (weights[k, i] - directions[k, i])
+            directions[k, i] = along
+            sites[MEAN, i] += linear[k] * along
+            sites[VARIANCE, i] += along * along
 
 
 @kernel

@@ -39,9 +39,7 @@ _LARGEST_SHARE = 0.5
 
 
 @kernel
-def skewness_terms(
-    sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats
-) -> float:
+def skewness_terms(sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats) -> float:
     """Write G and the shift of the mean in coordinates Lᵀ u; the gain in log evidence.
 
     `units` (K, n) comes in as L⁻¹ w_i. `tensor` is (K, K (K + 1) / 2) of scratch; of `sites` all
@@ -58,7 +56,8 @@ def skewness_terms(
         q[i] = chi[i] * R[i] / 6.0 + kappa[i] * (0.25 * q[i] - 0.5 * kappa[i] * R[i])
     for k in range(len(units)):
         shift[k] = dot(units[k], q)
-    return dot(kappa, R) / 12.0
+    gain: float = dot(kappa, R) / 12.0
+    return gain
 
 
 @kernel
@@ -77,13 +76,12 @@ def _contract(
         for j in range(k + 1):
             for i in range(len(R)):
                 pair[i] = kappa[i] * t[k, i] * t[j, i]
-            for l in range(j + 1):
-                entries[l] = dot(pair, t[l])
-                tensor[k, _position(j, l)] = entries[l] * (1.0 if l == j else math.sqrt(2.0))
-                tensor[j, _position(k, l)] = entries[l] * (1.0 if l == k else math.sqrt(2.0))
-                tensor[l, _position(k, j)] = entries[l] * (1.0 if j == k else math.sqrt(2.0))
-                # now the number of orders in which T(t_i, t_i, t_i) has these indices
-                entries[l] *= (3.0 if k == j else 6.0) if l < j else (1.0 if k == j else 3.0)
+            for m in range(j + 1):
+                entry = dot(pair, t[m])
+                tensor[k, _position(j, m)] = entry * (1.0 if m == j else math.sqrt(2.0))
+                tensor[j, _position(k, m)] = entry * (1.0 if m == k else math.sqrt(2.0))
+                tensor[m, _position(k, j)] = entry * (1.0 if j == k else math.sqrt(2.0))
+                entries[m] = entry * _n_orders(k, j, m)
             combine(entries[: j + 1], t, combination)
             for i in range(len(R)):
                 R[i] += t[k, i] * t[j, i] * combination[i]
@@ -93,6 +91,14 @@ def _contract(
 def _position(k: int, j: int) -> int:
     """Of entry k, j ≤ k in a lower triangle stored row after row."""
     return k * (k + 1) // 2 + j
+
+
+@kernel
+def _n_orders(k: int, j: int, m: int) -> float:
+    """In how many orders k ≥ j ≥ m can be written."""
+    if k == m:
+        return 1.0
+    return 3.0 if k == j or j == m else 6.0
 
 
 @kernel

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, check_names, reading, unnamed
-from storage.sources.codes import ReadOptions
+from storage.sources.codes import BAD, ReadOptions
 from storage.sources.columns import (
     MISSING_TOKENS,
     is_feature_type,
@@ -166,7 +166,7 @@ def _table_batch(source: Source, rows: pa.RecordBatch, first_row: int) -> Batch:
 def open_csv(path: str, options: ReadOptions) -> CsvSource:
     """Open a `.csv` or `.tsv` file: reads its first line.
 
-    A first line of nothing but 0 and 1 is a row, not a header.
+    A first line of nothing but values and missing tokens is a row, not a header.
     """
     delimiter = "\t" if path.lower().removesuffix(".gz").endswith(".tsv") else ","
     with reading(path), open_text(path) as stream:
@@ -174,7 +174,12 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
         words = [word.strip() for word in next(csv.reader([first_line], delimiter=delimiter), [])]
     if not words:
         raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
-    has_header = bool((token_codes(words, ReadOptions()) > 1).any())
+    has_header = bool((token_codes(words, ReadOptions(options.missing)) == BAD).any())
+    if has_header and not (token_codes(words, options) == BAD).any():
+        raise DataError(
+            f"{path}: Expected names in the first line, got numbers, which --threshold would "
+            "binarise. Add a line with the columns' names."
+        )
     header = tuple(words) if has_header else unnamed(len(words))
     check_names(path, header)
     wanted = dict.fromkeys(options.row_columns)

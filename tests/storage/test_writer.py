@@ -478,7 +478,7 @@ def test_only_a_dataset_is_overwritten(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "data.zarr"
     TAKEN[kind](path)
     before = files_of(tmp_path)
-    with pytest.raises(DataError, match="Expected a dataset, got something else"):
+    with pytest.raises(DataError, match="Expected a dataset to replace, got something else"):
         write_head(path, overwrite=True)
     assert files_of(tmp_path) == before
 
