@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flows.environment import examples_path
 from flows.ingest import ingest_sources
+from flows.options import local_path
 from pipeline.blocks import Rows
 from storage.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.errors import Busy, DataError
@@ -22,7 +23,7 @@ def dataset_path(name: str) -> Path:
         If an example is unknown.
     """
     if not name.startswith(PREFIX):
-        return Path(name)
+        return local_path(name)
     path = examples_path() / f"{open_example(name).slug}.zarr"
     while not _is_whole(path):
         try:

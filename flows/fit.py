@@ -24,7 +24,7 @@ import pipeline
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
 from flows.datasets import dataset_path, dataset_rows
 from flows.hyperparameters import build_model, settings_help
-from flows.options import Json, Split, Switch, command, run
+from flows.options import Json, Split, Switch, Whole, command, local_path, run
 from flows.progress import reporting
 from flows.runtime import ExecutorName, check_executor, opened_executor
 from flows.server import with_server
@@ -292,7 +292,7 @@ def _run_folder(
         "seed": seed,
         "code": _code(),
     }
-    folder = Path(output) if output else Path("runs") / dataset.path.resolve().stem
+    folder = local_path(output) if output else Path("runs") / dataset.path.resolve().stem
     return RunFolder(folder, model.name, fingerprint(settings))
 
 
@@ -317,10 +317,10 @@ def main(
     ] = (),
     split: Split = None,
     output: Annotated[str | None, Parameter(help="Folder of runs. [default: runs/DATASET]")] = None,
-    seed: Annotated[int, Parameter(help="Seed of every random draw.")] = 0,
+    seed: Annotated[Whole, Parameter(help="Seed of every random draw.")] = 0,
     executor: Annotated[ExecutorName, Parameter(help="Where work runs.")] = "dask",
     workers: Annotated[
-        int | None,
+        Whole | None,
         Parameter(help="Dask worker processes, or threads. [default: one process, all cores]"),
     ] = None,
     cluster: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from flows.options import Json, command, run
+from flows.options import Json, Whole, command, local_path, run
 from flows.progress import reporting
 from flows.readahead import batches_in_order
 from flows.server import with_server
@@ -233,17 +234,31 @@ Segmenter = Callable[[Batch, int], NDArray[Any] | None]
 def _segmenter(roles: Roles, n_rows: int | None, base: BinaryDataset | None) -> Segmenter:
     """Give the function that names the segment of every row of a batch."""
     if roles.segment_by:
-        return lambda batch, first: batch.columns[roles.segment_by]
+        return partial(_named_segments, roles.segment_by)
     if not roles.segments:
         return lambda batch, first: None
     before, n_bins = base.n_segments if base else 0, roles.segments
     total = n_rows or 0
 
+    if 2 * n_bins > total:
+        raise DataError(
+            f"--segments: Expected at most {total // 2}, two rows a segment, got {n_bins}."
+        )
+
     def time_bin(batch: Batch, first: int) -> NDArray[Any]:
         bins = (first + np.arange(len(batch.X))) * n_bins // total
-        return np.array([f"bin {before + k + 1}" for k in range(n_bins)])[bins]
+        seen, place = np.unique(bins, return_inverse=True)
+        return np.array([f"bin {before + k + 1}" for k in seen])[place]
 
     return time_bin
+
+
+def _named_segments(column: str, batch: Batch, first: int) -> NDArray[Any]:
+    names = batch.columns[column].astype(str)
+    if (names == "").any():
+        row = first + int(np.argmax(names == "")) + 1
+        raise DataError(f"--segment-by {column}: Expected a value in every row, got none in {row}.")
+    return names
 
 
 def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
@@ -273,7 +288,7 @@ def write_stage(
     with reporting() as progress:
         written = ingest_sources(
             sources,
-            Path(dataset),
+            local_path(dataset),
             Roles(**roles),
             append=append,
             overwrite=overwrite,
@@ -298,7 +313,9 @@ def ingest(
 def main(
     *sources: Annotated[str, Parameter(help="Files, quoted globs, or example:NAME.")],
     dataset: Annotated[str, Parameter(help="Folder of the dataset to write.")],
-    segments: Annotated[int | None, Parameter(help="Cut the rows into N equal time bins.")] = None,
+    segments: Annotated[
+        Whole | None, Parameter(help="Cut the rows into N equal time bins.")
+    ] = None,
     segment_by: Annotated[
         str | None, Parameter(help="Column whose value is the row's segment.")
     ] = None,

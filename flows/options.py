@@ -6,19 +6,30 @@ import errno
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, NoReturn
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, Token
 from cyclopts.exceptions import CycloptsError
 
-from pipeline.errors import FitError
+from pipeline.errors import ClusterLost, FitError
 from storage.errors import DataError
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 Switch = Parameter(negative="")
-Many = Parameter(negative="", consume_multiple=False)
+
+
+def _whole(kind: object, tokens: Sequence[Token]) -> int:
+    """Read a whole number; the library's own reading rounds 2.7 to 3."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"Expected a whole number, got {tokens[0].value!r}.") from None
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]
 Split = Annotated[
     str | None, Parameter(help="Use only the rows whose `split` column has this value.")
 ]
@@ -28,6 +39,19 @@ Json = Annotated[
         negative="", help="Print one JSON object on standard output, all else on standard error."
     ),
 ]
+
+
+def local_path(text: str) -> Path:
+    """Take a path, and refuse a URL, which would make a folder of that name here.
+
+    Raises
+    ------
+    DataError
+        If it is a URL.
+    """
+    if "://" in text:
+        raise DataError(f"{text}: Expected a path of this machine, got a URL.")
+    return Path(text)
 
 
 def command(name: str, help_text: str, more_help: str) -> App:
@@ -58,6 +82,8 @@ def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         if is_bad_input(error):
             _leave(BAD_INPUT, _message(error))
+        if isinstance(error, ClusterLost):
+            _leave(FAILED, str(error))
         log.exception("failure")
         sys.exit(FAILED)
     sys.exit(DONE)

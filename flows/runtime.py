@@ -49,6 +49,8 @@ def check_executor(name: ExecutorName, workers: int | None, cluster: str | None)
     """Refuse options that contradict each other."""
     if workers is not None and workers < 1:
         raise FitError(f"--workers: Expected at least 1, got {workers}.")
+    if cluster == "":
+        raise FitError("--cluster: Expected an address, got an empty one. Is a variable unset?")
     if cluster and name != "dask":
         raise FitError(f"--cluster: Expected --executor dask, got {name}. Leave one of them out.")
     if cluster and workers:
@@ -64,10 +66,21 @@ def _client(workers: int | None, cluster: str | None) -> Iterator[Client]:
     _quiet_dask()
     if cluster:
         with _connected(cluster) as client:
+            _wait_for_a_worker(client, cluster)
             yield client
         return
     with _light_processes(), _local_cluster(workers) as local, Client(local) as client:
         yield client
+
+
+def _wait_for_a_worker(client: Client, address: str) -> None:
+    try:
+        client.wait_for_workers(1, timeout=_CONNECT_SECONDS)
+    except TimeoutError as error:
+        raise FitError(
+            f"--cluster: Expected a worker at {address}, got none within {_CONNECT_SECONDS} s. "
+            "Start some."
+        ) from error
 
 
 def _quiet_dask() -> None:
@@ -112,7 +125,11 @@ def _light_processes() -> Iterator[None]:
 def _connected(address: str) -> Client:
     try:
         return Client(address, timeout=_CONNECT_SECONDS)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
+        raise FitError(
+            f"--cluster: Expected an address such as tcp://host:8786, got {address!r}."
+        ) from error
+    except OSError as error:
         raise FitError(
             f"--cluster: Expected a Dask scheduler at {address}, got no answer within "
             f"{_CONNECT_SECONDS} s ({type(error).__name__}). Check the address."

@@ -40,3 +40,7 @@ class FitError(ValueError):
 
     def __reduce__(self) -> tuple[type[FitError], tuple[str, tuple[int, ...]]]:
         return FitError, (self.notice.text, self.notice.features)
+
+
+class ClusterLost(RuntimeError):
+    """The cluster went away under a pass; the message says how to go on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +13,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 DATASET_FORMAT = "latentbits-dataset"
 ARTIFACT_FORMAT = "latentbits-artifact"
 FORMAT_VERSION = 1
+_LONGEST_NAME = 200
 SMALLEST_CHUNK = 1 << 20
 """Bytes below which a chunk is not worth an object of its own."""
 
@@ -78,7 +80,10 @@ def array_path(name: str) -> str:
     """Give the Zarr path of a stored array; a column's name may hold any character."""
     if not name.startswith("columns/"):
         return name
-    return "columns/" + quote(name.removeprefix("columns/"), safe=" ")
+    safe = quote(name.removeprefix("columns/"), safe=" ").replace(".", "%2E")
+    if len(safe) > _LONGEST_NAME:
+        safe = hashlib.sha256(safe.encode()).hexdigest()
+    return "columns/" + safe
 
 
 def create_array(

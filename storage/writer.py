@@ -66,7 +66,7 @@ def create_dataset(
         If the path is taken or the features cannot be used.
     """
     names = check_feature_names(feature_names)
-    target = Path(path)
+    target = Path(path).resolve()  # what is replaced is the dataset, not a link to it
     if target.exists() and not target.is_dir():
         raise _taken(target, overwrite)
     with claimed(target):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from distributed import Client, Future
+from distributed import Client, Future, KilledWorker
+from distributed.comm import CommClosedError
 
+from pipeline.errors import ClusterLost
 from pipeline.executors.base import in_order, one_blas_thread
 
 T = TypeVar("T")
@@ -43,7 +46,14 @@ def _run(function: Callable[[T], R], item: T) -> R:
 
 
 def _result(future: Future) -> Any:
-    value = future.result()
+    try:
+        value = future.result()
+    except (CancelledError, CommClosedError, KilledWorker) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ClusterLost(
+            f"Expected the cluster to stay, lost it or its workers ({reason}). "
+            "Start it again and go on with --resume."
+        ) from error
     future.release()
     return value
 

@@ -60,6 +60,7 @@ MIN_NOISE = 1e-3
 """Smallest ψ: below it a feature would fix a combination of the components exactly."""
 _LEADING = 64
 _INDEFINITE = 0.02
+_LIFTED = 2.0
 _PAIRS_A_TASK = 1 << 18
 _BYTES_TO_SEND = 8 << 20
 
@@ -229,7 +230,7 @@ class ClippedPCA(Model):
         n = counts.n_features
         correlation, status = np.zeros((n, n)), np.zeros((n, n), np.uint8)
         strips = list(_strips(n))
-        tables = (counts.table(0, rows, slice(rows.start, n)) for rows in strips)
+        tables = (_whole(counts.table(0, rows, slice(rows.start, n))) for rows in strips)
         estimates = map_items(partial(_estimate, self.estimator, self.empty_cells), tables)
         for rows, (values, codes) in zip(strips, estimates, strict=True):
             correlation[rows, rows.start :] = values
@@ -256,6 +257,10 @@ class ClippedPCA(Model):
         found = []
         if n_kept == 0:
             found.append(Notice("no eigenvalue stands out from those of independent features"))
+        null = params.null_eigenvalues
+        if len(null) > 1 and null[0] > _LIFTED * null[1]:
+            text = f"half counts in empty cells alone give an eigenvalue of {null[0]:.4g}; "
+            found.append(Notice(text + "leave out rare features, or give --components"))
         if self.n_components is None and 0 < n_kept == len(params.null_eigenvalues):
             found.append(Notice(f"{n_kept} or more components stand out; give --components"))
         if (params.eigenvalues[:n_kept] < 0).any():
@@ -263,7 +268,8 @@ class ClippedPCA(Model):
         negative = negative_share(params.correlation, params.eigenvalues)
         if negative > _INDEFINITE:
             text = f"correlations are indefinite: negative eigenvalues of {negative:.0%} of the "
-            found.append(Notice(text + "variance; see empty_cells=half and repair=nearest"))
+            remedy = "repair=nearest" if self.empty_cells == "half" else "empty_cells=half"
+            found.append(Notice(text + f"variance; consider --set {remedy}"))
         found += _judge_pairs(params.status, constant)
         if (floored := np.flatnonzero(_communalities(params) > 1 - MIN_NOISE)).size:
             text = "communality of 1 or more, so noise is taken as 0.001: {features}"
@@ -333,6 +339,11 @@ def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
     """Give t = −Φ⁻¹(p); half a count stands for none, so that t stays finite."""
     thresholds: Array = -ndtri(np.clip(ones, 0.5, observed - 0.5) / observed)
     return thresholds
+
+
+def _whole(table: PairTable) -> PairTable:
+    """Copy a part of the counts, lest all of them be sent with it."""
+    return PairTable(*map(np.ascontiguousarray, table))
 
 
 def _strips(n_features: int) -> Iterator[slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -32,6 +33,7 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
     pa.ArrowException,
+    csv.Error,
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed import LocalCluster
 
 from tests.data import probit_rows, write
 
@@ -184,7 +185,39 @@ def test_an_output_that_cannot_be_written(refused, dataset, tmp_path):
     assert "taken" in refused("fit", "--dataset", dataset, "--output", tmp_path / "taken" / "runs")
 
 
+def test_a_cluster_without_workers(refused, dataset):
+    with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster:
+        message = refused("fit", "--dataset", dataset, "--cluster", cluster.scheduler_address)
+    assert "worker" in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--cluster", ""], ["--cluster", "foo"], ["--seed", "-1"], ["--seed", "1.5"]],
+    ids=" ".join,
+)
+def test_options_that_cannot_be(refused, dataset, options):
+    assert options[0] in refused("fit", "--dataset", dataset, *options)
+
+
+def test_a_url_is_no_path(refused):
+    assert "s3://bucket/d.zarr" in refused("fit", "--dataset", "s3://bucket/d.zarr")
+
+
 # What `flows.ingest` refuses
+
+
+@pytest.mark.parametrize("segments", ["0", "2.5", "100", "9" * 30])
+def test_segments_that_cannot_be(refused, tmp_path, segments):
+    text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n1,1\n")
+    message = refused("ingest", "x.csv", "--dataset", "d.zarr", "--segments", segments)
+    assert "--segments" in message
+
+
+def test_a_segment_without_a_name(refused, tmp_path):
+    text(tmp_path / "s.csv", "a,b,year\n0,1,2001\n1,0,2001\n1,1,\n")
+    message = refused("ingest", "s.csv", "--dataset", "d.zarr", "--segment-by", "year")
+    assert "year" in message
 
 
 def test_a_missing_source(refused):

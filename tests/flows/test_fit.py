@@ -134,6 +134,31 @@ def test_a_killed_fit_resumes_to_the_same_bytes(cli, probit):
     assert bytes_of[0] == bytes_of[1]
 
 
+@pytest.mark.parametrize("executor", ["serial", "dask"])
+def test_ctrl_c_ends_a_fit_soon(probit, tmp_path, monkeypatch, executor):
+    """A terminal interrupts the whole process group, not this process alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    command = [sys.executable, "-m", "flows.fit", "--dataset", str(probit), "--executor", executor]
+    process = subprocess.Popen(
+        [*command, "--set", "null_draws=20000"],
+        env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")},
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    deadline = time.monotonic() + 120
+    while not list(Path("runs").glob("*/.unfinished/*/pass/manifest.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in err
+
+
 def test_the_embedded_server_ends_with_a_killed_parent(probit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)

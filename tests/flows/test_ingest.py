@@ -176,3 +176,46 @@ def test_a_killed_ingest_is_refused_and_completed(cli, tmp_path):
     dataset = open_dataset("x.zarr")
     dataset.verify()
     np.testing.assert_array_equal(dense(dataset)[0], X)
+
+
+def test_roles_are_never_dropped_silently(cli, bits):
+    write_csv(Path("v.csv"), bits, part=["a"] * 300)
+    assert cli("ingest", "v.csv", "--dataset", "v.zarr", "--keep", "part").code == 0
+    write_csv(Path("w.csv"), bits, part=["a"] * 300, other=["b"] * 300)
+    for option in ("--keep", "--split-by"):
+        refused = cli("ingest", "w.csv", "--dataset", "v.zarr", "--append", option, "other")
+        assert refused.code == 2
+    assert open_dataset("v.zarr").n_rows == 300
+
+
+def test_a_threshold_of_zero_replaces_the_one_remembered(cli):
+    Path("t.csv").write_text("a,b\n0.2,0\n0.9,0.4\n")
+    assert cli("ingest", "t.csv", "--dataset", "t.zarr", "--threshold", "0.5").code == 0
+    assert cli("ingest", "t.csv", "--dataset", "t.zarr", "--append", "--threshold", "0").code == 0
+    X, _ = dense(open_dataset("t.zarr"))
+    np.testing.assert_array_equal(X, [[0, 0], [1, 0], [1, 0], [1, 1]])
+
+
+def test_a_split_of_numbers_is_named_by_them(cli, bits):
+    np.savez("x.npz", X=bits, part=np.arange(300) % 2)
+    assert cli("ingest", "x.npz", "--dataset", "x.zarr", "--split-by", "part").code == 0
+    done = cli("fit", "--dataset", "x.zarr", "--split", "1", "--components", 1, "--json")
+    assert done.code == 0, done.err
+    assert done.json["n_samples"] == 150
+
+
+def test_a_dataset_with_a_damaged_manifest_can_be_replaced(cli, bits):
+    np.save("x.npy", bits)
+    assert cli("ingest", "x.npy", "--dataset", "x.zarr").code == 0
+    Path("x.zarr/manifest.json").write_text("{")
+    assert cli("ingest", "x.npy", "--dataset", "x.zarr").code == 2
+    assert cli("ingest", "x.npy", "--dataset", "x.zarr", "--overwrite").code == 0
+    assert open_dataset("x.zarr").n_rows == 300
+
+
+@pytest.mark.parametrize("column", ["..", "zarr.json", "a/b", "é" * 60, "%2F"])
+def test_a_column_may_have_any_name(cli, bits, column):
+    write_csv(Path("v.csv"), bits, **{column: [str(i % 7) for i in range(300)]})
+    done = cli("ingest", "v.csv", "--dataset", "v.zarr", "--keep", column)
+    assert done.code == 0, done.err
+    assert list(open_dataset("v.zarr").column(column)) == [str(i % 7) for i in range(300)]
