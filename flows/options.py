@@ -62,6 +62,7 @@ def command(name: str, help_text: str, more_help: str) -> App:
         help_epilogue=more_help,
         help_format="markdown",
         version_flags=[],
+        suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
 

@@ -507,6 +507,6 @@ def test_models_are_found_by_their_names(name: str) -> None:
 
 @every_model
 def test_memory_grows_with_the_features(name: str) -> None:
-    needs = [make(name).memory(n_features, 1) for n_features in (10, 100, 1000)]
+    needs = [make(name).memory(n_features, 1, 2) for n_features in (10, 100, 1000)]
     assert needs == sorted(needs)
     assert all(isinstance(need, int) and need >= 0 for need in needs)

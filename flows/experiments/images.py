@@ -18,7 +18,6 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.datasets import dataset_path
 from flows.experiments.base import Where, fitted, sampled_rows, write_table
-from flows.experiments.linear_pca import LinearPCA, linear_pca
 from flows.figures import (
     ImageLayout,
     ImageRow,
@@ -30,6 +29,8 @@ from flows.figures import (
     scale_by_ratio,
 )
 from pipeline.blocks import BinaryBlock
+from pipeline.linear_pca import LinearPCA, linear_pca
+from pipeline.metrics import reconstruction_losses
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
 from pipeline.random import RowRandom
 from storage.dataset import open_dataset
@@ -43,7 +44,6 @@ _COMPONENTS, _QUICK_COMPONENTS = (5, 10, 20, 50), (5, 20)
 _ROWS, _QUICK_ROWS = 500, 100
 _SAMPLED_COMPONENTS, _SHOWN, _BARS = 20, 10, 12
 # A certain answer that is wrong would cost infinitely much.
-_LEAST_PROBABILITY = 1e-6
 _LEAST_DRAWN = 1e-4
 
 
@@ -139,24 +139,13 @@ def _errors(rows: BinaryBlock, mean: Array, found: Reconstructions) -> list[dict
     answers = [(0, MARGINS, np.broadcast_to(mean, X.shape))]
     answers += _each(found)
     return [
-        {"components": p, "model": name, **_losses(X, observed, probabilities)}
+        {"components": p, "model": name, **reconstruction_losses(X, observed, probabilities)}
         for p, name, probabilities in answers
     ]
 
 
 def _each(found: Reconstructions) -> list[tuple[int, str, Array]]:
     return [(p, name, both[name]) for p, both in found.items() for name in _BOTH]
-
-
-def _losses(X: NDArray[np.uint8], observed: NDArray[np.bool_], answers: Array) -> dict[str, float]:
-    """Share of wrong bits, and nats per bit."""
-    certain = np.clip(answers, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
-    nats = -np.log(np.where(X == 1, certain, 1 - certain))
-    wrong = (answers > 0.5) != (X == 1)
-    return {
-        "wrong_bits": float(wrong[observed].mean()),
-        "nll_per_bit": float(nats[observed].mean()),
-    }
 
 
 def _values(rows: BinaryBlock) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:

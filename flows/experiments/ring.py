@@ -17,8 +17,8 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.datasets import dataset_path
 from flows.experiments.base import Where, fitted, sampled_rows, write_table
-from flows.experiments.linear_pca import linear_pca
 from flows.figures import draw_bars, draw_curves, draw_strips, drawing, scale_by_ratio
+from pipeline.linear_pca import linear_pca
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
 from pipeline.numerics.arcsine import clipped_correlation
 from storage.dataset import open_dataset

@@ -28,7 +28,7 @@ among columns of equal eigenvalue.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -41,18 +41,23 @@ from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.fit import FitState
 from pipeline.models.base import Map, Model, array, check_choices, register
-from pipeline.numerics.arcsine import arcsine_correlation
 from pipeline.numerics.expectation_propagation import probit_posterior
 from pipeline.numerics.linalg import (
     leading_eigenpairs,
-    leading_eigenvalues,
     nearest_correlation,
     negative_share,
 )
-from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
+from pipeline.numerics.tetrachoric import PairStatus
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, PairCounts, PairTable, tiles
-from pipeline.statistics.independence import independent_pairs
+from pipeline.statistics.correlations import (
+    Estimate,
+    correlation_matrix,
+    count_statuses,
+    estimate_arcsine,
+    estimate_tetrachoric,
+    null_spectra,
+)
+from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
 
 Array = NDArray[np.float64]
 
@@ -61,8 +66,6 @@ MIN_NOISE = 1e-3
 _LEADING = 64
 _INDEFINITE = 0.02
 _LIFTED = 2.0
-_PAIRS_A_TASK = 1 << 18
-_BYTES_TO_SEND = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ class ClippedPCA(Model):
 
     def update(self, state: FitState, statistics: PairCounts, map_items: Map) -> FitState:
         """Correlations, their spectrum, and the loadings from it."""
-        correlation, status = self._correlation(statistics, map_items)
+        correlation, status = correlation_matrix(statistics, 0, self._estimate, map_items)
         repaired, moved = correlation, 0.0
         if self.repair == "nearest":
             repaired, moved = nearest_correlation(correlation)
@@ -218,37 +221,25 @@ class ClippedPCA(Model):
             null_eigenvalues=null,
         )
         diagnostics = {
-            **_pair_diagnostics(status),
+            **count_statuses(status),
             "repair_distance": moved,
             "n_components": n_kept,
         }
         noted = state.warnings + self._judge_fit(params, n_kept, constant)
         return replace(state, params=params, diagnostics=diagnostics, warnings=noted)
 
-    def _correlation(self, counts: PairCounts, map_items: Map) -> tuple[Array, NDArray[np.uint8]]:
-        """Estimate all pairs; undefined ones are 0 and keep their status."""
-        n = counts.n_features
-        correlation, status = np.zeros((n, n)), np.zeros((n, n), np.uint8)
-        strips = list(_strips(n))
-        tables = (_whole(counts.table(0, rows, slice(rows.start, n))) for rows in strips)
-        estimates = map_items(partial(_estimate, self.estimator, self.empty_cells), tables)
-        for rows, (values, codes) in zip(strips, estimates, strict=True):
-            correlation[rows, rows.start :] = values
-            status[rows, rows.start :] = codes
-        upper = np.triu(np.ones((n, n), bool), 1)
-        correlation, status = correlation * upper, status * upper
-        return correlation + correlation.T + np.eye(n), status + status.T
+    @property
+    def _estimate(self) -> Estimate:
+        if self.estimator == "arcsine":
+            return estimate_arcsine
+        return partial(estimate_tetrachoric, self.empty_cells)
 
     def _null_quantiles(self, counts: PairCounts, seeds: Any, map_items: Map) -> Array:
         """Compute the 95 % quantile of each leading eigenvalue over independent features."""
         if self.n_components is not None:
             return np.zeros(0)
-        table = counts.table(0)
-        margins = table._replace(joint=np.zeros(0))
-        # Margins by pair (missing values) of many features are too large to send with each draw.
-        spread = map_items if sum(np.size(a) * 8 for a in margins) < _BYTES_TO_SEND else map
-        spectrum = partial(_null_spectrum, self.estimator, self.empty_cells, margins)
-        quantiles: Array = np.quantile(np.array(list(spread(spectrum, seeds))), 0.95, axis=0)
+        spectra = null_spectra(counts, 0, self._estimate, seeds, _LEADING, map_items)
+        quantiles: Array = np.quantile(spectra, 0.95, axis=0)
         return quantiles
 
     def _judge_fit(
@@ -259,7 +250,7 @@ class ClippedPCA(Model):
             found.append(Notice("no eigenvalue stands out from those of independent features"))
         null = params.null_eigenvalues
         if len(null) > 1 and null[0] > _LIFTED * null[1]:
-            text = f"half counts in empty cells alone give an eigenvalue of {null[0]:.4g}; "
+            text = f"empty cells alone give an eigenvalue of {null[0]:.4g}; "
             found.append(Notice(text + "leave out rare features, or give --components"))
         if self.n_components is None and 0 < n_kept == len(params.null_eigenvalues):
             found.append(Notice(f"{n_kept} or more components stand out; give --components"))
@@ -341,55 +332,9 @@ def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
     return thresholds
 
 
-def _whole(table: PairTable) -> PairTable:
-    """Copy a part of the counts, lest all of them be sent with it."""
-    return PairTable(*map(np.ascontiguousarray, table))
-
-
-def _strips(n_features: int) -> Iterator[slice]:
-    """Cut rows so that a task estimates about as many pairs as any other."""
-    height = max(1, _PAIRS_A_TASK // n_features)
-    for first in range(0, n_features, height):
-        yield slice(first, min(first + height, n_features))
-
-
-def _estimate(
-    estimator: str, empty_cells: Literal["none", "half"], table: PairTable
-) -> tuple[Array, NDArray[np.uint8]]:
-    if estimator == "tetrachoric":
-        found = tetrachoric(*table, empty_cells=empty_cells)
-        return np.nan_to_num(found.correlation, nan=0.0), found.status
-    return _arcsine(*(np.asarray(a, np.float64) for a in table))
-
-
-def _arcsine(n: Array, ones_i: Array, ones_j: Array, joint: Array) -> tuple[Array, Any]:
-    spread = np.sqrt(ones_i * (n - ones_i)) * np.sqrt(ones_j * (n - ones_j))
-    clipped = np.divide(n * joint - ones_i * ones_j, spread, out=0.0 * joint, where=spread > 0)
-    status = np.where(n == 0, PairStatus.NO_OBSERVATIONS, PairStatus.CONSTANT_FEATURE)
-    status = np.where(spread > 0, PairStatus.PLAIN, status)
-    return arcsine_correlation(np.clip(clipped, -1.0, 1.0)), status.astype(np.uint8)
-
-
-def _null_spectrum(
-    estimator: str, empty_cells: Literal["none", "half"], margins: PairTable, seed: int
-) -> Array:
-    pairs = independent_pairs(margins, np.random.default_rng(seed))
-    n_features = margins.ones_i.shape[0]
-    correlation = np.eye(n_features)
-    upper = np.triu_indices(n_features, 1)
-    correlation[upper], _ = _estimate(estimator, empty_cells, pairs)
-    correlation.T[upper] = correlation[upper]
-    return leading_eigenvalues(correlation, _LEADING)
-
-
 def _standing_out(values: Array, null: Array) -> int:
     above = values[: len(null)] > null[: len(values)]
     return len(above) if above.all() else int(np.argmin(above))
-
-
-def _pair_diagnostics(status: NDArray[np.uint8]) -> dict[str, int]:
-    upper = np.bincount(status[np.triu_indices(len(status), 1)], minlength=len(PairStatus))
-    return {f"pairs_{code.name.lower()}": int(upper[code]) for code in PairStatus}
 
 
 def _communalities(params: ClippedPCAParams) -> Array:

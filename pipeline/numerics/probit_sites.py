@@ -23,8 +23,7 @@ OPTIONS: dict[str, Any] = {
     "fastmath": {"reassoc", "contract"},
 }
 # For what only other kernels call. Without `forceinline` a process that compiles may call another
-# copy of a kernel, with sums in another order, than one that loads the caller from the cache. Numba
-# does not notice in the cache of the caller when this file is edited: remove __pycache__ then.
+# copy of a kernel, with sums in another order, than one that loads the caller from the cache.
 kernel = njit(  # type: ignore[call-overload]
     **OPTIONS, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
 )

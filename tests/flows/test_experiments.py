@@ -21,11 +21,11 @@ from flows import datasets
 from flows.experiments.__main__ import app
 from flows.experiments.base import sampled_rows
 from flows.experiments.images import images_stage
-from flows.experiments.linear_pca import LinearPCA, linear_pca
 from flows.figures import ImageRow, image_layout, save_images
 from flows.options import run
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
+from pipeline.linear_pca import LinearPCA, linear_pca
 from pipeline.statistics.counts import PairCounts
 from storage.artifacts import NamedArray, write_artifact
 from tests.data import probit_rows, write

@@ -7,7 +7,9 @@ from dataclasses import replace
 import psutil
 import pytest
 from distributed import Client, LocalCluster, SchedulerPlugin
+from threadpoolctl import ThreadpoolController
 
+from pipeline.executors.base import one_blas_thread
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
@@ -133,3 +135,20 @@ def growth_during_pass(dataset: BinaryDataset, executor: DaskExecutor) -> int:
         progress=lambda *_: sizes.append(process.memory_info().rss),
     )
     return max(sizes) - before
+
+
+def test_overlapping_users_share_one_blas_thread():
+    """The last to leave restores what the first found, in whatever order they leave."""
+    found = _blas_threads()
+    first, second = one_blas_thread(), one_blas_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _blas_threads() == {1}
+    second.__exit__(None, None, None)
+    assert _blas_threads() == found
+
+
+def _blas_threads() -> set[int]:
+    libraries = ThreadpoolController().select(user_api="blas").info()
+    return {library["num_threads"] for library in libraries}

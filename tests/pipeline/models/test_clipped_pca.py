@@ -20,6 +20,7 @@ from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams
 from pipeline.numerics import linalg
 from pipeline.numerics.tetrachoric import MAX_CORRELATION, PairStatus
 from pipeline.random import RowRandom
+from pipeline.statistics import correlations
 from tests.strategies import Bits, Data, memory_rows, probit_data
 
 Floats = NDArray[np.float64]
@@ -203,7 +204,7 @@ def test_strips_and_the_partial_solver_change_nothing(
 ) -> None:
     X, *_ = probit(2000)
     whole = fitted(X, estimator=estimator).params
-    monkeypatch.setattr(clipped_pca, "_PAIRS_A_TASK", 500)
+    monkeypatch.setattr(correlations, "_PAIRS_A_TASK", 500)
     monkeypatch.setattr(clipped_pca, "_LEADING", 8)
     monkeypatch.setattr(linalg, "FULL_SOLVER", 20)
     part = fitted(X, estimator=estimator).params

@@ -1,0 +1,125 @@
+"""Correlations of the Gaussians behind binary features, from pair counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.numerics.arcsine import arcsine_correlation
+from pipeline.numerics.linalg import leading_eigenvalues
+from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
+from pipeline.statistics.counts import PairCounts, PairTable
+from pipeline.statistics.independence import independent_pairs
+
+Array = NDArray[np.float64]
+Statuses = NDArray[np.uint8]
+Estimate = Callable[[PairTable], tuple[Array, Statuses]]
+"""Gives each pair's correlation, 0 where it is undefined, and its `PairStatus`."""
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+
+_PAIRS_A_TASK = 1 << 18
+_BYTES_TO_SEND = 8 << 20
+
+
+def estimate_tetrachoric(
+    empty_cells: Literal["half", "none"], table: PairTable
+) -> tuple[Array, Statuses]:
+    """Estimate by pairwise maximum likelihood, thresholds from each table's margins."""
+    found = tetrachoric(*table, empty_cells=empty_cells)
+    return np.nan_to_num(found.correlation, nan=0.0), found.status
+
+
+def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
+    """Estimate by sin(π c / 2), c the correlation of the bits: exact when half of them are 1."""
+    n, ones_i, ones_j, joint = (np.asarray(a, np.float64) for a in table)
+    spread = np.sqrt(ones_i * (n - ones_i)) * np.sqrt(ones_j * (n - ones_j))
+    clipped = np.divide(n * joint - ones_i * ones_j, spread, out=0.0 * joint, where=spread > 0)
+    status = np.where(n == 0, PairStatus.NO_OBSERVATIONS, PairStatus.CONSTANT_FEATURE)
+    status = np.where(spread > 0, PairStatus.PLAIN, status)
+    return arcsine_correlation(np.clip(clipped, -1.0, 1.0)), status.astype(np.uint8)
+
+
+def correlation_matrix(
+    counts: PairCounts, segment: int, estimate: Estimate, map_items: Map
+) -> tuple[Array, Statuses]:
+    """Estimate all pairs of a segment.
+
+    Parameters
+    ----------
+    counts
+        Pair counts of all features.
+    segment
+        Place of the segment in `counts.segments`.
+    estimate
+        The estimator; it is sent to the workers.
+    map_items
+        Where strips of pairs are estimated.
+
+    Returns
+    -------
+    correlation, status
+        Symmetric, (n_features, n_features) each; undefined correlations are 0.
+    """
+    n = counts.n_features
+    correlation, status = np.zeros((n, n)), np.zeros((n, n), np.uint8)
+    strips = list(_strips(n))
+    tables = (_copied(counts.table(segment, rows, slice(rows.start, n))) for rows in strips)
+    for rows, (values, codes) in zip(strips, map_items(estimate, tables), strict=True):
+        correlation[rows, rows.start :] = values
+        status[rows, rows.start :] = codes
+    upper = np.triu(np.ones((n, n), bool), 1)
+    correlation, status = correlation * upper, status * upper
+    return correlation + correlation.T + np.eye(n), status + status.T
+
+
+def null_spectra(
+    counts: PairCounts,
+    segment: int,
+    estimate: Estimate,
+    seeds: NDArray[np.int64],
+    n_leading: int,
+    map_items: Map,
+) -> Array:
+    """Compute leading eigenvalues for independent features with the same margins.
+
+    Returns
+    -------
+    ndarray
+        One row a seed, (n_draws, k), as many eigenvalues as `leading_eigenvalues` gives.
+    """
+    margins = counts.table(segment)._replace(joint=np.zeros(0))
+    # Margins by pair (missing values) of many features are too large to send with each draw.
+    spread = map_items if sum(np.size(a) * 8 for a in margins) < _BYTES_TO_SEND else map
+    return np.array(list(spread(partial(_null_spectrum, estimate, margins, n_leading), seeds)))
+
+
+def count_statuses(status: Statuses) -> dict[str, int]:
+    """Count the pairs i < j of each status, by name."""
+    upper = np.bincount(status[np.triu_indices(len(status), 1)], minlength=len(PairStatus))
+    return {f"pairs_{code.name.lower()}": int(upper[code]) for code in PairStatus}
+
+
+def _null_spectrum(estimate: Estimate, margins: PairTable, n_leading: int, seed: int) -> Array:
+    pairs = independent_pairs(margins, np.random.default_rng(seed))
+    n_features = margins.ones_i.shape[0]
+    correlation = np.eye(n_features)
+    upper = np.triu_indices(n_features, 1)
+    correlation[upper], _ = estimate(pairs)
+    correlation.T[upper] = correlation[upper]
+    return leading_eigenvalues(correlation, n_leading)
+
+
+def _copied(table: PairTable) -> PairTable:
+    """Copy a part of the counts, lest all of them be sent with it."""
+    return PairTable(*map(np.ascontiguousarray, table))
+
+
+def _strips(n_features: int) -> Iterator[slice]:
+    """Cut rows so that a task estimates about as many pairs as any other."""
+    height = max(1, _PAIRS_A_TASK // n_features)
+    for first in range(0, n_features, height):
+        yield slice(first, min(first + height, n_features))
