@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,17 +17,16 @@ from distributed.system import MEMORY_LIMIT
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-import pipeline
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
 from flows.datasets import dataset_path, dataset_rows
 from flows.hyperparameters import build_model, settings_help
 from flows.options import Json, Split, Switch, Whole, command, local_path, run
 from flows.progress import reporting
+from flows.provenance import fingerprint, outcome, provenance
 from flows.runtime import ExecutorName, check_executor, opened_executor
 from flows.server import with_server
 from flows.summary import print_json, print_table
 from pipeline.blocks import Rows
-from pipeline.convergence import ConvergenceMonitor
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import FitState, check_seed, collect_first, collect_pass, start
@@ -39,7 +35,7 @@ from pipeline.models.base import Model, named_arrays
 from pipeline.progress import Progress
 from storage.artifacts import NamedArray, write_artifact
 from storage.dataset import BinaryDataset, open_dataset
-from storage.runs import RunFolder, fingerprint
+from storage.runs import RunFolder
 
 HELP = """Fit a latent-variable model to a binary dataset.
 
@@ -167,32 +163,11 @@ def _started(job: Job, first: str) -> FitState:
 
 
 def _manifest(job: Job, state: FitState) -> dict[str, Any]:
-    dataset, model = job.dataset, job.model
-    monitor = ConvergenceMonitor(model.max_iter, model.tol)
-    warnings = [notice.render(dataset.feature_names) for notice in state.warnings]
-    stopped = monitor.warning(state.history)
+    counted = load_statistics(job.model.first, job.run.work / "first")
     return {
-        "model": model.name,
-        "hyperparameters": asdict(model),  # type: ignore[call-overload]
-        "seed": job.seed,
-        "split": job.split,
-        "versions": _versions(),
-        "dataset": {
-            "path": str(dataset.path),
-            "digest": dataset.digest,
-            "n_rows": dataset.n_rows,
-            "n_chunks": dataset.n_chunks,
-            "words_per_chunk": dataset.manifest["words_per_chunk"],
-        },
-        "feature_names": dataset.feature_names,
-        "segment_names": dataset.segment_names,
-        "n_samples": load_statistics(model.first, job.run.work / "first").n_samples,
-        "iterations": state.iteration,
-        "converged": monitor.converged(state.history),
-        "history": state.history,
-        "diagnostics": state.diagnostics,
-        "warnings": [*warnings, *([stopped] if stopped else [])],
-        "n_components": int(state.diagnostics["n_components"]),
+        **provenance(job.model, job.dataset, job.split, job.seed),
+        **outcome(job.model, job.dataset, state),
+        "n_samples": counted.n_samples,
         "seconds_by_stage": {name: round(s, 3) for name, s in job.seconds.items()},
     }
 
@@ -270,30 +245,12 @@ def _run_stages(work: str) -> dict[str, Any]:
     return write_stage(fit_stage(work, first, statistics))
 
 
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")}
-
-
-def _code() -> str:
-    """Digest of what computes: a fit begun by other code or libraries is not gone on with."""
-    digest = hashlib.sha256(json.dumps(_versions()).encode())
-    for path in sorted(Path(pipeline.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def _run_folder(
     model: Model, dataset: BinaryDataset, split: str | None, seed: int, output: str | None
 ) -> RunFolder:
-    settings = {
-        "dataset": dataset.digest,
-        "hyperparameters": asdict(model),  # type: ignore[call-overload]
-        "split": split,
-        "seed": seed,
-        "code": _code(),
-    }
     folder = local_path(output) if output else Path("runs") / dataset.path.resolve().stem
-    return RunFolder(folder, model.name, fingerprint(settings))
+    described = provenance(model, dataset, split, seed)
+    return RunFolder(folder, model.name, fingerprint(described))
 
 
 @app.default

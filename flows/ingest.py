@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from cyclopts import Parameter
-from numpy.typing import NDArray
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.options import Json, Whole, command, local_path, run
 from flows.progress import reporting
 from flows.readahead import batches_in_order
+from flows.roles import Roles, check_stored, remembered, segmenter
 from flows.server import with_server
 from flows.summary import print_ingest, print_json
 from pipeline.progress import Progress, silent
@@ -25,8 +23,6 @@ from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 from storage.examples import PREFIX, open_example
 from storage.sources import (
-    Batch,
-    ReadOptions,
     basket_items,
     expand_sources,
     is_baskets,
@@ -51,65 +47,13 @@ Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
 app = command("ingest", HELP, EXAMPLES)
 _MOST_PADDING = 0.1
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What the columns of the sources are for.
-
-    Attributes
-    ----------
-    segments
-        Number of equal time bins.
-    segment_by, split_by
-        Per-row columns that give the segment and the split.
-    keep
-        Per-row columns to store.
-    missing, threshold
-        How values become bits; see `storage.sources.ReadOptions`.
-    """
-
-    segments: int | None = None
-    segment_by: str | None = None
-    split_by: str | None = None
-    keep: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.segments is not None and self.segments < 1:
-            raise DataError(f"--segments: Expected at least 1, got {self.segments}.")
-        if self.segments is not None and self.segment_by is not None:
-            raise DataError("--segments: Expected no --segment-by beside it, got both.")
-        if "split" in self.keep and self.split_by not in (None, "split"):
-            raise DataError("--keep split: Expected no --split-by beside it, which is stored so.")
-
-    @property
-    def options(self) -> ReadOptions:
-        """What the readers need to know."""
-        named = (self.segment_by, self.split_by, *self.keep)
-        columns = tuple(dict.fromkeys(name for name in named if name is not None))
-        return ReadOptions(self.missing, self.threshold, columns)
-
-    def completed(self, source: Any) -> Roles:
-        """Add what the format itself says of its columns."""
-        segment = None if self.segments else self.segment_by or source.default_segment
-        split = self.split_by or source.default_split
-        given = (name for name in source.column_names if name not in (segment, split))
-        keep = tuple(dict.fromkeys([*self.keep, *given]))
-        return replace(self, segment_by=segment, split_by=split, keep=keep)
-
-    @property
-    def stored(self) -> dict[str, str]:
-        """Stored name of each per-row column, and its name in the sources."""
-        split = {"split": self.split_by} if self.split_by else {}
-        return {**{name: name for name in self.keep}, **split}
+_NO_ROLES = Roles()
 
 
 def ingest_sources(
     patterns: Sequence[str],
     path: Path,
-    roles: Roles = Roles(),
+    roles: Roles = _NO_ROLES,
     *,
     append: bool = False,
     overwrite: bool = False,
@@ -137,11 +81,11 @@ def ingest_sources(
     """
     base = open_dataset(path) if append else None
     if base is not None:
-        roles = _remembered(roles, base)
+        roles = remembered(roles, base)
     opened = _open_sources(patterns, roles, base)
     roles = roles.completed(opened[0])
     if base is not None:
-        _check_stored(roles, base)
+        check_stored(roles, base)
     totals = [source.n_rows for source in opened]
     expected = None if None in totals else sum(totals)
     n_rows = _count_rows(opened, expected) if roles.segments else expected
@@ -158,7 +102,7 @@ def ingest_sources(
     else:
         writing = append_dataset(path, names)
     with writing as writer:
-        segment = _segmenter(roles, n_rows, base)
+        segment = segmenter(roles, n_rows, base)
         done = 0
         progress("ingest", done, n_rows or 0, done)
         for batch in batches_in_order(opened):
@@ -167,30 +111,6 @@ def ingest_sources(
             done += len(batch.X)
             progress("ingest", done, n_rows or 0, done)
     return open_dataset(path)
-
-
-def _remembered(roles: Roles, base: BinaryDataset) -> Roles:
-    """Read new rows as the rows before them were read, where the options say nothing else."""
-    before = _told(base.manifest["ingest"])
-    given = _told(asdict(roles))
-    if "segments" in given or "segment_by" in given:
-        before = {k: v for k, v in before.items() if k not in ("segments", "segment_by")}
-    merged = {**before, **given}
-    lists = {name: tuple(merged[name]) for name in ("keep", "missing") if name in merged}
-    return Roles(**{**merged, **lists})
-
-
-def _told(roles: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in roles.items() if value not in (None, (), [])}
-
-
-def _check_stored(roles: Roles, base: BinaryDataset) -> None:
-    new = sorted(set(roles.stored) - set(base.column_names))
-    if new:
-        raise DataError(
-            f"--append: Expected per-row columns that {base.path} has, got {', '.join(new)}. "
-            "Ingest all rows anew with --overwrite to add a column."
-        )
 
 
 def _open_sources(patterns: Sequence[str], roles: Roles, base: BinaryDataset | None) -> list[Any]:
@@ -226,39 +146,6 @@ def _count_rows(sources: Sequence[Any], known: int | None) -> int:
         source.n_rows if source.n_rows is not None else sum(len(b.X) for b in source.batches())
         for source in sources
     )
-
-
-Segmenter = Callable[[Batch, int], NDArray[Any] | None]
-
-
-def _segmenter(roles: Roles, n_rows: int | None, base: BinaryDataset | None) -> Segmenter:
-    """Give the function that names the segment of every row of a batch."""
-    if roles.segment_by:
-        return partial(_named_segments, roles.segment_by)
-    if not roles.segments:
-        return lambda batch, first: None
-    before, n_bins = base.n_segments if base else 0, roles.segments
-    total = n_rows or 0
-
-    if 2 * n_bins > total:
-        raise DataError(
-            f"--segments: Expected at most {total // 2}, two rows a segment, got {n_bins}."
-        )
-
-    def time_bin(batch: Batch, first: int) -> NDArray[Any]:
-        bins = (first + np.arange(len(batch.X))) * n_bins // total
-        seen, place = np.unique(bins, return_inverse=True)
-        return np.array([f"bin {before + k + 1}" for k in seen])[place]
-
-    return time_bin
-
-
-def _named_segments(column: str, batch: Batch, first: int) -> NDArray[Any]:
-    names = batch.columns[column].astype(str)
-    if (names == "").any():
-        row = first + int(np.argmax(names == "")) + 1
-        raise DataError(f"--segment-by {column}: Expected a value in every row, got none in {row}.")
-    return names
 
 
 def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:

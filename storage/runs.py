@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from storage.locations import claimed, clear, write_text
 
@@ -70,8 +67,3 @@ class RunFolder:
     def point_to(self, artifact: Path) -> None:
         """Make an artifact, whole by now, the latest."""
         write_text(self.output / "latest", artifact.name + "\n")
-
-
-def fingerprint(settings: Mapping[str, Any]) -> str:
-    """Digest of settings that can be written as JSON."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
