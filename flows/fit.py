@@ -202,8 +202,8 @@ def fit(
     built, opened = prepare(dataset, model, components, settings, split, seed)
     folder = _run_folder(built, opened, split, seed, output)
     with (
-        folder.working(resume),
         opened_executor(executor, workers, cluster) as ready,
+        folder.working(resume),
         reporting() as progress,
     ):
         token = _job.set(Job(built, opened, split, seed, folder, ready, progress))

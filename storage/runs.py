@@ -44,10 +44,16 @@ class RunFolder:
         DataError
             If the same fit is running already.
         """
-        with claimed(self.work):
-            if not resume:
-                clear(self.work)
-            yield
+        made = [folder for folder in (self.work, *self.work.parents) if not folder.exists()]
+        try:
+            with claimed(self.work):
+                if not resume:
+                    clear(self.work)
+                yield
+        finally:
+            for folder in made:
+                with suppress(OSError):  # something lies there, to keep or to go on with
+                    folder.rmdir()
 
     def has_states(self) -> bool:
         """Tell whether the unfinished fit has finished a pass."""

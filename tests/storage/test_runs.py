@@ -46,9 +46,16 @@ def test_the_same_fit_does_not_run_twice_at_once(run: RunFolder) -> None:
         assert not (run.work / "state").exists()
 
 
+def test_a_fit_that_never_began_leaves_nothing(run: RunFolder) -> None:
+    with pytest.raises(ZeroDivisionError), run.working(resume=False):
+        raise ZeroDivisionError
+    assert not run.output.exists()
+
+
 def test_a_finished_fit_leaves_no_work(run: RunFolder) -> None:
     other = RunFolder(run.output, "bmm", run.fingerprint)
     with run.working(resume=False), other.working(resume=False):
+        (other.work / "state").write_text("pass 3")
         run.close_work()
     assert not run.work.exists()
     assert other.work.is_dir()
