@@ -20,7 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
 from flows.datasets import dataset_path, dataset_rows
 from flows.hyperparameters import build_model, settings_help
-from flows.options import Json, Split, Switch, Whole, command, local_path, run
+from flows.options import Json, Split, Whole, command, local_path, run
 from flows.progress import reporting
 from flows.provenance import fingerprint, outcome, provenance
 from flows.runtime import ExecutorName, check_executor, opened_executor
@@ -40,8 +40,8 @@ from storage.runs import RunFolder
 HELP = """Fit a latent-variable model to a binary dataset.
 
 Reads the dataset, counts on a Dask cluster of its own or on one given, fits, and writes an
-artifact: parameters, diagnostics and provenance. The same dataset, options and versions give the
-same bytes wherever the work ran.
+artifact: parameters, diagnostics and provenance. The same dataset, options, versions and kind of
+processor give the same parameters, to the last bit, wherever the work ran.
 """
 EXAMPLES = """Examples:
 
@@ -91,7 +91,7 @@ def _stage(name: str) -> Iterator[Job]:
 
 
 @task(name="open", cache_policy=NO_CACHE)
-def open_stage(work: str) -> None:
+def open_stage() -> None:
     """Check that the run can be done before any work is spent on it."""
     with _stage("open") as job:
         need = job.model.memory(job.dataset.n_features, job.dataset.n_segments, CPU_COUNT)
@@ -239,7 +239,7 @@ def prepare(
 
 def _run_stages(work: str) -> dict[str, Any]:
     model = _job.get().model
-    open_stage(work)
+    open_stage()
     first = first_stage.with_options(name=model.first.label)(work)
     statistics = pass_stage.with_options(name=model.statistics.label)(work, first)
     return write_stage(fit_stage(work, first, statistics))
@@ -283,7 +283,7 @@ def main(
     cluster: Annotated[
         str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
     ] = None,
-    resume: Annotated[bool, Switch, Parameter(help="Go on with an interrupted fit.")] = False,
+    resume: Annotated[bool, Parameter(negative="", help="Go on with an interrupted fit.")] = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""

@@ -114,17 +114,23 @@ def ingest_sources(
 
 
 def _open_sources(patterns: Sequence[str], roles: Roles, base: BinaryDataset | None) -> list[Any]:
-    made = [name for name in patterns if name.startswith(PREFIX)]
-    paths = expand_sources([name for name in patterns if not name.startswith(PREFIX)])
-    baskets = [name for name in paths if is_baskets(name)]
-    items = base.feature_names if base else basket_items(baskets)
-    opened = [open_example(name) for name in made]
-    opened += [open_source(name, roles.options, items=items) for name in paths]
-    if not opened:
+    names = [name for pattern in patterns for name in _expanded(pattern)]
+    if not names:
         raise DataError("Expected at least one source, got none.")
+    items = base.feature_names if base else basket_items(list(filter(is_baskets, names)))
+    opened = [
+        open_example(name)
+        if name.startswith(PREFIX)
+        else open_source(name, roles.options, items=items)
+        for name in names
+    ]
     for source in opened[1:]:
         _check_same_columns(opened[0], source)
     return opened
+
+
+def _expanded(pattern: str) -> list[str]:
+    return [pattern] if pattern.startswith(PREFIX) else expand_sources([pattern])
 
 
 def _check_same_columns(first: Any, other: Any) -> None:

@@ -104,13 +104,13 @@ def segmenter(roles: Roles, n_rows: int | None, base: BinaryDataset | None) -> S
         return lambda batch, first: None
     before, n_bins = base.n_segments if base else 0, roles.segments
     total = n_rows or 0
-
     if 2 * n_bins > total:
         raise DataError(
             f"--segments: Expected at most {total // 2}, two rows a segment, got {n_bins}."
         )
 
     def time_bin(batch: Batch, first: int) -> NDArray[Any]:
+        """Name the bin of each row; `first` is the batch's first row."""
         bins = (first + np.arange(len(batch.X))) * n_bins // total
         seen, place = np.unique(bins, return_inverse=True)
         return np.array([f"bin {before + k + 1}" for k in seen])[place]
@@ -122,5 +122,8 @@ def _named_segments(column: str, batch: Batch, first: int) -> NDArray[Any]:
     names = batch.columns[column].astype(str)
     if (names == "").any():
         row = first + int(np.argmax(names == "")) + 1
-        raise DataError(f"--segment-by {column}: Expected a value in every row, got none in {row}.")
+        raise DataError(
+            f"--segment-by {column}: Expected a value in every row, got none in row {row} of all "
+            "rows read. Leave the row out or name its segment."
+        )
     return names

@@ -13,7 +13,7 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.locations import checksum, read_manifest, write_manifest
+from storage.locations import LATEST, checksum, read_manifest, write_manifest
 from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array
 
 _CHUNK_BYTES = 32 << 20
@@ -102,7 +102,7 @@ def load_artifact(path: str | Path) -> Artifact:
 
 
 def _resolved(path: Path) -> Path:
-    pointer = path / "latest"
+    pointer = path / LATEST
     if not pointer.is_file():
         return path
     return path / pointer.read_text(encoding="utf-8", errors="replace").strip()

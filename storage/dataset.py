@@ -98,7 +98,7 @@ class BinaryDataset:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of names, layout and chunk checksums: equal data, equal digest."""
+        """SHA-256 of names, layout and chunk checksums: equal digest, equal data."""
         return str(self.manifest["digest"])
 
     @property

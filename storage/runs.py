@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from storage.locations import claimed, clear, write_text
+from storage.locations import LATEST, claimed, clear, write_text
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ class RunFolder:
 
     def point_to(self, artifact: Path) -> None:
         """Make an artifact, whole by now, the latest."""
-        write_text(self.output / "latest", artifact.name + "\n")
+        write_text(self.output / LATEST, artifact.name + "\n")

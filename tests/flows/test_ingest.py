@@ -219,3 +219,13 @@ def test_a_column_may_have_any_name(cli, bits, column):
     done = cli("ingest", "v.csv", "--dataset", "v.zarr", "--keep", column)
     assert done.code == 0, done.err
     assert list(open_dataset("v.zarr").column(column)) == [str(i % 7) for i in range(300)]
+
+
+def test_examples_and_files_keep_the_order_given(cli):
+    X = np.random.default_rng(0).integers(0, 2, (50, 6), dtype=np.uint8)
+    np.save("x.npy", X)
+    example = "example:probit:features=6,factors=1,rows=30"
+    assert cli("ingest", "x.npy", example, "--dataset", "d.zarr").code == 0
+    got, _ = dense(open_dataset("d.zarr"))
+    assert len(got) == 80
+    np.testing.assert_array_equal(got[:50], X)
