@@ -20,7 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
 from flows.datasets import dataset_path, dataset_rows
 from flows.hyperparameters import build_model, settings_help
-from flows.options import Json, Split, Whole, command, local_path, run
+from flows.options import Json, Split, Switch, Whole, command, local_path, run
 from flows.progress import reporting
 from flows.provenance import fingerprint, outcome, provenance
 from flows.runtime import ExecutorName, check_executor, opened_executor
@@ -283,7 +283,7 @@ def main(
     cluster: Annotated[
         str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
     ] = None,
-    resume: Annotated[bool, Parameter(negative="", help="Go on with an interrupted fit.")] = False,
+    resume: Annotated[bool, Switch, Parameter(help="Go on with an interrupted fit.")] = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from flows.options import Json, Whole, command, local_path, run
+from flows.options import Json, Switch, Whole, command, local_path, run
 from flows.progress import reporting
 from flows.readahead import batches_in_order
 from flows.roles import Roles, check_stored, remembered, segmenter
@@ -232,9 +232,9 @@ def main(
     threshold: Annotated[
         float | None, Parameter(help="Binarise: 1 where the value is greater than T.")
     ] = None,
-    append: Annotated[bool, Parameter(negative="", help="Add rows to the dataset.")] = False,
+    append: Annotated[bool, Switch, Parameter(help="Add rows to the dataset.")] = False,
     overwrite: Annotated[
-        bool, Parameter(negative="", help="Replace the dataset once the new one is whole.")
+        bool, Switch, Parameter(help="Replace the dataset once the new one is whole.")
     ] = False,
     json: Json = False,
 ) -> None:

@@ -18,6 +18,8 @@ from storage.errors import DataError
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
+Switch = Parameter(negative="")
+
 
 def _whole(kind: object, tokens: Sequence[Token]) -> int:
     """Read a whole number; the library's own reading rounds 2.7 to 3."""
