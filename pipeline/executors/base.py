@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+"""What central work is handed to split itself with: `Executor.map`, or `map`."""
 
 
 class Executor(Protocol):
@@ -47,6 +49,8 @@ class _OneThread:
     def __enter__(self) -> None:
         with self._lock:
             if self._users == 0:
+                # The limit obeys the thread alone that set one first, and says nothing to others.
+                OpenBLASController.clear_controlling_thread(force=True)
                 self._limits = _libraries().limit(limits=1)
             self._users += 1
 
@@ -54,7 +58,9 @@ class _OneThread:
         with self._lock:
             self._users -= 1
             if self._users == 0:
+                OpenBLASController.clear_controlling_thread(force=True)
                 self._limits.restore_original_limits()
+                OpenBLASController.clear_controlling_thread()
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psutil
@@ -147,6 +148,21 @@ def test_overlapping_users_share_one_blas_thread():
     assert _blas_threads() == {1}
     second.__exit__(None, None, None)
     assert _blas_threads() == found
+
+
+def test_another_thread_that_limited_first_is_in_nobodys_way():
+    """A worker's thread stays alive after its tasks; the next user is another thread."""
+    found = _blas_threads()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_limited_threads).result()
+        assert _limited_threads() == {1}
+        assert pool.submit(_limited_threads).result() == {1}
+        assert _blas_threads() == found
+
+
+def _limited_threads() -> set[int]:
+    with one_blas_thread():
+        return _blas_threads()
 
 
 def _blas_threads() -> set[int]:
