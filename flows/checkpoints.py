@@ -66,9 +66,13 @@ def load_state(model: Model, folder: Path) -> FitState | None:
             meta["iteration"],
             tuple(meta["history"]),
             meta["diagnostics"],
-            tuple(Notice(w["text"], tuple(w["features"])) for w in meta["warnings"]),
+            tuple(_notice(**w) for w in meta["warnings"]),
         )
     return None
+
+
+def _notice(text: str, features: list[int], segments: list[int]) -> Notice:
+    return Notice(text, tuple(features), tuple(segments))
 
 
 def _part(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

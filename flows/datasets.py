@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flows.environment import examples_path
 from flows.ingest import ingest_sources
 from flows.options import local_path
 from pipeline.blocks import Rows
 from storage.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.errors import Busy, DataError
-from storage.examples import PREFIX, open_example
+from storage.examples import PREFIX, example_slug
 
 
 def dataset_path(name: str) -> Path:
@@ -20,11 +23,11 @@ def dataset_path(name: str) -> Path:
     Raises
     ------
     DataError
-        If an example is unknown.
+        If an example is unknown or cannot be made.
     """
     if not name.startswith(PREFIX):
         return local_path(name)
-    path = examples_path() / f"{open_example(name).slug}.zarr"
+    path = examples_path() / f"{example_slug(name)}.zarr"
     while not _is_whole(path):
         try:
             ingest_sources([name], path, overwrite=path.exists())
@@ -39,6 +42,29 @@ def _is_whole(path: Path) -> bool:
     except DataError:
         return False
     return True
+
+
+def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
+    """Give the mixing matrix that a dataset was made with, (n_features, n_components).
+
+    Raises
+    ------
+    DataError
+        If the dataset does not know it, or knows one of other features.
+    """
+    truth = dataset.attributes.get("truth", {})
+    if "mixing" not in truth:
+        raise DataError(
+            "--truth: Expected a dataset that knows its truth, such as example:nonstationary, "
+            f"got {dataset.path}. Leave out --truth."
+        )
+    mixing = np.array(truth["mixing"], np.float64)
+    if mixing.ndim != 2 or len(mixing) != dataset.n_features:
+        raise DataError(
+            f"--truth: Expected a mixing of the {dataset.n_features} features of {dataset.path} "
+            f"in its truth, got one of shape {mixing.shape}. Leave out --truth."
+        )
+    return mixing
 
 
 def dataset_rows(dataset: BinaryDataset, split: str | None = None) -> Rows:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
-from flows.datasets import dataset_path, dataset_rows
+from flows.datasets import dataset_path, dataset_rows, true_mixing
 from flows.hyperparameters import build_model, settings_help
 from flows.options import Json, Split, Switch, Whole, command, local_path, run
 from flows.progress import reporting
@@ -31,9 +31,10 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import FitState, check_seed, collect_first, collect_pass, start
 from pipeline.fit import fit as fit_model
+from pipeline.metrics import mean_cosine_similarity
 from pipeline.models.base import Model, named_arrays
 from pipeline.progress import Progress
-from storage.artifacts import NamedArray, write_artifact
+from storage.artifacts import NamedArray, load_artifact, write_artifact
 from storage.dataset import BinaryDataset, open_dataset
 from storage.runs import RunFolder
 
@@ -79,13 +80,14 @@ _job: ContextVar[Job] = ContextVar("job")
 
 @contextmanager
 def _stage(name: str) -> Iterator[Job]:
-    """Time a stage, and name features in what it has to say."""
+    """Time a stage, and name features and segments in what it has to say."""
     job = _job.get()
     begun = time.perf_counter()
     try:
         yield job
     except FitError as error:
-        raise FitError(error.notice.render(job.dataset.feature_names)) from error
+        names = (job.dataset.feature_names, job.dataset.segment_names)
+        raise FitError(error.notice.render(*names)) from error
     finally:
         job.seconds[name] = time.perf_counter() - begun
 
@@ -196,10 +198,11 @@ def fit(
     workers: int | None = None,
     cluster: str | None = None,
     resume: bool = False,
+    truth: bool = False,
 ) -> dict[str, Any]:
     """Run the stages; `python -m flows.fit --help` explains the parameters."""
     begun = time.perf_counter()
-    built, opened = prepare(dataset, model, components, settings, split, seed)
+    built, opened = prepare(dataset, model, components, settings, split, seed, truth)
     folder = _run_folder(built, opened, split, seed, output)
     with (
         opened_executor(executor, workers, cluster) as ready,
@@ -217,6 +220,9 @@ def fit(
         finally:
             _job.reset(token)
         folder.close_work()
+    if truth:
+        fitted = load_artifact(summary["artifact"])
+        summary["mcs"] = mean_cosine_similarity(fitted["mixing"], true_mixing(opened))
     return {**summary, "seconds": round(time.perf_counter() - begun, 3), "stages": seconds}
 
 
@@ -227,13 +233,20 @@ def prepare(
     settings: Sequence[str],
     split: str | None,
     seed: int,
+    truth: bool,
 ) -> tuple[Model, BinaryDataset]:
-    """Refuse what can be refused at once: options, the dataset's manifest, its split."""
+    """Refuse what can be refused at once: options, the dataset's manifest, its split and truth."""
     built = build_model(model, components, settings)
     check_seed(seed)
     opened = open_dataset(dataset_path(dataset))
     if split is not None:
         opened.split_code(split)
+    if truth:
+        true_mixing(opened)
+        if all(param.name != "mixing" for param in fields(built.params)):
+            raise FitError(
+                f"--truth: Expected a model with a mixing matrix, got {model}. Leave out --truth."
+            )
     return built, opened
 
 
@@ -284,6 +297,11 @@ def main(
         str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
     ] = None,
     resume: Annotated[bool, Switch, Parameter(help="Go on with an interrupted fit.")] = False,
+    truth: Annotated[
+        bool,
+        Switch,
+        Parameter(help="Compare the mixing with the one that the dataset was made with."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
@@ -299,9 +317,10 @@ def main(
         "workers": workers,
         "cluster": cluster,
         "resume": resume,
+        "truth": truth,
     }
     check_executor(executor, workers, cluster)
-    prepare(dataset, model, components, setting, split, seed)
+    prepare(dataset, model, components, setting, split, seed, truth)
     summary = with_server(lambda: fit(**parameters))
     if json:
         print_json(summary)

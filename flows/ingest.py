@@ -90,6 +90,7 @@ def ingest_sources(
     expected = None if None in totals else sum(totals)
     n_rows = _count_rows(opened, expected) if roles.segments else expected
     names = opened[0].feature_names
+    attributes = _attributes(opened, base)
     if base is None:
         writing = create_dataset(
             path,
@@ -97,6 +98,7 @@ def ingest_sources(
             columns=list(roles.stored),
             expected_rows=n_rows,
             ingest=asdict(roles),
+            attributes=attributes,
             overwrite=overwrite,
         )
     else:
@@ -142,6 +144,19 @@ def _check_same_columns(first: Any, other: Any) -> None:
                 f"{other.path}: Expected the columns of {first.path}, got others: "
                 f"{', '.join(map(str, differ[:5]))}. Give all sources the same columns."
             )
+
+
+def _attributes(sources: Sequence[Any], base: BinaryDataset | None) -> Mapping[str, Any]:
+    """Give the dataset's attributes: a source may state none, but no others than those before."""
+    stated = {s.path: s.attributes for s in sources if getattr(s, "attributes", None)}
+    expected: Mapping[str, Any] = base.attributes if base else next(iter(stated.values()), {})
+    for path, attributes in stated.items():
+        if attributes != expected:
+            raise DataError(
+                f"{path}: Expected the {' and '.join(attributes)} of the rows before it, "
+                "got another. Write it to a dataset of its own."
+            )
+    return expected
 
 
 def _count_rows(sources: Sequence[Any], known: int | None) -> int:

@@ -49,7 +49,8 @@ def fingerprint(described: dict[str, Any]) -> str:
 def outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
     """Describe what a fit ended with."""
     monitor = ConvergenceMonitor(model.max_iter, model.tol)
-    warnings = [notice.render(dataset.feature_names) for notice in state.warnings]
+    names = (dataset.feature_names, dataset.segment_names)
+    warnings = [notice.render(*names) for notice in state.warnings]
     stopped = monitor.warning(state.history)
     return {
         "iterations": state.iteration,

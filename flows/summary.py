@@ -59,6 +59,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if "eigenvalues" in found:
         rows.append(("spectrum", _spectrum(found["eigenvalues"])))
+    if "mcs" in summary:
+        rows.append(("truth", f"mean cosine similarity {summary['mcs']:.4f}"))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What a person is told, naming features by their own names where these are known."""
+"""What a person is told, naming features and segments by their own names where these are known."""
 
 from __future__ import annotations
 
@@ -10,36 +10,46 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence about some features.
+    """A sentence about some features or segments.
 
     Attributes
     ----------
     text
-        The sentence; `{features}` in it stands for their names.
-    features
-        Indices of the features.
+        The sentence; `{features}` and `{segments}` in it stand for their names.
+    features, segments
+        Indices of those that it is about.
     """
 
     text: str
     features: tuple[int, ...] = ()
+    segments: tuple[int, ...] = ()
 
-    def render(self, names: Sequence[str] | None = None) -> str:
+    def render(
+        self, features: Sequence[str] | None = None, segments: Sequence[str] | None = None
+    ) -> str:
         """Write the sentence out; without names, indices stand for them."""
-        shown = [repr(names[i]) if names else str(i) for i in self.features[:_NAMED]]
-        more = len(self.features) - len(shown)
-        listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-        return self.text.replace("{features}", listed)
+        text = self.text.replace("{features}", _listed(self.features, features))
+        return text.replace("{segments}", _listed(self.segments, segments))
+
+
+def _listed(indices: Sequence[int], names: Sequence[str] | None) -> str:
+    shown = [repr(names[i]) if names else str(i) for i in indices[:_NAMED]]
+    more = len(indices) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 class FitError(ValueError):
     """What was asked cannot be computed; the message says what, where and what to do."""
 
-    def __init__(self, text: str, features: Sequence[int] = ()) -> None:
-        self.notice = Notice(text, tuple(int(i) for i in features))
+    def __init__(
+        self, text: str, features: Sequence[int] = (), segments: Sequence[int] = ()
+    ) -> None:
+        indices = (tuple(int(i) for i in some) for some in (features, segments))
+        self.notice = Notice(text, *indices)
         super().__init__(self.notice.render())
 
-    def __reduce__(self) -> tuple[type[FitError], tuple[str, tuple[int, ...]]]:
-        return FitError, (self.notice.text, self.notice.features)
+    def __reduce__(self) -> tuple[type[FitError], tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        return FitError, (self.notice.text, self.notice.features, self.notice.segments)
 
 
 class ClusterLost(RuntimeError):

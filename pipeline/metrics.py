@@ -1,9 +1,12 @@
-"""How far a model's answers are from the data."""
+"""How far a model's answers are from the data, and its mixing matrix from a reference."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from pipeline.errors import FitError
 
 LEAST_PROBABILITY = 1e-6
 """Probabilities are kept this far from 0 and 1, so that one sure but wrong bit stays finite."""
@@ -31,3 +34,79 @@ def reconstruction_losses(
         "wrong_bits": float(wrong[observed].mean()),
         "nll_per_bit": float(nats[observed].mean()),
     }
+
+
+def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
+    """Compare two mixing matrices up to order, signs and lengths of their columns.
+
+    Columns are matched one to one so that their absolute cosines sum to the most. A column without
+    a partner counts as 0, and so does one of zeros, which points nowhere.
+
+    Hyttinen, Barin-Pacela and Hyvärinen (2022), Binary independent component analysis: a
+    non-stationarity-based approach, UAI, section 6.
+
+    Parameters
+    ----------
+    estimated, reference
+        Mixing matrices, (n_features, n_estimated) and (n_features, n_reference).
+
+    Returns
+    -------
+    float
+        Sum of the matched cosines over the larger number of columns, in [0, 1].
+
+    Raises
+    ------
+    FitError
+        If a matrix is empty or not finite, or the two differ in n_features.
+    """
+    left, right = _directions(estimated, "estimated"), _directions(reference, "reference")
+    if len(left) != len(right):
+        raise FitError(
+            f"Expected estimated and reference with the same n_features, got {len(left)} and "
+            f"{len(right)}. Compare fits of the same features."
+        )
+    cosines = np.abs(left.T @ right)
+    matched = cosines[linear_sum_assignment(cosines, maximize=True)]
+    return float(min(matched.sum() / max(cosines.shape), 1.0))
+
+
+def matched_columns(
+    estimated: NDArray[np.float64], reference: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Put columns into the order of a reference, with the signs that suit it.
+
+    Parameters
+    ----------
+    estimated, reference
+        (n_features, n_components) each.
+
+    Returns
+    -------
+    ndarray
+        Columns of `estimated`, matched as in `mean_cosine_similarity`.
+    """
+    cosines = _directions(reference, "reference").T @ _directions(estimated, "estimated")
+    here, there = linear_sum_assignment(np.abs(cosines), maximize=True)
+    return estimated[:, there] * np.where(cosines[here, there] < 0, -1.0, 1.0)
+
+
+def _directions(mixing: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Scale every column to length 1, but leave zeros."""
+    if mixing.ndim != 2 or mixing.size == 0:
+        raise FitError(
+            f"Expected {name} of shape (n_features, n_components), got {mixing.shape}. "
+            "Pass a matrix with at least one row and one column."
+        )
+    if not np.isfinite(mixing).all():
+        row, column = np.argwhere(~np.isfinite(mixing))[0]
+        raise FitError(
+            f"Expected {name} to be finite, got {mixing[row, column]} at row {row}, "
+            f"column {column}. Compare fits that have converged."
+        )
+    # In units of the largest entry, squares neither overflow nor vanish.
+    largest = np.abs(mixing).max(axis=0)
+    scaled = mixing / np.where(largest > 0, largest, 1)
+    lengths = np.linalg.norm(scaled, axis=0)
+    directions: NDArray[np.float64] = scaled / np.where(lengths > 0, lengths, 1)
+    return directions

@@ -68,6 +68,7 @@ class DatasetWriter:
     ingest: Mapping[str, Any] = field(default_factory=dict)
     base: BinaryDataset | None = None
     n_rows: int = 0
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     _waiting: list[PackedRows] = field(default_factory=list)
     _chunks: list[tuple[int, int, int]] = field(default_factory=list)
     _blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -291,6 +292,7 @@ class DatasetWriter:
             "stored": self._stored,
             "tables": {name: checksum(table) for name, table in tables.items()},
             "ingest": dict(self.ingest),
+            "attributes": dict(self.attributes),
             **described,
         }
 

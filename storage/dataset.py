@@ -102,6 +102,12 @@ class BinaryDataset:
         return str(self.manifest["digest"])
 
     @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What is known of the data beside the data, such as the truth of simulated ones."""
+        attributes: Mapping[str, Any] = self.manifest.get("attributes", {})
+        return attributes
+
+    @property
     def column_names(self) -> tuple[str, ...]:
         """Names of the per-row columns."""
         return tuple(self.manifest["columns"])

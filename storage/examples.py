@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources import Batch
+from storage.sources.base import unnamed
 
 PREFIX = "example:"
 _CELLS_AT_ONCE = 1 << 22
+_FEW_FEATURES, _LARGEST_CONDITION = 20, 20.0
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class Example:
         Makes the batches.
     default_segment, default_split
         The per-row columns that give the segments and the splits, if any.
-    path, slug
-        The name asked for, and one with all parameters, fit for a file name.
+    path
+        The name asked for.
+    attributes
+        What is known of the data beside the data, in JSON values.
     """
 
     feature_names: tuple[str, ...]
@@ -43,11 +47,27 @@ class Example:
     default_segment: str | None = None
     default_split: str | None = None
     path: str = ""
-    slug: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def batches(self) -> Iterator[Batch]:
         """Make the rows in order."""
         return self.make()
+
+
+class NonstationaryTruth(NamedTuple):
+    """What non-stationary data were drawn from.
+
+    Attributes
+    ----------
+    mixing
+        A, (n_features, n_components).
+    source_means, source_variances
+        Means and variances of the sources, (n_segments, n_components) each.
+    """
+
+    mixing: NDArray[np.float64]
+    source_means: NDArray[np.float64]
+    source_variances: NDArray[np.float64]
 
 
 def open_example(name: str) -> Example:
@@ -56,12 +76,31 @@ def open_example(name: str) -> Example:
     Raises
     ------
     DataError
+        If the name or a parameter is unknown, or a value cannot be used.
+    """
+    kind, values = _parsed(name)
+    make, _ = _EXAMPLES[kind]
+    return replace(make(**values), path=name)
+
+
+def example_slug(name: str) -> str:
+    """Name an example with all its parameters, fit for a file name; nothing is made.
+
+    Raises
+    ------
+    DataError
         If the name or a parameter is unknown, or a value is not a whole number above zero.
     """
+    kind, values = _parsed(name)
+    return "-".join([kind, *(f"{key}{value}" for key, value in values.items())])
+
+
+def _parsed(name: str) -> tuple[str, dict[str, int]]:
+    """Split a name into the kind of example and all its parameters."""
     kind, _, given = name.removeprefix(PREFIX).partition(":")
     if kind not in _EXAMPLES:
         raise DataError(_unknown("example", kind, _EXAMPLES))
-    make, defaults = _EXAMPLES[kind]
+    _, defaults = _EXAMPLES[kind]
     values = dict(defaults)
     for part in filter(None, given.split(",")):
         key, _, value = part.partition("=")
@@ -72,8 +111,7 @@ def open_example(name: str) -> Example:
                 f"example:{kind}: Expected {key} a whole number above 0, got {value!r}."
             )
         values[key] = int(value)
-    slug = "-".join([kind, *(f"{key}{value}" for key, value in values.items())])
-    return replace(make(**values), path=name, slug=slug)
+    return kind, values
 
 
 def _unknown(what: str, name: str, known: Mapping[str, Any]) -> str:
@@ -129,22 +167,113 @@ def _gaussian(
     seed: int,
 ) -> Example:
     n_features, n_factors = loadings.shape
-    height = max(1, _CELLS_AT_ONCE // n_features)
 
     def batches() -> Iterator[Batch]:
-        for index, first in enumerate(range(0, n_rows, height)):
-            rng = np.random.default_rng([seed, 0, index])
-            size = min(height, n_rows - first)
-            latent = rng.standard_normal((size, n_factors)) @ loadings.T
+        for rows, rng in _row_runs(n_rows, n_features, seed):
+            latent = rng.standard_normal((len(rows), n_factors)) @ loadings.T
             if noise.any():
                 latent += noise * rng.standard_normal(latent.shape)
             yield Batch((latent > thresholds).astype(np.uint8), None, {})
 
-    return Example(tuple(f"f{i}" for i in range(n_features)), n_rows, batches)
+    return Example(unnamed(n_features), n_rows, batches)
+
+
+def _row_runs(
+    n_rows: int, n_features: int, seed: int
+) -> Iterator[tuple[NDArray[np.int64], np.random.Generator]]:
+    """Cut rows into batches: their row numbers, and draws of their own."""
+    height = max(1, _CELLS_AT_ONCE // n_features)
+    for index, first in enumerate(range(0, n_rows, height)):
+        rows = np.arange(first, min(first + height, n_rows))
+        yield rows, np.random.default_rng([seed, 0, index])
+
+
+def _nonstationary(
+    features: int, components: int, segments: int, rows_per_segment: int, seed: int
+) -> Example:
+    """Mixed Gaussian sources whose means and variances change from segment to segment."""
+    truth = nonstationary_truth(features, components, segments, seed)
+    return Example(
+        unnamed(features),
+        segments * rows_per_segment,
+        lambda: nonstationary_rows(truth, rows_per_segment, seed),
+        ("segment",),
+        "segment",
+        attributes={"truth": {name: a.tolist() for name, a in truth._asdict().items()}},
+    )
+
+
+def nonstationary_truth(
+    features: int, components: int, segments: int, seed: int
+) -> NonstationaryTruth:
+    """Draw what non-stationary data are drawn from.
+
+    Hyttinen, Barin-Pacela & Hyvärinen (2022), Binary independent component analysis: a
+    non-stationarity-based approach. Entries of A in U(−3, 3); means of the sources in U(−½, ½)
+    and their standard deviations in U(½, 3), drawn anew for every segment.
+
+    Raises
+    ------
+    DataError
+        If there are more components than features.
+    """
+    if components > features:
+        raise DataError(
+            f"example:nonstationary: Expected components at most features ({features}), "
+            f"got {components}. Give components={features} or fewer."
+        )
+    rng = np.random.default_rng([seed, 1])
+    mixing = _mixing(features, components, rng)
+    means = rng.uniform(-0.5, 0.5, (segments, components))
+    return NonstationaryTruth(mixing, means, rng.uniform(0.5, 3, (segments, components)) ** 2)
+
+
+def _mixing(features: int, components: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw a mixing matrix until its condition number is below the limit.
+
+    That is 20, or from 20 features on, where this is rare, what three in four draws stay below.
+    """
+
+    def draw() -> NDArray[np.float64]:
+        return rng.uniform(-3, 3, (features, components))
+
+    limit = _LARGEST_CONDITION
+    if features >= _FEW_FEATURES:
+        limit = float(np.percentile([np.linalg.cond(draw()) for _ in range(1000)], 75))
+    # A single column has condition number 1, which is its percentile too.
+    while np.linalg.cond(mixing := draw()) > limit:
+        continue
+    return mixing
+
+
+def nonstationary_rows(
+    truth: NonstationaryTruth, rows_per_segment: int, seed: int
+) -> Iterator[Batch]:
+    """Draw rows segment by segment: x = [√(π/8) A z + ε > 0], so P(x = 1 | z) = Φ(√(π/8) A z).
+
+    z ~ N(source_means[u], diag(source_variances[u])) in segment u and ε ~ N(0, I). The per-row
+    column `segment` holds u as text.
+    """
+    n_segments, n_components = truth.source_means.shape
+    names = np.array([str(segment) for segment in range(n_segments)])
+    deviations = np.sqrt(truth.source_variances)
+    scaled = np.sqrt(np.pi / 8) * truth.mixing
+    for rows, rng in _row_runs(n_segments * rows_per_segment, len(scaled), seed):
+        segment = rows // rows_per_segment
+        sources = rng.standard_normal((len(rows), n_components))
+        sources *= deviations[segment]
+        sources += truth.source_means[segment]
+        latent = sources @ scaled.T
+        latent += rng.standard_normal(latent.shape)
+        yield Batch((latent > 0).astype(np.uint8), None, {"segment": names[segment]})
 
 
 _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
     "digits": (_digits, {}),
     "ring": (_ring, {"features": 256, "rows": 100_000, "seed": 0}),
+    "nonstationary": (
+        _nonstationary,
+        {"features": 10, "components": 10, "segments": 40, "rows_per_segment": 1000, "seed": 0},
+    ),
     "probit": (_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
 }

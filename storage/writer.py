@@ -39,6 +39,7 @@ def create_dataset(
     expected_rows: int | None = None,
     words_per_chunk: int | None = None,
     ingest: Mapping[str, Any] | None = None,
+    attributes: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Iterator[DatasetWriter]:
     """Write a new dataset; an error inside the `with` leaves nothing behind.
@@ -57,15 +58,18 @@ def create_dataset(
         Chunk size in words of 64 rows, instead of the one derived.
     ingest
         Options to remember for a later append.
+    attributes
+        What to keep beside the data, in JSON values; `BinaryDataset.attributes` gives it back.
     overwrite
         Replace a dataset that is there, once the new one is whole.
 
     Raises
     ------
     DataError
-        If the path is taken or the features cannot be used.
+        If the path is taken, or the features or the attributes cannot be used.
     """
     names = check_feature_names(feature_names)
+    described = _json_values(attributes or {})
     target = Path(path).resolve()  # what is replaced is the dataset, not a link to it
     if target.exists() and not target.is_dir():
         raise _taken(target, overwrite)
@@ -84,6 +88,7 @@ def create_dataset(
                 words_per_chunk or _chunk_words(len(names), expected_rows),
                 {name: {} for name in columns},
                 ingest=ingest or {},
+                attributes=described,
             )
             yield writer
             writer.finish()
@@ -92,6 +97,18 @@ def create_dataset(
             raise
         if replaces:
             replace_folder(folder, target)
+
+
+def _json_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy attributes as they will be read, so that what cannot be kept is refused at once."""
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(attributes, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"attributes: Expected JSON values, got others ({error}). "
+            "Give finite numbers, text, lists and mappings."
+        ) from None
+    return copied
 
 
 def _taken(target: Path, overwrite: bool) -> DataError:
@@ -126,6 +143,7 @@ def append_dataset(path: str | Path, feature_names: Sequence[str]) -> Iterator[D
             base.manifest["ingest"],
             base,
             base.n_rows,
+            base.attributes,
         )
         try:
             yield writer

@@ -47,15 +47,15 @@ def fitted(model: Model, dataset: BinaryDataset, seed: int, where: Where) -> Fit
         If the data cannot be used; features are named.
     """
     rows = dataset_rows(dataset)
-    names = dataset.feature_names
+    names = (dataset.feature_names, dataset.segment_names)
     try:
         with opened_executor(**where) as executor, reporting() as progress:
             state = start(model, collect_first(model, rows, executor, progress), seed)
             statistics = collect_pass(model, state, rows, executor, seed, progress)
             done = fit(model, rows, executor, seed, state=state, statistics=statistics)
     except FitError as error:
-        raise FitError(error.notice.render(names)) from error
-    warnings = tuple(notice.render(names) for notice in done.warnings)
+        raise FitError(error.notice.render(*names)) from error
+    warnings = tuple(notice.render(*names) for notice in done.warnings)
     return Fitted(done.params, statistics, warnings)
 
 

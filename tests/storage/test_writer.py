@@ -24,6 +24,7 @@ from zarr.storage import LocalStore
 
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
+from storage.locations import write_manifest
 from storage.writer import append_dataset, create_dataset
 from tests.data import Batch
 from tests.storage.conftest import (
@@ -498,6 +499,50 @@ def test_overwriting_replaces_the_dataset_and_nothing_else(tmp_path: Path) -> No
 
 def test_an_empty_folder_is_a_new_path(tmp_path: Path) -> None:
     write_head(tmp_path).verify()
+
+
+TRUTH = {"truth": {"mixing": [[0.1, -1e-300], [2.0, 3.0]], "by": "ü", "none": None}}
+
+
+def write_known(path: Path, attributes: dict[str, Any] | None) -> BinaryDataset:
+    with create_dataset(path, feature_names(2), attributes=attributes, words_per_chunk=1) as writer:
+        writer.add(Batch(TWO))
+    return open_dataset(path)
+
+
+def test_attributes_come_back_and_stay(tmp_path: Path) -> None:
+    path = tmp_path / "data.zarr"
+    assert write_known(path, TRUTH).attributes == TRUTH
+    assert write_dataset(path, TWO, append=True).attributes == TRUTH
+    assert write_dataset(path, TWO, append=True).n_rows == 6
+
+
+def test_attributes_say_nothing_of_the_data(tmp_path: Path) -> None:
+    known, plain = (write_known(tmp_path / str(k), k) for k in (TRUTH, None))
+    assert known.digest == plain.digest
+    assert plain.attributes == {}
+
+
+def test_changed_attributes_are_damage(tmp_path: Path) -> None:
+    manifest = write_known(tmp_path, TRUTH).path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("3.0", "4.0"))
+    with pytest.raises(DataError, match="Damaged"):
+        open_dataset(tmp_path)
+
+
+def test_a_dataset_from_before_attributes_has_none(tmp_path: Path) -> None:
+    manifest = dict(write_known(tmp_path, None).manifest)
+    del manifest["attributes"]
+    write_manifest(tmp_path, manifest)
+    assert open_dataset(tmp_path).attributes == {}
+    assert write_dataset(tmp_path, TWO, append=True).attributes == {}
+
+
+@pytest.mark.parametrize("value", [np.ones(2), float("nan"), float("inf"), {1, 2}], ids=str)
+def test_attributes_that_json_cannot_keep_are_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="attributes: Expected JSON values, got others"):
+        write_known(tmp_path / "data.zarr", {"truth": value})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_writers_do_not_share_a_dataset(tmp_path: Path) -> None:
