@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import FitError
 from pipeline.numerics import kernels
 
 Words = NDArray[np.uint64]
@@ -70,6 +72,39 @@ class BinaryBlock:
     def column(self, name: str) -> NDArray[Any]:
         """Give a per-row column, (n_samples,)."""
         return self.columns[name]
+
+    def dealt(self, n_groups: int) -> list[BinaryBlock]:
+        """Deal the rows to groups of equal size, give or take one row.
+
+        Whole words go round in turn, so that nothing is unpacked and neighbours stay together. The
+        rows left over, fewer than 64 n_groups, are cut into one run for each group.
+
+        Parameters
+        ----------
+        n_groups
+            Number of groups.
+
+        Returns
+        -------
+        list of BinaryBlock
+            One block a group, without rows where there are fewer rows than groups.
+
+        Raises
+        ------
+        FitError
+            If there is no group.
+        """
+        if n_groups < 1:
+            raise FitError(f"Expected n_groups of at least 1, got {n_groups}. Ask for one or more.")
+        if n_groups == 1:
+            return [self]
+        # A word that is not full takes no turn: its padding would end up among the rows.
+        n_turns = self.n_samples // (64 * n_groups)
+        n_words = n_turns * n_groups
+        left = self.n_samples - 64 * n_words
+        cuts = [64 * n_words + left * g // n_groups for g in range(n_groups + 1)]
+        runs = [np.arange(start, stop) for start, stop in pairwise(cuts)]
+        return [_taken(self, slice(g, n_words, n_groups), run) for g, run in enumerate(runs)]
 
 
 def block_of(
@@ -146,17 +181,24 @@ def blocks_of(chunk: Chunk) -> Iterator[BinaryBlock]:
             chunk.rows[rows],
             {name: values[rows] for name, values in chunk.columns.items()},
         )
-        yield block if chunk.keep is None else _kept(block, chunk.keep[rows])
+        kept = None if chunk.keep is None else np.flatnonzero(chunk.keep[rows])
+        yield block if kept is None else _taken(block, slice(0), kept)
 
 
-def _kept(block: BinaryBlock, keep: NDArray[np.bool_]) -> BinaryBlock:
-    at = np.flatnonzero(keep)
-    observed = block.observed_words
-    return BinaryBlock(
-        kernels.select_rows(block.words, at),
-        None if observed is None else kernels.select_rows(observed, at),
-        len(at),
-        block.segment,
-        block.rows[at],
-        {name: values[at] for name, values in block.columns.items()},
+def _taken(block: BinaryBlock, whole: slice, single: NDArray[np.int64]) -> BinaryBlock:
+    """Take whole words, all of them full, and behind them single rows."""
+    first_rows = 64 * np.arange(block.words.shape[1])[whole]
+    at = np.concatenate([np.add.outer(first_rows, np.arange(64)).ravel(), single])
+    mask = block.observed_words
+    return replace(
+        block,
+        words=_taken_words(block.words, whole, single),
+        observed_words=None if mask is None else _taken_words(mask, whole, single),
+        n_samples=len(at),
+        rows=block.rows[at],
+        columns={name: values[at] for name, values in block.columns.items()},
     )
+
+
+def _taken_words(words: Words, whole: slice, single: NDArray[np.int64]) -> Words:
+    return np.concatenate([words[:, whole], kernels.select_rows(words, single)], axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from typing import (
     Any,
@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
+from pipeline.executors.base import Map
 from pipeline.fit import FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.base import FirstStatistics, Statistics
-
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 
 class Model(Protocol):
@@ -76,12 +75,27 @@ class Model(Protocol):
         """MAP: latent codes, `mean` (n_samples, n_components) and whatever else there is."""
         ...
 
-    def sample(self, params: Any, n_samples: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-        """Draw rows from the fitted model: (n_samples, n_features)."""
+    def sample(
+        self,
+        params: Any,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows from the fitted model, of these segments where it has any.
+
+        `segments` is (n_samples,); without it they come as often as in the data. The rows are
+        (n_samples, n_features).
+        """
         ...
 
-    def reconstruct(self, params: Any, codes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Give P(x = 1 | codes): (n_samples, n_features)."""
+    def reconstruct(
+        self,
+        params: Any,
+        codes: NDArray[np.float64],
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float64]:
+        """Give P(x = 1 | codes, segments), (n_samples, n_features)."""
         ...
 
 

@@ -39,8 +39,9 @@ from scipy.special import ndtr, ndtri
 
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
 from pipeline.fit import FitState
-from pipeline.models.base import Map, Model, array, check_choices, register
+from pipeline.models.base import Model, array, check_choices, register
 from pipeline.numerics.expectation_propagation import probit_posterior
 from pipeline.numerics.linalg import (
     leading_eigenpairs,
@@ -51,7 +52,7 @@ from pipeline.numerics.tetrachoric import PairStatus
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import (
     Estimate,
-    correlation_matrix,
+    correlation_matrices,
     count_statuses,
     estimate_arcsine,
     estimate_tetrachoric,
@@ -201,7 +202,7 @@ class ClippedPCA(Model):
 
     def update(self, state: FitState, statistics: PairCounts, map_items: Map) -> FitState:
         """Correlations, their spectrum, and the loadings from it."""
-        correlation, status = correlation_matrix(statistics, 0, self._estimate, map_items)
+        (correlation,), (status,) = correlation_matrices(statistics, self._estimate, map_items)
         repaired, moved = correlation, 0.0
         if self.repair == "nearest":
             repaired, moved = nearest_correlation(correlation)
@@ -291,16 +292,22 @@ class ClippedPCA(Model):
         }
 
     def sample(
-        self, params: ClippedPCAParams, n_samples: int, rng: np.random.Generator
+        self,
+        params: ClippedPCAParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows: (n_samples, n_features)."""
+        """Draw rows, (n_samples, n_features); segments do not matter."""
         weights, offsets = _probit(params)
         codes = rng.standard_normal((n_samples, weights.shape[1]))
         noise = rng.standard_normal((n_samples, len(weights)))
         return (codes @ weights.T + offsets + noise > 0).astype(np.uint8)
 
-    def reconstruct(self, params: ClippedPCAParams, codes: Array) -> Array:
-        """Give P(s = 1 | y): (n_samples, n_features)."""
+    def reconstruct(
+        self, params: ClippedPCAParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Give P(s = 1 | y), (n_samples, n_features); segments do not matter."""
         weights, offsets = _probit(params)
         probabilities: Array = ndtr(codes @ weights.T + offsets)
         return probabilities

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.executors.base import Map
 from pipeline.numerics.arcsine import arcsine_correlation
 from pipeline.numerics.linalg import leading_eigenvalues
 from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
@@ -19,7 +20,6 @@ Array = NDArray[np.float64]
 Statuses = NDArray[np.uint8]
 Estimate = Callable[[PairTable], tuple[Array, Statuses]]
 """Gives each pair's correlation, 0 where it is undefined, and its `PairStatus`."""
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 _PAIRS_A_TASK = 1 << 18
 _BYTES_TO_SEND = 8 << 20
@@ -43,37 +43,34 @@ def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
     return arcsine_correlation(np.clip(clipped, -1.0, 1.0)), status.astype(np.uint8)
 
 
-def correlation_matrix(
-    counts: PairCounts, segment: int, estimate: Estimate, map_items: Map
+def correlation_matrices(
+    counts: PairCounts, estimate: Estimate, map_items: Map
 ) -> tuple[Array, Statuses]:
-    """Estimate all pairs of a segment.
+    """Estimate all pairs of every segment.
 
     Parameters
     ----------
     counts
         Pair counts of all features.
-    segment
-        Place of the segment in `counts.segments`.
     estimate
         The estimator; it is sent to the workers.
     map_items
-        Where strips of pairs are estimated.
+        Where runs of segments, or strips of pairs of one segment, are estimated.
 
     Returns
     -------
     correlation, status
-        Symmetric, (n_features, n_features) each; undefined correlations are 0.
+        Symmetric, (n_seen, n_features, n_features) each; undefined correlations are 0.
     """
-    n = counts.n_features
-    correlation, status = np.zeros((n, n)), np.zeros((n, n), np.uint8)
-    strips = list(_strips(n))
-    tables = (_copied(counts.table(segment, rows, slice(rows.start, n))) for rows in strips)
-    for rows, (values, codes) in zip(strips, map_items(estimate, tables), strict=True):
-        correlation[rows, rows.start :] = values
-        status[rows, rows.start :] = codes
-    upper = np.triu(np.ones((n, n), bool), 1)
-    correlation, status = correlation * upper, status * upper
-    return correlation + correlation.T + np.eye(n), status + status.T
+    shape = (len(counts.segments), counts.n_features, counts.n_features)
+    correlation, status = np.zeros(shape), np.zeros(shape, np.uint8)
+    parts = list(_parts(*shape[:2]))
+    tables = (_tables(counts, segments, rows) for segments, rows in parts)
+    for (segments, rows), found in zip(parts, map_items(estimate, tables), strict=True):
+        correlation[segments, rows, rows.start :], status[segments, rows, rows.start :] = found
+    for matrix, codes in zip(correlation, status, strict=True):
+        _mirror(matrix, codes)
+    return correlation, status
 
 
 def null_spectra(
@@ -113,13 +110,28 @@ def _null_spectrum(estimate: Estimate, margins: PairTable, n_leading: int, seed:
     return leading_eigenvalues(correlation, n_leading)
 
 
-def _copied(table: PairTable) -> PairTable:
-    """Copy a part of the counts, lest all of them be sent with it."""
-    return PairTable(*map(np.ascontiguousarray, table))
+def _parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice]]:
+    """Cut segments and rows so that a task estimates about as many pairs as any other."""
+    together = max(1, _PAIRS_A_TASK // n_features**2)
+    height = max(1, min(n_features, _PAIRS_A_TASK // n_features))
+    for segment in range(0, n_segments, together):
+        for row in range(0, n_features, height):
+            yield (
+                slice(segment, min(segment + together, n_segments)),
+                slice(row, min(row + height, n_features)),
+            )
 
 
-def _strips(n_features: int) -> Iterator[slice]:
-    """Cut rows so that a task estimates about as many pairs as any other."""
-    height = max(1, _PAIRS_A_TASK // n_features)
-    for first in range(0, n_features, height):
-        yield slice(first, min(first + height, n_features))
+def _tables(counts: PairCounts, segments: slice, rows: slice) -> PairTable:
+    """Copy the tables of some segments, lest all counts be sent with them."""
+    right = slice(rows.start, counts.n_features)
+    each = (counts.table(u, rows, right) for u in range(segments.start, segments.stop))
+    return PairTable(*(np.stack([*map(np.atleast_2d, parts)]) for parts in zip(*each, strict=True)))
+
+
+def _mirror(correlation: Array, status: Statuses) -> None:
+    """Copy what lies above the diagonal below it; the diagonal is sure."""
+    lower = np.tril_indices(len(correlation), -1)
+    correlation[lower], status[lower] = correlation.T[lower], status.T[lower]
+    np.fill_diagonal(correlation, 1.0)
+    np.fill_diagonal(status, PairStatus.PLAIN)

@@ -1,6 +1,8 @@
 """Counts of ones and joint ones, by segment: int64 and exact.
 
-Arrays have one row for each segment that was seen, so a block costs its own segment only.
+Arrays have one row for each segment that was seen, so a block costs its own segment only. For
+cross-validation and the bootstrap the rows of a segment are dealt to groups, each counted like a
+segment of its own with index segment · n_groups + group.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock, Tile
+from pipeline.errors import FitError
 from pipeline.numerics import kernels
 
 Counts = NDArray[np.int64]
@@ -160,6 +163,34 @@ class PairCounts:
             block.tile,
         )
 
+    @classmethod
+    def of_groups(cls, block: BinaryBlock, n_groups: int) -> Self:
+        """Count the groups of one block, which `BinaryBlock.dealt` makes.
+
+        Parameters
+        ----------
+        block
+            The rows; `block.tile` says which pairs.
+        n_groups
+            Number of groups.
+
+        Returns
+        -------
+        PairCounts
+            One row for each group that has rows, under the index segment · n_groups + group. A
+            block without rows keeps its first group, so that its segment counts as seen.
+        """
+        key = block.segment * n_groups
+        dealt = [replace(part, segment=key + g) for g, part in enumerate(block.dealt(n_groups))]
+        first, *others = [part for part in dealt if part.n_samples] or dealt[:1]
+        counts = cls.of_block(first, pooled=False)
+        # Room for all groups is made once and filled, so that no other copy of them exists.
+        stack = {name: a.repeat(1 + len(others), axis=0) for name, a in counts.arrays().items()}
+        for row, part in enumerate(others, 1):
+            for name, counted in cls.of_block(part, pooled=False).arrays().items():
+                stack[name][row] = counted[0]
+        return cls.from_arrays(stack, tile=block.tile)
+
     @property
     def n_samples(self) -> int:
         """Number of rows."""
@@ -198,6 +229,14 @@ class PairCounts:
             _square(parts, "ones_right", "ones_left") if masked else None,
         )
 
+    def margins(self) -> tuple[Counts, Counts]:
+        """Give observed values and ones of every feature, (n_seen, n_features) each."""
+        ones = np.diagonal(self.joint, axis1=1, axis2=2)
+        observed = np.broadcast_to(self.full_rows[:, None], ones.shape)
+        if self.pair_rows is not None:
+            observed = observed + np.diagonal(self.pair_rows, axis1=1, axis2=2)
+        return observed, ones
+
     def table(
         self, segment: int, left: slice = slice(None), right: slice = slice(None)
     ) -> PairTable:
@@ -214,15 +253,57 @@ class PairCounts:
             self.joint[pairs],
         )
 
+    def grouped_segments(self, n_groups: int) -> Counts:
+        """Give the segments that these groups belong to, sorted, (n_segments_seen,)."""
+        return np.unique(self.segments // n_groups)
+
+    def weighted(self, n_groups: int, weights: Counts) -> Self:
+        """Sum the groups of every segment, each with its weight.
+
+        Parameters
+        ----------
+        n_groups
+            What `of_groups` was given.
+        weights
+            How often each group counts, at least 0: (n_segments_seen, n_groups), a row for each of
+            `grouped_segments`.
+
+        Returns
+        -------
+        PairCounts
+            One row for each of `grouped_segments`, also where all weights are 0. With all weights
+            1 these are the counts of `of_block`.
+
+        Raises
+        ------
+        FitError
+            If the weights are negative or of another shape.
+        """
+        segments = self.grouped_segments(n_groups)
+        expected = (len(segments), n_groups)
+        if weights.shape != expected or weights.min(initial=0) < 0:
+            raise FitError(
+                f"Expected weights of at least 0 and of shape {expected}, got shape "
+                f"{weights.shape} and a minimum of {weights.min(initial=0)}. "
+                "Give every group of every segment seen one weight."
+            )
+        place = np.searchsorted(segments, self.segments // n_groups)
+        times = weights[place, self.segments % n_groups]
+        sums = {
+            name: segments if name == "segments" else _sum_rows(rows, place, times, len(segments))
+            for name, rows in self.arrays().items()
+        }
+        return self.from_arrays(sums, tile=self.tile)
+
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name; a tile has none, it is stitched first."""
         names = (field.name for field in fields(self))
         return {name: a for name in names if isinstance(a := getattr(self, name), np.ndarray)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], tile: Tile | None = None) -> Self:
         """Undo `arrays`."""
-        return cls(tile=None, **arrays)
+        return cls(tile=tile, **arrays)
 
 
 def tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, ...]:
@@ -272,6 +353,14 @@ def _sum(segments: Counts, a: Any, b: Any, name: str) -> Counts | None:
     total = np.zeros((len(segments), *parts[0][1].shape[1:]), np.int64)
     for seen, counts in parts:
         total[np.searchsorted(segments, seen)] += counts
+    return total
+
+
+def _sum_rows(counts: Counts, place: Counts, times: Counts, n_places: int) -> Counts:
+    """Add row r of the counts, times[r] times, to row place[r] of the sum."""
+    total = np.zeros((n_places, *counts.shape[1:]), np.int64)
+    for row in np.flatnonzero(times):
+        total[place[row]] += times[row] * counts[row]
     return total
 
 

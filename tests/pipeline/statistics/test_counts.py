@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from pipeline.blocks import Tile, block_of
+from pipeline.blocks import BinaryBlock, block_of
+from pipeline.errors import FitError
 from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
 from tests.strategies import Data, chunkings, dense_pair_table, memory_blocks, tables
 
@@ -93,12 +96,8 @@ def test_tiles_stitch_to_the_whole(data: Data, side: int, pooled: bool) -> None:
     whole = PairCounts.of_block(block, pooled=pooled)
     cut = tiles(data.X.shape[1], 1, 64 * side**2)
     assert (cut == (None,)) == (side >= data.X.shape[1])
-    parts = [PairCounts.of_block(on_tile(block, tile), pooled=pooled) for tile in cut]
+    parts = [PairCounts.of_block(replace(block, tile=tile), pooled=pooled) for tile in cut]
     assert_same(PairCounts.stitch(parts).arrays(), whole.arrays())
-
-
-def on_tile(block: Any, tile: Tile | None) -> Any:
-    return type(block)(block.words, block.observed_words, block.n_samples, block.segment, tile=tile)
 
 
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 1 << 20))
@@ -130,3 +129,121 @@ def test_the_diagonal_counts_single_features(n_samples: int) -> None:
     X = np.random.default_rng(0).integers(0, 2, (n_samples, 5), dtype=np.uint8)
     counts = PairCounts.of_block(block_of(X), pooled=True)
     np.testing.assert_array_equal(counts.joint[0].diagonal(), X.sum(axis=0))
+
+
+group_numbers = st.integers(1, 5)
+long_tables = tables(st.integers(1, 4), st.integers(1, 400))
+
+
+def drawn_weights(draw: st.DataObject, n_segments: int, n_groups: int) -> NDArray[np.int64]:
+    shape = (n_segments, n_groups)
+    return draw.draw(hnp.arrays(np.int64, shape, elements=st.integers(0, 3)))
+
+
+def rows_by_group(blocks: list[BinaryBlock], n_groups: int) -> dict[int, list[int]]:
+    """Original rows under each key segment · n_groups + group."""
+    rows: dict[int, list[int]] = {}
+    for block in blocks:
+        for g, group in enumerate(block.dealt(n_groups)):
+            if group.n_samples:
+                rows.setdefault(block.segment * n_groups + g, []).extend(group.rows.tolist())
+    return dict(sorted(rows.items()))
+
+
+@untimed
+@given(long_tables, group_numbers, st.data())
+def test_groups_are_counted_like_segments(data: Data, n_groups: int, draw: st.DataObject) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
+    counts = merged([PairCounts.of_groups(block, n_groups) for block in blocks])
+    rows = rows_by_group(blocks, n_groups)
+    assert counts.segments.tolist() == [*rows]
+    assert counts.rows.tolist() == [len(some) for some in rows.values()]
+    square = np.ones((data.X.shape[1],) * 2, np.int64)
+    for place, some in enumerate(rows.values()):
+        expected = dense_pair_table(data.take(some))
+        for part, dense in zip(counts.table(place), expected, strict=True):
+            np.testing.assert_array_equal(part * square, dense)
+
+
+@untimed
+@given(long_tables, group_numbers, st.data())
+def test_all_groups_once_are_the_segment(data: Data, n_groups: int, draw: st.DataObject) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
+    whole = merged([PairCounts.of_block(block, pooled=False) for block in blocks])
+    counts = merged([PairCounts.of_groups(block, n_groups) for block in blocks])
+    segments = counts.grouped_segments(n_groups)
+    assert segments.tolist() == whole.segments.tolist()
+    once = counts.weighted(n_groups, np.ones((len(segments), n_groups), np.int64))
+    assert_same(once.arrays(), whole.arrays())
+
+
+@untimed
+@given(long_tables, group_numbers, st.data())
+def test_weights_say_how_often_a_group_counts(
+    data: Data, n_groups: int, draw: st.DataObject
+) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
+    counts = merged([PairCounts.of_groups(block, n_groups) for block in blocks])
+    weights = drawn_weights(draw, data.n_segments, n_groups)
+    seen = np.unique(data.labels)
+    sums = counts.weighted(n_groups, weights[seen])
+    assert sums.segments.tolist() == seen.tolist()
+    rows = rows_by_group(blocks, n_groups)
+    square = np.ones((data.X.shape[1],) * 2, np.int64)
+    for place, segment in enumerate(seen):
+        often = [
+            row
+            for g in range(n_groups)
+            for row in rows.get(segment * n_groups + g, [])
+            for _ in range(weights[segment, g])
+        ]
+        some = data.take(np.array(often, np.int64))
+        assert sums.rows[place] == len(some.X)
+        for part, dense in zip(sums.table(place), dense_pair_table(some), strict=True):
+            np.testing.assert_array_equal(part * square, dense)
+
+
+@untimed
+@given(long_tables, group_numbers, st.data())
+def test_weighting_and_merging_may_change_places(
+    data: Data, n_groups: int, draw: st.DataObject
+) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X), 4)))
+    parts = [PairCounts.of_groups(block, n_groups) for block in blocks]
+    weights = drawn_weights(draw, data.n_segments, n_groups)
+
+    def weighted(counts: PairCounts) -> PairCounts:
+        return counts.weighted(n_groups, weights[counts.grouped_segments(n_groups)])
+
+    assert_same(weighted(merged(parts)).arrays(), merged([*map(weighted, parts)]).arrays())
+
+
+@untimed
+@given(tables(st.integers(2, 7)), st.integers(1, 6), group_numbers, st.data())
+def test_tiles_of_groups_stitch_to_the_whole(
+    data: Data, side: int, n_groups: int, draw: st.DataObject
+) -> None:
+    block = block_of(data.X, data.observed, segment=1)
+    whole = PairCounts.of_groups(block, n_groups)
+    cut = tiles(data.X.shape[1], 1, 64 * side**2)
+    parts = [PairCounts.of_groups(replace(block, tile=tile), n_groups) for tile in cut]
+    assert_same(PairCounts.stitch(parts).arrays(), whole.arrays())
+    weights = drawn_weights(draw, 1, n_groups)
+    sums = PairCounts.stitch([part.weighted(n_groups, weights) for part in parts])
+    assert_same(sums.arrays(), whole.weighted(n_groups, weights).arrays())
+
+
+@pytest.mark.parametrize("observed", [None, np.empty((0, 3), np.uint8)])
+def test_a_block_without_rows_still_names_its_segment(observed: Any) -> None:
+    block = block_of(np.empty((0, 3), np.uint8), observed, segment=2)
+    counts = PairCounts.of_groups(block, 4)
+    assert (counts.segments.tolist(), counts.rows.tolist()) == ([8], [0])
+    sums = counts.weighted(4, np.ones((1, 4), np.int64))
+    assert_same(sums.arrays(), PairCounts.of_block(block, pooled=False).arrays())
+
+
+@pytest.mark.parametrize("weights", [np.ones((1, 3), int), np.ones((2, 2), int), [[1, -1]]])
+def test_wrong_weights_are_refused(weights: Any) -> None:
+    counts = PairCounts.of_groups(block_of(np.ones((9, 2), np.uint8)), 2)
+    with pytest.raises(FitError, match=r"Expected weights of at least 0 and of shape \(1, 2\)"):
+        counts.weighted(2, np.array(weights))
