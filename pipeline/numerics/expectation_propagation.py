@@ -118,7 +118,7 @@ def probit_posterior(
         If shapes disagree, an observed value of `X` is not 0 or 1, a parameter is not finite, a
         prior variance is negative, or `tol` or `max_rounds` is not positive.
     """
-    binary, present = _binary_matrix(X, observed)
+    binary, present = binary_matrix(X, observed)
     w, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
     m, v = np.asarray(prior_mean, np.float64), np.asarray(prior_variance, np.float64)
     _check_parameters(binary.shape[1], w, b, m, v)
@@ -141,10 +141,16 @@ def probit_posterior(
     return posterior._replace(mean=m + scale * posterior.mean, variance=v * posterior.variance)
 
 
-def _binary_matrix(
+def binary_matrix(
     X: ArrayLike, observed: ArrayLike | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """`X` and its mask as C-contiguous arrays; where not observed, X is 0."""
+    """Check `X` and its mask; C-contiguous copies, X being 0 where not observed.
+
+    Raises
+    ------
+    FitError
+        If the shapes differ or an observed value is not 0 or 1.
+    """
     values = np.asarray(X)
     mask = np.ones(values.shape, np.bool_) if observed is None else np.asarray(observed, np.bool_)
     if values.ndim != 2 or mask.shape != values.shape:
