@@ -49,6 +49,7 @@ EXAMPLES = """Examples:
     python -m flows.fit --dataset example:digits
     python -m flows.fit --dataset clicks.zarr --components 10 --workers 4
     python -m flows.fit --dataset votes.zarr --set estimator=arcsine --json
+    python -m flows.fit --dataset votes.zarr --model blica --components auto
     python -m flows.fit --dataset clicks.zarr --cluster tcp://scheduler:8786 --resume
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import FitError
 from pipeline.models.base import MODELS, Model, hyperparameters, model_class, suggestion
+
+AUTO = "auto"
+"""What options call a value that is left to the model to choose: None."""
 
 
 def build_model(name: str, components: str | None, settings: Sequence[str]) -> Model:
@@ -49,15 +53,28 @@ def _model_help(model: type[Model]) -> str:
     hints = get_type_hints(model)
     defaults = {field.name: field.default for field in fields(model)}  # type: ignore[arg-type]
     lines = (
-        f"    {name}={'|'.join(map(str, get_args(hints[name]))) or hints[name].__name__} "
-        f"[default: {defaults[name]}]\n"
+        f"    {name}={_choices(hints[name])} [default: {_spelled(defaults[name])}]\n"
         for name in hyperparameters(model)
     )
     return f"Settings of {model.name}, by --set:\n\n{''.join(lines)}\n"
 
 
+def _choices(kind: Any) -> str:
+    """Spell a type: the values of a `Literal`, or the names of its types, None being `auto`."""
+    spelled = (c if isinstance(c, str) else _type_name(c) for c in get_args(kind) or (kind,))
+    return "|".join(spelled)
+
+
+def _type_name(kind: type) -> str:
+    return {int: "whole number", float: "number", NoneType: AUTO}.get(kind, kind.__name__)
+
+
+def _spelled(default: Any) -> str:
+    return AUTO if default is None else str(default)
+
+
 def _number_of_components(text: str) -> int | None:
-    if text == "auto":
+    if text == AUTO:
         return None
     try:
         return int(text)
@@ -78,6 +95,8 @@ def _named(setting: str, known: Sequence[str]) -> tuple[str, str]:
 
 
 def _converted(key: str, value: str, kind: Any) -> Any:
+    if value == AUTO and NoneType in get_args(kind):
+        return None
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.models.base import model_class
 from storage.artifacts import load_artifact
 
 _TOP = 8
@@ -57,6 +58,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("passes", f"{summary['iterations']}, {_ended(summary)}"),
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]
+    for name in model_class(summary["model"]).shown:
+        rows.append((name, f"{summary['diagnostics'][name]:.4g}"))
     if "eigenvalues" in found:
         rows.append(("spectrum", _spectrum(found["eigenvalues"])))
     if "mcs" in summary:

@@ -53,23 +53,41 @@ def normal_codes(n_components: int) -> tuple[Floats, Floats]:
     return grid.reshape(-1, n_components), mass / mass.sum()
 
 
+def standard_codes(params: Any) -> tuple[Floats, Floats, None]:
+    """Codes that are standard normal in every segment."""
+    return *normal_codes(2), None
+
+
+def codes_by_segment(params: Any) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Codes with the means and variances that a segment's sources have."""
+    nodes, mass = normal_codes(2)
+    shares = params.segment_rows / params.segment_rows.sum()
+    deviations = np.sqrt(params.source_variances)
+    codes = params.source_means[:, None] + deviations[:, None] * nodes
+    segments = np.repeat(params.segments, len(nodes))
+    return codes.reshape(-1, 2), np.outer(shares, mass).ravel(), segments
+
+
 @dataclass(frozen=True)
 class Facts:
     """What the laws need to know of one model beyond the protocol; a new model may do without.
 
     Attributes
     ----------
+    plain
+        Settings with which results do not depend on how rows are cut.
     tolerant
         Settings that accept degenerate columns where the defaults refuse them.
     variants
         Settings that the degenerate columns are tried with, besides the defaults.
     codes
-        Codes and their probabilities, to integrate `reconstruct` over, given their number.
+        Codes, their probabilities and segments, to integrate `reconstruct` over.
     """
 
+    plain: Mapping[str, Any] = field(default_factory=dict)
     tolerant: Mapping[str, Any] = field(default_factory=dict)
     variants: Sequence[Mapping[str, Any]] = ()
-    codes: Callable[[int], tuple[Floats, Floats]] = normal_codes
+    codes: Callable[[Any], tuple[Floats, Floats, NDArray[np.int64] | None]] = standard_codes
 
 
 FACTS = {
@@ -82,7 +100,17 @@ FACTS = {
             {"n_components": None},
             {"n_components": N_FEATURES},
         ),
-    )
+    ),
+    "blica": Facts(
+        plain={"regularization": 20.0},
+        variants=(
+            {"regularization": 5.0},
+            {"n_components": None},
+            {"regularization": 20.0, "bootstrap": 20},
+            {"min_rows": 1, "starts": 1},
+        ),
+        codes=codes_by_segment,
+    ),
 }
 RECOUNTS: Mapping[type, Callable[[Data], list[NDArray[np.int64]]]] = {
     FeatureCounts: lambda data: [data.mask.sum(axis=0), (data.X & data.mask).sum(axis=0)],
@@ -97,7 +125,7 @@ def facts_of(name: str) -> Facts:
 
 
 def make(name: str, **more: Any) -> Any:
-    return MODELS[name](**{"n_components": 2, **more})  # type: ignore[call-arg]
+    return MODELS[name](**{"n_components": 2, **facts_of(name).plain, **more})  # type: ignore[call-arg]
 
 
 def tolerant(name: str, **more: Any) -> Any:
@@ -271,10 +299,12 @@ def pair_shares(X: Bits) -> Floats:
 
 @every_model
 def test_a_fit_recovers_the_model_that_it_sampled(name: str) -> None:
-    model, n_samples = make(name), 50_000
-    drawn = model.sample(fitted(name, MANY).params, n_samples, np.random.default_rng(1))
-    again = fit(model, memory_rows(Data(drawn)), SERIAL)
-    redrawn = model.sample(again.params, n_samples, np.random.default_rng(2))
+    model, segments = make(name), np.arange(50_000) % 3
+    drawn = model.sample(
+        fitted(name, MANY).params, len(segments), np.random.default_rng(1), segments
+    )
+    again = fit(model, memory_rows(Data(drawn, None, segments)), SERIAL)
+    redrawn = model.sample(again.params, len(segments), np.random.default_rng(2), segments)
     np.testing.assert_allclose(pair_shares(redrawn), pair_shares(drawn), atol=0.015)
     shares = drawn.mean(axis=0)
     dependence = np.abs(pair_shares(drawn) - np.outer(shares, shares))
@@ -284,8 +314,8 @@ def test_a_fit_recovers_the_model_that_it_sampled(name: str) -> None:
 @every_model
 def test_samples_have_the_pair_shares_of_the_model(name: str) -> None:
     model, params = make(name), fitted(name).params
-    codes, mass = facts_of(name).codes(2)
-    given_codes = model.reconstruct(params, codes)
+    codes, mass, segments = facts_of(name).codes(params)
+    given_codes = model.reconstruct(params, codes, segments)
     expected = np.einsum("n,ni,nj->ij", mass, given_codes, given_codes)
     np.fill_diagonal(expected, mass @ given_codes)  # x² = x
     drawn = model.sample(params, 200_000, np.random.default_rng(3))
@@ -334,7 +364,7 @@ def with_column(kind: str) -> Data:
         X[~first_half, 2] = 1
     else:
         X[:, 2] = {"zeros": 0, "ones": 1, "a single one": np.arange(400) == 7}[kind]
-    return Data(X, None if mask.all() else mask)
+    return Data(X, None if mask.all() else mask, np.arange(400) % 3)
 
 
 DEGENERATE = [
@@ -402,7 +432,8 @@ def test_params_are_named_arrays(name: str) -> None:
 def test_states_survive_storage(name: str, tmp_path: Path) -> None:
     from flows.checkpoints import load_state, save_state
 
-    for state in (fitted(name), fit(tolerant(name), memory_rows(with_column("ones")), SERIAL)):
+    accepted = with_column("ones" if facts_of(name).tolerant else "a single one")
+    for state in (fitted(name), fit(tolerant(name), memory_rows(accepted), SERIAL)):
         folder = tmp_path / str(len(state.warnings))
         save_state(folder, state)
         loaded = load_state(make(name), folder)

@@ -41,6 +41,8 @@ class Model(Protocol):
     """What `summarize` gives."""
     params: ClassVar[type[Any]]
     """A frozen dataclass whose arrays are declared by `array`."""
+    shown: ClassVar[tuple[str, ...]] = ()
+    """Diagnostics that a summary of a fit shows."""
     max_iter: int
     tol: float
     n_components: int | None

@@ -10,7 +10,6 @@ import pytest
 from flows import datasets
 from flows.datasets import dataset_path, true_mixing
 from flows.summary import print_table
-from pipeline.models.base import MODELS
 from storage.dataset import open_dataset
 from storage.errors import DataError
 from storage.examples import nonstationary_truth
@@ -118,7 +117,6 @@ def test_the_table_shows_the_similarity(cli, plain, capsys):
     assert ["truth", "mean", "cosine", "similarity", "0.9957"] in [line.split() for line in shown]
 
 
-@pytest.mark.skipif("blica" not in MODELS, reason="no model with a mixing matrix")
 def test_a_fit_is_compared_with_the_truth(cli):
     made = "example:nonstationary:features=6,components=2,segments=10,rows_per_segment=200"
     options = ("--dataset", made, "--model", "blica", "--components", 2, "--truth")

@@ -1,0 +1,1 @@
+"""Moment matching of binary ICA: correlations of segments to a mixing and source variances."""

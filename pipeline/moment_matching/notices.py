@@ -1,0 +1,134 @@
+"""What must be told of segments that could not be used whole, and of a fit that is in doubt."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import Notice
+from pipeline.moment_matching.refinement import MOST_ROUNDS
+from pipeline.moment_matching.segments import FEW_UNDEFINED, Segments, SegmentStatus
+from pipeline.numerics.tetrachoric import PairStatus
+
+Array = NDArray[np.float64]
+
+_DISAGREE = 0.95
+_PROPORTIONAL = 0.2
+"""Standard deviation over segments of the log ratio of two variances."""
+_SHRUNK = 9.0
+
+
+def count_cases(segments: Segments) -> dict[str, int]:
+    """Count segments by `SegmentStatus`, and in those used pairs by `PairStatus` and constants."""
+    used = segments.used
+    counts = {
+        f"segments_{status.name.lower()}": int((segments.status == status).sum())
+        for status in SegmentStatus
+    }
+    counts["constant_in_a_segment"] = int((~segments.varies[used]).sum())
+    both = segments.varies[:, :, None] & segments.varies[:, None, :]
+    pairs = np.triu(both, 1) & used[:, None, None]
+    by_status = np.bincount(segments.pair_status[pairs], minlength=len(PairStatus))
+    return counts | {f"pairs_{s.name.lower()}": int(by_status[s]) for s in PairStatus}
+
+
+def judge_segments(
+    segments: Segments, indices: NDArray[np.int64], min_rows: int, ridge: Array
+) -> tuple[Notice, ...]:
+    """Say which segments, features and pairs were left out or guessed.
+
+    Parameters
+    ----------
+    segments
+        The segments.
+    indices
+        Their indices in the dataset.
+    min_rows
+        Rows that a segment must have.
+    ridge
+        δ of each segment used.
+    """
+    used = segments.used
+    texts = {
+        SegmentStatus.TOO_SMALL: f"left out, fewer than {min_rows} rows: {{segments}}; "
+        "--set min_rows=1 keeps them",
+        SegmentStatus.CONSTANT: "left out, fewer than two features vary: {segments}",
+        SegmentStatus.UNDEFINED_PAIRS: f"left out, more than {FEW_UNDEFINED:.0%} of the pairs "
+        "without a correlation: {segments}",
+    }
+    found = [
+        Notice(text, segments=tuple(indices[segments.status == status].tolist()))
+        for status, text in texts.items()
+        if (segments.status == status).any()
+    ]
+    constant = ~segments.varies & used[:, None]
+    if constant.any():
+        where = indices[constant.any(axis=1)].tolist()
+        features = np.flatnonzero(constant.any(axis=0)).tolist()
+        text = "constant within a segment, left out there: {features} in {segments}"
+        found.append(Notice(text, tuple(features), tuple(where)))
+    gaps = segments.undefined() & used[:, None, None]
+    if gaps.any():
+        text = f"pairs without a correlation, set to the model's: {gaps.sum() // 2}, among "
+        features = np.flatnonzero(gaps.any(axis=(0, 1))).tolist()
+        where = indices[gaps.any(axis=(1, 2))].tolist()
+        found.append(Notice(text + "{features} in {segments}", tuple(features), tuple(where)))
+    if (ridge > _SHRUNK).any():
+        text = "correlations shrunk to less than a tenth by the ridge: {segments}"
+        found.append(Notice(text, segments=tuple(indices[used][ridge > _SHRUNK].tolist())))
+    return tuple(found)
+
+
+def judge_fit(
+    diagnostics: Mapping[str, Any], n_starts: int, variances: Array
+) -> tuple[Notice, ...]:
+    """Say what is in doubt.
+
+    Parameters
+    ----------
+    diagnostics
+        Of the fit.
+    n_starts
+        Starts asked for.
+    variances
+        Source variances of the segments used, (n_segments, n_components).
+    """
+    found = []
+    if (missing := -diagnostics["surplus"]) > 0:
+        found.append(
+            f"not identifiable: {missing} more unknowns than correlations; "
+            "take fewer components or more segments"
+        )
+    if (diverged := n_starts - diagnostics["starts_finite"]) > 0:
+        found.append(f"{diverged} of {n_starts} starts diverged and were left out")
+    if not diagnostics["optimiser_converged"]:
+        found.append(f"stopped after {diagnostics['iterations']} iterations before converging")
+    if diagnostics["stability"] < _DISAGREE:
+        found.append(
+            "the two best starts disagree: mean cosine similarity "
+            f"{diagnostics['stability']:.3f}; the likelihood has several optima, or the mixing "
+            "is not identifiable"
+        )
+    if diagnostics["gap_rounds"] == MOST_ROUNDS:
+        found.append("pairs set to the model's correlations had not come to rest")
+    if pair := _proportional(variances):
+        found.append(
+            f"the variances of components {pair[0] + 1} and {pair[1] + 1} rise and fall together "
+            "over segments: any rotation of the two fits as well"
+        )
+    return tuple(map(Notice, found))
+
+
+def _proportional(variances: Array) -> tuple[int, int] | None:
+    """Find the two components whose variances are most nearly proportional, if too nearly."""
+    profiles = np.log(variances)
+    n_components = profiles.shape[1]
+    apart = np.full((n_components, n_components), np.inf)
+    for k, l in itertools.combinations(range(n_components), 2):  # noqa: E741
+        apart[k, l] = (profiles[:, k] - profiles[:, l]).std()
+    k, l = divmod(int(np.argmin(apart)), n_components)  # noqa: E741
+    return (k, l) if apart[k, l] < _PROPORTIONAL else None
