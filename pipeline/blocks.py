@@ -77,7 +77,8 @@ class BinaryBlock:
         """Deal the rows to groups of equal size, give or take one row.
 
         Whole words go round in turn, so that nothing is unpacked and neighbours stay together. The
-        rows left over, fewer than 64 n_groups, are cut into one run for each group.
+        rows left over, fewer than 64 n_groups, are cut into one run for each group; which group
+        has the first hangs on the block's first row, lest the same ones are short in every block.
 
         Parameters
         ----------
@@ -103,8 +104,11 @@ class BinaryBlock:
         n_words = n_turns * n_groups
         left = self.n_samples - 64 * n_words
         cuts = [64 * n_words + left * g // n_groups for g in range(n_groups + 1)]
-        runs = [np.arange(start, stop) for start, stop in pairwise(cuts)]
-        return [_taken(self, slice(g, n_words, n_groups), run) for g, run in enumerate(runs)]
+        first = int(self.rows[0]) % n_groups if self.n_samples else 0
+        runs = np.roll(np.array([*pairwise(cuts)]), first, axis=0)
+        return [
+            _taken(self, slice(g, n_words, n_groups), np.arange(*run)) for g, run in enumerate(runs)
+        ]
 
 
 def block_of(

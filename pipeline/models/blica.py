@@ -45,11 +45,10 @@ from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.fit import FitState
-from pipeline.identifiability import surplus
 from pipeline.metrics import mean_cosine_similarity
 from pipeline.models.base import Model, array, register
 from pipeline.moment_matching.matching import Match, Settings, match_moments
-from pipeline.moment_matching.notices import count_cases, judge_fit, judge_segments
+from pipeline.moment_matching.notices import diagnose, judge_fit, judge_segments
 from pipeline.moment_matching.refinement import source_means
 from pipeline.moment_matching.segment_model import SegmentModel
 from pipeline.moment_matching.segments import SegmentStatus, segments_of
@@ -86,7 +85,8 @@ class BLICAParams:
         Of each start that stayed finite, best first: mean log-likelihood of a row in nats up to a
         constant, and mean cosine similarity of its mixing to the best one's.
     candidate_components, candidate_regularization, candidate_scores
-        Settings tried on held-out rows, and their nats a pair of features and row.
+        Settings tried on held-out rows, and their nats a pair of features and row; the first, with
+        no components, is independence.
     mixing_interval
         Ends of the 95 % bootstrap intervals; empty without a bootstrap.
     """
@@ -149,8 +149,9 @@ class BLICA(Model):
     def __post_init__(self) -> None:
         if self.n_components is not None and self.n_components < 1:
             raise FitError(f"--components: Expected at least 1, got {self.n_components}.")
-        if self.regularization is not None and not 1 < self.regularization < np.inf:
-            raise FitError(f"regularization: Expected above 1, got {self.regularization}.")
+        r = self.regularization
+        if r is not None and not 1 < r < np.inf:
+            raise FitError(f"regularization: Expected a finite number above 1, got {r}.")
         for name in ("min_rows", "starts"):
             if (value := getattr(self, name)) < 1:
                 raise FitError(f"{name}: Expected at least 1, got {value}.")
@@ -194,13 +195,7 @@ class BLICA(Model):
             )
         usable = first.rows >= self.min_rows
         self._check_number(usable, first.segments, ())
-        varies = (first.ones > 0) & (first.ones < first.observed) & usable[:, None]
-        if (constant := np.flatnonzero(~varies.any(axis=0))).size:
-            raise FitError(
-                "Expected features that vary within a segment, got constant ones: {features}. "
-                "Leave them out.",
-                constant.tolist(),
-            )
+        _check_varying((first.ones > 0) & (first.ones < first.observed), usable)
         seeds = {
             "starts": rng.integers(2**63, size=self.starts),
             "folds": rng.integers(2**63, size=1),
@@ -233,10 +228,11 @@ class BLICA(Model):
         segments = segments_of(whole, self.min_rows, map_items)
         undefined = np.flatnonzero(segments.undefined().any(axis=(0, 1)))
         self._check_number(segments.used, indices, undefined.tolist())
+        _check_varying(segments.varies, segments.used)
         settings = Settings(self.n_components, self.regularization, n_groups, self.min_rows)
         match = match_moments(statistics, segments, settings, state.auxiliary, map_items)
         params = _fitted_params(match, indices)
-        diagnostics = _diagnostics(match, params)
+        diagnostics = diagnose(match, params.start_similarities)
         noted = judge_segments(match.segments, indices, self.min_rows, match.ridge)
         noted += judge_fit(diagnostics, self.starts, params.source_variances[segments.used])
         warnings = (*state.warnings, *noted)
@@ -334,6 +330,16 @@ def segment_model(params: BLICAParams, index: int) -> SegmentModel:
     )
 
 
+def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
+    """Refuse features of which no segment to use says anything."""
+    if (constant := np.flatnonzero(~varies[usable].any(axis=0))).size:
+        raise FitError(
+            "Expected features that vary within a segment that is used, got constant ones: "
+            "{features}. Leave them out.",
+            constant.tolist(),
+        )
+
+
 def _nothing() -> BLICAParams:
     """Parameters before the fit: they are sent with every task, so they are empty."""
     declared = fields(BLICAParams)
@@ -376,18 +382,3 @@ def _fitted_params(match: Match, indices: NDArray[np.int64]) -> BLICAParams:
         candidate_scores=np.array([c.score for c in tried], np.float64),
         mixing_interval=match.interval,
     )
-
-
-def _diagnostics(match: Match, params: BLICAParams) -> dict[str, Any]:
-    n_features, n_components = params.mixing.shape
-    return {
-        "n_components": n_components,
-        "regularization": match.regularization,
-        "surplus": surplus(n_features, n_components, int(match.segments.used.sum())),
-        "stability": float(params.start_similarities[1:2].min(initial=1.0)),
-        "starts_finite": len(match.optima),
-        "iterations": match.best.iterations,
-        "optimiser_converged": match.best.converged,
-        "gap_rounds": match.gap_rounds,
-        **count_cases(match.segments),
-    }

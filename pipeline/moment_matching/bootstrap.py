@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.metrics import matched_columns
 from pipeline.moment_matching.objective import Solution
 from pipeline.moment_matching.optimiser import maximise, spread_over
-from pipeline.moment_matching.segments import segments_of
+from pipeline.moment_matching.segments import Segments, SegmentStatus, segments_of
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
@@ -22,8 +24,10 @@ LEVEL = 0.95
 
 def mixing_interval(
     counts: PairCounts,
-    settings: tuple[int, int, float],
+    n_groups: int,
+    regularization: float,
     solution: Solution,
+    segments: Segments,
     seeds: Sequence[int],
     map_items: Map,
 ) -> Array:
@@ -37,10 +41,14 @@ def mixing_interval(
     ----------
     counts
         Counts by segment and group, see `PairCounts.of_groups`.
-    settings
-        Groups a segment, at least 2; rows that a segment must have; condition number to ridge to.
+    n_groups
+        Groups a segment, at least 2.
+    regularization
+        Condition number to ridge to.
     solution
         Where every fit starts: of all segments, the mixing with columns of length 1.
+    segments
+        Those of the fit: what it left out is left out here.
     seeds
         One a replicate.
     map_items
@@ -53,8 +61,7 @@ def mixing_interval(
     """
     if not seeds:
         return np.zeros((0, *solution.mixing.shape))
-    n_groups, min_rows, regularization = settings
-    fit = partial(_replicate, min_rows, regularization, solution)
+    fit = partial(_replicate, regularization, solution, segments.status)
     drawn = _resampled(counts, n_groups, seeds)
     found = spread_over(fit, drawn, counts.joint.nbytes, map_items)
     tail = (1 - LEVEL) / 2
@@ -71,15 +78,21 @@ def _resampled(counts: PairCounts, n_groups: int, seeds: Iterable[int]) -> Itera
 
 
 def _replicate(
-    min_rows: int,
     regularization: float,
     solution: Solution,
+    status: NDArray[np.uint8],
     counts: PairCounts,
     spread: Map = map,
 ) -> Array:
     """Fit resampled counts; the mixing with columns of length 1, in the order of the solution's."""
-    segments = segments_of(counts, min_rows, spread)
-    used = segments.used
+    drawn = segments_of(counts, 1, spread)  # A part of the rows is not to be too few.
+    drawn = replace(drawn, status=np.where(status == SegmentStatus.USED, drawn.status, status))
+    used = drawn.used
+    if not used.any():
+        raise FitError(
+            "bootstrap: Expected segments that can be used when a part of their rows is drawn, "
+            "got none. Fit without --set bootstrap."
+        )
     start = Solution(solution.mixing, solution.log_variances[used], solution.log_precisions[used])
-    mixing = maximise(segments.moments(regularization), start, spread=spread).solution.mixing
+    mixing = maximise(drawn.moments(regularization), start, spread=spread).solution.mixing
     return matched_columns(mixing / np.linalg.norm(mixing, axis=0), solution.mixing)

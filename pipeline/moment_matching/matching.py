@@ -15,7 +15,14 @@ from pipeline.moment_matching.objective import Solution
 from pipeline.moment_matching.optimiser import Optimum, maximise_from_seeds
 from pipeline.moment_matching.refinement import calibrated, fit_gaps, readable
 from pipeline.moment_matching.segments import Segments
-from pipeline.moment_matching.selection import GRID, Candidate, choose, folds_of, try_settings
+from pipeline.moment_matching.selection import (
+    GRID,
+    Candidate,
+    choose,
+    folds_of,
+    independence,
+    try_settings,
+)
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
@@ -51,7 +58,7 @@ class Match:
     n_components, regularization
         The setting used.
     tried
-        Settings scored on held-out rows.
+        Settings scored on held-out rows, independence first.
     optima
         Of the starts that stayed finite, best first, before gaps were filled.
     best
@@ -107,14 +114,10 @@ def match_moments(
         segments.moments(r), n_components, seeds["starts"].tolist(), map_items
     )
     best, segments, gap_rounds = fit_gaps(optima[0], segments, r, map_items)
+    solution = readable(calibrated(best.solution, segments, r, map_items), segments)
     interval = mixing_interval(
-        counts,
-        (settings.n_groups, settings.min_rows, r),
-        readable(best.solution, segments),
-        seeds["bootstrap"].tolist(),
-        map_items,
+        counts, settings.n_groups, r, solution, segments, seeds["bootstrap"].tolist(), map_items
     )
-    solution = calibrated(best.solution, segments, r, map_items)
     return Match(
         n_components,
         r,
@@ -124,7 +127,7 @@ def match_moments(
         gap_rounds,
         segments,
         segments.moments(r).ridge,
-        readable(solution, segments),
+        solution,
         interval,
     )
 
@@ -151,4 +154,4 @@ def _settled(
         map_items,
     )
     best = choose(tried)
-    return tried, best.n_components, best.regularization
+    return (independence(folds), *tried), best.n_components, best.regularization

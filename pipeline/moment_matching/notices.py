@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import Notice
+from pipeline.identifiability import surplus
+from pipeline.moment_matching.matching import Match
 from pipeline.moment_matching.refinement import MOST_ROUNDS
 from pipeline.moment_matching.segments import FEW_UNDEFINED, Segments, SegmentStatus
 from pipeline.numerics.tetrachoric import PairStatus
@@ -20,6 +22,32 @@ _DISAGREE = 0.95
 _PROPORTIONAL = 0.2
 """Standard deviation over segments of the log ratio of two variances."""
 _SHRUNK = 9.0
+
+
+def diagnose(match: Match, start_similarities: Array) -> dict[str, Any]:
+    """Sum up a match in numbers.
+
+    Parameters
+    ----------
+    match
+        The match.
+    start_similarities
+        Mean cosine similarity of every start to the best, best first.
+    """
+    n_features, n_components = match.solution.mixing.shape
+    scores = [candidate.score for candidate in match.tried]
+    return {
+        "n_components": n_components,
+        "regularization": match.regularization,
+        "surplus": surplus(n_features, n_components, int(match.segments.used.sum())),
+        "stability": float(start_similarities[1:2].min(initial=1.0)),
+        "starts_finite": len(match.optima),
+        "iterations": match.best.iterations,
+        "optimiser_converged": match.best.converged,
+        "gap_rounds": match.gap_rounds,
+        "gain": max(scores[1:]) - scores[0] if scores else 0.0,
+        **count_cases(match.segments),
+    }
 
 
 def count_cases(segments: Segments) -> dict[str, int]:
@@ -77,6 +105,10 @@ def judge_segments(
         features = np.flatnonzero(gaps.any(axis=(0, 1))).tolist()
         where = indices[gaps.any(axis=(1, 2))].tolist()
         found.append(Notice(text + "{features} in {segments}", tuple(features), tuple(where)))
+    nowhere = np.where(used[:, None, None], segments.undefined(), True).all(axis=0)
+    if nowhere.any():
+        text = "pairs without a correlation in any segment, so the mixing is in doubt: {features}"
+        found.append(Notice(text, tuple(np.flatnonzero(nowhere.any(axis=0)).tolist())))
     if (ridge > _SHRUNK).any():
         text = "correlations shrunk to less than a tenth by the ridge: {segments}"
         found.append(Notice(text, segments=tuple(indices[used][ridge > _SHRUNK].tolist())))
@@ -103,6 +135,8 @@ def judge_fit(
             f"not identifiable: {missing} more unknowns than correlations; "
             "take fewer components or more segments"
         )
+    if diagnostics["gain"] < 0:
+        found.append("held-out rows are explained no better than by independent features")
     if (diverged := n_starts - diagnostics["starts_finite"]) > 0:
         found.append(f"{diverged} of {n_starts} starts diverged and were left out")
     if not diagnostics["optimiser_converged"]:

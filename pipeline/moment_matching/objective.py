@@ -96,7 +96,7 @@ class Solution(NamedTuple):
         signal = self.mixing * np.exp(0.5 * self.log_variances[segment])
         covariance = signal @ signal.T
         scale = 1 / np.sqrt(1 + np.diag(covariance))
-        implied: Array = covariance * scale * scale[:, None]
+        implied: Array = covariance * (scale * scale[:, None])
         np.fill_diagonal(implied, 1.0)
         return implied
 

@@ -179,13 +179,14 @@ def _ascend(
         value, gradient = objective(unflatten(flat, *shape))
         return -value, -gradient.flat()
 
+    rest = _Rest(tol, start.mixing, lambda flat: unflatten(flat, *shape).mixing)
     result = minimize(
         loss,
         start.flat(),
         jac=True,
         method="L-BFGS-B",
         bounds=_bounds(start),
-        callback=_Rest(tol, start.mixing, lambda flat: unflatten(flat, *shape).mixing),
+        callback=rest,
         options={
             "maxiter": _MAX_ITERATIONS,
             "maxfun": 2 * _MAX_ITERATIONS,
@@ -199,7 +200,7 @@ def _ascend(
         unflatten(result.x, *shape),
         -float(result.fun) if finite else -np.inf,
         int(result.nit),
-        result.nit < _MAX_ITERATIONS,
+        rest.reached or bool(result.success),
     )
 
 
@@ -214,6 +215,7 @@ class _Rest:
     def __init__(self, tol: float, mixing: Array, mixing_of: Callable[[Array], Array]) -> None:
         self.tol, self.mixing_of = tol, mixing_of
         self.mixing, self.loss, self.iterations = mixing, np.inf, 0
+        self.reached = False
 
     def __call__(self, intermediate_result: OptimizeResult) -> None:
         self.iterations += 1
@@ -223,6 +225,7 @@ class _Rest:
         mixing = self.mixing_of(intermediate_result.x).copy()
         risen = self.loss - loss <= self.tol * max(1.0, abs(loss))
         if risen and (_cosines(mixing, self.mixing) >= 1 - self.tol).all():
+            self.reached = True
             raise StopIteration
         self.loss, self.mixing = loss, mixing
 

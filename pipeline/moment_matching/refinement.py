@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 
 MOST_ROUNDS = 20
 _SUREST, _AT_REST = 0.999, 1e-3
+_TOLERANCE = 1e-11
+"""Small, lest a refit that begins near its end stops before it has moved."""
 
 
 def fit_gaps(
@@ -59,7 +61,7 @@ def fit_gaps(
             correlation[place][gaps[place]] = predicted[gaps[place]]
         moved = np.abs(correlation - segments.correlation).max()
         segments = segments.filled(correlation, map_items)
-        refit = partial(maximise, segments.moments(regularization))
+        refit = partial(maximise, segments.moments(regularization), tol=_TOLERANCE)
         (optimum,) = spread_over(refit, [optimum.solution], correlation.nbytes, map_items)
         n_rounds += 1
     return optimum, segments, n_rounds
@@ -119,7 +121,7 @@ def readable(solution: Solution, segments: Segments) -> Solution:
     everywhere = np.tile(mean[order], (len(used), 1))
     everywhere[used] = variances[:, order]
     precisions = 0.5 * np.log1p(everywhere @ mixing.T**2)
-    precisions[used] = solution.log_precisions
+    precisions[used] = np.where(segments.varies[used], solution.log_precisions, precisions[used])
     return Solution(mixing, np.log(everywhere), precisions)
 
 

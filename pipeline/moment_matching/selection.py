@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.moment_matching.objective import Solution
 from pipeline.moment_matching.optimiser import maximise, random_start, spread_over
@@ -74,13 +75,24 @@ def folds_of(counts: PairCounts, n_groups: int, min_rows: int, map_items: Map) -
         Rows that a segment must have; half of them in a fold.
     map_items
         Where correlations are estimated.
+
+    Raises
+    ------
+    FitError
+        If a half of the rows leaves no segment to use.
     """
     odd = np.tile(np.arange(n_groups) % 2, (len(counts.grouped_segments(n_groups)), 1))
     halves = [counts.weighted(n_groups, 1 - odd), counts.weighted(n_groups, odd)]
-    return [
-        Fold(segments_of(train, -(-min_rows // 2), map_items), test)
+    folds = [
+        Fold(segments_of(train, max(1, min_rows // 2), map_items), test)
         for train, test in (halves, halves[::-1])
     ]
+    if not all(fold.train.used.any() for fold in folds):
+        raise FitError(
+            "Expected segments that can be used when half of their rows are held out, got none. "
+            "Give --components and --set regularization, or longer segments."
+        )
+    return folds
 
 
 def try_settings(
@@ -120,6 +132,18 @@ def try_settings(
         elif place - last_better >= _PATIENCE:
             break
     return tried
+
+
+def independence(folds: Sequence[Fold]) -> Candidate:
+    """Score independent features: no components, or what a condition number of 1 leaves."""
+    none = np.eye(folds[0].test.n_features)
+    scored = [
+        _held_out(fold, place, none)
+        for fold in folds
+        for place in np.flatnonzero(fold.train.used).tolist()
+    ]
+    nats, n_pairs = np.array(scored).T
+    return Candidate(0, 1.0, nats, float(n_pairs.sum()))
 
 
 def best_of(tried: Sequence[Candidate]) -> Candidate:
