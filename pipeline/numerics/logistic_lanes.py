@@ -1,0 +1,249 @@
+"""Arithmetic of the logistic bound on the 64 rows of a word side by side, one row a lane.
+
+Loops over lanes have no branches, so that LLVM turns them into vector instructions. Fused
+multiply-add is asked for by name and no sum is reordered: a row comes to the same bits whatever its
+lane, its neighbours and the width of the vectors.
+
+With x̂ = (x, 1) and ŵ_i = (w_i, b_i), the bound on the factor of feature i is a quadratic form in x̂.
+A symmetric matrix of that size is kept as its upper triangle, row by row; padded with zeros, it is
+cut into tiles of TILE entries. The memory of the lanes is flat, its row r at LANES r, so that the
+compiler knows how far apart rows are.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.polynomial import chebyshev
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+LANES = 64
+TILE = 6  # all entries there are for one or two components
+VECTOR = 8  # lanes of the widest vectors
+
+# Rows in the memory of the lanes. First those that all features share,
+PRODUCT = 0  # of 1 + exp(−ξ) since the last logarithm
+GAP = 1  # what twice the bound loses to features and determinant
+PRESENT = 2  # 1 where the feature in hand is observed, else 0
+SIGN = 3  # 1 − 2 t, or 0 where not observed
+# then for each tile its entries of ⟨x̂ x̂ᵀ⟩, its entries of the system, and two rows by which sums
+# go from tile to tile. Rows of neighbours are at fixed distances: no loop need test for overlap.
+HEAD = 4
+SYSTEM = TILE
+SQUARE = 2 * TILE  # the part of ξ² from the tiles behind
+CURVATURE = 2 * TILE + 1  # −2 λ(ξ), or 0 where not observed
+TILE_ROWS = 2 * TILE + 2
+
+_LN_2 = math.log(2)
+_TO_INTEGER = 1.5 * 2.0**52  # added to a number, leaves the nearest integer in the low bits
+
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# For what only other kernels call.
+kernel = njit(**OPTIONS, **_BARE)  # type: ignore[call-overload]
+inlined = njit(**OPTIONS, **_BARE, forceinline=True)  # type: ignore[call-overload]
+
+
+def _expm1_coefficients(degree: int = 9) -> tuple[float, ...]:
+    """Powers of r in (exp(r) − 1) / r for |r| <= log(2) / 2; relative error 2e-15."""
+    t = chebyshev.chebpts1(2 * degree)
+    r = _LN_2 / 2 * t
+    powers = chebyshev.cheb2poly(chebyshev.chebfit(t, np.expm1(r) / r, degree))
+    return tuple(float(c) for c in powers / (_LN_2 / 2) ** np.arange(degree + 1))
+
+
+_EXPM1 = _expm1_coefficients()
+
+
+def _generate_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Generate a b + c, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float64(types.float64, types.float64, types.float64), generate
+
+
+def _generate_power_of_two(typing_context: Any, k: Any) -> Any:
+    """Generate 2**k for k given as _TO_INTEGER + k, whose low bits become the exponent."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        integer, real = (context.get_value_type(kind) for kind in (types.int64, types.float64))
+        exponent = builder.shl(builder.bitcast(arguments[0], integer), integer(52))
+        return builder.bitcast(builder.add(exponent, integer(1023 << 52)), real)
+
+    return types.float64(types.float64), generate
+
+
+fma: Any = intrinsic(_generate_fma)
+_power_of_two: Any = intrinsic(_generate_power_of_two)
+
+
+@inlined
+def row_of(lanes: Floats, r: int) -> Floats:
+    """Return row r of the memory."""
+    return lanes[LANES * r : LANES * (r + 1)]
+
+
+@inlined
+def moment(lanes: Floats, s: int) -> Floats:
+    """Return entry s of ⟨x̂ x̂ᵀ⟩ in all lanes."""
+    start = LANES * (HEAD + TILE_ROWS * (s // TILE) + s % TILE)
+    return lanes[start : start + LANES]
+
+
+@inlined
+def entry(lanes: Floats, s: int) -> Floats:
+    """Return entry s of the system in all lanes."""
+    start = LANES * (HEAD + TILE_ROWS * (s // TILE) + SYSTEM + s % TILE)
+    return lanes[start : start + LANES]
+
+
+@inlined
+def fill(out: Floats, value: float) -> None:
+    """Fill a row; a slice on the left would take a second to compile."""
+    for lane in range(len(out)):
+        out[lane] = value
+
+
+@inlined
+def copy(source: Floats, out: Floats) -> None:
+    """Copy a row."""
+    for lane in range(len(out)):
+        out[lane] = source[lane]
+
+
+@inlined
+def set_present(mask: int, rows: Integers, lanes: Floats, width: int) -> None:
+    """Mark the lanes in which a feature is observed."""
+    for lane in range(width):
+        bit = (mask >> np.uint64(rows[lane])) & np.uint64(1)
+        lanes[LANES * PRESENT + lane] = 1.0 if bit else 0.0
+
+
+@inlined
+def set_signs(ones: int, lanes: Floats) -> None:
+    """Spread a feature over lanes, each row in the lane of its number."""
+    for lane in range(LANES):
+        bit = (ones >> np.uint64(lane)) & np.uint64(1)
+        present = lanes[LANES * PRESENT + lane]
+        lanes[LANES * SIGN + lane] = -present if bit else present
+
+
+@kernel
+def add_features(
+    observed: Words,
+    forms: Floats,
+    start: int,
+    stop: int,
+    rows: Integers,
+    lanes: Floats,
+    width: int,
+) -> None:
+    """Set ξ² = ŵᵀ⟨x̂ x̂ᵀ⟩ŵ of features in turn, and add their factors to system and gap."""
+    n_tiles = forms.shape[1] // TILE
+    for i in range(start, stop):
+        if len(observed) > 0:
+            set_present(observed[i], rows, lanes, width)
+        for tile in range(n_tiles - 1, 0, -1):
+            before = LANES * (HEAD + TILE_ROWS * (tile - 1))
+            _add_square(_tile(forms[i, TILE * tile :]), lanes[before:], width)
+        _add_feature(_tile(forms[i]), lanes, width)
+        for tile in range(1, n_tiles):
+            before = LANES * (HEAD + TILE_ROWS * (tile - 1))
+            _add_curvature(_tile(forms[i, TILE * tile :]), lanes[before:], width)
+
+
+@inlined
+def _tile(form: Floats) -> Any:
+    return form[0], form[1], form[2], form[3], form[4], form[5]
+
+
+@inlined
+def _add_square(form: Any, lanes: Floats, width: int) -> None:
+    """Hand ξ² on to the tile before, with the part of this one."""
+    for lane in range(width):
+        square = lanes[LANES * (TILE_ROWS + SQUARE) + lane]
+        square = _form_at(form, lanes, LANES * TILE_ROWS + lane, square)
+        lanes[LANES * SQUARE + lane] = square
+
+
+@inlined
+def _add_feature(form: Any, lanes: Floats, width: int) -> None:
+    """Complete ξ², and add the factor to the gap and the first tile of the system."""
+    for lane in range(width):
+        square = lanes[LANES * (HEAD + SQUARE) + lane]
+        square = _form_at(form, lanes, LANES * HEAD + lane, square)
+        xi, change = _root_and_expm1(square)
+        present = lanes[LANES * PRESENT + lane]
+        curvature = -0.5 * present * change / (xi * (2.0 + change))
+        gap = lanes[LANES * GAP + lane]
+        lanes[LANES * GAP + lane] = fma(xi, fma(-curvature, xi, present), gap)
+        lanes[LANES * PRODUCT + lane] *= fma(present, 1.0 + change, 1.0)
+        lanes[LANES * (HEAD + CURVATURE) + lane] = curvature
+        _add_form(form, curvature, lanes, LANES * (HEAD + SYSTEM) + lane)
+
+
+@inlined
+def _add_curvature(form: Any, lanes: Floats, width: int) -> None:
+    """Take −2 λ(ξ) over from the tile before, and add the factor to this one of the system."""
+    for lane in range(width):
+        curvature = lanes[LANES * CURVATURE + lane]
+        lanes[LANES * (TILE_ROWS + CURVATURE) + lane] = curvature
+        _add_form(form, curvature, lanes, LANES * (TILE_ROWS + SYSTEM) + lane)
+
+
+@inlined
+def _form_at(form: Any, lanes: Floats, at: int, start: float) -> float:
+    """Add a tile of a form, with the moments of a lane for x̂ x̂ᵀ, to start."""
+    total = fma(form[0], lanes[at], start)
+    total = fma(form[1], lanes[at + LANES], total)
+    total = fma(form[2], lanes[at + 2 * LANES], total)
+    total = fma(form[3], lanes[at + 3 * LANES], total)
+    total = fma(form[4], lanes[at + 4 * LANES], total)
+    return float(fma(form[5], lanes[at + 5 * LANES], total))
+
+
+@inlined
+def _add_form(form: Any, factor: float, lanes: Floats, at: int) -> None:
+    """Add a multiple of a tile of a form to the system of a lane."""
+    lanes[at] = fma(form[0], factor, lanes[at])
+    lanes[at + LANES] = fma(form[1], factor, lanes[at + LANES])
+    lanes[at + 2 * LANES] = fma(form[2], factor, lanes[at + 2 * LANES])
+    lanes[at + 3 * LANES] = fma(form[3], factor, lanes[at + 3 * LANES])
+    lanes[at + 4 * LANES] = fma(form[4], factor, lanes[at + 4 * LANES])
+    lanes[at + 5 * LANES] = fma(form[5], factor, lanes[at + 5 * LANES])
+
+
+@inlined
+def _root_and_expm1(square: float) -> tuple[float, float]:
+    """ξ = √square and exp(−ξ) − 1, the latter without loss of digits as ξ goes to 0."""
+    xi = math.sqrt(square if square > 1e-200 else 1e-200)
+    capped = xi if xi < 700.0 else 700.0  # exp(−700) is nothing beside 1, and not yet subnormal
+    shifted = fma(capped, -1.0 / _LN_2, _TO_INTEGER)
+    k = shifted - _TO_INTEGER
+    r = fma(k, -_LN_2, -capped)  # what _LN_2 lacks, times k, vanishes in exp(k log 2)
+    p = _EXPM1[-1]
+    for power in range(len(_EXPM1) - 2, -1, -1):
+        p = fma(p, r, _EXPM1[power])
+    scale = _power_of_two(shifted)
+    return xi, fma(scale, r * p, scale - 1.0)
+
+
+@inlined
+def dot(a: Floats, b: Floats, folded: Floats) -> float:
+    """Sum the product of two rows: lane by lane of a vector, then across it."""
+    for j in range(len(folded)):
+        total = 0.0
+        for first in range(0, LANES, VECTOR):
+            total = fma(a[first + j], b[first + j], total)
+        folded[j] = total
+    even = (folded[0] + folded[4]) + (folded[2] + folded[6])
+    odd = (folded[1] + folded[5]) + (folded[3] + folded[7])
+    return float(even + odd)
