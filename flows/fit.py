@@ -275,7 +275,7 @@ def main(
     ],
     model: Annotated[str, Parameter(help="Name of the model.")] = "clipped-pca",
     components: Annotated[
-        str | None, Parameter(help="Number of latent components, or auto. [default: auto]")
+        str | None, Parameter(help="Number of latent components, or auto. [default: the model's]")
     ] = None,
     setting: Annotated[
         tuple[str, ...],

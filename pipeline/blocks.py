@@ -73,6 +73,10 @@ class BinaryBlock:
         """Give a per-row column, (n_samples,)."""
         return self.columns[name]
 
+    def taken(self, at: NDArray[np.int64]) -> BinaryBlock:
+        """Take some of the rows, (n_taken,)."""
+        return _taken(self, slice(0), at)
+
     def dealt(self, n_groups: int) -> list[BinaryBlock]:
         """Deal the rows to groups of equal size, give or take one row.
 

@@ -47,6 +47,9 @@ class FitState:
         Small values for the artifact, by name.
     warnings
         What the user must be told.
+    accepted
+        False where `update` takes back the step that led to the pass, whose objective is then
+        no part of the history.
     """
 
     params: Any
@@ -55,6 +58,7 @@ class FitState:
     history: tuple[float, ...] = ()
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[Notice, ...] = ()
+    accepted: bool = True
 
 
 def collect(
@@ -190,14 +194,15 @@ def fit_pass(
         statistics = collect_pass(model, state, rows, executor, seed, progress)
     with one_blas_thread():
         updated = model.update(state, statistics, executor.map)
-    objective = statistics.objective / statistics.n_samples
+    objective = model.objective(state.params, statistics)
     if not np.isfinite(objective):
         raise FitError(
             f"Expected a finite objective in pass {state.iteration + 1}, got {objective}. "
             "Fit with other settings or another --seed."
         )
-    history = (*state.history, objective)
-    return replace(updated, iteration=state.iteration + 1, history=history)
+    # A model that enters another stage begins a new history.
+    history = (*updated.history, objective) if updated.accepted else updated.history
+    return replace(updated, iteration=state.iteration + 1, history=history, accepted=True)
 
 
 def fit(

@@ -111,6 +111,16 @@ FACTS = {
         ),
         codes=codes_by_segment,
     ),
+    "latent-trait": Facts(
+        plain={"tol": 1e-7},
+        tolerant={"constant_features": "pin"},
+        variants=(
+            {"estimator": "quadrature", "prior_precision": 0.1},
+            {"estimator": "sampling", "nodes": 50},
+            {"n_components": None, "max_iter": 40},
+            {"polish": "quadrature", "rotation": "promax"},
+        ),
+    ),
 }
 RECOUNTS: Mapping[type, Callable[[Data], list[NDArray[np.int64]]]] = {
     FeatureCounts: lambda data: [data.mask.sum(axis=0), (data.X & data.mask).sum(axis=0)],

@@ -67,6 +67,10 @@ class Model(Protocol):
         """CENTRAL: new parameters from the statistics of all rows."""
         ...
 
+    def objective(self, params: Any, statistics: Any) -> float:
+        """Give the objective of a row, maximised: nats."""
+        return float(statistics.objective / statistics.n_samples)
+
     def prepare(self, params: Any, rng: np.random.Generator, map_items: Map) -> Any:
         """Complete parameters once before evaluation."""
         return params

@@ -1,0 +1,79 @@
+"""SQUAREM: extrapolates the steps of EM, with a safeguard that keeps the objective rising.
+
+R. Varadhan, C. Roland, "Simple and globally convergent methods for accelerating the convergence of
+any EM algorithm", Scandinavian Journal of Statistics 35 (2008), scheme S3. A cycle has three
+passes: from θ₀ to θ₁, from θ₁ to θ₂, and one from θ' = θ₀ − 2 α r + α² v with r = θ₁ − θ₀,
+v = θ₂ − 2 θ₁ + θ₀ and α = −‖r‖ / ‖v‖. Where θ' is worse than θ₁ was, the fit goes on from θ₂.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Memory = Mapping[str, NDArray[np.float64]]
+
+_FIRST_LIMIT, _GROWTH = 4.0, 4.0
+
+
+class Step(NamedTuple):
+    """Where the next pass is made.
+
+    Attributes
+    ----------
+    parameters
+        θ of the next pass.
+    memory
+        What the next call is given.
+    accepted
+        False where the pass just made was at an extrapolation that is taken back.
+    """
+
+    parameters: Array
+    memory: Memory
+    accepted: bool
+
+
+def fresh_memory() -> Memory:
+    """Begin with a new cycle."""
+    return {"squarem_place": np.array(0.0), "squarem_limit": np.array(_FIRST_LIMIT)}
+
+
+def squarem_step(at: Array, mapped: Array, objective: float, memory: Memory) -> Step:
+    """Choose the next parameters.
+
+    Parameters
+    ----------
+    at, mapped
+        θ of the pass just made, and what EM makes of it: vectors.
+    objective
+        At `at`.
+    memory
+        From the step before, or `fresh_memory`.
+    """
+    place, limit = int(memory["squarem_place"]), float(memory["squarem_limit"])
+    if place == 0:
+        return Step(mapped, _memory(1, limit, squarem_start=at), True)
+    if place == 1:
+        return _extrapolated(memory["squarem_start"], at, mapped, objective, limit)
+    if objective < float(memory["squarem_objective"]):
+        return Step(memory["squarem_fallback"], _memory(0, max(limit / _GROWTH, 1.0)), False)
+    return Step(mapped, _memory(0, limit), True)
+
+
+def _extrapolated(start: Array, middle: Array, end: Array, objective: float, limit: float) -> Step:
+    r, v = middle - start, end - 2 * middle + start
+    length = float(np.linalg.norm(r) / max(np.linalg.norm(v), np.finfo(float).tiny))
+    alpha = -float(np.clip(length, 1.0, limit))
+    if alpha == -limit:
+        limit *= _GROWTH
+    memory = _memory(2, limit, squarem_fallback=end, squarem_objective=np.array(objective))
+    return Step(start - 2 * alpha * r + alpha**2 * v, memory, True)
+
+
+def _memory(place: int, limit: float, **more: Array) -> Memory:
+    return {"squarem_place": np.array(float(place)), "squarem_limit": np.array(limit), **more}

@@ -1,0 +1,162 @@
+"""One pass of EM for the latent-trait model: its parameters, E-steps, M-step and posteriors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.models.base import array
+from pipeline.numerics.latent_nodes import (
+    NodePosterior,
+    Nodes,
+    gauss_hermite,
+    node_posterior,
+    node_statistics,
+)
+from pipeline.numerics.logistic_bound import (
+    BoundPosterior,
+    bound_m_step,
+    bound_posterior,
+    bound_statistics,
+)
+from pipeline.numerics.logistic_regression import logistic_m_step
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+
+MOST_BY_QUADRATURE = 3
+NODES_AN_AXIS = {1: 41, 2: 21, 3: 15}
+"""Nodes by the number of components: more change log-likelihoods by less than 1e-3 nats a row."""
+_STEEP = 20.0
+
+
+@dataclass(frozen=True)
+class LatentTraitParams:
+    """Parameters; the module's table gives shapes.
+
+    Attributes
+    ----------
+    nodes, node_log_weights
+        What the E-step sums over, (n_nodes, n_components) and (n_nodes,); empty for the variational
+        one.
+    held_out
+        Share of the rows kept for validation while the number of components is being chosen; 0
+        after that.
+    rotated, component_correlation
+        Weights for reading, rotated as `rotation` says, and the correlations of their components.
+    """
+
+    weights: Array = array("feature", "component")
+    offsets: Array = array("feature")
+    nodes: Array = array("node", "component")
+    node_log_weights: Array = array("node")
+    held_out: Array = array()
+    rotated: Array = array("feature", "component")
+    component_correlation: Array = array("component", "component_j")
+
+    @property
+    def packed(self) -> Array:
+        """Weights and offsets side by side, (n_features, n_components + 1)."""
+        return np.column_stack([self.weights, self.offsets])
+
+    def unpacked(self, packed: Array) -> LatentTraitParams:
+        """Undo `packed`; all else stays."""
+        return replace(self, weights=packed[:, :-1].copy(), offsets=packed[:, -1].copy())
+
+    def on(self, nodes: Nodes) -> LatentTraitParams:
+        """Take these nodes for the E-step."""
+        return replace(self, nodes=nodes.points, node_log_weights=nodes.log_weights)
+
+
+def bare_params(weights: Array, offsets: Array, held_out: float = 0.0) -> LatentTraitParams:
+    """Make parameters for the variational E-step."""
+    n_components = weights.shape[1]
+    return LatentTraitParams(
+        weights,
+        offsets,
+        np.zeros((0, n_components)),
+        np.zeros(0),
+        np.array(held_out),
+        weights,
+        np.eye(n_components),
+    )
+
+
+def e_step(params: LatentTraitParams, block: BinaryBlock) -> Sums:
+    """Sum what the M-step needs, on the nodes if there are any, else variationally."""
+    if len(params.nodes):
+        return _e_step_on_nodes(params, block)
+    found = bound_statistics(
+        block.words, block.observed_words, block.n_samples, params.weights, params.offsets
+    )
+    values = {
+        "curvature": found.curvature,
+        "target": found.target,
+        "rounds": np.array(found.rounds),
+        "empty_rows": _empty_rows(block.observed()),
+    }
+    return Sums(block.n_samples, found.bound, values)
+
+
+def _e_step_on_nodes(params: LatentTraitParams, block: BinaryBlock) -> Sums:
+    nodes = Nodes(params.nodes, params.node_log_weights)
+    observed = block.observed()
+    found = node_statistics(block.dense(), observed, params.weights, params.offsets, nodes)
+    values = {"ones": found.ones, "mass": found.mass, "empty_rows": _empty_rows(observed)}
+    return Sums(block.n_samples, found.log_likelihood, values)
+
+
+def _empty_rows(observed: NDArray[np.uint8] | None) -> NDArray[np.int64]:
+    """Count rows without any value."""
+    return np.array(0 if observed is None else int((~observed.any(axis=1)).sum()))
+
+
+def m_step(
+    params: LatentTraitParams, sums: Sums, prior_precision: float, equal_slopes: bool
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Maximise over weights and offsets.
+
+    Returns
+    -------
+    packed, diverging
+        As `LatentTraitParams.packed`, and whether a feature's weights grow without bound,
+        (n_features,).
+    """
+    values = sums.values
+    if not len(params.nodes):
+        weights, offsets = bound_m_step(values["curvature"], values["target"], prior_precision)
+        diverging = np.linalg.norm(weights, axis=1) > _STEEP
+        return np.column_stack([weights, offsets]), diverging
+    fit = logistic_m_step(
+        params.nodes,
+        values["ones"],
+        values["mass"],
+        params.weights,
+        params.offsets,
+        prior_precision=prior_precision,
+        equal_slopes=equal_slopes,
+    )
+    return np.column_stack([fit.weights, fit.offsets]), fit.diverged
+
+
+def exact_posterior(params: LatentTraitParams, block: BinaryBlock) -> NodePosterior:
+    """Integrate over x by quadrature, whatever the fit did.
+
+    Raises
+    ------
+    FitError
+        If there are more than 3 components.
+    """
+    q = params.weights.shape[1]
+    nodes = gauss_hermite(NODES_AN_AXIS.get(q, 2), q)
+    X, observed = block.dense(), block.observed()
+    return node_posterior(X, observed, params.weights, params.offsets, nodes)
+
+
+def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> BoundPosterior:
+    """Bound the posterior of x."""
+    words, observed = block.words, block.observed_words
+    return bound_posterior(words, observed, block.n_samples, params.weights, params.offsets)

@@ -1,0 +1,379 @@
+"""Latent-trait model: binary items that depend on a few Gaussian traits through logistic curves.
+
+Model: x ~ N(0, I_q), P(t_i = 1 | x) = σ(w_i·x + b_i), items independent given x (M. E. Tipping,
+"Probabilistic visualisation of high-dimensional binary data", NIPS 1998).
+
+Fit by EM, with one of three E-steps. `variational`: the paper's, by the bound of Jaakkola & Jordan;
+any q; biased, the slopes of strongly dependent items most. `quadrature`: exact marginal likelihood
+on Gauss–Hermite nodes (Bock & Aitkin 1981), q ≤ 3. `sampling`: the paper's rival, the same over
+fixed random draws of x. Steps are extrapolated by SQUAREM.
+
+=========  ==============  ================================
+symbol     field           shape
+=========  ==============  ================================
+w          weights         (n_features, n_components)
+b          offsets         (n_features,)
+=========  ==============  ================================
+
+Cost a block: n_samples n_features q² a round of the variational E-step, of which a row needs 5 to
+20; n_samples n_features n_nodes by quadrature. Passes: tens to hundreds.
+Not identifiable: rotations of x; columns of w are its principal axes, the entry of largest size
+positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from pipeline.acceleration import fresh_memory, squarem_step
+from pipeline.blocks import BinaryBlock
+from pipeline.convergence import ConvergenceMonitor
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
+from pipeline.fit import FitState
+from pipeline.latent_trait_em import (
+    MOST_BY_QUADRATURE,
+    NODES_AN_AXIS,
+    LatentTraitParams,
+    bare_params,
+    e_step,
+    exact_posterior,
+    m_step,
+    variational_posterior,
+)
+from pipeline.models.base import Model, check_choices, register
+from pipeline.numerics.latent_nodes import gauss_hermite, random_nodes
+from pipeline.numerics.rotation import principal_axes, promax, varimax
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+
+HELD_OUT = 0.1
+"""Share of the rows that the number of components is chosen on."""
+HELD_OUT_PASS = 1 << 32
+"""Number of a pass that never comes: rows held out are the same in all."""
+_DRAWS = 500
+
+
+@register
+@dataclass(frozen=True)
+class LatentTrait(Model):
+    """Hyperparameters of the latent-trait model.
+
+    Attributes
+    ----------
+    n_components
+        Number of traits; None chooses it by the objective of held-out rows.
+    estimator
+        `variational`, `quadrature` (up to 3 components) or `sampling`.
+    polish
+        `quadrature` goes on by quadrature once the variational fit has converged.
+    nodes
+        Nodes of an axis for quadrature, draws for sampling; None takes 41, 21 or 15 for 1, 2 or 3
+        components, and 500 draws.
+    prior_precision
+        Of a normal prior on the weights; above 0 it keeps separable items finite.
+    equal_slopes
+        `yes` gives all items one weight; one component and quadrature or sampling.
+    constant_features
+        `refuse` them, or `pin` them: weights of 0 and the offset of their margin.
+    acceleration
+        `squarem` or `none`.
+    rotation
+        What the weights for reading are turned to: `principal` axes, `varimax` or `promax`.
+    max_iter
+        Passes at the most.
+    tol
+        Change of the objective per row, relative where that is above 1, at which to stop.
+    """
+
+    name: ClassVar[str] = "latent-trait"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[Sums]] = Sums
+    params: ClassVar[type[LatentTraitParams]] = LatentTraitParams
+    n_components: int | None = 2
+    estimator: Literal["variational", "quadrature", "sampling"] = "variational"
+    polish: Literal["none", "quadrature"] = "none"
+    nodes: int | None = None
+    prior_precision: float = 0.0
+    equal_slopes: Literal["no", "yes"] = "no"
+    constant_features: Literal["refuse", "pin"] = "refuse"
+    acceleration: Literal["squarem", "none"] = "squarem"
+    rotation: Literal["principal", "varimax", "promax"] = "principal"
+    max_iter: int = 500
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.n_components is not None and self.n_components < 1:
+            raise FitError(f"--components: Expected at least 1, got {self.n_components}.")
+        if self.nodes is not None and self.nodes < 2:
+            raise FitError(f"nodes: Expected at least 2, got {self.nodes}.")
+        if not 0 <= self.prior_precision < np.inf:
+            raise FitError(f"prior_precision: Expected at least 0, got {self.prior_precision}.")
+        if self.max_iter < 1:
+            raise FitError(f"max_iter: Expected at least 1, got {self.max_iter}.")
+        if not 0 < self.tol < 1:
+            raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}.")
+        exact = "quadrature" in (self.estimator, self.polish)
+        if exact and (self.n_components or 1) > MOST_BY_QUADRATURE:
+            raise FitError(
+                f"--components: Expected at most {MOST_BY_QUADRATURE} for quadrature, "
+                f"got {self.n_components}. Use --set estimator=variational."
+            )
+        if self.equal_slopes == "yes" and (
+            self.estimator == "variational" or self.n_components != 1
+        ):
+            raise FitError(
+                "equal_slopes: Expected --components 1 and estimator=quadrature, got "
+                f"{self.n_components} and {self.estimator}."
+            )
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of the sums over nodes, or of the curvatures, of the tasks under way."""
+        q = self.n_components or n_features
+        width = (q + 1) * (q + 2)
+        if self.estimator != "variational" or self.polish == "quadrature":
+            width = max(width, 2 * self._n_nodes(min(q, MOST_BY_QUADRATURE)))
+        return 8 * n_features * width * 4 * n_threads
+
+    def _n_nodes(self, n_components: int) -> int:
+        if self.estimator == "sampling":
+            return self.nodes or _DRAWS
+        return int((self.nodes or NODES_AN_AXIS[n_components]) ** n_components)
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Check the margins; weights begin at random, offsets with the margins.
+
+        Raises
+        ------
+        FitError
+            If a feature is constant or never observed, or there are as many components as features.
+        """
+        observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
+        n_features = len(ones)
+        if self.n_components is not None and self.n_components >= n_features:
+            raise FitError(
+                f"--components: Expected fewer than the {n_features} features, "
+                f"got {self.n_components}."
+            )
+        if (missing := np.flatnonzero(observed == 0)).size:
+            raise FitError(
+                "Expected observed values in every feature, got none in {features}. "
+                "Leave these features out.",
+                missing.tolist(),
+            )
+        constant = np.flatnonzero((ones == 0) | (ones == observed))
+        if constant.size and self.constant_features == "refuse":
+            raise FitError(
+                "Expected features that vary, got constant ones: {features}. Leave them out, "
+                "or pin them by --set constant_features=pin.",
+                constant.tolist(),
+            )
+        weights = 0.5 * rng.standard_normal((n_features, self.n_components or 1))
+        weights[constant] = 0.0
+        offsets = logit(np.clip(ones, 0.5, observed - 0.5) / observed)
+        auxiliary = {
+            "constant": constant,
+            "margins": offsets,
+            "seed": rng.integers(2**63, size=1),
+            **fresh_memory(),
+        }
+        text = "constant, pinned at their margins: {features}"
+        noted = (Notice(text, tuple(constant.tolist())),) if constant.size else ()
+        state = FitState(bare_params(weights, offsets), auxiliary, warnings=noted)
+        held_out = 0.0 if self.n_components else HELD_OUT
+        return self._enter(state, weights, held_out, self.estimator)
+
+    def _enter(self, state: FitState, weights: Array, held_out: float, estimator: str) -> FitState:
+        """Begin a stage: other weights, another E-step, other rows."""
+        params = bare_params(weights, state.params.offsets, held_out)
+        q = weights.shape[1]
+        if estimator == "quadrature":
+            params = params.on(gauss_hermite(self.nodes or NODES_AN_AXIS[q], q))
+        elif estimator == "sampling":
+            rng = np.random.default_rng(state.auxiliary["seed"])
+            params = params.on(random_nodes(self.nodes or _DRAWS, q, rng))
+        auxiliary = {**_without_memory(state.auxiliary), **fresh_memory()}
+        return replace(state, params=params, auxiliary=auxiliary, history=())
+
+    def summarize(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Sums:
+        """Do the E-step of a block's rows; those held out are scored instead."""
+        if params.held_out == 0:
+            return e_step(params, block)
+        drawn = RowRandom(rng.seed, HELD_OUT_PASS).uniform(block.rows, 1)[:, 0]
+        valid = drawn < params.held_out
+        scored = e_step(params, block.taken(np.flatnonzero(valid)))
+        fitted = e_step(params, block.taken(np.flatnonzero(~valid)))
+        held_out = {
+            "held_out": np.array(scored.objective),
+            "held_out_rows": np.array(scored.n_samples),
+        }
+        return replace(fitted, values={**fitted.values, **held_out})
+
+    def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
+        """Give the bound or the log-likelihood of a row, less the prior's share: nats."""
+        penalty = 0.5 * self.prior_precision * float((params.weights**2).sum())
+        return (statistics.objective - penalty) / statistics.n_samples
+
+    def update(self, state: FitState, statistics: Sums, map_items: Map) -> FitState:
+        """Do the M-step, and the step beyond it; enter the next stage where this one is done."""
+        objective = self.objective(state.params, statistics)
+        mapped, diverging = self._maximised(state, statistics)
+        at = state.params.packed
+        step = squarem_step(at, mapped, objective, state.auxiliary)
+        history = (*state.history, objective)
+        monitor = ConvergenceMonitor(self.max_iter, self.tol)
+        if step.accepted and monitor.converged(history):
+            return self._next_stage(state, statistics, mapped, diverging)
+        if step.accepted and monitor.stopped(history):
+            return self._finished(state, statistics, mapped, diverging)
+        if self.acceleration == "none":
+            return replace(state, params=state.params.unpacked(mapped))
+        auxiliary = {**_without_memory(state.auxiliary), **step.memory}
+        params = state.params.unpacked(step.parameters)
+        return replace(state, params=params, auxiliary=auxiliary, accepted=step.accepted)
+
+    def _maximised(self, state: FitState, statistics: Sums) -> tuple[Array, NDArray[np.intp]]:
+        """Do the M-step; constant features stay where they are."""
+        packed, diverging = m_step(
+            state.params, statistics, self.prior_precision, self.equal_slopes == "yes"
+        )
+        constant = state.auxiliary["constant"]
+        packed[constant], diverging[constant] = 0.0, False
+        packed[constant, -1] = state.auxiliary["margins"][constant]
+        return packed, np.flatnonzero(diverging)
+
+    def _next_stage(
+        self, state: FitState, statistics: Sums, mapped: Array, diverging: NDArray[np.intp]
+    ) -> FitState:
+        """Go on with more components, with all rows or by quadrature, or finish."""
+        if state.params.held_out > 0:
+            return self._grown(state, statistics, mapped)
+        if self.polish == "quadrature" and not len(state.params.nodes):
+            params = state.params.unpacked(mapped)
+            entered = replace(state, params=params)
+            return self._enter(entered, params.weights, 0.0, "quadrature")
+        return self._finished(state, statistics, mapped, diverging)
+
+    def _grown(self, state: FitState, statistics: Sums, mapped: Array) -> FitState:
+        """Add a component while that helps rows held out; then fit all rows with the best."""
+        score = float(statistics.values["held_out"] / statistics.values["held_out_rows"])
+        scores = [*state.auxiliary.get("held_out_scores", ()), score]
+        params = state.params.unpacked(mapped)
+        auxiliary = {**state.auxiliary, "held_out_scores": np.array(scores)}
+        if score >= max(scores):
+            auxiliary |= {"best_weights": params.weights, "best_offsets": params.offsets}
+        state = replace(state, params=params, auxiliary=auxiliary)
+        n_features, q = params.weights.shape
+        most = min(n_features - 1, MOST_BY_QUADRATURE if self._is_exact else n_features - 1)
+        if score >= max(scores) and q < most:
+            rng = np.random.default_rng([int(state.auxiliary["seed"][0]), q])
+            column = 0.5 * rng.standard_normal((n_features, 1))
+            column[state.auxiliary["constant"]] = 0.0
+            weights = np.column_stack([params.weights, column])
+            return self._enter(state, weights, HELD_OUT, self.estimator)
+        best = replace(params, offsets=auxiliary["best_offsets"])
+        entered = replace(state, params=best)
+        return self._enter(entered, auxiliary["best_weights"], 0.0, self.estimator)
+
+    @property
+    def _is_exact(self) -> bool:
+        return "quadrature" in (self.estimator, self.polish)
+
+    def _finished(
+        self, state: FitState, statistics: Sums, mapped: Array, diverging: NDArray[np.intp]
+    ) -> FitState:
+        """Turn the weights, and say what is in doubt."""
+        params = state.params.unpacked(mapped)
+        params = replace(params, weights=principal_axes(params.weights))
+        rotated, correlation = _rotated(params.weights, self.rotation)
+        params = replace(params, rotated=rotated, component_correlation=correlation)
+        sums = statistics.values
+        diagnostics = {
+            "n_components": params.weights.shape[1],
+            "rows_without_values": int(sums["empty_rows"]),
+            "held_out_scores": state.auxiliary.get("held_out_scores", np.zeros(0)).tolist(),
+            "estimator": "nodes" if len(params.nodes) else "variational",
+        }
+        if "rounds" in sums:
+            diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
+        noted = list(state.warnings)
+        if diverging.size:
+            text = "weights diverge, the data separate: {features}; --set prior_precision=1"
+            noted.append(Notice(text, tuple(diverging.tolist())))
+        if diagnostics["rows_without_values"]:
+            text = f"rows without any value: {diagnostics['rows_without_values']}, codes are 0"
+            noted.append(Notice(text))
+        return replace(state, params=params, diagnostics=diagnostics, warnings=tuple(noted))
+
+    def transform(
+        self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give the posterior of x: `mean`, `variance` (n_samples, n_components), `covariance`.
+
+        By quadrature for up to 3 components, else variational.
+        """
+        q = params.weights.shape[1]
+        if q <= MOST_BY_QUADRATURE:
+            found: Any = exact_posterior(params, block)
+        else:
+            found = variational_posterior(params, block)
+        variance = np.diagonal(found.covariance, axis1=1, axis2=2)
+        return {"mean": found.mean, "variance": variance, "covariance": found.covariance}
+
+    def lower_bound(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Array:
+        """Give the variational lower bound on log P(t) of each row in nats, (n_samples,)."""
+        return variational_posterior(params, block).bound
+
+    def log_likelihood(
+        self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
+    ) -> Array:
+        """Give log P(t) of each row in nats, (n_samples,), by quadrature.
+
+        Raises
+        ------
+        FitError
+            If there are more than 3 components; `lower_bound` takes any number.
+        """
+        found: Array = exact_posterior(params, block).log_likelihood
+        return found
+
+    def sample(
+        self,
+        params: LatentTraitParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows, (n_samples, n_features); segments do not matter."""
+        codes = rng.standard_normal((n_samples, params.weights.shape[1]))
+        uniform = rng.random((n_samples, len(params.weights)))
+        return (uniform < self.reconstruct(params, codes)).astype(np.uint8)
+
+    def reconstruct(
+        self, params: LatentTraitParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Give P(t = 1 | x), (n_samples, n_features); segments do not matter."""
+        probabilities: Array = expit(codes @ params.weights.T + params.offsets)
+        return probabilities
+
+
+def _without_memory(auxiliary: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {k: v for k, v in auxiliary.items() if not k.startswith("squarem_")}
+
+
+def _rotated(weights: Array, rotation: str) -> tuple[Array, Array]:
+    """Weights for reading, and the correlation of their components."""
+    if rotation == "promax":
+        return promax(weights)
+    rotated = varimax(weights) if rotation == "varimax" else weights
+    return rotated, np.eye(weights.shape[1])
