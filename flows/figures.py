@@ -302,6 +302,23 @@ def draw_curves(
     axes.legend()
 
 
+def draw_ranges(
+    axes: Axes,
+    series: Mapping[str, tuple[ArrayLike, Array]],
+    labels: tuple[str, str],
+    title: str,
+) -> None:
+    """Draw the medians of repeated values over x as `draw_curves`, on areas from least to largest.
+
+    The series are (x, values): (n,) and (n, n_repeats).
+    """
+    medians = {name: (x, np.median(values, axis=1)) for name, (x, values) in series.items()}
+    draw_curves(axes, medians, labels, title)
+    for colour, (x, values) in zip(_COLOURS, series.values(), strict=False):
+        low, high = values.min(axis=1), values.max(axis=1)
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
 def scale_by_ratio(axes: Axes, last: int) -> None:
     """Make both axes logarithmic, that below for ranks up to the last."""
     axes.set(xscale="log", yscale="log")

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from flows.experiments import clipped_pca, loadings
+from flows.experiments import (
+    blica_identifiability,
+    blica_samples,
+    blica_scaling,
+    clipped_pca,
+    loadings,
+)
 from flows.options import command, run
 
 HELP = "Reproduce published figures, and look at fitted models."
 EXAMPLES = "`python -m flows.experiments NAME --help` explains each."
 
+_MODULES = {
+    "clipped-pca": clipped_pca,
+    "blica-identifiability": blica_identifiability,
+    "blica-samples": blica_samples,
+    "blica-scaling": blica_scaling,
+    "loadings": loadings,
+}
+
 app = command("experiments", HELP, EXAMPLES)
-for _name, _module in {"clipped-pca": clipped_pca, "loadings": loadings}.items():
+for _name, _module in _MODULES.items():
     app.command(_module.main, name=_name, help=_module.HELP, help_epilogue=_module.EXAMPLES)
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What experiments share: a fit with its counts, a few rows of the data, tables."""
+"""What experiments share: options, a fit with its counts, a few rows of the data, tables."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from cyclopts import Parameter
 
 from flows.datasets import dataset_rows
+from flows.figures import require_plots
+from flows.options import Switch, Whole
 from flows.progress import reporting
-from flows.runtime import ExecutorName, opened_executor
+from flows.runtime import ExecutorName, check_executor, opened_executor
 from pipeline.blocks import BinaryBlock, block_of, blocks_of
 from pipeline.errors import FitError
-from pipeline.fit import collect_first, collect_pass, fit, start
+from pipeline.fit import check_seed, collect_first, collect_pass, fit, start
 from pipeline.models.base import Model
 from storage.dataset import BinaryDataset
 
@@ -27,6 +30,38 @@ class Where(TypedDict):
     name: ExecutorName
     workers: int | None
     cluster: str | None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Options:
+    """What the command line of an experiment takes beside its own options."""
+
+    quick: Annotated[bool, Switch, Parameter(help="Do less: a first look in seconds.")] = False
+    seed: Annotated[Whole, Parameter(help="Seed of every random draw.")] = 0
+    executor: Annotated[ExecutorName, Parameter(help="Where work runs.")] = "dask"
+    workers: Annotated[
+        Whole | None,
+        Parameter(help="Dask worker processes, or threads. [default: one process, all cores]"),
+    ] = None
+    cluster: Annotated[
+        str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
+    ] = None
+
+    def check(self) -> None:
+        """Refuse at once what cannot work.
+
+        Raises
+        ------
+        FitError
+            If an option is out of range or contradicts another, or matplotlib is not installed.
+        """
+        check_seed(self.seed)
+        check_executor(self.executor, self.workers, self.cluster)
+        require_plots()
+
+
+DEFAULTS = Options()
 
 
 @dataclass(frozen=True)

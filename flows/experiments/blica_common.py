@@ -1,0 +1,159 @@
+"""What the experiments on binary ICA share: models and data, trials, medians, the command."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from flows.experiments.base import Options, Where, write_table
+from flows.options import local_path
+from flows.runtime import opened_executor
+from flows.server import with_server
+from flows.summary import print_json
+from pipeline.blica_trials import Drawn, rows_in_memory
+from pipeline.executors.base import Executor
+from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
+
+Row = Mapping[str, Any]
+
+_MODELS_A_SEED = 1000
+
+
+class Shape(NamedTuple):
+    """Shape of a model and of its data, of which there may be infinitely many."""
+
+    features: int
+    components: int
+    segments: int
+    rows_per_segment: int | None = None
+
+    def columns(self) -> dict[str, int]:
+        """Give what is known, by the columns of tables."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def drawn_truth(shape: Shape, model: int, seed: int) -> NonstationaryTruth:
+    """Draw a model; other seeds have other models."""
+    return nonstationary_truth(*shape[:3], _MODELS_A_SEED * seed + model)
+
+
+def drawn(shape: Shape, model: int, seed: int) -> Drawn:
+    """Draw a model and rows from it."""
+    assert shape.rows_per_segment is not None
+    truth = drawn_truth(shape, model, seed)
+    batches = nonstationary_rows(truth, shape.rows_per_segment, _MODELS_A_SEED * seed + model)
+    X = np.concatenate([batch.X for batch in batches])
+    return Drawn(truth.mixing, rows_in_memory(X, shape.segments), seed)
+
+
+@task(name="trials", cache_policy=NO_CACHE)
+def trials_stage(
+    trial: Callable[[Any], Row],
+    draw: Callable[[Shape, int, int], Any],
+    shapes: Sequence[Shape],
+    n_models: int,
+    seed: int,
+    where: Where,
+    alone: bool = False,
+) -> list[Row]:
+    """Try models of each shape; one trial at a time if they must be alone.
+
+    What is drawn is drawn here, as late as can be, and sent to where trials run.
+    """
+    cells = [(shape, model) for shape in shapes for model in range(n_models)]
+    with opened_executor(**where) as executor:
+        items = (draw(shape, model, seed) for shape, model in cells)
+        results = _one_by_one(executor, trial, items) if alone else executor.map(trial, items)
+        return [
+            {**shape.columns(), "model": model, **result}
+            for (shape, model), result in zip(cells, _followed(results, len(cells)), strict=True)
+        ]
+
+
+def _one_by_one(
+    executor: Executor, trial: Callable[[Any], Row], items: Iterable[Any]
+) -> Iterator[Row]:
+    return chain.from_iterable(executor.map(trial, [item]) for item in items)
+
+
+def _followed(results: Iterable[Row], total: int) -> Iterator[Row]:
+    """Pass results on, with a bar on a terminal."""
+    console = Console(stderr=True)
+    yield from track(results, "trials", total, console=console, disable=not sys.stderr.isatty())
+
+
+def medians(trials: Sequence[Row], keys: Sequence[str], values: Sequence[str]) -> list[Row]:
+    """Take medians over trials that agree in the keys; such trials stand together."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in keys)
+
+    return [
+        {**dict(zip(keys, common, strict=True)), **_medians(list(group), values)}
+        for common, group in groupby(trials, key)
+    ]
+
+
+def _medians(trials: Sequence[Row], values: Sequence[str]) -> Row:
+    return {name: float(np.median([row[name] for row in trials])) for name in values}
+
+
+def write_results(
+    output: str, name: str, trials: Sequence[Row], middle: Sequence[Row]
+) -> tuple[Path, Path]:
+    """Write the tables of all trials and of medians; give the paths of the figure."""
+    stem = Path(output, name)
+    write_table(stem, trials)
+    write_table(stem.with_name(f"{name}_medians"), middle)
+    return stem.with_suffix(".png"), stem.with_suffix(".svg")
+
+
+def summary_of(output: str, name: str, middle: Sequence[Row], begun: float) -> dict[str, Any]:
+    """Sum up a run: medians, files, seconds since it began."""
+    files = sorted(map(str, Path(output).glob(f"{name}*.*")))
+    seconds = round(time.perf_counter() - begun, 3)
+    return {"medians": list(middle), "files": files, "seconds": seconds}
+
+
+def launch(
+    experiment: Callable[..., dict[str, Any]], output: str, options: Options, json: bool
+) -> None:
+    """Check the options, run a flow and print its summary.
+
+    Raises
+    ------
+    FitError
+        If an option cannot be used.
+    DataError
+        If the output is a URL.
+    """
+    options.check()
+    local_path(output)
+    summary = with_server(lambda: experiment(output=output, **asdict(options)))
+    if json:
+        print_json(summary)
+    else:
+        _print_summary(summary)
+
+
+def _print_summary(summary: Mapping[str, Any]) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    columns = (name.replace("_", " ") for name in summary["medians"][0])
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for row in summary["medians"]:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else f"{v:,}" for v in row.values()))
+    console.print(table)
+    for path in summary["files"]:
+        console.print(path, markup=False)

@@ -1,0 +1,118 @@
+"""CPU and wall seconds of BLICA's central step against the shape of the data.
+
+python -m tests.benchmarks.blica [--large]
+
+`correlations` are the tetrachoric ones of all segments and `starts` three maximisations; both are
+parts of `fit`, which takes a given regularization and has the wall seconds beside it. `auto` is the
+fit that chooses the regularization, 2 halves at a time. `--large` adds 1000 features: several
+minutes and 4 GB.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.executors.base import one_blas_thread
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import FitState, collect_first, collect_pass, start
+from pipeline.metrics import mean_cosine_similarity
+from pipeline.models.blica import BLICA
+from pipeline.moment_matching.optimiser import maximise_from_seeds
+from pipeline.moment_matching.segments import segments_of
+from pipeline.statistics.counts import PairCounts
+from storage.dataset import BinaryDataset
+from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
+from tests.data import rows_of, write
+
+THREADS = ThreadsExecutor(2)
+REGULARIZATION = 20.0
+
+
+class Shape(NamedTuple):
+    n_features: int
+    n_components: int
+    n_segments: int = 40
+    rows_per_segment: int = 1000
+
+
+SHAPES = {
+    "features": [Shape(n, 5) for n in (10, 20, 50, 100, 200)],
+    "segments": [Shape(20, 5, u) for u in (10, 40, 160)],
+    "components": [Shape(20, k) for k in (2, 5, 10, 15)],
+    "targets": [Shape(10, 10), Shape(100, 10)],
+}
+LARGE = Shape(1000, 10)
+
+
+class Spent(NamedTuple):
+    cpu: float
+    wall: float
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, Spent]:
+    """Seconds of all threads, and on the clock."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    with one_blas_thread():
+        result = work()
+    return result, Spent(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def written(path: Path, shape: Shape) -> tuple[BinaryDataset, NonstationaryTruth]:
+    truth = nonstationary_truth(shape.n_features, shape.n_components, shape.n_segments, seed=0)
+    batches = list(nonstationary_rows(truth, shape.rows_per_segment, seed=0))
+    X = np.concatenate([batch.X for batch in batches])
+    segments = np.concatenate([batch.columns["segment"] for batch in batches])
+    return write(path, X, segments=segments), truth
+
+
+def counted(model: BLICA, dataset: BinaryDataset) -> tuple[FitState, PairCounts]:
+    rows = rows_of(dataset)
+    state = start(model, collect_first(model, rows, THREADS), seed=0)
+    counts = collect_pass(model, state, rows, THREADS, seed=0)
+    assert isinstance(counts, PairCounts)
+    return state, counts
+
+
+def measure(shape: Shape) -> str:
+    """Fit one shape, part by part; give its line."""
+    given = BLICA(n_components=shape.n_components, regularization=REGULARIZATION)
+    auto = BLICA(n_components=shape.n_components)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset, truth = written(Path(folder, "d.zarr"), shape)
+        state, counts = counted(given, dataset)
+        halves = counted(auto, dataset)
+    segments, correlations = timed(lambda: segments_of(counts, given.min_rows, THREADS.map))
+    moments, seeds = segments.moments(REGULARIZATION), state.auxiliary["starts"].tolist()
+    _, starts = timed(lambda: maximise_from_seeds(moments, shape.n_components, seeds, THREADS.map))
+    fitted, whole = timed(lambda: given.update(state, counts, THREADS.map))
+    chosen, choosing = timed(lambda: auto.update(*halves, THREADS.map))
+    similar = [mean_cosine_similarity(f.params.mixing, truth.mixing) for f in (fitted, chosen)]
+    return (
+        f"{shape.n_features:8d} {shape.n_components:10d} {shape.n_segments:8d} "
+        f"{correlations.cpu:12.2f} {starts.cpu:7.2f} {whole.cpu:7.2f} {whole.wall:7.2f} "
+        f"{choosing.cpu:7.2f} {choosing.wall:7.2f} "
+        f"{chosen.diagnostics['regularization']:8g} {similar[0]:7.4f} {similar[1]:7.4f}"
+    )
+
+
+def main() -> None:
+    """Print a table for each way to grow."""
+    shapes = {**SHAPES, **({"large": [LARGE]} if "--large" in sys.argv[1:] else {})}
+    measure(Shape(6, 2, 4, 100))  # compiles
+    for growing, cases in shapes.items():
+        print(f"\n{growing}")
+        print(
+            "features components segments correlations  starts     fit   clock    auto   clock   "
+            "chosen     mcs    auto"
+        )
+        for shape in cases:
+            print(measure(shape), flush=True)
+
+
+if __name__ == "__main__":
+    main()

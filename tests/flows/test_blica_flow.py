@@ -1,0 +1,237 @@
+"""BLICA from its command line: the same bytes everywhere, what it refuses and what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import LocalCluster
+
+from pipeline.metrics import mean_cosine_similarity
+from storage.artifacts import load_artifact
+from storage.examples import nonstationary_rows, nonstationary_truth
+from tests.data import write
+
+BLICA = ("--model", "blica")
+NAMES = ["bread", "milk", "eggs", "tea", "rice", "salt"]
+
+
+def drawn(
+    n_features: int, n_segments: int, rows_per_segment: int = 300
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of two sources, and the name of the segment of each."""
+    truth = nonstationary_truth(n_features, 2, n_segments, seed=3)
+    (batch,) = nonstationary_rows(truth, rows_per_segment, seed=3)
+    return batch.X, np.char.add("year ", batch.columns["segment"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("blica")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """More chunks than one task reads."""
+    X, segments = drawn(6, 10)
+    return write(folder / "w.zarr", X, segments=segments, words_per_chunk=4, names=NAMES).path
+
+
+@pytest.fixture(scope="module")
+def gaps(folder: Path) -> Path:
+    """A tenth of the values is missing, in some of the chunks."""
+    X, segments = drawn(6, 10)
+    observed = np.ones_like(X)
+    observed[1000:] = np.random.default_rng(0).random((len(X) - 1000, 6)) < 0.9
+    path = folder / "g.zarr"
+    return write(path, X, observed, segments=segments, words_per_chunk=4, names=NAMES).path
+
+
+@pytest.fixture(scope="module", params=["whole", "gaps"])
+def dataset(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[list[str]]:
+    """Addresses of a cluster of 1 and one of 3 worker processes."""
+    one_thread: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": None}
+    with (
+        LocalCluster(n_workers=1, host="127.0.0.1", **one_thread) as one,
+        LocalCluster(n_workers=3, host="127.0.0.1", **one_thread) as three,
+    ):
+        yield [one.scheduler_address, three.scheduler_address]
+
+
+def test_every_executor_gives_the_same_bytes(cli, dataset, clusters):
+    """Of whole values both settings are chosen; with missing ones there is a bootstrap."""
+    more = ("--components", 2, "--set", "bootstrap=20") if dataset.name == "g.zarr" else ()
+    command = ("fit", "--dataset", dataset, *BLICA, *more, "--json")
+    serial = cli(*command, "--executor", "serial")
+    assert serial.code == 0, serial.err
+    expected = load_artifact(serial.json["artifact"])
+    assert expected["mixing"].shape == (6, 2)
+    assert expected["mixing_interval"].shape == ((2, 6, 2) if more else (0, 6, 2))
+    for options in (("--executor", "dask"), *(("--cluster", address) for address in clusters)):
+        other = cli(*command, *options)
+        assert other.code == 0, other.err
+        got = load_artifact(other.json["artifact"])
+        assert set(got) == set(expected)
+        for name in expected:
+            assert got[name].tobytes() == expected[name].tobytes(), (options, name)
+        assert other.json["diagnostics"] == serial.json["diagnostics"]
+        assert other.json["warnings"] == serial.json["warnings"] == []
+
+
+def test_missing_values_change_little(cli, whole, gaps):
+    commands = (("fit", "--dataset", path, *BLICA, "--components", 2) for path in (whole, gaps))
+    all_values, some = (load_artifact(cli(*c, "--json").json["artifact"]) for c in commands)
+    assert mean_cosine_similarity(some["mixing"], all_values["mixing"]) > 0.98
+
+
+def test_auto_is_the_default(cli, tmp_path):
+    X, segments = drawn(4, 3)
+    write(tmp_path / "d.zarr", X, segments=segments)
+    given = ("--components", "auto", "--set", "regularization=auto")
+    commands = [("fit", "--dataset", "d.zarr", *BLICA, *more, "--json") for more in ((), given)]
+    plain, spelled = (load_artifact(cli(*command).json["artifact"]) for command in commands)
+    assert spelled.manifest["hyperparameters"] == plain.manifest["hyperparameters"]
+    assert spelled["mixing"].tobytes() == plain["mixing"].tobytes()
+
+
+def test_the_table_tells_what_was_chosen(cli, whole):
+    done = cli("fit", "--dataset", whole, *BLICA, "--components", 2)
+    assert done.code == 0, done.err
+    assert "blica, 2 components" in done.out
+    lines = {line.split()[0]: line.split()[1:] for line in done.out.splitlines()}
+    found = load_artifact(done.out.strip().splitlines()[-1].removeprefix("artifact: "))
+    assert float(lines["regularization"][0]) == found.manifest["diagnostics"]["regularization"]
+
+
+# What it refuses
+
+
+@pytest.fixture
+def refused(cli):
+    """Fit what must be refused before an artifact is written; give the message."""
+
+    def call(*arguments: object) -> str:
+        done = cli("fit", *BLICA, *arguments)
+        assert done.code == 2, (done.code, done.out, done.err)
+        assert done.message.startswith("error: ")
+        assert "Traceback" not in done.err
+        assert done.out == ""
+        assert not list(Path("runs").glob("*/*"))
+        return done.message.removeprefix("error: ")
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--set", "regularization=0.5"), "regularization: Expected a finite number above 1"),
+        (("--set", "regularization=strong"), "regularization: Expected a valid number"),
+        (("--set", "bootstrap=3"), "bootstrap: Expected 0 or at least 20, got 3."),
+        (("--set", "starts=0"), "starts: Expected at least 1, got 0."),
+        (("--set", "min_rows=0"), "min_rows: Expected at least 1, got 0."),
+        (("--set", "ridge=2"), "Expected one of regularization, min_rows, starts, bootstrap"),
+        (("--components", 0), "--components: Expected at least 1, got 0."),
+        (("--components", 7), "--components: Expected at most 6, the number of features, got 7."),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_bad_settings(refused, whole, options, message):
+    assert message in refused("--dataset", whole, *options)
+
+
+@pytest.mark.parametrize("n_segments", [1, 2])
+def test_fewer_than_three_segments(refused, tmp_path, n_segments):
+    X, segments = drawn(6, n_segments)
+    write(tmp_path / "d.zarr", X, segments=segments)
+    assert refused("--dataset", "d.zarr") == (
+        f"Expected at least 3 segments, got {n_segments}. "
+        "Ingest with --segment-by COLUMN, or fit another model."
+    )
+
+
+def test_segments_with_too_few_rows_are_named(refused, tmp_path):
+    X, segments = drawn(6, 3)
+    few = np.r_[0:310, 600:900]
+    write(tmp_path / "d.zarr", X[few], segments=segments[few])
+    message = refused("--dataset", "d.zarr")
+    assert "Expected at least 3 segments to use, got 2" in message
+    assert "'year 1'" in message
+    assert "'year 0'" not in message
+    assert "min_rows=20" in message
+
+
+def test_a_feature_that_varies_nowhere_is_named(refused, tmp_path):
+    X, segments = drawn(6, 4)
+    X[:, 3] = segments == "year 0"
+    write(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
+    message = refused("--dataset", "d.zarr")
+    assert "'tea'" in message
+    assert "'milk'" not in message
+
+
+# What it tells
+
+
+@pytest.fixture
+def warned(cli):
+    """Fit what is in doubt; give the warning with these words."""
+
+    def call(words: str, *arguments: object) -> str:
+        done = cli("fit", *BLICA, *arguments, "--json")
+        assert done.code == 0, done.err
+        assert load_artifact(done.json["artifact"]).manifest["warnings"] == done.json["warnings"]
+        (warning,) = [warning for warning in done.json["warnings"] if words in warning]
+        return warning
+
+    return call
+
+
+def test_what_cannot_be_identified(warned, tmp_path):
+    """Three segments of 6 correlations each, for 4 variances a segment and a mixing of 16."""
+    X, segments = drawn(4, 3)
+    write(tmp_path / "d.zarr", X, segments=segments)
+    warning = warned("not identifiable: ", "--dataset", "d.zarr", "--components", 4)
+    assert "10 more unknowns than correlations" in warning
+
+
+def test_a_feature_constant_within_a_segment(warned, tmp_path):
+    X, segments = drawn(6, 5)
+    X[segments == "year 2", 4] = 1
+    write(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
+    warning = warned("constant within a segment", "--dataset", "d.zarr", "--components", 2)
+    assert "'rice'" in warning
+    assert "'year 2'" in warning
+    assert "'bread'" not in warning
+    assert "'year 1'" not in warning
+
+
+def test_a_segment_with_few_rows(cli, warned, tmp_path):
+    X, segments = drawn(6, 5)
+    write(tmp_path / "d.zarr", X[:1215], segments=segments[:1215], names=NAMES)
+    command = ("--dataset", "d.zarr", "--components", 2)
+    assert "'year 4'" in warned("fewer than 20 rows", *command)
+    assert "'year 4'" in warned("fewer than 16 rows", *command, "--set", "min_rows=16")
+    kept = cli("fit", *BLICA, *command, "--set", "min_rows=15", "--json")
+    assert not any("rows" in warning for warning in kept.json["warnings"])
+
+
+def test_a_pair_that_is_never_observed_together(warned, tmp_path):
+    X, segments = drawn(6, 5)
+    observed = np.ones_like(X)
+    third = segments == "year 3"
+    observed[third & (np.arange(len(X)) % 2 == 0), 0] = 0
+    observed[third & (np.arange(len(X)) % 2 == 1), 1] = 0
+    write(tmp_path / "d.zarr", X * observed, observed, segments=segments, names=NAMES)
+    warning = warned("pairs without a correlation", "--dataset", "d.zarr", "--components", 2)
+    assert "'bread', 'milk'" in warning
+    assert "'year 3'" in warning
