@@ -59,7 +59,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]
     for name in model_class(summary["model"]).shown:
-        rows.append((name, f"{summary['diagnostics'][name]:.4g}"))
+        rows.append((name, f"{summary['diagnostics'][name]:,.5g}"))
     if "eigenvalues" in found:
         rows.append(("spectrum", _spectrum(found["eigenvalues"])))
     if "mcs" in summary:

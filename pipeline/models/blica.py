@@ -48,7 +48,12 @@ from pipeline.fit import FitState
 from pipeline.metrics import mean_cosine_similarity
 from pipeline.models.base import Model, array, register
 from pipeline.moment_matching.matching import Match, Settings, match_moments
-from pipeline.moment_matching.notices import diagnose, judge_fit, judge_segments
+from pipeline.moment_matching.notices import (
+    diagnose,
+    judge_fit,
+    judge_mixing,
+    judge_segments,
+)
 from pipeline.moment_matching.refinement import source_means
 from pipeline.moment_matching.segment_model import SegmentModel
 from pipeline.moment_matching.segments import SegmentStatus, segments_of
@@ -234,6 +239,7 @@ class BLICA(Model):
         params = _fitted_params(match, indices)
         diagnostics = diagnose(match, params.start_similarities)
         noted = judge_segments(match.segments, indices, self.min_rows, match.ridge)
+        noted += judge_mixing(params.mixing)
         noted += judge_fit(diagnostics, self.starts, params.source_variances[segments.used])
         warnings = (*state.warnings, *noted)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)

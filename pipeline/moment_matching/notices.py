@@ -22,6 +22,7 @@ _DISAGREE = 0.95
 _PROPORTIONAL = 0.2
 """Standard deviation over segments of the log ratio of two variances."""
 _SHRUNK = 9.0
+_ALONE, _PARALLEL = 0.95, 0.98
 
 
 def diagnose(match: Match, start_similarities: Array) -> dict[str, Any]:
@@ -82,11 +83,11 @@ def judge_segments(
     """
     used = segments.used
     texts = {
-        SegmentStatus.TOO_SMALL: f"left out, fewer than {min_rows} rows: {{segments}}; "
+        SegmentStatus.TOO_SMALL: f"segments left out, fewer than {min_rows} rows: {{segments}}; "
         "--set min_rows=1 keeps them",
-        SegmentStatus.CONSTANT: "left out, fewer than two features vary: {segments}",
-        SegmentStatus.UNDEFINED_PAIRS: f"left out, more than {FEW_UNDEFINED:.0%} of the pairs "
-        "without a correlation: {segments}",
+        SegmentStatus.CONSTANT: "segments left out, fewer than two features vary: {segments}",
+        SegmentStatus.UNDEFINED_PAIRS: f"segments left out, more than {FEW_UNDEFINED:.0%} of the "
+        "pairs without a correlation: {segments}",
     }
     found = [
         Notice(text, segments=tuple(indices[segments.status == status].tolist()))
@@ -97,7 +98,8 @@ def judge_segments(
     if constant.any():
         where = indices[constant.any(axis=1)].tolist()
         features = np.flatnonzero(constant.any(axis=0)).tolist()
-        text = "constant within a segment, left out there: {features} in {segments}"
+        text = f"constant within a segment and left out there, {constant.sum()} times: "
+        text += "{features}, in some of the segments {segments}; `varies` says which"
         found.append(Notice(text, tuple(features), tuple(where)))
     gaps = segments.undefined() & used[:, None, None]
     if gaps.any():
@@ -110,8 +112,24 @@ def judge_segments(
         text = "pairs without a correlation in any segment, so the mixing is in doubt: {features}"
         found.append(Notice(text, tuple(np.flatnonzero(nowhere.any(axis=0)).tolist())))
     if (ridge > _SHRUNK).any():
-        text = "correlations shrunk to less than a tenth by the ridge: {segments}"
+        text = "correlations of segments shrunk to less than a tenth by the ridge: {segments}; a "
+        text += "larger regularization shrinks less"
         found.append(Notice(text, segments=tuple(indices[used][ridge > _SHRUNK].tolist())))
+    return tuple(found)
+
+
+def judge_mixing(mixing: Array) -> tuple[Notice, ...]:
+    """Say which columns look like a fit gone astray: one feature alone, two all but the same."""
+    found = []
+    if (alone := np.flatnonzero((mixing**2).max(axis=0) > _ALONE)).size:
+        features = np.unique(np.abs(mixing[:, alone]).argmax(axis=0)).tolist()
+        text = "components that are one feature alone: {features}; fewer components or a smaller "
+        found.append(Notice(text + "regularization may do better", tuple(features)))
+    cosines = np.triu(np.abs(mixing.T @ mixing), 1)
+    if cosines.max(initial=0.0) > _PARALLEL:
+        k, l = np.unravel_index(int(cosines.argmax()), cosines.shape)  # noqa: E741
+        text = f"components {k + 1} and {l + 1} are all but the same; "
+        found.append(Notice(text + "fewer components or a smaller regularization may do better"))
     return tuple(found)
 
 
