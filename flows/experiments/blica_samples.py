@@ -42,7 +42,8 @@ HELP = """Show how many rows binary ICA needs (Hyttinen et al. 2022, figure 4).
 Draws models and data in 40 segments, and fits BLICA with its own settings and, for comparison,
 linear FastICA to the bits of all segments together. Both are told the number of components. Leaves
 tables of all models and of medians (CSV and JSON) and a figure (PNG and SVG) of MCS, the mean
-cosine similarity of the mixing found to the true one, over the rows per segment.
+cosine similarity of the mixing found to the true one, over the rows per segment. Takes minutes;
+worker processes (`--workers`) share the work better than threads do.
 """
 EXAMPLES = """Examples:
 

@@ -149,9 +149,12 @@ def judge_fit(
     """
     found = []
     if (missing := -diagnostics["surplus"]) > 0:
+        # Lengths of columns count as unknowns, though variances can make up for them.
+        sure = missing > diagnostics["n_components"]
         found.append(
-            f"not identifiable: {missing} more unknowns than correlations; "
-            "take fewer components or more segments"
+            f"{missing} more unknowns than correlations: the mixing "
+            f"{'is not' if sure else 'may not be'} identifiable; take fewer components or more "
+            "segments"
         )
     if diagnostics["gain"] < 0:
         found.append("held-out rows are explained no better than by independent features")

@@ -154,7 +154,7 @@ def test_ctrl_c_ends_a_fit_soon(probit, tmp_path, monkeypatch, executor):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert err.strip().splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in err
 
