@@ -8,9 +8,9 @@ def surplus(n_features: int, n_components: int, n_segments: int) -> int:
 
     With n features, K components and U segments this is U [n (n − 1) / 2 − K] − n K. A segment
     gives n (n − 1) / 2 correlations and brings K variances of its sources; the mixing matrix has
-    n K entries, shared by all segments. Below zero the model cannot be identified; zero or more is
-    necessary, not sufficient. A column's length can be traded for its source's variances, so K of
-    the unknowns are free, but they count here as they do in the paper.
+    n K entries, shared by all segments. The length of a column can be traded for its source's
+    variances, so K of the unknowns are free, but they count here as they do in the paper: below −K
+    the model cannot be identified, and with exact correlations it was wherever the count is not.
 
     The paper also counts the n margins and the K source means of a segment, which gives
     U [n (n + 1) / 2 − 2 K] − n K, the same at K = n. Here the thresholds of a segment are free, so
