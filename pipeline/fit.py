@@ -48,8 +48,8 @@ class FitState:
     warnings
         What the user must be told.
     accepted
-        False where `update` takes back the step that led to the pass, whose objective is then
-        no part of the history.
+        False where the pass is no part of the history: `update` took back the step that led to
+        it, or began a new history.
     """
 
     params: Any
@@ -200,7 +200,7 @@ def fit_pass(
             f"Expected a finite objective in pass {state.iteration + 1}, got {objective}. "
             "Fit with other settings or another --seed."
         )
-    # A model that enters another stage begins a new history.
+    # A model that enters another stage has begun a new history, without this pass.
     history = (*updated.history, objective) if updated.accepted else updated.history
     return replace(updated, iteration=state.iteration + 1, history=history, accepted=True)
 

@@ -29,7 +29,11 @@ Array = NDArray[np.float64]
 
 MOST_BY_QUADRATURE = 3
 NODES_AN_AXIS = {1: 41, 2: 21, 3: 15}
-"""Nodes by the number of components: more change log-likelihoods by less than 1e-3 nats a row."""
+"""Nodes of an axis by the number of components.
+
+With 20 items of slopes up to 1.5, more of them change the mean log-likelihood of a row by less than
+1e-4 nats, and that of a single row by up to 2e-5, 4e-3 and 3e-2 for 1, 2 and 3 components.
+"""
 _STEEP = 20.0
 
 

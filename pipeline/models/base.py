@@ -25,6 +25,7 @@ from pipeline.executors.base import Map
 from pipeline.fit import FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.base import FirstStatistics, Statistics
+from pipeline.statistics.counts import Counts, FeatureCounts
 
 
 class Model(Protocol):
@@ -147,6 +148,36 @@ def check_choices(model: Model) -> None:
     for name, kind in get_type_hints(type(model)).items():
         if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
             raise FitError(f"{name}: Expected {_one_of(get_args(kind))}, got {value!r}.")
+
+
+def check_components(model: Model) -> None:
+    """Check the number of components, where one is given.
+
+    Raises
+    ------
+    FitError
+        If it is below 1.
+    """
+    if model.n_components is not None and model.n_components < 1:
+        raise FitError(f"--components: Expected at least 1, got {model.n_components}.")
+
+
+def pooled_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
+    """Give observed values and ones of each feature in all segments, (n_features,) each.
+
+    Raises
+    ------
+    FitError
+        If a feature was never observed.
+    """
+    observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
+    if (missing := np.flatnonzero(observed == 0)).size:
+        raise FitError(
+            "Expected observed values in every feature, got none in {features}. "
+            "Leave these features out.",
+            missing.tolist(),
+        )
+    return observed, ones
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

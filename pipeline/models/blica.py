@@ -46,7 +46,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.fit import FitState
 from pipeline.metrics import mean_cosine_similarity
-from pipeline.models.base import Model, array, register
+from pipeline.models.base import Model, array, check_components, register
 from pipeline.moment_matching.matching import Match, Settings, match_moments
 from pipeline.moment_matching.notices import (
     diagnose,
@@ -152,8 +152,7 @@ class BLICA(Model):
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        if self.n_components is not None and self.n_components < 1:
-            raise FitError(f"--components: Expected at least 1, got {self.n_components}.")
+        check_components(self)
         r = self.regularization
         if r is not None and not 1 < r < np.inf:
             raise FitError(f"regularization: Expected a finite number above 1, got {r}.")
@@ -260,11 +259,7 @@ class BLICA(Model):
             model.variances,
             block.observed(),
         )
-        return {
-            "mean": posterior.mean,
-            "variance": posterior.variance,
-            "converged": posterior.converged,
-        }
+        return posterior.codes()
 
     def sample(
         self,

@@ -41,7 +41,14 @@ from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.fit import FitState
-from pipeline.models.base import Model, array, check_choices, register
+from pipeline.models.base import (
+    Model,
+    array,
+    check_choices,
+    check_components,
+    pooled_margins,
+    register,
+)
 from pipeline.numerics.expectation_propagation import probit_posterior
 from pipeline.numerics.linalg import (
     leading_eigenpairs,
@@ -123,8 +130,7 @@ class ClippedPCA(Model):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if self.n_components is not None and self.n_components < 1:
-            raise FitError(f"--components: Expected at least 1, got {self.n_components}.")
+        check_components(self)
         if self.null_draws < 20:
             raise FitError(f"null_draws: Expected at least 20, got {self.null_draws}.")
 
@@ -144,18 +150,12 @@ class ClippedPCA(Model):
         FitError
             If a feature is constant or never observed, or there are too few features.
         """
-        observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
+        observed, ones = pooled_margins(first)
         n_features = len(ones)
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
                 f"--components: Expected at most {n_features}, the number of features, "
                 f"got {self.n_components}."
-            )
-        if (missing := np.flatnonzero(observed == 0)).size:
-            raise FitError(
-                "Expected observed values in every feature, got none in {features}. "
-                "Leave these features out.",
-                missing.tolist(),
             )
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
@@ -285,11 +285,7 @@ class ClippedPCA(Model):
             np.ones(n_components),
             block.observed(),
         )
-        return {
-            "mean": posterior.mean,
-            "variance": posterior.variance,
-            "converged": posterior.converged,
-        }
+        return posterior.codes()
 
     def sample(
         self,

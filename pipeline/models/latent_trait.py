@@ -47,7 +47,13 @@ from pipeline.latent_trait_em import (
     m_step,
     variational_posterior,
 )
-from pipeline.models.base import Model, check_choices, register
+from pipeline.models.base import (
+    Model,
+    check_choices,
+    check_components,
+    pooled_margins,
+    register,
+)
 from pipeline.numerics.latent_nodes import gauss_hermite, random_nodes
 from pipeline.numerics.rotation import principal_axes, promax, varimax
 from pipeline.random import RowRandom
@@ -90,7 +96,7 @@ class LatentTrait(Model):
     rotation
         What the weights for reading are turned to: `principal` axes, `varimax` or `promax`.
     max_iter
-        Passes at the most.
+        Passes at the most, of each number of components tried and of each estimator.
     tol
         Change of the objective per row, relative where that is above 1, at which to stop.
     """
@@ -113,8 +119,7 @@ class LatentTrait(Model):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if self.n_components is not None and self.n_components < 1:
-            raise FitError(f"--components: Expected at least 1, got {self.n_components}.")
+        check_components(self)
         if self.nodes is not None and self.nodes < 2:
             raise FitError(f"nodes: Expected at least 2, got {self.nodes}.")
         if not 0 <= self.prior_precision < np.inf:
@@ -123,8 +128,7 @@ class LatentTrait(Model):
             raise FitError(f"max_iter: Expected at least 1, got {self.max_iter}.")
         if not 0 < self.tol < 1:
             raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}.")
-        exact = "quadrature" in (self.estimator, self.polish)
-        if exact and (self.n_components or 1) > MOST_BY_QUADRATURE:
+        if self._is_exact and (self.n_components or 1) > MOST_BY_QUADRATURE:
             raise FitError(
                 f"--components: Expected at most {MOST_BY_QUADRATURE} for quadrature, "
                 f"got {self.n_components}. Use --set estimator=variational."
@@ -133,7 +137,7 @@ class LatentTrait(Model):
             self.estimator == "variational" or self.n_components != 1
         ):
             raise FitError(
-                "equal_slopes: Expected --components 1 and estimator=quadrature, got "
+                "equal_slopes: Expected --components 1 and estimator=quadrature or sampling, got "
                 f"{self.n_components} and {self.estimator}."
             )
 
@@ -158,18 +162,12 @@ class LatentTrait(Model):
         FitError
             If a feature is constant or never observed, or there are as many components as features.
         """
-        observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
+        observed, ones = pooled_margins(first)
         n_features = len(ones)
         if self.n_components is not None and self.n_components >= n_features:
             raise FitError(
                 f"--components: Expected fewer than the {n_features} features, "
                 f"got {self.n_components}."
-            )
-        if (missing := np.flatnonzero(observed == 0)).size:
-            raise FitError(
-                "Expected observed values in every feature, got none in {features}. "
-                "Leave these features out.",
-                missing.tolist(),
             )
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         if constant.size and self.constant_features == "refuse":
@@ -191,10 +189,10 @@ class LatentTrait(Model):
         noted = (Notice(text, tuple(constant.tolist())),) if constant.size else ()
         state = FitState(bare_params(weights, offsets), auxiliary, warnings=noted)
         held_out = 0.0 if self.n_components else HELD_OUT
-        return self._enter(state, weights, held_out, self.estimator)
+        return replace(self._enter(state, weights, held_out, self.estimator), accepted=True)
 
     def _enter(self, state: FitState, weights: Array, held_out: float, estimator: str) -> FitState:
-        """Begin a stage: other weights, another E-step, other rows."""
+        """Begin a stage: other weights, another E-step, other rows, and so another history."""
         params = bare_params(weights, state.params.offsets, held_out)
         q = weights.shape[1]
         if estimator == "quadrature":
@@ -203,7 +201,7 @@ class LatentTrait(Model):
             rng = np.random.default_rng(state.auxiliary["seed"])
             params = params.on(random_nodes(self.nodes or _DRAWS, q, rng))
         auxiliary = {**_without_memory(state.auxiliary), **fresh_memory()}
-        return replace(state, params=params, auxiliary=auxiliary, history=())
+        return replace(state, params=params, auxiliary=auxiliary, history=(), accepted=False)
 
     def summarize(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
@@ -232,10 +230,8 @@ class LatentTrait(Model):
         step = squarem_step(at, mapped, objective, state.auxiliary)
         history = (*state.history, objective)
         monitor = ConvergenceMonitor(self.max_iter, self.tol)
-        if step.accepted and monitor.converged(history):
+        if step.accepted and (monitor.converged(history) or monitor.stopped(history)):
             return self._next_stage(state, statistics, mapped, diverging)
-        if step.accepted and monitor.stopped(history):
-            return self._finished(state, statistics, mapped, diverging)
         if self.acceleration == "none":
             return replace(state, params=state.params.unpacked(mapped))
         auxiliary = {**_without_memory(state.auxiliary), **step.memory}

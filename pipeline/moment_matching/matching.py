@@ -144,8 +144,8 @@ def _settled(
     if n_components and regularization:
         return (), n_components, regularization
     n, n_used = counts.n_features, int(segments.used.sum())
-    # Lengths of columns count as unknowns, though variances can make up for them.
-    identifiable = [k for k in range(1, n + 1) if surplus(n, k, n_used) + k >= 0] or [1]
+    # By the paper's own count: beside it the fit would warn of what it chose itself.
+    identifiable = [k for k in range(1, n + 1) if surplus(n, k, n_used) >= 0] or [1]
     folds = folds_of(counts, settings.n_groups, settings.min_rows, map_items)
     tried = try_settings(
         folds,

@@ -29,6 +29,8 @@ from pipeline.executors.base import Map
 Array = NDArray[np.float64]
 
 _SLICE_BYTES = 4 << 20
+_SUREST = 0.999
+"""Stretched correlations are kept below: what the ridge took may not come back in full."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ class Solution(NamedTuple):
         implied: Array = covariance * (scale * scale[:, None])
         np.fill_diagonal(implied, 1.0)
         return implied
+
+    def stretched_correlation(self, segment: int, ridge: float) -> Array:
+        """Give the implied correlations as they would be had the ridge not shrunk them."""
+        implied = self.implied_correlation(segment)
+        return np.clip(implied * (1 + ridge), -_SUREST, _SUREST)
 
 
 def unflatten(flat: Array, n_segments: int, n_features: int, n_components: int) -> Solution:

@@ -22,7 +22,7 @@ from pipeline.numerics.linalg import fix_signs
 Array = NDArray[np.float64]
 
 MOST_ROUNDS = 20
-_SUREST, _AT_REST = 0.999, 1e-3
+_AT_REST = 1e-3
 _TOLERANCE = 1e-11
 """Small, lest a refit that begins near its end stops before it has moved."""
 
@@ -41,7 +41,7 @@ def fit_gaps(
     regularization
         Condition number to ridge to.
     map_items
-        Where eigenvalues are computed.
+        Where eigenvalues are computed and fits run.
 
     Returns
     -------
@@ -56,8 +56,7 @@ def fit_gaps(
         correlation = segments.correlation.copy()
         ridge = segments.moments(regularization).ridge
         for u, place in enumerate(np.flatnonzero(segments.used)):
-            implied = optimum.solution.implied_correlation(u) * (1 + ridge[u])
-            predicted = np.clip(implied, -_SUREST, _SUREST)
+            predicted = optimum.solution.stretched_correlation(u, ridge[u])
             correlation[place][gaps[place]] = predicted[gaps[place]]
         moved = np.abs(correlation - segments.correlation).max()
         segments = segments.filled(correlation, map_items)

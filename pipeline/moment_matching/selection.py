@@ -23,8 +23,6 @@ Array = NDArray[np.float64]
 GRID = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 1e4)
 """Condition numbers to choose from."""
 _FIRST = GRID.index(10.0)
-_SUREST = 0.999
-"""Stretched correlations are kept below: what the ridge took may not come back in full."""
 _PATIENCE = 2
 _TOLERANCE = 1e-6
 """Of fits to half of the rows: their sampling error is larger still."""
@@ -210,7 +208,7 @@ def _fit_fold(
     end = maximise(moments, begin, _TOLERANCE, spread).solution
     places = np.flatnonzero(fold.train.used)
     held_out = [
-        _held_out(fold, place, end.implied_correlation(u) * (1 + moments.ridge[u]))
+        _held_out(fold, place, end.stretched_correlation(u, moments.ridge[u]))
         for u, place in enumerate(places.tolist())
     ]
     nats, n_pairs = np.array(held_out).T
@@ -218,13 +216,10 @@ def _fit_fold(
 
 
 def _held_out(fold: Fold, segment: int, correlation: Array) -> tuple[float, float]:
-    """Log-likelihood of a segment's tables under thresholds and correlations of the other half.
-
-    The ridge shrinks what is matched, so the correlations are stretched back before.
-    """
+    """Log-likelihood of a segment's tables under thresholds and correlations of the other half."""
     table, thresholds = fold.test.table(segment), fold.train.thresholds[segment]
     i, j = np.triu_indices(len(thresholds), 1)
     n, ones_i, ones_j, joint = (np.broadcast_to(a, correlation.shape)[i, j] for a in table)
-    rho = np.clip(correlation[i, j], -_SUREST, _SUREST)
-    nats = pair_log_likelihood(n, ones_i, ones_j, joint, thresholds[i], thresholds[j], rho)
+    latent = (thresholds[i], thresholds[j], correlation[i, j])
+    nats = pair_log_likelihood(n, ones_i, ones_j, joint, *latent)
     return float(nats.sum()), float(n.sum())

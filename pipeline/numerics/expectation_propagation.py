@@ -27,7 +27,7 @@ correction variances are off by up to 2e-2 at 64 features and 2e-3 at 256, log e
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -69,6 +69,10 @@ class ProbitPosterior(NamedTuple):
     rounds: NDArray[np.int64]
     converged: NDArray[np.bool_]
     correction: Floats
+
+    def codes(self) -> dict[str, NDArray[Any]]:
+        """Give what a model's `transform` gives: moments, and where they did not settle."""
+        return {"mean": self.mean, "variance": self.variance, "converged": self.converged}
 
 
 def probit_posterior(

@@ -110,6 +110,39 @@ def test_validation_finds_the_number_of_traits() -> None:
     assert state.params.held_out == 0
 
 
+def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
+    """The end, and the history of every stage."""
+    model, rows = LatentTrait(**settings), memory_rows(Data(X))
+    stages: list[list[float]] = [[]]
+
+    def seen(state: FitState) -> None:
+        if len(state.history) < len(stages[-1]):
+            stages.append([])
+        stages[-1] = list(state.history)
+
+    return fit(model, rows, SERIAL, checkpoint=seen), stages
+
+
+@pytest.mark.parametrize(
+    "settings", [{"polish": "quadrature"}, {"n_components": None, "estimator": "quadrature"}]
+)
+def test_every_stage_has_a_history_of_its_own_that_never_falls(settings: dict[str, Any]) -> None:
+    X, *_ = two_factors()
+    _, stages = histories(X[:3000], **settings)
+    filled = [stage for stage in stages if stage]
+    assert len(filled) >= 2
+    assert all(np.diff(stage).min(initial=0) > -1e-3 for stage in filled)
+
+
+@pytest.mark.parametrize("max_iter", [1, 2, 5])
+def test_a_choice_of_components_that_is_cut_short_still_ends_with_all_rows(max_iter: int) -> None:
+    X, *_ = two_factors()
+    state, _ = histories(X[:2000], n_components=None, estimator="quadrature", max_iter=max_iter)
+    assert state.params.held_out == 0
+    assert state.diagnostics["n_components"] == state.params.weights.shape[1]
+    assert len(state.diagnostics["held_out_scores"]) >= 2
+
+
 def test_likelihood_bound_and_posterior_agree_with_integration() -> None:
     X, *_ = two_factors()
     model, state = LatentTrait(estimator="quadrature"), fitted(X[:3000], estimator="quadrature")
