@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal, norm
 
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.moment_matching import optimiser, selection
-from pipeline.moment_matching.objective import Moments
+from pipeline.moment_matching.objective import Moments, Solution
 from pipeline.moment_matching.optimiser import Optimum
 from pipeline.moment_matching.selection import (
     GRID,
@@ -111,22 +111,19 @@ def dense_nats(fold: Fold, segment: int, correlation: Floats) -> float:
     return total
 
 
-class Fixed:
-    """A solution of these correlations, ridged like the data that it was fitted to."""
-
-    def __init__(self, correlations: Floats, ridge: Floats) -> None:
-        self.ridged = correlations / (1 + ridge[:, None, None])
+class Fixed(Solution):
+    """A solution whose mixing stands for correlations, ridged like the data it was fitted to."""
 
     def implied_correlation(self, segment: int) -> Floats:
-        return self.ridged[segment]
+        return self.mixing[segment]
 
 
 def scored(correlations: Floats, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> Candidate:
     """Score these correlations in place of a fit."""
 
-    def maximise(moments: Moments, *_: Any) -> Optimum:
-        solution: Any = Fixed(correlations, moments.ridge)
-        return Optimum(solution, 0.0, 1, True)
+    def maximise(moments: Moments, start: Solution, *_: Any) -> Optimum:
+        ridged = correlations / (1 + moments.ridge[:, None, None])
+        return Optimum(Fixed(ridged, start.log_variances, start.log_precisions), 0.0, 1, True)
 
     monkeypatch.setattr(selection, "maximise", maximise)
     (candidate,) = try_settings(folds(n_rows), [2], [5.0], 0, map)
