@@ -67,7 +67,10 @@ def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
     return mixing
 
 
-def dataset_rows(dataset: BinaryDataset, split: str | None = None) -> Rows:
-    """Give a dataset's rows, or those of a split, as a pass takes them."""
-    read = ChunkReader(str(dataset.path.resolve()), dataset.digest, split)
+def dataset_rows(dataset: BinaryDataset, split: str | None = None, memory: int = 0) -> Rows:
+    """Give a dataset's rows, or those of a split, as a pass takes them.
+
+    Every process keeps so many bytes of the chunks that it reads.
+    """
+    read = ChunkReader(str(dataset.path.resolve()), dataset.digest, split, memory=memory)
     return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)

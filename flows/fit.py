@@ -23,7 +23,7 @@ from flows.hyperparameters import build_model, settings_help
 from flows.options import Json, Split, Switch, Whole, command, local_path, run
 from flows.progress import reporting
 from flows.provenance import fingerprint, outcome, provenance
-from flows.runtime import ExecutorName, check_executor, opened_executor
+from flows.runtime import ExecutorName, check_executor, memory_for_rows, opened_executor
 from flows.server import with_server
 from flows.summary import print_json, print_table
 from pipeline.blocks import Rows
@@ -36,6 +36,7 @@ from pipeline.models.base import Model, named_arrays
 from pipeline.progress import Progress
 from storage.artifacts import NamedArray, load_artifact, write_artifact
 from storage.dataset import BinaryDataset, open_dataset
+from storage.kept_chunks import forget_chunks
 from storage.runs import RunFolder
 
 HELP = """Fit a latent-variable model to a binary dataset.
@@ -72,8 +73,9 @@ class Job:
 
     @property
     def rows(self) -> Rows:
-        """The rows to fit."""
-        return dataset_rows(self.dataset, self.split)
+        """The rows to fit; they stay in memory where passes come back to them."""
+        memory = memory_for_rows(self.executor) if self.model.max_iter > 1 else 0
+        return dataset_rows(self.dataset, self.split, memory)
 
 
 _job: ContextVar[Job] = ContextVar("job")
@@ -220,6 +222,7 @@ def fit(
             raise
         finally:
             _job.reset(token)
+            forget_chunks()
         folder.close_work()
     if truth:
         fitted = load_artifact(summary["artifact"])

@@ -11,6 +11,7 @@ from typing import Literal
 import dask
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
+from distributed.system import MEMORY_LIMIT
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
@@ -43,6 +44,16 @@ def opened_executor(
     else:
         with _client(workers, cluster) as client:
             yield DaskExecutor(client)
+
+
+def memory_for_rows(executor: Executor) -> int:
+    """Bytes of a dataset that each process may keep: a quarter of its memory."""
+    limits: list[int] = []
+    if isinstance(executor, DaskExecutor):
+        workers = executor.client.scheduler_info()["workers"].values()
+        # Workers that share this process have no limit of their own.
+        limits = [worker["memory_limit"] or MEMORY_LIMIT for worker in workers]
+    return min(limits, default=MEMORY_LIMIT) // 4
 
 
 def check_executor(name: ExecutorName, workers: int | None, cluster: str | None) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from storage.errors import DataError
+from storage.kept_chunks import kept
 from storage.layout import occupied_slots
 from storage.locations import checksum, read_manifest
 from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path
@@ -53,6 +54,13 @@ class Chunk:
     rows: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
     keep: NDArray[np.bool_] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = (self.words, self.observed, self.blocks, self.rows, self.keep)
+        held = [array for array in (*arrays, *self.columns.values()) if array is not None]
+        return sum(array.nbytes for array in held)
 
 
 @dataclass(frozen=True)
@@ -313,15 +321,30 @@ def _damaged(folder: Path, error: Exception) -> DataError:
 
 @dataclass(frozen=True)
 class ChunkReader:
-    """Reads chunks by key in any process; small enough to send with every task."""
+    """Reads chunks by key in any process; small enough to send with every task.
+
+    Attributes
+    ----------
+    path, digest
+        The dataset, and what it must be.
+    split, columns
+        As for `BinaryDataset.read_chunk`.
+    memory
+        Bytes of chunks that a process keeps, so that they are read once.
+    """
 
     path: str
     digest: str
     split: str | None = None
     columns: tuple[str, ...] = ()
+    memory: int = 0
 
     def __call__(self, key: int) -> Chunk:
-        """Read a chunk."""
+        """Read a chunk, unless it was kept."""
+        rows = (self.path, self.digest, self.split, self.columns)
+        return kept(rows, key, self.memory, lambda: self._read(key))
+
+    def _read(self, key: int) -> Chunk:
         return _opened(self.path, self.digest).read_chunk(key, self.split, self.columns)
 
 

@@ -28,16 +28,30 @@ class DaskExecutor:
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Apply a function to every item; yield results in the items' order."""
         name = f"{_name(function)}-{uuid.uuid4().hex[:8]}"
+        homes = self._threads()
         # Twice as many items as threads keeps workers busy while results come back in order.
-        ahead = max(4, 2 * sum(self.client.nthreads().values()))
+        ahead = max(4, 2 * len(homes))
 
         def submit(numbered: tuple[int, T]) -> Future:
             index, item = numbered
             return self.client.submit(
-                _run, function, item, key=f"{name}-{index}", priority=-index, pure=False
+                _run,
+                function,
+                item,
+                key=f"{name}-{index}",
+                priority=-index,
+                pure=False,
+                # An item comes back to the worker that may have kept its chunks; idle ones steal.
+                workers=homes[index % max(len(homes), 1) :][:1],
+                allow_other_workers=True,
             )
 
         yield from in_order(submit, _result, enumerate(items), ahead)
+
+    def _threads(self) -> list[str]:
+        """Address of the worker of every thread."""
+        counts = sorted(self.client.nthreads().items())
+        return [address for address, n_threads in counts for _ in range(n_threads)]
 
 
 def _run(function: Callable[[T], R], item: T) -> R:

@@ -15,6 +15,7 @@ import pytest
 from storage import load_artifact
 from storage.errors import DataError
 from tests.data import probit_rows, shared, write
+from tests.processes import kill_fit_at
 
 SUMMARY_KEYS = {
     "artifact", "model", "n_samples", "n_features", "n_components", "objective", "iterations",
@@ -106,22 +107,9 @@ def test_usps_digits_through_both_commands(cli):
     assert np.isfinite(fitted["correlation"]).all()
 
 
-def killed_during(stage: str, arguments: list[str]) -> None:
-    """Start a fit and kill it once it has left this stage's file."""
-    work = Path("runs")
-    process = subprocess.Popen([sys.executable, "-m", "flows.fit", *arguments])
-    deadline = time.monotonic() + 120
-    while not list(work.glob(f"*/.unfinished/*/{stage}")):
-        assert process.poll() is None, "the fit ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
 def test_a_killed_fit_resumes_to_the_same_bytes(cli, probit):
     many_draws = ["--dataset", str(probit), "--set", "null_draws=3000", "--executor", "serial"]
-    killed_during("pass/manifest.json", many_draws)
+    kill_fit_at("pass/manifest.json", many_draws)
     with pytest.raises(DataError):
         load_artifact("runs/probit")
     counted = next(Path("runs/probit/.unfinished").glob("*/pass/manifest.json")).stat().st_mtime_ns

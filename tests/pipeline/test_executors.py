@@ -16,9 +16,10 @@ from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, collect_pass, fit
 from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.models.latent_trait import LatentTrait
 from pipeline.reduce import GROUP_CHUNKS
 from storage.dataset import BinaryDataset
-from tests.clusters import DeadlyReader, SlowReader
+from tests.clusters import DeadlyReader, LoggedReader, SlowReader
 from tests.data import probit_rows, rows_of, write
 
 N_CHUNKS = 100
@@ -81,6 +82,18 @@ def test_a_killed_workers_chunks_are_read_again(dataset, expected, three_workers
     assert loadings(dataset, DaskExecutor(three_workers), deadly) == expected
     assert mark.exists()
     three_workers.wait_for_workers(3, timeout=60)
+
+
+def test_workers_keep_chunks_and_get_them_again(dataset, three_workers, tmp_path):
+    log = tmp_path / "read"
+    logged = LoggedReader(str(dataset.path), dataset.digest, memory=1 << 30, log=str(log))
+    rows = replace(rows_of(dataset), read=logged)
+    model = LatentTrait(max_iter=10, tol=1e-12)
+    passes = fit(model, rows, DaskExecutor(three_workers)).iteration
+    expected = fit(model, rows_of(dataset), SerialExecutor()).params.weights.tobytes()
+    assert fit(model, rows, DaskExecutor(three_workers)).params.weights.tobytes() == expected
+    # A few are stolen by a worker that would be idle.
+    assert N_CHUNKS <= log.stat().st_size < 3 * N_CHUNKS < passes * N_CHUNKS
 
 
 class Record(SchedulerPlugin):
