@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
 from pipeline.models.base import array
+from pipeline.numerics.centred_points import Items
 from pipeline.numerics.latent_nodes import (
-    NodePosterior,
     Nodes,
-    gauss_hermite,
-    node_posterior,
     node_statistics,
 )
 from pipeline.numerics.logistic_bound import (
@@ -66,6 +64,11 @@ class LatentTraitParams:
         """Weights and offsets side by side, (n_features, n_components + 1)."""
         return np.column_stack([self.weights, self.offsets])
 
+    @property
+    def items(self) -> Items:
+        """What the likelihood of a row is made of."""
+        return Items(self.weights, self.offsets)
+
     def unpacked(self, packed: Array) -> LatentTraitParams:
         """Undo `packed`; all else stays."""
         return replace(self, weights=packed[:, :-1].copy(), offsets=packed[:, -1].copy())
@@ -109,7 +112,12 @@ def _e_step_on_nodes(params: LatentTraitParams, block: BinaryBlock) -> Sums:
     nodes = Nodes(params.nodes, params.node_log_weights)
     observed = block.observed()
     found = node_statistics(block.dense(), observed, params.weights, params.offsets, nodes)
-    values = {"ones": found.ones, "mass": found.mass, "empty_rows": _empty_rows(observed)}
+    values = {
+        "ones": found.ones,
+        "mass": found.mass,
+        "peak": np.array(found.peak),
+        "empty_rows": _empty_rows(observed),
+    }
     return Sums(block.n_samples, found.log_likelihood, values)
 
 
@@ -144,20 +152,6 @@ def m_step(
         equal_slopes=equal_slopes,
     )
     return np.column_stack([fit.weights, fit.offsets]), fit.diverged
-
-
-def exact_posterior(params: LatentTraitParams, block: BinaryBlock) -> NodePosterior:
-    """Integrate over x by quadrature, whatever the fit did.
-
-    Raises
-    ------
-    FitError
-        If there are more than 3 components.
-    """
-    q = params.weights.shape[1]
-    nodes = gauss_hermite(NODES_AN_AXIS.get(q, 2), q)
-    X, observed = block.dense(), block.observed()
-    return node_posterior(X, observed, params.weights, params.offsets, nodes)
 
 
 def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> BoundPosterior:

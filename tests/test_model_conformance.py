@@ -80,6 +80,8 @@ class Facts:
         Settings that accept degenerate columns where the defaults refuse them.
     variants
         Settings that the degenerate columns are tried with, besides the defaults.
+    rising
+        Settings, and by how many nats per row the objective may fall in a pass under them.
     codes
         Codes, their probabilities and segments, to integrate `reconstruct` over.
     """
@@ -87,6 +89,7 @@ class Facts:
     plain: Mapping[str, Any] = field(default_factory=dict)
     tolerant: Mapping[str, Any] = field(default_factory=dict)
     variants: Sequence[Mapping[str, Any]] = ()
+    rising: Sequence[tuple[Mapping[str, Any], float]] = (({}, 1e-9),)
     codes: Callable[[Any], tuple[Floats, Floats, NDArray[np.int64] | None]] = standard_codes
 
 
@@ -119,6 +122,14 @@ FACTS = {
             {"estimator": "sampling", "nodes": 50},
             {"n_components": None, "max_iter": 40},
             {"polish": "quadrature", "rotation": "promax"},
+        ),
+        rising=(
+            ({}, 1e-3),
+            ({"acceleration": "none", "prior_precision": 1.0}, 1e-3),
+            ({"polish": "quadrature"}, 1e-9),
+            ({"estimator": "quadrature"}, 1e-9),
+            ({"estimator": "quadrature", "prior_precision": 1.0, "n_components": 1}, 1e-9),
+            ({"estimator": "sampling", "acceleration": "none"}, 1e-9),
         ),
     ),
 }
@@ -303,6 +314,16 @@ def test_the_seed_alone_decides_the_start(name: str) -> None:
     assert_same(starts[0].auxiliary, starts[1].auxiliary)
 
 
+@every_model
+def test_the_objective_never_falls(name: str) -> None:
+    whole = probit(12)
+    mask = (np.random.default_rng(5).random(whole.X.shape) < 0.8).astype(np.uint8)
+    for data in (whole, replace(whole, observed=mask)):
+        for settings_, slack in facts_of(name).rising:
+            history = fit(make(name, **settings_), memory_rows(data), SERIAL).history
+            assert min(np.diff(history), default=0.0) >= -slack, settings_
+
+
 def pair_shares(X: Bits) -> Floats:
     return X.T.astype(np.float64) @ X / len(X)
 
@@ -330,6 +351,40 @@ def test_samples_have_the_pair_shares_of_the_model(name: str) -> None:
     np.fill_diagonal(expected, mass @ given_codes)  # x² = x
     drawn = model.sample(params, 200_000, np.random.default_rng(3))
     np.testing.assert_allclose(pair_shares(drawn), expected, atol=0.006)
+
+
+def all_rows(segment: int) -> BinaryBlock:
+    patterns = (np.arange(2**N_FEATURES)[:, None] >> np.arange(N_FEATURES)) & 1
+    return block_of(patterns.astype(np.uint8), segment=segment)
+
+
+@every_model
+def test_likelihoods_are_those_of_samples(name: str) -> None:
+    """By enumeration: all rows together are certain, and pairs as frequent as in samples."""
+    model, params = make(name), fitted(name).params
+    if not hasattr(model, "log_likelihood"):
+        pytest.skip("this model has no likelihood of a row")
+    for segment in range(3):
+        block = all_rows(segment)
+        found = model.log_likelihood(params, block, RowRandom(0))
+        assert found.nats.shape == found.standard_error.shape == (len(block.rows),)
+        probabilities = np.exp(found.nats)
+        assert probabilities.sum() == pytest.approx(1, abs=1e-3)
+        segments = np.full(200_000, segment)
+        drawn = model.sample(params, len(segments), np.random.default_rng(6), segments)
+        implied = np.einsum("n,ni,nj->ij", probabilities, block.dense(), block.dense())
+        np.testing.assert_allclose(pair_shares(drawn), implied, atol=0.006)
+
+
+@every_model
+def test_bounds_lie_below_likelihoods(name: str) -> None:
+    model, params, block = make(name), fitted(name).params, all_rows(0)
+    if not hasattr(model, "lower_bound"):
+        pytest.skip("this model has no bound")
+    bound = model.lower_bound(params, block, RowRandom(0))
+    found = model.log_likelihood(params, block, RowRandom(0))
+    assert (bound <= found.nats + 4 * found.standard_error + 1e-6).all()
+    assert bound.mean() > found.nats.mean() - 0.5
 
 
 @every_model

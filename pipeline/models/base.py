@@ -9,6 +9,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     Protocol,
     TypeVar,
     get_args,
@@ -26,6 +27,13 @@ from pipeline.fit import FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.base import FirstStatistics, Statistics
 from pipeline.statistics.counts import Counts, FeatureCounts
+
+
+class LogLikelihood(NamedTuple):
+    """log P(x) of each row in nats, and its standard error, 0 where exact: (n_samples,) each."""
+
+    nats: NDArray[np.float64]
+    standard_error: NDArray[np.float64]
 
 
 class Model(Protocol):

@@ -46,7 +46,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.fit import FitState
 from pipeline.metrics import mean_cosine_similarity
-from pipeline.models.base import Model, array, check_components, register
+from pipeline.models.base import LogLikelihood, Model, array, check_components, register
 from pipeline.moment_matching.matching import Match, Settings, match_moments
 from pipeline.moment_matching.notices import (
     diagnose,
@@ -295,8 +295,10 @@ class BLICA(Model):
             )
         return probabilities
 
-    def log_likelihood(self, params: BLICAParams, block: BinaryBlock, rng: RowRandom) -> Array:
-        """Give log P(x) of each row in nats, (n_samples,), by orthant probabilities (eq. 6).
+    def log_likelihood(
+        self, params: BLICAParams, block: BinaryBlock, rng: RowRandom
+    ) -> LogLikelihood:
+        """Estimate log P(x) of each row by orthant probabilities (eq. 6).
 
         Raises
         ------
@@ -304,9 +306,10 @@ class BLICA(Model):
             If there are more than 20 features; `composite_log_likelihood` takes any number.
         """
         model = segment_model(params, block.segment)
-        return log_orthant_probability(
+        found = log_orthant_probability(
             block.dense(), model.correlation(), model.thresholds, block.observed()
-        ).log_probability
+        )
+        return LogLikelihood(*found)
 
     def composite_log_likelihood(
         self, params: BLICAParams, block: BinaryBlock, rng: RowRandom

@@ -56,11 +56,15 @@ class NodeStatistics(NamedTuple):
         Σ_n m_ni R_nl, (n_features, n_nodes): expected observed values.
     log_likelihood
         Σ_n log P(t_n), nats.
+    peak
+        Σ_n max_l R_nl: near the number of rows where posteriors are narrower than the nodes lie
+        apart, so that sums over nodes are no integrals.
     """
 
     ones: Floats
     mass: Floats
     log_likelihood: float
+    peak: float
 
 
 class NodePosterior(NamedTuple):
@@ -161,7 +165,7 @@ def node_statistics(
         (n_samples, n_features) of 0 and 1; what lies under a missing value does not matter.
     observed
         Same shape, 1 = observed; None when every value is there. A row without any value adds
-        nothing.
+        only a peak.
     weights, offsets
         Slopes w (n_features, n_components) and offsets b (n_features,).
     nodes
@@ -169,15 +173,16 @@ def node_statistics(
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
     coefficients = _coefficients(weights, offsets, _tiled(nodes), observed is not None)
-    sums, log_likelihood = np.zeros_like(coefficients), 0.0
+    sums, log_likelihood, peak = np.zeros_like(coefficients), 0.0, 0.0
     for batch in _batches(X, observed, coefficients):
         totals = batch.scores.sum(axis=1)
         sums += (batch.design / totals[:, None]).T @ batch.scores
         n_rows = batch.rows.stop - batch.rows.start
         log_likelihood += float((batch.log_scale + np.log(totals))[:n_rows].sum())
+        peak += float((1 / totals[:n_rows]).sum())  # the largest score is 1
     # Without missing values every feature has the mass of the column of ones.
     mass = np.tile(sums[-1], (n_features, 1)) if observed is None else sums[n_features:-1]
-    return NodeStatistics(sums[:n_features, :n_nodes], mass[:, :n_nodes], log_likelihood)
+    return NodeStatistics(sums[:n_features, :n_nodes], mass[:, :n_nodes], log_likelihood, peak)
 
 
 def node_posterior(

@@ -154,13 +154,32 @@ def test_likelihood_bound_and_posterior_agree_with_integration() -> None:
         rows @ np.log(p).T + (1 - rows.astype(float)) @ np.log(1 - p).T + nodes.log_weights
     )
     evidence = joint.sum(axis=1)
-    found = model.log_likelihood(params, block, RNG)
+    found = model.log_likelihood(params, block, RNG).nats
     np.testing.assert_allclose(found, np.log(evidence), atol=1e-3)
     assert (model.lower_bound(params, block, RNG) <= found + 1e-9).all()
     mean = joint @ nodes.points / evidence[:, None]
     codes = model.transform(params, block, RNG)
     np.testing.assert_allclose(codes["mean"], mean, atol=5e-3)
     np.testing.assert_allclose(codes["variance"], np.einsum("nkk->nk", codes["covariance"]))
+
+
+def test_nodes_too_far_apart_are_warned_of_with_their_remedy() -> None:
+    """The objective of a fit is held against integration around each row's posterior."""
+    rng = np.random.default_rng(2)
+    weights = 2.5 * rng.standard_normal((60, 1))
+    X = (rng.random((500, 60)) < expit(rng.standard_normal((500, 1)) @ weights.T)).astype(np.uint8)
+    found: dict[int, tuple[float, list[str]]] = {}
+    for nodes in (21, 200):
+        state = fitted(X, n_components=1, estimator="quadrature", nodes=nodes)
+        exact = LatentTrait().log_likelihood(state.params, block_of(X), RNG).nats.mean()
+        warned = [notice.text for notice in state.warnings if "nodes an axis" in notice.text]
+        found[nodes] = abs(state.history[-1] - exact), warned
+    assert found[21][0] > 0.01
+    assert "21 nodes an axis are too few" in found[21][1][0]
+    assert found[200][0] < 1e-3
+    assert found[200][1] == []
+    enough = int(found[21][1][0].rpartition("=")[2])
+    assert 50 < enough < 200
 
 
 def test_missing_values_are_absent() -> None:
@@ -246,13 +265,20 @@ def test_as_many_traits_as_features_are_refused() -> None:
         fitted(X[:500], n_components=12)
 
 
-def test_more_than_three_traits_have_a_bound_but_no_exact_likelihood() -> None:
+def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
+    """Traits without weight change nothing, so the estimate can be held against quadrature."""
     X, *_ = two_factors()
-    model, state = LatentTrait(n_components=4), fitted(X[:1000], n_components=4, max_iter=20)
-    block = block_of(X[:20])
-    assert np.isfinite(model.lower_bound(state.params, block, RNG)).all()
-    assert model.transform(state.params, block, RNG)["mean"].shape == (20, 4)
-    with pytest.raises(FitError, match="at most 3 components"):
-        model.log_likelihood(state.params, block, RNG)
-    with pytest.raises(FitError):
-        model.log_likelihood(replace(state.params), block, RNG)
+    block = block_of(X[:300], first_row=7)
+    params = fitted(X[:2000], estimator="quadrature").params
+    wider = replace(params, weights=np.pad(params.weights, ((0, 0), (0, 3))))
+    model, exact = LatentTrait(), LatentTrait().log_likelihood(params, block, RNG)
+    found = model.log_likelihood(wider, block, RNG)
+    assert (exact.standard_error == 0).all()
+    assert 0 < found.standard_error.min() <= found.standard_error.max() < 0.05
+    scaled = (found.nats - exact.nats) / found.standard_error
+    assert 0.8 < scaled.std() < 1.2
+    assert abs(scaled.mean()) < 0.25
+    assert (model.lower_bound(wider, block, RNG) < found.nats + 0.1).all()
+    assert model.transform(wider, block, RNG)["mean"].shape == (300, 5)
+    again = model.log_likelihood(wider, block_of(X[100:300], first_row=107), RNG)
+    assert again.nats.tobytes() == found.nats[100:].tobytes()

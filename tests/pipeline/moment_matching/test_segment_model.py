@@ -129,7 +129,7 @@ def test_codes_are_the_means_of_the_sources_that_gave_the_same_rows() -> None:
 @places
 def test_likelihoods_of_all_rows_sum_to_one(place: int, segment: int) -> None:
     block = block_of(PATTERNS, None, segment)
-    log_likelihood = MODEL.log_likelihood(PARAMS, block, RNG)
+    log_likelihood = MODEL.log_likelihood(PARAMS, block, RNG).nats
     assert np.exp(log_likelihood).sum() == pytest.approx(1, abs=2e-4)
 
 
@@ -142,15 +142,15 @@ def test_likelihoods_are_integrals_over_the_sources(place: int, segment: int, ma
         mask[0] = 0
     log_joint, _ = joint_with_codes(place, PATTERNS, mask)
     block = block_of(PATTERNS, mask if masked else None, segment)
-    found = MODEL.log_likelihood(PARAMS, block, RNG)
+    found = MODEL.log_likelihood(PARAMS, block, RNG).nats
     np.testing.assert_allclose(found, logsumexp(log_joint, axis=1), atol=1e-3)
 
 
 def test_missing_values_are_summed_over() -> None:
     mask = np.ones_like(PATTERNS)
     mask[:, [1, 3]] = 0
-    found = MODEL.log_likelihood(PARAMS, block_of(PATTERNS, mask, 5), RNG)
-    whole = np.exp(MODEL.log_likelihood(PARAMS, block_of(PATTERNS, None, 5), RNG))
+    found = MODEL.log_likelihood(PARAMS, block_of(PATTERNS, mask, 5), RNG).nats
+    whole = np.exp(MODEL.log_likelihood(PARAMS, block_of(PATTERNS, None, 5), RNG).nats)
     same = (PATTERNS[:, None, [0, 2, 4]] == PATTERNS[:, [0, 2, 4]]).all(axis=2)
     np.testing.assert_allclose(np.exp(found), same @ whole, rtol=5e-4)
 
@@ -218,7 +218,7 @@ def answers(params: BLICAParams, segment: int) -> list[Floats]:
     block, codes = block_of(PATTERNS, None, segment), np.array([[0.3, -1.0], [2.0, 0.5]])
     return [
         *MODEL.transform(params, block, RNG).values(),
-        MODEL.log_likelihood(params, block, RNG),
+        MODEL.log_likelihood(params, block, RNG).nats,
         MODEL.composite_log_likelihood(params, block, RNG),
         MODEL.reconstruct(params, codes, np.full(2, segment)),
         MODEL.sample(params, 50, np.random.default_rng(0), np.full(50, segment)),

@@ -152,6 +152,7 @@ def test_statistics_and_posteriors_are_those_of_loops(
     np.testing.assert_allclose(statistics.mass, seen.T @ R, atol=1e-12)
     np.testing.assert_allclose(posterior.log_likelihood, np.log(evidence), atol=1e-12)
     assert statistics.log_likelihood == pytest.approx(np.log(evidence).sum(), abs=1e-10)
+    assert statistics.peak == pytest.approx(R.max(axis=1, initial=0).sum(), abs=1e-10)
     mean = R @ nodes.points
     second = np.einsum("nl,lj,lk->njk", R, nodes.points, nodes.points)
     np.testing.assert_allclose(posterior.mean, mean, atol=1e-12)
@@ -195,7 +196,7 @@ def test_what_lies_under_a_missing_value_does_not_matter(function) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_row_without_any_value_has_the_prior_and_adds_nothing() -> None:
+def test_a_row_without_any_value_has_the_prior_and_adds_its_peak_alone() -> None:
     problem = random_problem(3, 20, 4, 2, masked=True)
     problem.observed[5] = 0
     nodes = gauss_hermite(9, 2)
@@ -204,12 +205,11 @@ def test_a_row_without_any_value_has_the_prior_and_adds_nothing() -> None:
     np.testing.assert_allclose(posterior.mean[5], 0, atol=1e-13)
     np.testing.assert_allclose(posterior.covariance[5], np.eye(2), atol=1e-12)
     others = np.arange(20) != 5
-    for without, all_rows in zip(
-        node_statistics(*problem.rows(others), nodes),
-        node_statistics(*problem, nodes),
-        strict=True,
-    ):
-        np.testing.assert_allclose(without, all_rows, atol=1e-12)
+    *without, peak = node_statistics(*problem.rows(others), nodes)
+    *of_all, peak_of_all = node_statistics(*problem, nodes)
+    for a, b in zip(without, of_all, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    assert peak_of_all - peak == pytest.approx(np.exp(nodes.log_weights.max()))
 
 
 def test_one_component_against_numerical_integration() -> None:
