@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Notice
 from pipeline.fit import FitState
-from pipeline.models.base import Model, named_arrays, params_from_arrays
+from pipeline.models.base import Model
+from pipeline.params import named_arrays, params_from_arrays
 from pipeline.statistics.base import Statistics
 from storage.artifacts import NamedArray, load_artifact, write_artifact
 from storage.errors import DataError

@@ -32,7 +32,8 @@ from pipeline.executors.base import Executor
 from pipeline.fit import FitState, check_seed, collect_first, collect_pass, start
 from pipeline.fit import fit as fit_model
 from pipeline.metrics import mean_cosine_similarity
-from pipeline.models.base import Model, named_arrays
+from pipeline.models.base import Model
+from pipeline.params import named_arrays
 from pipeline.progress import Progress
 from storage.artifacts import NamedArray, load_artifact, write_artifact
 from storage.dataset import BinaryDataset, open_dataset

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
-from pipeline.models.base import array
 from pipeline.numerics.centred_points import Items
 from pipeline.numerics.latent_nodes import (
     Nodes,
@@ -21,6 +20,7 @@ from pipeline.numerics.logistic_bound import (
     bound_statistics,
 )
 from pipeline.numerics.logistic_regression import logistic_m_step
+from pipeline.params import array
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]

@@ -21,7 +21,8 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, collect_first, collect_pass, fit, start
-from pipeline.models.base import MODELS, model_class, named_arrays, params_from_arrays
+from pipeline.models.base import MODELS, model_class
+from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from pipeline.reduce import tree_merge
 from pipeline.statistics.counts import FeatureCounts, PairCounts

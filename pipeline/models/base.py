@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import fields
 from typing import (
     Any,
     ClassVar,
@@ -196,18 +196,3 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 def _one_of(names: Iterable[str]) -> str:
     return "one of " + ", ".join(sorted(names))
-
-
-def array(*dims: str) -> Any:
-    """Declare a parameter array and its dimensions."""
-    return field(metadata={"dims": dims})
-
-
-def named_arrays(params: Any) -> dict[str, tuple[tuple[str, ...], NDArray[Any]]]:
-    """Give a model's parameters as named arrays with their dimensions."""
-    return {f.name: (f.metadata["dims"], getattr(params, f.name)) for f in fields(params)}
-
-
-def params_from_arrays(model: type[Model], arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Undo `named_arrays`."""
-    return model.params(**{f.name: arrays[f.name] for f in fields(model.params)})

@@ -46,7 +46,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.fit import FitState
 from pipeline.metrics import mean_cosine_similarity
-from pipeline.models.base import LogLikelihood, Model, array, check_components, register
+from pipeline.models.base import LogLikelihood, Model, check_components, register
 from pipeline.moment_matching.matching import Match, Settings, match_moments
 from pipeline.moment_matching.notices import (
     diagnose,
@@ -59,6 +59,7 @@ from pipeline.moment_matching.segment_model import SegmentModel
 from pipeline.moment_matching.segments import SegmentStatus, segments_of
 from pipeline.numerics.expectation_propagation import probit_posterior
 from pipeline.numerics.orthant import log_orthant_probability
+from pipeline.params import array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
 

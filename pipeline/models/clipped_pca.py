@@ -43,7 +43,6 @@ from pipeline.executors.base import Map
 from pipeline.fit import FitState
 from pipeline.models.base import (
     Model,
-    array,
     check_choices,
     check_components,
     pooled_margins,
@@ -56,6 +55,7 @@ from pipeline.numerics.linalg import (
     negative_share,
 )
 from pipeline.numerics.tetrachoric import PairStatus
+from pipeline.params import array
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import (
     Estimate,

@@ -20,7 +20,8 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, collect, collect_first, fit, fit_pass, start
-from pipeline.models.base import Model, array
+from pipeline.models.base import Model
+from pipeline.params import array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
 from tests.strategies import Data, chunkings, memory_rows, tables

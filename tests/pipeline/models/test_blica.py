@@ -20,8 +20,8 @@ from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, fit
 from pipeline.metrics import mean_cosine_similarity
-from pipeline.models.base import named_arrays
 from pipeline.models.blica import BLICA, BLICAParams
+from pipeline.params import named_arrays
 from pipeline.random import RowRandom
 from storage.examples import NonstationaryTruth, nonstationary_truth
 from tests.pipeline.moment_matching import fitted, nonstationary, small, truth_and_data

@@ -8,8 +8,8 @@ from scipy.stats import norm
 
 from pipeline.errors import FitError, Notice
 from pipeline.fit import FitState
-from pipeline.models.base import named_arrays
 from pipeline.moment_matching import optimiser
+from pipeline.params import named_arrays
 from storage.examples import nonstationary_truth
 from tests.pipeline.moment_matching import fitted, nonstationary, small
 from tests.strategies import Data
