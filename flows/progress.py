@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from pipeline.progress import Progress
@@ -35,36 +35,48 @@ def reporting() -> Iterator[Progress]:
 
 
 class Bars:
-    """A bar for each pass, with rows a second and the time left."""
+    """A bar for each kind of pass, with rows a second and the time left."""
 
     def __init__(self, bars: RichProgress) -> None:
         self._bars = bars
         self._pace = Pace()
+        self._of_kind: dict[str, TaskID] = {}
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
         """Move the bar."""
+        kind = _kind(label)
+        if kind not in self._of_kind:
+            self._of_kind[kind] = self._bars.add_task(label, total=total or None, rate="")
+        bar = self._of_kind[kind]
         if done == 0:
             self._pace = Pace()
-            self._task = self._bars.add_task(label, total=total or None, rate="")
-        self._bars.update(self._task, completed=done, rate=self._pace.rate(rows))
+            self._bars.reset(bar, total=total or None, description=label)
+        self._bars.update(bar, completed=done, rate=self._pace.rate(rows))
 
 
 class Lines:
-    """A line every ten seconds of a pass, and when it ends."""
+    """A line every ten seconds, and when the first pass of its kind ends."""
 
     def __init__(self) -> None:
         self._pace = Pace()
-        self._last = 0.0
+        self._last, self._ended = time.monotonic(), ""
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
         """Write a line if it is time."""
         now = time.monotonic()
         if done == 0:
-            self._pace, self._last = Pace(), now
-        if done == total or now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._pace = Pace()
+        ended = done == total > 0
+        if (ended and _kind(label) != self._ended) or now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
             far = f"{done / total:.0%}" if total else f"{rows:,} rows"
             log.info("%s: %s, %s", label, far, self._pace.rate(rows))
+        if ended:
+            self._ended = _kind(label)
+
+
+def _kind(label: str) -> str:
+    return label.partition(",")[0]
 
 
 class Pace:

@@ -58,6 +58,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("passes", f"{summary['iterations']}, {_ended(summary)}"),
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]
+    if summary["objective"]:
+        rows.append(("objective", f"{summary['objective']:.6f} nats a row"))
     for name in model_class(summary["model"]).shown:
         rows.append((name, f"{summary['diagnostics'][name]:,.5g}"))
     if "eigenvalues" in found:

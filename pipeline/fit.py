@@ -170,10 +170,18 @@ def collect_pass(
         partial(_summarize, model, state.params, rng),
         rows,
         executor,
-        model.statistics.label,
+        _pass_label(model, state),
         model.tiles(rows.n_features, rows.n_segments, TASK_MEMORY),
         progress,
     )
+
+
+def _pass_label(model: Model, state: FitState) -> str:
+    """Name what is counted; of a model that iterates also the pass, and the objective so far."""
+    if model.max_iter == 1:
+        return model.statistics.label
+    reached = f", {state.history[-1]:.6f}" if state.history else ""
+    return f"{model.statistics.label}, pass {state.iteration + 1}{reached}"
 
 
 def _summarize(model: Model, params: Any, rng: RowRandom, block: BinaryBlock) -> Statistics:
