@@ -12,7 +12,7 @@ from flows.environment import examples_path
 from flows.ingest import ingest_sources
 from flows.options import local_path
 from pipeline.blocks import Rows
-from storage.dataset import BinaryDataset, ChunkReader, open_dataset
+from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import Busy, DataError
 from storage.examples import PREFIX, example_slug
 
@@ -72,5 +72,6 @@ def dataset_rows(dataset: BinaryDataset, split: str | None = None, memory: int =
 
     Every process keeps so many bytes of the chunks that it reads.
     """
-    read = ChunkReader(str(dataset.path.resolve()), dataset.digest, split, memory=memory)
-    return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+    return Rows(
+        dataset.reader(split, memory), dataset.n_chunks, dataset.n_features, dataset.n_segments
+    )

@@ -6,15 +6,19 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.labelled import to_xarray
 from storage.locations import LATEST, checksum, read_manifest, write_manifest
 from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array
+
+if TYPE_CHECKING:
+    import xarray
 
 _CHUNK_BYTES = 32 << 20
 
@@ -46,6 +50,14 @@ class Artifact(Mapping[str, NDArray[Any]]):
     def dims(self, name: str) -> tuple[str, ...]:
         """Name the dimensions of an array."""
         return self._arrays[name].dims
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Give all arrays with the names of features and segments."""
+        segments = self.manifest.get("segment_names", ())
+        if "segments" in self:
+            segments = [segments[index] for index in self["segments"]]
+        names = {"feature": self.manifest.get("feature_names", ()), "segment": segments}
+        return to_xarray(self._arrays, names, {"path": str(self.path), **self.manifest})
 
 
 def write_artifact(

@@ -15,12 +15,14 @@ from zarr.core.sync import sync
 
 from storage.errors import DataError
 from storage.kept_chunks import kept
+from storage.labelled import dataset_to_xarray
 from storage.layout import occupied_slots
 from storage.locations import checksum, read_manifest
 from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path
 
 if TYPE_CHECKING:
     import dask.array
+    import xarray
 
 Words = NDArray[np.uint64]
 
@@ -166,6 +168,23 @@ class BinaryDataset:
             values[rows] = self._column(name, key, int(n_words))[slots]
         categories = self.manifest["columns"][name].get("categories")
         return values if categories is None else np.array([*categories, ""])[values]
+
+    def segments(self) -> NDArray[Any]:
+        """Name the segment of every row, (n_rows,), in the original row order."""
+        codes = np.empty(self.n_rows, np.int64)
+        for key, (first_row, _, n_words) in enumerate(self.chunks):
+            blocks = self._blocks_of(key)
+            rows = first_row + self._arrival(key, int(n_words), occupied_slots(blocks))
+            codes[rows] = np.repeat(blocks[:, 0], blocks[:, 2])
+        return np.array(self.segment_names)[codes]
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Give lazily unpacked `values` and `observed`, and the segment and columns of each row."""
+        return dataset_to_xarray(self)
+
+    def reader(self, split: str | None = None, memory: int = 0) -> ChunkReader:
+        """Give what reads chunks in any process; see `ChunkReader`."""
+        return ChunkReader(str(self.path.resolve()), self.digest, split, memory=memory)
 
     def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Unpack a chunk to values and mask, (n_rows, n_features) each, in original row order."""
