@@ -8,6 +8,7 @@ from flows.experiments import (
     blica_scaling,
     clipped_pca,
     loadings,
+    tipping,
 )
 from flows.options import command, run
 
@@ -20,6 +21,7 @@ _MODULES = {
     "blica-samples": blica_samples,
     "blica-scaling": blica_scaling,
     "loadings": loadings,
+    "tipping": tipping,
 }
 
 app = command("experiments", HELP, EXAMPLES)
