@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ from pipeline.convergence import ConvergenceMonitor
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.fit import FitState
+from pipeline.held_out import HELD_OUT, e_step_apart, held_out_score
 from pipeline.latent_trait_em import (
     MOST_BY_QUADRATURE,
     NODES_AN_AXIS,
@@ -63,10 +65,6 @@ from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
-HELD_OUT = 0.1
-"""Share of the rows that the number of components is chosen on."""
-HELD_OUT_PASS = 1 << 32
-"""Number of a pass that never comes: rows held out are the same in all."""
 _DRAWS = 500
 # Share of an axis that the likeliest node has in a mean row. Objectives of fits (survey, test and
 # simulated data) were off by up to 0.02 nats a row where it was above 0.6, 5e-3 above 0.5, and 1e-3
@@ -210,17 +208,7 @@ class LatentTrait(Model):
 
     def summarize(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
-        if params.held_out == 0:
-            return e_step(params, block)
-        drawn = RowRandom(rng.seed, HELD_OUT_PASS).uniform(block.rows, 1)[:, 0]
-        valid = drawn < params.held_out
-        scored = e_step(params, block.taken(np.flatnonzero(valid)))
-        fitted = e_step(params, block.taken(np.flatnonzero(~valid)))
-        held_out = {
-            "held_out": np.array(scored.objective),
-            "held_out_rows": np.array(scored.n_samples),
-        }
-        return replace(fitted, values={**fitted.values, **held_out})
+        return e_step_apart(partial(e_step, params), float(params.held_out), block, rng)
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Give the bound or the log-likelihood of a row, less the prior's share: nats."""
@@ -267,7 +255,7 @@ class LatentTrait(Model):
 
     def _grown(self, state: FitState, statistics: Sums, mapped: Array) -> FitState:
         """Add a component while that helps rows held out; then fit all rows with the best."""
-        score = float(statistics.values["held_out"] / statistics.values["held_out_rows"])
+        score = held_out_score(statistics)
         scores = [*state.auxiliary.get("held_out_scores", ()), score]
         params = state.params.unpacked(mapped)
         auxiliary = {**state.auxiliary, "held_out_scores": np.array(scores)}
@@ -295,7 +283,7 @@ class LatentTrait(Model):
     ) -> FitState:
         """Turn the weights, and say what is in doubt."""
         params = state.params.unpacked(mapped)
-        params = replace(params, weights=principal_axes(params.weights))
+        params = _on_principal_axes(params)
         rotated, correlation = _rotated(params.weights, self.rotation)
         params = replace(params, rotated=rotated, component_correlation=correlation)
         sums = statistics.values
@@ -384,6 +372,13 @@ def _coarseness(nodes: Array, peak: float) -> list[Notice]:
 
 def _without_memory(auxiliary: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {k: v for k, v in auxiliary.items() if not k.startswith("squarem_")}
+
+
+def _on_principal_axes(params: LatentTraitParams) -> LatentTraitParams:
+    """Turn weights, and nodes with them, lest the nodes stand for other rows than were fitted."""
+    weights = principal_axes(params.weights)
+    left, _, right = np.linalg.svd(params.weights.T @ weights)
+    return replace(params, weights=weights, nodes=params.nodes @ left @ right)
 
 
 def _rotated(weights: Array, rotation: str) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ from scipy.special import expit
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, collect_first, fit, start
+from pipeline.fit import FitState, collect_first, collect_pass, fit, start
 from pipeline.models.latent_trait import LatentTrait
 from pipeline.numerics.latent_nodes import gauss_hermite
 from pipeline.random import RowRandom
@@ -232,6 +232,15 @@ def test_a_fit_that_goes_on_reaches_the_same_bytes() -> None:
         assert again.history == whole.history
         assert again.params.weights.tobytes() == whole.params.weights.tobytes()
     assert any("stopped at max_iter=12" in notice.text for notice in whole.warnings)
+
+
+@pytest.mark.parametrize("estimator", ["quadrature", "sampling"])
+def test_nodes_of_a_fit_give_its_objective_again(estimator: str) -> None:
+    X, *_ = two_factors()
+    settings: dict[str, Any] = {"estimator": estimator, "nodes": 9, "tol": 1e-9}
+    state = fitted(X[:2000], **settings)
+    again = collect_pass(LatentTrait(**settings), state, memory_rows(Data(X[:2000])), SERIAL, 0)
+    assert again.objective / 2000 == pytest.approx(state.history[-1], abs=1e-7)
 
 
 def test_weights_for_reading_are_rotations() -> None:
