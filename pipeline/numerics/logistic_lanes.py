@@ -225,6 +225,12 @@ def _add_form(form: Any, factor: float, lanes: Floats, at: int) -> None:
 def _root_and_expm1(square: float) -> tuple[float, float]:
     """ξ = √square and exp(−ξ) − 1, the latter without loss of digits as ξ goes to 0."""
     xi = math.sqrt(square if square > 1e-200 else 1e-200)
+    return xi, expm1_of_minus(xi)
+
+
+@inlined
+def expm1_of_minus(xi: float) -> float:
+    """Return exp(−ξ) − 1 for ξ >= 0."""
     capped = xi if xi < 700.0 else 700.0  # exp(−700) is nothing beside 1, and not yet subnormal
     shifted = fma(capped, -1.0 / _LN_2, _TO_INTEGER)
     k = shifted - _TO_INTEGER
@@ -233,7 +239,7 @@ def _root_and_expm1(square: float) -> tuple[float, float]:
     for power in range(len(_EXPM1) - 2, -1, -1):
         p = fma(p, r, _EXPM1[power])
     scale = _power_of_two(shifted)
-    return xi, fma(scale, r * p, scale - 1.0)
+    return float(fma(scale, r * p, scale - 1.0))
 
 
 @inlined
