@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,21 +11,34 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 from cyclopts import Parameter
 from dask.system import CPU_COUNT
-from distributed.system import MEMORY_LIMIT
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.checkpoints import load_state, load_statistics, save_state, save_statistics
 from flows.datasets import dataset_path, dataset_rows, true_mixing
 from flows.hyperparameters import build_model, settings_help
-from flows.options import Json, Split, Switch, Whole, command, local_path, run
+from flows.memory import check_memory
+from flows.options import (
+    Cluster,
+    DatasetName,
+    Json,
+    Resume,
+    Seed,
+    Switch,
+    Where,
+    Workers,
+    command,
+    local_path,
+    run,
+)
+from flows.peak_memory import peak_memory
 from flows.progress import reporting
 from flows.provenance import fingerprint, outcome, provenance
 from flows.runtime import ExecutorName, check_executor, memory_for_rows, opened_executor
 from flows.server import with_server
+from flows.splits import split_to_fit
 from flows.summary import print_json, print_table
 from pipeline.blocks import Rows
 from pipeline.errors import FitError
@@ -43,7 +57,8 @@ from storage.runs import RunFolder
 HELP = """Fit a latent-variable model to a binary dataset.
 
 Reads the dataset, counts on a Dask cluster of its own or on one given, fits, and writes an
-artifact: parameters, diagnostics and provenance. The same dataset, options, versions and kind of
+artifact: parameters, diagnostics and provenance. Where the dataset has a split `train`, its rows
+alone are fitted; `--split all` takes all. The same dataset, options, versions and kind of
 processor give the same parameters, to the last bit, wherever the work ran.
 """
 EXAMPLES = """Examples:
@@ -56,6 +71,7 @@ EXAMPLES = """Examples:
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
+log = logging.getLogger("latentbits")
 app = command("fit", HELP, settings_help() + EXAMPLES)
 
 
@@ -71,6 +87,7 @@ class Job:
     executor: Executor
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, dict[str, int | None]] = field(default_factory=dict)
 
     @property
     def rows(self) -> Rows:
@@ -84,11 +101,12 @@ _job: ContextVar[Job] = ContextVar("job")
 
 @contextmanager
 def _stage(name: str) -> Iterator[Job]:
-    """Time a stage, and name features and segments in what it has to say."""
+    """Measure a stage, and name features and segments in what it has to say."""
     job = _job.get()
     begun = time.perf_counter()
     try:
         yield job
+        job.peaks[name] = peak_memory(job.executor)
     except FitError as error:
         names = (job.dataset.feature_names, job.dataset.segment_names)
         raise FitError(error.notice.render(*names)) from error
@@ -101,12 +119,7 @@ def open_stage() -> None:
     """Check that the run can be done before any work is spent on it."""
     with _stage("open") as job:
         need = job.model.memory(job.dataset.n_features, job.dataset.n_segments, CPU_COUNT)
-        free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
-        if need > free:
-            raise FitError(
-                f"Expected {need / 1e9:.1f} GB of free memory for {job.dataset.n_features} "
-                f"features, got {free / 1e9:.1f} GB. Use a larger machine or fewer features."
-            )
+        check_memory(need, job.dataset.n_features)
 
 
 @task(name="first counts", cache_policy=NO_CACHE)
@@ -164,6 +177,24 @@ def write_stage(states: str) -> dict[str, Any]:
         return {"artifact": str(target), **_summary(manifest)}
 
 
+@task(name="report", cache_policy=NO_CACHE)
+def report_stage(artifact: str) -> str | None:
+    """Draw the report within the artifact; that it cannot be drawn is no reason to lose a fit."""
+    with _stage("report"):
+        try:
+            from flows.report.page import FILE, write_report
+            from flows.report.server import publish_summary
+
+            output = Path(artifact, FILE)
+            write_report(artifact, output)
+            publish_summary(artifact, output)
+            return str(output)
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            log.warning("warning: no report could be drawn (%s); the artifact is whole", reason)
+            return None
+
+
 def _started(job: Job, first: str) -> FitState:
     return start(job.model, load_statistics(job.model.first, Path(first)), job.seed)
 
@@ -175,11 +206,12 @@ def _manifest(job: Job, state: FitState) -> dict[str, Any]:
         **outcome(job.model, job.dataset, state),
         "n_samples": counted.n_samples,
         "seconds_by_stage": {name: round(s, 3) for name, s in job.seconds.items()},
+        "peak_memory_by_stage": job.peaks,
     }
 
 
 def _summary(manifest: dict[str, Any]) -> dict[str, Any]:
-    names = ("model", "n_samples", "n_components", "iterations", "converged", "warnings")
+    names = ("model", "split", "n_samples", "n_components", "iterations", "converged", "warnings")
     return {
         **{name: manifest[name] for name in names},
         "n_features": len(manifest["feature_names"]),
@@ -203,10 +235,12 @@ def fit(
     cluster: str | None = None,
     resume: bool = False,
     truth: bool = False,
+    report: bool = True,
 ) -> dict[str, Any]:
     """Run the stages; `python -m flows.fit --help` explains the parameters."""
     begun = time.perf_counter()
     built, opened = prepare(dataset, model, components, settings, split, seed, truth)
+    split = split_to_fit(opened, split)
     folder = _run_folder(built, opened, split, seed, output)
     with (
         opened_executor(executor, workers, cluster) as ready,
@@ -216,6 +250,7 @@ def fit(
         token = _job.set(Job(built, opened, split, seed, folder, ready, progress))
         try:
             summary = _run_stages(str(folder.work))
+            summary["report"] = report_stage(summary["artifact"]) if report else None
             seconds = _job.get().seconds
         except FitError:
             if not resume and not folder.has_states():
@@ -244,8 +279,7 @@ def prepare(
     built = build_model(model, components, settings)
     check_seed(seed)
     opened = open_dataset(dataset_path(dataset))
-    if split is not None:
-        opened.split_code(split)
+    split_to_fit(opened, split)
     if truth:
         true_mixing(opened)
         if all(param.name != "mixing" for param in fields(built.params)):
@@ -274,9 +308,7 @@ def _run_folder(
 @app.default
 def main(
     *,
-    dataset: Annotated[
-        str, Parameter(help="Dataset folder, or an example such as example:digits.")
-    ],
+    dataset: DatasetName,
     model: Annotated[str, Parameter(help="Name of the model.")] = "clipped-pca",
     components: Annotated[
         str | None, Parameter(help="Number of latent components, or auto. [default: the model's]")
@@ -290,23 +322,27 @@ def main(
             help="NAME=VALUE, as listed below.",
         ),
     ] = (),
-    split: Split = None,
+    split: Annotated[
+        str | None,
+        Parameter(
+            help="Fit the rows whose `split` column has this value, or all rows. "
+            "[default: train where there is one, else all]"
+        ),
+    ] = None,
     output: Annotated[str | None, Parameter(help="Folder of runs. [default: runs/DATASET]")] = None,
-    seed: Annotated[Whole, Parameter(help="Seed of every random draw.")] = 0,
-    executor: Annotated[ExecutorName, Parameter(help="Where work runs.")] = "dask",
-    workers: Annotated[
-        Whole | None,
-        Parameter(help="Dask worker processes, or threads. [default: one process, all cores]"),
-    ] = None,
-    cluster: Annotated[
-        str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
-    ] = None,
-    resume: Annotated[bool, Switch, Parameter(help="Go on with an interrupted fit.")] = False,
+    seed: Seed = 0,
+    executor: Where = "dask",
+    workers: Workers = None,
+    cluster: Cluster = None,
+    resume: Resume = False,
     truth: Annotated[
         bool,
         Switch,
         Parameter(help="Compare the mixing with the one that the dataset was made with."),
     ] = False,
+    report: Annotated[
+        bool, Parameter(negative="--no-report", help="Draw a report into the artifact.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
@@ -323,6 +359,7 @@ def main(
         "cluster": cluster,
         "resume": resume,
         "truth": truth,
+        "report": report,
     }
     check_executor(executor, workers, cluster)
     prepare(dataset, model, components, setting, split, seed, truth)

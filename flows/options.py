@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 from cyclopts import App, Parameter, Token
 from cyclopts.exceptions import CycloptsError
 
+from flows.runtime import ExecutorName
 from pipeline.errors import ClusterLost, FitError
 from storage.errors import DataError
 
@@ -32,6 +33,23 @@ def _whole(kind: object, tokens: Sequence[Token]) -> int:
 Whole = Annotated[int, Parameter(converter=_whole)]
 Split = Annotated[
     str | None, Parameter(help="Use only the rows whose `split` column has this value.")
+]
+Seed = Annotated[Whole, Parameter(help="Seed of every random draw.")]
+Where = Annotated[ExecutorName, Parameter(help="Where work runs.")]
+Workers = Annotated[
+    Whole | None,
+    Parameter(help="Dask worker processes, or threads. [default: one process, all cores]"),
+]
+Cluster = Annotated[
+    str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
+]
+Resume = Annotated[bool, Switch, Parameter(help="Go on with an interrupted run.")]
+Overwrite = Annotated[bool, Switch, Parameter(help="Replace what is there once the new is whole.")]
+DatasetName = Annotated[
+    str, Parameter(help="Dataset folder, or an example such as example:digits.")
+]
+FittedArtifact = Annotated[
+    str, Parameter(help="Artifact of a fit, or a folder of runs for the latest.")
 ]
 Json = Annotated[
     bool,

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from flows.splits import told_rows
 from pipeline.models.base import model_class
 from storage.artifacts import load_artifact
 
@@ -30,6 +31,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
     console.print(table)
     for warning in summary["warnings"]:
         console.print(f"warning: {warning}", markup=False)
+    if summary["report"]:
+        console.print(f"report: {summary['report']}", markup=False)
     console.print(f"artifact: {summary['artifact']}", markup=False)
 
 
@@ -52,7 +55,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = load_artifact(summary["artifact"])
     rows = [
         ("model", f"{summary['model']}, {summary['n_components']} components"),
-        ("rows", f"{summary['n_samples']:,}"),
+        ("rows", told_rows(summary["n_samples"], summary["split"])),
         ("features", f"{summary['n_features']:,}"),
         ("segments", f"{summary['n_segments']:,}"),
         ("passes", f"{summary['iterations']}, {_ended(summary)}"),

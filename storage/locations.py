@@ -95,16 +95,43 @@ def _read_json(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def _why_not_there(folder: Path, kind: str) -> str:
-    noun = kind.removeprefix("latentbits-")
-    one = f"an {noun}" if noun.startswith("a") else f"a {noun}"
     if not folder.exists():
-        return f"{folder}: Expected {one}, got a path that does not exist."
+        return f"{folder}: Expected {_named(kind)}, got a path that does not exist."
     if is_unfinished(folder, kind):
         return (
-            f"{folder}: Expected a whole {noun}, got one whose writing was interrupted. "
+            f"{folder}: Expected {_named(kind, 'whole')}, got one whose writing was interrupted. "
             "Run it again."
         )
-    return f"{folder}: Expected {one}, got something else (no {MANIFEST})."
+    return f"{folder}: Expected {_named(kind)}, got something else (no {MANIFEST})."
+
+
+def _named(kind: str, adjective: str = "") -> str:
+    """Name what a format holds, such as `an artifact` or `whole codes`."""
+    noun = f"{adjective} {kind.removeprefix('latentbits-')}".strip()
+    if noun.endswith("s"):
+        return noun
+    return f"an {noun}" if noun.startswith("a") else f"a {noun}"
+
+
+def check_free(target: Path, kind: str, overwrite: bool) -> None:
+    """Refuse to write where something lies, unless it is to be replaced and of this kind.
+
+    What an interrupted writer of this kind left counts as nothing.
+
+    Raises
+    ------
+    DataError
+        If the path is taken.
+    """
+    empty = target.is_dir() and not any(target.iterdir())
+    if not target.exists() or empty or is_unfinished(target, kind):
+        return
+    if not overwrite:
+        raise DataError(
+            f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
+        )
+    if not is_ours(target, kind):
+        raise DataError(f"{target}: Expected {_named(kind)} to replace, got something else.")
 
 
 @contextmanager

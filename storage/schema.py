@@ -12,6 +12,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 
 DATASET_FORMAT = "latentbits-dataset"
 ARTIFACT_FORMAT = "latentbits-artifact"
+CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1
 _LONGEST_NAME = 200
 SMALLEST_CHUNK = 1 << 20

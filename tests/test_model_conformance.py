@@ -69,6 +69,11 @@ def codes_by_segment(params: Any) -> tuple[Floats, Floats, NDArray[np.int64]]:
     return codes.reshape(-1, 2), np.outer(shares, mass).ravel(), segments
 
 
+def codes_of_components(params: Any) -> tuple[Floats, Floats, None]:
+    """Codes that name one component each, as often as it comes."""
+    return np.eye(len(params.weights)), params.weights, None
+
+
 @dataclass(frozen=True)
 class Facts:
     """What the laws need to know of one model beyond the protocol; a new model may do without.
@@ -85,6 +90,8 @@ class Facts:
         Settings, and by how many nats per row the objective may fall in a pass under them.
     codes
         Codes, their probabilities and segments, to integrate `reconstruct` over.
+    flexible
+        Settings with which the model can be like probit data.
     """
 
     plain: Mapping[str, Any] = field(default_factory=dict)
@@ -92,6 +99,7 @@ class Facts:
     variants: Sequence[Mapping[str, Any]] = ()
     rising: Sequence[tuple[Mapping[str, Any], float]] = (({}, 1e-9),)
     codes: Callable[[Any], tuple[Floats, Floats, NDArray[np.int64] | None]] = standard_codes
+    flexible: Mapping[str, Any] = field(default_factory=dict)
 
 
 FACTS = {
@@ -133,6 +141,13 @@ FACTS = {
             ({"estimator": "sampling", "acceleration": "none"}, 1e-9),
         ),
     ),
+    "bernoulli-mixture": Facts(
+        plain={"tol": 1e-7},
+        variants=({"n_components": None, "max_iter": 40}, {"smoothing": 1e-6}),
+        rising=(({}, 1e-9), ({"n_components": 8, "smoothing": 1.0}, 1e-9)),
+        codes=codes_of_components,
+        flexible={"n_components": 30},
+    ),
 }
 RECOUNTS: Mapping[type, Callable[[Data], list[NDArray[np.int64]]]] = {
     FeatureCounts: lambda data: [data.mask.sum(axis=0), (data.X & data.mask).sum(axis=0)],
@@ -162,8 +177,8 @@ def probit(n_features: int = N_FEATURES) -> Data:
 
 
 @lru_cache
-def fitted(name: str, n_features: int = N_FEATURES) -> FitState:
-    return fit(make(name), memory_rows(probit(n_features), [1000] * 4), SERIAL)
+def fitted(name: str, n_features: int = N_FEATURES, **more: Any) -> FitState:
+    return fit(make(name, **more), memory_rows(probit(n_features), [1000] * 4), SERIAL)
 
 
 def params_of(state: FitState) -> dict[str, NDArray[Any]]:
@@ -331,10 +346,9 @@ def pair_shares(X: Bits) -> Floats:
 
 @every_model
 def test_a_fit_recovers_the_model_that_it_sampled(name: str) -> None:
-    model, segments = make(name), np.arange(50_000) % 3
-    drawn = model.sample(
-        fitted(name, MANY).params, len(segments), np.random.default_rng(1), segments
-    )
+    flexible, segments = facts_of(name).flexible, np.arange(50_000) % 3
+    model, params = make(name, **flexible), fitted(name, MANY, **flexible).params
+    drawn = model.sample(params, len(segments), np.random.default_rng(1), segments)
     again = fit(model, memory_rows(Data(drawn, None, segments)), SERIAL)
     redrawn = model.sample(again.params, len(segments), np.random.default_rng(2), segments)
     np.testing.assert_allclose(pair_shares(redrawn), pair_shares(drawn), atol=0.015)
@@ -390,7 +404,8 @@ def test_bounds_lie_below_likelihoods(name: str) -> None:
 
 @every_model
 def test_a_fit_has_the_pair_shares_of_its_data(name: str) -> None:
-    drawn = make(name).sample(fitted(name, MANY).params, 50_000, np.random.default_rng(4))
+    params = fitted(name, MANY, **facts_of(name).flexible).params
+    drawn = make(name).sample(params, 50_000, np.random.default_rng(4))
     np.testing.assert_allclose(pair_shares(drawn), pair_shares(probit(MANY).X), atol=0.025)
 
 

@@ -48,11 +48,13 @@ def cli(
     prefect_server: None, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch
 ) -> Callable[..., Result]:
     """Call `cli("fit", "--dataset", path)` in this process, in a folder of its own."""
-    from flows import fit, ingest
+    from flows import evaluate, fit, ingest, sample, transform
     from flows.options import run
+    from flows.report import __main__ as report
 
     monkeypatch.chdir(tmp_path)
-    apps = {"fit": fit.app, "ingest": ingest.app}
+    modules = (evaluate, fit, ingest, report, sample, transform)
+    apps = {flow.__name__.split(".")[1]: flow.app for flow in modules}
 
     def call(name: str, *arguments: object) -> Result:
         capsys.readouterr()

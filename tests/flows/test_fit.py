@@ -77,6 +77,25 @@ def test_every_executor_gives_the_same_bytes(cli, probit, options):
         assert got[name].tobytes() == expected[name].tobytes(), name
 
 
+def test_the_split_train_is_fitted_unless_another_is_named(cli, probit):
+    chosen = {(): (2000, "train"), ("--split", "test"): (1000, "test")}
+    chosen[("--split", "all")] = (3000, None)
+    for options, expected in chosen.items():
+        done = cli("fit", "--dataset", probit, *options, "--json")
+        assert (done.json["n_samples"], done.json["split"]) == expected
+        assert load_artifact(done.json["artifact"]).manifest["split"] == expected[1]
+    assert "2,000, split train" in cli("fit", "--dataset", probit).out
+    assert "3,000, all" in cli("fit", "--dataset", probit, "--split", "all").out
+
+
+def test_a_split_called_all_is_meant_by_that(cli):
+    X, _ = probit_rows(400, 6, 2, seed=1)
+    write(Path("a.zarr"), X, columns={"split": np.repeat(["all", "other"], 200)})
+    for options, rows in (((), 400), (("--split", "all"), 200)):
+        done = cli("fit", "--dataset", "a.zarr", *options, "--components", 1, "--json")
+        assert done.json["n_samples"] == rows
+
+
 def test_a_split_fits_its_own_rows(cli, probit):
     done = cli("fit", "--dataset", probit, "--split", "train", "--json")
     assert done.json["n_samples"] == 2000

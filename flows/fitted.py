@@ -1,0 +1,147 @@
+"""A fitted model from its artifact, and which data it can be used on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import Notice
+from pipeline.models.base import MODELS, Model
+from pipeline.params import named_arrays, params_from_arrays
+from storage.artifacts import Artifact, load_artifact
+from storage.dataset import BinaryDataset
+from storage.errors import DataError
+
+UNKNOWN = -1
+"""Index that no segment has: models take the mean of those they know."""
+_RECORDED = ("model", "hyperparameters", "feature_names", "segment_names")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit left; `load_fitted` makes it.
+
+    Attributes
+    ----------
+    artifact
+        The artifact.
+    model
+        Its hyperparameters.
+    params
+        Its parameters.
+    """
+
+    artifact: Artifact
+    model: Model
+    params: Any
+
+    @property
+    def digest(self) -> str:
+        """Digest of the artifact: equal digest, equal parameters."""
+        return str(self.artifact.manifest["manifest_digest"])
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features, in column order."""
+        return tuple(self.artifact.manifest["feature_names"])
+
+    @property
+    def segments(self) -> dict[str, int]:
+        """Index of each segment that has parameters of its own, by name.
+
+        A model has such segments where its parameters have the dimension `segment`; the array
+        `segments` lists their indices.
+        """
+        if not any("segment" in dims for dims, _ in named_arrays(self.params).values()):
+            return {}
+        names = self.artifact.manifest["segment_names"]
+        return {names[index]: index for index in self.params.segments.tolist()}
+
+
+def load_fitted(path: str | Path) -> Fitted:
+    """Load a fitted model, or the latest of a folder of runs.
+
+    Raises
+    ------
+    DataError
+        If there is no whole artifact of a model that is known here.
+    """
+    artifact = load_artifact(path)
+    manifest = artifact.manifest
+    if missing := [name for name in _RECORDED if name not in manifest]:
+        raise DataError(
+            f"{artifact.path}: Expected the artifact of a fit, got another without "
+            f"{', '.join(missing)}. Give one that `flows.fit` wrote."
+        )
+    kind = MODELS.get(manifest["model"])
+    if kind is None:
+        raise DataError(
+            f"{artifact.path}: Expected a model among {', '.join(sorted(MODELS))}, "
+            f"got {manifest['model']!r}. Upgrade latentbits to read it."
+        )
+    return Fitted(artifact, _rebuilt(kind, artifact), _params(kind, artifact))
+
+
+def _rebuilt(kind: type[Model], artifact: Artifact) -> Model:
+    given = artifact.manifest["hyperparameters"]
+    known = {f.name: f.init for f in fields(kind)}  # type: ignore[arg-type]
+    _refuse(artifact, "setting", set(given) - set(known))
+    return kind(**{name: value for name, value in given.items() if known[name]})
+
+
+def _params(kind: type[Model], artifact: Artifact) -> Any:
+    names = {f.name for f in fields(kind.params)}
+    _refuse(artifact, "array", names ^ set(artifact))
+    return params_from_arrays(kind, artifact)
+
+
+def _refuse(artifact: Artifact, what: str, odd: set[str]) -> None:
+    """Refuse what another version of the model has and this one has not, or the reverse."""
+    if odd:
+        raise DataError(
+            f"{artifact.path}: Expected {what}s of {artifact.manifest['model']} as this version "
+            f"has them, got others: {', '.join(sorted(odd))}. Fit again."
+        )
+
+
+def check_features(fitted: Fitted, dataset: BinaryDataset) -> None:
+    """Refuse a dataset whose features are not those of the fit, in its order.
+
+    Raises
+    ------
+    DataError
+        Naming the first that differs, its position, and what came.
+    """
+    pairs = zip_longest(fitted.feature_names, dataset.feature_names)
+    for position, (expected, got) in enumerate(pairs, start=1):
+        if expected != got:
+            raise DataError(
+                f"{dataset.path}: Expected {_feature(expected)} of {fitted.artifact.path} at "
+                f"position {position}, got {_feature(got)}. Give the features of the fit in its "
+                "order, or fit again."
+            )
+
+
+def _feature(name: str | None) -> str:
+    return "no more feature" if name is None else f"feature {name!r}"
+
+
+def segment_indices(fitted: Fitted, dataset: BinaryDataset) -> NDArray[np.int64]:
+    """Give the model's index of every segment of a dataset, found by name, (n_segments,)."""
+    known = fitted.segments
+    return np.array([known.get(name, UNKNOWN) for name in dataset.segment_names], np.int64)
+
+
+def unknown_segments(fitted: Fitted, dataset: BinaryDataset) -> list[str]:
+    """Warn of segments that the model has no parameters for."""
+    if not fitted.segments:
+        return []
+    unknown = np.flatnonzero(segment_indices(fitted, dataset) == UNKNOWN)
+    text = "segments that were not fitted, taken as the mean of those that were: {segments}"
+    notice = Notice(text, segments=tuple(unknown.tolist()))
+    return [notice.render(segments=dataset.segment_names)] if unknown.size else []

@@ -1,0 +1,40 @@
+"""Which rows the option --split means."""
+
+from __future__ import annotations
+
+from storage.dataset import BinaryDataset
+
+ALL_ROWS, TRAIN = "all", "train"
+
+
+def named_split(dataset: BinaryDataset, split: str | None) -> str | None:
+    """Name the split that an option means; None and `all` mean all rows.
+
+    A split that is itself called `all` is meant by that.
+
+    Raises
+    ------
+    DataError
+        If the dataset has no such split.
+    """
+    if split is None or (split == ALL_ROWS and split not in _splits(dataset)):
+        return None
+    dataset.split_code(split)
+    return split
+
+
+def split_to_fit(dataset: BinaryDataset, split: str | None) -> str | None:
+    """Do the same for a fit, which takes `train` where there is one and no split is named."""
+    if split is None and TRAIN in _splits(dataset):
+        return TRAIN
+    return named_split(dataset, split)
+
+
+def told_rows(n_rows: int, split: str | None) -> str:
+    """Write how many rows, and which."""
+    return f"{n_rows:,}, " + ("all" if split is None else f"split {split}")
+
+
+def _splits(dataset: BinaryDataset) -> list[str]:
+    names: list[str] = dataset.manifest["columns"].get("split", {}).get("categories", [])
+    return names

@@ -1,0 +1,334 @@
+"""Mixture of products of Bernoullis: rows of one of a few kinds, features independent within each.
+
+Model: P(k) = π_k, P(x_i = 1 | k) = p_ki, features independent given k (G. J. McLachlan, D. Peel,
+"Finite mixture models", 2000, section 5; known as latent class analysis).
+
+Fit by EM with pseudo-counts: every p has a Beta(1 + s, 1 + s) prior and π a Dirichlet(1 + s) one, s
+being `smoothing`. A start has the features' margins in every component, their log-odds moved at
+random; the best of a few short runs goes on (C. Biernacki, G. Celeux, G. Govaert, Computational
+Statistics & Data Analysis 41, 2003). Steps are extrapolated by SQUAREM in log p / (1 − p) and
+log π. Missing values are left out of the sums.
+
+=========  ==============  ================================
+symbol     field           shape
+=========  ==============  ================================
+p          probabilities   (n_components, n_features)
+π          weights         (n_components,)
+=========  ==============  ================================
+
+Cost a block: 2 n_components (its ones + its missing values). Passes: tens to hundreds.
+Not identifiable: the order of components, which is by weight; and the components themselves where
+features are fewer than about 2 log₂ n_components + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, log_softmax, logit
+
+from pipeline.acceleration import fresh_memory, squarem_step
+from pipeline.blocks import BinaryBlock
+from pipeline.convergence import ConvergenceMonitor
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
+from pipeline.fit import FitState
+from pipeline.held_out import HELD_OUT, e_step_apart, held_out_score
+from pipeline.models.base import LogLikelihood, Model, check_components, pooled_margins, register
+from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
+from pipeline.params import array
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+
+MOST_BY_HELD_OUT = 256
+"""Components at which the search for their number ends."""
+SHORT_TOL = 1e-3
+"""Change of the objective at which a start is judged."""
+_LONG = -1  # the number of no start: the run that follows them
+_LEAST_ROWS = 100  # of which about ten are held out
+_LEAST_SMOOTHING = 1e-6  # 1 − p keeps its digits up to a thousand million rows
+
+
+@dataclass(frozen=True)
+class BernoulliMixtureParams:
+    """Parameters; the module's table gives shapes.
+
+    Attributes
+    ----------
+    held_out
+        Share of the rows kept for validation while the number of components is being chosen; 0
+        after that.
+    """
+
+    probabilities: Array = array("component", "feature")
+    weights: Array = array("component")
+    held_out: Array = array()
+
+    @property
+    def packed(self) -> Array:
+        """Log-odds, then log-weights: a vector without bounds."""
+        return np.concatenate([logit(self.probabilities).ravel(), np.log(self.weights)])
+
+    def unpacked(self, packed: Array, most: float) -> BernoulliMixtureParams:
+        """Undo `packed`, log-odds not above `most` in size; log-weights need not sum to 1."""
+        n_components, n_features = self.probabilities.shape
+        log_odds = np.clip(packed[:-n_components], -most, most)
+        log_weights = log_softmax(np.maximum(packed[-n_components:], -most))
+        probabilities = expit(log_odds).reshape(n_components, n_features)
+        return replace(self, probabilities=probabilities, weights=np.exp(log_weights))
+
+
+@register
+@dataclass(frozen=True)
+class BernoulliMixture(Model):
+    """Hyperparameters of the mixture of products of Bernoullis.
+
+    Attributes
+    ----------
+    n_components
+        Number of components; None doubles it from 1 while rows held out gain.
+    smoothing
+        Pseudo-counts of ones, of zeros and of rows in every component.
+    starts
+        Short runs, the best of which goes on.
+    max_iter
+        Passes at the most, of each start and of what follows, for each number of components tried.
+    tol
+        Change of the objective per row, relative where that is above 1, at which to stop.
+    """
+
+    name: ClassVar[str] = "bernoulli-mixture"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[Sums]] = Sums
+    params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams
+    n_components: int | None = 10
+    smoothing: float = 0.1
+    starts: int = 3
+    max_iter: int = 500
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_components(self)
+        if not _LEAST_SMOOTHING <= self.smoothing < np.inf:
+            raise FitError(f"smoothing: Expected at least 0.000001, got {self.smoothing}.")
+        for name in ("starts", "max_iter"):
+            if (value := getattr(self, name)) < 1:
+                raise FitError(f"{name}: Expected at least 1, got {value}.")
+        if not 0 < self.tol < 1:
+            raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}.")
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of sums and logarithms of the tasks under way, and of what extrapolation keeps."""
+        return 8 * n_features * (self.n_components or MOST_BY_HELD_OUT) * (6 * n_threads + 10)
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Check the counts; components begin at random around the margins.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed, or there are more components than rows.
+        """
+        observed, ones = pooled_margins(first)
+        if self.n_components is None and first.n_samples < _LEAST_ROWS:
+            raise FitError(
+                f"--components: Expected at least {_LEAST_ROWS} rows to choose a number by, "
+                f"got {first.n_samples}. Give a number."
+            )
+        if (self.n_components or 1) > first.n_samples:
+            raise FitError(
+                f"--components: Expected at most {first.n_samples}, the number of rows, "
+                f"got {self.n_components}."
+            )
+        auxiliary = {
+            "margins": logit((ones + self.smoothing) / (observed + 2 * self.smoothing)),
+            "seed": rng.integers(2**63, size=1),
+        }
+        held_out = 0.0 if self.n_components else HELD_OUT
+        state = FitState(None, auxiliary, warnings=_judge_margins(observed, ones))
+        return replace(self._begun(state, self.n_components or 1, held_out), accepted=True)
+
+    def _begun(
+        self, state: FitState, n_components: int, held_out: float, start: int = 0
+    ) -> FitState:
+        """Begin with so many components around the margins."""
+        margins = state.auxiliary["margins"]
+        rng = np.random.default_rng([int(state.auxiliary["seed"][0]), n_components, start])
+        moves = rng.standard_normal((n_components, len(margins))) if n_components > 1 else 0.0
+        probabilities = np.atleast_2d(expit(margins + moves))
+        weights = np.full(n_components, 1 / n_components)
+        params = BernoulliMixtureParams(probabilities, weights, np.array(held_out))
+        is_short = self.starts > 1 and n_components > 1
+        return _entered(state, params, start=start if is_short else _LONG)
+
+    def summarize(self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom) -> Sums:
+        """Do the E-step of a block's rows; those held out are scored instead."""
+        return e_step_apart(partial(_e_step, params), float(params.held_out), block, rng)
+
+    def objective(self, params: BernoulliMixtureParams, statistics: Sums) -> float:
+        """Give the log-likelihood of a row with its share of the log prior: nats."""
+        p = params.probabilities
+        log_prior = np.log(p).sum() + np.log1p(-p).sum() + np.log(params.weights).sum()
+        return float((statistics.objective + self.smoothing * log_prior) / statistics.n_samples)
+
+    def update(self, state: FitState, statistics: Sums, map_items: Map) -> FitState:
+        """Do the M-step, and the step beyond it; enter the next stage where this one is done."""
+        objective = self.objective(state.params, statistics)
+        mapped = self._maximised(state.params, statistics)
+        step = squarem_step(state.params.packed, mapped.packed, objective, state.auxiliary)
+        history = (*state.history, objective)
+        is_short = int(state.auxiliary["start"]) != _LONG
+        monitor = ConvergenceMonitor(self.max_iter, max(self.tol, is_short * SHORT_TOL))
+        if step.accepted and (monitor.converged(history) or monitor.stopped(history)):
+            if is_short:
+                return self._next_start(state, objective, mapped)
+            return self._next_stage(state, statistics, mapped)
+        # No M-step leads further than this.
+        most = np.log((statistics.n_samples + len(mapped.weights)) / self.smoothing + 1)
+        params = state.params.unpacked(step.parameters, most)
+        auxiliary = {**state.auxiliary, **step.memory}
+        return replace(state, params=params, auxiliary=auxiliary, accepted=step.accepted)
+
+    def _maximised(self, params: BernoulliMixtureParams, sums: Sums) -> BernoulliMixtureParams:
+        """Do the M-step."""
+        s, values = self.smoothing, sums.values
+        ones, mass = values["ones"].T, values["mass"]
+        # Rounding must not leave more ones than values.
+        observed = np.maximum(mass[:, None] - values["missing"].T, ones)
+        weights = (mass + s) / (mass + s).sum()
+        return replace(params, probabilities=(ones + s) / (observed + 2 * s), weights=weights)
+
+    def _next_start(
+        self, state: FitState, objective: float, mapped: BernoulliMixtureParams
+    ) -> FitState:
+        """Begin anew, or go on from the best of all starts."""
+        start = int(state.auxiliary["start"])
+        if start == 0 or objective > float(state.auxiliary["start_objective"]):
+            best = {"start_objective": np.array(objective), **_kept("start", mapped)}
+            state = replace(state, auxiliary={**state.auxiliary, **best})
+        if start + 1 < self.starts:
+            return self._begun(state, len(mapped.weights), float(mapped.held_out), start + 1)
+        return _entered(state, _restored("start", state, mapped.held_out))
+
+    def _next_stage(
+        self, state: FitState, statistics: Sums, mapped: BernoulliMixtureParams
+    ) -> FitState:
+        """Go on with more components, or with all rows, or finish."""
+        if mapped.held_out == 0:
+            return self._finished(state, statistics, mapped)
+        score = held_out_score(statistics)
+        scores = np.append(state.auxiliary.get("held_out_scores", np.zeros(0)), score)
+        auxiliary = {**state.auxiliary, "held_out_scores": scores}
+        is_best = score >= scores.max()
+        if is_best:
+            auxiliary |= _kept("best", mapped)
+        state, n_more = replace(state, auxiliary=auxiliary), 2 * len(mapped.weights)
+        if is_best and n_more <= min(MOST_BY_HELD_OUT, statistics.n_samples):
+            return self._begun(state, n_more, HELD_OUT)
+        return _entered(state, _restored("best", state, np.array(0.0)))
+
+    def _finished(
+        self, state: FitState, statistics: Sums, mapped: BernoulliMixtureParams
+    ) -> FitState:
+        """Sort components by weight, and say what is in doubt."""
+        order = np.argsort(-mapped.weights, kind="stable")
+        params = replace(
+            mapped, probabilities=mapped.probabilities[order], weights=mapped.weights[order]
+        )
+        n_components = len(order)
+        scores = state.auxiliary.get("held_out_scores", np.zeros(0))
+        noted = list(state.warnings)
+        empty = int((statistics.values["mass"] < 1).sum())
+        if empty:
+            noted.append(Notice(f"components with less than one row: {empty}; ask for fewer"))
+        if self.n_components is None and n_components == MOST_BY_HELD_OUT:
+            text = f"rows held out still gain at {n_components} components; try more"
+            noted.append(Notice(text))
+        diagnostics = {
+            "n_components": n_components,
+            "rows_without_values": int(statistics.values["empty_rows"]),
+            "held_out_scores": scores.tolist(),
+        }
+        return replace(state, params=params, diagnostics=diagnostics, warnings=tuple(noted))
+
+    def transform(
+        self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give P(k | x) as `mean`, (n_samples, n_components)."""
+        return {"mean": _posterior(params, block)[0]}
+
+    def log_likelihood(
+        self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom
+    ) -> LogLikelihood:
+        """Give log P(x) of each row, exact; of the observed values where some are missing."""
+        _, nats = _posterior(params, block)
+        return LogLikelihood(nats, np.zeros_like(nats))
+
+    def sample(
+        self,
+        params: BernoulliMixtureParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows, (n_samples, n_features); segments do not matter."""
+        components = rng.choice(len(params.weights), n_samples, p=params.weights)
+        uniform = rng.random((n_samples, params.probabilities.shape[1]))
+        return (uniform < params.probabilities[components]).astype(np.uint8)
+
+    def reconstruct(
+        self,
+        params: BernoulliMixtureParams,
+        codes: Array,
+        segments: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Give Σ_k codes_k p_k, (n_samples, n_features), cut to 0 and 1; segments do not matter."""
+        probabilities: Array = np.clip(codes @ params.probabilities, 0.0, 1.0)
+        return probabilities
+
+
+def _entered(state: FitState, params: BernoulliMixtureParams, start: int = _LONG) -> FitState:
+    """Begin a stage: other components or other rows, and so another history."""
+    auxiliary = {**state.auxiliary, **fresh_memory(), "start": np.array(start)}
+    return replace(state, params=params, auxiliary=auxiliary, history=(), accepted=False)
+
+
+def _kept(name: str, params: BernoulliMixtureParams) -> dict[str, Array]:
+    return {f"{name}_probabilities": params.probabilities, f"{name}_weights": params.weights}
+
+
+def _restored(name: str, state: FitState, held_out: Array) -> BernoulliMixtureParams:
+    kept = state.auxiliary
+    return BernoulliMixtureParams(kept[f"{name}_probabilities"], kept[f"{name}_weights"], held_out)
+
+
+def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
+    terms = mixture_terms(params.probabilities, params.weights)
+    found = mixture_sums(block.words, block.observed_words, block.n_samples, terms)
+    observed = block.observed()
+    values = {
+        "mass": found.mass,
+        "ones": found.ones,
+        "missing": found.missing,
+        "empty_rows": np.array(0 if observed is None else int((~observed.any(axis=1)).sum())),
+    }
+    return Sums(block.n_samples, found.log_likelihood, values)
+
+
+def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
+    terms = mixture_terms(params.probabilities, params.weights)
+    return mixture_posterior(block.words, block.observed_words, block.n_samples, terms)
+
+
+def _judge_margins(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> tuple[Notice, ...]:
+    constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
+    text = "constant, so that smoothing alone decides how often they are not: {features}"
+    return (Notice(text, constant),) if constant else ()

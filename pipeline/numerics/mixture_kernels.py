@@ -1,0 +1,231 @@
+"""Posteriors over the components of a mixture of products of Bernoullis, from packed bits.
+
+log P(x, k) = log π_k + Σ_i log(1 − p_ki) + Σ_{x_i = 1} log(p_ki / (1 − p_ki)): the first two are
+the same for all rows, so that a row costs its ones alone, and its missing values, which take their
+log(1 − p_ki) back. A row comes to the same bits whatever its neighbours. Sums over rows are added
+word by word, so that memory does not grow with the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Words = NDArray[np.uint64]
+
+_ROWS = 64
+_NEGLIGIBLE = -40.0  # exp of it is below the rounding of a sum of at least 1
+
+_kernel = njit(nogil=True, cache=True, error_model="numpy")
+
+
+class Terms(NamedTuple):
+    """What log P(x, k) is made of.
+
+    Attributes
+    ----------
+    log_odds, log_absent
+        log(p / (1 − p)) and log(1 − p), (n_features, n_components).
+    start
+        log P(k, x = 0), (n_components,).
+    """
+
+    log_odds: Floats
+    log_absent: Floats
+    start: Floats
+
+
+class MixtureSums(NamedTuple):
+    """Sums over rows, each weighted by its posterior.
+
+    Attributes
+    ----------
+    log_likelihood
+        Σ log P(x), nats.
+    mass
+        Rows of each component, (n_components,).
+    ones, missing
+        Ones and missing values among them, (n_features, n_components).
+    """
+
+    log_likelihood: float
+    mass: Floats
+    ones: Floats
+    missing: Floats
+
+
+def mixture_terms(probabilities: Floats, weights: Floats) -> Terms:
+    """Take the logarithms that all rows share.
+
+    Parameters
+    ----------
+    probabilities
+        p, strictly between 0 and 1, (n_components, n_features).
+    weights
+        π, (n_components,).
+    """
+    log_absent = np.ascontiguousarray(np.log1p(-probabilities).T)
+    log_odds = np.ascontiguousarray(np.log(probabilities).T) - log_absent
+    return Terms(log_odds, log_absent, np.log(weights) + log_absent.sum(axis=0))
+
+
+def mixture_posterior(
+    words: Words, observed_words: Words | None, n_samples: int, terms: Terms
+) -> tuple[Floats, Floats]:
+    """Give P(k | x), (n_samples, n_components), and log P(x) in nats, (n_samples,).
+
+    Parameters
+    ----------
+    words, observed_words
+        Packed values and mask, (n_features, n_words); no mask means that all are observed.
+    n_samples
+        Number of rows.
+    terms
+        From `mixture_terms`.
+    """
+    shares = np.empty((n_samples, len(terms.start)))
+    log_likelihood = np.empty(n_samples)
+    _fill_posterior(*_by_word(words, observed_words), *terms, shares, log_likelihood)
+    return shares, log_likelihood
+
+
+def mixture_sums(
+    words: Words, observed_words: Words | None, n_samples: int, terms: Terms
+) -> MixtureSums:
+    """Sum what an M-step needs; parameters as for `mixture_posterior`."""
+    mass = np.zeros(len(terms.start))
+    ones, missing = np.zeros_like(terms.log_odds), np.zeros_like(terms.log_odds)
+    by_word = _by_word(words, observed_words)
+    log_likelihood = _add_sums(*by_word, n_samples, *terms, mass, ones, missing)
+    return MixtureSums(float(log_likelihood), mass, ones, missing)
+
+
+def _by_word(words: Words, observed_words: Words | None) -> tuple[Words, Words]:
+    """Lay the features of a word side by side; no mask is one without rows."""
+    mask = np.empty((len(words), 0), np.uint64) if observed_words is None else observed_words
+    return np.ascontiguousarray(words.T), np.ascontiguousarray(mask.T)
+
+
+def _generate_lowest(typing_context: Any, word: Any) -> Any:
+    """Generate LLVM's count of trailing zeros: the place of the lowest bit that is set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, False))
+
+    return types.uint64(types.uint64), generate
+
+
+_lowest: Any = intrinsic(_generate_lowest)
+
+
+@_kernel
+def _score_word(
+    words: Words,
+    observed: Words,
+    w: int,
+    log_odds: Floats,
+    log_absent: Floats,
+    start: Floats,
+    shares: Floats,
+    log_likelihood: Floats,
+) -> None:
+    """Fill P(k | x) and log P(x) of the rows of word w."""
+    shares[:] = start
+    for i in range(words.shape[1]):
+        _add_to_rows(words[w, i], 1.0, log_odds[i], shares)
+        if len(observed):
+            _add_to_rows(_missing(observed[w, i], len(shares)), -1.0, log_absent[i], shares)
+    for row in range(len(shares)):
+        log_likelihood[row] = _normalise(shares[row])
+
+
+@_kernel
+def _missing(observed: Any, n_rows: int) -> Any:
+    """Mark the missing values among the first rows of a word."""
+    every = np.uint64(0xFFFFFFFFFFFFFFFF)
+    return ~observed & (every >> np.uint64(_ROWS - n_rows))
+
+
+@_kernel
+def _add_to_rows(marked: Any, sign: float, term: Floats, shares: Floats) -> None:
+    """Add a term to the rows that are marked."""
+    while marked:
+        row = shares[_lowest(marked)]
+        for k in range(len(term)):
+            row[k] += sign * term[k]
+        marked &= marked - np.uint64(1)
+
+
+@_kernel
+def _add_of_rows(marked: Any, shares: Floats, total: Floats) -> None:
+    """Add the shares of the rows that are marked to a total."""
+    while marked:
+        row = shares[_lowest(marked)]
+        for k in range(len(total)):
+            total[k] += row[k]
+        marked &= marked - np.uint64(1)
+
+
+@_kernel
+def _normalise(scores: Floats) -> float:
+    """Turn log P(x, k) to P(k | x); give log P(x)."""
+    largest = scores.max()
+    total = 0.0
+    for k in range(len(scores)):
+        gap = scores[k] - largest
+        scores[k] = math.exp(gap) if gap > _NEGLIGIBLE else 0.0
+        total += scores[k]
+    for k in range(len(scores)):
+        scores[k] /= total
+    return float(largest + math.log(total))
+
+
+@_kernel
+def _fill_posterior(
+    words: Words,
+    observed: Words,
+    log_odds: Floats,
+    log_absent: Floats,
+    start: Floats,
+    shares: Floats,
+    log_likelihood: Floats,
+) -> None:
+    for w in range(len(words)):
+        rows = slice(_ROWS * w, min(_ROWS * (w + 1), len(shares)))
+        _score_word(
+            words, observed, w, log_odds, log_absent, start, shares[rows], log_likelihood[rows]
+        )
+
+
+@_kernel
+def _add_sums(
+    words: Words,
+    observed: Words,
+    n_samples: int,
+    log_odds: Floats,
+    log_absent: Floats,
+    start: Floats,
+    mass: Floats,
+    ones: Floats,
+    missing: Floats,
+) -> float:
+    scratch, nats = np.empty((_ROWS, len(start))), np.empty(_ROWS)
+    total = 0.0
+    for w in range(len(words)):
+        n_rows = min(_ROWS, n_samples - _ROWS * w)
+        shares = scratch[:n_rows]
+        _score_word(words, observed, w, log_odds, log_absent, start, shares, nats[:n_rows])
+        for row in range(n_rows):
+            total += nats[row]
+            mass += shares[row]
+        for i in range(words.shape[1]):
+            _add_of_rows(words[w, i], shares, ones[i])
+            if len(observed):
+                _add_of_rows(_missing(observed[w, i], n_rows), shares, missing[i])
+    return total

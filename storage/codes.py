@@ -1,0 +1,255 @@
+"""Latent codes of a dataset's rows: named arrays in Zarr, the first axis of each being the row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.core.sync import sync
+
+from storage.errors import DataError
+from storage.locations import checksum, read_manifest, write_manifest
+from storage.schema import CODES_FORMAT, FORMAT_VERSION, ArraySpec, create_array
+
+_CHUNKS_WANTED, _FEWEST_ROWS, _MOST_ROWS = 64, 1 << 12, 1 << 17
+_CHUNK_BYTES = 16 << 20
+
+
+class CodeArray(NamedTuple):
+    """One array of codes: dimensions and shape of what a single row has, and the type."""
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class CodesWriter:
+    """Writes runs of rows in any process; small enough to send with every task.
+
+    A run is one Zarr chunk of every array, so that no two tasks write to the same one.
+
+    Attributes
+    ----------
+    folder
+        The group.
+    names
+        Names of the arrays, in the order of the checksums.
+    n_rows, rows_per_chunk
+        How the rows are cut.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    n_rows: int
+    rows_per_chunk: int
+
+    def __call__(self, key: int, codes: Mapping[str, NDArray[Any]]) -> list[int]:
+        """Write a run of rows and give the checksum of each array."""
+        group = zarr.open_group(self.folder, mode="r+")
+        for name in self.names:
+            array: Any = group[name]
+            if codes[name].size:
+                array.with_config({"write_empty_chunks": True})[self._rows(key)] = codes[name]
+        return [checksum(codes[name]) for name in self.names]
+
+    def holds(self, key: int, checksums: Sequence[int]) -> bool:
+        """Tell whether a run lies there as it was written."""
+        group = zarr.open_group(self.folder, mode="r")
+        try:
+            for name, recorded in zip(self.names, checksums, strict=True):
+                _read(group, name, key, self._rows(key), recorded)
+        except DataError:
+            return False
+        return True
+
+    def _rows(self, key: int) -> slice:
+        return _rows_of(key, self.rows_per_chunk, self.n_rows)
+
+
+def create_codes(
+    folder: Path, arrays: Mapping[str, CodeArray], n_rows: int, *, keep: bool = False
+) -> CodesWriter:
+    """Make empty arrays; they become codes by `seal_codes`.
+
+    Parameters
+    ----------
+    folder
+        The group's folder.
+    arrays
+        What each row has.
+    n_rows
+        Number of rows.
+    keep
+        Leave the arrays that an interrupted writer of the same codes made.
+    """
+    size = _rows_per_chunk(arrays.values(), n_rows)
+    mode: Literal["a", "w"] = "a" if keep else "w"
+    group = zarr.open_group(folder, mode=mode, attributes={"format": CODES_FORMAT})
+    for name, (dims, shape, dtype) in arrays.items():
+        if name not in group:
+            spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
+            chunks = (size, *(max(1, length) for length in shape))
+            create_array(group, spec, (n_rows, *shape), chunks)
+    return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, size)
+
+
+def _rows_per_chunk(arrays: Iterable[CodeArray], n_rows: int) -> int:
+    """Give the rows of a run, from shapes alone.
+
+    Codes take long to compute: small data are cut finer than their bytes ask for, so that all
+    workers have some, and no run is so long that losing it hurts.
+    """
+    widest = max(np.dtype(a.dtype).itemsize * int(np.prod(a.shape)) for a in arrays)
+    even = min(max(-(-n_rows // _CHUNKS_WANTED), _FEWEST_ROWS), _MOST_ROWS, n_rows)
+    return max(1, min(even, _CHUNK_BYTES // max(1, widest)))
+
+
+def seal_codes(
+    writer: CodesWriter, checksums: Sequence[Sequence[int]], manifest: Mapping[str, Any]
+) -> None:
+    """Write the manifest that makes the arrays codes.
+
+    Parameters
+    ----------
+    writer
+        What wrote the runs.
+    checksums
+        What it gave for each run, in order.
+    manifest
+        What to record beside them, as JSON.
+    """
+    folder = Path(writer.folder)
+    group = zarr.open_group(folder, mode="r")
+    by_array = zip(writer.names, zip(*checksums, strict=True), strict=True)
+    described = {name: _described(group[name], column) for name, column in by_array}
+    body = {
+        "format": CODES_FORMAT,
+        "format_version": FORMAT_VERSION,
+        "n_rows": writer.n_rows,
+        "rows_per_chunk": writer.rows_per_chunk,
+        "arrays": described,
+    }
+    write_manifest(folder, {**manifest, **body})
+
+
+def _described(array: Any, checksums: Sequence[int]) -> dict[str, Any]:
+    return {
+        "dims": list(array.metadata.dimension_names),
+        "shape": list(array.shape),
+        "dtype": str(array.dtype),
+        "checksums": list(checksums),
+    }
+
+
+@dataclass(frozen=True)
+class Codes(Mapping[str, NDArray[Any]]):
+    """A mapping of named arrays, each read when asked for; `open_codes` makes it."""
+
+    path: Path
+    manifest: Mapping[str, Any] = field(repr=False)
+    group: zarr.Group = field(repr=False)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        parts = [self._part(name, key) for key in range(self.n_chunks)]
+        return np.concatenate(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.manifest["arrays"])
+
+    def __len__(self) -> int:
+        return len(self.manifest["arrays"])
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return int(self.manifest["n_rows"])
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of runs of rows that `read_chunk` gives."""
+        return -(-self.n_rows // int(self.manifest["rows_per_chunk"]))
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Name the dimensions of an array."""
+        return tuple(self.manifest["arrays"][name]["dims"])
+
+    def read_chunk(self, key: int) -> dict[str, NDArray[Any]]:
+        """Read a run of rows of all arrays and check it against the manifest.
+
+        Raises
+        ------
+        DataError
+            If it is missing or damaged.
+        """
+        return {name: self._part(name, key) for name in self}
+
+    def verify(self) -> None:
+        """Read everything and check it.
+
+        Raises
+        ------
+        DataError
+            Naming the first chunk that is missing or damaged.
+        """
+        for key in range(self.n_chunks):
+            self.read_chunk(key)
+
+    def _part(self, name: str, key: int) -> NDArray[Any]:
+        recorded = self.manifest["arrays"][name]["checksums"][key]
+        rows = _rows_of(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
+        try:
+            return _read(self.group, name, key, rows, recorded)
+        except DataError as error:
+            raise DataError(f"{self.path}: {error} Transform the dataset again.") from error
+
+
+def open_codes(path: str | Path) -> Codes:
+    """Open codes after checking their manifest.
+
+    Raises
+    ------
+    DataError
+        If there are no whole codes of a known version.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder, CODES_FORMAT, FORMAT_VERSION)
+    try:
+        group = zarr.open_group(folder, mode="r")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"{folder}: Expected whole codes, got damaged ones ({reason}). "
+            "Transform the dataset again."
+        ) from error
+    return Codes(folder, manifest, group)
+
+
+def _rows_of(key: int, rows_per_chunk: int, n_rows: int) -> slice:
+    return slice(key * rows_per_chunk, min((key + 1) * rows_per_chunk, n_rows))
+
+
+def _read(group: zarr.Group, name: str, key: int, rows: slice, recorded: int) -> NDArray[Any]:
+    """Read a run of one array; Zarr reads a missing chunk as zeros, so look for it too."""
+    try:
+        array: Any = group[name]
+        values = np.asarray(array[rows])
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(f"{name}: chunk {key} is damaged ({reason}).") from error
+    if checksum(values) != recorded:
+        raise DataError(f"{name}: chunk {key} is damaged or missing (checksum).")
+    if values.size and not values.any() and not _exists(array, key):
+        raise DataError(f"{name}: chunk {key} is missing.")
+    return values
+
+
+def _exists(array: Any, key: int) -> bool:
+    coordinates = (key, *(0 for _ in array.shape[1:]))
+    chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
+    return bool(sync(chunk.exists()))

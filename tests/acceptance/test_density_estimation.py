@@ -1,0 +1,162 @@
+"""Log-likelihoods of rows that were not fitted, on public data sets for density estimation.
+
+J. Van Haaren, J. Davis, "Markov network structure learning: a randomized feature generation
+approach", AAAI 2012, use the sets in these splits; Chow–Liu trees are the usual reference. `-s`
+shows the table.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.blocks import Rows
+from pipeline.evaluate import Subject, baselines, score_rows
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import fit
+from pipeline.models.base import Model
+from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.latent_trait import LatentTrait
+from tests.data import shared
+from tests.strategies import Data, memory_rows
+
+SPLITS = {"train": 0, "test": 2}
+INDEPENDENT = {
+    "nltcs": -9.2336,
+    "plants": -31.2662,
+    "dna": -100.3859,
+    "msweb": -11.3585,
+    "ad": -63.8168,
+}
+CHOW_LIU = {"nltcs": -6.7590, "plants": -16.5240, "dna": -87.7348, "msweb": -10.1925, "ad": -16.918}
+MIXTURE_OF_20 = {
+    "nltcs": (-6.033, 0.03),
+    "plants": (-15.14, 0.3),
+    "dna": (-97.512, 0.5),
+    "msweb": (-10.017, 0.1),
+}
+TRAITS = {("nltcs", 1): -6.453, ("nltcs", 2): -6.190, ("nltcs", 3): -6.102}
+
+
+class Score(NamedTuple):
+    """Mean log-likelihoods of a row, and components of the fit."""
+
+    train: float
+    test: float
+    n_components: int
+
+
+@lru_cache
+def split_rows(name: str, split: str) -> Rows:
+    with np.load(shared(f"debd_{name}.npz")) as saved:
+        bits = np.unpackbits(saved["X"], axis=1)[:, : saved["shape"][1]]
+        chosen: NDArray[np.uint8] = bits[saved["split"] == SPLITS[split]]
+    sizes = [len(part) for part in np.array_split(chosen, 4)]
+    return memory_rows(Data(chosen), sizes)
+
+
+@lru_cache
+def score(name: str, model: Model) -> Score:
+    """Fit to the split `train` and evaluate on both."""
+    executor = ThreadsExecutor(2)
+    state = fit(model, split_rows(name, "train"), executor)
+    subject = Subject(model, state.params, np.zeros(0, np.int64))
+    means = {}
+    for split in SPLITS:
+        sums = score_rows(subject, "log_likelihood", split_rows(name, split), executor, 0)
+        assert float(sums.values["error_variance"]) == 0
+        means[split] = sums.objective / sums.n_samples
+    found = Score(**means, n_components=int(state.diagnostics["n_components"]))
+    print(
+        f"{name:8} {model.name:18} {found.n_components:4} components: train {found.train:9.4f}, "
+        f"test {found.test:9.4f} (independent {INDEPENDENT[name]}, Chow–Liu {CHOW_LIU[name]})"
+    )
+    return found
+
+
+def mixture(n_components: int | None, **more: Any) -> Model:
+    return BernoulliMixture(n_components=n_components, **more)
+
+
+def trait(n_components: int) -> Model:
+    return LatentTrait(n_components=n_components, estimator="quadrature", constant_features="pin")
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_independence_has_its_known_likelihood(name: str) -> None:
+    model = next(iter(baselines(10_000).values()))
+    assert score(name, model).test == pytest.approx(INDEPENDENT[name], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nltcs", "plants"])
+def test_a_mixture_of_20_is_as_good_as_others_found(name: str) -> None:
+    known, within = MIXTURE_OF_20[name]
+    assert score(name, mixture(20)).test == pytest.approx(known, abs=within)
+    assert score(name, mixture(20)).test > CHOW_LIU[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dna", "msweb"])
+def test_a_mixture_of_20_is_as_good_as_others_found_on_wider_data(name: str) -> None:
+    known, within = MIXTURE_OF_20[name]
+    assert score(name, mixture(20)).test == pytest.approx(known, abs=within)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nltcs", "plants"])
+def test_more_components_fit_better(name: str) -> None:
+    scores = [score(name, mixture(n_components)) for n_components in (1, 5, 20, 50, 100)]
+    assert (np.diff([found.train for found in scores]) > 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "n_components", "known"), [(*k, v) for k, v in TRAITS.items()])
+def test_traits_have_their_known_likelihood(name: str, n_components: int, known: float) -> None:
+    found = score(name, trait(n_components))
+    assert found.test == pytest.approx(known, abs=0.005)
+    if n_components > 1:
+        assert found.train > score(name, trait(n_components - 1)).train
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_components", [1, 2])
+def test_traits_of_plants_are_better_than_independence(n_components: int) -> None:
+    found = score("plants", trait(n_components))
+    assert found.test > INDEPENDENT["plants"] + 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("nltcs", -6.02), ("plants", -13.3)])
+def test_a_number_chosen_by_rows_held_out_is_as_good_on_others(name: str, least: float) -> None:
+    found = score(name, mixture(None))
+    assert found.test > least
+    assert found.test > score(name, mixture(20)).test
+
+
+@lru_cache
+def bound(name: str, n_components: int | None) -> tuple[float, int]:
+    """Fit variationally; give the bound on training rows, and the number of traits."""
+    model = LatentTrait(n_components=n_components, constant_features="pin")
+    state = fit(model, split_rows(name, "train"), ThreadsExecutor(2))
+    return state.history[-1], state.params.weights.shape[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nltcs", "plants"])
+def test_more_traits_do_not_fit_worse(name: str) -> None:
+    bounds = [bound(name, n_components)[0] for n_components in (1, 2, 3, 4, 5)]
+    assert (np.diff(bounds) > -1e-4).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "enough"), [("nltcs", 2), ("plants", 4)])
+def test_traits_are_added_while_that_helps(name: str, enough: int) -> None:
+    """Beyond these the bound itself no longer rises, on rows held out or not."""
+    chosen, n_components = bound(name, None)
+    assert n_components == enough
+    assert chosen == pytest.approx(bound(name, enough)[0], abs=2e-3)
+    assert chosen == pytest.approx(bound(name, enough + 1)[0], abs=2e-3)

@@ -1,0 +1,106 @@
+"""The transform command against the bare kernel in memory, and how it grows with rows and workers.
+
+python -m tests.benchmarks.transform [ROWS]
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.fitted import Fitted, load_fitted
+from flows.server import with_server
+from flows.transform import transform
+from pipeline.blocks import BinaryBlock, block_of
+from pipeline.executors.base import one_blas_thread
+from pipeline.latent_trait_em import bare_params
+from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
+from pipeline.models.latent_trait import LatentTrait
+from pipeline.params import named_arrays
+from pipeline.random import RowRandom
+from storage.artifacts import NamedArray, write_artifact
+from storage.writer import create_dataset
+from tests.data import Batch
+
+N_ROWS, N_FEATURES, N_COMPONENTS = 20_000, 128, 2
+
+
+def latent_trait(folder: Path, rng: np.random.Generator) -> Fitted:
+    weights = 1.5 / np.sqrt(2) * rng.standard_normal((N_FEATURES, N_COMPONENTS))
+    return saved(folder, LatentTrait(), bare_params(weights, rng.standard_normal(N_FEATURES)))
+
+
+def clipped_pca(folder: Path, rng: np.random.Generator) -> Fitted:
+    loadings = rng.standard_normal((N_FEATURES, N_COMPONENTS))
+    loadings *= np.sqrt(0.6) / np.linalg.norm(loadings, axis=1, keepdims=True)
+    thresholds, square = rng.uniform(-1, 1, N_FEATURES), np.eye(N_FEATURES)
+    none = np.zeros(0)
+    params = ClippedPCAParams(loadings, none, thresholds, square, square.astype(np.uint8), none)
+    return saved(folder, ClippedPCA(), params)
+
+
+def saved(folder: Path, model: Any, params: Any) -> Fitted:
+    """Parameters as if they had been fitted."""
+    names = [f"f{i}" for i in range(N_FEATURES)]
+    recorded = {"model": model.name, "hyperparameters": {}, "segment_names": ["all"]}
+    arrays = {name: NamedArray(*a) for name, a in named_arrays(params).items()}
+    return load_fitted(write_artifact(folder, arrays, {**recorded, "feature_names": names}))
+
+
+def drawn(fitted: Fitted, n_rows: int, path: Path) -> BinaryBlock:
+    """Rows of the model: as a dataset, and in memory."""
+    X = fitted.model.sample(fitted.params, n_rows, np.random.default_rng(1))
+    with create_dataset(path, fitted.feature_names, expected_rows=n_rows) as writer:
+        writer.add(Batch(X))
+    return block_of(X)
+
+
+def bare_seconds(fitted: Fitted, block: BinaryBlock) -> float:
+    """One thread, one call."""
+    with one_blas_thread():
+        begun = time.perf_counter()
+        fitted.model.transform(fitted.params, block, RowRandom(0))
+        return time.perf_counter() - begun
+
+
+def flow_seconds(folder: Path, n_rows: int, name: str, **where: Any) -> tuple[float, float]:
+    """The command from its start to its end, without the Prefect server, and its main stage."""
+    paths = (folder / f"{name}-{n_rows}.zarr", folder / name, folder / "codes.zarr")
+    summary = transform(*map(str, paths), overwrite=True, **where)
+    return summary["seconds"], summary["stages"]["transform"]
+
+
+def compare(folder: Path, fitted: Fitted, n_rows: int) -> None:
+    name = fitted.artifact.path.name
+    block = drawn(fitted, n_rows, folder / f"{name}-{n_rows}.zarr")
+    bare_seconds(fitted, block.taken(np.arange(64)))
+    bare = bare_seconds(fitted, block)
+    whole, stage = flow_seconds(folder, n_rows, name, executor="serial")
+    print(f"{name}, {n_rows:,} rows x {N_FEATURES} features, {N_COMPONENTS} components")
+    print(f"  bare kernel, one thread     {n_rows / bare:10,.0f} rows/s")
+    print(f"  command, serial             {n_rows / whole:10,.0f} rows/s, {bare / whole:.0%} of it")
+    print(f"  its transform stage         {n_rows / stage:10,.0f} rows/s, {bare / stage:.0%} of it")
+
+
+def main() -> None:
+    """Print rows a second and ratios."""
+    n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else N_ROWS
+    with tempfile.TemporaryDirectory() as name:
+        folder, rng = Path(name), np.random.default_rng(0)
+        compare(folder, latent_trait(folder / "latent-trait", rng), n_rows)
+        probit = clipped_pca(folder / "clipped-pca", rng)
+        for times in (1, 2, 4):
+            compare(folder, probit, times * n_rows)
+        drawn(probit, 32 * n_rows, folder / f"clipped-pca-{32 * n_rows}.zarr")
+        one, two = (
+            flow_seconds(folder, 32 * n_rows, "clipped-pca", workers=workers)[1]
+            for workers in (1, 2)
+        )
+        print(f"  2 worker processes against 1: {one / two:.2f} times as fast ({two:.2f} s)")
+
+
+if __name__ == "__main__":
+    with_server(main)

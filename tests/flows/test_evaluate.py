@@ -1,0 +1,189 @@
+"""The evaluate command: what it says of each kind of model, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.comparison_tables import print_evaluation
+from flows.provenance import outcome, provenance
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import fit
+from pipeline.models.base import MODELS
+from pipeline.params import named_arrays
+from storage.artifacts import NamedArray, write_artifact
+from storage.dataset import open_dataset
+from storage.examples import nonstationary_rows, nonstationary_truth
+from tests.data import probit_rows, rows_of, write
+
+NAMES = [f"item {i}" for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("evaluate")
+
+
+@pytest.fixture(scope="module")
+def dataset(folder: Path) -> Path:
+    """Sixteen chunks, half of the rows to train on."""
+    X, _ = probit_rows(1000, 8, 2, seed=4)
+    split = np.where(np.arange(len(X)) % 2, "test", "train")
+    path = folder / "d.zarr"
+    return write(path, X, words_per_chunk=1, columns={"split": split}, names=NAMES).path
+
+
+def fitted(dataset: Path, name: str, split: str | None = None, **settings: Any) -> str:
+    """An artifact beside the dataset, as a fit would leave it."""
+    model, opened = MODELS[name](**settings), open_dataset(dataset)  # type: ignore[call-arg]
+    state = fit(model, rows_of(opened, split), SerialExecutor())
+    arrays = {key: NamedArray(*a) for key, a in named_arrays(state.params).items()}
+    described = {**provenance(model, opened, split, 0), **outcome(model, opened, state)}
+    return str(write_artifact(dataset.parent / f"{dataset.stem}-{name}", arrays, described))
+
+
+@pytest.fixture(scope="module")
+def mixture(dataset: Path) -> str:
+    return fitted(dataset, "bernoulli-mixture", "train", n_components=4)
+
+
+@pytest.fixture(scope="module")
+def trait(dataset: Path) -> str:
+    return fitted(dataset, "latent-trait", "train", n_components=4, max_iter=5)
+
+
+def evaluated(cli, *arguments: object) -> dict:
+    done = cli("evaluate", *arguments, "--json")
+    assert done.code == 0, done.err
+    return done.json
+
+
+def test_models_are_compared_with_each_other_and_with_simple_ones(
+    cli, dataset, mixture, trait, capsys
+):
+    pca = fitted(dataset, "clipped-pca", "train", n_components=2)
+    command = ["--dataset", dataset, "--split", "test"]
+    command += [word for name in (pca, trait, mixture) for word in ("--artifact", name)]
+    found = evaluated(cli, *command)
+    assert (found["n_samples"], found["split"], found["baselines_split"]) == (500, "test", "train")
+    by_name = {model["name"]: model for model in found["models"]}
+    assert [m["kind"] for m in found["models"]] == ["none", "estimate", "exact", "exact", "exact"]
+    assert "log_likelihood" not in by_name[pca]
+    flat = by_name["independent features"]
+    assert by_name["mixture of 20"]["log_likelihood"] > flat["log_likelihood"]
+    for name in (mixture, trait):
+        assert by_name[name]["log_likelihood"] > flat["log_likelihood"] + 0.1
+    for name in (mixture, trait, pca):
+        assert by_name[name]["wrong_bits"] < flat["wrong_bits"]
+        assert by_name[name]["pairs"]["rmse"] < 0.75 * flat["pairs"]["rmse"]
+        assert by_name[name]["artifact"] == name
+    worst = flat["pairs"]["largest"][0]
+    assert set(worst["features"]) < set(NAMES)
+    assert abs(worst["z"]) > 5
+
+    print_evaluation(found)
+    table = capsys.readouterr().out
+    lines = table.splitlines()
+    ranks = [next(i for i, line in enumerate(lines) if line.startswith(name)) for name in by_name]
+    order = [name for _, name in sorted(zip(ranks, by_name, strict=True))]
+    assert order[-2:] == ["independent features", pca]
+    assert f"{by_name[mixture]['log_likelihood']:.4f} ± " in table
+    assert "none: the model offers no likelihood" in table
+    assert "without an artifact: fitted here, to split train" in table
+    gap = by_name[mixture]["pairs"]["largest"][0]
+    assert f"pairs: {', '.join(gap['features'])}: observed {gap['observed']:.4f}" in table
+
+
+def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait):
+    command = ("--dataset", dataset, "--artifact", mixture, "--artifact", trait, "--no-baselines")
+    serial = evaluated(cli, *command, "--executor", "serial")
+    assert serial["n_samples"] == 1000
+    assert 0 < serial["models"][1]["estimation_error"] < 0.01
+    for options in (("--executor", "threads"), ("--workers", "2")):
+        assert evaluated(cli, *command, *options)["models"] == serial["models"]
+
+
+def test_baselines_can_be_left_out_or_fail_alone(cli, folder, dataset, mixture):
+    alone = evaluated(cli, "--dataset", dataset, "--artifact", mixture, "--no-baselines")
+    assert [model["name"] for model in alone["models"]] == [mixture]
+    X, _ = probit_rows(200, 8, 2, seed=5)
+    observed = np.ones_like(X)
+    observed[:, 3] = 0
+    path = write(folder / "gone.zarr", X * observed, observed, names=NAMES).path
+    found = evaluated(cli, "--dataset", path, "--artifact", mixture)
+    assert [model["name"] for model in found["models"]] == [mixture]
+    assert len(found["warnings"]) == 2
+    assert "'item 3'" in found["warnings"][0]
+    assert found["models"][0]["pairs"]["number"] == 21
+
+
+def segmented(path: Path, n_features: int, order: list[int], extra: bool = False) -> Path:
+    """Rows of three segments, in this order; the names stay with their rows."""
+    truth = nonstationary_truth(n_features, 2, 3, seed=3)
+    (batch,) = nonstationary_rows(truth, 400, seed=3)
+    labels = batch.columns["segment"]
+    at = np.concatenate([np.flatnonzero(labels == name) for name in np.unique(labels)[order]])
+    labels = np.where((labels == labels[-1]) & extra, "new", labels)
+    return write(path, batch.X[at], segments=labels[at]).path
+
+
+def test_segments_are_found_by_name(cli, tmp_path):
+    first = segmented(tmp_path / "first.zarr", 6, [0, 1, 2])
+    blica = fitted(first, "blica", n_components=2, regularization=20.0)
+    other = segmented(tmp_path / "other.zarr", 6, [2, 0, 1])
+    command = ("--artifact", blica, "--no-baselines", "--dataset")
+    (here,), (there,) = (evaluated(cli, *command, path)["models"] for path in (first, other))
+    assert here["kind"] == "estimate"
+    for name in ("log_likelihood", "nll_per_bit"):
+        assert there[name] == pytest.approx(here[name], abs=1e-4)
+    new = segmented(tmp_path / "new.zarr", 6, [0, 1, 2], extra=True)
+    (elsewhere,) = evaluated(cli, *command, new)["models"]
+    assert elsewhere["log_likelihood"] < here["log_likelihood"] - 1e-3
+    assert any("'new'" in warning for warning in elsewhere["warnings"])
+
+
+def test_a_refused_likelihood_is_told_and_its_composite_called_so(cli, tmp_path):
+    path = segmented(tmp_path / "wide.zarr", 22, [0, 1, 2])
+    blica = fitted(path, "blica", n_components=2, regularization=20.0)
+    command = ("evaluate", "--dataset", path, "--artifact", blica, "--no-baselines")
+    (found,) = cli(*command, "--json").json["models"]
+    assert found["kind"] == "composite"
+    assert "log_likelihood" not in found
+    assert found["composite_log_likelihood"] < 0
+    assert "20" in found["refusals"][0]
+    assert "composite: sum over pairs of features" in cli(*command).out
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(cli):
+    def call(*arguments: object) -> str:
+        done = cli("evaluate", *arguments)
+        assert (done.code, done.out) == (2, ""), done.err
+        assert "Traceback" not in done.err
+        return done.message
+
+    return call
+
+
+def test_other_features_are_refused_by_name(refused, mixture, tmp_path):
+    X, _ = probit_rows(50, 8, 2, seed=4)
+    path = write(tmp_path / "o.zarr", X, names=[*NAMES[:5], "other", *NAMES[6:]]).path
+    message = refused("--dataset", path, "--artifact", mixture)
+    assert "'item 5'" in message
+    assert "'other'" in message
+
+
+def test_what_is_not_there_is_refused(refused, dataset, mixture):
+    here = ("--dataset", dataset, "--artifact", mixture)
+    assert "--split: Expected a split of the dataset, got 'valid'" in refused(
+        *here, "--split", "valid"
+    )
+    assert "nowhere" in refused("--dataset", dataset, "--artifact", "nowhere")
+    assert "--artifact" in refused("--dataset", dataset)
+    assert "--seed" in refused(*here, "--seed", -1)

@@ -1,0 +1,155 @@
+"""The sample command: whose rows they are, the same bytes everywhere, what they are good for."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.fitted import load_fitted
+from pipeline.models.base import MODELS
+from storage import load_artifact, open_dataset
+from storage.dataset import BinaryDataset
+from tests.data import probit_rows, write
+from tests.fits import write_fit
+from tests.storage.conftest import files_of
+from tests.test_model_conformance import facts_of, make
+
+NAMES = ["bread", "milk", "eggs", "tea", "rice", "salt"]
+every_model = pytest.mark.parametrize("name", sorted(MODELS))
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Path of the fit of a model to segments of 500, 300 and 200 rows."""
+    folder = tmp_path_factory.mktemp("sample")
+    X, _ = probit_rows(1000, 6, 2, seed=1)
+    segments = np.random.default_rng(0).permutation(
+        ["night"] * 500 + ["day"] * 300 + ["dusk"] * 200
+    )
+    dataset = write(folder / "d.zarr", X, segments=segments, names=NAMES)
+    return lru_cache(lambda name: write_fit(folder / name, make(name), dataset))
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch):
+    monkeypatch.setattr("pipeline.simulate._CELLS_AT_ONCE", 600 * len(NAMES))
+
+
+@pytest.fixture
+def sampled(cli, fitted):
+    """Call the command; give the dataset."""
+
+    def call(name: str, *options: object) -> BinaryDataset:
+        given = ("--artifact", fitted(name), "--rows", 4000, "--output", "s.zarr")
+        done = cli("sample", *given, *options, "--json")
+        assert done.code == 0, done.err
+        assert done.json["n_rows"] == 4000
+        return open_dataset("s.zarr")
+
+    return call
+
+
+def values(dataset: BinaryDataset) -> np.ndarray:
+    return np.asarray(dataset.to_dask())
+
+
+def pair_shares(X: np.ndarray) -> np.ndarray:
+    return X.T.astype(np.float64) @ X / len(X)
+
+
+@every_model
+def test_a_sample_has_the_pair_shares_of_the_model(sampled, fitted, name):
+    dataset, source = sampled(name), load_fitted(fitted(name))
+    dataset.verify()
+    assert dataset.feature_names == tuple(NAMES)
+    drawn = source.model.sample(source.params, 100_000, np.random.default_rng(5))
+    X = values(dataset)
+    np.testing.assert_allclose(pair_shares(X), pair_shares(drawn), atol=0.035)
+    assert len({X[start : start + 600].tobytes() for start in range(0, 3600, 600)}) == 6
+    assert set(dataset.segment_names) == set(source.segments or ["all"])
+    origin = dataset.attributes["sampled_from"]
+    assert origin == {
+        "artifact": str(fitted(name).resolve()),
+        "digest": source.digest,
+        "model": name,
+        "seed": 0,
+    }
+
+
+def test_segments_are_as_large_as_they_were(sampled, fitted):
+    dataset, source = sampled("blica"), load_fitted(fitted("blica"))
+    rows = np.bincount(dataset.blocks[:, 1], dataset.blocks[:, 3])
+    found = dict(zip(dataset.segment_names, rows.tolist(), strict=True))
+    assert found == {"night": 2000, "day": 1200, "dusk": 800}
+    edges = np.cumsum([0, *rows]).astype(int)
+    X = values(dataset)
+    for k, name in enumerate(dataset.segment_names):  # one after the other
+        of_segment = np.full(50_000, source.segments[name])
+        drawn = source.model.sample(
+            source.params, len(of_segment), np.random.default_rng(5), of_segment
+        )
+        shares = X[edges[k] : edges[k + 1]].mean(axis=0)
+        np.testing.assert_allclose(shares, drawn.mean(axis=0), atol=0.06)
+
+
+def test_every_executor_gives_the_same_bytes(sampled):
+    first = sampled("blica")
+    by_dask = files_of(Path("s.zarr"))
+    for options in (("--executor", "serial"), ("--executor", "threads"), ("--workers", 2)):
+        sampled("blica", *options, "--overwrite")
+        assert files_of(Path("s.zarr")) == by_dask, options
+    assert sampled("blica", "--seed", 1, "--overwrite").digest != first.digest
+
+
+@pytest.mark.parametrize("name", ["blica", "clipped-pca"])
+def test_a_sample_can_be_fitted(cli, sampled, fitted, name):
+    sampled(name)
+    plain = [
+        word
+        for item in facts_of(name).plain.items()
+        for word in ("--set", "=".join(map(str, item)))
+    ]
+    given = ("--dataset", "s.zarr", "--model", name, "--components", 2, *plain)
+    truth = ("--truth",) if name == "blica" else ()
+    done = cli("fit", *given, *truth, "--json")
+    assert done.code == 0, done.err
+    if truth:
+        assert 0 <= done.json["mcs"] <= 1
+    else:
+        pair = [load_artifact(path)["loadings"] for path in (fitted(name), done.json["artifact"])]
+        products = [loadings @ loadings.T for loadings in pair]
+        np.testing.assert_allclose(*products, atol=0.3)
+
+
+def test_the_table_ends_with_the_dataset(cli, fitted):
+    done = cli("sample", "--artifact", fitted("clipped-pca"), "--rows", 50, "--output", "s.zarr")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "dataset: s.zarr"
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--rows", 5), "--rows: Expected at least 6"),
+        (("--rows", 1), "--rows: Expected at least 2"),
+        (("--rows", "many"), "--rows"),
+        (("--seed", -1), "--seed"),
+        (("--artifact", "nowhere"), "nowhere: Expected an artifact"),
+        (("--output", "s3://bucket/s.zarr"), "s3://bucket"),
+        (("--output", "taken"), "taken: Expected a new path"),
+        (("--output", "taken", "--overwrite"), "taken: Expected a dataset to replace"),
+    ],
+)
+def test_what_is_refused(cli, fitted, tmp_path, options, word):
+    (tmp_path / "taken").touch()
+    given = {"--artifact": fitted("blica"), "--rows": 100, "--output": "s.zarr"}
+    given |= dict(zip(options[::2], options[1::2], strict=False))
+    extra = options[2:] if len(options) % 2 else ()
+    done = cli("sample", *[word for item in given.items() for word in item], *extra)
+    assert done.code == 2
+    assert word in done.message
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

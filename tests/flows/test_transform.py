@@ -1,0 +1,352 @@
+"""The transform command: whose code each row has, the same bytes everywhere, kills and refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.fitted import UNKNOWN, load_fitted
+from pipeline.blocks import block_of
+from pipeline.models.base import MODELS
+from pipeline.random import RowRandom
+from storage import load_artifact, open_codes, open_dataset
+from storage.artifacts import NamedArray, write_artifact
+from storage.codes import CodeArray, create_codes, seal_codes
+from storage.unfinished_codes import UnfinishedCodes
+from tests.data import probit_rows, write
+from tests.fits import write_fit
+from tests.storage.conftest import files_of, write_dataset
+from tests.test_model_conformance import make
+
+N_FITTED, N_ROWS, APPENDED, RUN = 300, 400, 70, 30
+every_model = pytest.mark.parametrize("name", sorted(MODELS))
+
+
+def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Values, mask, segments and splits; the last rows have a segment of their own."""
+    rng = np.random.default_rng(0)
+    X, _ = probit_rows(N_ROWS, 6, 2, seed=1)
+    observed = (rng.random(X.shape) < 0.9).astype(np.uint8)
+    segments = rng.choice(["night", "day", "dusk"], N_ROWS)
+    segments[:3], segments[-APPENDED:] = ["day", "night", "dusk"], "new"
+    return X * observed, observed, segments, np.where(rng.random(N_ROWS) < 0.3, "test", "train")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`d.zarr` with chunks of 256 slots, some appended, and what was fitted to rows of it."""
+    folder = tmp_path_factory.mktemp("transform")
+    X, observed, segments, split = rows()
+    first, rest = slice(N_ROWS - APPENDED), slice(N_ROWS - APPENDED, None)
+    for part, append in ((first, False), (rest, True)):
+        columns = {"split": split[part]}
+        write_dataset(
+            folder / "d.zarr", X[part], observed[part], segments[part], columns,
+            words_per_chunk=4, append=append,
+        )  # fmt: skip
+    # These segments appear in another order.
+    part = slice(None, N_FITTED)
+    backwards = [values[part][::-1] for values in (X, observed, segments)]
+    write_dataset(folder / "fitted.zarr", *backwards, words_per_chunk=16)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def artifact(folder: Path) -> Any:
+    """Path of the fit of a model."""
+    dataset = open_dataset(folder / "fitted.zarr")
+    return lru_cache(lambda name: write_fit(folder / name, make(name), dataset))
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch):
+    monkeypatch.setattr("storage.codes._FEWEST_ROWS", RUN)
+
+
+@pytest.fixture
+def transformed(cli, folder, artifact):
+    """Call the command; give its summary."""
+
+    def call(name: str, *options: object) -> dict[str, Any]:
+        given = ("--dataset", folder / "d.zarr", "--artifact", artifact(name))
+        done = cli("transform", *given, "--output", "z.zarr", *options, "--json")
+        assert done.code == 0, done.err
+        return done.json
+
+    return call
+
+
+def row_by_row(path: Path) -> dict[str, np.ndarray]:
+    """Codes by the model itself, of each original row alone."""
+    fitted = load_fitted(path)
+    X, observed, segments, _ = rows()
+    blocks = (
+        block_of(
+            X[n : n + 1],
+            observed[n : n + 1],
+            fitted.segments.get(segments[n], UNKNOWN),
+            first_row=n,
+        )
+        for n in range(N_ROWS)
+    )
+    codes = [fitted.model.transform(fitted.params, block, RowRandom(0)) for block in blocks]
+    return {name: np.concatenate([code[name] for code in codes]) for name in codes[0]}
+
+
+@every_model
+def test_every_row_has_its_own_code(transformed, artifact, name):
+    summary = transformed(name)
+    codes, expected = open_codes("z.zarr"), row_by_row(artifact(name))
+    assert codes.n_chunks == -(-N_ROWS // RUN)
+    assert set(codes) == set(expected)
+    assert codes.dims("mean") == ("row", "component")
+    for key, values in expected.items():
+        stored = values.astype(np.float32) if values.dtype == np.float64 else values
+        np.testing.assert_array_equal(codes[key], stored, err_msg=key)
+    has_segments = bool(load_fitted(artifact(name)).segments)
+    assert [warning.endswith(": 'new'") for warning in summary["warnings"]] == [True] * has_segments
+
+
+def test_a_split_has_the_codes_of_its_rows(transformed, artifact):
+    summary = transformed("blica", "--split", "test", "--dtype", "float64")
+    codes, test = open_codes("z.zarr"), np.flatnonzero(rows()[3] == "test")
+    assert summary["n_rows"] == codes.n_rows == len(test)
+    np.testing.assert_array_equal(codes["row"], test)
+    for key, values in row_by_row(artifact("blica")).items():
+        np.testing.assert_array_equal(codes[key], values[test])
+
+
+def test_every_executor_gives_the_same_bytes(transformed):
+    transformed("blica", "--executor", "serial")
+    serial = files_of(Path("z.zarr"))
+    for options in (("--executor", "threads"), ("--workers", 2)):  # dask is the default above
+        transformed("blica", *options, "--overwrite")
+        assert files_of(Path("z.zarr")) == serial, options
+
+
+def test_parameters_are_completed_once(transformed, artifact, monkeypatch):
+    calls = []
+
+    def prepare(self, params, rng, map_items):
+        calls.append(list(map_items(abs, [-1, 2])))
+        return type(params)(**{**vars(params), "offsets": params.offsets + 1})
+
+    monkeypatch.setattr(MODELS["latent-trait"], "prepare", prepare)
+    transformed("latent-trait")
+    assert calls == [[1, 2]]
+    assert (
+        abs(open_codes("z.zarr")["mean"] - row_by_row(artifact("latent-trait"))["mean"]).max() > 0.1
+    )
+
+
+def test_the_table_ends_with_the_codes(cli, folder, artifact):
+    given = ("--dataset", folder / "d.zarr", "--artifact", artifact("clipped-pca"))
+    done = cli("transform", *given, "--output", "z.zarr")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[-1] == "codes: z.zarr"
+    assert any(line.split() == ["mean", "400", "x", "2"] for line in lines)
+
+
+# What interruptions leave
+
+KILLED_AFTER_FIVE_RUNS = """
+import os, signal, sys
+import storage.codes
+from flows import transform
+from flows.options import run
+from storage.unfinished_codes import UnfinishedCodes
+
+note = UnfinishedCodes.note
+def deadly(self, checksums):
+    note(self, checksums)
+    if len(self.finished()) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    storage.codes._FEWEST_ROWS = 30
+    UnfinishedCodes.note = deadly
+    run(transform.app, sys.argv[1:])
+"""
+
+
+def write_codes(path: Path) -> Path:
+    """Codes of a single row."""
+    writer = create_codes(path, {"mean": CodeArray((), (), "float32")}, 1)
+    seal_codes(writer, [writer(0, {"mean": np.ones(1, np.float32)})], {})
+    return path
+
+
+def inodes(folder: Path) -> list[int]:
+    """Of the chunks of the first five runs: another one is another file."""
+    return [(folder / "mean" / "c" / str(key) / "0").stat().st_ino for key in range(5)]
+
+
+def test_a_killed_transform_resumes_to_the_same_bytes(transformed, folder, artifact, monkeypatch):
+    before = files_of(write_codes(Path("z.zarr")))
+    more = ("--split", "train", "--overwrite")
+    given = ("--dataset", folder / "d.zarr", "--artifact", artifact("latent-trait"))
+    command = [*given, "--output", "z.zarr", *more]
+    program = [sys.executable, "-c", KILLED_AFTER_FIVE_RUNS, *map(str, command)]
+    assert subprocess.run(program, timeout=60).returncode == -signal.SIGKILL
+    assert files_of(Path("z.zarr")) == before  # what is to be replaced is whole until then
+    codes = Path(".z.zarr.unfinished/codes")
+    (codes / "mean/c/1/0").write_bytes(b"")  # lost by the disk, though noted
+    killed, resumed, publish = inodes(codes), [], UnfinishedCodes.publish
+
+    def watched(self: UnfinishedCodes, overwrite: bool) -> None:
+        resumed.extend(inodes(codes))
+        assert len(self.finished()) == len([*(codes / "mean/c").iterdir()])
+        publish(self, overwrite)
+
+    monkeypatch.setattr(UnfinishedCodes, "publish", watched)
+    transformed("latent-trait", *more, "--resume")
+    assert [a == b for a, b in zip(killed, resumed, strict=True)] == [True, False, *[True] * 3]
+    after = files_of(Path("z.zarr"))
+    transformed("latent-trait", *more)
+    assert files_of(Path("z.zarr")) == after != before
+    assert not codes.parent.exists()
+
+
+def test_ctrl_c_keeps_what_is_done(cli, folder, artifact, transformed, monkeypatch):
+    given = ("--dataset", folder / "d.zarr", "--artifact", artifact("clipped-pca"))
+    command = ("transform", *given, "--output", "z.zarr")
+    with monkeypatch.context() as patch:
+        patch.setattr(UnfinishedCodes, "note", lambda *_: signal.raise_signal(signal.SIGINT))
+        done = cli(*command)
+    assert (done.code, done.message, done.out) == (130, "error: interrupted", "")
+    assert "Traceback" not in done.err
+    assert not [*Path().iterdir()]  # no run was done
+    note = UnfinishedCodes.note
+
+    def interrupted(self: UnfinishedCodes, checksums: list[int]) -> None:
+        note(self, checksums)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UnfinishedCodes, "note", interrupted)
+        assert cli(*command).code == 130
+    assert [path.name for path in Path().iterdir()] == [".z.zarr.unfinished"]
+    (mark := Path(".z.zarr.unfinished/codes/mark")).touch()
+    transformed("clipped-pca")  # without --resume it is begun anew
+    assert not mark.exists()
+    assert not Path("z.zarr/mark").exists()
+    open_codes("z.zarr").verify()
+
+
+# What it refuses
+
+
+@pytest.fixture
+def refused(cli, folder, artifact, tmp_path):
+    """Call the command, which must refuse and leave no new file; give its message."""
+
+    def call(*options: object, **given: object) -> str:
+        paths = {"dataset": folder / "d.zarr", "artifact": artifact("blica"), "output": "z.zarr"}
+        before = set(tmp_path.rglob("*"))
+        named = [word for name, path in {**paths, **given}.items() for word in (f"--{name}", path)]
+        done = cli("transform", *named, *options)
+        assert done.code == 2, (done.code, done.out, done.err)
+        assert "Traceback" not in done.err
+        assert not set(tmp_path.rglob("*")) - before
+        return done.message
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("names", "expected", "position", "got"),
+    [
+        (["f0", "f1", "g", "f3", "f4", "f5"], "feature 'f2'", 3, "feature 'g'"),
+        (["f0", "f1", "f3", "f2", "f4", "f5"], "feature 'f2'", 3, "feature 'f3'"),
+        (["f0", "f1", "f2"], "feature 'f3'", 4, "no more feature"),
+        (["f0", "f1", "f2", "f3", "f4", "f5", "h"], "no more feature", 7, "feature 'h'"),
+    ],
+)
+def test_other_features(refused, tmp_path, names, expected, position, got):
+    X = np.random.default_rng(0).integers(0, 2, (20, len(names)), np.uint8)
+    write(tmp_path / "o.zarr", X, names=names)
+    message = refused(dataset="o.zarr")
+    assert f"o.zarr: Expected {expected} of " in message
+    assert f"at position {position}, got {got}. " in message
+
+
+def changed(artifact: Path, target: Path, **manifest: Any) -> Path:
+    """A copy of an artifact that records something else."""
+    found = load_artifact(artifact)
+    arrays = {name: NamedArray(found.dims(name), found[name]) for name in found}
+    return write_artifact(target, arrays, {**found.manifest, **manifest})
+
+
+def test_an_artifact_of_an_unknown_model(refused, artifact, tmp_path):
+    other = changed(artifact("blica"), tmp_path / "a", model="nobody")
+    message = refused(artifact=other)
+    assert "'nobody'" in message
+    assert "Upgrade" in message
+
+
+def test_an_artifact_with_unknown_settings_or_arrays(refused, artifact, tmp_path):
+    other = changed(artifact("blica"), tmp_path / "a", hyperparameters={"speed": 3})
+    assert "settings of blica" in (message := refused(artifact=other))
+    assert "speed" in message
+    other = changed(
+        artifact("clipped-pca"), tmp_path / "b", model="latent-trait", hyperparameters={}
+    )
+    assert "arrays of latent-trait" in (message := refused(artifact=other))
+    assert "loadings" in message
+    assert "weights" in message
+
+
+def test_statistics_are_no_fit(refused, tmp_path):
+    write_artifact(tmp_path / "s", {"ones": NamedArray(("feature",), np.ones(6))}, {})
+    assert "the artifact of a fit" in refused(artifact=tmp_path / "s")
+
+
+def test_a_newer_or_damaged_artifact(refused, artifact, tmp_path):
+    newer = Path(shutil.copytree(artifact("blica"), tmp_path / "newer"))
+    manifest = json.loads((newer / "manifest.json").read_text())
+    (newer / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    assert "Upgrade latentbits" in (message := refused(artifact=newer))
+    assert "99" in message
+    damaged = Path(shutil.copytree(artifact("blica"), tmp_path / "damaged"))
+    (damaged / "mixing" / "c" / "0" / "0").unlink()
+    assert "mixing is damaged or missing" in refused(artifact=damaged)
+
+
+def test_a_place_that_is_taken(refused, folder, tmp_path):
+    write_codes(tmp_path / "z.zarr")
+    assert "z.zarr: Expected a new path" in (message := refused())
+    assert "--overwrite" in message
+    assert "z.zarr: Expected a new path" in refused("--resume")
+    shutil.copytree(folder / "d.zarr", tmp_path / "d.zarr")
+    assert "Expected codes to replace" in refused("--overwrite", output="d.zarr")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--split", "valid"), "'valid'"),
+        (("--dtype", "int8"), "--dtype"),
+        (("--seed", -1), "--seed"),
+        (("--workers", 0), "--workers"),
+        (("--cluster", "tcp://127.0.0.1:1"), "127.0.0.1:1"),
+    ],
+)
+def test_options_that_cannot_be(refused, monkeypatch, options, word):
+    monkeypatch.setattr("flows.runtime._CONNECT_SECONDS", 1)
+    assert word in refused(*options, output="new/z.zarr")
+
+
+def test_a_damaged_chunk_of_the_dataset(refused, folder, tmp_path):
+    other = Path(shutil.copytree(folder / "d.zarr", tmp_path / "o.zarr"))
+    (other / "bits" / "c" / "0" / "0").unlink()
+    assert "bits: chunk 0 is missing" in refused(dataset=other)

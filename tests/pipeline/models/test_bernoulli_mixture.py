@@ -1,0 +1,216 @@
+"""The Bernoulli mixture against enumeration, the truth and its own fixed point."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import FitState, collect_pass, fit
+from pipeline.models.bernoulli_mixture import BernoulliMixture, BernoulliMixtureParams
+from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
+from pipeline.random import RowRandom
+from tests.strategies import Data, memory_rows, tables
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+SERIAL, RNG = SerialExecutor(), RowRandom(0)
+
+WEIGHTS = np.array([0.5, 0.3, 0.2])
+PROBABILITIES = np.array(
+    [
+        [0.9, 0.9, 0.8, 0.1, 0.2, 0.1, 0.5, 0.9],
+        [0.1, 0.2, 0.1, 0.9, 0.8, 0.9, 0.5, 0.9],
+        [0.9, 0.1, 0.1, 0.1, 0.9, 0.9, 0.2, 0.1],
+    ]
+)
+
+
+def params_of(weights: Floats, probabilities: Floats) -> BernoulliMixtureParams:
+    return BernoulliMixtureParams(probabilities, weights, np.array(0.0))
+
+
+def drawn(n_rows: int, seed: int = 1) -> Bits:
+    rng = np.random.default_rng(seed)
+    return BernoulliMixture().sample(params_of(WEIGHTS, PROBABILITIES), n_rows, rng)
+
+
+def fitted(X: Bits, observed: Bits | None = None, **more: Any) -> FitState:
+    sizes = [len(X) // 2, len(X) - len(X) // 2]
+    return fit(BernoulliMixture(**more), memory_rows(Data(X, observed), sizes), SERIAL)
+
+
+def chance(row: Bits, weights: Floats, probabilities: Floats) -> Floats:
+    """π_k Π_i P(x_i | k), (n_components,), with nothing saved."""
+    return np.array(
+        [
+            weight * np.prod([p if x else 1 - p for x, p in zip(row, given_k, strict=True)])
+            for weight, given_k in zip(weights, probabilities, strict=True)
+        ]
+    )
+
+
+def random_params(n_features: int, n_components: int, seed: int) -> tuple[Floats, Floats]:
+    rng = np.random.default_rng(seed)
+    probabilities = rng.uniform(0.01, 0.99, (n_components, n_features))
+    return rng.dirichlet(np.ones(n_components)), probabilities
+
+
+# --- posteriors ----------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=tables(), n_components=st.integers(1, 5), seed=st.integers(0, 99))
+def test_posteriors_are_those_of_enumeration(data: Data, n_components: int, seed: int) -> None:
+    """A missing value is summed over, both ways."""
+    weights, probabilities = random_params(data.X.shape[1], n_components, seed)
+    model, params = BernoulliMixture(), params_of(weights, probabilities)
+    block = block_of(data.X[:8], None if data.observed is None else data.observed[:8])
+    codes = model.transform(params, block, RNG)["mean"]
+    found = model.log_likelihood(params, block, RNG)
+    for n, (row, mask) in enumerate(zip(data.X[:8], data.mask[:8], strict=True)):
+        ways = product(*([x] if seen else [0, 1] for x, seen in zip(row, mask, strict=True)))
+        joint = sum(chance(np.array(way), weights, probabilities) for way in ways)
+        assert found.nats[n] == pytest.approx(np.log(joint.sum()), abs=1e-9)
+        np.testing.assert_allclose(codes[n], joint / joint.sum(), atol=1e-9)
+    assert not found.standard_error.any()
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=tables(), n_components=st.integers(1, 5), seed=st.integers(0, 99))
+def test_sums_are_those_of_dense_matrices(data: Data, n_components: int, seed: int) -> None:
+    terms = mixture_terms(*random_params(data.X.shape[1], n_components, seed)[::-1])
+    block = block_of(data.X, data.observed)
+    packed = (block.words, block.observed_words, block.n_samples, terms)
+    shares, nats = mixture_posterior(*packed)
+    sums = mixture_sums(*packed)
+    assert sums.log_likelihood == pytest.approx(nats.sum(), rel=1e-12)
+    np.testing.assert_allclose(sums.mass, shares.sum(axis=0), atol=1e-9)
+    np.testing.assert_allclose(sums.ones, (data.X & data.mask).T @ shares, atol=1e-9)
+    np.testing.assert_allclose(sums.missing, (1.0 - data.mask).T @ shares, atol=1e-9)
+
+
+def test_rows_far_from_every_component_stay_finite() -> None:
+    probabilities = np.full((2, 3000), 1e-6)
+    params = params_of(np.array([0.5, 0.5]), probabilities)
+    block = block_of(np.ones((3, 3000), np.uint8))
+    model = BernoulliMixture()
+    np.testing.assert_allclose(model.transform(params, block, RNG)["mean"], 0.5)
+    np.testing.assert_allclose(model.log_likelihood(params, block, RNG).nats, 3000 * np.log(1e-6))
+
+
+# --- fits ----------------------------------------------------------------------------------------
+
+
+def test_one_component_is_independence_with_pseudo_counts() -> None:
+    X = drawn(500)
+    state = fitted(X, n_components=1, smoothing=1.0)
+    expected = (X.sum(axis=0) + 1) / (len(X) + 2)
+    np.testing.assert_allclose(state.params.probabilities, expected[None])
+    assert state.params.weights == pytest.approx([1.0])
+    found = BernoulliMixture().log_likelihood(state.params, block_of(X), RNG).nats
+    by_hand = (X * np.log(expected) + (1 - X) * np.log(1 - expected)).sum(axis=1)
+    np.testing.assert_allclose(found, by_hand)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_the_truth_is_recovered_by_weight(missing: float) -> None:
+    X = drawn(40_000)
+    observed = (np.random.default_rng(2).random(X.shape) >= missing).astype(np.uint8)
+    state = fitted(X, observed, n_components=3)
+    np.testing.assert_allclose(state.params.weights, WEIGHTS, atol=0.015)
+    np.testing.assert_allclose(state.params.probabilities, PROBABILITIES, atol=0.03)
+    assert state.warnings == ()
+
+
+def test_a_fit_ends_where_an_em_step_by_hand_stays() -> None:
+    X, s = drawn(3000), 0.5
+    params = fitted(X, n_components=3, smoothing=s, tol=1e-10).params
+    joint = np.array([chance(row, params.weights, params.probabilities) for row in X])
+    shares = joint / joint.sum(axis=1, keepdims=True)
+    mass = shares.sum(axis=0)
+    np.testing.assert_allclose((mass + s) / (len(X) + 3 * s), params.weights, atol=1e-4)
+    np.testing.assert_allclose(
+        (shares.T @ X + s) / (mass[:, None] + 2 * s), params.probabilities, atol=1e-4
+    )
+
+
+def test_the_objective_holds_the_prior() -> None:
+    X, s = drawn(400), 2.0
+    state, params = fitted(X, smoothing=s), params_of(WEIGHTS, PROBABILITIES)
+    model, rows = BernoulliMixture(smoothing=s), memory_rows(Data(X))
+    sums = collect_pass(model, FitState(params), rows, SERIAL, 0)
+    nats = sum(np.log(chance(row, WEIGHTS, PROBABILITIES).sum()) for row in X)
+    p = PROBABILITIES
+    prior = s * (np.log(p).sum() + np.log(1 - p).sum() + np.log(WEIGHTS).sum())
+    assert model.objective(params, sums) == pytest.approx((nats + prior) / len(X))
+    assert len(state.history) > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_held_out_choose_the_number_of_components(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    probabilities = rng.choice([0.1, 0.9], (4, 20))
+    params = params_of(np.full(4, 0.25), probabilities)
+    X = BernoulliMixture().sample(params, 4000, rng)
+    state = fitted(X, n_components=None)
+    assert state.diagnostics["n_components"] == 4
+    scores = state.diagnostics["held_out_scores"]
+    assert len(scores) == 4
+    assert max(scores) == scores[2]
+
+
+def test_copies_of_few_rows_leave_everything_finite() -> None:
+    """Steps go towards certainty; the pseudo-counts are what stops them."""
+    X = np.repeat(np.eye(4, dtype=np.uint8), 50, axis=0)
+    state = fitted(X, n_components=4, smoothing=1e-6, tol=1e-9)
+    assert np.isfinite(state.history).all()
+    assert 0 < state.params.probabilities.min() < 1e-6
+    assert state.params.probabilities.max() < 1
+
+
+# --- what is refused and told --------------------------------------------------------------------
+
+
+def test_constant_features_and_needless_components_are_told() -> None:
+    X = drawn(200)
+    X[:, 4] = 1
+    told = fitted(X, n_components=60).warnings
+    assert [notice.features for notice in told if "constant" in notice.text] == [(4,)]
+    assert any("less than one row" in notice.text for notice in told)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "more", "message"),
+    [
+        (20, {"n_components": 21}, "--components: Expected at most 20, the number of rows, got 21"),
+        (99, {"n_components": None}, "--components: Expected at least 100 rows .* got 99"),
+    ],
+)
+def test_too_few_rows_are_refused(n_rows: int, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(FitError, match=message):
+        fitted(drawn(n_rows), **more)
+
+
+def test_a_feature_never_observed_is_refused() -> None:
+    X = drawn(50)
+    observed = np.ones_like(X)
+    observed[:, 3] = 0
+    with pytest.raises(FitError, match="got none in 3"):
+        fitted(X, observed)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("smoothing", 0.0), ("smoothing", np.inf), ("tol", 1.0), ("max_iter", 0)]
+)
+def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
+    with pytest.raises(FitError, match=f"{setting}: Expected .* got {value}"):
+        BernoulliMixture(**{setting: value})
