@@ -14,7 +14,7 @@ from prefect import flow
 
 from flows.comparison_tables import print_evaluation
 from flows.datasets import dataset_path, dataset_rows
-from flows.fitted import check_features, load_fitted, segment_indices, unknown_segments
+from flows.fitted import check_features, load_fitted
 from flows.memory import check_memory
 from flows.options import (
     Cluster,
@@ -53,6 +53,7 @@ from pipeline.evaluate import (
 )
 from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.fit import check_seed, collect, fit, start
+from pipeline.known_segments import segment_indices, unknown_segments
 from pipeline.progress import Progress
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.dataset import BinaryDataset, open_dataset
@@ -110,13 +111,14 @@ def _loaded(path: str, dataset: BinaryDataset) -> Named:
     """Load an artifact for a dataset: features must be its own, segments are found by name."""
     fitted = load_fitted(local_path(path))
     check_features(fitted, dataset)
-    segments = segment_indices(fitted, dataset) if fitted.segments else NO_SEGMENTS
+    known, names = fitted.segments, dataset.segment_names
+    segments = segment_indices(known, names) if known else NO_SEGMENTS
     return Named(
         path,
         str(fitted.artifact.path.resolve()),
         Subject(fitted.model, fitted.params, segments),
         fitted.artifact.manifest["n_components"],
-        tuple(unknown_segments(fitted, dataset)),
+        tuple(unknown_segments(known, names)),
     )
 
 

@@ -7,18 +7,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pipeline.errors import Notice
+from pipeline.known_segments import known_segments
 from pipeline.models.base import MODELS, Model
-from pipeline.params import named_arrays, params_from_arrays
+from pipeline.params import params_from_arrays
 from storage.artifacts import Artifact, load_artifact
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 
-UNKNOWN = -1
-"""Index that no segment has: models take the mean of those they know."""
 _RECORDED = ("model", "hyperparameters", "feature_names", "segment_names")
 
 
@@ -52,15 +47,8 @@ class Fitted:
 
     @property
     def segments(self) -> dict[str, int]:
-        """Index of each segment that has parameters of its own, by name.
-
-        A model has such segments where its parameters have the dimension `segment`; the array
-        `segments` lists their indices.
-        """
-        if not any("segment" in dims for dims, _ in named_arrays(self.params).values()):
-            return {}
-        names = self.artifact.manifest["segment_names"]
-        return {names[index]: index for index in self.params.segments.tolist()}
+        """Index of each segment that has parameters of its own, by name."""
+        return known_segments(self.params, self.artifact.manifest["segment_names"])
 
 
 def load_fitted(path: str | Path) -> Fitted:
@@ -129,19 +117,3 @@ def check_features(fitted: Fitted, dataset: BinaryDataset) -> None:
 
 def _feature(name: str | None) -> str:
     return "no more feature" if name is None else f"feature {name!r}"
-
-
-def segment_indices(fitted: Fitted, dataset: BinaryDataset) -> NDArray[np.int64]:
-    """Give the model's index of every segment of a dataset, found by name, (n_segments,)."""
-    known = fitted.segments
-    return np.array([known.get(name, UNKNOWN) for name in dataset.segment_names], np.int64)
-
-
-def unknown_segments(fitted: Fitted, dataset: BinaryDataset) -> list[str]:
-    """Warn of segments that the model has no parameters for."""
-    if not fitted.segments:
-        return []
-    unknown = np.flatnonzero(segment_indices(fitted, dataset) == UNKNOWN)
-    text = "segments that were not fitted, taken as the mean of those that were: {segments}"
-    notice = Notice(text, segments=tuple(unknown.tolist()))
-    return [notice.render(segments=dataset.segment_names)] if unknown.size else []

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.datasets import dataset_path, dataset_rows
-from flows.fitted import Fitted, check_features, load_fitted, segment_indices, unknown_segments
+from flows.fitted import Fitted, check_features, load_fitted
 from flows.options import (
     Cluster,
     DatasetName,
@@ -37,10 +37,12 @@ from flows.progress import reporting
 from flows.provenance import fingerprint, provenance
 from flows.runtime import ExecutorName, check_executor, opened_executor
 from flows.server import with_server
+from flows.splits import named_split
 from flows.stages import Stages
 from flows.summary import print_json
 from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.fit import check_seed
+from pipeline.known_segments import segment_indices, unknown_segments
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.progress import Progress
 from pipeline.random import RowRandom
@@ -154,7 +156,7 @@ def _write(
         ArtifactReader.of(params),
         RowRandom(job.seed),
         dataset_rows(job.dataset, job.split).read,
-        segment_indices(job.fitted, job.dataset),
+        segment_indices(job.fitted.segments, job.dataset.segment_names),
         job.dtype,
         stopped,
     )
@@ -174,7 +176,7 @@ def _publish(
     job: Job, writer: CodesWriter, checksums: list[list[int]], overwrite: bool
 ) -> dict[str, Any]:
     """Seal the codes, put them in their place and describe them."""
-    warnings = unknown_segments(job.fitted, job.dataset)
+    warnings = unknown_segments(job.fitted.segments, job.dataset.segment_names)
     seal_codes(
         writer,
         checksums,
@@ -249,9 +251,7 @@ def checked(
     fitted = load_fitted(local_path(artifact))
     opened = open_dataset(dataset_path(dataset))
     check_features(fitted, opened)
-    if split is not None:
-        opened.split_code(split)
-    return Job(fitted, opened, split, dtype, seed, target)
+    return Job(fitted, opened, named_split(opened, split), dtype, seed, target)
 
 
 @app.default

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import zarr
@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from storage.errors import DataError
+from storage.labelled import to_xarray
 from storage.locations import checksum, read_manifest, write_manifest
 from storage.schema import CODES_FORMAT, FORMAT_VERSION, ArraySpec, create_array
+
+if TYPE_CHECKING:
+    import xarray
 
 _CHUNKS_WANTED, _FEWEST_ROWS, _MOST_ROWS = 64, 1 << 12, 1 << 17
 _CHUNK_BYTES = 16 << 20
@@ -188,6 +192,12 @@ class Codes(Mapping[str, NDArray[Any]]):
             If it is missing or damaged.
         """
         return {name: self._part(name, key) for name in self}
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Give all codes, with the original row of each."""
+        variables = {name: (self.dims(name), self[name]) for name in self if name != "row"}
+        names = {"row": self["row"].tolist() if "row" in self else range(self.n_rows)}
+        return to_xarray(variables, names, {"path": str(self.path)})
 
     def verify(self) -> None:
         """Read everything and check it.

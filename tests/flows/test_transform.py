@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.fitted import UNKNOWN, load_fitted
+from flows.fitted import load_fitted
 from pipeline.blocks import block_of
+from pipeline.known_segments import UNKNOWN
 from pipeline.models.base import MODELS
 from pipeline.random import RowRandom
 from storage import load_artifact, open_codes, open_dataset

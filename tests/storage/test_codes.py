@@ -185,3 +185,12 @@ def test_nothing_else_is_replaced(tmp_path, content):
         with pytest.raises(DataError, match="Expected codes to replace, got something else"):
             unfinished.publish(overwrite=True)
     assert target.exists()
+
+
+def test_codes_as_xarray_know_their_rows(tmp_path):
+    arrays = {"mean": CodeArray(("component",), (2,), "float32"), "row": CodeArray((), (), "int64")}
+    writer = create_codes(tmp_path / "z.zarr", arrays, 3)
+    mean, row = np.arange(6, dtype="float32").reshape(3, 2), np.array([1, 4, 7])
+    seal_codes(writer, [writer(0, {"mean": mean, "row": row})], {})
+    labelled = open_codes(tmp_path / "z.zarr").to_xarray()
+    assert labelled["mean"].sel(row=4).values.tolist() == [2.0, 3.0]

@@ -1,0 +1,301 @@
+"""Models in a few lines, for notebooks: `fit`, `transform`, `evaluate`.
+
+`flows` does the same with checkpoints, results on disk and progress.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import pipeline.models  # noqa: F401  registers
+from pipeline.blocks import Chunk, Rows
+from pipeline.errors import FitError
+from pipeline.evaluate import (
+    Subject,
+    likelihood_summary,
+    measure_of,
+    reconstruction_summary,
+    score_rows,
+)
+from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import fit as fit_model
+from pipeline.known_segments import known_segments, segment_indices
+from pipeline.models.base import Model, hyperparameters, model_class, suggestion
+from pipeline.params import named_arrays, params_from_arrays
+from pipeline.random import RowRandom
+from pipeline.transform import Transform, count_kept, runs_of
+
+_THREADS, _ROWS_A_RUN = ThreadsExecutor(2), 1 << 16
+
+
+class Reader(Protocol):
+    """Reads chunks by key."""
+
+    def __call__(self, key: int) -> Chunk:
+        """Read a chunk."""
+
+
+class Dataset(Protocol):
+    """Rows to work on: `storage.open_dataset` gives one."""
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features."""
+
+    @property
+    def segment_names(self) -> tuple[str, ...]:
+        """Names of the segments."""
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks."""
+
+    def reader(self, split: str | None = None, memory: int = 0) -> Reader:
+        """Give what reads chunks, or their rows of a split."""
+
+
+class Stored(Protocol):
+    """A fitted model on disk: `storage.load_artifact` gives one."""
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """What is recorded beside the arrays."""
+
+    def __getitem__(self, name: str) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted model.
+
+    Attributes
+    ----------
+    model
+        Hyperparameters.
+    params
+        Arrays by name, such as `params.loadings`; the model's documentation lists them.
+    feature_names, segment_names
+        Of the data that were fitted.
+    history
+        Objective of a row after each pass, nats.
+    warnings
+        What to know before trusting it.
+    """
+
+    model: Model
+    params: Any
+    feature_names: tuple[str, ...]
+    segment_names: tuple[str, ...]
+    history: tuple[float, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, artifact: Stored) -> Self:
+        """Take a fitted model from its artifact."""
+        manifest = artifact.manifest
+        kind = model_class(manifest["model"])
+        return cls(
+            kind(**manifest["hyperparameters"]),
+            params_from_arrays(kind, artifact),  # type: ignore[arg-type]
+            tuple(manifest["feature_names"]),
+            tuple(manifest["segment_names"]),
+            tuple(manifest["history"]),
+            tuple(manifest["warnings"]),
+        )
+
+    def _repr_html_(self) -> str:
+        """Show itself in a notebook."""
+        arrays = {
+            name: f"{' × '.join(dims)}: {' × '.join(map(str, values.shape))}"
+            for name, (dims, values) in named_arrays(self.params).items()
+            if values.size and values.ndim
+        }
+        objective = {"objective": f"{self.history[-1]:.6g} nats a row"} if any(self.history) else {}
+        warnings = {"warnings": " · ".join(self.warnings)} if self.warnings else {}
+        return html_table(repr(self.model), {**arrays, **objective, **warnings})
+
+
+def fit(
+    dataset: Dataset,
+    model: str = "clipped-pca",
+    *,
+    components: int | str | None = None,
+    split: str | None = None,
+    seed: int = 0,
+    executor: Executor = _THREADS,
+    **settings: Any,
+) -> Fitted:
+    """Fit a model to a dataset.
+
+    Parameters
+    ----------
+    dataset
+        From `storage.open_dataset`.
+    model
+        Name of the model.
+    components
+        Their number, `auto`, or None for the model's default.
+    split
+        Fit the rows of this split alone.
+    seed
+        Of every random draw.
+    executor
+        Where the work runs.
+    **settings
+        The model's own.
+
+    Raises
+    ------
+    FitError
+        If a name or a value cannot be used, or the data cannot be fitted.
+    """
+    built = _built(model, components, settings)
+    rows = _rows(dataset, split, memory=1 << 30)
+    names = (dataset.feature_names, dataset.segment_names)
+    try:
+        state = fit_model(built, rows, executor, seed)
+    except FitError as error:
+        raise FitError(error.notice.render(*names)) from error
+    warnings = tuple(notice.render(*names) for notice in state.warnings)
+    return Fitted(built, state.params, *names, state.history, warnings)
+
+
+def transform(
+    fitted: Fitted,
+    dataset: Dataset,
+    *,
+    split: str | None = None,
+    seed: int = 0,
+    executor: Executor = _THREADS,
+) -> dict[str, NDArray[Any]]:
+    """Give the latent codes of all rows in their original order, such as `mean`, and `row`.
+
+    Parameters
+    ----------
+    fitted
+        The model.
+    dataset, split
+        The rows; features must be those of the fit.
+    seed, executor
+        As for `fit`.
+
+    Raises
+    ------
+    FitError
+        If the features differ.
+    """
+    subject, rows = _subject(fitted, dataset, executor), _rows(dataset, split)
+    arrays = {name: values for name, (_, values) in named_arrays(subject.params).items()}
+    work = Transform(
+        fitted.model,
+        lambda: arrays,
+        RowRandom(seed),
+        rows.read,
+        _segments(fitted, dataset),
+        "float64",
+        lambda: False,
+    )
+    n_rows = list(executor.map(partial(count_kept, rows.read), range(rows.n_chunks)))
+    parts = list(executor.map(work.codes, runs_of(n_rows, _ROWS_A_RUN)))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def evaluate(
+    fitted: Fitted,
+    dataset: Dataset,
+    *,
+    split: str | None = None,
+    seed: int = 0,
+    executor: Executor = _THREADS,
+) -> Evaluation:
+    """Say how well a fitted model describes rows; `flows.evaluate` says more.
+
+    Returns
+    -------
+    Evaluation
+        `kind` and value of the likelihood of a row in nats, its standard error, `wrong_bits` and
+        `nll_per_bit` of reconstructions.
+
+    Raises
+    ------
+    FitError
+        If the features differ.
+    """
+    subject, rows = _subject(fitted, dataset, executor), _rows(dataset, split)
+    measure = measure_of(subject)
+    sums = score_rows(subject, measure.name, rows, executor, seed)
+    return Evaluation({**likelihood_summary(measure, sums), **reconstruction_summary(sums)})
+
+
+class Evaluation(dict[str, Any]):
+    """What `evaluate` found, by name."""
+
+    def _repr_html_(self) -> str:
+        """Show itself in a notebook."""
+        shown = {
+            name: f"{value:.6g}" if isinstance(value, float) else str(value)
+            for name, value in self.items()
+            if not isinstance(value, list) or value
+        }
+        return html_table("evaluation", shown)
+
+
+def html_table(title: str, rows: Mapping[str, str]) -> str:
+    """Write names and values as a table."""
+    cells: Iterable[Sequence[str]] = rows.items()
+    body = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+        for name, value in cells
+    )
+    return f"<table><caption style='text-align:left'>{html.escape(title)}</caption>{body}</table>"
+
+
+def _built(name: str, components: int | str | None, settings: Mapping[str, Any]) -> Model:
+    kind = model_class(name)
+    known = hyperparameters(kind)
+    for key in settings:
+        if key not in known:
+            raise FitError(
+                f"Expected one of {', '.join(known)}, got {key!r}.{suggestion(key, known)}"
+            )
+    if isinstance(components, str) and components != "auto":
+        raise FitError(f"components: Expected a whole number or 'auto', got {components!r}.")
+    values = dict(settings)
+    if components is not None:
+        values["n_components"] = components
+    return kind(**{key: None if value == "auto" else value for key, value in values.items()})
+
+
+def _rows(dataset: Dataset, split: str | None, memory: int = 0) -> Rows:
+    read = dataset.reader(split, memory)
+    return Rows(read, dataset.n_chunks, len(dataset.feature_names), len(dataset.segment_names))
+
+
+def _subject(fitted: Fitted, dataset: Dataset, executor: Executor) -> Subject:
+    """Check the features, and complete the parameters."""
+    expected, got = fitted.feature_names, dataset.feature_names
+    if expected != got:
+        at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
+        where = f"{len(expected)} of them, got {len(got)}"
+        if at is not None:
+            where = f"{expected[at]!r} at position {at + 1}, got {got[at]!r}"
+        raise FitError(f"Expected the features of the fit, {where}. Fit again, or reorder them.")
+    with one_blas_thread():
+        params = fitted.model.prepare(fitted.params, np.random.default_rng(0), executor.map)
+    known = known_segments(params, fitted.segment_names)
+    segments = segment_indices(known, dataset.segment_names) if known else np.zeros(0, np.int64)
+    return Subject(fitted.model, params, segments)
+
+
+def _segments(fitted: Fitted, dataset: Dataset) -> NDArray[np.int64]:
+    known = known_segments(fitted.params, fitted.segment_names)
+    return segment_indices(known, dataset.segment_names)

@@ -1,0 +1,47 @@
+"""Segments of a fitted model among those of other data: found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import Notice
+from pipeline.params import named_arrays
+
+UNKNOWN = -1
+"""Index that no segment has: models take the mean of those they know."""
+
+
+def known_segments(params: Any, names: Sequence[str]) -> dict[str, int]:
+    """Give the index of each segment that has parameters of its own, by name.
+
+    A model has such segments where its parameters have the dimension `segment`; the array
+    `segments` lists their indices.
+
+    Parameters
+    ----------
+    params
+        Fitted parameters.
+    names
+        Names of the segments of the data that were fitted.
+    """
+    if not any("segment" in dims for dims, _ in named_arrays(params).values()):
+        return {}
+    return {names[index]: index for index in params.segments.tolist()}
+
+
+def segment_indices(known: Mapping[str, int], names: Sequence[str]) -> NDArray[np.int64]:
+    """Give the model's index of every segment named, (n_segments,), `UNKNOWN` where it has none."""
+    return np.array([known.get(name, UNKNOWN) for name in names], np.int64)
+
+
+def unknown_segments(known: Mapping[str, int], names: Sequence[str]) -> list[str]:
+    """Warn of segments that the model has no parameters for, if it has any."""
+    unknown = np.flatnonzero(segment_indices(known, names) == UNKNOWN)
+    if not known or not unknown.size:
+        return []
+    text = "segments that were not fitted, taken as the mean of those that were: {segments}"
+    return [Notice(text, segments=tuple(unknown.tolist())).render(segments=names)]

@@ -1,0 +1,117 @@
+"""The notebook's functions against the flows' building blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import api
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.random import RowRandom
+from storage.dataset import BinaryDataset
+from tests.data import probit_rows, write
+
+NAMES = ["<b>", *(f"f{i}" for i in range(1, 8))]
+
+
+@pytest.fixture(scope="module")
+def X() -> np.ndarray:
+    return probit_rows(3000, 8, 2, seed=3)[0]
+
+
+@pytest.fixture(scope="module")
+def dataset(X: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
+    place = np.random.default_rng(0)
+    segments = np.array(["a", "b", "c", "d"])[place.integers(0, 4, len(X))]
+    split = np.where(np.arange(len(X)) % 3, "train", "test")
+    path = tmp_path_factory.mktemp("api") / "d.zarr"
+    columns = {"split": split}
+    return write(path, X, None, segments, words_per_chunk=10, columns=columns, names=NAMES)
+
+
+@pytest.mark.parametrize("model", ["clipped-pca", "latent-trait", "blica", "bernoulli-mixture"])
+def test_a_model_in_three_lines(dataset: BinaryDataset, X: np.ndarray, model: str) -> None:
+    fitted = api.fit(dataset, model, components=2, split="train")
+    codes = api.transform(fitted, dataset)
+    found = api.evaluate(fitted, dataset, split="test")
+    assert codes["row"].tolist() == list(range(len(X)))
+    assert codes["mean"].shape == (len(X), 2)
+    assert np.isfinite(found["nll_per_bit"])
+    if model in ("latent-trait", "bernoulli-mixture"):
+        block = block_of(X)
+        expected = fitted.model.transform(fitted.params, block, RowRandom(0))["mean"]
+        np.testing.assert_allclose(codes["mean"], expected, atol=1e-12)
+        measured: Any = fitted.model
+        nats = measured.log_likelihood(fitted.params, block, RowRandom(0)).nats[::3].mean()
+        assert found["log_likelihood"] == pytest.approx(nats)
+    for shown in (fitted, found):
+        assert shown._repr_html_().startswith("<table>")
+
+
+def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
+    settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 9, "components": "auto"}
+    fits = [
+        api.fit(dataset, "latent-trait", executor=executor, **settings)
+        for executor in (SerialExecutor(), api._THREADS)
+    ]
+    assert fits[0].params.weights.tobytes() == fits[1].params.weights.tobytes()
+    assert fits[0].model.n_components is None
+
+
+def test_an_artifact_is_a_fitted_model(dataset: BinaryDataset, tmp_path: Path) -> None:
+    from flows.provenance import outcome, provenance
+    from pipeline.fit import FitState
+    from pipeline.params import named_arrays
+    from storage.artifacts import NamedArray, load_artifact, write_artifact
+
+    fitted = api.fit(dataset, "latent-trait")
+    diagnostics = {"n_components": 2}
+    state = FitState(fitted.params, history=fitted.history, diagnostics=diagnostics)
+    manifest = {
+        **provenance(fitted.model, dataset, None, 0),
+        **outcome(fitted.model, dataset, state),
+    }
+    arrays = {name: NamedArray(*array) for name, array in named_arrays(fitted.params).items()}
+    artifact = load_artifact(write_artifact(tmp_path / "a", arrays, manifest))
+    again = api.Fitted.of(artifact)
+    assert again.model == fitted.model
+    codes, expected = (api.transform(one, dataset)["mean"] for one in (again, fitted))
+    assert codes.tobytes() == expected.tobytes()
+
+
+def test_names_do_not_become_markup(dataset: BinaryDataset) -> None:
+    fitted = api.fit(dataset, "latent-trait", max_iter=2)
+    shown = api.Fitted(fitted.model, fitted.params, (), (), (), ("constant: '<b>'",))._repr_html_()
+    assert "<b>" not in shown
+    assert "&lt;b&gt;" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "latent-trai"}, "Did you mean 'latent-trait'"),
+        ({"components": "many"}, "components: Expected a whole number or 'auto', got 'many'"),
+        ({"estimatr": "arcsine"}, "got 'estimatr'. Did you mean 'estimator'"),
+        ({"model": "blica", "split": "train", "min_rows": 10**6}, "at least 3 segments"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(
+    dataset: BinaryDataset, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(FitError, match=message):
+        api.fit(dataset, **arguments)
+
+
+def test_other_features_are_refused(dataset: BinaryDataset, tmp_path: Path) -> None:
+    fitted = api.fit(dataset, "bernoulli-mixture", components=1)
+    other = write(tmp_path / "o.zarr", probit_rows(100, 8, 2, 0)[0])
+    with pytest.raises(FitError, match="'<b>' at position 1, got 'f0'"):
+        api.transform(fitted, other)
+    fewer = write(tmp_path / "f.zarr", probit_rows(100, 2, 2, 0)[0], names=NAMES[:2])
+    with pytest.raises(FitError, match="8 of them, got 2"):
+        api.evaluate(fitted, fewer)
