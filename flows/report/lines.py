@@ -1,0 +1,93 @@
+"""Lines of even odds over a latent plane, and where their names find room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from contourpy import contour_generator
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_PLACES = np.linspace(0.05, 0.95, 37)
+_AWAY = 0.02  # of the plane's width: distance of a name from its line
+_INNER = np.array([0.4, 0.46])  # of the plane's width and height
+_TALL = 3.0  # names are wider than high: what is above or below counts as so much farther
+
+
+class Line(NamedTuple):
+    """Where a feature is as likely 1 as 0.
+
+    Attributes
+    ----------
+    feature
+        Its index.
+    points
+        Of the line, (n, 2).
+    towards
+        Unit vector across the line to where 1 is the likelier, (2,).
+    """
+
+    feature: int
+    points: Array
+    towards: Array
+
+
+def half_lines(x: Array, y: Array, probabilities: Array) -> list[Line]:
+    """Find the lines of even odds, the steepest features first.
+
+    Parameters
+    ----------
+    x, y
+        Coordinates of a grid, (n_x,) and (n_y,).
+    probabilities
+        Of 1 there, (n_features, n_y, n_x).
+    """
+    found = []
+    for i in np.argsort(-np.ptp(probabilities, axis=(1, 2)), kind="stable"):
+        pieces: Any = contour_generator(x, y, probabilities[i]).lines(0.5)
+        if pieces:
+            points = max(pieces, key=len)
+            found.append(Line(int(i), points, _towards(x, y, probabilities[i], points)))
+    return found
+
+
+def _towards(x: Array, y: Array, probability: Array, points: Array) -> Array:
+    """Give the gradient where the line is half way, of length 1."""
+    down, across = np.asarray(np.gradient(probability, y, x))
+    middle = points[len(points) // 2]
+    at = np.abs(y - middle[1]).argmin(), np.abs(x - middle[0]).argmin()
+    gradient = np.array([across[at], down[at]])
+    unit: Array = gradient / max(float(np.linalg.norm(gradient)), 1e-300)
+    return unit
+
+
+def places_of_names(lines: Sequence[Line]) -> Array:
+    """Choose a place beside each line, far from names and lines before it: (n_lines, 2)."""
+    ends = np.vstack([line.points for line in lines])
+    middle, size = (ends.min(axis=0) + ends.max(axis=0)) / 2, float(np.ptp(ends)) or 1.0
+    others = [_along(line) for line in lines]
+    taken = np.zeros((0, 2))
+    for k, line in enumerate(lines):
+        places = others[k] + _AWAY * size * line.towards
+        crossed = np.vstack([*others[:k], *others[k + 1 :], np.full((1, 2), np.inf)])
+        room = np.minimum(_distance(places, taken), 3 * _distance(places, crossed))
+        # Near a border a name, which is wide, would be cut off.
+        room[(np.abs(places - middle) > _INNER * np.ptp(ends, axis=0)).any(axis=1)] -= 9 * size
+        taken = np.vstack([taken, places[int(np.argmax(room))]])
+    return taken
+
+
+def _along(line: Line) -> Array:
+    at = _PLACES * (len(line.points) - 1)
+    steps = np.arange(len(line.points))
+    return np.column_stack([np.interp(at, steps, line.points[:, axis]) for axis in (0, 1)])
+
+
+def _distance(places: Array, others: Array) -> Array:
+    """Give the distance of each place to the nearest other."""
+    apart = (places[:, None] - others) * np.array([1.0, _TALL])
+    distances: Array = np.linalg.norm(apart, axis=2).min(axis=1, initial=np.inf)
+    return distances

@@ -1,0 +1,213 @@
+"""Figures of an artifact alone; what to draw follows from the dimensions of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from bokeh.models.annotations import Span
+from numpy.typing import NDArray
+
+from flows.figures import ImageLayout
+from flows.report.images import pictures
+from flows.report.plots import (
+    COLOURS,
+    GREY,
+    Figure,
+    Key,
+    curve,
+    heat_map,
+    number,
+)
+from storage.artifacts import Artifact
+
+Array = NDArray[np.float64]
+
+_MOST_ROWS, _MOST_COMPONENTS, _MOST_RANKS = 80, 50, 64
+_LOADINGS, _BY_SEGMENT = {"feature", "component"}, {"segment", "component"}
+
+
+def parameter_figures(artifact: Artifact, layout: ImageLayout | None) -> Iterator[Figure]:
+    """Draw what the arrays' dimensions say can be drawn.
+
+    Parameters
+    ----------
+    artifact
+        Of a fit.
+    layout
+        Where every feature lies in an image, if features are pixels.
+    """
+    yield from _history(artifact)
+    yield from _spectra(artifact)
+    for name in _unlike(artifact, _LOADINGS):
+        values = _oriented(artifact, name, "feature")
+        if values.size:
+            drawn = _images(artifact, name, values, layout) if layout else None
+            yield drawn or _loadings(artifact, name, values)
+    for name in _unlike(artifact, _BY_SEGMENT):
+        values = _oriented(artifact, name, "segment")
+        if values.size:
+            yield _segment_map(artifact, name, values)
+
+
+def _unlike(artifact: Artifact, dims: set[str]) -> list[str]:
+    """Name the arrays of two dimensions; those equal to one before are left out."""
+    found: list[str] = []
+    for name in artifact:
+        if len(artifact.dims(name)) == 2 and set(artifact.dims(name)) == dims:
+            same = (np.array_equal(artifact[name], artifact[other]) for other in found)
+            found += [] if any(same) else [name]
+    return found
+
+
+def _oriented(artifact: Artifact, name: str, first: str) -> Array:
+    values = artifact[name].astype(np.float64)
+    return values if artifact.dims(name)[0] == first else values.T
+
+
+def _history(artifact: Artifact) -> Iterator[Figure]:
+    history = np.array(artifact.manifest["history"], np.float64)
+    if len(history) < 2:
+        return
+    passes = np.arange(1, len(history) + 1)
+    plot = curve(passes, history, ("pass", "objective, nats a row"))
+    first, last = number(history[0], 6), number(history[-1], 6)
+    ended = "converged" if artifact.manifest["converged"] else "stopped before it converged"
+    alt = f"The objective went from {first} to {last} nats a row in {len(history)} passes; {ended}."
+    note = f"{first} → {last} nats a row; {ended}."
+    n_passes = artifact.manifest["iterations"]
+    if n_passes > len(history):
+        note += (
+            f" {len(history)} of {n_passes} passes: others were taken back, or of stages before."
+        )
+    yield Figure("Convergence", alt, plot, note=note)
+
+
+def _spectra(artifact: Artifact) -> Iterator[Figure]:
+    """Draw an array of eigenvalues, and the bound from null data where there is one."""
+    by_dims = _by_dims(artifact)
+    values = by_dims.get(("eigenvalue",), np.zeros(0))[:_MOST_RANKS]
+    if not len(values):
+        return
+    null = by_dims.get(("null_eigenvalue",), np.zeros(0))
+    n_kept = int(artifact.manifest["n_components"])
+    plot = curve(np.arange(1, len(values) + 1), values, ("rank", "eigenvalue"))
+    keys: list[Key] = []
+    if len(null):
+        keys.append(Key("data", COLOURS[0]))
+        null_data = {"x": np.arange(1, len(null) + 1), "y": null}
+        dashes = {"color": COLOURS[1], "line_dash": "dashed", "line_width": 1.5}
+        plot.line("x", "y", source=null_data, **dashes)
+        keys.append(Key("95 % of independent features (parallel analysis)", COLOURS[1], "dash"))
+    style: Any = {"line_dash": "dotted", "line_color": GREY}
+    plot.add_layout(Span(location=n_kept + 0.5, dimension="height", **style))
+    plot.y_range.start = min(0.0, float(values.min())) - 0.03 * float(values.max())
+    chosen = "stand above the line" if len(null) else "were asked for"
+    note = f"{n_kept} components, left of the dotted line; they {chosen}."
+    span = f"from {number(values[0], 3)} down to {number(values[-1], 3)}"
+    alt = f"The {len(values)} leading eigenvalues, {span}. {note}"
+    yield Figure("Spectrum", alt, plot, note=note, keys=tuple(keys))
+
+
+def _by_dims(artifact: Artifact) -> dict[tuple[str, ...], Array]:
+    return {artifact.dims(name): artifact[name] for name in artifact}
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _component_names(values: Array) -> list[str]:
+    return [str(k + 1) for k in range(values.shape[1])]
+
+
+def _loadings(artifact: Artifact, name: str, values: Array) -> Figure:
+    features = artifact.manifest["feature_names"]
+    n_features, n_components = values.shape
+    longest = np.argsort(-np.abs(values).max(axis=1), kind="stable")[:_MOST_ROWS]
+    rows, columns = np.sort(longest), slice(_MOST_COMPONENTS)
+    shown = values[rows, columns]
+    interval = _interval(artifact, name, rows, columns)
+    plot, ramp, width = heat_map(
+        shown,
+        [features[i] for i in rows],
+        _component_names(shown),
+        ("feature", "component"),
+        bool(values.min() < 0),
+        interval,
+    )
+    note = _left_out("features", len(rows), n_features, ", those with the largest values")
+    note += _left_out("components", shown.shape[1], n_components, "")
+    alt = f"{_title(name)} of {n_features} features on {n_components} components. "
+    alt += _leading(shown, rows, features)
+    return Figure(_title(name), alt, plot, note=note, ramp=ramp, width=width)
+
+
+def _interval(
+    artifact: Artifact, name: str, rows: NDArray[np.intp], columns: slice
+) -> dict[str, list[str]]:
+    """Write the intervals of an array, which another named after it may hold."""
+    other = f"{name}_interval"
+    if other not in artifact or artifact[other].shape[0] != 2:
+        return {}
+    low, high = artifact[other][:, rows, columns].reshape(2, -1)
+    pairs = zip(low, high, strict=True)
+    return {"interval": [f"{number(a)} to {number(b)}" for a, b in pairs]}
+
+
+def _left_out(noun: str, shown: int, total: int, which: str) -> str:
+    return "" if shown == total else f"{shown:,} of {total:,} {noun} are shown{which}. "
+
+
+def _leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> str:
+    """Name the features with the largest values of the first components."""
+    leading = []
+    for k in range(min(3, values.shape[1])):
+        order = np.argsort(-np.abs(values[:, k]), kind="stable")[:3]
+        named = ", ".join(f"{features[rows[i]]} {number(values[i, k], 2)}" for i in order)
+        leading.append(f"component {k + 1}: {named}")
+    return "Largest of " + "; ".join(leading) + "."
+
+
+def _images(artifact: Artifact, name: str, values: Array, layout: ImageLayout) -> Figure:
+    shown = values.T[:_MOST_COMPONENTS]
+    captions = _captions(artifact, len(shown))
+    signed = bool(values.min() < 0)
+    alt = f"{_title(name)} of {len(shown)} components as images of {layout.height}x{layout.width}."
+    scales = np.abs(shown).max(axis=1)
+    note = "Each image to its own scale: red is positive, blue negative. "
+    if not signed:
+        scales[:] = scales.max()
+        note = f"Blue from 0 to {number(scales[0], 3)}. "
+    note += _left_out("components", len(shown), values.shape[1], "")
+    images = pictures(layout.images(shown), captions, scales, COLOURS[1 if signed else 0])
+    return Figure(_title(name), alt, images=images, note=note.strip(), width=1060)
+
+
+def _captions(artifact: Artifact, n: int) -> list[str]:
+    """Number components, with the eigenvalue of each where there are eigenvalues."""
+    values = _by_dims(artifact).get(("eigenvalue",), np.zeros(0))
+    if len(values) < n:
+        return [str(k + 1) for k in range(n)]
+    return [f"{k + 1}: λ = {number(value, 3)}" for k, value in enumerate(values[:n])]
+
+
+def _segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
+    names = artifact.manifest["segment_names"]
+    indices = artifact["segments"] if "segments" in artifact else np.arange(len(values))
+    shown = values[:, :_MOST_COMPONENTS]
+    signed = bool(values.min() < 0)
+    plot, ramp, width = heat_map(
+        shown,
+        [names[int(u)] for u in indices],
+        _component_names(shown),
+        ("segment", "component"),
+        signed,
+    )
+    low, high = number(values.min(), 3), number(values.max(), 3)
+    alt = f"{_title(name)} of {len(values)} segments and {values.shape[1]} components, "
+    alt += f"from {low} to {high}."
+    note = _left_out("components", shown.shape[1], values.shape[1], "")
+    title = f"{_title(name)} by segment"
+    return Figure(title, alt, plot, note=note, ramp=ramp, width=width)

@@ -1,0 +1,250 @@
+"""Plots of the report, by Bokeh; colours suit light and dark pages, names are never markup.
+
+Text, axes and grids take their colours from the page's style sheet. Glyphs cannot, so theirs are
+of middle lightness, and what is zero is transparent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from bokeh.models import FixedTicker, HoverTool, LinearColorMapper, PlainText
+from bokeh.plotting import figure
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+# Okabe & Ito's colours, told apart by the colour-blind; yellow is too pale for white paper, black
+# too dark for black. A second round has another marker.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus")
+GREY = "#8c8c8c"
+_FONT = "system-ui, sans-serif"
+_SHADES = 101
+_MOST = 0.98
+_NAME_LENGTH = 18
+"""Longer names are cut beside an axis; pointing at them shows the whole."""
+
+
+class Key(NamedTuple):
+    """What a colour and marker stand for."""
+
+    name: str
+    colour: str
+    marker: str = "circle"
+
+
+class Ramp(NamedTuple):
+    """What a scale of colours stands for; `colours` are its stops from left to right."""
+
+    low: str
+    high: str
+    colours: tuple[str, ...]
+
+
+class Image(NamedTuple):
+    """A picture as a data URI, and what it shows."""
+
+    uri: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the report.
+
+    Attributes
+    ----------
+    title
+        What it shows.
+    alt
+        The same for those who do not see it, with numbers.
+    plot
+        A Bokeh plot, unless there are images.
+    images
+        Pictures side by side.
+    note
+        How to read it.
+    keys, ramp
+        What colours stand for.
+    width
+        Pixels at the most.
+    """
+
+    title: str
+    alt: str
+    plot: Any = None
+    images: tuple[Image, ...] = ()
+    note: str = ""
+    keys: tuple[Key, ...] = ()
+    ramp: Ramp | None = None
+    width: int = 520
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Write a number with sensible digits."""
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}".replace("-", "−")
+    size = int(np.floor(np.log10(abs(value))))
+    if not -4 <= size < 9:
+        return f"{value:.{digits - 1}e}".replace("-", "−")
+    written = f"{round(value, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
+    written = written.rstrip("0").rstrip(".") if "." in written else written
+    return written.replace("-", "−")
+
+
+def empty_plot(labels: tuple[str, str], height: int = 320, **options: Any) -> Any:
+    """Make an empty plot as wide as its place; `labels` are those of the axes."""
+    given: dict[str, Any] = {"sizing_mode": "stretch_width", "height": height, **options}
+    plot = figure(tools="", toolbar_location=None, **given)
+    plot.xaxis.axis_label, plot.yaxis.axis_label = labels
+    plot.axis.axis_label_text_font_style = "normal"
+    plot.axis.axis_label_text_font = plot.axis.major_label_text_font = _FONT
+    plot.axis.axis_label_text_font_size = plot.axis.major_label_text_font_size = "12px"
+    plot.axis.minor_tick_line_color = None
+    plot.axis.major_tick_in = 0
+    plot.min_border_right = 12
+    return plot
+
+
+def square_plot(labels: tuple[str, str], **options: Any) -> Any:
+    """Make an empty plot that keeps its shape, both axes to the same scale."""
+    size = {"sizing_mode": "scale_width", "width": 520, "height": 520}
+    return empty_plot(labels, **{**size, **options})
+
+
+def hovering(plot: Any, glyphs: Any, fields: Sequence[tuple[str, str]], **options: Any) -> None:
+    """Show columns of the glyphs' data where one points at them; texts are escaped by Bokeh."""
+    tips = [(name, f"@{{{column}}}") for name, column in fields]
+    plot.add_tools(HoverTool(renderers=[glyphs], tooltips=tips, **options))
+
+
+def name_ticks(axis: Any, names: Sequence[str], every: int = 1) -> None:
+    """Put names beside 0, 1, 2, …; plain text, because Bokeh would typeset what looks like TeX."""
+    axis.ticker = FixedTicker(ticks=[*range(0, len(names), every)])
+    axis.major_label_overrides = {k: PlainText(text=_cut(name)) for k, name in enumerate(names)}
+    axis.major_tick_line_color = None
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
+
+
+def ramp_palette(signed: bool) -> list[str]:
+    """Give colours with opacity: blue to nothing to red where signed, else nothing to blue."""
+    blue, red = COLOURS[:2]
+    if not signed:
+        return [_faded(blue, k / (_SHADES - 1)) for k in range(_SHADES)]
+    half = [k / (_SHADES // 2) for k in range(1, _SHADES // 2 + 1)]
+    return [
+        *(_faded(blue, share) for share in reversed(half)),
+        _faded(red, 0.0),
+        *(_faded(red, share) for share in half),
+    ]
+
+
+def blend(first: str, last: str, share: float) -> str:
+    """Give a colour between two."""
+    ends = np.array([[*bytes.fromhex(colour[1:])] for colour in (first, last)])
+    mixed = np.round((1 - share) * ends[0] + share * ends[1]).astype(np.uint8)
+    return f"#{mixed.tobytes().hex()}"
+
+
+def _faded(colour: str, share: float) -> str:
+    return f"{colour}{round(255 * share):02x}"
+
+
+def ramp_of(values: Array, signed: bool) -> tuple[Ramp, LinearColorMapper]:
+    """Give the scale of values and its legend: from zero, or to both sides of it alike.
+
+    Where few values are much larger than all others, these end the scale.
+    """
+    sizes = np.abs(values)
+    top = float(sizes.max(initial=0.0)) or 1.0
+    most = float(np.quantile(sizes, _MOST)) if sizes.size else top
+    beyond = 0 < most < top / 1.5
+    top = most if beyond else top
+    palette = ramp_palette(signed)
+    low = -top if signed else 0.0
+    stops = (palette[0], palette[len(palette) // 2], palette[-1])
+    ramp = Ramp(
+        f"{number(low, 2)}{' or less' if beyond and signed else ''}",
+        f"{number(top, 2)}{' or more' if beyond else ''}",
+        stops,
+    )
+    return ramp, LinearColorMapper(palette=palette, low=low, high=top)
+
+
+def heat_map(
+    values: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    kinds: tuple[str, str],
+    signed: bool,
+    extra: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[Any, Ramp, int]:
+    """Draw a matrix with a name for every row and column.
+
+    Parameters
+    ----------
+    values
+        (n_rows, n_columns).
+    rows, columns
+        Names.
+    kinds
+        What a row is, and a column.
+    signed
+        Whether zero lies in the middle of the scale.
+    extra
+        Further texts to show of each cell, row by row.
+
+    Returns
+    -------
+    tuple
+        The plot, its scale, and its width in pixels at the most.
+    """
+    n, m = values.shape
+    ramp, mapper = ramp_of(values, signed)
+    row_height = max(5, min(18, 900 // max(n, 1)))
+    plot = empty_plot(
+        (kinds[1], ""),
+        height=row_height * n + 60,
+        x_range=(-0.5, m - 0.5),
+        y_range=(n - 0.5, -0.5),
+    )
+    data: dict[str, Any] = {
+        "x": np.tile(np.arange(m), n),
+        "y": np.repeat(np.arange(n), m),
+        "value": values.ravel(),
+        "row": np.repeat(np.asarray(rows, object), m),
+        "column": np.tile(np.asarray(columns, object), n),
+        "shown": [number(value) for value in values.ravel()],
+        **(extra or {}),
+    }
+    colour = {"field": "value", "transform": mapper}
+    cells = plot.rect(
+        "x", "y", 0.94, 0.9, source=data, fill_color=colour, line_color=None, hover_line_color=GREY
+    )
+    further = [(name, name) for name in extra or ()]
+    hovering(plot, cells, [(kinds[0], "row"), (kinds[1], "column"), ("value", "shown"), *further])
+    name_ticks(plot.yaxis, rows, -(-14 // row_height))
+    name_ticks(plot.xaxis, columns, -(-m // 26))
+    plot.grid.visible = False
+    plot.axis.axis_line_color = None
+    return plot, ramp, 520 if m <= 8 else min(1060, 180 + 46 * m)
+
+
+Scale = Literal["linear", "log"]
+
+
+def curve(x: ArrayLike, y: Array, labels: tuple[str, str], scale: Scale = "linear") -> Any:
+    """Draw values as joined marks; pointing at one shows it."""
+    plot = empty_plot(labels, height=300, y_axis_type=scale)
+    data = {"x": x, "y": y, "shown": [number(value, 7) for value in y]}
+    plot.line("x", "y", source=data, color=COLOURS[0], line_width=1.5)
+    marks = plot.scatter("x", "y", source=data, color=COLOURS[0], size=5)
+    hovering(plot, marks, [(labels[0], "x"), (labels[1], "shown")], mode="vline")
+    return plot
