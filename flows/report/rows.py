@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flows.fitted import Fitted, check_features
 from pipeline.blocks import BinaryBlock, block_of, blocks_of
 from pipeline.calibration import Comparison, compare_pairs
+from pipeline.executors.serial import SerialExecutor
 from pipeline.known_segments import segment_indices
 from pipeline.random import RowRandom
 from pipeline.reduce import tree_merge
@@ -111,6 +112,8 @@ def fitted_dataset(fitted: Fitted, path: str | None) -> tuple[BinaryDataset | No
 
 def read_rows(fitted: Fitted, dataset: BinaryDataset) -> Seen:
     """Code some rows, and count the pairs of more of them; the rows are of the split fitted."""
+    prepared = fitted.model.prepare(fitted.params, np.random.default_rng(0), SerialExecutor().map)
+    fitted = replace(fitted, params=prepared)
     indices = segment_indices(fitted.segments, dataset.segment_names)
     features = _spread(dataset.n_features, _PAIRED_FEATURES)
     n_wanted = _n_coded(fitted, dataset.n_features)

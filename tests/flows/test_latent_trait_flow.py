@@ -79,6 +79,7 @@ def test_chunks_are_read_once(cli, dataset, monkeypatch):
         return read_chunk(self, key, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BinaryDataset, "read_chunk", counted)
-    done = cli("fit", "--dataset", dataset, *LATENT_TRAIT, "--set", "max_iter=6", "--json")
+    command = ("fit", "--dataset", dataset, *LATENT_TRAIT, "--no-report", "--json")
+    done = cli(*command, "--set", "max_iter=6")
     assert done.json["iterations"] >= 6
     np.testing.assert_array_equal(sorted(read), np.arange(-(-20_000 // 640)))
