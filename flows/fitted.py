@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.known_segments import known_segments
-from pipeline.models.base import MODELS, Model
+from pipeline.models.base import MODELS, Model, recorded_model
 from pipeline.params import params_from_arrays
 from storage.artifacts import Artifact, load_artifact
 from storage.dataset import BinaryDataset
@@ -77,9 +77,9 @@ def load_fitted(path: str | Path) -> Fitted:
 
 def _rebuilt(kind: type[Model], artifact: Artifact) -> Model:
     given = artifact.manifest["hyperparameters"]
-    known = {f.name: f.init for f in fields(kind)}  # type: ignore[arg-type]
-    _refuse(artifact, "setting", set(given) - set(known))
-    return kind(**{name: value for name, value in given.items() if known[name]})
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    _refuse(artifact, "setting", set(given) - known)
+    return recorded_model(kind, given)
 
 
 def _params(kind: type[Model], artifact: Artifact) -> Any:

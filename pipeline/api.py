@@ -28,7 +28,13 @@ from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
 from pipeline.known_segments import known_segments, segment_indices
-from pipeline.models.base import Model, hyperparameters, model_class, suggestion
+from pipeline.models.base import (
+    Model,
+    hyperparameters,
+    model_class,
+    recorded_model,
+    suggestion,
+)
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from pipeline.transform import Transform, count_kept, runs_of
@@ -103,7 +109,7 @@ class Fitted:
         manifest = artifact.manifest
         kind = model_class(manifest["model"])
         return cls(
-            kind(**manifest["hyperparameters"]),
+            recorded_model(kind, manifest["hyperparameters"]),
             params_from_arrays(kind, artifact),  # type: ignore[arg-type]
             tuple(manifest["feature_names"]),
             tuple(manifest["segment_names"]),
@@ -144,7 +150,7 @@ def fit(
     components
         Their number, `auto`, or None for the model's default.
     split
-        Fit the rows of this split alone.
+        Fit the rows of this split alone; None takes all, where `flows.fit` would take `train`.
     seed
         Of every random draw.
     executor

@@ -69,6 +69,11 @@ class BinaryBlock:
             return None
         return kernels.unpack_rows(self.observed_words, self.n_samples)
 
+    def n_without_values(self) -> int:
+        """Count rows of which nothing was observed."""
+        observed = self.observed()
+        return 0 if observed is None else int((~observed.any(axis=1)).sum())
+
     def column(self, name: str) -> NDArray[Any]:
         """Give a per-row column, (n_samples,)."""
         return self.columns[name]

@@ -15,6 +15,7 @@ from pipeline.blocks import BinaryBlock, Chunk, Rows, Tile, blocks_of
 from pipeline.convergence import ConvergenceMonitor
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.params import in_c_order
 from pipeline.progress import Progress, silent
 from pipeline.random import RowRandom
 from pipeline.reduce import groups, tree_merge
@@ -210,7 +211,13 @@ def fit_pass(
         )
     # A model that enters another stage has begun a new history, without this pass.
     history = (*updated.history, objective) if updated.accepted else updated.history
-    return replace(updated, iteration=state.iteration + 1, history=history, accepted=True)
+    return replace(
+        updated,
+        params=in_c_order(updated.params),
+        iteration=state.iteration + 1,
+        history=history,
+        accepted=True,
+    )
 
 
 def fit(

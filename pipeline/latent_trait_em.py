@@ -25,7 +25,6 @@ from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
-MOST_BY_QUADRATURE = 3
 NODES_AN_AXIS = {1: 41, 2: 21, 3: 15}
 """Nodes of an axis by the number of components.
 
@@ -103,7 +102,7 @@ def e_step(params: LatentTraitParams, block: BinaryBlock) -> Sums:
         "curvature": found.curvature,
         "target": found.target,
         "rounds": np.array(found.rounds),
-        "empty_rows": _empty_rows(block.observed()),
+        "empty_rows": np.array(block.n_without_values()),
     }
     return Sums(block.n_samples, found.bound, values)
 
@@ -116,14 +115,9 @@ def _e_step_on_nodes(params: LatentTraitParams, block: BinaryBlock) -> Sums:
         "ones": found.ones,
         "mass": found.mass,
         "peak": np.array(found.peak),
-        "empty_rows": _empty_rows(observed),
+        "empty_rows": np.array(block.n_without_values()),
     }
     return Sums(block.n_samples, found.log_likelihood, values)
-
-
-def _empty_rows(observed: NDArray[np.uint8] | None) -> NDArray[np.int64]:
-    """Count rows without any value."""
-    return np.array(0 if observed is None else int((~observed.any(axis=1)).sum()))
 
 
 def m_step(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -25,3 +26,9 @@ def named_arrays(params: Any) -> dict[str, tuple[tuple[str, ...], NDArray[Any]]]
 def params_from_arrays(model: type[Model], arrays: Mapping[str, NDArray[Any]]) -> Any:
     """Undo `named_arrays`."""
     return model.params(**{f.name: arrays[f.name] for f in fields(model.params)})
+
+
+def in_c_order(params: Any) -> Any:
+    """Lay arrays out as they come back from storage: products of others differ in the last bits."""
+    arrays = {f.name: np.asarray(getattr(params, f.name), order="C") for f in fields(params)}
+    return replace(params, **arrays)

@@ -145,6 +145,12 @@ def hyperparameters(model: type[Model]) -> tuple[str, ...]:
     return tuple(f.name for f in settings if f.name != "n_components")
 
 
+def recorded_model(model: type[Model], recorded: Mapping[str, Any]) -> Model:
+    """Make a model again from all fields of its dataclass; those that no caller sets are left."""
+    given = {f.name for f in fields(model) if f.init}  # type: ignore[arg-type]
+    return model(**{name: value for name, value in recorded.items() if name in given})
+
+
 def check_choices(model: Model) -> None:
     """Check the settings that are declared as `Literal`.
 

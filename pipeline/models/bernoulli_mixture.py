@@ -313,12 +313,11 @@ def _restored(name: str, state: FitState, held_out: Array) -> BernoulliMixturePa
 def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
     terms = mixture_terms(params.probabilities, params.weights)
     found = mixture_sums(block.words, block.observed_words, block.n_samples, terms)
-    observed = block.observed()
     values = {
         "mass": found.mass,
         "ones": found.ones,
         "missing": found.missing,
-        "empty_rows": np.array(0 if observed is None else int((~observed.any(axis=1)).sum())),
+        "empty_rows": np.array(block.n_without_values()),
     }
     return Sums(block.n_samples, found.log_likelihood, values)
 

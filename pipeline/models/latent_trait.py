@@ -40,7 +40,6 @@ from pipeline.executors.base import Map
 from pipeline.fit import FitState
 from pipeline.held_out import HELD_OUT, e_step_apart, held_out_score
 from pipeline.latent_trait_em import (
-    MOST_BY_QUADRATURE,
     NODES_AN_AXIS,
     LatentTraitParams,
     bare_params,
@@ -57,7 +56,7 @@ from pipeline.models.base import (
     register,
 )
 from pipeline.numerics.centred_points import posterior_by_quadrature, posterior_by_sampling
-from pipeline.numerics.latent_nodes import gauss_hermite, random_nodes
+from pipeline.numerics.latent_nodes import MAX_COMPONENTS, gauss_hermite, random_nodes
 from pipeline.numerics.rotation import principal_axes, promax, varimax
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -131,9 +130,9 @@ class LatentTrait(Model):
             raise FitError(f"max_iter: Expected at least 1, got {self.max_iter}.")
         if not 0 < self.tol < 1:
             raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}.")
-        if self._is_exact and (self.n_components or 1) > MOST_BY_QUADRATURE:
+        if self._is_exact and (self.n_components or 1) > MAX_COMPONENTS:
             raise FitError(
-                f"--components: Expected at most {MOST_BY_QUADRATURE} for quadrature, "
+                f"--components: Expected at most {MAX_COMPONENTS} for quadrature, "
                 f"got {self.n_components}. Use --set estimator=variational."
             )
         if self.equal_slopes == "yes" and (
@@ -149,7 +148,7 @@ class LatentTrait(Model):
         q = self.n_components or n_features
         width = (q + 1) * (q + 2)
         if self.estimator != "variational" or self.polish == "quadrature":
-            width = max(width, 2 * self._n_nodes(min(q, MOST_BY_QUADRATURE)))
+            width = max(width, 2 * self._n_nodes(min(q, MAX_COMPONENTS)))
         return 8 * n_features * width * 4 * n_threads
 
     def _n_nodes(self, n_components: int) -> int:
@@ -263,7 +262,7 @@ class LatentTrait(Model):
             auxiliary |= {"best_weights": params.weights, "best_offsets": params.offsets}
         state = replace(state, params=params, auxiliary=auxiliary)
         n_features, q = params.weights.shape
-        most = min(n_features - 1, MOST_BY_QUADRATURE if self._is_exact else n_features - 1)
+        most = min(n_features - 1, MAX_COMPONENTS if self._is_exact else n_features - 1)
         if score >= max(scores) and q < most:
             rng = np.random.default_rng([int(state.auxiliary["seed"][0]), q])
             column = 0.5 * rng.standard_normal((n_features, 1))
@@ -314,7 +313,7 @@ class LatentTrait(Model):
         By quadrature for up to 3 components, else variational.
         """
         q = params.weights.shape[1]
-        if q <= MOST_BY_QUADRATURE:
+        if q <= MAX_COMPONENTS:
             found: Any = posterior_by_quadrature(block.dense(), block.observed(), params.items)
         else:
             found = variational_posterior(params, block)
@@ -330,7 +329,7 @@ class LatentTrait(Model):
     ) -> LogLikelihood:
         """Give log P(t) of each row, by quadrature for up to 3 components, else estimated."""
         X, observed = block.dense(), block.observed()
-        if params.weights.shape[1] <= MOST_BY_QUADRATURE:
+        if params.weights.shape[1] <= MAX_COMPONENTS:
             found = posterior_by_quadrature(X, observed, params.items)
         else:
             found = posterior_by_sampling(X, observed, params.items, rng, block.rows)

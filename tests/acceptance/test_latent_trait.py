@@ -6,14 +6,9 @@ error of slopes of 0.0126; `python -m tests.benchmarks.latent_trait` measures th
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
@@ -22,7 +17,7 @@ from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit
 from pipeline.models.latent_trait import LatentTrait
 from storage.writer import create_dataset
-from tests.acceptance.test_memory import peak_sizes
+from tests.acceptance.test_memory import watched_fit
 from tests.data import Batch
 from tests.strategies import Data, memory_rows
 
@@ -75,16 +70,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["in process", "2 workers"])
 def test_2_million_rows_fit_into_1_5_gb_a_process(large: Path, tmp_path: Path, workers: list[str]):
-    command = [sys.executable, "-m", "flows.fit", "--dataset", str(large), "--json", *workers]
     options = ["--model", "latent-trait", "--output", str(tmp_path / "runs")]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
-    peaks: dict[int, int] = {}
-    watch = threading.Thread(target=lambda: peaks.update(peak_sizes(psutil.Process(process.pid))))
-    watch.start()
-    out, _ = process.communicate()
-    watch.join()
-    assert process.returncode == 0
-    summary = json.loads(out)
-    print(f"peaks {sorted(peaks.values())}, {summary['iterations']} passes, {summary['stages']}")
+    summary, peaks = watched_fit(["--dataset", str(large), *workers, *options])
     assert summary["converged"]
     assert max(peaks.values()) < 1_500_000_000

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -53,13 +54,10 @@ def peak_sizes(process: psutil.Process) -> dict[int, int]:
     return peaks
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["in process", "2 workers"])
-def test_64_million_rows_fit_into_1_gb_a_process(large, tmp_path: Path, workers):
-    command = [sys.executable, "-m", "flows.fit", "--dataset", str(large.path), "--json", *workers]
-    output = ["--output", str(tmp_path / "runs")]
-    process = subprocess.Popen([*command, *output], stdout=subprocess.PIPE, text=True)
+def watched_fit(options: list[str]) -> tuple[dict[str, Any], dict[int, int]]:
+    """Run a fit; give its summary, and the largest resident size of each of its processes."""
+    command = [sys.executable, "-m", "flows.fit", *options, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peaks: dict[int, int] = {}
     watch = threading.Thread(target=lambda: peaks.update(peak_sizes(psutil.Process(process.pid))))
     watch.start()
@@ -68,6 +66,15 @@ def test_64_million_rows_fit_into_1_gb_a_process(large, tmp_path: Path, workers)
     assert process.returncode == 0
     summary = json.loads(out)
     print(f"peaks {sorted(peaks.values())}, stages {summary['stages']}")
+    return summary, peaks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["in process", "2 workers"])
+def test_64_million_rows_fit_into_1_gb_a_process(large, tmp_path: Path, workers):
+    output = ["--output", str(tmp_path / "runs")]
+    summary, peaks = watched_fit(["--dataset", str(large.path), *workers, *output])
     assert summary["n_samples"] == N_ROWS
     assert summary["n_components"] == 2
     assert max(peaks.values()) < 1_000_000_000

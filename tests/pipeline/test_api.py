@@ -63,13 +63,14 @@ def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
     assert fits[0].model.n_components is None
 
 
-def test_an_artifact_is_a_fitted_model(dataset: BinaryDataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["clipped-pca", "latent-trait", "blica", "bernoulli-mixture"])
+def test_an_artifact_is_a_fitted_model(dataset: BinaryDataset, tmp_path: Path, model: str) -> None:
     from flows.provenance import outcome, provenance
     from pipeline.fit import FitState
     from pipeline.params import named_arrays
     from storage.artifacts import NamedArray, load_artifact, write_artifact
 
-    fitted = api.fit(dataset, "latent-trait")
+    fitted = api.fit(dataset, model, components=2)
     diagnostics = {"n_components": 2}
     state = FitState(fitted.params, history=fitted.history, diagnostics=diagnostics)
     manifest = {
