@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from storage.display import Shown, artifact_facts
 from storage.errors import DataError
 from storage.labelled import to_xarray
-from storage.locations import LATEST, checksum, read_manifest, write_manifest
+from storage.locations import (
+    LATEST,
+    Place,
+    checksum,
+    delete_tree,
+    open_group,
+    place,
+    read_manifest,
+    write_manifest,
+    zarr_place,
+)
+from storage.object_path import AT_ONCE, ObjectPath
+from storage.object_store import store_error, told
 from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array
 
 if TYPE_CHECKING:
     import xarray
 
 _CHUNK_BYTES = 32 << 20
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class NamedArray(NamedTuple):
@@ -30,13 +44,13 @@ class NamedArray(NamedTuple):
     values: NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Artifact(Mapping[str, NDArray[Any]]):
+@dataclass(frozen=True, repr=False)
+class Artifact(Shown, Mapping[str, NDArray[Any]]):
     """A mapping of named arrays, with `.dims(name)` and `.manifest`; `load_artifact` makes it."""
 
-    path: Path
-    manifest: Mapping[str, Any] = field(repr=False)
-    _arrays: Mapping[str, NamedArray] = field(repr=False)
+    path: Place
+    manifest: Mapping[str, Any]
+    _arrays: Mapping[str, NamedArray]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name].values
@@ -51,6 +65,8 @@ class Artifact(Mapping[str, NDArray[Any]]):
         """Name the dimensions of an array."""
         return self._arrays[name].dims
 
+    _facts = artifact_facts
+
     def to_xarray(self) -> xarray.Dataset:
         """Give all arrays with the names of features and segments."""
         segments = self.manifest.get("segment_names", ())
@@ -61,8 +77,8 @@ class Artifact(Mapping[str, NDArray[Any]]):
 
 
 def write_artifact(
-    path: str | Path, arrays: Mapping[str, NamedArray], manifest: Mapping[str, Any]
-) -> Path:
+    path: str | Place, arrays: Mapping[str, NamedArray], manifest: Mapping[str, Any]
+) -> Place:
     """Write arrays, then the manifest that makes them an artifact.
 
     Parameters
@@ -79,14 +95,14 @@ def write_artifact(
     DataError
         If an array holds anything but finite numbers.
     """
-    folder = Path(path)
+    folder = place(path)
     arrays = {
         name: NamedArray(a.dims, _storable(folder, name, a.values)) for name, a in arrays.items()
     }
-    shutil.rmtree(folder, ignore_errors=True)
-    group = zarr.create_group(folder, attributes={"format": ARTIFACT_FORMAT})
-    for name, (dims, values) in arrays.items():
-        _write_array(group, name, dims, values)
+    with told(folder):
+        delete_tree(folder)
+        group = zarr.create_group(zarr_place(folder), attributes={"format": ARTIFACT_FORMAT})
+        _mapped(folder, lambda item: _write_array(group, item[0], *item[1]), arrays.items())
     described = {
         name: {"dims": list(dims), "shape": list(values.shape), "checksum": checksum(values)}
         for name, (dims, values) in arrays.items()
@@ -96,7 +112,7 @@ def write_artifact(
     return folder
 
 
-def load_artifact(path: str | Path) -> Artifact:
+def load_artifact(path: str | Place) -> Artifact:
     """Load an artifact, or the latest of a folder of runs.
 
     Raises
@@ -104,16 +120,27 @@ def load_artifact(path: str | Path) -> Artifact:
     DataError
         If there is no whole artifact of a known version.
     """
-    folder = _resolved(Path(path))
+    folder = _resolved(place(path))
     manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
+    described = manifest["arrays"]
+    group = _opened(folder)
+    values = _mapped(folder, lambda item: _read_array(folder, group, *item), described.items())
     arrays = {
-        name: NamedArray(tuple(described["dims"]), _read_array(folder, name, described))
-        for name, described in manifest["arrays"].items()
+        name: NamedArray(tuple(described[name]["dims"]), array)
+        for name, array in zip(described, values, strict=True)
     }
     return Artifact(folder, manifest, arrays)
 
 
-def _resolved(path: Path) -> Path:
+def _mapped(folder: Place, each: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Take arrays several at a time where each waits for a store's answers."""
+    if not isinstance(folder, ObjectPath):
+        return list(map(each, items))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(each, items))
+
+
+def _resolved(path: Place) -> Place:
     pointer = path / LATEST
     if not pointer.is_file():
         return path
@@ -130,19 +157,33 @@ def _write_array(group: zarr.Group, name: str, dims: tuple[str, ...], values: ND
         array[...] = values
 
 
-def _read_array(folder: Path, name: str, described: Mapping[str, Any]) -> NDArray[Any]:
+def _opened(folder: Place) -> zarr.Group:
     try:
-        array: Any = zarr.open_group(folder, mode="r")[name]
+        return open_group(folder)
+    except Exception as error:
+        raise _damaged(folder, "the group", error) from error
+
+
+def _damaged(folder: Place, what: str, error: Exception) -> DataError:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    damaged = DataError(f"{folder}: {what} is damaged ({reason}). Fit again.")
+    return store_error(str(folder), error) or damaged
+
+
+def _read_array(
+    folder: Place, group: zarr.Group, name: str, described: Mapping[str, Any]
+) -> NDArray[Any]:
+    try:
+        array: Any = group[name]
         values = np.asarray(array[...])
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(f"{folder}: {name} is damaged ({reason}). Fit again.") from error
+        raise _damaged(folder, name, error) from error
     if list(values.shape) != described["shape"] or checksum(values) != described["checksum"]:
         raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
     return values
 
 
-def _storable(folder: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
+def _storable(folder: Place, name: str, values: NDArray[Any]) -> NDArray[Any]:
     """Give finite numbers in the byte order that comes back."""
     if values.dtype.kind not in "biuf":
         raise DataError(f"{folder}: {name}: Expected an array of numbers, got {values.dtype}.")

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from storage import bits
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 from storage.layout import PackedRows, blocks_of, codes_of, joined, occupied_slots, rows_that_fit
-from storage.locations import checksum, write_manifest
+from storage.locations import Place, checksum, write_manifest
 from storage.schema import (
     BITS,
     BLOCKS,
@@ -59,7 +58,7 @@ class RowBatch(Protocol):
 class DatasetWriter:
     """Takes batches and writes full chunks as they come."""
 
-    folder: Path
+    folder: Place
     group: zarr.Group
     feature_names: tuple[str, ...]
     words_per_chunk: int
@@ -74,6 +73,7 @@ class DatasetWriter:
     _blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
     _ones: list[NDArray[np.int64]] = field(default_factory=list)
     _checksums: list[list[int]] = field(default_factory=list)
+    _arrays: dict[str, Any] = field(default_factory=dict)
 
     def add(self, batch: RowBatch, segments: NDArray[Any] | None = None) -> None:
         """Append rows in arrival order.
@@ -224,6 +224,11 @@ class DatasetWriter:
         return checksum(values)
 
     def _array(self, name: str, lead: tuple[int, ...], width: int) -> Any:
+        if name not in self._arrays:
+            self._arrays[name] = self._opened(name, lead, width)
+        return self._arrays[name]
+
+    def _opened(self, name: str, lead: tuple[int, ...], width: int) -> Any:
         if array_path(name) in self.group:
             found: Any = self.group[array_path(name)]
             return found.with_config({"write_empty_chunks": True})

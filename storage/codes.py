@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,9 +11,20 @@ import zarr
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 
-from storage.errors import DataError
+from storage.display import Shown, codes_facts
+from storage.errors import DataError, Unreachable
 from storage.labelled import to_xarray
-from storage.locations import checksum, read_manifest, write_manifest
+from storage.locations import (
+    Place,
+    checksum,
+    open_array,
+    open_group,
+    place,
+    read_manifest,
+    write_manifest,
+    zarr_place,
+)
+from storage.object_store import store_error, told
 from storage.schema import CODES_FORMAT, FORMAT_VERSION, ArraySpec, create_array
 
 if TYPE_CHECKING:
@@ -55,19 +65,22 @@ class CodesWriter:
 
     def __call__(self, key: int, codes: Mapping[str, NDArray[Any]]) -> list[int]:
         """Write a run of rows and give the checksum of each array."""
-        group = zarr.open_group(self.folder, mode="r+")
-        for name in self.names:
-            array: Any = group[name]
-            if codes[name].size:
-                array.with_config({"write_empty_chunks": True})[self._rows(key)] = codes[name]
+        folder = place(self.folder)
+        with told(folder):
+            for name in self.names:
+                if codes[name].size:
+                    array = open_array(folder, name, "r+")
+                    array.with_config({"write_empty_chunks": True})[self._rows(key)] = codes[name]
         return [checksum(codes[name]) for name in self.names]
 
     def holds(self, key: int, checksums: Sequence[int]) -> bool:
         """Tell whether a run lies there as it was written."""
-        group = zarr.open_group(self.folder, mode="r")
+        group = open_group(place(self.folder))
         try:
             for name, recorded in zip(self.names, checksums, strict=True):
                 _read(group, name, key, self._rows(key), recorded)
+        except Unreachable:
+            raise
         except DataError:
             return False
         return True
@@ -77,7 +90,7 @@ class CodesWriter:
 
 
 def create_codes(
-    folder: Path, arrays: Mapping[str, CodeArray], n_rows: int, *, keep: bool = False
+    folder: Place, arrays: Mapping[str, CodeArray], n_rows: int, *, keep: bool = False
 ) -> CodesWriter:
     """Make empty arrays; they become codes by `seal_codes`.
 
@@ -94,12 +107,14 @@ def create_codes(
     """
     size = _rows_per_chunk(arrays.values(), n_rows)
     mode: Literal["a", "w"] = "a" if keep else "w"
-    group = zarr.open_group(folder, mode=mode, attributes={"format": CODES_FORMAT})
-    for name, (dims, shape, dtype) in arrays.items():
-        if name not in group:
-            spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
-            chunks = (size, *(max(1, length) for length in shape))
-            create_array(group, spec, (n_rows, *shape), chunks)
+    attributes: dict[str, Any] = {"format": CODES_FORMAT}
+    with told(folder):
+        group = zarr.open_group(zarr_place(folder), mode=mode, attributes=attributes, zarr_format=3)
+        for name, (dims, shape, dtype) in arrays.items():
+            if name not in group:
+                spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
+                chunks = (size, *(max(1, length) for length in shape))
+                create_array(group, spec, (n_rows, *shape), chunks)
     return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, size)
 
 
@@ -128,8 +143,8 @@ def seal_codes(
     manifest
         What to record beside them, as JSON.
     """
-    folder = Path(writer.folder)
-    group = zarr.open_group(folder, mode="r")
+    folder = place(writer.folder)
+    group = open_group(folder)
     by_array = zip(writer.names, zip(*checksums, strict=True), strict=True)
     described = {name: _described(group[name], column) for name, column in by_array}
     body = {
@@ -151,13 +166,13 @@ def _described(array: Any, checksums: Sequence[int]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Codes(Mapping[str, NDArray[Any]]):
+@dataclass(frozen=True, repr=False)
+class Codes(Shown, Mapping[str, NDArray[Any]]):
     """A mapping of named arrays, each read when asked for; `open_codes` makes it."""
 
-    path: Path
-    manifest: Mapping[str, Any] = field(repr=False)
-    group: zarr.Group = field(repr=False)
+    path: Place
+    manifest: Mapping[str, Any]
+    group: zarr.Group
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         parts = [self._part(name, key) for key in range(self.n_chunks)]
@@ -182,6 +197,8 @@ class Codes(Mapping[str, NDArray[Any]]):
     def dims(self, name: str) -> tuple[str, ...]:
         """Name the dimensions of an array."""
         return tuple(self.manifest["arrays"][name]["dims"])
+
+    _facts = codes_facts
 
     def read_chunk(self, key: int) -> dict[str, NDArray[Any]]:
         """Read a run of rows of all arrays and check it against the manifest.
@@ -215,11 +232,13 @@ class Codes(Mapping[str, NDArray[Any]]):
         rows = _rows_of(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
         try:
             return _read(self.group, name, key, rows, recorded)
+        except Unreachable:
+            raise
         except DataError as error:
             raise DataError(f"{self.path}: {error} Transform the dataset again.") from error
 
 
-def open_codes(path: str | Path) -> Codes:
+def open_codes(path: str | Place) -> Codes:
     """Open codes after checking their manifest.
 
     Raises
@@ -227,16 +246,17 @@ def open_codes(path: str | Path) -> Codes:
     DataError
         If there are no whole codes of a known version.
     """
-    folder = Path(path)
+    folder = place(path)
     manifest = read_manifest(folder, CODES_FORMAT, FORMAT_VERSION)
     try:
-        group = zarr.open_group(folder, mode="r")
+        group = open_group(folder)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(
+        damaged = DataError(
             f"{folder}: Expected whole codes, got damaged ones ({reason}). "
             "Transform the dataset again."
-        ) from error
+        )
+        raise store_error(str(folder), error) or damaged from error
     return Codes(folder, manifest, group)
 
 
@@ -251,7 +271,8 @@ def _read(group: zarr.Group, name: str, key: int, rows: slice, recorded: int) ->
         values = np.asarray(array[rows])
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(f"{name}: chunk {key} is damaged ({reason}).") from error
+        damaged = DataError(f"{name}: chunk {key} is damaged ({reason}).")
+        raise store_error(f"{group.store_path}", error) or damaged from error
     if checksum(values) != recorded:
         raise DataError(f"{name}: chunk {key} is damaged or missing (checksum).")
     if values.size and not values.any() and not _exists(array, key):
@@ -262,4 +283,5 @@ def _read(group: zarr.Group, name: str, key: int, rows: slice, recorded: int) ->
 def _exists(array: Any, key: int) -> bool:
     coordinates = (key, *(0 for _ in array.shape[1:]))
     chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
-    return bool(sync(chunk.exists()))
+    with told(chunk):
+        return bool(sync(chunk.exists()))

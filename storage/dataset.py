@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,68 +12,31 @@ import zarr
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 
-from storage.errors import DataError
+from storage.chunk import Chunk, Words, empty_chunk
+from storage.display import Shown, dataset_facts
+from storage.errors import Damaged, DataError
 from storage.kept_chunks import kept
 from storage.labelled import dataset_to_xarray
 from storage.layout import occupied_slots
-from storage.locations import checksum, read_manifest
+from storage.locations import Place, checksum, open_group, place, read_manifest
+from storage.object_store import store_error, told
 from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path
 
 if TYPE_CHECKING:
     import dask.array
     import xarray
 
-Words = NDArray[np.uint64]
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """One contiguous range of original rows, stably sorted by segment.
-
-    Attributes
-    ----------
-    key
-        Index of the chunk.
-    words
-        Packed values, (n_features, n_words); padding bits are 0.
-    observed
-        Packed mask of the same shape, or None when every value is there.
-    blocks
-        One row a segment, (n_blocks, 3): segment, first word, number of rows.
-    rows
-        Original row of every stored row, (n_rows,), padding left out.
-    columns
-        Per-row columns asked for, each (n_rows,) in stored order.
-    keep
-        Rows of the split asked for, (n_rows,), or None for all.
-    """
-
-    key: int
-    words: Words
-    observed: Words | None
-    blocks: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    columns: Mapping[str, NDArray[Any]]
-    keep: NDArray[np.bool_] | None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        arrays = (self.words, self.observed, self.blocks, self.rows, self.keep)
-        held = [array for array in (*arrays, *self.columns.values()) if array is not None]
-        return sum(array.nbytes for array in held)
-
-
-@dataclass(frozen=True)
-class BinaryDataset:
+@dataclass(frozen=True, repr=False)
+class BinaryDataset(Shown):
     """An opened dataset; `open_dataset` makes it."""
 
-    path: Path
-    manifest: Mapping[str, Any] = field(repr=False)
-    group: zarr.Group = field(repr=False)
-    chunks: NDArray[np.int64] = field(repr=False)
-    blocks: NDArray[np.int64] = field(repr=False)
-    checksums: NDArray[np.int64] = field(repr=False)
+    path: Place
+    manifest: Mapping[str, Any]
+    group: zarr.Group
+    chunks: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    checksums: NDArray[np.int64]
 
     @property
     def n_rows(self) -> int:
@@ -121,6 +83,8 @@ class BinaryDataset:
     def column_names(self) -> tuple[str, ...]:
         """Names of the per-row columns."""
         return tuple(self.manifest["columns"])
+
+    _facts = dataset_facts
 
     def read_chunk(
         self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
@@ -178,13 +142,20 @@ class BinaryDataset:
             codes[rows] = np.repeat(blocks[:, 0], blocks[:, 2])
         return np.array(self.segment_names)[codes]
 
+    def ones(self) -> NDArray[np.int64]:
+        """Read the number of ones of every feature in every chunk, (n_chunks, n_features)."""
+        return _read_table(self.path, self.manifest, self.group, "ones")
+
     def to_xarray(self) -> xarray.Dataset:
         """Give lazily unpacked `values` and `observed`, and the segment and columns of each row."""
         return dataset_to_xarray(self)
 
-    def reader(self, split: str | None = None, memory: int = 0) -> ChunkReader:
+    def reader(
+        self, split: str | None = None, memory: int = 0, skipped: Sequence[int] = ()
+    ) -> ChunkReader:
         """Give what reads chunks in any process; see `ChunkReader`."""
-        return ChunkReader(str(self.path.resolve()), self.digest, split, memory=memory)
+        path = str(self.path.resolve())
+        return ChunkReader(path, self.digest, split, memory=memory, skipped=frozenset(skipped))
 
     def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Unpack a chunk to values and mask, (n_rows, n_features) each, in original row order."""
@@ -222,7 +193,7 @@ class BinaryDataset:
         DataError
             Naming the first chunk that is missing, damaged or does not add up.
         """
-        recorded = _read_table(self.path, self.manifest, self.group, "ones")
+        recorded = self.ones()
         for key in range(self.n_chunks):
             chunk = self.read_chunk(key, columns=self.column_names)
             ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
@@ -281,21 +252,31 @@ class BinaryDataset:
     def _recorded(self, name: str, key: int) -> int:
         return int(self.checksums[key, self.manifest["stored"].index(name)])
 
+    def _array(self, name: str) -> Any:
+        """Open an array once: its description is an object of its own."""
+        if name not in self._arrays:
+            self._arrays[name] = self.group[array_path(name)]
+        return self._arrays[name]
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        return {}
+
     def _checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
         """Read a chunk of one array; Zarr reads a missing one as zeros, so look for it too."""
         try:
-            array: Any = self.group[array_path(name)]
+            array = self._array(name)
             values = np.ascontiguousarray(array[where])
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise DataError(f"{self.path}: {name}: chunk {key} is damaged ({reason}).") from error
+            found = store_error(str(self.path), error)
+            raise found or _unreadable(f"{self.path}: {name}: chunk {key}", error) from error
         if checksum(values) == self._recorded(name, key) and (values.any() or _exists(array, key)):
             return values
         state = "damaged (checksum)" if _exists(array, key) else "missing"
-        raise DataError(f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again.")
+        raise Damaged(f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again.")
 
 
-def open_dataset(path: str | Path) -> BinaryDataset:
+def open_dataset(path: str | Place) -> BinaryDataset:
     """Open a dataset after checking its manifest.
 
     Raises
@@ -303,10 +284,10 @@ def open_dataset(path: str | Path) -> BinaryDataset:
     DataError
         If there is no whole dataset of a known version.
     """
-    folder = Path(path)
+    folder = place(path)
     manifest = read_manifest(folder, DATASET_FORMAT, FORMAT_VERSION)
     try:
-        group = zarr.open_group(folder, mode="r")
+        group = open_group(folder)
     except Exception as error:
         raise _damaged(folder, error) from error
     names = ("chunks", "blocks", "checksums")
@@ -315,7 +296,7 @@ def open_dataset(path: str | Path) -> BinaryDataset:
 
 
 def _read_table(
-    folder: Path, manifest: Mapping[str, Any], group: zarr.Group, name: str
+    folder: Place, manifest: Mapping[str, Any], group: zarr.Group, name: str
 ) -> NDArray[np.int64]:
     try:
         table: Any = group[name]
@@ -330,9 +311,17 @@ def _read_table(
     return values
 
 
-def _damaged(folder: Path, error: Exception) -> DataError:
+def _unreadable(what: str, error: Exception) -> DataError:
+    """Tell damage from a machine that is short of something, or may not read."""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return DataError(
+    if isinstance(error, OSError | MemoryError):
+        return DataError(f"{what} cannot be read ({reason}).")
+    return Damaged(f"{what} is damaged ({reason}). Ingest the dataset again.")
+
+
+def _damaged(folder: Place, error: Exception) -> DataError:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return store_error(str(folder), error) or DataError(
         f"{folder}: Expected a whole dataset, got a damaged one ({reason}). "
         "Ingest the dataset again."
     )
@@ -350,6 +339,8 @@ class ChunkReader:
         As for `BinaryDataset.read_chunk`.
     memory
         Bytes of chunks that a process keeps, so that they are read once.
+    skipped
+        Chunks that are not read, and given without rows.
     """
 
     path: str
@@ -357,11 +348,22 @@ class ChunkReader:
     split: str | None = None
     columns: tuple[str, ...] = ()
     memory: int = 0
+    skipped: frozenset[int] = frozenset()
 
     def __call__(self, key: int) -> Chunk:
         """Read a chunk, unless it was kept."""
+        if key in self.skipped:
+            return empty_chunk(key)
         rows = (self.path, self.digest, self.split, self.columns)
         return kept(rows, key, self.memory, lambda: self._read(key))
+
+    def is_whole(self, key: int) -> bool:
+        """Tell whether a chunk can be read; what keeps it from being read otherwise is raised."""
+        try:
+            self(key)
+        except Damaged:
+            return False
+        return True
 
     def _read(self, key: int) -> Chunk:
         return _opened(self.path, self.digest).read_chunk(key, self.split, self.columns)
@@ -387,4 +389,5 @@ def _unpack(words: Words, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
 def _exists(array: Any, key: int) -> bool:
     coordinates = (0, key) if array.ndim == 2 else (key,)
     chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
-    return bool(sync(chunk.exists()))
+    with told(chunk):
+        return bool(sync(chunk.exists()))

@@ -7,3 +7,11 @@ class DataError(ValueError):
 
 class Busy(DataError):
     """Another process is writing there."""
+
+
+class Damaged(DataError):
+    """A chunk of a dataset is missing, or is not what was written."""
+
+
+class Unreachable(DataError):
+    """An object store refuses, or does not answer: what lies there is not known."""

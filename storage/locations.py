@@ -7,27 +7,84 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import google_crc32c
 import numpy as np
+import zarr
 from numpy.typing import NDArray
 
-from storage.errors import Busy, DataError
+from storage.errors import Busy, DataError, Unreachable
+from storage.leases import leased
+from storage.object_path import SCHEME, ObjectPath, is_url, object_path
+from storage.object_store import told
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 _CHECKSUM_BYTES = 1 << 20
 
+Place = Path | ObjectPath
+"""Where something lies: on this machine or in an object store."""
 
-def write_text(path: Path, text: str) -> None:
+
+def place(text: str | Place) -> Place:
+    """Take a path, or the URL of an object store such as `s3://bucket/votes.zarr`.
+
+    Raises
+    ------
+    DataError
+        If it is a URL that cannot be used.
+    """
+    if isinstance(text, str) and is_url(text):
+        return object_path(text)
+    if isinstance(text, Path) and text.parts[:1] == (f"{SCHEME}:",):
+        raise DataError(f"{text}: Expected a URL as text, got one made a path. Give {SCHEME}://….")
+    return Path(text) if isinstance(text, str) else text
+
+
+def zarr_place(folder: Place) -> Any:
+    """Give what Zarr takes for a folder."""
+    return folder.zarr_store() if isinstance(folder, ObjectPath) else folder
+
+
+def open_group(folder: Place, mode: Literal["r", "r+"] = "r") -> zarr.Group:
+    """Open a group without looking for what older formats have."""
+    return zarr.open_group(zarr_place(folder), mode=mode, zarr_format=3, use_consolidated=False)
+
+
+def open_array(folder: Place, name: str, mode: Literal["r", "r+"] = "r") -> Any:
+    """Open one array of a group, and not the group."""
+    return zarr.open_array(zarr_place(folder), path=name, mode=mode, zarr_format=3)
+
+
+def children(folder: Place) -> list[Any]:
+    """List what lies in a folder by name; nothing where there is no folder."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def delete_tree(folder: Place) -> None:
+    """Delete a folder and all that lies in it."""
+    if isinstance(folder, ObjectPath):
+        folder.delete_tree()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_text(path: Place, text: str) -> None:
     """Replace a file's text so that a reader sees the old text or the new one, never a part."""
+    if isinstance(path, ObjectPath):
+        path.write_bytes(text.encode("utf-8"))
+    else:
+        _replace_text(path, text)
+
+
+def _replace_text(path: Path, text: str) -> None:
     side = path.with_name(path.name + ".partial")
     try:
-        with side.open("w", encoding="utf-8") as file:
+        with told(path), side.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -37,7 +94,7 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def write_manifest(folder: Place, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Seal a manifest with its own digest and write it: from here on the folder counts as whole."""
     # Only what JSON gives back can be checked later: its keys are text, its lists are no tuples.
     body = json.loads(json.dumps(manifest))
@@ -47,7 +104,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     return sealed
 
 
-def read_manifest(folder: Path, kind: str, newest: int) -> dict[str, Any]:
+def read_manifest(folder: Place, kind: str, newest: int) -> dict[str, Any]:
     """Read a manifest and refuse what is not whole, not ours or too new.
 
     Parameters
@@ -79,12 +136,14 @@ def read_manifest(folder: Path, kind: str, newest: int) -> dict[str, Any]:
     return manifest
 
 
-def _read_json(folder: Path, kind: str) -> dict[str, Any]:
+def _read_json(folder: Place, kind: str) -> dict[str, Any]:
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(_why_not_there(folder, kind)) from None
+    except Unreachable:
+        raise
     except OSError as error:
         raise DataError(f"{folder / MANIFEST}: {error.strerror}.") from None
     except ValueError:
@@ -94,7 +153,7 @@ def _read_json(folder: Path, kind: str) -> dict[str, Any]:
     return manifest
 
 
-def _why_not_there(folder: Path, kind: str) -> str:
+def _why_not_there(folder: Place, kind: str) -> str:
     if not folder.exists():
         return f"{folder}: Expected {_named(kind)}, got a path that does not exist."
     if is_unfinished(folder, kind):
@@ -113,7 +172,7 @@ def _named(kind: str, adjective: str = "") -> str:
     return f"an {noun}" if noun.startswith("a") else f"a {noun}"
 
 
-def check_free(target: Path, kind: str, overwrite: bool) -> None:
+def check_free(target: Place, kind: str, overwrite: bool) -> None:
     """Refuse to write where something lies, unless it is to be replaced and of this kind.
 
     What an interrupted writer of this kind left counts as nothing.
@@ -135,17 +194,23 @@ def check_free(target: Path, kind: str, overwrite: bool) -> None:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Place) -> Iterator[Callable[[], bool]]:
     """Be the only writer of a folder; a writer that dies gives up its claim with its life.
+
+    Gives a function that tells whether the claim still holds, as it may not in an object store.
 
     Raises
     ------
     Busy
         If another process is writing there.
     """
+    if isinstance(folder, ObjectPath):
+        with leased(folder) as holds:
+            yield holds
+        return
     handle = _locked(folder)
     try:
-        yield
+        yield lambda: True
     finally:
         os.close(handle)
 
@@ -167,22 +232,27 @@ def _locked(folder: Path) -> int:
         os.close(handle)  # the writer before deleted the folder that was locked
 
 
-def clear(folder: Path) -> None:
+def clear(folder: Place) -> None:
     """Delete what lies in a folder, but not the folder, which may be claimed."""
+    if isinstance(folder, ObjectPath):
+        folder.delete_tree()
+        return
     for entry in folder.iterdir():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
-def is_unfinished(folder: Path, kind: str) -> bool:
+def is_unfinished(folder: Place, kind: str) -> bool:
     """Tell whether the folder is one of ours whose manifest was never written."""
     return is_ours(folder, kind) and not (folder / MANIFEST).exists()
 
 
-def is_ours(folder: Path, kind: str) -> bool:
+def is_ours(folder: Place, kind: str) -> bool:
     """Tell whether the folder was made for this kind of content, whole or not."""
     try:
         group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
         ours: bool = group.get("attributes", {}).get("format") == kind
+    except Unreachable:
+        raise
     except (OSError, ValueError, AttributeError):
         return False
     return ours
@@ -201,8 +271,21 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def replace_folder(new: Path, target: Path) -> None:
-    """Put a finished folder in the place of another."""
+def replace_folder(new: Place, target: Place) -> None:
+    """Put a finished folder in the place of another.
+
+    Object stores cannot rename: there the old is deleted and the new copied, manifest last, so
+    that for a moment nothing whole lies there.
+    """
+    if isinstance(new, ObjectPath) and isinstance(target, ObjectPath):
+        target.delete_tree()
+        new.copy_tree(target)
+        new.delete_tree()
+    elif isinstance(new, Path) and isinstance(target, Path):
+        _rename(new, target)
+
+
+def _rename(new: Path, target: Path) -> None:
     old = target.with_name(f".{target.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
-from storage.locations import LATEST, claimed, clear, write_text
+from storage.locations import LATEST, Place, children, claimed, clear, delete_tree, write_text
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,12 @@ class RunFolder:
         Digest of everything that decides the result: the same fit, the same fingerprint.
     """
 
-    output: Path
+    output: Place
     model: str
     fingerprint: str
 
     @property
-    def work(self) -> Path:
+    def work(self) -> Place:
         """Statistics and states of the unfinished fit."""
         return self.output / ".unfinished" / f"{self.model}-{self.fingerprint[:12]}"
 
@@ -57,19 +55,19 @@ class RunFolder:
 
     def has_states(self) -> bool:
         """Tell whether the unfinished fit has finished a pass."""
-        return any(self.work.glob("states/*"))
+        return bool(children(self.work / "states"))
 
     def close_work(self) -> None:
         """Remove the work of a finished fit."""
-        shutil.rmtree(self.work, ignore_errors=True)
+        delete_tree(self.work)
         with suppress(OSError):  # another fit may be at work beside
             self.work.parent.rmdir()
 
-    def new_artifact(self) -> Path:
+    def new_artifact(self) -> Place:
         """Name the artifact after the model and the time."""
         time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")[:-3]
         return self.output / f"{self.model}-{time}"
 
-    def point_to(self, artifact: Path) -> None:
+    def point_to(self, artifact: Place) -> None:
         """Make an artifact, whole by now, the latest."""
         write_text(self.output / LATEST, artifact.name + "\n")

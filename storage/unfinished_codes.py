@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-from storage.locations import check_free, claimed, clear, replace_folder, write_text
+from storage.locations import (
+    Place,
+    check_free,
+    children,
+    claimed,
+    clear,
+    delete_tree,
+    replace_folder,
+    write_text,
+)
 from storage.schema import CODES_FORMAT
+
+_PAGE = 64
 
 
 @dataclass(frozen=True)
@@ -28,21 +34,21 @@ class UnfinishedCodes:
         Digest of everything that decides them: the same transform, the same fingerprint.
     """
 
-    target: Path
+    target: Place
     fingerprint: str
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         """All that is unfinished."""
         return self.target.with_name(f".{self.target.name}.unfinished")
 
     @property
-    def codes(self) -> Path:
+    def codes(self) -> Place:
         """The arrays."""
         return self.folder / "codes"
 
     @property
-    def params(self) -> Path:
+    def params(self) -> Place:
         """The artifact that workers read."""
         return self.folder / "params"
 
@@ -65,59 +71,40 @@ class UnfinishedCodes:
                     yield
                 finally:
                     if not self.finished():
-                        shutil.rmtree(self.folder, ignore_errors=True)
+                        delete_tree(self.folder)
         finally:
             for folder in made:
                 with suppress(OSError):  # something lies there
                     folder.rmdir()
 
-    @contextmanager
-    def stopping(self) -> Iterator[Callable[[], bool]]:
-        """Give a function that tells tasks, wherever they are, that this was interrupted.
-
-        A thread cannot be stopped from outside, and would keep the command waiting.
-        """
-        mark = self.folder / f"stopped-{uuid.uuid4().hex}"
-        try:
-            yield partial(os.path.exists, str(mark.resolve()))
-        except BaseException:
-            mark.touch()
-            raise
-
     def _begin(self, resume: bool) -> None:
         mark = self.folder / "fingerprint"
         if not (resume and mark.is_file() and mark.read_text() == self.fingerprint):
             clear(self.folder)
-        for old in self.folder.glob("stopped-*"):
-            old.unlink()
         if not mark.exists():
             write_text(mark, self.fingerprint)
-        # The last line may be a part of one.
-        write_text(self._journal, "".join(_line(checksums) for checksums in self.finished()))
-
-    @property
-    def _journal(self) -> Path:
-        return self.folder / "finished"
 
     def finished(self) -> list[list[int]]:
         """Give the checksums of the runs that are done: the first so many."""
-        try:
-            lines = self._journal.read_text().splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [
+            checksums
+            for page in children(self.folder / "finished")
+            if page.suffix != ".partial"  # what a killed writer left
+            for checksums in json.loads(page.read_text())
+        ]
 
-    def note(self, checksums: Sequence[int]) -> None:
-        """Note that the next run is done."""
-        with self._journal.open("a") as file:
-            file.write(_line(checksums))
+    def note(self, finished: Sequence[Sequence[int]]) -> None:
+        """Note the last of the runs that are done, given the checksums of all of them.
+
+        They are noted on pages, of which the last one is written again.
+        """
+        first = (len(finished) - 1) // _PAGE * _PAGE
+        page = self.folder / "finished" / f"{first:09d}"
+        page.parent.mkdir(exist_ok=True)
+        write_text(page, json.dumps([list(checksums) for checksums in finished[first:]]))
 
     def publish(self, overwrite: bool) -> None:
         """Put the codes, sealed by now, in their place."""
         check_free(self.target, CODES_FORMAT, overwrite)
         replace_folder(self.codes, self.target)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _line(checksums: Sequence[int]) -> str:
-    return json.dumps(list(checksums)) + "\n"
+        delete_tree(self.folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,20 @@ import zarr
 from storage.chunk_writer import DatasetWriter, resize
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
-from storage.locations import claimed, clear, is_ours, is_unfinished, replace_folder
+from storage.locations import (
+    Place,
+    children,
+    claimed,
+    clear,
+    delete_tree,
+    is_ours,
+    is_unfinished,
+    open_group,
+    place,
+    replace_folder,
+    zarr_place,
+)
+from storage.object_store import told
 from storage.schema import (
     BLOCKS,
     CHECKSUMS,
@@ -32,7 +44,7 @@ _LARGEST_CHUNK, _CHUNKS_WANTED = 32 << 20, 64
 
 @contextmanager
 def create_dataset(
-    path: str | Path,
+    path: str | Place,
     feature_names: Sequence[str],
     *,
     columns: Sequence[str] = (),
@@ -70,11 +82,11 @@ def create_dataset(
     """
     names = check_feature_names(feature_names)
     described = _json_values(attributes or {})
-    target = Path(path).resolve()  # what is replaced is the dataset, not a link to it
+    target = place(path).resolve()  # what is replaced is the dataset, not a link to it
     if target.exists() and not target.is_dir():
         raise _taken(target, overwrite)
-    with claimed(target):
-        replaces = any(target.iterdir()) and not is_unfinished(target, DATASET_FORMAT)
+    with claimed(target) as holds, told(target):
+        replaces = children(target) and not is_unfinished(target, DATASET_FORMAT)
         if replaces and not (overwrite and is_ours(target, DATASET_FORMAT)):
             raise _taken(target, overwrite)
         folder = target.with_name(f".{target.name}.replacing") if replaces else target
@@ -83,7 +95,7 @@ def create_dataset(
             clear(folder)
             writer = DatasetWriter(
                 folder,
-                zarr.create_group(folder, attributes={"format": DATASET_FORMAT}),
+                zarr.create_group(zarr_place(folder), attributes={"format": DATASET_FORMAT}),
                 names,
                 words_per_chunk or _chunk_words(len(names), expected_rows),
                 {name: {} for name in columns},
@@ -91,11 +103,14 @@ def create_dataset(
                 attributes=described,
             )
             yield writer
-            writer.finish()
+            if holds():
+                writer.finish()
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(DataError):
+                if holds():
+                    delete_tree(folder)
             raise
-        if replaces:
+        if replaces and holds():
             replace_folder(folder, target)
 
 
@@ -111,7 +126,7 @@ def _json_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _taken(target: Path, overwrite: bool) -> DataError:
+def _taken(target: Place, overwrite: bool) -> DataError:
     if overwrite:
         return DataError(f"{target}: Expected a dataset to replace, got something else.")
     return DataError(
@@ -121,7 +136,7 @@ def _taken(target: Path, overwrite: bool) -> DataError:
 
 
 @contextmanager
-def append_dataset(path: str | Path, feature_names: Sequence[str]) -> Iterator[DatasetWriter]:
+def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[DatasetWriter]:
     """Add rows to a dataset as new chunks; until the end it stays what it was.
 
     Raises
@@ -129,13 +144,14 @@ def append_dataset(path: str | Path, feature_names: Sequence[str]) -> Iterator[D
     DataError
         If the features are not those of the dataset, in its order.
     """
-    with claimed(open_dataset(path).path):
+    folder = open_dataset(path).path
+    with claimed(folder) as holds, told(folder):
         base = open_dataset(path)
         _check_same_features(base, tuple(feature_names))
         _drop_unfinished(base)
         writer = DatasetWriter(
             base.path,
-            zarr.open_group(base.path, mode="r+"),
+            open_group(base.path, "r+"),
             base.feature_names,
             int(base.manifest["words_per_chunk"]),
             json.loads(json.dumps(base.manifest["columns"])),
@@ -147,17 +163,19 @@ def append_dataset(path: str | Path, feature_names: Sequence[str]) -> Iterator[D
         )
         try:
             yield writer
-            writer.finish()
+            if holds():
+                writer.finish()
         except BaseException:
             # What cannot be dropped now, the next append drops.
             with suppress(OSError, DataError):
-                _drop_unfinished(open_dataset(base.path))
+                if holds():
+                    _drop_unfinished(open_dataset(base.path))
             raise
 
 
 def _drop_unfinished(dataset: BinaryDataset) -> None:
     """Delete what an interrupted append left beyond the manifest: other clients would read it."""
-    group = zarr.open_group(dataset.path, mode="r+")
+    group = open_group(dataset.path, "r+")
     for name, recorded in zip(dataset.manifest["stored"], dataset.checksums.T, strict=True):
         if (recorded < 0).all() and array_path(name) in group:
             del group[array_path(name)]
@@ -166,7 +184,8 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
         table: Any = group[spec.name]
         length = len(dataset.blocks) if spec is BLOCKS else dataset.n_chunks
         table.resize((length, *table.shape[1:]))
-    for part in dataset.path.rglob("*.partial"):
+    # Of local files alone: what an object store holds is whole.
+    for part in dataset.path.rglob("*.partial") if isinstance(dataset.path, Path) else ():
         if part.is_file():
             part.unlink()
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 
 from storage.errors import DataError
+from storage.object_path import is_url, object_path
 from storage.sources.arrays import open_npy, open_npz
+from storage.sources.arrivals import Arrivals, arrivals, tags_of
 from storage.sources.base import Batch, Source
 from storage.sources.baskets import basket_items, open_baskets
 from storage.sources.codes import ReadOptions
 from storage.sources.matrix_market import open_matrix_market
+from storage.sources.remote import matching, open_remote
 from storage.sources.tables import open_csv, open_parquet
 from storage.sources.zarr_arrays import is_zarr, open_zarr
 
 __all__ = [
+    "Arrivals",
     "Batch",
     "ReadOptions",
     "Source",
     "basket_items",
     "expand_sources",
     "is_baskets",
+    "new_files",
     "open_source",
+    "tags_of",
 ]
 
 _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
@@ -49,7 +56,7 @@ def open_source(
     Parameters
     ----------
     path
-        A file, or the directory of a Zarr array.
+        A file or its URL, or the directory of a Zarr array.
     options
         How values become bits and which columns are not features.
     items
@@ -62,7 +69,11 @@ def open_source(
         If the path cannot be read, or its kind is unknown.
     """
     options = options or ReadOptions()
+    if is_url(path) and _suffix(path):
+        return open_remote(path, partial(open_source, options=options, items=items))
     place = Path(path)
+    if is_url(path):
+        raise _unknown(path)
     if not place.exists():
         raise DataError(f"{path}: Expected a file or a Zarr array, got nothing there.")
     if place.is_dir():
@@ -76,11 +87,15 @@ def open_source(
         return open_baskets(path, options, items)
     suffix = _suffix(path)
     if suffix is None:
-        raise DataError(
-            f"{path}: Expected a suffix of {', '.join(_OPENERS)} or a Zarr directory, got "
-            f"{place.suffix or 'none'!r}. Convert the file, or rename it."
-        )
+        raise _unknown(path)
     return _OPENERS[suffix](path, options)
+
+
+def _unknown(path: str) -> DataError:
+    return DataError(
+        f"{path}: Expected a suffix of {', '.join(_OPENERS)} or a Zarr directory, got "
+        f"{Path(path).suffix or 'none'!r}. Convert the file, or rename it."
+    )
 
 
 def is_baskets(path: str) -> bool:
@@ -89,7 +104,7 @@ def is_baskets(path: str) -> bool:
 
 
 def expand_sources(patterns: Sequence[str]) -> list[str]:
-    """Expand wildcards, each in sorted order; the order of the arguments stays.
+    """Expand wildcards of paths and URLs, each in sorted order; the arguments keep theirs.
 
     Raises
     ------
@@ -99,7 +114,14 @@ def expand_sources(patterns: Sequence[str]) -> list[str]:
     return [path for pattern in patterns for path in _expand(pattern)]
 
 
+def new_files(folders: Sequence[str], known: Mapping[str, str]) -> Arrivals:
+    """Find the files below folders or prefixes whose tags are not known yet; see `arrivals`."""
+    return arrivals(folders, known, _OPENERS)
+
+
 def _expand(pattern: str) -> list[str]:
+    if is_url(pattern):
+        return _expand_url(pattern)
     if Path(pattern).exists():
         return [pattern]
     found = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
@@ -110,6 +132,18 @@ def _expand(pattern: str) -> list[str]:
     near = get_close_matches(Path(pattern).name, names, n=1)
     hint = f"Did you mean {str(parent / near[0])!r}?" if near else "Check the path."
     raise DataError(f"{pattern}: Expected an existing path, got nothing there. {hint}")
+
+
+def _expand_url(pattern: str) -> list[str]:
+    if has_magic(pattern):
+        if found := matching(pattern):
+            return found
+    elif object_path(pattern).is_file():
+        return [pattern]
+    raise DataError(
+        f"{pattern}: Expected a file of the store, got nothing there. "
+        "Name files, for example 's3://bucket/folder/*.parquet'."
+    )
 
 
 def _suffix(path: str) -> str | None:

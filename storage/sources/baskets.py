@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, reading
 from storage.sources.codes import ReadOptions, check_implicit_zeros, encode_numbers
+from storage.sources.remote import local_copy
 from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
 
 
@@ -76,8 +77,9 @@ def basket_items(paths: Sequence[str]) -> tuple[str, ...]:
     """Find the items of one or more basket files, in numeric order: reads them all once."""
     known = np.empty(0, np.int64)
     for path in paths:
-        for items, _ in _baskets(path):
-            known = np.union1d(known, items)
+        with local_copy(path) as (copy, _):
+            for items, _ in _baskets(copy):
+                known = np.union1d(known, items)
     return tuple(str(item) for item in known.tolist())
 
 

@@ -131,7 +131,7 @@ def interrupt(unfinished: UnfinishedCodes, lines: int) -> None:
     """Work on some runs, then fail."""
     with suppress(RuntimeError), unfinished.working(resume=True):
         for k in range(lines):
-            unfinished.note([k, k])
+            unfinished.note([[j, j] for j in range(k + 1)])
         raise RuntimeError
 
 
@@ -143,12 +143,12 @@ def test_a_failure_before_the_first_run_leaves_nothing(tmp_path):
 def test_finished_runs_are_remembered_by_the_same_transform(tmp_path):
     unfinished = UnfinishedCodes(tmp_path / "z.zarr", "a")
     interrupt(unfinished, 2)
-    with (unfinished.folder / "finished").open("a") as file:
-        file.write("[7")  # killed while it wrote
+    (unfinished.folder / "finished" / "000000064.partial").write_text("[7")  # killed at work
     with unfinished.working(resume=True):
         assert unfinished.finished() == [[0, 0], [1, 1]]
-        unfinished.note([2, 2])
-        assert unfinished.finished()[2:] == [[2, 2]]
+        for n_runs in range(3, 200):
+            unfinished.note([[k, k] for k in range(n_runs)])
+            assert unfinished.finished() == [[k, k] for k in range(n_runs)]
         with pytest.raises(Busy), unfinished.working(resume=True):
             pass
     for other, resume in ((UnfinishedCodes(tmp_path / "z.zarr", "b"), True), (unfinished, False)):

@@ -1,0 +1,128 @@
+"""Opens the buckets of object stores, and tells what they answer in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from storage.errors import DataError, Unreachable
+
+# The pauses are of random length, four times as long each time: about a minute in all.
+_PATIENT = {
+    "max_retries": 15,
+    "retry_timeout": timedelta(seconds=180),
+    "backoff": {
+        "init_backoff": timedelta(seconds=0.05),
+        "max_backoff": timedelta(seconds=15),
+        "base": 4,
+    },
+}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says of a disk without room; writing says so without a name."""
+_CURIOUS = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
+
+
+@lru_cache(maxsize=32)
+def bucket(root: str, prefix: str = "") -> Any:
+    """Open a bucket, or what lies below a prefix of its keys.
+
+    Credentials and endpoint are those of the environment. Whether it answers is asked with little
+    patience, so that a mistake is told within seconds; later requests are repeated after
+    throttling, server errors and lost connections.
+    """
+    with told(root):
+        if prefix:
+            bucket(root)
+        else:
+            _ask(_opened(root, prefix, _CURIOUS))
+        return _opened(root, prefix, _PATIENT)
+
+
+def _ask(store: Any) -> None:
+    """Read an object that is not there: other than the outcome of HEAD, an answer has a body."""
+    from obstore import get
+
+    try:
+        get(store, ".latentbits")
+    except FileNotFoundError as error:
+        if _code(str(error)) == "NoSuchBucket":
+            raise
+    except Exception as error:
+        if _code(str(error)) != "AccessDenied":  # this one object may be forbidden
+            raise
+
+
+def _opened(root: str, prefix: str, retries: Any) -> Any:
+    from obstore.store import S3Store
+
+    _check_endpoint(root)
+    # An endpoint in plain HTTP is asked for by naming it so.
+    return S3Store(
+        root.removeprefix("s3://"),
+        prefix=prefix or None,
+        client_options={"allow_http": True},
+        retry_config=retries,
+    )
+
+
+def _check_endpoint(root: str) -> None:
+    """Refuse an address that obstore would panic at."""
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        parts = urlsplit(os.environ.get(name) or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise DataError(f"{root}: {name}: Expected http://HOST or https://HOST, got another.")
+
+
+@contextmanager
+def told(path: object) -> Iterator[None]:
+    """Turn errors of a store or a full disk into one line; a missing object is for the caller."""
+    try:
+        yield
+    except Exception as error:
+        if found := store_error(str(path), error):
+            raise found from error
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def store_error(path: str, error: BaseException) -> Unreachable | None:
+    """Describe an error of an object store, or None if this is none or a missing object."""
+    lost = isinstance(error, FileNotFoundError) and "NoSuchBucket" in str(error)
+    if not lost and not type(error).__module__.startswith("obstore"):
+        return None
+    return Unreachable(f"{path}: {_remedy(type(error).__name__, str(error))}")
+
+
+def _remedy(kind: str, text: str) -> str:
+    if "NoSuchBucket" in text:
+        return "Expected a bucket that exists, got none. Create it, or mend the URL."
+    if "/latest/api/token" in text or "/latest/meta-data/" in text:  # where a machine has them
+        return "Expected credentials, got none. Give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return (
+            f"Expected access to the store, was refused ({_code(text) or kind}). Check the "
+            "credentials in the environment, such as AWS_ACCESS_KEY_ID, and what they may do."
+        )
+    if "error sending request" in text:
+        return "Expected an answer of the store, got none. Check AWS_ENDPOINT_URL and the network."
+    return f"Expected an answer of the store, got {_reason(text)}."
+
+
+def _code(text: str) -> str:
+    """Find the store's own name of an error in its answer."""
+    _, found, after = text.partition("<Code>")
+    return after.partition("</Code>")[0] if found else ""
+
+
+def _reason(error: Exception | str) -> str:
+    text = str(error)
+    line = text.partition("\n")[0].partition("<?xml")[0].strip()
+    return _code(text) or re.sub(r"\w+://\S+", "URL", line)[:200]  # which may hold a password

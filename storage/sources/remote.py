@@ -1,0 +1,102 @@
+"""Sources in object stores: downloaded to a temporary file, read there, and deleted again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import has_magic
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+
+from storage.errors import DataError
+from storage.object_path import ObjectPath, is_url, object_path
+from storage.sources.base import Batch, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteSource(Source):
+    """A file of an object store; its rows take another download than its names did.
+
+    Attributes
+    ----------
+    tag
+        What identified the file when its names were read.
+    opener
+        Opens the copy.
+    """
+
+    tag: str
+    opener: Callable[[str], Source]
+
+    def batches(self) -> Iterator[Batch]:
+        """Read the rows of a copy made now."""
+        with local_copy(self.path) as (copy, tag):
+            if tag != self.tag:
+                raise DataError(
+                    f"{self.path}: Expected the file as it was at first, got a changed one. "
+                    "Run it again."
+                )
+            yield from self.opener(copy).batches()
+
+
+def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
+    """Open a file of an object store by its URL."""
+    with local_copy(url) as (copy, tag):
+        found = opener(copy)
+        return RemoteSource(
+            path=url,
+            options=found.options,
+            feature_names=found.feature_names,
+            n_rows=found.n_rows,
+            column_names=found.column_names,
+            default_segment=found.default_segment,
+            default_split=found.default_split,
+            tag=tag,
+            opener=opener,
+        )
+
+
+@contextmanager
+def local_copy(path: str) -> Iterator[tuple[str, str]]:
+    """Give a file of this machine with what a URL names, and its tag; a path is given back.
+
+    Raises
+    ------
+    DataError
+        If there is nothing; errors about the copy name the URL.
+    """
+    if not is_url(path):
+        yield path, ""
+        return
+    with tempfile.TemporaryDirectory(prefix="latentbits-") as folder:
+        copy = str(Path(folder) / ("source" + "".join(PurePosixPath(path).suffixes[-2:]).lower()))
+        try:
+            with open(copy, "wb") as file:
+                tag = object_path(path).download(file)
+            yield copy, tag
+        except FileNotFoundError:
+            raise DataError(f"{path}: Expected a file, got nothing there.") from None
+        except DataError as error:
+            raise DataError(str(error).replace(copy, path)) from error
+
+
+def matching(pattern: str) -> list[str]:
+    """List the URLs that match one with wildcards, in order; as in a shell `*` ends at `/`."""
+    wanted = object_path(pattern)
+    parts = PurePosixPath(wanted.key).parts
+    fixed = tuple(takewhile(lambda part: not has_magic(part), parts))
+    keys = ObjectPath(wanted.root, "/".join(fixed)).all_keys()
+    return sorted(f"{wanted.root}/{key}" for key in keys if _match(key, parts))
+
+
+def _match(key: str, wanted: tuple[str, ...]) -> bool:
+    parts = PurePosixPath(key).parts
+    return len(parts) == len(wanted) and all(map(_matches, parts, wanted))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Match one part of a path; a leading dot must be named."""
+    return fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))
