@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
@@ -16,6 +15,8 @@ from numpy.typing import NDArray
 
 import pipeline.models  # noqa: F401  registers
 from pipeline.blocks import Chunk, Rows
+from pipeline.convergence import ConvergenceMonitor
+from pipeline.display import Facts, Shown
 from pipeline.errors import FitError
 from pipeline.evaluate import (
     Subject,
@@ -26,6 +27,7 @@ from pipeline.evaluate import (
 )
 from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.executors.threads import ThreadsExecutor
+from pipeline.features import check_features
 from pipeline.fit import fit as fit_model
 from pipeline.known_segments import known_segments, segment_indices
 from pipeline.models.base import (
@@ -78,8 +80,8 @@ class Stored(Protocol):
     def __getitem__(self, name: str) -> NDArray[Any]: ...
 
 
-@dataclass(frozen=True)
-class Fitted:
+@dataclass(frozen=True, repr=False)
+class Fitted(Shown):
     """A fitted model.
 
     Attributes
@@ -117,16 +119,19 @@ class Fitted:
             tuple(manifest["warnings"]),
         )
 
-    def _repr_html_(self) -> str:
-        """Show itself in a notebook."""
-        arrays = {
-            name: f"{' × '.join(dims)}: {' × '.join(map(str, values.shape))}"
-            for name, (dims, values) in named_arrays(self.params).items()
-            if values.size and values.ndim
-        }
-        objective = {"objective": f"{self.history[-1]:.6g} nats a row"} if any(self.history) else {}
-        warnings = {"warnings": " · ".join(self.warnings)} if self.warnings else {}
-        return html_table(repr(self.model), {**arrays, **objective, **warnings})
+    def _facts(self) -> Facts:
+        monitor = ConvergenceMonitor(self.model.max_iter, self.model.tol)
+        yield "model", repr(self.model)
+        yield "features", f"{len(self.feature_names):,}"
+        yield "segments", f"{len(self.segment_names):,}"
+        yield "converged", "yes" if monitor.converged(self.history) else "no"
+        if any(self.history):
+            yield "objective", f"{self.history[-1]:.6g} nats a row"
+        for name, (dims, values) in named_arrays(self.params).items():
+            if values.size and values.ndim:
+                axes = zip(dims, values.shape, strict=True)
+                yield name, " × ".join(f"{dim} {size:,}" for dim, size in axes)
+        yield from (("warning", text) for text in self.warnings)
 
 
 def fit(
@@ -181,7 +186,7 @@ def transform(
     split: str | None = None,
     seed: int = 0,
     executor: Executor = _THREADS,
-) -> dict[str, NDArray[Any]]:
+) -> Codes:
     """Give the latent codes of all rows in their original order, such as `mean`, and `row`.
 
     Parameters
@@ -207,11 +212,10 @@ def transform(
         rows.read,
         _segments(fitted, dataset),
         "float64",
-        lambda: False,
     )
     n_rows = list(executor.map(partial(count_kept, rows.read), range(rows.n_chunks)))
     parts = list(executor.map(work.codes, runs_of(n_rows, _ROWS_A_RUN)))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Codes({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 def evaluate(
@@ -241,28 +245,22 @@ def evaluate(
     return Evaluation({**likelihood_summary(measure, sums), **reconstruction_summary(sums)})
 
 
-class Evaluation(dict[str, Any]):
+class Evaluation(Shown, dict[str, Any]):
     """What `evaluate` found, by name."""
 
-    def _repr_html_(self) -> str:
-        """Show itself in a notebook."""
-        shown = {
-            name: f"{value:.6g}" if isinstance(value, float) else str(value)
-            for name, value in self.items()
-            if not isinstance(value, list) or value
-        }
-        return html_table("evaluation", shown)
+    def _facts(self) -> Facts:
+        for name, value in self.items():
+            for one in value if isinstance(value, list) else [value]:
+                yield name, f"{one:.6g}" if isinstance(one, float) else str(one)
 
 
-def html_table(title: str, rows: Mapping[str, str]) -> str:
-    """Write names and values as a table."""
-    cells: Iterable[Sequence[str]] = rows.items()
-    body = "".join(
-        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-        for name, value in cells
-    )
-    return f"<table><caption style='text-align:left'>{html.escape(title)}</caption>{body}</table>"
+class Codes(Shown, dict[str, NDArray[Any]]):
+    """What `transform` gives: arrays by name, a row of each for every row of the data."""
+
+    def _facts(self) -> Facts:
+        for name, values in self.items():
+            shape = (f"row {len(values):,}", *(f"{size:,}" for size in values.shape[1:]))
+            yield name, f"{' × '.join(shape)}, {values.dtype}"
 
 
 def _built(name: str, components: int | str | None, settings: Mapping[str, Any]) -> Model:
@@ -288,13 +286,7 @@ def _rows(dataset: Dataset, split: str | None, memory: int = 0) -> Rows:
 
 def _subject(fitted: Fitted, dataset: Dataset, executor: Executor) -> Subject:
     """Check the features, and complete the parameters."""
-    expected, got = fitted.feature_names, dataset.feature_names
-    if expected != got:
-        at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
-        where = f"{len(expected)} of them, got {len(got)}"
-        if at is not None:
-            where = f"{expected[at]!r} at position {at + 1}, got {got[at]!r}"
-        raise FitError(f"Expected the features of the fit, {where}. Fit again, or reorder them.")
+    check_features(fitted.feature_names, dataset.feature_names)
     with one_blas_thread():
         params = fitted.model.prepare(fitted.params, np.random.default_rng(0), executor.map)
     known = known_segments(params, fitted.segment_names)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.params import in_c_order
 from pipeline.progress import Progress, silent
 from pipeline.random import RowRandom
-from pipeline.reduce import groups, tree_merge
+from pipeline.reduce import Folded, groups
 from pipeline.statistics.base import Statistics
+from pipeline.wanted import check_wanted
 
 if TYPE_CHECKING:
     from pipeline.models.base import Model
@@ -62,6 +63,33 @@ class FitState:
     accepted: bool = True
 
 
+@dataclass(frozen=True)
+class Kept(Generic[S]):
+    """Where sums over leading chunks are kept between fits, so that only new chunks are read.
+
+    Attributes
+    ----------
+    load
+        Gives what was kept of a tile, of leading chunks of the same rows; empty if nothing was.
+    save
+        Keeps what a tile sums to now.
+    """
+
+    load: Callable[[Tile | None], Folded[S]] = lambda tile: Folded()
+    save: Callable[[Tile | None, Folded[S]], None] = lambda tile, folded: None
+
+
+NOTHING_KEPT: Kept[Any] = Kept()
+
+
+class GroupTask(NamedTuple, Generic[S]):
+    """Chunks to sum, and what comes before them in their group, if that was kept."""
+
+    tile: Tile | None
+    keys: range
+    before: S | None = None
+
+
 def collect(
     summarize: Callable[[BinaryBlock], S],
     rows: Rows,
@@ -69,6 +97,7 @@ def collect(
     label: str,
     tiles: Sequence[Tile | None] = (None,),
     progress: Progress = silent,
+    kept: Kept[S] = NOTHING_KEPT,
 ) -> S:
     """Sum a statistic over all rows: one task a tile and group of chunks.
 
@@ -86,26 +115,40 @@ def collect(
         Parts of the pairs of features, each a sweep of its own.
     progress
         Is told after every task.
+    kept
+        Sums over leading chunks.
 
     Raises
     ------
     FitError
         If there are no rows.
     """
-    tasks = [(tile, keys) for tile in tiles for keys in groups(rows.n_chunks) or [range(0)]]
+    known = [kept.load(tile) for tile in tiles]
+    by_tile = [_tasks(*pair, rows.n_chunks) for pair in zip(tiles, known, strict=True)]
+    tasks = [task for of_tile in by_tile for task in of_tile]
     fold = partial(fold_group, summarize, rows.read)
-    results = _counted(executor.map(fold, tasks), len(tasks), label, progress)
-    by_tile = groupby(zip(tasks, results, strict=True), key=lambda done: done[0][0])
-    parts = [_merged(part for _, part in same_tile) for _, same_tile in by_tile]
+    parts = []
+    with closing(executor.map(fold, tasks)) as found:
+        results = _counted(found, len(tasks), label, progress)
+        for tile, before, of_tile in zip(tiles, known, by_tile, strict=True):
+            # The tasks come first: when they end no further result is taken.
+            done = zip((task.keys for task in of_tile), results, strict=False)
+            folded = before.extended(done)
+            kept.save(tile, folded)
+            parts.append(_merged(folded))
     return type(parts[0]).stitch(parts)
 
 
-def _merged(parts: Iterable[S | None]) -> S:
-    filled = (part for part in parts if part is not None)
-    first = next(filled, None)
-    if first is None:
+def _tasks(tile: Tile | None, known: Folded[S], n_chunks: int) -> list[GroupTask[S]]:
+    cut = groups(n_chunks, known.n_chunks)
+    return [GroupTask(tile, keys, None if k else known.open) for k, keys in enumerate(cut)]
+
+
+def _merged(folded: Folded[S]) -> S:
+    merged = folded.merged()
+    if merged is None:
         raise FitError("Expected at least one row, got none. Choose another --split.")
-    return tree_merge(chain([first], filled))
+    return merged
 
 
 def _counted(
@@ -120,22 +163,31 @@ def _counted(
 
 
 def fold_group(
-    summarize: Callable[[BinaryBlock], S],
-    read: Callable[[int], Chunk],
-    task: tuple[Tile | None, Sequence[int]],
+    summarize: Callable[[BinaryBlock], S], read: Callable[[int], Chunk], task: GroupTask[S]
 ) -> S | None:
     """Read a group's chunks one by one and sum them; None when no row is of the chosen split."""
-    tile, keys = task
-    blocks = (replace(block, tile=tile) for key in keys for block in blocks_of(read(key)))
-    parts = (summarize(block) for block in blocks if block.n_samples)
-    return reduce(lambda total, part: part if total is None else total.merge(part), parts, None)
+    blocks = (replace(b, tile=task.tile) for key in task.keys for b in blocks_of(read(key)))
+    parts = (_while_wanted(summarize, block) for block in blocks if block.n_samples)
+    return reduce(lambda sum, part: part if sum is None else sum.merge(part), parts, task.before)
+
+
+def _while_wanted(summarize: Callable[[BinaryBlock], S], block: BinaryBlock) -> S:
+    check_wanted()
+    return summarize(block)
 
 
 def collect_first(
-    model: Model, rows: Rows, executor: Executor, progress: Progress = silent
+    model: Model,
+    rows: Rows,
+    executor: Executor,
+    progress: Progress = silent,
+    kept: Kept[Any] = NOTHING_KEPT,
 ) -> Statistics:
     """Sum what `model.initialize` needs."""
-    return collect(model.first.of_block, rows, executor, model.first.label, progress=progress)
+    kind = model.first
+    first: Statistics
+    first = collect(kind.of_block, rows, executor, kind.label, progress=progress, kept=kept)
+    return first
 
 
 def start(model: Model, first: Statistics, seed: int) -> FitState:
@@ -164,17 +216,20 @@ def collect_pass(
     executor: Executor,
     seed: int,
     progress: Progress = silent,
+    kept: Kept[Any] = NOTHING_KEPT,
 ) -> Statistics:
     """Sum the statistics of one pass with the parameters of the state."""
     rng = RowRandom(seed, state.iteration)
-    return collect(
+    statistics: Statistics = collect(
         partial(_summarize, model, state.params, rng),
         rows,
         executor,
         _pass_label(model, state),
         model.tiles(rows.n_features, rows.n_segments, TASK_MEMORY),
         progress,
+        kept,
     )
+    return statistics
 
 
 def _pass_label(model: Model, state: FitState) -> str:

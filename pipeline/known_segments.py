@@ -15,11 +15,22 @@ UNKNOWN = -1
 """Index that no segment has: models take the mean of those they know."""
 
 
+def fitted_segments(params: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Give the segments that have parameters of their own, as `Model` declares them.
+
+    Returns
+    -------
+    tuple
+        Their indices in the data fitted, and their rows there: (n_segments,) each, empty where a
+        model has none.
+    """
+    if not any("segment" in dims for dims, _ in named_arrays(params).values()):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return params.segments, params.segment_rows
+
+
 def known_segments(params: Any, names: Sequence[str]) -> dict[str, int]:
     """Give the index of each segment that has parameters of its own, by name.
-
-    A model has such segments where its parameters have the dimension `segment`; the array
-    `segments` lists their indices.
 
     Parameters
     ----------
@@ -28,9 +39,8 @@ def known_segments(params: Any, names: Sequence[str]) -> dict[str, int]:
     names
         Names of the segments of the data that were fitted.
     """
-    if not any("segment" in dims for dims, _ in named_arrays(params).values()):
-        return {}
-    return {names[index]: index for index in params.segments.tolist()}
+    indices, _ = fitted_segments(params)
+    return {names[index]: index for index in indices.tolist()}
 
 
 def segment_indices(known: Mapping[str, int], names: Sequence[str]) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ from pipeline.numerics.logistic_bound import (
     bound_statistics,
 )
 from pipeline.numerics.logistic_regression import logistic_m_step
+from pipeline.numerics.rotation import principal_axes, promax, varimax
 from pipeline.params import array
 from pipeline.statistics.sums import Sums
 
@@ -152,3 +153,18 @@ def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> Boun
     """Bound the posterior of x."""
     words, observed = block.words, block.observed_words
     return bound_posterior(words, observed, block.n_samples, params.weights, params.offsets)
+
+
+def on_principal_axes(params: LatentTraitParams) -> LatentTraitParams:
+    """Turn weights, and nodes with them, lest the nodes stand for other rows than were fitted."""
+    weights = principal_axes(params.weights)
+    left, _, right = np.linalg.svd(params.weights.T @ weights)
+    return replace(params, weights=weights, nodes=params.nodes @ left @ right)
+
+
+def rotated_for_reading(weights: Array, rotation: str) -> tuple[Array, Array]:
+    """Give weights for reading, and the correlations of their components."""
+    if rotation == "promax":
+        return promax(weights)
+    rotated = varimax(weights) if rotation == "varimax" else weights
+    return rotated, np.eye(weights.shape[1])

@@ -6,7 +6,9 @@ Neither depends on the number of workers, so sums of floats have the same bytes 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, Self, TypeVar
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, Protocol, Self, TypeVar
 
 GROUP_CHUNKS = 8
 """Chunks a group: long enough that results are few, short enough that work spreads evenly."""
@@ -22,12 +24,48 @@ class Mergeable(Protocol):
 M = TypeVar("M", bound=Mergeable)
 
 
-def groups(n_chunks: int) -> list[range]:
-    """Cut the chunks into fixed runs; appended chunks change only the last."""
-    return [
-        range(start, min(start + GROUP_CHUNKS, n_chunks))
-        for start in range(0, n_chunks, GROUP_CHUNKS)
-    ]
+def groups(n_chunks: int, first: int = 0) -> list[range]:
+    """Cut the chunks from the first into fixed runs; appended chunks change only the last."""
+    cuts = range((first // GROUP_CHUNKS + 1) * GROUP_CHUNKS, n_chunks, GROUP_CHUNKS)
+    edges = [first, *cuts, n_chunks]
+    return [range(*pair) for pair in pairwise(edges)] if first < n_chunks else []
+
+
+@dataclass(frozen=True)
+class Folded(Generic[M]):
+    """The leading chunks, merged as far as the fixed tree goes whatever chunks are to come.
+
+    Attributes
+    ----------
+    n_chunks
+        How many they are.
+    stack
+        Merged groups, and the height of each in the tree.
+    open
+        Merged chunks of a group that is not full, or None.
+    """
+
+    n_chunks: int = 0
+    stack: tuple[tuple[int, M], ...] = ()
+    open: M | None = None
+
+    def extended(self, parts: Iterable[tuple[range, M | None]]) -> Folded[M]:
+        """Add groups: their chunks, and what these sum to with `open` in it; None is nothing."""
+        n_chunks, stack, still_open = self.n_chunks, list(self.stack), self.open
+        for keys, part in parts:
+            n_chunks = keys.stop
+            is_full = n_chunks % GROUP_CHUNKS == 0
+            still_open = None if is_full else part
+            if is_full and part is not None:
+                _push(stack, part)
+        return Folded(n_chunks, tuple(stack), still_open)
+
+    def merged(self) -> M | None:
+        """Merge all; None where there is nothing."""
+        stack = list(self.stack)
+        if self.open is not None:
+            _push(stack, self.open)
+        return _collapsed(stack) if stack else None
 
 
 def tree_merge(parts: Iterable[M]) -> M:
@@ -42,14 +80,23 @@ def tree_merge(parts: Iterable[M]) -> M:
     """
     stack: list[tuple[int, M]] = []
     for part in parts:
-        height, merged = 0, part
-        while stack and stack[-1][0] == height:
-            merged = stack.pop()[1].merge(merged)
-            height += 1
-        stack.append((height, merged))
+        _push(stack, part)
     if not stack:
         raise ValueError("Expected at least one part, got none.")
-    _, merged = stack.pop()
-    while stack:
-        merged = stack.pop()[1].merge(merged)
+    return _collapsed(stack)
+
+
+def _push(stack: list[tuple[int, M]], part: M) -> None:
+    """Add a part, and merge what is of one height."""
+    height = 0
+    while stack and stack[-1][0] == height:
+        part = stack.pop()[1].merge(part)
+        height += 1
+    stack.append((height, part))
+
+
+def _collapsed(stack: list[tuple[int, M]]) -> M:
+    _, merged = stack[-1]
+    for _, earlier in reversed(stack[:-1]):
+        merged = earlier.merge(merged)
     return merged

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
+from pipeline.known_segments import fitted_segments
 from pipeline.models.base import Model
 from pipeline.params import params_from_arrays
 
@@ -57,6 +58,25 @@ def draw_rows(
     segments = np.repeat(draw.segments, draw.n_rows) if draw.segments else None
     X = model.sample(params, sum(draw.n_rows), rng, segments)
     return np.packbits(X, axis=1, bitorder="little")
+
+
+def segments_to_draw(params: Any, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide rows among the segments of a fitted model as the rows fitted were.
+
+    Returns
+    -------
+    tuple
+        Rows and index of each segment; all rows and no index where the model has none.
+
+    Raises
+    ------
+    FitError
+        If there are fewer than two rows a segment.
+    """
+    indices, fitted_rows = fitted_segments(params)
+    if not len(indices):
+        return np.array([n_rows]), indices
+    return rows_by_segment(fitted_rows.astype(np.float64), n_rows), indices
 
 
 def draws_of(

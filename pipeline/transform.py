@@ -14,6 +14,7 @@ from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.params import params_from_arrays
 from pipeline.random import RowRandom
+from pipeline.wanted import check_wanted
 
 ROW = "row"
 """Name of the array of original rows."""
@@ -70,8 +71,6 @@ class Transform:
         The model's index of every segment of the data, (n_segments,).
     dtype
         Type that fractions are stored in.
-    stopped
-        Tells whether the run was interrupted, so that nobody waits for the codes.
     """
 
     model: Model
@@ -80,7 +79,6 @@ class Transform:
     read: Callable[[int], Chunk]
     segments: NDArray[np.int64]
     dtype: str
-    stopped: Callable[[], bool]
 
     def codes(self, run: Run) -> dict[str, NDArray[Any]]:
         """Give the codes of a run in original row order, and `row`, the original rows.
@@ -89,14 +87,13 @@ class Transform:
         ------
         FitError
             If a code is not finite.
-        RuntimeError
+        Unwanted
             If the run was interrupted.
         """
         params = params_from_arrays(type(self.model), self.arrays())
         codes: dict[str, NDArray[Any]] = {}
         for block, places in self._parts(run):
-            if self.stopped():
-                raise RuntimeError("Expected the run to go on, but it was interrupted.")
+            check_wanted()
             found = {ROW: block.rows, **self.model.transform(params, block, self.rng)}
             for name, values in found.items():
                 stored = _stored(name, values, block.rows, self.dtype)
@@ -155,24 +152,14 @@ def described_codes(
     """
     nothing = block_of(np.empty((0, n_features), np.uint8))
     found = model.transform(params, nothing, RowRandom(0))
-    n_components = found["mean"].shape[1]
     return {
         name: (
-            _dims(name, values.shape[1:], n_components),
+            model.codes[name],
             values.shape[1:],
             str(_stored(name, values, nothing.rows, dtype).dtype),
         )
         for name, values in found.items()
     }
-
-
-def _dims(name: str, shape: tuple[int, ...], n_components: int) -> tuple[str, ...]:
-    """Name axes by their length: models say no more of them."""
-    components = iter(["component", *(f"component_{letter}" for letter in "jkl")])
-    return tuple(
-        next(components) if length == n_components else f"{name}_{axis}"
-        for axis, length in enumerate(shape, start=1)
-    )
 
 
 def _places(blocks: Sequence[BinaryBlock], first: int) -> list[NDArray[np.int64]]:

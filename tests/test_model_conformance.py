@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache, reduce
 from itertools import pairwise
 from pathlib import Path
@@ -15,17 +17,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import pipeline.models  # noqa: F401  registers
+from pipeline.api import Fitted
 from pipeline.blocks import BinaryBlock, block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, collect_first, collect_pass, fit, start
-from pipeline.models.base import MODELS, model_class
+from pipeline.known_segments import UNKNOWN, fitted_segments, known_segments
+from pipeline.models.base import MODELS, Warm, model_class
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from pipeline.reduce import tree_merge
 from pipeline.statistics.counts import FeatureCounts, PairCounts
+from pipeline.transform import described_codes
+from storage.artifacts import Artifact, load_artifact
+from tests.data import write
+from tests.fits import write_fit
+from tests.model_facts import N_FEATURES, every_model, facts_of, make, sampled, tolerant, varied
 from tests.strategies import (
     Bits,
     Data,
@@ -40,133 +48,14 @@ from tests.strategies import (
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
 
-N_FEATURES = 6
 MANY = 40  # enough for estimates that are right only for many features, such as those of PCA
 SERIAL = SerialExecutor()
 
 
-def normal_codes(n_components: int) -> tuple[Floats, Floats]:
-    """Gauss–Hermite nodes and weights of standard normal codes."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    grid = np.stack(np.meshgrid(*[nodes] * n_components, indexing="ij"), axis=-1)
-    shares = np.stack(np.meshgrid(*[weights] * n_components, indexing="ij"), axis=-1)
-    mass = shares.reshape(-1, n_components).prod(axis=1)
-    return grid.reshape(-1, n_components), mass / mass.sum()
-
-
-def standard_codes(params: Any) -> tuple[Floats, Floats, None]:
-    """Codes that are standard normal in every segment."""
-    return *normal_codes(2), None
-
-
-def codes_by_segment(params: Any) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Codes with the means and variances that a segment's sources have."""
-    nodes, mass = normal_codes(2)
-    shares = params.segment_rows / params.segment_rows.sum()
-    deviations = np.sqrt(params.source_variances)
-    codes = params.source_means[:, None] + deviations[:, None] * nodes
-    segments = np.repeat(params.segments, len(nodes))
-    return codes.reshape(-1, 2), np.outer(shares, mass).ravel(), segments
-
-
-def codes_of_components(params: Any) -> tuple[Floats, Floats, None]:
-    """Codes that name one component each, as often as it comes."""
-    return np.eye(len(params.weights)), params.weights, None
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the laws need to know of one model beyond the protocol; a new model may do without.
-
-    Attributes
-    ----------
-    plain
-        Settings with which results do not depend on how rows are cut.
-    tolerant
-        Settings that accept degenerate columns where the defaults refuse them.
-    variants
-        Settings that the degenerate columns are tried with, besides the defaults.
-    rising
-        Settings, and by how many nats per row the objective may fall in a pass under them.
-    codes
-        Codes, their probabilities and segments, to integrate `reconstruct` over.
-    flexible
-        Settings with which the model can be like probit data.
-    """
-
-    plain: Mapping[str, Any] = field(default_factory=dict)
-    tolerant: Mapping[str, Any] = field(default_factory=dict)
-    variants: Sequence[Mapping[str, Any]] = ()
-    rising: Sequence[tuple[Mapping[str, Any], float]] = (({}, 1e-9),)
-    codes: Callable[[Any], tuple[Floats, Floats, NDArray[np.int64] | None]] = standard_codes
-    flexible: Mapping[str, Any] = field(default_factory=dict)
-
-
-FACTS = {
-    "clipped-pca": Facts(
-        tolerant={"constant_features": "keep"},
-        variants=(
-            {"estimator": "arcsine"},
-            {"empty_cells": "half"},
-            {"repair": "nearest"},
-            {"n_components": None},
-            {"n_components": N_FEATURES},
-        ),
-    ),
-    "blica": Facts(
-        plain={"regularization": 20.0},
-        variants=(
-            {"regularization": 5.0},
-            {"n_components": None},
-            {"regularization": 20.0, "bootstrap": 20},
-            {"min_rows": 1, "starts": 1},
-        ),
-        codes=codes_by_segment,
-    ),
-    "latent-trait": Facts(
-        plain={"tol": 1e-7},
-        tolerant={"constant_features": "pin"},
-        variants=(
-            {"estimator": "quadrature", "prior_precision": 0.1},
-            {"estimator": "sampling", "nodes": 50},
-            {"n_components": None, "max_iter": 40},
-            {"polish": "quadrature", "rotation": "promax"},
-        ),
-        rising=(
-            ({}, 1e-3),
-            ({"acceleration": "none", "prior_precision": 1.0}, 1e-3),
-            ({"polish": "quadrature"}, 1e-9),
-            ({"estimator": "quadrature"}, 1e-9),
-            ({"estimator": "quadrature", "prior_precision": 1.0, "n_components": 1}, 1e-9),
-            ({"estimator": "sampling", "acceleration": "none"}, 1e-9),
-        ),
-    ),
-    "bernoulli-mixture": Facts(
-        plain={"tol": 1e-7},
-        variants=({"n_components": None, "max_iter": 40}, {"smoothing": 1e-6}),
-        rising=(({}, 1e-9), ({"n_components": 8, "smoothing": 1.0}, 1e-9)),
-        codes=codes_of_components,
-        flexible={"n_components": 30},
-    ),
-}
 RECOUNTS: Mapping[type, Callable[[Data], list[NDArray[np.int64]]]] = {
     FeatureCounts: lambda data: [data.mask.sum(axis=0), (data.X & data.mask).sum(axis=0)],
     PairCounts: dense_pair_table,
 }
-
-every_model = pytest.mark.parametrize("name", sorted(MODELS))
-
-
-def facts_of(name: str) -> Facts:
-    return FACTS.get(name, Facts())
-
-
-def make(name: str, **more: Any) -> Any:
-    return MODELS[name](**{"n_components": 2, **facts_of(name).plain, **more})  # type: ignore[call-arg]
-
-
-def tolerant(name: str, **more: Any) -> Any:
-    return make(name, **{**facts_of(name).tolerant, **more})
 
 
 @lru_cache
@@ -179,6 +68,23 @@ def probit(n_features: int = N_FEATURES) -> Data:
 @lru_cache
 def fitted(name: str, n_features: int = N_FEATURES, **more: Any) -> FitState:
     return fit(make(name, **more), memory_rows(probit(n_features), [1000] * 4), SERIAL)
+
+
+Load = Callable[[str], Artifact]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Loads the artifact of a fit to `varied`."""
+    folder, data = tmp_path_factory.mktemp("stored"), varied()
+    dataset = write(folder / "rows.zarr", data.X, segments=[f"s{k}" for k in data.labels])
+
+    @lru_cache
+    def load(name: str) -> Artifact:
+        model = make(name, **facts_of(name).consistent)
+        return load_artifact(write_fit(folder / name, model, dataset))
+
+    return load
 
 
 def params_of(state: FitState) -> dict[str, NDArray[Any]]:
@@ -323,6 +229,41 @@ def test_threads_give_the_bytes_of_serial(name: str) -> None:
 
 
 @every_model
+def test_what_is_counted_does_not_hang_on_parameters(name: str) -> None:
+    data, n_counted = probit(), 0
+    mask = (np.random.default_rng(7).random(data.X.shape) < 0.8).astype(np.uint8)
+    for settings_ in ({}, *facts_of(name).variants):
+        model = make(name, **settings_)
+        first = collect_first(model, memory_rows(data), SERIAL)
+        states = [start(model, first, seed=0), fitted(name, **settings_)]
+        blocks = memory_blocks(data) + memory_blocks(replace(data, observed=mask))
+        found = [[model.summarize(s.params, b, RowRandom(0)) for b in blocks] for s in states]
+        if model.counted(N_FEATURES) is None:
+            # Else sums could be kept that are not.
+            assert any(a.objective != b.objective for a, b in zip(*found, strict=True))
+            continue
+        n_counted += 1
+        for a, b in zip(*found, strict=True):
+            assert_same(a.arrays(), b.arrays())
+    assert n_counted in (0, 1 + len(facts_of(name).variants))
+
+
+@every_model
+def test_a_warm_start_from_its_own_end_stays_there(name: str) -> None:
+    if not issubclass(MODELS[name], Warm):
+        assert make(name).max_iter == 1
+        pytest.skip("this model has one pass")
+    for settings_ in ({}, *facts_of(name).variants):
+        done, rows = fitted(name, **settings_), memory_rows(probit(), [1000] * 4)
+        model = make(name, **{**settings_, "n_components": done.diagnostics["n_components"]})
+        begun = model.warm(start(model, collect_first(model, rows, SERIAL), 0), done.params)
+        again = fit(model, rows, SERIAL, state=begun)
+        assert again.iteration <= 3, settings_
+        assert again.history[-1] >= done.history[-1] - model.tol, settings_
+        assert named_arrays(again.params).keys() == named_arrays(done.params).keys()
+
+
+@every_model
 def test_the_seed_alone_decides_the_start(name: str) -> None:
     first = collect_first(make(name), memory_rows(probit()), SERIAL)
     starts = [start(make(name), first, seed=5) for _ in "ab"]
@@ -355,6 +296,37 @@ def test_a_fit_recovers_the_model_that_it_sampled(name: str) -> None:
     shares = drawn.mean(axis=0)
     dependence = np.abs(pair_shares(drawn) - np.outer(shares, shares))
     assert (dependence > 0.05).mean() > 0.3
+
+
+def assert_recovered(name: str, found: Any, truth: Any, n_rows: int) -> None:
+    """Every entry lies within 4 standard errors of the worst one.
+
+    Chance leaves a normal entry outside in 1 of 16,000. Where a model's facts give no error it is
+    2 / √rows: a share has ½ / √rows at the most, a threshold or a tetrachoric correlation near
+    an even split about 1.6 / √rows.
+    """
+    recovered, errors = facts_of(name).recovered(found, truth), facts_of(name).errors
+    assert recovered
+    for key, (values, expected) in recovered.items():
+        assert values.shape == expected.shape, key
+        within = 4 * errors.get(key, 2.0) / np.sqrt(n_rows)
+        np.testing.assert_allclose(values, expected, rtol=0, atol=within, err_msg=key)
+
+
+@every_model
+def test_a_fit_to_a_sample_recovers_the_parameters(name: str, stored: Load) -> None:
+    truth, drawn = Fitted.of(stored(name)), sampled(stored(name), n_rows := 100_000)
+    again = fit(truth.model, memory_rows(drawn), SERIAL)
+    assert_recovered(name, again.params, truth.params, n_rows)
+    few = drawn.take(slice(None, None, 10))
+    mirrored = fit(truth.model, memory_rows(replace(few, X=few.X[:, ::-1])), SERIAL)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_recovered(name, mirrored.params, truth.params, n_rows)
+
+
+@every_model
+def test_what_is_not_identifiable_is_said(name: str) -> None:
+    assert "\nNot identifiable: " in (sys.modules[MODELS[name].__module__].__doc__ or "")
 
 
 @every_model
@@ -510,6 +482,65 @@ def test_params_are_named_arrays(name: str) -> None:
 
 
 @every_model
+def test_parameters_of_segments_say_of_which(name: str, stored: Load) -> None:
+    artifact = stored(name)
+    params, names = Fitted.of(artifact).params, artifact.manifest["segment_names"]
+    named, (indices, rows) = named_arrays(params), fitted_segments(params)
+    lengths = {
+        values.shape[dims.index("segment")] for dims, values in named.values() if "segment" in dims
+    }
+    assert lengths == ({len(indices)} if len(indices) else set())
+    assert len(np.unique(indices)) == len(indices)
+    for key, values in (("segments", indices), ("segment_rows", rows)):
+        assert (key in named) == bool(lengths)
+        assert values.dtype.kind == "i"
+        assert values.shape == indices.shape
+        assert not lengths or named[key][0] == ("segment",)
+    sizes = Counter(f"s{k}" for k in varied().labels)
+    found = {names[index]: n for index, n in zip(indices, rows, strict=True)}
+    assert found == (sizes if lengths else {})
+    assert known_segments(params, names) == {names[index]: index for index in indices}
+    by_index = {index: sizes[names[index]] for index in indices}
+    assert Counter(sampled(artifact, 20_000).labels) == (by_index or {0: 20_000})
+
+
+def results(model: Any, params: Any, segments: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """What a model says of rows and codes of these segments; of the first one, given a block."""
+    block = block_of(varied().X[:20], segment=int(segments[0]))
+    codes = model.transform(params, block, RowRandom(0))
+    grid = np.random.default_rng(0).random((len(segments), codes["mean"].shape[1]))
+    found = {
+        **codes,
+        "sample": model.sample(params, len(segments), np.random.default_rng(0), segments),
+        "reconstruct": model.reconstruct(params, grid, segments),
+        "anywhere": model.reconstruct(params, grid),
+    }
+    if hasattr(model, "log_likelihood"):
+        found["log_likelihood"] = model.log_likelihood(params, block, RowRandom(0)).nats
+    return found
+
+
+@every_model
+def test_segments_matter_to_models_that_have_some(name: str, stored: Load) -> None:
+    fit_ = Fitted.of(stored(name))
+    model, params, n_rows = fit_.model, fit_.params, 400
+    indices, _ = fitted_segments(params)
+    here = [*indices.tolist(), UNKNOWN]
+    found = [results(model, params, np.full(n_rows, index)) for index in here]
+    for key in ("mean", "sample", "reconstruct", "log_likelihood"):
+        if key in found[0]:
+            assert len({values[key].tobytes() for values in found}) == len(here), key
+    np.testing.assert_array_equal(found[-1]["anywhere"], found[-1]["reconstruct"])
+    for index in {*range(5), 99} - {*here}:
+        assert_same(results(model, params, np.full(n_rows, index)), found[-1])
+    places = np.arange(n_rows) % len(here)
+    mixed = results(model, params, np.array(here)[places])
+    for key in ("sample", "reconstruct"):
+        each = np.stack([values[key] for values in found])
+        np.testing.assert_allclose(mixed[key], each[places, np.arange(n_rows)], err_msg=key)
+
+
+@every_model
 def test_states_survive_storage(name: str, tmp_path: Path) -> None:
     from flows.checkpoints import load_state, save_state
 
@@ -572,6 +603,20 @@ def test_codes_ignore_what_lies_under_a_missing_value(name: str) -> None:
         model.transform(params, block_of(X, data.observed), RowRandom(0)) for X in (data.X, other)
     ]
     assert_same(codes[0], codes[1])
+
+
+@every_model
+def test_codes_have_the_dimensions_that_the_model_declares(name: str) -> None:
+    model, params, declared = make(name), fitted(name).params, MODELS[name].codes
+    lengths = {"component": 2, "feature": N_FEATURES}
+    codes = model.transform(params, block_of(probit().X[:5]), RowRandom(0))
+    assert codes.keys() == declared.keys()
+    assert declared["mean"] == ("component",)
+    for key, dims in declared.items():
+        assert len({*dims}) == len(dims)
+        assert codes[key].shape == (5, *(lengths[dim.removesuffix("_j")] for dim in dims)), key
+    described = described_codes(model, params, N_FEATURES, "float32")
+    assert {key: dims for key, (dims, _, _) in described.items()} == declared
 
 
 @every_model

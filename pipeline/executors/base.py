@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
@@ -21,21 +21,35 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 class Executor(Protocol):
     """Where work runs."""
 
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Apply a pure function to every item; yield results in the items' order."""
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
+        """Apply a pure function to every item; yield results in the items' order.
+
+        Close it to stop the items that are under way, which ask `pipeline.wanted`.
+        """
 
 
 def in_order(
-    submit: Callable[[T], F], result: Callable[[F], R], items: Iterable[T], ahead: int
-) -> Iterator[R]:
-    """Keep up to `ahead` submitted items under way, so that memory does not grow with them."""
+    submit: Callable[[T], F],
+    result: Callable[[F], R],
+    items: Iterable[T],
+    ahead: int,
+    drop: Callable[[F], object] = lambda left: None,
+) -> Generator[R]:
+    """Keep up to `ahead` submitted items under way, so that memory does not grow with them.
+
+    Those that are left when a result fails, or nobody takes them, are dropped.
+    """
     pending: deque[F] = deque()
-    for item in items:
-        pending.append(submit(item))
-        if len(pending) >= ahead:
+    try:
+        for item in items:
+            pending.append(submit(item))
+            if len(pending) >= ahead:
+                yield result(pending.popleft())
+        while pending:
             yield result(pending.popleft())
-    while pending:
-        yield result(pending.popleft())
+    finally:
+        for left in pending:
+            drop(left)
 
 
 class _OneThread:

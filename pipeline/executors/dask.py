@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from distributed import Client, Future, KilledWorker
+from distributed import Client, Future, KilledWorker, get_worker
 from distributed.comm import CommClosedError
 
-from pipeline.errors import ClusterLost
+from pipeline.code_digest import computing_with
+from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import in_order, one_blas_thread
+from pipeline.wanted import while_wanted
 
 T = TypeVar("T")
 R = TypeVar("R")
+_CLOSE_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class DaskExecutor:
-    """The executor of a cluster: a lost worker's items are computed again by the others."""
+    """The executor of a cluster: a lost worker's items are computed again by the others.
+
+    Attributes
+    ----------
+    client
+        Is closed when the cluster is lost.
+    connect
+        Gives a new client then, for the next map; without it there is none.
+    """
 
     client: Client
+    connect: Callable[[], Client] | None = None
 
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Apply a function to every item; yield results in the items' order."""
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
+        """Apply a function to every item; yield results in the items' order.
+
+        Raises
+        ------
+        ClusterLost
+            If the scheduler went away, or an item took several workers with it.
+        """
         name = f"{_name(function)}-{uuid.uuid4().hex[:8]}"
         homes = self._threads()
         # Twice as many items as threads keeps workers busy while results come back in order.
@@ -46,30 +65,94 @@ class DaskExecutor:
                 allow_other_workers=True,
             )
 
-        yield from in_order(submit, _result, enumerate(items), ahead)
+        yield from in_order(submit, self._result, enumerate(items), ahead, Future.release)
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """Describe the workers there are, by address."""
+        with self._losing(OSError):
+            found: dict[str, dict[str, Any]]
+            found = self._connected().scheduler_info(n_workers=-1)["workers"]
+        return found
+
+    def on_workers(self, function: Callable[[], R]) -> dict[str, R]:
+        """Call a function on every worker; one that does not answer has no result."""
+        client = self._connected()
+        found: dict[str, R] = {}
+        with suppress(OSError):  # a cluster that is lost now is missed by the next map, if at all
+            found = client.run(function, on_error="ignore")
+        return found
+
+    def _connected(self) -> Client:
+        """Give the client, a new one after the cluster was lost."""
+        if self.client.status == "closed" and self.connect is not None:
+            self.client = self.connect()
+        return self.client
 
     def _threads(self) -> list[str]:
         """Address of the worker of every thread."""
-        counts = sorted(self.client.nthreads().items())
+        counts = sorted((address, worker["nthreads"]) for address, worker in self.workers().items())
         return [address for address, n_threads in counts for _ in range(n_threads)]
+
+    def _result(self, future: Future) -> Any:
+        with self._losing(CommClosedError):
+            value = future.result()
+        future.release()
+        return value
+
+    @contextmanager
+    def _losing(self, silence: type[OSError]) -> Iterator[None]:
+        """Say that the cluster is lost, and close the client, which would wait for it to return."""
+        try:
+            yield
+        except KilledWorker as error:
+            raise _lost(error) from error
+        except (CancelledError, silence) as error:
+            self.client.close(_CLOSE_SECONDS)
+            raise _lost(error) from error
+
+
+def _lost(error: BaseException) -> ClusterLost:
+    reason = " ".join(str(error).split())[:200]
+    return ClusterLost(
+        f"Expected the cluster to stay, lost it or its workers ({reason}). "
+        "Start it again and go on with --resume."
+    )
+
+
+def check_workers(client: Client, packages: Sequence[str]) -> None:
+    """Refuse workers that compute with other code than this process; those of now, not later ones.
+
+    Raises
+    ------
+    FitError
+        Naming a worker, what it has and what is expected.
+    """
+    expected = computing_with(packages)
+    for worker, found in client.run(computing_with, packages, on_error="return").items():
+        if isinstance(found, Exception):
+            raise FitError(
+                f"worker {worker}: Expected latentbits as it is here, got none or another version "
+                f"({' '.join(str(found).split())[:200]}). Install the same there."
+            )
+        for name, value in expected.items():
+            if found.get(name) != value:
+                raise FitError(
+                    f"worker {worker}: Expected {name} {value}, as it is here, got "
+                    f"{found.get(name)}. Install the same there."
+                )
 
 
 def _run(function: Callable[[T], R], item: T) -> R:
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def wanted() -> bool:
+        """Ask the worker, which is told when the client lets go of a task or dies."""
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state != "cancelled"
+
     with one_blas_thread():
-        return function(item)
-
-
-def _result(future: Future) -> Any:
-    try:
-        value = future.result()
-    except (CancelledError, CommClosedError, KilledWorker) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ClusterLost(
-            f"Expected the cluster to stay, lost it or its workers ({reason}). "
-            "Start it again and go on with --resume."
-        ) from error
-    future.release()
-    return value
+        return while_wanted(wanted, function, item)
 
 
 def _name(function: Callable[..., Any]) -> str:

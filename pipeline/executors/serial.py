@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from pipeline.executors.base import one_blas_thread
@@ -14,7 +14,7 @@ R = TypeVar("R")
 class SerialExecutor:
     """The executor without concurrency: the reference for all others."""
 
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield results in the items' order."""
         with one_blas_thread():
             for item in items:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pipeline.executors.base import in_order, one_blas_thread
+from pipeline.wanted import while_wanted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,14 +21,15 @@ class ThreadsExecutor:
 
     n_threads: int
 
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield results in the items' order."""
+        ended = threading.Event()
         with one_blas_thread(), ThreadPoolExecutor(self.n_threads) as pool:
 
             def submit(item: T) -> Future[R]:
-                return pool.submit(function, item)
+                return pool.submit(while_wanted, lambda: not ended.is_set(), function, item)
 
             try:
-                yield from in_order(submit, Future.result, items, 2 * self.n_threads)
+                yield from in_order(submit, Future.result, items, 2 * self.n_threads, Future.cancel)
             finally:
-                pool.shutdown(wait=False, cancel_futures=True)  # what nobody waits for any more
+                ended.set()  # what is under way need not be finished; leaving the pool waits for it

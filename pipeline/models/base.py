@@ -15,6 +15,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    runtime_checkable,
 )
 
 import numpy as np
@@ -40,6 +41,17 @@ class Model(Protocol):
     """A frozen dataclass of hyperparameters, validated in `__post_init__`.
 
     A model subclasses this explicitly; what has a body here is its default.
+
+    Its module says under "Not identifiable" what no data can tell. All else is found again where
+    the model is fitted to rows that it sampled, up to sampling error and a bias that the module
+    names.
+
+    A model has parameters of single segments where an array of `params` has the dimension
+    `segment`. It then has two whole-numbered arrays (segment,) that no other model has: `segments`,
+    the index that each has in the data fitted, once each, and `segment_rows`, its rows there.
+    `known_segments.fitted_segments` reads them. A block's segment, and those that `sample` and
+    `reconstruct` take, are such indices; any other, `known_segments.UNKNOWN` for one, stands for
+    the mean of the segments fitted. To other models segments do not matter.
     """
 
     name: ClassVar[str]
@@ -50,6 +62,9 @@ class Model(Protocol):
     """What `summarize` gives."""
     params: ClassVar[type[Any]]
     """A frozen dataclass whose arrays are declared by `array`."""
+    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",)}
+    """Arrays that `transform` gives and their dimensions after the row, each once: `component` or
+    `feature`, or these with `_j`."""
     shown: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that a summary of a fit shows."""
     max_iter: int
@@ -72,6 +87,14 @@ class Model(Protocol):
         """MAP: the block's sufficient statistics under these parameters."""
         ...
 
+    def counted(self, n_features: int) -> str | None:
+        """Name what `summarize` counts, where that hangs on the block alone.
+
+        Such statistics are kept beside the data and used again by whoever counts the same; None
+        where they hang on parameters.
+        """
+        return None
+
     def update(self, state: FitState, statistics: Any, map_items: Map) -> FitState:
         """CENTRAL: new parameters from the statistics of all rows."""
         ...
@@ -87,7 +110,7 @@ class Model(Protocol):
     def transform(
         self, params: Any, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """MAP: latent codes, `mean` (n_samples, n_components) and whatever else there is."""
+        """MAP: latent codes, `mean` (n_samples, n_components) and what else `codes` declares."""
         ...
 
     def sample(
@@ -110,7 +133,26 @@ class Model(Protocol):
         codes: NDArray[np.float64],
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float64]:
-        """Give P(x = 1 | codes, segments), (n_samples, n_features)."""
+        """Give P(x = 1 | codes, segments), (n_samples, n_features).
+
+        `segments` is (n_samples,); without it all are `known_segments.UNKNOWN`.
+        """
+        ...
+
+
+@runtime_checkable
+class Warm(Protocol):
+    """What a model offers whose passes can begin at the parameters of an earlier fit.
+
+    One-pass models need no start. Settings may differ between the two fits: they decide where
+    passes lead, not where they begin.
+    """
+
+    def warm(self, state: FitState, params: Any) -> FitState:
+        """Begin the last stage at parameters of as many components; the acceleration starts anew.
+
+        `state` is what `initialize` makes of the data to fit: its checks have been passed.
+        """
         ...
 
 

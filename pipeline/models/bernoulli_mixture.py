@@ -169,6 +169,10 @@ class BernoulliMixture(Model):
         is_short = self.starts > 1 and n_components > 1
         return _entered(state, params, start=start if is_short else _LONG)
 
+    def warm(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
+        """Begin where an earlier fit ended, without short runs before."""
+        return replace(_entered(state, params), accepted=True)
+
     def summarize(self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
         return e_step_apart(partial(_e_step, params), float(params.held_out), block, rng)

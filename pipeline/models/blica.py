@@ -8,7 +8,8 @@ Fit (`pipeline.moment_matching`): in each segment the tetrachoric correlations o
 to a condition number r; the A, σ² and scales Q of largest scaled Gaussian likelihood, from several
 starts; then, A being kept, σ² and Q again with the ridge in the model too, because a ridge on the
 data alone shrinks σ² several times. r and the number of components are chosen by held-out pairwise
-likelihood.
+likelihood. A ridge moves A too, however many rows there are: entries by up to 0.006 where one
+segment of 4 had δ = 0.1.
 
 ==========  =======================  ==============================================
 symbol      field                    shape
@@ -45,6 +46,7 @@ from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.fit import FitState
+from pipeline.known_segments import UNKNOWN
 from pipeline.metrics import mean_cosine_similarity
 from pipeline.models.base import LogLikelihood, Model, check_components, register
 from pipeline.moment_matching.matching import Match, Settings, match_moments
@@ -68,8 +70,6 @@ Array = NDArray[np.float64]
 MIN_SEGMENTS = 3
 PROBIT_SCALE = np.sqrt(np.pi / 8)
 """Of P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
-ELSEWHERE = -1
-"""Index that no segment has: stands for the mean of those fitted."""
 _GROUP_CELLS, _MOST_GROUPS = 1 << 16, 16
 
 
@@ -143,6 +143,11 @@ class BLICA(Model):
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams
+    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "mean": ("component",),
+        "variance": ("component",),
+        "converged": (),
+    }
     shown: ClassVar[tuple[str, ...]] = ("regularization", "stability")
     n_components: int | None = None
     regularization: float | None = None
@@ -225,6 +230,10 @@ class BLICA(Model):
         """Count the pairs of a block, its rows dealt to groups."""
         return PairCounts.of_groups(block, self._n_groups(block.n_features))
 
+    def counted(self, n_features: int) -> str:
+        """Name the pairs of each segment's groups."""
+        return f"{self._n_groups(n_features)} groups"
+
     def update(self, state: FitState, statistics: PairCounts, map_items: Map) -> FitState:
         """Match the correlations of the segments, and say what is in doubt."""
         n_groups = self._n_groups(statistics.n_features)
@@ -287,7 +296,7 @@ class BLICA(Model):
     ) -> Array:
         """Give P(x = 1 | z), (n_samples, n_features); without segments, in the mean of them."""
         if segments is None:
-            segments = np.full(len(codes), ELSEWHERE)
+            segments = np.full(len(codes), UNKNOWN)
         probabilities = np.empty((len(codes), len(params.mixing)))
         for index in np.unique(segments):
             model, rows = segment_model(params, index), segments == index

@@ -45,6 +45,8 @@ from pipeline.latent_trait_em import (
     bare_params,
     e_step,
     m_step,
+    on_principal_axes,
+    rotated_for_reading,
     variational_posterior,
 )
 from pipeline.models.base import (
@@ -57,7 +59,6 @@ from pipeline.models.base import (
 )
 from pipeline.numerics.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.latent_nodes import MAX_COMPONENTS, gauss_hermite, random_nodes
-from pipeline.numerics.rotation import principal_axes, promax, varimax
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -107,6 +108,11 @@ class LatentTrait(Model):
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LatentTraitParams]] = LatentTraitParams
+    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "mean": ("component",),
+        "variance": ("component",),
+        "covariance": ("component", "component_j"),
+    }
     n_components: int | None = 2
     estimator: Literal["variational", "quadrature", "sampling"] = "variational"
     polish: Literal["none", "quadrature"] = "none"
@@ -205,6 +211,19 @@ class LatentTrait(Model):
         auxiliary = {**_without_memory(state.auxiliary), **fresh_memory()}
         return replace(state, params=params, auxiliary=auxiliary, history=(), accepted=False)
 
+    def warm(self, state: FitState, params: LatentTraitParams) -> FitState:
+        """Begin the last stage where an earlier fit ended; on its nodes, if of the same rule."""
+        constant, margins = state.auxiliary["constant"], state.auxiliary["margins"]
+        weights, offsets = params.weights.copy(), params.offsets.copy()
+        weights[constant], offsets[constant] = 0.0, margins[constant]
+        polished = self.polish == "quadrature" and self.estimator == "variational"
+        last = self.polish if polished else self.estimator
+        at = replace(state, params=replace(params, offsets=offsets))
+        entered = self._enter(at, weights, 0.0, last)
+        if np.array_equal(entered.params.node_log_weights, params.node_log_weights):
+            entered = replace(entered, params=replace(entered.params, nodes=params.nodes))
+        return replace(entered, accepted=True)
+
     def summarize(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
         return e_step_apart(partial(e_step, params), float(params.held_out), block, rng)
@@ -282,8 +301,8 @@ class LatentTrait(Model):
     ) -> FitState:
         """Turn the weights, and say what is in doubt."""
         params = state.params.unpacked(mapped)
-        params = _on_principal_axes(params)
-        rotated, correlation = _rotated(params.weights, self.rotation)
+        params = on_principal_axes(params)
+        rotated, correlation = rotated_for_reading(params.weights, self.rotation)
         params = replace(params, rotated=rotated, component_correlation=correlation)
         sums = statistics.values
         diagnostics = {
@@ -371,18 +390,3 @@ def _coarseness(nodes: Array, peak: float) -> list[Notice]:
 
 def _without_memory(auxiliary: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {k: v for k, v in auxiliary.items() if not k.startswith("squarem_")}
-
-
-def _on_principal_axes(params: LatentTraitParams) -> LatentTraitParams:
-    """Turn weights, and nodes with them, lest the nodes stand for other rows than were fitted."""
-    weights = principal_axes(params.weights)
-    left, _, right = np.linalg.svd(params.weights.T @ weights)
-    return replace(params, weights=weights, nodes=params.nodes @ left @ right)
-
-
-def _rotated(weights: Array, rotation: str) -> tuple[Array, Array]:
-    """Weights for reading, and the correlation of their components."""
-    if rotation == "promax":
-        return promax(weights)
-    rotated = varimax(weights) if rotation == "varimax" else weights
-    return rotated, np.eye(weights.shape[1])

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, roots_hermitenorm
 
 from pipeline.errors import FitError
+from pipeline.wanted import check_wanted
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -260,6 +261,7 @@ def _batches(X: Bits, observed: Bits | None, coefficients: Floats) -> Iterator[_
     height = max(_BATCH_ENTRIES // n_nodes // _BATCH_STEP, 1) * _BATCH_STEP
     design, scores = np.zeros((height, n_columns)), np.empty((height, n_nodes))
     for start in range(0, len(X), height):
+        check_wanted()
         rows = slice(start, min(start + height, len(X)))
         n_rows = rows.stop - start
         design[n_rows:] = 0.0

@@ -36,6 +36,7 @@ import numpy as np
 from pipeline.errors import FitError
 from pipeline.numerics.logistic_lanes import LANES, TILE, Floats, Integers, Words
 from pipeline.numerics.logistic_rounds import Bits, Found, Model, add_statistics, estimate
+from pipeline.wanted import check_wanted
 
 _STRIP = 64  # words at once: memory does not grow with the rows
 
@@ -272,6 +273,7 @@ def _strips(words: Words, observed_words: Words | None, n_samples: int) -> Itera
     """Cut rows into strips, with the words of all features side by side."""
     n_words = -(-n_samples // LANES)
     for start in range(0, n_words, _STRIP):
+        check_wanted()
         span = slice(start, min(start + _STRIP, n_words))
         values = np.array(words[:, span].T, np.uint64, order="C")
         observed = np.empty((len(values), 0), np.uint64)

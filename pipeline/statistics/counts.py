@@ -185,11 +185,11 @@ class PairCounts:
         first, *others = [part for part in dealt if part.n_samples] or dealt[:1]
         counts = cls.of_block(first, pooled=False)
         # Room for all groups is made once and filled, so that no other copy of them exists.
-        stack = {name: a.repeat(1 + len(others), axis=0) for name, a in counts.arrays().items()}
+        stack = {name: a.repeat(1 + len(others), axis=0) for name, a in counts._counts.items()}
         for row, part in enumerate(others, 1):
-            for name, counted in cls.of_block(part, pooled=False).arrays().items():
+            for name, counted in cls.of_block(part, pooled=False)._counts.items():
                 stack[name][row] = counted[0]
-        return cls.from_arrays(stack, tile=block.tile)
+        return cls(tile=block.tile, **stack)
 
     @property
     def n_samples(self) -> int:
@@ -291,19 +291,26 @@ class PairCounts:
         times = weights[place, self.segments % n_groups]
         sums = {
             name: segments if name == "segments" else _sum_rows(rows, place, times, len(segments))
-            for name, rows in self.arrays().items()
+            for name, rows in self._counts.items()
         }
-        return self.from_arrays(sums, tile=self.tile)
+        return type(self)(tile=self.tile, **sums)
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Give all arrays by name; a tile has none, it is stitched first."""
+    @property
+    def _counts(self) -> dict[str, Counts]:
         names = (field.name for field in fields(self))
         return {name: a for name in names if isinstance(a := getattr(self, name), np.ndarray)}
 
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Give all arrays by name."""
+        tile = {} if self.tile is None else {"tile": np.array(self.tile, np.int64)}
+        return {**self._counts, **tile}
+
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], tile: Tile | None = None) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Undo `arrays`."""
-        return cls(tile=tile, **arrays)
+        counts = {name: a for name, a in arrays.items() if name != "tile"}
+        tile = Tile(*map(tuple, arrays["tile"].tolist())) if "tile" in arrays else None
+        return cls(**counts, tile=tile)
 
 
 def tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, ...]:
@@ -327,6 +334,15 @@ def tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, .
         return (None,)
     edges = [(a, min(a + side, n_features)) for a in range(0, n_features, side)]
     return tuple(Tile(left, right) for k, left in enumerate(edges) for right in edges[k:])
+
+
+POOLED = "pooled"
+"""What `Model.counted` calls the pairs of all segments as one."""
+
+
+def pooled_counts(block: BinaryBlock) -> PairCounts:
+    """Count the pairs of a block, whatever its segment."""
+    return PairCounts.of_block(block, pooled=True)
 
 
 def _joint(left: Any, right: Any, tile: Tile | None) -> Counts:

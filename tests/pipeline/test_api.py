@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +51,19 @@ def test_a_model_in_three_lines(dataset: BinaryDataset, X: np.ndarray, model: st
         measured: Any = fitted.model
         nats = measured.log_likelihood(fitted.params, block, RowRandom(0)).nats[::3].mean()
         assert found["log_likelihood"] == pytest.approx(nats)
-    for shown in (fitted, found):
-        assert shown._repr_html_().startswith("<table>")
+    for shown in (fitted, codes, found):
+        table, lines = shown._repr_html_(), repr(shown).splitlines()
+        assert set(re.findall(r"<(\w+)", table)) == {"table", "caption", "tr", "th", "td"}
+        assert "color" not in table
+        assert table.count("<tr>") == len(lines) - 1 < 40
+    assert "mean: row 3,000 × 2, float64" in said(codes)
+    assert f"wrong_bits: {found['wrong_bits']:.6g}" in said(found)
+    assert {"features: 8", "segments: 4", "converged: yes"} < said(fitted)
+
+
+def said(shown: Any) -> set[str]:
+    """What the lines of a representation say."""
+    return {re.sub(" {2,}", ": ", line.strip()) for line in repr(shown).splitlines()[1:]}
 
 
 def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
@@ -85,11 +98,22 @@ def test_an_artifact_is_a_fitted_model(dataset: BinaryDataset, tmp_path: Path, m
     assert codes.tobytes() == expected.tobytes()
 
 
-def test_names_do_not_become_markup(dataset: BinaryDataset) -> None:
+def test_what_a_fit_says_is_text(dataset: BinaryDataset) -> None:
     fitted = api.fit(dataset, "latent-trait", max_iter=2)
-    shown = api.Fitted(fitted.model, fitted.params, (), (), (), ("constant: '<b>'",))._repr_html_()
-    assert "<b>" not in shown
-    assert "&lt;b&gt;" in shown
+    shown = replace(fitted, warnings=("constant: '<b>\x1b[31m'",))
+    assert {"converged: no", "weights: feature 8 × component 2"} < said(shown)
+    assert f"objective: {fitted.history[-1]:.6g} nats a row" in said(shown)
+    assert "warning: constant: '<b> [31m'" in said(shown)
+    assert "<b>" not in shown._repr_html_()
+    assert "&lt;b&gt;" in shown._repr_html_()
+
+
+def test_why_there_is_no_likelihood_is_said() -> None:
+    assert said(api.Evaluation(kind="none", refusals=["too few", "<i>"])) == {
+        "kind: none",
+        "refusals: too few",
+        "refusals: <i>",
+    }
 
 
 @pytest.mark.parametrize(
@@ -111,8 +135,10 @@ def test_what_cannot_be_fitted_is_refused(
 def test_other_features_are_refused(dataset: BinaryDataset, tmp_path: Path) -> None:
     fitted = api.fit(dataset, "bernoulli-mixture", components=1)
     other = write(tmp_path / "o.zarr", probit_rows(100, 8, 2, 0)[0])
-    with pytest.raises(FitError, match="'<b>' at position 1, got 'f0'"):
+    with pytest.raises(FitError, match="feature '<b>' of the fit at position 1, got feature 'f0'"):
         api.transform(fitted, other)
     fewer = write(tmp_path / "f.zarr", probit_rows(100, 2, 2, 0)[0], names=NAMES[:2])
-    with pytest.raises(FitError, match="8 of them, got 2"):
+    with pytest.raises(
+        FitError, match="feature 'f2' of the fit at position 3, got no more feature"
+    ):
         api.evaluate(fitted, fewer)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster, SchedulerPlugin
@@ -18,8 +21,9 @@ from pipeline.fit import FitState, collect_pass, fit
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.latent_trait import LatentTrait
 from pipeline.reduce import GROUP_CHUNKS
+from pipeline.statistics.counts import PairCounts
 from storage.dataset import BinaryDataset
-from tests.clusters import DeadlyReader, LoggedReader, SlowReader
+from tests.clusters import DeadlyReader, Endless, LoggedReader, SlowReader
 from tests.data import probit_rows, rows_of, write
 
 N_CHUNKS = 100
@@ -149,6 +153,39 @@ def growth_during_pass(dataset: BinaryDataset, executor: DaskExecutor) -> int:
         progress=lambda *_: sizes.append(process.memory_info().rss),
     )
     return max(sizes) - before
+
+
+def test_the_client_holds_few_partial_results(tmp_path, three_workers):
+    """No more than a tree merge needs, log2 of their number, whatever waits on the workers."""
+    X, _ = probit_rows(1000 * 64, 8, 3, seed=1)
+    rows = rows_of(write(tmp_path / "d.zarr", X, words_per_chunk=1))
+    held: list[int] = []
+
+    def count(label: str, done: int, total: int, n_rows: int) -> None:
+        if done % 5 == 4:
+            held.append(sum(isinstance(found, PairCounts) for found in gc.get_objects()))
+
+    before = sum(isinstance(found, PairCounts) for found in gc.get_objects())
+    executor = DaskExecutor(three_workers)
+    collect_pass(ClippedPCA(), FitState(None), rows, executor, seed=0, progress=count)
+    assert len(held) == 25
+    assert max(held) - before <= np.log2(1000 / GROUP_CHUNKS) + 3
+
+
+def test_what_nobody_waits_for_is_stopped(three_workers, tmp_path):
+    """Items under way end at the next question, and the scheduler forgets all of them."""
+    executors = [ThreadsExecutor(3), DaskExecutor(three_workers)]
+    for executor, log in zip(executors, (tmp_path / "threads", tmp_path / "dask"), strict=True):
+        found = executor.map(Endless(str(log)), range(50))
+        assert next(found) == 0
+        found.close()
+        deadline = time.monotonic() + 30
+        while len(list(log.parent.glob(f"{log.name}-ended-*"))) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    while three_workers.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_overlapping_users_share_one_blas_thread():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.params import named_arrays
 from pipeline.random import RowRandom
 from pipeline.transform import Transform, count_kept, described_codes, runs_of
+from pipeline.wanted import Unwanted, while_wanted
 from tests.strategies import Data, memory_rows
 
 
@@ -42,14 +44,12 @@ class Plain(ClippedPCA):
         return {"mean": np.column_stack([row, share]), "segment": np.full(len(row), block.segment)}
 
 
-def transform(model: Plain, data: Data, sizes: list[int], stopped: bool = False) -> Transform:
+def transform(model: Plain, data: Data, sizes: list[int]) -> Transform:
     params = model.params(*[np.zeros(1)] * 6)
     arrays = {name: values for name, (_, values) in named_arrays(params).items()}
     segments = np.array([7, -1, 5])
     rows = memory_rows(data, sizes)
-    return Transform(
-        model, lambda: arrays, RowRandom(0), rows.read, segments, "float32", lambda: stopped
-    )
+    return Transform(model, lambda: arrays, RowRandom(0), rows.read, segments, "float32")
 
 
 def drawn() -> Data:
@@ -82,29 +82,38 @@ def test_codes_that_are_not_finite_are_refused_by_row() -> None:
 
 
 def test_an_interrupted_run_is_given_up() -> None:
-    with pytest.raises(RuntimeError, match="interrupted"):
-        transform(Plain(), drawn(), [500], stopped=True).codes(runs_of([500], 500)[0])
+    codes, run = transform(Plain(), drawn(), [500]).codes, runs_of([500], 500)[0]
+    assert while_wanted(lambda: True, codes, run)
+    with pytest.raises(Unwanted, match="interrupted"):
+        while_wanted(lambda: False, codes, run)
 
 
 def test_all_rows_are_kept_without_a_split() -> None:
     assert count_kept(memory_rows(drawn(), [200, 300]).read, 1) == 300
 
 
-def test_axes_are_named_by_their_length() -> None:
+def test_axes_are_named_as_the_model_declares() -> None:
     class Wide(Plain):
+        codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+            "mean": ("component",),
+            "covariance": ("component", "component_j"),
+            "layer": ("feature",),
+            "label": (),
+        }
+
         def transform(self, params: Any, block: BinaryBlock, rng: RowRandom) -> dict[str, Any]:
             n = block.n_samples
             return {
                 "mean": np.zeros((n, 3)),
                 "covariance": np.zeros((n, 3, 3)),
-                "layer": np.zeros((n, 5)),
+                "layer": np.zeros((n, 3)),  # as many as components
                 "label": np.zeros(n, np.int64),
             }
 
-    assert described_codes(Wide(), None, 4, "float32") == {
+    assert described_codes(Wide(), None, 3, "float32") == {
         "mean": (("component",), (3,), "float32"),
         "covariance": (("component", "component_j"), (3, 3), "float32"),
-        "layer": (("layer_1",), (5,), "float32"),
+        "layer": (("feature",), (3,), "float32"),
         "label": ((), (), "int64"),
     }
-    assert block_of(np.zeros((0, 4), np.uint8)).n_samples == 0
+    assert block_of(np.zeros((0, 3), np.uint8)).n_samples == 0
