@@ -4,6 +4,9 @@ Importing this package settles which Prefect server its flows talk to, because P
 settings when it is imported.
 """
 
+import logging
+
 from flows.environment import settle_prefect
 
 settle_prefect()
+logging.getLogger("latentbits").setLevel(logging.INFO)

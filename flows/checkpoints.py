@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,26 +15,29 @@ from pipeline.models.base import Model
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.statistics.base import Statistics
 from storage.artifacts import NamedArray, load_artifact, write_artifact
-from storage.errors import DataError
+from storage.errors import DataError, Unreachable
+from storage.locations import Place, children, delete_tree
 
 S = TypeVar("S", bound=Statistics)
 
 
-def save_statistics(folder: Path, collect: Callable[[], Statistics]) -> str:
+def save_statistics(folder: Place, collect: Callable[[], Statistics]) -> str:
     """Collect statistics into a folder, unless a run before this one did."""
     try:
         load_artifact(folder)
+    except Unreachable:
+        raise
     except DataError:
         write_artifact(folder, _unnamed(collect().arrays()), {})
     return str(folder)
 
 
-def load_statistics(kind: type[S], folder: Path) -> S:
+def load_statistics(kind: type[S], folder: Place) -> S:
     """Load what `save_statistics` saved."""
     return kind.from_arrays(load_artifact(folder))
 
 
-def save_state(folder: Path, state: FitState) -> None:
+def save_state(folder: Place, state: FitState) -> None:
     """Save the state of a pass beside the one before, then remove that."""
     target = folder / f"{state.iteration:06d}"
     params = {f"params-{name}": NamedArray(*a) for name, a in named_arrays(state.params).items()}
@@ -48,16 +49,18 @@ def save_state(folder: Path, state: FitState) -> None:
         "warnings": [asdict(notice) for notice in state.warnings],
     }
     write_artifact(target, {**params, **auxiliary}, described)
-    for older in folder.iterdir():
+    for older in children(folder):
         if older != target:
-            shutil.rmtree(older)
+            delete_tree(older)
 
 
-def load_state(model: Model, folder: Path) -> FitState | None:
+def load_state(model: Model, folder: Place) -> FitState | None:
     """Load the latest whole state, or None if there is none."""
-    for path in sorted(folder.glob("*"), reverse=True):
+    for path in reversed(children(folder)):
         try:
             saved = load_artifact(path)
+        except Unreachable:
+            raise  # a state that cannot be read now is not to be fitted anew and replaced
         except DataError:
             continue
         meta = saved.manifest

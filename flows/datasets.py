@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.environment import examples_path
 from flows.ingest import ingest_sources
-from flows.options import local_path
 from pipeline.blocks import Rows
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import Busy, DataError
 from storage.examples import PREFIX, example_slug
+from storage.locations import Place, place
 
 
-def dataset_path(name: str) -> Path:
+def dataset_path(name: str) -> Place:
     """Give the folder of a dataset, making an example's first.
 
     Raises
@@ -26,7 +26,7 @@ def dataset_path(name: str) -> Path:
         If an example is unknown or cannot be made.
     """
     if not name.startswith(PREFIX):
-        return local_path(name)
+        return place(name)
     path = examples_path() / f"{example_slug(name)}.zarr"
     while not _is_whole(path):
         try:
@@ -36,7 +36,7 @@ def dataset_path(name: str) -> Path:
     return path
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: Place) -> bool:
     try:
         open_dataset(path)
     except DataError:
@@ -67,11 +67,12 @@ def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
     return mixing
 
 
-def dataset_rows(dataset: BinaryDataset, split: str | None = None, memory: int = 0) -> Rows:
+def dataset_rows(
+    dataset: BinaryDataset, split: str | None = None, memory: int = 0, skipped: Sequence[int] = ()
+) -> Rows:
     """Give a dataset's rows, or those of a split, as a pass takes them.
 
-    Every process keeps so many bytes of the chunks that it reads.
+    Every process keeps so many bytes of the chunks that it reads; those skipped have no rows.
     """
-    return Rows(
-        dataset.reader(split, memory), dataset.n_chunks, dataset.n_features, dataset.n_segments
-    )
+    read = dataset.reader(split, memory, skipped)
+    return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)

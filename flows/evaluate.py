@@ -17,18 +17,16 @@ from flows.datasets import dataset_path, dataset_rows
 from flows.fitted import check_features, load_fitted
 from flows.memory import check_memory
 from flows.options import (
-    Cluster,
+    HERE,
     DatasetName,
     Json,
     Seed,
     Where,
-    Workers,
     command,
-    local_path,
     run,
 )
 from flows.progress import reporting
-from flows.runtime import ExecutorName, check_executor, memory_for_rows, opened_executor
+from flows.runtime import check_executor, memory_for_rows, opened_executor
 from flows.server import with_server
 from flows.splits import named_split, split_to_fit
 from flows.stages import Stages
@@ -58,6 +56,7 @@ from pipeline.progress import Progress
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.dataset import BinaryDataset, open_dataset
 from storage.kept_chunks import forget_chunks
+from storage.locations import place
 
 HELP = """Say how well fitted models describe the rows of a dataset.
 
@@ -109,7 +108,7 @@ class Job:
 
 def _loaded(path: str, dataset: BinaryDataset) -> Named:
     """Load an artifact for a dataset: features must be its own, segments are found by name."""
-    fitted = load_fitted(local_path(path))
+    fitted = load_fitted(place(path))
     check_features(fitted, dataset)
     known, names = fitted.segments, dataset.segment_names
     segments = segment_indices(known, names) if known else NO_SEGMENTS
@@ -200,16 +199,14 @@ def evaluate(
     split: str | None = None,
     with_baselines: bool = True,
     seed: int = 0,
-    executor: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
+    where: Where = HERE,
 ) -> dict[str, Any]:
     """Run the stages; `python -m flows.evaluate --help` explains the parameters."""
     begun = time.perf_counter()
     opened, loaded = checked(dataset, artifacts, split, seed)
     split = named_split(opened, split)
     stages = Stages(opened.feature_names, opened.segment_names)
-    with opened_executor(executor, workers, cluster) as ready, reporting() as progress:
+    with opened_executor(**where) as ready, reporting() as progress:
         job = Job(opened, split, seed, ready, progress)
         try:
             observed = stages.run("pair counts", partial(_observed, job))
@@ -273,17 +270,13 @@ def main(
         bool, Parameter(help="Compare with simple models, fitted for the purpose.")
     ] = True,
     seed: Seed = 0,
-    executor: Where = "dask",
-    workers: Workers = None,
-    cluster: Cluster = None,
+    where: Where = HERE,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
-    check_executor(executor, workers, cluster)
+    check_executor(**where)
     checked(dataset, artifact, split, seed)
-    summary = with_server(
-        lambda: evaluate(dataset, artifact, split, baselines, seed, executor, workers, cluster)
-    )
+    summary = with_server(lambda: evaluate(dataset, artifact, split, baselines, seed, where))
     if json:
         print_json(summary)
     else:

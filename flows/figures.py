@@ -1,4 +1,7 @@
-"""Figures that flows draw: images of features, spectra, curves. Matplotlib is optional."""
+"""Figures that flows draw: images of features, spectra, curves.
+
+Matplotlib is imported where a figure is drawn: it takes its time, and most runs draw none.
+"""
 
 from __future__ import annotations
 
@@ -124,25 +127,18 @@ def _placed_by_name(places: NDArray[np.intp], size: tuple[int, int] | None) -> I
     return ImageLayout(*size, places[:, 0] * size[1] + places[:, 1])
 
 
-def require_plots(*paths: Path) -> None:
-    """Check before any work is spent that figures can be drawn, and under these names.
+def check_suffix(path: Path) -> None:
+    """Check before any work is spent that a figure can be written under this name.
 
     Raises
     ------
     FitError
-        If matplotlib is not installed, or a suffix is not one of `SUFFIXES`.
+        If its suffix is not one of `SUFFIXES`.
     """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
+    if path.suffix not in SUFFIXES:
         raise FitError(
-            "Expected matplotlib to draw figures, got none. pip install latentbits[plots]"
-        ) from None
-    for path in paths:
-        if path.suffix not in SUFFIXES:
-            raise FitError(
-                f"--output: Expected a name that ends in {', '.join(SUFFIXES)}, got {str(path)!r}."
-            )
+            f"--output: Expected a name that ends in {', '.join(SUFFIXES)}, got {str(path)!r}."
+        )
 
 
 @contextmanager
@@ -163,9 +159,10 @@ def drawing(
     Raises
     ------
     FitError
-        As `require_plots`.
+        As `check_suffix`.
     """
-    require_plots(*paths)
+    for path in paths:
+        check_suffix(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
+from pipeline import features
+from pipeline.errors import FitError
 from pipeline.known_segments import known_segments
 from pipeline.models.base import MODELS, Model, recorded_model
 from pipeline.params import params_from_arrays
 from storage.artifacts import Artifact, load_artifact
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
+from storage.locations import Place
 
 _RECORDED = ("model", "hyperparameters", "feature_names", "segment_names")
 
@@ -51,7 +52,7 @@ class Fitted:
         return known_segments(self.params, self.artifact.manifest["segment_names"])
 
 
-def load_fitted(path: str | Path) -> Fitted:
+def load_fitted(path: str | Place) -> Fitted:
     """Load a fitted model, or the latest of a folder of runs.
 
     Raises
@@ -105,15 +106,9 @@ def check_features(fitted: Fitted, dataset: BinaryDataset) -> None:
     DataError
         Naming the first that differs, its position, and what came.
     """
-    pairs = zip_longest(fitted.feature_names, dataset.feature_names)
-    for position, (expected, got) in enumerate(pairs, start=1):
-        if expected != got:
-            raise DataError(
-                f"{dataset.path}: Expected {_feature(expected)} of {fitted.artifact.path} at "
-                f"position {position}, got {_feature(got)}. Give the features of the fit in its "
-                "order, or fit again."
-            )
-
-
-def _feature(name: str | None) -> str:
-    return "no more feature" if name is None else f"feature {name!r}"
+    try:
+        features.check_features(
+            fitted.feature_names, dataset.feature_names, str(fitted.artifact.path)
+        )
+    except FitError as error:
+        raise DataError(f"{dataset.path}: {error}") from None

@@ -7,12 +7,13 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 from cyclopts import App, Parameter, Token
 from cyclopts.exceptions import CycloptsError
+from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
-from flows.runtime import ExecutorName
+from flows.logs import begin_logs, log, logs_are_json
 from pipeline.errors import ClusterLost, FitError
 from storage.errors import DataError
 
@@ -35,14 +36,7 @@ Split = Annotated[
     str | None, Parameter(help="Use only the rows whose `split` column has this value.")
 ]
 Seed = Annotated[Whole, Parameter(help="Seed of every random draw.")]
-Where = Annotated[ExecutorName, Parameter(help="Where work runs.")]
-Workers = Annotated[
-    Whole | None,
-    Parameter(help="Dask worker processes, or threads. [default: one process, all cores]"),
-]
-Cluster = Annotated[
-    str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
-]
+ExecutorName = Literal["serial", "threads", "dask"]
 Resume = Annotated[bool, Switch, Parameter(help="Go on with an interrupted run.")]
 Overwrite = Annotated[bool, Switch, Parameter(help="Replace what is there once the new is whole.")]
 DatasetName = Annotated[
@@ -57,6 +51,54 @@ Json = Annotated[
         negative="", help="Print one JSON object on standard output, all else on standard error."
     ),
 ]
+
+
+@Parameter(name="*")
+class Where(TypedDict, total=False):
+    """Where work runs: the options that were given, and the parameter that Prefect records."""
+
+    name: Annotated[
+        ExecutorName, Parameter(name="--executor", help="Where work runs. [default: dask]")
+    ]
+    workers: Annotated[
+        Whole,
+        Parameter(
+            help="Worker processes or threads; of a cluster elsewhere, how many to wait for. "
+            "[default: one process, all cores]"
+        ),
+    ]
+    worker_memory: Annotated[
+        str, Parameter(help="Memory that each worker process has at least, such as 4GiB.")
+    ]
+    cluster: Annotated[
+        str,
+        Parameter(
+            help="A Dask scheduler such as tls://host:8786, the name of a Prefect block that "
+            "describes one, or local for worker processes on this machine."
+        ),
+    ]
+    tls_ca: Annotated[str, Parameter(help="File of the CA of a cluster at tls://.")]
+    tls_cert: Annotated[str, Parameter(help="File of the certificate to show there.")]
+    tls_key: Annotated[str, Parameter(help="File of that certificate's key.")]
+    insecure: Annotated[
+        bool, Switch, Parameter(help="Take tcp:// to another machine: open to all between.")
+    ]
+    performance_report: Annotated[
+        str,
+        Parameter(
+            help="HTML file to write Dask's account of the run to; it loads scripts from the web."
+        ),
+    ]
+
+
+HERE: Where = {}
+
+
+class Given(NamedTuple):
+    """A setting, and what a message calls the place that it comes from."""
+
+    value: Any
+    source: str
 
 
 def local_path(text: str) -> Path:
@@ -74,7 +116,7 @@ def local_path(text: str) -> Path:
 
 def command(name: str, help_text: str, more_help: str) -> App:
     """Make the application of one flow's command line; `more_help` stands below the options."""
-    return App(
+    app = App(
         name=f"python -m flows.{name}",
         help=help_text,
         help_epilogue=more_help,
@@ -84,16 +126,28 @@ def command(name: str, help_text: str, more_help: str) -> App:
         result_action="return_value",
     )
 
+    app.meta.suppress_keyboard_interrupt = False
+
+    @app.meta.default
+    def launch(
+        *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        log_json: Annotated[
+            bool, Switch, Parameter(help="Write messages as JSON objects, one a line.")
+        ] = False,
+    ) -> None:
+        begin_logs(log_json)
+        app(words, exit_on_error=False, print_error=False)
+
+    return app
+
 
 def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted."""
-    log = logging.getLogger("latentbits")
-    log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
-    log.setLevel(logging.INFO)
+    begin_logs()
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)
     try:
-        app(arguments, exit_on_error=False, print_error=False)
+        app.meta(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         _leave(BAD_INPUT, f"{error} See --help.")
     except KeyboardInterrupt:
@@ -103,6 +157,8 @@ def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
             _leave(BAD_INPUT, _message(error))
         if isinstance(error, ClusterLost):
             _leave(FAILED, str(error))
+        if _was_interrupted(error):
+            _leave(INTERRUPTED, "interrupted")
         log.exception("failure")
         sys.exit(FAILED)
     sys.exit(DONE)
@@ -117,6 +173,13 @@ def is_bad_input(error: BaseException | None) -> bool:
             errno.EFBIG,
         )
     return isinstance(error, DataError | FitError)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Tell whether an interrupt came first: Prefect stumbles over one between two stages."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _message(error: Exception) -> str:
@@ -134,5 +197,9 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 def _leave(code: int, message: str) -> NoReturn:
     """Print one line: a message never spreads over several."""
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    line = " ".join(message.split())
+    if logs_are_json():
+        log.error(line, extra={"fields": {"exit_code": code}})
+    else:
+        print(f"error: {line}", file=sys.stderr)
     sys.exit(code)

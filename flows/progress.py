@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -12,16 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from flows.logs import log, logs_are_json
 from pipeline.progress import Progress
 
-log = logging.getLogger("latentbits")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
 def reporting() -> Iterator[Progress]:
     """Give a function that is told (label, tasks done, tasks, rows)."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or logs_are_json():
         yield Lines()
         return
     columns = (
@@ -70,7 +69,9 @@ class Lines:
         if (ended and _kind(label) != self._ended) or now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
             far = f"{done / total:.0%}" if total else f"{rows:,} rows"
-            log.info("%s: %s, %s", label, far, self._pace.rate(rows))
+            fields = {"stage": label, "done": done, "total": total, "rows": rows}
+            pace = self._pace.rate(rows)
+            log.info("%s: %s, %s", label, far, pace, extra={"fields": fields})
         if ended:
             self._ended = _kind(label)
 

@@ -6,10 +6,11 @@ import hashlib
 import json
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import pipeline
+from flows.fitted import Fitted
+from flows.kept_statistics import leading_digest
+from pipeline.code_digest import code_digest
 from pipeline.convergence import ConvergenceMonitor
 from pipeline.fit import FitState
 from pipeline.models.base import Model
@@ -17,32 +18,44 @@ from storage.dataset import BinaryDataset
 
 
 def provenance(
-    model: Model, dataset: BinaryDataset, split: str | None, seed: int
+    model: Model,
+    dataset: BinaryDataset,
+    split: str | None,
+    seed: int,
+    start: Fitted | None = None,
 ) -> dict[str, Any]:
-    """Describe everything that decides the result."""
+    """Describe everything that decides the result; `start` is the fit that it began at."""
     return {
         "model": model.name,
         "hyperparameters": asdict(model),  # type: ignore[call-overload]
         "seed": seed,
         "split": split,
         "versions": {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")},
-        "code": _code_digest(),
+        "code": code_digest(),
         "dataset": {
             "path": str(dataset.path.resolve()),
             "digest": dataset.digest,
+            "chunks_digest": leading_digest(dataset, dataset.n_chunks),
             "n_rows": dataset.n_rows,
             "n_chunks": dataset.n_chunks,
             "words_per_chunk": dataset.manifest["words_per_chunk"],
         },
         "feature_names": dataset.feature_names,
         "segment_names": dataset.segment_names,
+        "warm_start": None if start is None else artifact_named(start),
     }
 
 
+def artifact_named(fitted: Fitted) -> dict[str, str]:
+    """Name the artifact of a fit: its path, and the digest that tells it from any other."""
+    return {"path": str(fitted.artifact.path.resolve()), "digest": fitted.digest}
+
+
 def fingerprint(described: dict[str, Any]) -> str:
-    """Digest of a provenance; where the dataset lies decides nothing."""
-    data = {name: value for name, value in described["dataset"].items() if name != "path"}
-    text = json.dumps({**described, "dataset": data}, sort_keys=True)
+    """Digest of a provenance; where dataset and artifacts lie decides nothing."""
+    lying = {name: described[name] for name in ("dataset", "warm_start") if described[name]}
+    unplaced = {name: {**part, "path": ""} for name, part in lying.items()}
+    text = json.dumps({**described, **unplaced}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -60,11 +73,3 @@ def outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, 
         "warnings": [*warnings, *([stopped] if stopped else [])],
         "n_components": int(state.diagnostics["n_components"]),
     }
-
-
-def _code_digest() -> str:
-    """Digest of what computes: a fit begun by other code is not gone on with."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(pipeline.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -14,6 +14,9 @@ from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.sources import Batch, ReadOptions
 
+SOURCES = "sources"
+"""Key of the tags of the files that a dataset was made from, beside the roles it remembers."""
+
 
 @dataclass(frozen=True)
 class Roles:
@@ -46,6 +49,11 @@ class Roles:
         if "split" in self.keep and self.split_by not in (None, "split"):
             raise DataError("--keep split: Expected no --split-by beside it, which is stored so.")
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Roles:
+        """Take them as JSON gives them, whose lists are no tuples."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
     @property
     def options(self) -> ReadOptions:
         """What the readers need to know."""
@@ -71,12 +79,11 @@ class Roles:
 def remembered(roles: Roles, base: BinaryDataset) -> Roles:
     """Read new rows as the rows before them were read, where the options say nothing else."""
     before = _told(base.manifest["ingest"])
+    before.pop(SOURCES, None)
     given = _told(asdict(roles))
     if "segments" in given or "segment_by" in given:
         before = {k: v for k, v in before.items() if k not in ("segments", "segment_by")}
-    merged = {**before, **given}
-    lists = {name: tuple(merged[name]) for name in ("keep", "missing") if name in merged}
-    return Roles(**{**merged, **lists})
+    return Roles.of({**before, **given})
 
 
 def _told(roles: Mapping[str, Any]) -> dict[str, Any]:

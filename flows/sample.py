@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,20 +13,18 @@ from prefect import flow
 from flows.fitted import Fitted, load_fitted
 from flows.ingest import ingest_summary
 from flows.options import (
-    Cluster,
+    HERE,
     FittedArtifact,
     Json,
     Overwrite,
     Seed,
     Where,
     Whole,
-    Workers,
     command,
-    local_path,
     run,
 )
 from flows.progress import reporting
-from flows.runtime import ExecutorName, check_executor, opened_executor
+from flows.runtime import check_executor, opened_executor
 from flows.server import with_server
 from flows.stages import Stages
 from flows.summary import print_ingest, print_json
@@ -35,11 +32,11 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed
 from pipeline.progress import Progress
-from pipeline.simulate import Draw, draw_rows, draws_of, rows_by_segment
+from pipeline.simulate import Draw, draw_rows, draws_of, segments_to_draw
 from storage.artifact_reader import ArtifactReader
 from storage.bits import unpack_rows
 from storage.dataset import BinaryDataset, open_dataset
-from storage.locations import check_free
+from storage.locations import Place, check_free, place
 from storage.schema import DATASET_FORMAT
 from storage.sources import Batch
 from storage.writer import create_dataset
@@ -63,14 +60,14 @@ app = command("sample", HELP, EXAMPLES)
 def _write(
     fitted: Fitted,
     rows: int,
-    output: Path,
+    output: Place,
     seed: int,
     overwrite: bool,
     executor: Executor,
     progress: Progress,
 ) -> BinaryDataset:
     """Draw runs of rows where the workers are, and write them in order."""
-    draws = list(draws_of(*_segments(fitted, rows), len(fitted.feature_names)))
+    draws = list(draws_of(*segments_to_draw(fitted.params, rows), len(fitted.feature_names)))
     draw = partial(draw_rows, fitted.model, ArtifactReader.of(fitted.artifact), seed)
     with create_dataset(
         output,
@@ -87,13 +84,6 @@ def _write(
             done += len(X)
             progress("sample", done, rows, done)
     return open_dataset(output)
-
-
-def _segments(fitted: Fitted, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give rows and index of each segment that the model has."""
-    if not fitted.segments:
-        return np.array([rows]), np.zeros(0, np.int64)
-    return rows_by_segment(fitted.params.segment_rows, rows), fitted.params.segments
 
 
 def _labels(fitted: Fitted, drawn: Draw) -> np.ndarray | None:
@@ -122,17 +112,15 @@ def sample(
     rows: int,
     output: str,
     seed: int = 0,
-    executor: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
+    where: Where = HERE,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Run the stages; `python -m flows.sample --help` explains the parameters."""
     begun = time.perf_counter()
     fitted = checked(artifact, rows, output, seed, overwrite)
-    target = local_path(output)
+    target = place(output)
     stages = Stages(fitted.feature_names, fitted.artifact.manifest["segment_names"])
-    with opened_executor(executor, workers, cluster) as ready, reporting() as progress:
+    with opened_executor(**where) as ready, reporting() as progress:
         written = stages.run(
             "write dataset",
             lambda: _write(fitted, rows, target, seed, overwrite, ready, progress),
@@ -150,9 +138,9 @@ def checked(artifact: str, rows: int, output: str, seed: int, overwrite: bool) -
     check_seed(seed)
     if rows < 2:
         raise FitError(f"--rows: Expected at least 2, got {rows}. Ask for more.")
-    check_free(local_path(output), DATASET_FORMAT, overwrite)
-    fitted = load_fitted(local_path(artifact))
-    _segments(fitted, rows)
+    check_free(place(output), DATASET_FORMAT, overwrite)
+    fitted = load_fitted(place(artifact))
+    segments_to_draw(fitted.params, rows)
     return fitted
 
 
@@ -163,18 +151,14 @@ def main(
     rows: Annotated[Whole, Parameter(help="Number of rows to draw.")],
     output: Annotated[str, Parameter(help="Folder of the dataset to write.")],
     seed: Seed = 0,
-    executor: Where = "dask",
-    workers: Workers = None,
-    cluster: Cluster = None,
+    where: Where = HERE,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
-    check_executor(executor, workers, cluster)
+    check_executor(**where)
     checked(artifact, rows, output, seed, overwrite)
-    summary = with_server(
-        lambda: sample(artifact, rows, output, seed, executor, workers, cluster, overwrite)
-    )
+    summary = with_server(lambda: sample(artifact, rows, output, seed, where, overwrite))
     if json:
         print_json(summary)
     else:

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from flows.environment import server_configured
+from pipeline.errors import FitError
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ def embedded_server() -> Iterator[EmbeddedServer]:
             stdout=log,
             stderr=log,
             process_group=0,  # Ctrl-C is for the run, which still has to tell the server
-            env={**os.environ, **_SERVER},
+            env=_environment(),
         )
     try:
         yield EmbeddedServer(f"http://127.0.0.1:{port}/api", process, home / "server.log")
@@ -51,6 +53,12 @@ def embedded_server() -> Iterator[EmbeddedServer]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Ask for no credentials: a run has them for the user's own server, if at all."""
+    kept = {k: v for k, v in os.environ.items() if k != "PREFECT_SERVER_API_AUTH_STRING"}
+    return {**kept, **_SERVER}
 
 
 class EmbeddedServer:
@@ -87,8 +95,15 @@ class EmbeddedServer:
 
 
 def with_server(run_flow: Callable[[], T]) -> T:
-    """Run a flow against the configured Prefect server, or an embedded one for its length."""
+    """Run a flow against the configured Prefect server, or an embedded one for its length.
+
+    Raises
+    ------
+    FitError
+        If a configured server does not answer, or refuses the credentials.
+    """
     if server_configured():
+        check_server()
         return run_flow()
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -96,6 +111,43 @@ def with_server(run_flow: Callable[[], T]) -> T:
         server.wait()
         with temporary_settings({PREFECT_API_URL: server.url}):
             return run_flow()
+
+
+def check_server() -> None:
+    """Ask the configured Prefect server for its version, which it tells only to whom it knows.
+
+    Raises
+    ------
+    FitError
+        If it does not answer, or refuses the credentials.
+    """
+    from httpx import HTTPError, HTTPStatusError, InvalidURL
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        url = _without_credentials(str(client.api_url))
+        try:
+            client.api_version()
+        except HTTPStatusError as error:
+            if error.response.status_code not in (401, 403):
+                raise FitError(
+                    f"PREFECT_API_URL: Expected a Prefect server at {url}, got the answer "
+                    f"{error.response.status_code}. Check the address."
+                ) from error
+            raise FitError(
+                f"PREFECT_API_AUTH_STRING: Expected credentials that the Prefect server at {url} "
+                "takes, got a refusal. Set it to the USER:PASSWORD of the server."
+            ) from None  # the request within holds what was refused
+        except (HTTPError, InvalidURL, ValueError) as error:
+            raise FitError(
+                f"PREFECT_API_URL: Expected a Prefect server at {url}, got no answer "
+                f"({type(error).__name__}). Start it, or check the address."
+            ) from error
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _free_port() -> int:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from flows.retries import RETRIES
 from pipeline.errors import FitError
 
 T = TypeVar("T")
@@ -44,4 +45,4 @@ class Stages:
             finally:
                 self.seconds[name] = round(time.perf_counter() - begun, 3)
 
-        return task(stage, name=name, cache_policy=NO_CACHE)()
+        return task(stage, name=name, cache_policy=NO_CACHE, **RETRIES)()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from rich.table import Table
 from flows.datasets import dataset_path, dataset_rows
 from flows.fitted import Fitted, check_features, load_fitted
 from flows.options import (
-    Cluster,
+    HERE,
     DatasetName,
     FittedArtifact,
     Json,
@@ -28,14 +28,12 @@ from flows.options import (
     Seed,
     Split,
     Where,
-    Workers,
     command,
-    local_path,
     run,
 )
 from flows.progress import reporting
 from flows.provenance import fingerprint, provenance
-from flows.runtime import ExecutorName, check_executor, opened_executor
+from flows.runtime import check_executor, opened_executor
 from flows.server import with_server
 from flows.splits import named_split
 from flows.stages import Stages
@@ -52,7 +50,7 @@ from storage.artifacts import Artifact, NamedArray, load_artifact, write_artifac
 from storage.codes import CodeArray, CodesWriter, create_codes, open_codes, seal_codes
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
-from storage.locations import check_free
+from storage.locations import Place, check_free, place
 from storage.schema import CODES_FORMAT
 from storage.unfinished_codes import UnfinishedCodes
 
@@ -87,7 +85,7 @@ class Job:
     split: str | None
     dtype: Dtype
     seed: int
-    output: Path
+    output: Place
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -143,7 +141,6 @@ def _write(
     params: Artifact,
     rows_by_chunk: list[int],
     executor: Executor,
-    stopped: Callable[[], bool],
     progress: Progress,
 ) -> tuple[CodesWriter, list[list[int]]]:
     """Transform and store the rows, run by run; give the checksums of each run."""
@@ -158,17 +155,17 @@ def _write(
         dataset_rows(job.dataset, job.split).read,
         segment_indices(job.fitted.segments, job.dataset.segment_names),
         job.dtype,
-        stopped,
     )
     runs = runs_of(rows_by_chunk, writer.rows_per_chunk)
     runs = [r._replace(done=done) for r, done in zip_longest(runs, before)]
     checksums: list[list[int]] = []
     progress("transform", 0, len(runs), 0)
-    for done in executor.map(partial(write_run, transforming, writer), runs):
-        if len(checksums) >= len(before):
-            job.work.note(done)
-        checksums.append(done)
-        progress("transform", len(checksums), len(runs), runs[len(checksums) - 1].stop)
+    with closing(executor.map(partial(write_run, transforming, writer), runs)) as written:
+        for done in written:
+            checksums.append(done)
+            if len(checksums) > len(before):
+                job.work.note(checksums)
+            progress("transform", len(checksums), len(runs), runs[len(checksums) - 1].stop)
     return writer, checksums
 
 
@@ -209,9 +206,7 @@ def transform(
     split: str | None = None,
     dtype: Dtype = "float32",
     seed: int = 0,
-    executor: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
+    where: Where = HERE,
     resume: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Any]:
@@ -221,15 +216,12 @@ def transform(
     stages = Stages(job.dataset.feature_names, job.dataset.segment_names)
     with (
         job.work.working(resume),
-        opened_executor(executor, workers, cluster) as ready,
-        job.work.stopping() as stopped,
+        opened_executor(**where) as ready,
         reporting() as progress,
     ):
         params = stages.run("prepare", lambda: _params(job, ready))
         rows = stages.run("count rows", lambda: _rows_by_chunk(job, ready))
-        written = stages.run(
-            "transform", lambda: _write(job, params, rows, ready, stopped, progress)
-        )
+        written = stages.run("transform", lambda: _write(job, params, rows, ready, progress))
         summary = stages.run("write codes", lambda: _publish(job, *written, overwrite))
     seconds = round(time.perf_counter() - begun, 3)
     return {**summary, "seconds": seconds, "stages": stages.seconds}
@@ -246,9 +238,9 @@ def checked(
 ) -> Job:
     """Refuse what can be refused at once: a place that is taken, other features, no such split."""
     check_seed(seed)
-    target = local_path(output)
+    target = place(output)
     check_free(target, CODES_FORMAT, overwrite)
-    fitted = load_fitted(local_path(artifact))
+    fitted = load_fitted(place(artifact))
     opened = open_dataset(dataset_path(dataset))
     check_features(fitted, opened)
     return Job(fitted, opened, named_split(opened, split), dtype, seed, target)
@@ -263,30 +255,16 @@ def main(
     split: Split = None,
     dtype: Annotated[Dtype, Parameter(help="Type that the codes are stored in.")] = "float32",
     seed: Seed = 0,
-    executor: Where = "dask",
-    workers: Workers = None,
-    cluster: Cluster = None,
+    where: Where = HERE,
     resume: Resume = False,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
-    check_executor(executor, workers, cluster)
+    check_executor(**where)
     checked(dataset, artifact, output, split, dtype, seed, overwrite)
     summary = with_server(
-        lambda: transform(
-            dataset,
-            artifact,
-            output,
-            split,
-            dtype,
-            seed,
-            executor,
-            workers,
-            cluster,
-            resume,
-            overwrite,
-        )
+        lambda: transform(dataset, artifact, output, split, dtype, seed, where, resume, overwrite)
     )
     if json:
         print_json(summary)

@@ -8,7 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.dataset import Chunk, ChunkReader
+from pipeline.wanted import Unwanted, check_wanted
+from storage.chunk import Chunk
+from storage.dataset import ChunkReader
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,20 @@ class LoggedReader(ChunkReader):
         with Path(self.log).open("a") as file:
             file.write(".")
         return super()._read(key)
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Gives back 0 at once; with other numbers it goes on until nobody wants the result."""
+
+    log: str
+
+    def __call__(self, number: int) -> int:
+        while number:
+            try:
+                check_wanted()
+            except Unwanted:
+                Path(f"{self.log}-ended-{number}").touch()
+                raise
+            time.sleep(0.01)
+        return number

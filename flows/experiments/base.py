@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -13,7 +15,6 @@ import numpy as np
 from cyclopts import Parameter
 
 from flows.datasets import dataset_rows
-from flows.figures import require_plots
 from flows.options import Switch, Whole
 from flows.progress import reporting
 from flows.runtime import ExecutorName, check_executor, opened_executor
@@ -22,6 +23,8 @@ from pipeline.errors import FitError
 from pipeline.fit import check_seed, collect_first, collect_pass, fit, start
 from pipeline.models.base import Model
 from storage.dataset import BinaryDataset
+
+Row = Mapping[str, Any]
 
 
 class Where(TypedDict):
@@ -54,11 +57,10 @@ class Options:
         Raises
         ------
         FitError
-            If an option is out of range or contradicts another, or matplotlib is not installed.
+            If an option is out of range or contradicts another.
         """
         check_seed(self.seed)
         check_executor(self.executor, self.workers, self.cluster)
-        require_plots()
 
 
 DEFAULTS = Options()
@@ -105,7 +107,7 @@ def sampled_rows(dataset: BinaryDataset, n_rows: int, rng: np.random.Generator) 
     return block_of(np.concatenate([block.dense() for block in blocks]), observed)
 
 
-def write_table(stem: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_table(stem: Path, rows: Sequence[Row]) -> None:
     """Write rows of named values as `stem`.csv and `stem`.json."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     with stem.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
@@ -113,3 +115,36 @@ def write_table(stem: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     stem.with_suffix(".json").write_text(json.dumps(list(rows), indent=1) + "\n", encoding="utf-8")
+
+
+def medians(trials: Sequence[Row], keys: Sequence[str], values: Sequence[str]) -> list[Row]:
+    """Take medians over trials that agree in the keys; such trials stand together."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in keys)
+
+    return [
+        {**dict(zip(keys, common, strict=True)), **_medians(list(group), values)}
+        for common, group in groupby(trials, key)
+    ]
+
+
+def _medians(trials: Sequence[Row], values: Sequence[str]) -> Row:
+    return {name: float(np.median([row[name] for row in trials])) for name in values}
+
+
+def write_results(
+    output: str, name: str, trials: Sequence[Row], middle: Sequence[Row]
+) -> tuple[Path, Path]:
+    """Write the tables of all trials and of medians; give the paths of the figure."""
+    stem = Path(output, name)
+    write_table(stem, trials)
+    write_table(stem.with_name(f"{name}_medians"), middle)
+    return stem.with_suffix(".png"), stem.with_suffix(".svg")
+
+
+def summary_of(output: str, name: str, middle: Sequence[Row], begun: float) -> dict[str, Any]:
+    """Sum up a run: medians, files, seconds since it began."""
+    files = sorted(map(str, Path(output).glob(f"{name}*.*")))
+    seconds = round(time.perf_counter() - begun, 3)
+    return {"medians": list(middle), "files": files, "seconds": seconds}

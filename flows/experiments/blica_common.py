@@ -1,13 +1,11 @@
-"""What the experiments on binary ICA share: models and data, trials, medians, the command."""
+"""What the experiments on binary ICA share: models and data, trials, the command."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain, groupby
-from pathlib import Path
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.experiments.base import Options, Where, write_table
+from flows.experiments.base import Options, Row, Where
 from flows.options import local_path
 from flows.runtime import opened_executor
 from flows.server import with_server
@@ -25,8 +23,6 @@ from flows.summary import print_json
 from pipeline.blica_trials import Drawn, rows_in_memory
 from pipeline.executors.base import Executor
 from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
-
-Row = Mapping[str, Any]
 
 _MODELS_A_SEED = 1000
 
@@ -92,39 +88,6 @@ def _followed(results: Iterable[Row], total: int) -> Iterator[Row]:
     """Pass results on, with a bar on a terminal."""
     console = Console(stderr=True)
     yield from track(results, "trials", total, console=console, disable=not sys.stderr.isatty())
-
-
-def medians(trials: Sequence[Row], keys: Sequence[str], values: Sequence[str]) -> list[Row]:
-    """Take medians over trials that agree in the keys; such trials stand together."""
-
-    def key(row: Row) -> tuple[Any, ...]:
-        return tuple(row[name] for name in keys)
-
-    return [
-        {**dict(zip(keys, common, strict=True)), **_medians(list(group), values)}
-        for common, group in groupby(trials, key)
-    ]
-
-
-def _medians(trials: Sequence[Row], values: Sequence[str]) -> Row:
-    return {name: float(np.median([row[name] for row in trials])) for name in values}
-
-
-def write_results(
-    output: str, name: str, trials: Sequence[Row], middle: Sequence[Row]
-) -> tuple[Path, Path]:
-    """Write the tables of all trials and of medians; give the paths of the figure."""
-    stem = Path(output, name)
-    write_table(stem, trials)
-    write_table(stem.with_name(f"{name}_medians"), middle)
-    return stem.with_suffix(".png"), stem.with_suffix(".svg")
-
-
-def summary_of(output: str, name: str, middle: Sequence[Row], begun: float) -> dict[str, Any]:
-    """Sum up a run: medians, files, seconds since it began."""
-    files = sorted(map(str, Path(output).glob(f"{name}*.*")))
-    seconds = round(time.perf_counter() - begun, 3)
-    return {"medians": list(middle), "files": files, "seconds": seconds}
 
 
 def launch(

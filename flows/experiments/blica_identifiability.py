@@ -16,17 +16,16 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 from prefect import flow
 
-from flows.experiments.base import DEFAULTS, Options, Where
-from flows.experiments.blica_common import (
+from flows.experiments.base import (
+    DEFAULTS,
+    Options,
     Row,
-    Shape,
-    drawn_truth,
-    launch,
+    Where,
     medians,
     summary_of,
-    trials_stage,
     write_results,
 )
+from flows.experiments.blica_common import Shape, drawn_truth, launch, trials_stage
 from flows.figures import drawing
 from flows.options import Json
 from flows.runtime import ExecutorName

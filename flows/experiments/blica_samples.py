@@ -16,17 +16,16 @@ import numpy as np
 from cyclopts import Parameter
 from prefect import flow
 
-from flows.experiments.base import DEFAULTS, Options, Where
-from flows.experiments.blica_common import (
+from flows.experiments.base import (
+    DEFAULTS,
+    Options,
     Row,
-    Shape,
-    drawn,
-    launch,
+    Where,
     medians,
     summary_of,
-    trials_stage,
     write_results,
 )
+from flows.experiments.blica_common import Shape, drawn, launch, trials_stage
 from flows.figures import draw_ranges, drawing
 from flows.options import Json
 from flows.runtime import ExecutorName

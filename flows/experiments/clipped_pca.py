@@ -16,7 +16,7 @@ from flows.datasets import dataset_path
 from flows.experiments.base import Where
 from flows.experiments.images import images_stage
 from flows.experiments.ring import ring_stage
-from flows.figures import image_layout, require_plots
+from flows.figures import image_layout
 from flows.options import Json, Switch
 from flows.runtime import ExecutorName
 from flows.server import with_server
@@ -53,7 +53,6 @@ def clipped_pca(
 ) -> dict[str, Any]:
     """Run both parts; `python -m flows.experiments clipped-pca --help` explains the parameters."""
     begun = time.perf_counter()
-    require_plots()
     image_layout(open_dataset(dataset_path(dataset)).feature_names, image_shape)
     where = Where(name=executor, workers=workers, cluster=cluster)
     n_features = _QUICK_FEATURES if quick else _FEATURES

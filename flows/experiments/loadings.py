@@ -9,7 +9,7 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.figures import ImageRow, image_layout, require_plots, save_images
+from flows.figures import ImageRow, check_suffix, image_layout, save_images
 from pipeline.errors import FitError
 from storage.artifacts import Artifact, load_artifact
 
@@ -33,7 +33,7 @@ def draw_loadings(
     FitError
         If the artifact has no loadings or an option does not suit it.
     """
-    require_plots(output)
+    check_suffix(output)
     if "loadings" not in artifact or not artifact["loadings"].shape[1]:
         raise FitError(f"{artifact.path}: Expected an artifact with loadings, got one without.")
     if n_components < 1:

@@ -21,8 +21,15 @@ from rich.progress import track
 from rich.table import Table
 
 from flows.datasets import dataset_path
-from flows.experiments.base import DEFAULTS, Options, Where
-from flows.experiments.blica_common import Row, medians, summary_of, write_results
+from flows.experiments.base import (
+    DEFAULTS,
+    Options,
+    Row,
+    Where,
+    medians,
+    summary_of,
+    write_results,
+)
 from flows.experiments.tipping_figures import Images, Pictures, Synthetic
 from flows.figures import image_layout
 from flows.options import Json, Split, local_path

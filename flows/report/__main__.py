@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.options import FittedArtifact, Overwrite, command, local_path, run
-from flows.report.page import FILE, Options, write_report
+from flows.options import FittedArtifact, Overwrite, command, run
+from flows.report.page import (
+    FILE,
+    Options,
+    Report,
+    check_output,
+    draw_report,
+    new_page,
+    write_report,
+)
+from flows.report.plots import Figure
+from flows.report.slugs import slugs
+from storage.locations import Place, place
 
 HELP = """Write the report of a fitted model: one HTML file that needs no network.
 
@@ -19,6 +31,7 @@ EXAMPLES = """Examples:
 
     python -m flows.report --artifact runs/votes --output votes.html
     python -m flows.report --artifact runs/usps --image-shape 16x16 --overwrite
+    python -m flows.report --artifact runs/votes --pictures pictures
 
 `flows.fit` writes one into the artifact by itself. Exit codes: 0 done, 2 bad arguments or input, 1
 failure, 130 interrupted.
@@ -45,15 +58,39 @@ def main(
         ),
     ] = None,
     output: Annotated[str, Parameter(help="The page to write.")] = FILE,
+    pictures: Annotated[
+        str | None, Parameter(help="Folder to write every figure to as well, as PNG.")
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write, and say where."""
-    options = Options(dataset, image_shape, label)
-    notes = write_report(local_path(artifact), local_path(output), options, overwrite)
+    page = new_page(output, overwrite)
+    report = draw_report(place(artifact), Options(dataset, image_shape, label))
+    stills = _pictures(report, place(pictures)) if pictures else {}
+    for path in stills:
+        check_output(path, overwrite)
+    write_report(report, page)
+    _write_pictures(stills)
     console = Console(soft_wrap=True, highlight=False)
-    for note in notes:
+    for note in report.notes:
         console.print(f"warning: {note}", markup=False)
     console.print(f"report: {output}", markup=False)
+    for path in stills:
+        console.print(f"picture: {path}", markup=False)
+
+
+def _pictures(report: Report, folder: Place) -> dict[Place, Figure]:
+    """Name a file for each figure, after its title."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = slugs(figure.title for figure in report.figures)
+    return {folder / f"{name}.png": f for name, f in zip(names, report.figures, strict=True)}
+
+
+def _write_pictures(pictures: Mapping[Place, Figure]) -> None:
+    if pictures:
+        from flows.report.still import still  # Matplotlib takes its time to be imported
+    for path, figure in pictures.items():
+        path.write_bytes(still(figure))
 
 
 if __name__ == "__main__":

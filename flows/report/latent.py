@@ -106,7 +106,7 @@ def _scattered(
     by = f", by {labels.name}" if labels else ""
     alt = f"Posterior means of {which}, of {len(points):,} rows{by}."
     keys = () if ramp or labels is None else tuple(kind.key for kind in kinds)
-    return Figure("Rows in latent space", alt, plot, (), alt + note, keys, ramp)
+    return Figure("Rows in latent space", alt, plot, note=alt + note, keys=keys, ramp=ramp)
 
 
 def _mark(plot: Any, points: Array, facts: list[tuple[str, list[str]]], key: Key) -> None:
@@ -153,11 +153,11 @@ def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     hovering(plot, lines, [("feature", "feature")])
     alt = f"Probability of 1 over component 1, of {len(moved)} features: {_listed(names)}."
     few = len(looks) <= len(COLOURS)
-    note = "" if few else "Point at a curve for its name. "
-    if len(moved) < probabilities.shape[1]:
-        note += f"{len(moved)} of {probabilities.shape[1]:,} features, those that change most."
+    hint = "" if few else "Point at a curve for its name."
+    shown, total = len(moved), probabilities.shape[1]
+    note = f"{shown} of {total:,} features, those that change most." if shown < total else ""
     keys = tuple(looks) if few else ()
-    return Figure("Features over the component", alt, plot, note=note.strip(), keys=keys)
+    return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
 def _listed(names: list[str]) -> str:
@@ -225,4 +225,4 @@ def _image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> Figure
     plot.grid.visible = False
     alt = f"P(feature = 1) as {_TILES}x{_TILES} images over components 1 and 2."
     note = "Each image shows the probability of 1 of every pixel at its place."
-    return Figure("Images over latent space", alt, plot, (), note, ramp=ramp)
+    return Figure("Images over latent space", alt, plot, note=note, ramp=ramp)

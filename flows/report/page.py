@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from bokeh.embed import json_item
@@ -19,6 +18,7 @@ from flows.fitted import Fitted, load_fitted
 from flows.report.calibration import calibration_figure
 from flows.report.facts import (
     array_facts,
+    drift_facts,
     provenance_facts,
     spelled,
     stages,
@@ -34,7 +34,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import one_blas_thread
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import write_text
+from storage.locations import Place, place, write_text
 
 FILE = "report.html"
 
@@ -58,36 +58,40 @@ class Options:
     label: str | None = None
 
 
-def write_report(
-    artifact: str | Path,
-    output: Path,
-    options: Options = Options(),
-    overwrite: bool = False,
-) -> list[str]:
-    """Write the report of an artifact.
+@dataclass(frozen=True)
+class Report:
+    """What was drawn.
+
+    Attributes
+    ----------
+    fitted
+        The fitted model.
+    figures
+        Of it, in their order.
+    notes
+        What was left out and why.
+    """
+
+    fitted: Fitted
+    figures: tuple[Figure, ...]
+    notes: tuple[str, ...]
+
+
+def draw_report(artifact: str | Place, options: Options = Options()) -> Report:
+    """Draw the figures of an artifact.
 
     Parameters
     ----------
     artifact
         Of a fit, or a folder of runs for the latest.
-    output
-        The HTML file; it is replaced at once or not at all.
     options
         What to draw.
-    overwrite
-        Replace a file that is there.
-
-    Returns
-    -------
-    list of str
-        What was left out and why.
 
     Raises
     ------
     DataError, FitError
-        If the artifact, the dataset or the output cannot be used.
+        If the artifact or the dataset cannot be used.
     """
-    check_output(output, overwrite)
     fitted = load_fitted(artifact)
     layout = _layout(fitted, options.image_shape)
     dataset, note = fitted_dataset(fitted, options.dataset)
@@ -97,22 +101,38 @@ def write_report(
     if dataset is not None:
         with one_blas_thread():
             figures += _row_figures(fitted, dataset, options.label, layout)
-    notes = [note] if note else []
+    return Report(fitted, tuple(figures), (note,) if note else ())
+
+
+def write_report(report: Report, output: Place) -> None:
+    """Write a report as a page, which is replaced at once or not at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(output, _rendered(fitted, figures, notes))
-    return notes
+    write_text(output, _rendered(report))
 
 
-def check_output(output: Path, overwrite: bool) -> None:
-    """Refuse a file that is no page, or is there and not to be replaced.
+def new_page(output: str, overwrite: bool) -> Place:
+    """Give the place of a page to write.
+
+    Raises
+    ------
+    DataError
+        If it is named other than a page, or is there and not to be replaced.
+    """
+    page = place(output)
+    if page.suffix != ".html":
+        raise DataError(f"--output: Expected a name that ends in .html, got {output!r}.")
+    check_output(page, overwrite)
+    return page
+
+
+def check_output(output: Place, overwrite: bool) -> None:
+    """Refuse a file that is there and not to be replaced, or is no file.
 
     Raises
     ------
     DataError
         If it is either.
     """
-    if output.suffix != ".html":
-        raise DataError(f"--output: Expected a name that ends in .html, got {str(output)!r}.")
     if output.is_dir():
         raise DataError(f"{output}: Expected a file, got a folder.")
     if output.exists() and not overwrite:
@@ -140,8 +160,9 @@ def _row_figures(
         yield calibration_figure(seen, fitted.feature_names)
 
 
-def _rendered(fitted: Fitted, figures: list[Figure], notes: list[str]) -> str:
-    manifest = fitted.artifact.manifest
+def _rendered(report: Report) -> str:
+    artifact, figures = report.fitted.artifact, report.figures
+    manifest = artifact.manifest
     plots = [
         json_item(figure.plot, f"plot{k}")  # type: ignore[arg-type]
         for k, figure in enumerate(figures)
@@ -151,14 +172,15 @@ def _rendered(fitted: Fitted, figures: list[Figure], notes: list[str]) -> str:
     page: str = _template().render(
         title=title_of(manifest),
         facts=what_was_fitted(manifest),
-        warnings=[*manifest["warnings"], *notes],
+        warnings=[*manifest["warnings"], *report.notes],
+        drift=drift_facts(manifest),
         figures=figures,
         plots=plots,
         stages=stages(manifest),
         settings=spelled(manifest["hyperparameters"]),
         diagnostics=spelled(manifest["diagnostics"]),
-        provenance=provenance_facts(fitted.artifact),
-        arrays=array_facts(fitted.artifact),
+        provenance=provenance_facts(artifact),
+        arrays=array_facts(artifact),
         bokeh=bokeh,
         script=script,
         style=_text("style.css"),

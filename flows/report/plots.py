@@ -68,6 +68,8 @@ class Figure:
         Pictures side by side.
     note
         How to read it.
+    hint
+        What pointing at it shows; still pictures leave it out.
     keys, ramp
         What colours stand for.
     width
@@ -79,6 +81,7 @@ class Figure:
     plot: Any = None
     images: tuple[Image, ...] = ()
     note: str = ""
+    hint: str = ""
     keys: tuple[Key, ...] = ()
     ramp: Ramp | None = None
     width: int = 520

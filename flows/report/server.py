@@ -1,31 +1,68 @@
-"""A summary of a fit for those who look at a Prefect server."""
+"""A fit for those who look at a Prefect server: its facts, and its figures as pictures.
+
+Keys hold the dataset, the model and the figure, so the history of a key is one quantity over the
+fits of one dataset by one model: `votes-clipped-pca`, `votes-clipped-pca-spectrum`.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import base64
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
 
-from prefect.artifacts import create_markdown_artifact
+from PIL import Image as Picture
+from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
 from flows.environment import server_configured
-from flows.report.facts import title_of, what_was_fitted
-from storage.artifacts import load_artifact
+from flows.report.facts import Facts, dataset_name, drift_facts, title_of, what_was_fitted
+from flows.report.page import Report
+from flows.report.slugs import slug, slugs
+from storage.locations import Place
 
 
-def publish_summary(artifact: str, report: Path) -> None:
-    """Leave facts, warnings and the report's path on the server, if it outlives the run."""
-    if server_configured():
-        create_markdown_artifact(markdown(artifact, report), key="fit", description="A fit.")
+def publish(report: Report, page: Place) -> None:
+    """Leave facts, warnings, the page's path and all figures on the server, if one is configured.
+
+    An embedded server is gone after the run, so nothing is left there.
+    """
+    if not server_configured():
+        return
+    from flows.report.still import still  # Matplotlib takes its time to be imported
+
+    manifest = report.fitted.artifact.manifest
+    key = f"{slug(dataset_name(manifest))}-{slug(manifest['model'])}"
+    create_markdown_artifact(
+        markdown(manifest, page), key=key, description=_code(title_of(manifest))
+    )
+    names = slugs(figure.title for figure in report.figures)
+    for name, figure in zip(names, report.figures, strict=True):
+        uri = _small_uri(still(figure))
+        create_image_artifact(uri, key=f"{key}-{name}", description=_code(figure.alt))
 
 
-def markdown(artifact: str, report: Path) -> str:
-    """Write facts and warnings; names of a dataset are not taken for markup."""
-    manifest = load_artifact(artifact).manifest
-    facts = [f"| {_code(name)} | {_code(value)} |" for name, value in what_was_fitted(manifest)]
+def markdown(manifest: Mapping[str, Any], page: Place) -> str:
+    """Write facts, warnings and drift; names of a dataset are not taken for markup."""
     warnings = [f"- {_code(warning)}" for warning in manifest["warnings"]]
-    lines = [f"# {_code(title_of(manifest))}", "", "| | |", "|---|---|", *facts, "", *warnings]
-    return "\n".join([*lines, "", f"Report: {_code(str(report.resolve()))}", ""])
+    lines = [f"# {_code(title_of(manifest))}", "", *_table(what_was_fitted(manifest)), *warnings]
+    if drift := drift_facts(manifest):
+        lines += ["", "## Since the last fit", "", *_table(drift)]
+    return "\n".join([*lines, "", f"Report: {_code(str(page.resolve()))}", ""])
+
+
+def _table(facts: Facts) -> list[str]:
+    rows = (f"| {_code(name)} | {_code(value)} |" for name, value in facts)
+    return ["| | |", "|---|---|", *rows, ""]
 
 
 def _code(text: str) -> str:
     """Quote a text so that nothing in it is markup."""
     return "`` " + " ".join(text.replace("`", "'").replace("|", "¦").split()) + " ``"
+
+
+def _small_uri(png: bytes) -> str:
+    """Give a picture in 256 colours, a third of the bytes, as a data URI: a server keeps it."""
+    picture = Picture.open(BytesIO(png)).convert("RGB")
+    file = BytesIO()
+    picture.quantize(256, dither=Picture.Dither.NONE).save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import pickle
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -23,8 +22,8 @@ from matplotlib.image import imread
 
 from flows.experiments import blica_identifiability, blica_samples, blica_scaling
 from flows.experiments.__main__ import app
-from flows.experiments.base import Where
-from flows.experiments.blica_common import Shape, drawn, drawn_truth, medians, trials_stage
+from flows.experiments.base import Where, medians
+from flows.experiments.blica_common import Shape, drawn, drawn_truth, trials_stage
 from flows.options import run
 from pipeline.blica_trials import rows_in_memory, sample_trial, timed_trial
 from pipeline.blocks import blocks_of
@@ -245,13 +244,6 @@ def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
     assert line.startswith("error: ")
     assert said in line
     assert not list(tmp_path.iterdir())
-
-
-def test_without_matplotlib(call, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    done = call("blica-scaling", "--quick")
-    assert done.code == 2
-    assert "pip install latentbits[plots]" in done.err
 
 
 def test_a_trial_that_cannot_be_is_refused_in_one_line(prefect_server, call, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -333,11 +332,6 @@ def test_an_artifact_without_loadings(refused: Callable[..., str], tmp_path: Pat
     path = write_artifact(tmp_path / "other", arrays, {"feature_names": ["a", "b"]})
     assert "Expected an artifact with loadings" in refused("loadings", "--artifact", path)
     assert "does not exist" in refused("loadings", "--artifact", tmp_path / "nothing")
-
-
-def test_without_matplotlib(refused: Callable[..., str], artifact: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install latentbits[plots]" in refused("loadings", "--artifact", artifact)
 
 
 # What the experiment refuses

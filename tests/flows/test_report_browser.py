@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +12,13 @@ import pytest
 
 from flows.hyperparameters import build_model
 from flows.ingest import ingest_sources
-from flows.report.page import Options, write_report
+from flows.report.page import Options, draw_report, write_report
 from pipeline.models.base import MODELS
 from storage.dataset import BinaryDataset, open_dataset
 from tests.data import probit_rows, shared, write
 from tests.fits import write_fit
 from tests.flows.hostile import HOSTILE
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 WIDTHS = {"laptop": 1280, "phone": 390}
 
 # Shadow roots hide Bokeh's canvases from ordinary queries.
@@ -57,25 +49,6 @@ const wide = element => element.getBoundingClientRect().right > innerWidth + 1;
 return [...document.querySelectorAll("body *")].filter(wide).map(e => e.outerHTML.slice(0, 80));
 """
 NAMES = "return [...document.querySelectorAll('[role=img], img')].map(e => e.ariaLabel || e.alt);"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs chromium and chromedriver on the path")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.chrome.service.Service(driver)
-    started = webdriver.Chrome(options=options, service=service)
-    try:
-        yield started
-    finally:
-        started.quit()
 
 
 def show(browser: Any, page: Path, width: int, scheme: str = "light") -> None:
@@ -130,7 +103,7 @@ def report(
     """Write the report of a model with so many components."""
     artifact = write_fit(folder / "artifact", build_model(model, str(n), []), dataset)
     page = folder / "report.html"
-    write_report(artifact, page, Options(image_shape=shape), overwrite=True)
+    write_report(draw_report(artifact, Options(image_shape=shape)), page)
     return page
 
 
@@ -157,6 +130,8 @@ def test_hostile_names_do_no_harm(browser, tmp_path, n_components):
 
 def point_everywhere(browser: Any) -> None:
     """Move the pointer over every plot, until it shows something."""
+    from selenium.webdriver import ActionChains
+
     shown = []
     for plot in browser.find_elements("css selector", ".plot"):
         browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
@@ -164,7 +139,7 @@ def point_everywhere(browser: Any) -> None:
         for k in range(60):
             x = 60 + (37 * k) % max(1, box["width"] - 70) - box["width"] / 2
             y = 8 + (23 * k) % max(1, box["height"] - 60) - box["height"] / 2
-            actions = webdriver.ActionChains(browser, duration=0)
+            actions = ActionChains(browser, duration=0)
             actions.move_to_element_with_offset(plot, int(x), int(y)).perform()
             if text := browser.execute_script(TOOLTIPS):
                 shown.append(text)

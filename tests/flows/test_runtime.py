@@ -5,7 +5,9 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from flows.runtime import opened_executor
+from flows.options import command, run
+from flows.runtime import check_executor, opened_executor
+from pipeline.errors import FitError
 
 
 def listening() -> set[str]:
@@ -19,20 +21,47 @@ def listening() -> set[str]:
     }
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-def test_a_local_cluster_listens_on_loopback_alone(workers):
-    with opened_executor("dask", workers, None) as executor:
+@pytest.mark.parametrize("where", [{}, {"cluster": "local", "workers": 2}], ids=str)
+def test_a_local_cluster_listens_on_loopback_alone(where):
+    with opened_executor(**where) as executor:
         assert list(executor.map(abs, [-1, -2, -3])) == [1, 2, 3]
         assert listening() <= {"127.0.0.1", "::1"}
 
 
 def test_worker_processes_do_not_import_the_command():
-    with opened_executor("dask", 1, None) as executor:
+    with opened_executor(workers=1, worker_memory="500MiB") as executor:
         loaded = executor.client.run(_loaded)
+        workers = executor.client.scheduler_info()["workers"].values()
     assert not any(loaded.values())
+    assert [worker["memory_limit"] for worker in workers] == [500 << 20]
 
 
 def _loaded() -> bool:
     import sys
 
     return "prefect" in sys.modules
+
+
+def test_an_interrupt_is_told_whatever_came_of_it(capsys):
+    app = command("stumbling", "", "")
+
+    @app.default
+    def main() -> None:
+        try:
+            raise KeyboardInterrupt
+        except BaseException:
+            raise ValueError("stumbled") from None
+
+    with pytest.raises(SystemExit) as leaving:
+        run(app, [])
+    assert leaving.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_dask_writes_an_account_where_asked(tmp_path):
+    path = tmp_path / "account.html"
+    with opened_executor(performance_report=str(path)) as executor:
+        assert list(executor.map(abs, [-1, 2])) == [1, 2]
+    assert "abs" in path.read_text()
+    with pytest.raises(FitError, match="--performance-report: Expected --executor dask"):
+        check_executor("threads", performance_report=str(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -251,13 +250,6 @@ def test_options_are_refused_in_one_line(
     assert said in line
     assert "Traceback" not in done.err
     assert not list(Path().iterdir())
-
-
-def test_without_matplotlib(call: Call, monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    done = call("--quick")
-    assert done.code == 2
-    assert "pip install latentbits[plots]" in done.err
 
 
 def test_images_that_cannot_be_used(tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ def test_a_place_that_is_taken(refused, folder, tmp_path):
     ],
 )
 def test_options_that_cannot_be(refused, monkeypatch, options, word):
-    monkeypatch.setattr("flows.runtime._CONNECT_SECONDS", 1)
+    monkeypatch.setattr("flows.tls.CONNECT_SECONDS", 1)
     assert word in refused(*options, output="new/z.zarr")
 
 

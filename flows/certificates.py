@@ -1,0 +1,156 @@
+"""Makes certificates to try a cluster over TLS: `python -m flows.certificates FOLDER`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Annotated
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cyclopts import Parameter
+from rich.console import Console
+
+from flows.options import Overwrite, command, run
+from storage.errors import DataError
+
+HELP = """Make certificates to try a Dask cluster over TLS, valid for 30 days.
+
+For development: one key for scheduler, workers and commands, and a CA whose own key is thrown away
+at once. For anything else take certificates from whoever gives them out where you are.
+"""
+EXAMPLES = """Examples:
+
+    python -m flows.certificates certificates --host scheduler.example.org --host 10.0.0.7
+
+Writes ca.pem, node.pem and node-key.pem. Whoever has the last can run code on the cluster.
+
+Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
+"""
+app = command("certificates", HELP, EXAMPLES)
+CA, CERTIFICATE, KEY = "ca.pem", "node.pem", "node-key.pem"
+LIFETIME = timedelta(days=30)
+_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def issued(hosts: Sequence[str], begin: datetime) -> dict[str, bytes]:
+    """Issue a certificate for these hosts and this machine, by a CA of its own.
+
+    Parameters
+    ----------
+    hosts
+        Names and addresses beside localhost.
+    begin
+        When both become valid.
+
+    Returns
+    -------
+    dict
+        The contents of the files by their names.
+
+    Raises
+    ------
+    DataError
+        If a host is no name.
+    """
+    authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = _name("latentbits development CA")
+    ca = (
+        _builder(issuer, issuer, authority.public_key(), authority, begin)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(authority, hashes.SHA256())
+    )
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        _builder(_name("latentbits development"), issuer, key.public_key(), authority, begin)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([_alternative(host) for host in (*_HOSTS, *hosts)]),
+            critical=False,
+        )
+        .sign(authority, hashes.SHA256())
+    )
+    return {
+        CA: ca.public_bytes(Encoding.PEM),
+        CERTIFICATE: certificate.public_bytes(Encoding.PEM),
+        KEY: key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    }
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    authority: ec.EllipticCurvePrivateKey,
+    begin: datetime,
+) -> x509.CertificateBuilder:
+    """Begin a certificate; the key identifiers tell CAs of the same name apart."""
+    of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + LIFETIME)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(of_issuer, critical=False)
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        address: IPv4Address | IPv6Address = ip_address(host)
+    except ValueError:
+        try:
+            return x509.DNSName(host)
+        except ValueError as error:
+            raise DataError(f"--host: Expected a name in ASCII, got {host!r}.") from error
+    return x509.IPAddress(address)
+
+
+@app.default
+def main(
+    folder: Annotated[Path, Parameter(help="Folder to write them to.")],
+    *,
+    host: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="Name or address of a machine of the cluster; several."),
+    ] = (),
+    overwrite: Overwrite = False,
+) -> None:
+    """Write the files and say where."""
+    for name in (CA, CERTIFICATE, KEY):
+        if (folder / name).exists() and not overwrite:
+            raise DataError(f"{folder / name}: Expected no such file. Add --overwrite.")
+    # A clock that is a little behind must not find them invalid.
+    files = issued(host, datetime.now(UTC) - timedelta(minutes=5))
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(soft_wrap=True, highlight=False)
+    for name, content in files.items():
+        _write(folder / name, content)
+        console.print(str(folder / name), markup=False)
+    console.print(f"For development, valid for {LIFETIME.days} days.")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that is its owner's alone from the first byte."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+if __name__ == "__main__":
+    run(app)

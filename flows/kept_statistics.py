@@ -1,0 +1,165 @@
+"""Sums over the leading chunks of a dataset, kept beside them: a refit reads only what is new."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import Tile
+from pipeline.code_digest import code_digest
+from pipeline.fit import Kept
+from pipeline.reduce import Folded
+from pipeline.statistics.base import Statistics
+from storage.artifacts import Artifact, NamedArray, load_artifact, write_artifact
+from storage.dataset import BinaryDataset
+from storage.errors import DataError
+from storage.locations import Place, children, claimed, delete_tree, read_manifest
+from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION
+
+FOLDER = "statistics"
+_LARGEST_SHARE = 0.1
+"""Of the dataset's packed bits: what is kept takes no more."""
+log = logging.getLogger("latentbits")
+
+
+def kept_statistics(
+    dataset: BinaryDataset, split: str | None, kind: type[Statistics], counted: str | None
+) -> Kept[Any]:
+    """Keep sums of a kind of statistics in the dataset's folder.
+
+    Parameters
+    ----------
+    dataset, split
+        The rows.
+    kind
+        What is summed.
+    counted
+        What of each block is summed; None where that hangs on parameters, and is not kept.
+    """
+    if counted is None:
+        return Kept()
+    sums = _Sums(dataset, split, kind, counted)
+    return Kept(sums.load, sums.save)
+
+
+def leading_digest(dataset: BinaryDataset, n_chunks: int) -> str:
+    """Digest of the leading chunks: equal digest, equal rows in equal segments."""
+    blocks = dataset.blocks[dataset.blocks[:, 0] < n_chunks]
+    names = dataset.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
+    layout = [dataset.manifest["stored"], dataset.feature_names, names]
+    digest = hashlib.sha256(json.dumps(layout).encode())
+    for table in (dataset.chunks[:n_chunks], blocks, dataset.checksums[:n_chunks]):
+        digest.update(np.ascontiguousarray(table).tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums of one kind over the rows of one split."""
+
+    dataset: BinaryDataset
+    split: str | None
+    kind: type[Statistics]
+    counted: str
+
+    def load(self, tile: Tile | None) -> Folded[Any]:
+        """Give what was kept, if it is of these rows and whole."""
+        try:
+            found = load_artifact(self._folder(tile))
+            n_chunks = int(found.manifest["n_chunks"])
+            if found.manifest["rows"] != leading_digest(self.dataset, n_chunks):
+                return Folded()
+            return self._folded(found)
+        except DataError:
+            return Folded()
+
+    def save(self, tile: Tile | None, folded: Folded[Any]) -> None:
+        """Keep sums in the place of those before; that it cannot be done does no harm."""
+        folder = self._folder(tile)
+        try:
+            arrays = dict(_arrays(folded))
+            if self._is_kept(folder, folded) or not self._has_room(folder, arrays):
+                return
+            with claimed(folder.parent):
+                _drop_outdated(folder.parent)
+                write_artifact(folder, arrays, self._described(folded, arrays))
+        except (DataError, OSError) as error:
+            log.debug("statistics of %s are not kept: %s", self.dataset.path, error)
+
+    def _folder(self, tile: Tile | None) -> Place:
+        what = json.dumps([self.kind.__name__, self.counted, self.split, tile, code_digest()])
+        return self.dataset.path / FOLDER / hashlib.sha256(what.encode()).hexdigest()[:24]
+
+    def _folded(self, found: Artifact) -> Folded[Any]:
+        heights = found.manifest["heights"]
+        stack = [self.kind.from_arrays(_part(found, str(k))) for k in range(len(heights))]
+        still_open = self.kind.from_arrays(_part(found, "open")) if found.manifest["open"] else None
+        pairs = tuple(zip(heights, stack, strict=True))
+        return Folded(int(found.manifest["n_chunks"]), pairs, still_open)
+
+    def _described(self, folded: Folded[Any], arrays: Mapping[str, NamedArray]) -> dict[str, Any]:
+        return {
+            "n_chunks": folded.n_chunks,
+            "heights": [height for height, _ in folded.stack],
+            "open": folded.open is not None,
+            "rows": leading_digest(self.dataset, folded.n_chunks),
+            "bytes": _size(arrays),
+            "code": code_digest(),
+        }
+
+    def _is_kept(self, folder: Place, folded: Folded[Any]) -> bool:
+        found = _manifest(folder)
+        return found.get("n_chunks") == folded.n_chunks and (
+            found.get("rows") == leading_digest(self.dataset, folded.n_chunks)
+        )
+
+    def _has_room(self, folder: Place, arrays: Mapping[str, NamedArray]) -> bool:
+        kept = (_manifest(other) for other in children(folder.parent) if other != folder)
+        others = sum(m["bytes"] for m in kept if m.get("code") == code_digest())
+        return others + _size(arrays) <= _LARGEST_SHARE * self._packed_bytes
+
+    @cached_property
+    def _packed_bytes(self) -> int:
+        return int(8 * self.dataset.chunks[:, 2].sum()) * self.dataset.n_features
+
+
+def _manifest(folder: Place) -> dict[str, Any]:
+    try:
+        return read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
+    except DataError:
+        return {}
+
+
+def _drop_outdated(folder: Place) -> None:
+    """Delete what was written by other code, which nobody will read again."""
+    for other in children(folder):
+        if _manifest(other).get("code") != code_digest():
+            delete_tree(other)
+
+
+def _arrays(folded: Folded[Any]) -> Iterator[tuple[str, NamedArray]]:
+    parts = {str(k): part for k, (_, part) in enumerate(folded.stack)}
+    if folded.open is not None:
+        parts["open"] = folded.open
+    for prefix, part in parts.items():
+        for name, array in part.arrays().items():
+            values = np.asarray(array)
+            dims = tuple(f"{name}_{axis}" for axis in range(values.ndim))
+            yield f"{prefix}-{name}", NamedArray(dims, values)
+
+
+def _part(found: Artifact, prefix: str) -> dict[str, NDArray[Any]]:
+    start = f"{prefix}-"
+    return {name.removeprefix(start): found[name] for name in found if name.startswith(start)}
+
+
+def _size(arrays: Mapping[str, NamedArray]) -> int:
+    return sum(array.values.nbytes for array in arrays.values())

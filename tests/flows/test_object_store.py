@@ -1,0 +1,310 @@
+"""The commands with everything in an object store: the same bytes as on disk."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import load_artifact, open_codes, open_dataset
+from storage.errors import DataError
+from storage.locations import place
+from storage.object_path import ObjectPath
+from tests.data import probit_rows, write
+from tests.object_store import (
+    AFTER,
+    BEFORE,
+    BROKEN,
+    DENIED,
+    THROTTLED,
+    always,
+    every,
+    writes,
+)
+
+MIXTURE = ("--model", "bernoulli-mixture", "--components", 2, "--set", "starts=1")
+MIXTURE = (*MIXTURE, "--set", "max_iter=4", "--set", "tol=1e-12")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = probit_rows(900, 12, 2, seed=3)
+    path = tmp_path_factory.mktemp("source") / "night.npz"
+    np.savez(path, X=X, split=np.where(np.arange(900) % 4, "train", "test"))
+    return path
+
+
+def arrays_of(path: str) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in load_artifact(path).items()}
+
+
+def worked(done):
+    assert done.code == 0, done.err
+    return done.json
+
+
+def ingest(cli, source: Path | str, dataset: object):
+    options = ("--split-by", "split", "--segments", 2, "--json")
+    return worked(cli("ingest", source, "--dataset", dataset, *options))
+
+
+def results(cli, source: Path, root: str, where: tuple[object, ...]) -> list:
+    """What all commands find and write below a root."""
+    data, runs, drawn = f"{root}/d.zarr", f"{root}/runs", f"{root}/drawn.zarr"
+    serial = ("--executor", "serial", "--json")
+    ingest(cli, source, data)
+    fitted = worked(cli("fit", "--dataset", data, "--output", runs, *where, "--json"))
+    coded = ("--dataset", data, "--artifact", runs, "--output", f"{root}/z", "--split", "test")
+    worked(cli("transform", *coded, *where, "--json"))
+    scored = worked(cli("evaluate", "--dataset", data, "--artifact", runs, *serial))
+    worked(cli("sample", "--artifact", runs, "--rows", 500, "--output", drawn, *serial))
+    codes = open_codes(f"{root}/z")
+    assert place(fitted["report"]) == place(fitted["artifact"]) / "report.html"
+    assert place(fitted["report"]).read_text().startswith("<!DOCTYPE html>")
+    return [
+        open_dataset(data).digest,
+        open_dataset(drawn).digest,
+        arrays_of(runs),
+        {name: codes[name].tobytes() for name in codes},
+        [{k: v for k, v in m.items() if k not in ("name", "artifact")} for m in scored["models"]],
+    ]
+
+
+@pytest.mark.parametrize(
+    "where", [("--executor", "serial"), ("--workers", 2)], ids=["serial", "dask"]
+)
+def test_everything_in_the_store_is_as_on_disk(cli, s3, source, where):
+    root = f"{s3}/all"
+    assert results(cli, source, root, where) == results(
+        cli, source, "local", ("--executor", "serial")
+    )
+    done = cli("report", "--artifact", f"{root}/runs", "--output", "page.html")
+    assert done.code == 0, done.err
+    assert Path("page.html").is_file()
+    left = {path.name for path in place(root).iterdir()}
+    assert left == {"d.zarr", "runs", "drawn.zarr", "z"}  # no claims, nothing unfinished
+    assert not Path("s3:").exists()
+
+
+def test_a_killed_fit_resumes_to_the_same_bytes(cli, s3, source):
+    data = f"{s3}/d.zarr"
+    ingest(cli, source, data)
+    runs = place(f"{s3}/runs")
+    options = [*map(str, MIXTURE[:-4]), "--set", "max_iter=9", "--set", "tol=1e-300"]
+    options = ["--dataset", data, *options, "--executor", "serial", "--no-report"]
+    kill_fit_in_a_pass([*options, "--output", str(runs)], runs)
+    with pytest.raises(DataError):
+        load_artifact(runs)
+    resumed = worked(cli("fit", *options, "--output", runs, "--resume", "--json"))
+    assert resumed["iterations"] > 3
+    fresh = worked(cli("fit", *options, "--output", f"{s3}/fresh", "--json"))
+    assert arrays_of(resumed["artifact"]) == arrays_of(fresh["artifact"])
+    assert not any("/." in key for key in runs.all_keys())
+
+
+def kill_fit_in_a_pass(arguments: list[str], runs: ObjectPath) -> None:
+    """Start a fit and kill it once two passes have left their state."""
+    process = subprocess.Popen([sys.executable, "-m", "flows.fit", *arguments])
+    deadline = time.monotonic() + 120
+    while not any("/states/000003/manifest.json" in key for key in runs.all_keys()):
+        assert process.poll() is None, "the fit ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_failing_requests_lose_nothing(cli, faulty_s3, faulty, source):
+    faulty.fault = every(5, THROTTLED, BEFORE, BROKEN, AFTER)
+    found = []
+    for root in ("local", faulty_s3):
+        data, runs = f"{root}/d.zarr", f"{root}/runs"
+        ingest(cli, source, data)
+        fit = ("--dataset", data, *MIXTURE, "--executor", "threads", "--no-report", "--json")
+        worked(cli("fit", *fit, "--output", runs))
+        coded = ("--dataset", data, "--artifact", runs, "--output", f"{root}/z")
+        worked(cli("transform", *coded, "--executor", "threads", "--json"))
+        codes = open_codes(f"{root}/z")
+        found.append([open_dataset(data).digest, arrays_of(runs), codes["mean"].tobytes()])
+    assert found[0] == found[1]
+    assert len(faulty.seen) > 100
+
+
+def test_a_state_that_cannot_be_read_now_is_kept(cli, faulty_s3, faulty, source):
+    """A fit that took it for missing would begin anew and delete it."""
+    data, runs = f"{faulty_s3}/d.zarr", place(f"{faulty_s3}/runs")
+    ingest(cli, source, data)
+    options = ("--dataset", data, *MIXTURE, "--executor", "serial", "--output", runs)
+    faulty.fault = lambda r: DENIED if r.writes and "/states/000003/" in r.path else None
+    assert cli("fit", *options).code == 2
+    kept = [key for key in runs.all_keys() if "/states/000002/" in key]
+    assert kept
+    faulty.fault = lambda r: DENIED if r.path.endswith("/states/000002/manifest.json") else None
+    done = cli("fit", *options, "--resume")
+    assert done.code == 2
+    assert "AccessDenied" in done.message
+    assert [key for key in runs.all_keys() if "/states/000002/" in key] == kept
+
+
+def test_a_store_that_fails_for_good_midway_is_told(cli, faulty_s3, faulty, source):
+    data = f"{faulty_s3}/d.zarr"
+    ingest(cli, source, data)
+    faulty.fault = lambda r: DENIED if r.writes and "/states/" in r.path else None
+    done = cli("fit", "--dataset", data, "--output", f"{faulty_s3}/runs", "--executor", "serial")
+    assert done.code == 2
+    assert "AccessDenied" in done.message
+    assert "Traceback" not in done.err
+
+
+# Requests
+
+
+def test_a_fit_makes_few_requests(cli, faulty_s3, faulty, source):
+    data = f"{faulty_s3}/d.zarr"
+    ingest(cli, source, data)
+    assert len(faulty.seen) < 120
+    counted = []
+    for n_passes in (2, 6):
+        faulty.seen.clear()
+        options = (*MIXTURE[:-4], "--set", f"max_iter={n_passes}", "--set", "tol=1e-300")
+        options = (*options, "--executor", "serial", "--no-report")
+        done = cli("fit", "--dataset", data, *options, "--output", f"{faulty_s3}/r{n_passes}")
+        assert done.code == 0, done.err
+        counted.append(len(faulty.seen))
+    assert counted[0] < 400
+    assert (counted[1] - counted[0]) / 4 < 75  # a pass: its state is written, the last one deleted
+    chunks = [r for r in faulty.seen if r.method == "GET" and "/d.zarr/bits/c/" in r.path]
+    assert len(chunks) == open_dataset(data).n_chunks  # six passes read the data once
+
+
+# Sources in the store
+
+
+def test_files_of_the_store_are_ingested(cli, s3, source):
+    X, split = (np.load(source)[name] for name in ("X", "split"))
+    for name, rows in (("2.npz", slice(400, None)), ("1.npz", slice(400)), ("0.csv", None)):
+        if rows is None:
+            place(f"{s3}/in/{name}").write_bytes(b"no,source\n")
+            continue
+        np.savez("part.npz", X=X[rows], split=split[rows])
+        place(f"{s3}/in/{name}").write_bytes(Path("part.npz").read_bytes())
+    whole = ingest(cli, source, "whole.zarr")
+    from_store = ingest(cli, f"{s3}/in/*.npz", f"{s3}/d.zarr")
+    assert from_store["n_rows"] == whole["n_rows"] == 900
+    assert open_dataset(f"{s3}/d.zarr").digest == open_dataset("whole.zarr").digest
+    done = cli("ingest", f"{s3}/in/1.npz", "--dataset", f"{s3}/d.zarr", "--append", "--json")
+    assert worked(done)["n_rows"] == 1300
+
+
+def test_baskets_of_the_store_have_common_items(cli, s3):
+    place(f"{s3}/in/a.dat").write_bytes(b"1 2\n2 3\n1\n")
+    place(f"{s3}/in/b.dat").write_bytes(b"7\n1 7\n")
+    done = cli("ingest", f"{s3}/in/*.dat", "--dataset", "b.zarr", "--json")
+    assert worked(done)["n_features"] == 4
+    assert open_dataset("b.zarr").feature_names == ("1", "2", "3", "7")
+
+
+def test_a_bad_value_names_the_url(cli, s3):
+    place(f"{s3}/in/a.csv").write_bytes(b"x,y\n0,1\n2,1\n")
+    done = cli("ingest", f"{s3}/in/a.csv", "--dataset", "d.zarr")
+    assert done.code == 2
+    assert f"{s3}/in/a.csv: row 2" in done.message
+    assert not Path("d.zarr").exists()
+
+
+# Bad input
+
+
+@pytest.fixture
+def refused(cli):
+    """Call a command that must be refused in one line; give it."""
+
+    def call(*arguments: object) -> str:
+        done = cli(*arguments)
+        assert done.code == 2, (done.code, done.out, done.err)
+        assert done.message.startswith("error: ")
+        assert "Traceback" not in done.err
+        assert "a-secret-of-tests" not in done.err
+        assert "hunter2" not in done.err
+        assert done.out == ""
+        return done.message
+
+    return call
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    X, _ = probit_rows(300, 6, 2, seed=2)
+    return write(tmp_path / "data" / "d.zarr", X).path
+
+
+BAD_URLS = ["s3://me:hunter2@bucket/d", "s3://bucket", "s3://bucket/d?sign=hunter2", "gs://b/d"]
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
+def test_bad_urls_are_refused_by_every_command(refused, local, url):
+    for arguments in (
+        ("fit", "--dataset", url),
+        ("fit", "--dataset", local, "--output", url),
+        ("transform", "--dataset", local, "--artifact", url, "--output", "z"),
+        ("evaluate", "--dataset", url, "--artifact", "a"),
+        ("sample", "--artifact", "a", "--rows", 5, "--output", url),
+        ("ingest", url, "--dataset", "d.zarr"),
+        ("ingest", "example:digits", "--dataset", url),
+        ("report", "--artifact", url),
+    ):
+        assert "Expected" in refused(*arguments)
+
+
+def test_an_unreachable_store_is_told(refused, s3, local, monkeypatch):
+    from storage import object_store
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    object_store.bucket.cache_clear()
+    for arguments in (
+        ("fit", "--dataset", f"{s3}/d.zarr"),
+        ("fit", "--dataset", local, "--output", f"{s3}/runs"),
+    ):
+        assert "AWS_ENDPOINT_URL" in refused(*arguments)
+
+
+def test_a_missing_bucket_is_told(refused, s3, local):
+    other = f"{s3}-other"
+    for arguments in (
+        ("fit", "--dataset", f"{other}/d.zarr"),
+        ("fit", "--dataset", local, "--output", f"{other}/runs"),
+        ("ingest", f"{other}/in/*.csv", "--dataset", "d.zarr"),
+        ("ingest", "example:ring", "--dataset", f"{other}/d.zarr"),
+    ):
+        assert "bucket that exists" in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (always((403, "InvalidAccessKeyId")), "InvalidAccessKeyId"),
+        (writes(DENIED), "AccessDenied"),
+    ],
+    ids=["wrong credentials", "read-only"],
+)
+def test_a_store_that_refuses_is_told_before_any_work(
+    refused, faulty_s3, faulty, local, fault, expected
+):
+    faulty.fault = fault
+    for arguments in (
+        ("fit", "--dataset", local, "--output", f"{faulty_s3}/runs"),
+        ("ingest", "example:ring", "--dataset", f"{faulty_s3}/d.zarr"),
+    ):
+        message = refused(*arguments)
+        assert expected in message
+        assert faulty_s3 in message
+
+
+def test_what_is_not_there_is_told(refused, s3):
+    assert "does not exist" in refused("fit", "--dataset", f"{s3}/nowhere.zarr")
+    assert "nothing there" in refused("ingest", f"{s3}/nowhere.csv", "--dataset", "d.zarr")

@@ -1,0 +1,83 @@
+"""What a fit leaves on a Prefect server: facts and figures, under keys that stay the same."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+from flows.report.page import FILE
+from storage import load_artifact
+from tests.data import probit_rows, write
+
+FIGURES = [
+    "calibration-of-pairs",
+    "features-in-latent-space",
+    "loadings",
+    "rows-in-latent-space",
+    "spectrum",
+]
+MOST_BYTES = 150_000
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = probit_rows(3000, 12, 2, seed=3)
+    path = tmp_path_factory.mktemp("published") / "Night_votes.zarr"
+    rng = np.random.default_rng(0)
+    write(path, X, columns={"party": rng.choice([f"p{k}" for k in range(12)], len(X))})
+    return path
+
+
+def published(prefix: str) -> dict[str, list[Any]]:
+    """The artifacts on the server whose key begins so, by key."""
+    wanted = ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%"))
+    found: dict[str, list[Any]] = {}
+    with get_client(sync_client=True) as client:
+        for artifact in client.read_artifacts(artifact_filter=wanted):
+            found.setdefault(str(artifact.key), []).append(artifact)
+    return found
+
+
+def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, data):
+    for _ in range(2):
+        done = cli("fit", "--dataset", data, "--components", 2, "--executor", "serial")
+        assert done.code == 0, done.err
+    base = "night-votes-clipped-pca"
+    found = published(base)
+    assert sorted(found) == [base, *(f"{base}-{name}" for name in FIGURES)]
+    assert {key: len(artifacts) for key, artifacts in found.items()} == dict.fromkeys(found, 2)
+    report = Path(load_artifact("runs/Night_votes").path, FILE)
+    facts = found.pop(base)
+    assert {artifact.type for artifact in facts} == {"markdown"}
+    assert any(str(report.resolve()) in artifact.data for artifact in facts)
+    for _, artifact in found.values():
+        assert artifact.type == "image"
+        kind, _, content = artifact.data.partition(",")
+        assert kind == "data:image/png;base64"
+        png = base64.b64decode(content)
+        assert len(png) < MOST_BYTES
+        image = Image.open(BytesIO(png))
+        assert image.format == "PNG"
+        assert 900 <= image.width <= 2000
+        assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_what_cannot_be_published_loses_neither_fit_nor_report(cli, data, monkeypatch):
+    def broken(*_, **__):
+        raise ConnectionError("the server\nis gone")
+
+    monkeypatch.setattr("flows.report.server.create_image_artifact", broken)
+    done = cli("fit", "--dataset", data, "--components", 3, "--executor", "serial", "--json")
+    assert done.code == 0
+    assert Path(done.json["report"]).exists()
+    (line,) = [line for line in done.err.splitlines() if "the report" in line]
+    assert "could not be published on the Prefect server (ConnectionError: the server is" in line
+    assert load_artifact(done.json["artifact"])["loadings"].shape == (12, 3)

@@ -1,0 +1,85 @@
+"""`flows.serve` takes the deployments of prefect.yaml, all of them and nothing else."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows import serve
+from flows.options import run
+from storage.errors import DataError
+
+FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
+PLACES = {"LATENTBITS_INCOMING": "s3://b/in", "LATENTBITS_DATA": "/data"}
+
+
+@pytest.fixture
+def places(monkeypatch):
+    for name, value in PLACES.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_every_deployment_is_served_as_the_file_says(places):
+    text = FILE.read_text(encoding="utf-8")
+    for name, value in PLACES.items():
+        text = text.replace("{{ $" + name + " }}", value)
+    told = yaml.safe_load(text)["deployments"]
+    served = serve.deployments(FILE)
+    assert [one.name for one in served] == [one["name"] for one in told]
+    for one, said in zip(served, told, strict=True):
+        assert one.entrypoint == said["entrypoint"]
+        assert one.parameters == said["parameters"]
+        assert (one.tags, one.description) == (said["tags"], said["description"])
+        crons = [schedule.schedule.cron for schedule in one.schedules or []]
+        assert crons == [schedule["cron"] for schedule in said.get("schedules", [])]
+        assert len(one.triggers) == len(said.get("triggers", []))
+        for trigger in one.triggers:
+            assert trigger.expect == {"prefect.flow-run.Completed"}
+            assert trigger.match_related["prefect.resource.name"] == ["votes-fit"]
+        assert one.concurrency_limit == 1
+        assert one.concurrency_options.collision_strategy == "ENQUEUE"
+
+
+def test_intervals_are_seconds_as_prefect_reads_them(tmp_path):
+    file = tmp_path / "prefect.yaml"
+    one = {"name": "n", "entrypoint": "flows.fit.fit", "schedules": [{"interval": 30}]}
+    file.write_text(yaml.safe_dump({"deployments": [one]}))
+    (served,) = serve.deployments(file)
+    assert served.schedules[0].schedule.interval == timedelta(seconds=30)
+
+
+def test_a_variable_that_is_not_set_is_named(monkeypatch):
+    monkeypatch.setenv("LATENTBITS_DATA", "/data")
+    monkeypatch.delenv("LATENTBITS_INCOMING", raising=False)
+    with pytest.raises(DataError, match="variables LATENTBITS_INCOMING, got none"):
+        serve.deployments(FILE)
+
+
+@pytest.mark.parametrize("text", ["", "deployments", "deployments: [", "other: 1"])
+def test_what_is_no_prefect_yaml_is_refused(tmp_path, text):
+    file = tmp_path / "prefect.yaml"
+    file.write_text(text)
+    with pytest.raises(DataError, match=r"Expected a prefect\.yaml with deployments"):
+        serve.deployments(file)
+
+
+def test_a_server_is_needed(monkeypatch, tmp_path, capsys):
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as leaving:
+        run(serve.app, ["--file", str(FILE)])
+    assert leaving.value.code == 2
+    assert "PREFECT_API_URL: Expected a configured Prefect server" in capsys.readouterr().err
+
+
+def test_one_run_at_a_time(places, prefect_server, monkeypatch):
+    given = {}
+    monkeypatch.setattr(serve, "serve", lambda *served, **more: given.update(more, n=len(served)))
+    with pytest.raises(SystemExit) as leaving:
+        run(serve.app, ["--file", str(FILE)])
+    assert not leaving.value.code
+    assert given == {"limit": 1, "n": 4}
