@@ -1,0 +1,14 @@
+#!/bin/sh
+# Deploys: makes the work pool and the queue of the dataset where they are missing, then takes the
+# deployments from prefect.yaml, or the file given. Run it again after a change.
+set -eu
+file=${1:-$(dirname "$0")/prefect.yaml}
+for _ in 1 2 3 4 5 6 7 8 9 10; do  # the server may still be starting
+  prefect work-pool ls >/dev/null 2>&1 && break
+  sleep 2
+done
+prefect work-pool inspect latentbits >/dev/null 2>&1 ||
+  prefect work-pool create latentbits --type process
+prefect work-queue inspect votes --pool latentbits >/dev/null 2>&1 ||
+  prefect work-queue create votes --pool latentbits --limit 1
+prefect --no-prompt deploy --prefect-file "$file" --all
