@@ -17,7 +17,7 @@ from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit
 from pipeline.models.latent_trait import LatentTrait
 from storage.writer import create_dataset
-from tests.acceptance.test_memory import watched_fit
+from tests.acceptance.test_memory import watched
 from tests.data import Batch
 from tests.strategies import Data, memory_rows
 
@@ -71,6 +71,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["in process", "2 workers"])
 def test_2_million_rows_fit_into_1_5_gb_a_process(large: Path, tmp_path: Path, workers: list[str]):
     options = ["--model", "latent-trait", "--output", str(tmp_path / "runs")]
-    summary, peaks = watched_fit(["--dataset", str(large), *workers, *options])
+    summary, peaks = watched("fit", "--dataset", str(large), *workers, *options)
     assert summary["converged"]
     assert max(peaks.values()) < 1_500_000_000

@@ -1,4 +1,4 @@
-"""A fit of 64 million rows keeps every process below 1 GB.
+"""Fits of 64 million rows and transforms of 10 million keep every process below 1 GB.
 
 Run it with `pytest -m slow tests/acceptance/test_memory.py`; it needs 3 GB of disk.
 """
@@ -19,6 +19,7 @@ import pytest
 
 from storage.dataset import BinaryDataset, open_dataset
 from storage.writer import create_dataset
+from tests.benchmarks.transform import clipped_pca, latent_trait, tiled
 from tests.data import Batch
 
 N_ROWS, N_FEATURES = 64_000_000, 256
@@ -54,9 +55,9 @@ def peak_sizes(process: psutil.Process) -> dict[int, int]:
     return peaks
 
 
-def watched_fit(options: list[str]) -> tuple[dict[str, Any], dict[int, int]]:
-    """Run a fit; give its summary, and the largest resident size of each of its processes."""
-    command = [sys.executable, "-m", "flows.fit", *options, "--json"]
+def watched(name: str, *options: str) -> tuple[dict[str, Any], dict[int, int]]:
+    """Run a flow; give its summary, and the largest resident size of each of its processes."""
+    command = [sys.executable, "-m", f"flows.{name}", *options, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peaks: dict[int, int] = {}
     watch = threading.Thread(target=lambda: peaks.update(peak_sizes(psutil.Process(process.pid))))
@@ -69,12 +70,29 @@ def watched_fit(options: list[str]) -> tuple[dict[str, Any], dict[int, int]]:
     return summary, peaks
 
 
+ways = pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["in process", "2 workers"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=["in process", "2 workers"])
+@ways
 def test_64_million_rows_fit_into_1_gb_a_process(large, tmp_path: Path, workers):
     output = ["--output", str(tmp_path / "runs")]
-    summary, peaks = watched_fit(["--dataset", str(large.path), *workers, *output])
+    summary, peaks = watched("fit", "--dataset", str(large.path), *workers, *output)
     assert summary["n_samples"] == N_ROWS
     assert summary["n_components"] == 2
+    assert max(peaks.values()) < 1_000_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@ways
+@pytest.mark.parametrize("model", [latent_trait, clipped_pca])
+def test_10_million_rows_are_transformed_within_1_gb_a_process(tmp_path: Path, workers, model):
+    fitted = model(tmp_path / "fitted", np.random.default_rng(0))
+    tiled(fitted, 10_000_000, tmp_path / "d.zarr")
+    options = ("--dataset", "d.zarr", "--artifact", "fitted", "--output", "codes.zarr")
+    places = [str(tmp_path / option) if "-" not in option else option for option in options]
+    summary, peaks = watched("transform", *places, *workers)
+    assert summary["n_rows"] == 10_000_000
     assert max(peaks.values()) < 1_000_000_000

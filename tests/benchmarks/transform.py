@@ -1,6 +1,8 @@
 """The transform command against the bare kernel in memory, and how it grows with rows and workers.
 
-python -m tests.benchmarks.transform [ROWS]
+python -m tests.benchmarks.transform [ROWS [LARGE]]
+
+ROWS are those of the bare kernel; LARGE, such as 10000000, those of the runs on two cores.
 """
 
 import sys
@@ -73,7 +75,8 @@ def flow_seconds(folder: Path, n_rows: int, name: str, **where: Any) -> tuple[fl
     return summary["seconds"], summary["stages"]["transform"]
 
 
-def compare(folder: Path, fitted: Fitted, n_rows: int) -> None:
+def compare(folder: Path, fitted: Fitted, n_rows: int) -> float:
+    """Print how the command fares against the bare kernel, whose rows a second are given."""
     name = fitted.artifact.path.name
     block = drawn(fitted, n_rows, folder / f"{name}-{n_rows}.zarr")
     bare_seconds(fitted, block.taken(np.arange(64)))
@@ -83,23 +86,48 @@ def compare(folder: Path, fitted: Fitted, n_rows: int) -> None:
     print(f"  bare kernel, one thread     {n_rows / bare:10,.0f} rows/s")
     print(f"  command, serial             {n_rows / whole:10,.0f} rows/s, {bare / whole:.0%} of it")
     print(f"  its transform stage         {n_rows / stage:10,.0f} rows/s, {bare / stage:.0%} of it")
+    return n_rows / bare
+
+
+def tiled(fitted: Fitted, n_rows: int, path: Path) -> None:
+    """Many rows, of which a million are drawn; the time of a row hangs on its values."""
+    X = fitted.model.sample(fitted.params, min(n_rows, 1_000_000), np.random.default_rng(1))
+    with create_dataset(path, fitted.feature_names, expected_rows=n_rows) as writer:
+        for first in range(0, n_rows, len(X)):
+            writer.add(Batch(X[: n_rows - first]))
+
+
+def compare_workers(folder: Path, fitted: Fitted, n_rows: int, bare: float) -> None:
+    """Print rows a second of threads and worker processes."""
+    name = fitted.artifact.path.name
+    tiled(fitted, n_rows, folder / f"{name}-{n_rows}.zarr")
+    print(f"{name}, {n_rows:,} rows, the transform stage")
+    found = {}
+    ways: dict[str, dict[str, Any]] = {
+        "2 threads": {"executor": "threads", "workers": 2},
+        "1 worker process": {"workers": 1},
+        "2 worker processes": {"workers": 2},
+    }
+    for way, where in ways.items():
+        found[way] = n_rows / flow_seconds(folder, n_rows, name, **where)[1]
+        cores = 2 if way.startswith("2") else 1
+        print(f"  {way:27} {found[way]:10,.0f} rows/s, {found[way] / cores / bare:.0%} a core")
+    ratio = found["2 worker processes"] / found["1 worker process"]
+    print(f"  2 worker processes against 1: {ratio:.2f} times as fast")
 
 
 def main() -> None:
     """Print rows a second and ratios."""
     n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else N_ROWS
+    n_large = int(sys.argv[2]) if len(sys.argv) > 2 else 32 * n_rows
     with tempfile.TemporaryDirectory() as name:
         folder, rng = Path(name), np.random.default_rng(0)
-        compare(folder, latent_trait(folder / "latent-trait", rng), n_rows)
+        trait = latent_trait(folder / "latent-trait", rng)
         probit = clipped_pca(folder / "clipped-pca", rng)
-        for times in (1, 2, 4):
-            compare(folder, probit, times * n_rows)
-        drawn(probit, 32 * n_rows, folder / f"clipped-pca-{32 * n_rows}.zarr")
-        one, two = (
-            flow_seconds(folder, 32 * n_rows, "clipped-pca", workers=workers)[1]
-            for workers in (1, 2)
-        )
-        print(f"  2 worker processes against 1: {one / two:.2f} times as fast ({two:.2f} s)")
+        speeds = [compare(folder, trait, n_rows)]
+        speeds += [compare(folder, probit, times * n_rows) for times in (1, 2, 4)]
+        compare_workers(folder, trait, n_large, speeds[0])
+        compare_workers(folder, probit, n_large, speeds[1])
 
 
 if __name__ == "__main__":

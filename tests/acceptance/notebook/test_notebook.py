@@ -1,0 +1,110 @@
+"""The worked example: run in a kernel of its own, and checked against the same calls made here."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+
+from flows.ingest import ingest_sources
+from pipeline import api
+from storage.dataset import BinaryDataset
+
+NOTEBOOK = Path(__file__).with_name("digits.ipynb")
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The notebook, executed in an empty folder."""
+    folder = tmp_path_factory.mktemp("notebook")
+    found = nbformat.read(NOTEBOOK, as_version=4)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+            patch.setenv(name, str(folder / name))
+        work = folder / "work"
+        work.mkdir()
+        client = NotebookClient(found, timeout=120, resources={"metadata": {"path": str(work)}})
+        client.execute()
+    return found
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
+    return ingest_sources(["example:digits"], tmp_path_factory.mktemp("here") / "digits.zarr")
+
+
+def outputs(notebook: Any, cell: str) -> Iterator[Any]:
+    (found,) = (one for one in notebook.cells if one.id == cell)
+    yield from found.outputs
+
+
+def table(notebook: Any, cell: str) -> dict[str, str]:
+    """Names and values of the table that a cell ends with."""
+    (shown,) = (one.data for one in outputs(notebook, cell) if one.output_type == "execute_result")
+    cells = r"<th [^>]*>(.*?)</th><td [^>]*>(.*?)</td>"
+    assert "<table>" in shown["text/html"]
+    found = dict(re.findall(cells, shown["text/html"]))
+    assert all(f"  {name}" in shown["text/plain"] for name in found)
+    return found
+
+
+def printed(notebook: Any, cell: str) -> str:
+    return "".join(one.text for one in outputs(notebook, cell) if one.get("name") == "stdout")
+
+
+def test_it_is_kept_without_outputs() -> None:
+    kept = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(kept)
+    codes = [cell for cell in kept.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in codes)
+
+
+def test_every_cell_runs_and_nothing_is_said_on_standard_error(notebook: Any) -> None:
+    shown = [one for cell in notebook.cells for one in cell.get("outputs", ())]
+    assert [one for one in shown if one.output_type == "error"] == []
+    assert [one for one in shown if one.get("name") == "stderr"] == []
+    assert sum("image/png" in one.get("data", ()) for one in shown) == 1
+
+
+def test_data_and_codes_show_themselves(notebook: Any, digits: BinaryDataset) -> None:
+    data = table(notebook, "ingest")
+    assert data["path"] == "digits.zarr"
+    assert data["rows"] == f"{digits.n_rows:,}" == "1,797"
+    assert data["features"].startswith("54: r0c1, r0c2")
+    assert data["segments"].startswith("10: 0 (178), 1 (182)")
+    assert table(notebook, "transform")["mean"] == "row 1,797 × 2, float64"
+
+
+def test_fits_and_their_numbers_are_those_of_the_same_calls(
+    notebook: Any, digits: BinaryDataset
+) -> None:
+    settings: dict[str, Any] = {"estimator": "quadrature", "prior_precision": 1.0}
+    mixture = api.fit(digits, "bernoulli-mixture", components=20)
+    traits = api.fit(digits, "latent-trait", components=2, **settings)
+    for cell, fitted in (("mixture", mixture), ("traits", traits)):
+        shown = table(notebook, cell)
+        assert shown["model"] == html.escape(repr(fitted.model))
+        assert shown["objective"] == f"{fitted.history[-1]:.6g} nats a row"
+        assert shown["converged"] == "yes"
+    assert table(notebook, "traits")["weights"] == "feature 54 × component 2"
+    found = {fitted.model.name: api.evaluate(fitted, digits) for fitted in (mixture, traits)}
+    lines = [f"{name}: {one['log_likelihood']:.4f}" for name, one in found.items()]
+    assert printed(notebook, "evaluate").splitlines() == lines
+    shown = table(notebook, "evaluate")
+    assert shown["wrong_bits"] == f"{found['latent-trait']['wrong_bits']:.6g}"
+
+
+def test_values_by_name_are_those_of_the_rows(notebook: Any, digits: BinaryDataset) -> None:
+    X, _ = digits.dense(0)
+    threes = X[digits.segments() == "3", digits.feature_names.index("r0c3")]
+    said = printed(notebook, "names")
+    assert said == f"r0c3 is set in {np.mean(threes):.4f} of the threes\n"
+    (shown,) = (one.data for one in outputs(notebook, "names") if "data" in one)
+    assert "xarray.Dataset" in shown["text/html"]

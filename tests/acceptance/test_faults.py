@@ -1,0 +1,477 @@
+"""Every fault at every stage of a run: nothing is lost, and the result has the same bytes.
+
+Each cell runs a command in a process of its own on a cluster of its own kind and sets the fault off
+at an exact task. What is marked slow repeats a fault at another stage or with another model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from storage import load_artifact, open_codes
+from storage.kept_chunks import forget_chunks
+from storage.locations import place
+from tests.cluster_processes import running, scheduler, worker
+from tests.data import probit_rows, write
+from tests.faults import Trap, fill, flip, lay
+from tests.flows.conftest import cli, prefect_server  # noqa: F401 (fixtures)
+from tests.processes import Command, command, throttled, wait_for
+
+N_CHUNKS, N_FEATURES = 300, 10
+FIRST, PASS, FIT, TRANSFORM, WRITE = STAGES = (
+    "first counts", "pass", "fit", "transform", "write artifact",
+)  # fmt: skip
+PCA, TRAIT = "clipped-pca", "latent-trait"
+OPTIONS = {
+    PCA: ["--model", PCA, "--components", "2", "--set", "null_draws=2000"],
+    TRAIT: ["--model", TRAIT, "--components", "2"],
+}
+SWEEPS = {FIRST: ("fold_group", 1, 12), PASS: ("fold_group", 2, 12), FIT: ("fold_group", 4, 12)}
+SWEEPS[TRANSFORM] = ("write_run", 1, 1)
+ON_CLUSTER = [(FIRST, PCA), (PASS, PCA), (TRANSFORM, PCA)]
+ON_CLUSTER += [(FIRST, TRAIT), (PASS, TRAIT), (FIT, TRAIT), (TRANSFORM, TRAIT)]
+CELLS = {
+    "worker killed": ON_CLUSTER,
+    "scheduler killed": ON_CLUSTER,
+    "client killed": ON_CLUSTER,
+    "disk full": [*ON_CLUSTER, (WRITE, PCA), (WRITE, TRAIT)],
+    "chunk damaged": [(FIRST, PCA), (PASS, PCA), (TRANSFORM, PCA), (FIRST, TRAIT)],
+    "slow worker": [(FIRST, PCA), (FIT, TRAIT), (TRANSFORM, PCA)],
+    "interrupted": ON_CLUSTER,
+    "interrupted, on threads": ON_CLUSTER,
+    "second writer": [(PASS, PCA), (FIT, TRAIT), (TRANSFORM, TRAIT)],
+}
+ALWAYS = {
+    ("worker killed", PASS, PCA), ("worker killed", FIT, TRAIT), ("worker killed", TRANSFORM, PCA),
+    ("scheduler killed", FIRST, PCA), ("scheduler killed", FIT, TRAIT),
+    ("client killed", FIRST, TRAIT), ("client killed", TRANSFORM, PCA),
+    ("disk full", PASS, PCA), ("disk full", FIT, TRAIT), ("disk full", TRANSFORM, PCA),
+    ("disk full", WRITE, PCA), ("chunk damaged", PASS, PCA), ("interrupted", FIT, TRAIT),
+    ("interrupted", TRANSFORM, PCA), ("interrupted, on threads", FIRST, PCA),
+    ("interrupted, on threads", FIT, TRAIT), ("second writer", PASS, PCA),
+}  # fmt: skip
+
+
+def cells(fault: str) -> pytest.MarkDecorator:
+    """A test of every cell of a fault."""
+    marked = [
+        pytest.param(*cell, marks=() if (fault, *cell) in ALWAYS else pytest.mark.slow)
+        for cell in CELLS[fault]
+    ]
+    return pytest.mark.parametrize(("stage", "model"), marked)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = probit_rows(N_CHUNKS * 64, N_FEATURES, 2, seed=7)
+    return write(tmp_path_factory.mktemp("faults") / "d.zarr", X, words_per_chunk=1).path
+
+
+@dataclass
+class Cluster:
+    """A scheduler and two workers of one thread, on loopback."""
+
+    folder: Path
+    stack: ExitStack = field(default_factory=ExitStack)
+    address: str = ""
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def complete(self) -> None:
+        """Start what is not there."""
+        if not self.address or not _answers(self.address):
+            self.stack.close()
+            self.workers.clear()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir()
+            self.address = self.stack.enter_context(scheduler(self.folder))
+        self.workers = [process for process in self.workers if process.poll() is None]
+        while len(self.workers) < 2:
+            self.workers.append(self.stack.enter_context(worker(self.address)))
+        with Client(self.address) as client:
+            client.wait_for_workers(2, timeout=60)
+
+    @contextmanager
+    def trapped(self, stage: str, act: Callable[[], object]) -> Iterator[Client]:
+        """Let something happen in the middle of a stage; it must have happened in the end."""
+        with Client(self.address) as client:
+            lay(client, Trap(*SWEEPS[stage], act))
+            yield client
+            assert client.run_on_scheduler(_trap).sprung
+
+    def scheduler_pid(self) -> int:
+        with Client(self.address) as client:
+            return client.run_on_scheduler(os.getpid)
+
+
+def _answers(address: str) -> bool:
+    try:
+        Client(address, timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _trap(dask_scheduler: Any) -> Trap:
+    return dask_scheduler.plugins["trap"]
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster") / "scheduler")
+    with cluster.stack:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Cluster:
+    shared_cluster.complete()
+    return shared_cluster
+
+
+@dataclass
+class Work:
+    """One cell's command, and what must come of it."""
+
+    cli: Callable[..., Any]
+    dataset: Path
+    stage: str
+    model: str
+    output: Path
+    expected: dict[str, bytes]
+
+    @property
+    def words(self) -> list[str]:
+        """The command without where it runs."""
+        if self.stage != TRANSFORM:
+            options = [*OPTIONS[self.model], "--output", str(self.output), "--no-report"]
+            return ["fit", "--dataset", str(self.dataset), *options]
+        fitted = ["--artifact", str(self.dataset.parent / self.model)]
+        return ["transform", "--dataset", str(self.dataset), *fitted, "--output", str(self.output)]
+
+    def started(self, cluster: Cluster, *more: str) -> Any:
+        name, *options = self.words
+        where = ["--cluster", cluster.address, "--workers", 2]
+        return command(f"flows.{name}", *options, *where, *more)
+
+    def here(self, *more: object) -> Any:
+        return self.cli(*self.words, "--executor", "serial", *more)
+
+    def resume(self) -> None:
+        """Go on, and check that nothing of the fault is left."""
+        done = self.here("--resume", "--json")
+        assert done.code == 0, done.err
+        self.check()
+
+    def check(self) -> None:
+        """The bytes of an undisturbed run, and no trace of anything else."""
+        beside = {path.name for path in self.output.parent.iterdir()}
+        assert not {name for name in beside if name.startswith(".")}
+        if self.stage == TRANSFORM:
+            assert arrays_of(open_codes(self.output)) == self.expected
+            return
+        assert arrays_of(load_artifact(self.output)) == self.expected
+        latest = (self.output / "latest").read_text().strip()
+        assert {path.name for path in self.output.iterdir()} == {latest, "latest"}
+
+
+def arrays_of(found: Any) -> dict[str, bytes]:
+    return {name: np.asarray(found[name]).tobytes() for name in found}
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[tuple[str, str], dict[str, bytes]]:
+    """Arrays of serial runs that nothing befell, by command and model."""
+    return {}
+
+
+@pytest.fixture
+def work(cli, source, tmp_path, undisturbed) -> Callable[[str, str], Work]:  # noqa: F811
+    def make(stage: str, model: str) -> Work:
+        name = TRANSFORM if stage == TRANSFORM else FIT
+        found = Work(cli, source, stage, model, tmp_path / "out" / "x", {})
+        found.output.parent.mkdir()
+        fitted = source.parent / model
+        if not fitted.exists():
+            first = Work(cli, source, FIT, model, fitted, {}).here("--json")
+            assert first.code == 0, first.err
+        if (name, model) not in undisturbed:
+            if name == TRANSFORM:
+                assert found.here("--json").code == 0
+                undisturbed[name, model] = arrays_of(open_codes(found.output))
+                shutil.rmtree(found.output)
+            else:
+                undisturbed[name, model] = arrays_of(load_artifact(fitted))
+        found.expected = undisturbed[name, model]
+        shutil.rmtree(source / "statistics", ignore_errors=True)  # which would save the work
+        return found
+
+    return make
+
+
+@cells("worker killed")
+def test_a_worker_is_killed(work, cluster, stage, model):
+    cell = work(stage, model)
+    kill = partial(os.kill, cluster.workers[0].pid, signal.SIGKILL)
+    with cluster.trapped(stage, kill), cell.started(cluster) as run:
+        assert run.ended()[0] == 0
+    cell.check()
+
+
+@cells("scheduler killed")
+def test_the_scheduler_is_killed(work, cluster, stage, model):
+    cell = work(stage, model)
+    with Client(cluster.address) as client:
+        lay(client, Trap(*SWEEPS[stage], partial(os.kill, cluster.scheduler_pid(), signal.SIGKILL)))
+    with cell.started(cluster) as run:
+        code, message = run.ended()
+    assert (code, message[:42]) == (1, "error: Expected the cluster to stay, lost ")
+    assert "--resume" in message
+    assert not _answers(cluster.address)
+    cell.resume()
+
+
+@cells("client killed")
+def test_the_client_is_killed(work, cluster, stage, model):
+    cell = work(stage, model)
+    with (
+        cell.started(cluster) as run,
+        cluster.trapped(stage, partial(os.killpg, run.pid, signal.SIGKILL)),
+    ):
+        assert run.ended()[0] == -signal.SIGKILL
+    cell.resume()
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A disk of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root of a whole machine may mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@cells("disk full")
+def test_the_disk_is_full(work, cluster, small_disk, stage, model):
+    cell = work(stage, model)
+    cell.output = small_disk / "x"
+    with cell.started(cluster) as run:
+        if stage == WRITE:
+            _fill_before_writing(run, cell)
+            code, message = run.ended()
+        else:
+            with cluster.trapped(stage, partial(fill, small_disk)):
+                code, message = run.ended()
+    assert (code, message.count("No space left")) == (2, 1), message
+    assert str(small_disk) in message
+    (small_disk / "filler").unlink()
+    cell.resume()
+
+
+def _fill_before_writing(run: Command, cell: Work) -> None:
+    """Hold the process once its last state is there, and fill the disk."""
+    passes = load_artifact(cell.dataset.parent / cell.model).manifest["iterations"]
+    wait_for(run.process, cell.output, f".unfinished/*/states/{passes:06d}/manifest.json")
+    os.kill(run.pid, signal.SIGSTOP)
+    assert not list(cell.output.glob(f"{cell.model}-*"))
+    fill(cell.output.parent)
+    os.kill(run.pid, signal.SIGCONT)
+
+
+@cells("chunk damaged")
+def test_a_chunk_is_damaged(work, cluster, stage, model):
+    cell = work(stage, model)
+    chunk = cell.dataset / "bits" / "c" / "0" / str(N_CHUNKS - 2)
+    with Client(cluster.address) as client:
+        client.run(forget_chunks)  # a worker that has the chunk in memory would not notice
+    with cell.started(cluster) as run, cluster.trapped(stage, partial(flip, chunk)):
+        code, message = run.ended()
+    try:
+        assert code == 2
+        assert f"{cell.dataset}: bits: chunk {N_CHUNKS - 2} is damaged" in message
+    finally:
+        flip(chunk)
+    cell.resume()
+
+
+@cells("slow worker")
+def test_a_worker_is_slow(work, cluster, stage, model):
+    cell = work(stage, model)
+    with (
+        cluster.trapped(stage, bool),
+        cell.started(cluster) as run,
+        throttled(cluster.workers[0].pid),
+    ):
+        assert run.ended()[0] == 0
+    cell.check()
+
+
+@cells("interrupted")
+def test_it_is_interrupted_on_a_cluster(work, cluster, stage, model):
+    cell = work(stage, model)
+    with (
+        cell.started(cluster) as run,
+        cluster.trapped(stage, partial(os.killpg, run.pid, signal.SIGINT)) as client,
+    ):
+        assert run.ended() == (130, "error: interrupted")
+        assert not client.run_on_scheduler(_tasks)
+    cell.resume()
+
+
+def _tasks(dask_scheduler: Any) -> list[str]:
+    return [str(key) for key in dask_scheduler.tasks]
+
+
+@cells("interrupted, on threads")
+def test_it_is_interrupted_on_threads(work, tmp_path, stage, model):
+    """Blocks after the interrupt take half a second: only those under way are finished."""
+    cell, log = work(stage, model), tmp_path / "log"
+    block = {FIRST: 0.5, PASS: 1.5, FIT: 3.5, TRANSFORM: 0.5}[stage] * N_CHUNKS
+    name, *options = cell.words
+    where = ["--executor", "threads", "--workers", 2]
+    with command("tests.faults", name, int(block), log, *options, *where) as run:
+        assert run.ended() == (130, "error: interrupted")
+    assert 1 <= log.stat().st_size <= 4
+    cell.resume()
+
+
+@cells("second writer")
+def test_a_second_writer_is_refused(work, cluster, stage, model):
+    cell = work(stage, model)
+    with (
+        cell.started(cluster) as run,
+        cluster.trapped(stage, partial(os.kill, run.pid, signal.SIGSTOP)) as client,
+    ):
+        _wait_until_sprung(client)
+        for more in ((), ("--resume",)):
+            refused = cell.here(*more)
+            assert refused.code == 2
+            assert "Expected no other writer, got one." in refused.message
+        os.kill(run.pid, signal.SIGCONT)
+        assert run.ended()[0] == 0
+    cell.check()
+
+
+@pytest.mark.parametrize("kind", ["disk", pytest.param("s3", marks=pytest.mark.slow)])
+def test_two_fits_share_a_folder(work, cluster, request, kind):
+    """Another fit ends while the first is held; the latest is the one that ended last."""
+    cell = work(PASS, PCA)
+    runs = f"{request.getfixturevalue('s3')}/runs" if kind == "s3" else str(cell.output)
+    name, *options = cell.words
+    options = [runs if word == str(cell.output) else word for word in options]
+    held = command(f"flows.{name}", *options, "--cluster", cluster.address, "--workers", 2)
+    with (
+        held as run,
+        cluster.trapped(PASS, partial(os.kill, run.pid, signal.SIGSTOP)) as client,
+    ):
+        _wait_until_sprung(client)
+        here = ("--executor", "serial", "--json")
+        refused = cell.cli(name, *options, *here)
+        assert (refused.code, "got one. Wait for it" in refused.message) == (2, True)
+        other = cell.cli(name, *options, "--seed", 1, *here)
+        assert other.code == 0, other.err
+        assert load_artifact(runs).path.name == place(other.json["artifact"]).name
+        os.kill(run.pid, signal.SIGCONT)
+        assert run.ended()[0] == 0
+    assert load_artifact(runs).manifest["seed"] == 0
+    assert arrays_of(load_artifact(runs)) == cell.expected
+    assert load_artifact(other.json["artifact"]).manifest["seed"] == 1
+    names = [path.name for path in place(runs).iterdir()]
+    assert len(names) == 3
+    assert not [found for found in names if found.startswith(".")]
+
+
+def test_an_interrupt_while_connecting(work):
+    """Whoever is at that address takes the connection and says nothing."""
+    cell = work(FIRST, PCA)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        name, *options = cell.words
+        with command(f"flows.{name}", *options, "--cluster", address) as run:
+            silent.settimeout(120)
+            with silent.accept()[0]:
+                os.killpg(run.pid, signal.SIGINT)
+                assert run.ended() == (130, "error: interrupted")
+    assert not cell.output.exists()
+    cell.resume()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [PCA, TRAIT])
+def test_a_scheduled_run_outlives_its_scheduler(work, model):
+    """Its stages are tried again; what was done is not done again."""
+    stage = PASS if model == PCA else FIT
+    cell, port = work(stage, model), _free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    options = ["--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+    scheduled = {"PREFECT__RUNTIME__DEPLOYMENT__ID": "scheduled"}
+    first, second = (ExitStack() for _ in range(2))
+
+    @contextmanager
+    def started(stack: ExitStack) -> Iterator[tuple[Client, int]]:
+        process = stack.enter_context(running("-m", "dask", "scheduler", *options))
+        for _ in range(2):
+            stack.enter_context(worker(address))
+        with Client(address, timeout=60) as client:
+            client.wait_for_workers(2, timeout=60)
+            yield client, process.pid
+
+    with first, second:
+        with started(first) as (client, pid):
+            lay(client, Trap(*SWEEPS[stage], partial(os.kill, pid, signal.SIGKILL)))
+        name, *words = cell.words
+        with command(f"flows.{name}", *words, "--cluster", address, **scheduled) as run:
+            while _answers(address):
+                assert run.process.poll() is None
+            first.close()
+            states = sorted(path.name for path in cell.output.glob(".unfinished/*/states/*"))
+            with started(second) as (client, _):
+                lay(client, Trap("fold_group", 99, 0, bool))
+                assert run.ended()[0] == 0
+                swept = len(client.run_on_scheduler(_trap).sweeps)
+    passes = load_artifact(cell.output).manifest["iterations"]
+    assert swept == (1 if model == PCA else passes - int(states[-1]))
+    cell.check()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _wait_until_sprung(client: Client) -> None:
+    deadline = time.monotonic() + 60
+    while not client.run_on_scheduler(_trap).sprung:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_table_has_these_cells():
+    """✓ where a cell is tested; the README of this folder has the table."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z, ]+?) \|(.+)\|$", text, re.MULTILINE)
+    told = {name: [mark.strip() for mark in marks.split("|")] for name, marks in rows}
+    columns = [(stage, model) for stage in STAGES for model in (PCA, TRAIT)]
+    for fault, tested in CELLS.items():
+        assert told[fault] == ["✓" if column in tested else "" for column in columns], fault
+    assert sum(map(len, CELLS.values())) >= 24

@@ -1,0 +1,84 @@
+"""The commands of the README's examples, run as they stand, and the pictures they leave.
+
+`pytest -m slow tests/acceptance/test_readme_examples.py` runs all; the questionnaire always is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data import shared
+
+ROOT = Path(__file__).parents[2]
+PICTURES = {
+    "votes-mixing": "votes/mixing",
+    "votes-source-variances": "votes/source-variances-by-segment",
+    "questionnaire-weights": "anger/weights",
+    "digits-loadings": "pca/loadings",
+    "digits-images": "traits/images-over-latent-space",
+}
+
+
+def examples() -> dict[str, str]:
+    """Text of each example, by its title."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = re.search(r"^## Examples$(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
+    assert section
+    parts = re.split(r"^\*\*(.+?)\.\*\*", section[1], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def run_commands(text: str, folder: Path) -> None:
+    """Run the indented commands in a folder that has the data sets they name."""
+    for line in re.findall(r"^    python (.+)$", text, re.MULTILINE):
+        for name in re.findall(r"\w+\.npz", line):
+            if not (folder / name).exists():
+                (folder / name).symlink_to(shared(name))
+        command = [sys.executable, *shlex.split(line)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{line}\n{done.stderr[-2000:]}"
+
+
+def pixels(path: Path) -> np.ndarray:
+    return np.asarray(Image.open(path).convert("RGB"), np.float64)
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "title",
+    [
+        pytest.param("Roll calls", marks=slow),
+        "A questionnaire",
+        pytest.param("Handwritten digits", marks=slow),
+    ],
+)
+def test_the_commands_make_the_pictures(title: str, tmp_path: Path) -> None:
+    text = examples()[title]
+    run_commands(text, tmp_path)
+    named = re.findall(r"tests/acceptance/pictures/([\w-]+)\.png", text)
+    assert named
+    for name in named:
+        shown = pixels(ROOT / "tests" / "acceptance" / "pictures" / f"{name}.png")
+        drawn = pixels(tmp_path / f"{PICTURES[name]}.png")
+        assert drawn.shape == shown.shape, name
+        # Another processor may round otherwise, and move an edge by a pixel.
+        assert np.abs(drawn - shown).mean() < 1.0, name
+
+
+def test_every_example_is_run_and_every_picture_is_shown() -> None:
+    found = examples()
+    assert list(found) == ["Roll calls", "A questionnaire", "Handwritten digits"]
+    shown = re.findall(r"pictures/([\w-]+)\.png", "".join(found.values()))
+    assert sorted(shown) == sorted(PICTURES)
+    assert {p.stem for p in (ROOT / "tests" / "acceptance" / "pictures").iterdir()} == set(shown)
