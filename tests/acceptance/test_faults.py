@@ -30,7 +30,6 @@ from storage.locations import place
 from tests.cluster_processes import running, scheduler, worker
 from tests.data import probit_rows, write
 from tests.faults import Trap, fill, flip, lay
-from tests.flows.conftest import cli, prefect_server  # noqa: F401 (fixtures)
 from tests.processes import Command, command, throttled, wait_for
 
 N_CHUNKS, N_FEATURES = 300, 10
@@ -103,25 +102,25 @@ class Cluster:
         self.workers = [process for process in self.workers if process.poll() is None]
         while len(self.workers) < 2:
             self.workers.append(self.stack.enter_context(worker(self.address)))
-        with Client(self.address) as client:
+        with Client(self.address, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
 
     @contextmanager
     def trapped(self, stage: str, act: Callable[[], object]) -> Iterator[Client]:
         """Let something happen in the middle of a stage; it must have happened in the end."""
-        with Client(self.address) as client:
+        with Client(self.address, set_as_default=False) as client:
             lay(client, Trap(*SWEEPS[stage], act))
             yield client
             assert client.run_on_scheduler(_trap).sprung
 
     def scheduler_pid(self) -> int:
-        with Client(self.address) as client:
+        with Client(self.address, set_as_default=False) as client:
             return client.run_on_scheduler(os.getpid)
 
 
 def _answers(address: str) -> bool:
     try:
-        Client(address, timeout=2).close()
+        Client(address, timeout=2, set_as_default=False).close()
     except OSError:
         return False
     return True
@@ -201,7 +200,7 @@ def undisturbed() -> dict[tuple[str, str], dict[str, bytes]]:
 
 
 @pytest.fixture
-def work(cli, source, tmp_path, undisturbed) -> Callable[[str, str], Work]:  # noqa: F811
+def work(cli, source, tmp_path, undisturbed) -> Callable[[str, str], Work]:
     def make(stage: str, model: str) -> Work:
         name = TRANSFORM if stage == TRANSFORM else FIT
         found = Work(cli, source, stage, model, tmp_path / "out" / "x", {})
@@ -236,7 +235,7 @@ def test_a_worker_is_killed(work, cluster, stage, model):
 @cells("scheduler killed")
 def test_the_scheduler_is_killed(work, cluster, stage, model):
     cell = work(stage, model)
-    with Client(cluster.address) as client:
+    with Client(cluster.address, set_as_default=False) as client:
         lay(client, Trap(*SWEEPS[stage], partial(os.kill, cluster.scheduler_pid(), signal.SIGKILL)))
     with cell.started(cluster) as run:
         code, message = run.ended()
@@ -302,7 +301,7 @@ def _fill_before_writing(run: Command, cell: Work) -> None:
 def test_a_chunk_is_damaged(work, cluster, stage, model):
     cell = work(stage, model)
     chunk = cell.dataset / "bits" / "c" / "0" / str(N_CHUNKS - 2)
-    with Client(cluster.address) as client:
+    with Client(cluster.address, set_as_default=False) as client:
         client.run(forget_chunks)  # a worker that has the chunk in memory would not notice
     with cell.started(cluster) as run, cluster.trapped(stage, partial(flip, chunk)):
         code, message = run.ended()
@@ -432,7 +431,7 @@ def test_a_scheduled_run_outlives_its_scheduler(work, model):
         process = stack.enter_context(running("-m", "dask", "scheduler", *options))
         for _ in range(2):
             stack.enter_context(worker(address))
-        with Client(address, timeout=60) as client:
+        with Client(address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
             yield client, process.pid
 

@@ -170,7 +170,7 @@ def test_a_worker_without_latentbits(refused, plain, tmp_path):
 
 def _wait_until_gone(address: str) -> None:
     deadline = time.monotonic() + 30
-    with Client(address) as client:
+    with Client(address, set_as_default=False) as client:
         while client.scheduler_info()["workers"]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
