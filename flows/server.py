@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from flows.environment import server_configured
 from pipeline.errors import FitError
+from pipeline.numerics.kernels import load_kernels
 
 T = TypeVar("T")
 
@@ -108,6 +109,7 @@ def with_server(run_flow: Callable[[], T]) -> T:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with embedded_server() as server:
+        load_kernels()  # while the server starts
         server.wait()
         with temporary_settings({PREFECT_API_URL: server.url}):
             return run_flow()
