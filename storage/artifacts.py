@@ -25,7 +25,7 @@ from storage.locations import (
     write_manifest,
     zarr_place,
 )
-from storage.object_path import AT_ONCE, ObjectPath
+from storage.object_path import AT_ONCE
 from storage.object_store import store_error, told
 from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array
 
@@ -102,7 +102,7 @@ def write_artifact(
     with told(folder):
         delete_tree(folder)
         group = zarr.create_group(zarr_place(folder), attributes={"format": ARTIFACT_FORMAT})
-        _mapped(folder, lambda item: _write_array(group, item[0], *item[1]), arrays.items())
+        _mapped(lambda item: _write_array(group, item[0], *item[1]), arrays.items())
     described = {
         name: {"dims": list(dims), "shape": list(values.shape), "checksum": checksum(values)}
         for name, (dims, values) in arrays.items()
@@ -124,7 +124,7 @@ def load_artifact(path: str | Place) -> Artifact:
     manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
     described = manifest["arrays"]
     group = _opened(folder)
-    values = _mapped(folder, lambda item: _read_array(folder, group, *item), described.items())
+    values = _mapped(lambda item: _read_array(folder, group, *item), described.items())
     arrays = {
         name: NamedArray(tuple(described[name]["dims"]), array)
         for name, array in zip(described, values, strict=True)
@@ -132,10 +132,8 @@ def load_artifact(path: str | Place) -> Artifact:
     return Artifact(folder, manifest, arrays)
 
 
-def _mapped(folder: Place, each: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """Take arrays several at a time where each waits for a store's answers."""
-    if not isinstance(folder, ObjectPath):
-        return list(map(each, items))
+def _mapped(each: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Take several arrays at a time: each waits for a store or for its compression."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(each, items))
 
