@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flows.fitted import Fitted, load_fitted
+from flows.options import Where
 from flows.server import with_server
 from flows.transform import transform
 from pipeline.blocks import BinaryBlock, block_of
@@ -68,10 +69,10 @@ def bare_seconds(fitted: Fitted, block: BinaryBlock) -> float:
         return time.perf_counter() - begun
 
 
-def flow_seconds(folder: Path, n_rows: int, name: str, **where: Any) -> tuple[float, float]:
+def flow_seconds(folder: Path, n_rows: int, name: str, where: Where) -> tuple[float, float]:
     """The command from its start to its end, without the Prefect server, and its main stage."""
     paths = (folder / f"{name}-{n_rows}.zarr", folder / name, folder / "codes.zarr")
-    summary = transform(*map(str, paths), overwrite=True, **where)
+    summary = transform(*map(str, paths), overwrite=True, where=where)
     return summary["seconds"], summary["stages"]["transform"]
 
 
@@ -81,7 +82,7 @@ def compare(folder: Path, fitted: Fitted, n_rows: int) -> float:
     block = drawn(fitted, n_rows, folder / f"{name}-{n_rows}.zarr")
     bare_seconds(fitted, block.taken(np.arange(64)))
     bare = bare_seconds(fitted, block)
-    whole, stage = flow_seconds(folder, n_rows, name, executor="serial")
+    whole, stage = flow_seconds(folder, n_rows, name, {"name": "serial"})
     print(f"{name}, {n_rows:,} rows x {N_FEATURES} features, {N_COMPONENTS} components")
     print(f"  bare kernel, one thread     {n_rows / bare:10,.0f} rows/s")
     print(f"  command, serial             {n_rows / whole:10,.0f} rows/s, {bare / whole:.0%} of it")
@@ -103,13 +104,13 @@ def compare_workers(folder: Path, fitted: Fitted, n_rows: int, bare: float) -> N
     tiled(fitted, n_rows, folder / f"{name}-{n_rows}.zarr")
     print(f"{name}, {n_rows:,} rows, the transform stage")
     found = {}
-    ways: dict[str, dict[str, Any]] = {
-        "2 threads": {"executor": "threads", "workers": 2},
+    ways: dict[str, Where] = {
+        "2 threads": {"name": "threads", "workers": 2},
         "1 worker process": {"workers": 1},
         "2 worker processes": {"workers": 2},
     }
     for way, where in ways.items():
-        found[way] = n_rows / flow_seconds(folder, n_rows, name, **where)[1]
+        found[way] = n_rows / flow_seconds(folder, n_rows, name, where)[1]
         cores = 2 if way.startswith("2") else 1
         print(f"  {way:27} {found[way]:10,.0f} rows/s, {found[way] / cores / bare:.0%} a core")
     ratio = found["2 worker processes"] / found["1 worker process"]
