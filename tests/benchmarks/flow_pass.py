@@ -13,6 +13,8 @@ import numpy as np
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
+from pipeline.blocks import Rows
+from pipeline.executors.base import Executor
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
@@ -21,6 +23,7 @@ from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.numerics.kernels import symmetric_joint_counts
 from storage.dataset import BinaryDataset, open_dataset
 from storage.writer import create_dataset
+from tests.benchmarks.workers import worker_processes
 from tests.data import Batch, rows_of
 
 N_ROWS, N_FEATURES, REPEATS = 2_000_000, 512, 5
@@ -54,6 +57,12 @@ def median_seconds(work: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
+def pass_seconds(rows: Rows, executor: Executor) -> float:
+    return median_seconds(
+        lambda: collect_pass(ClippedPCA(), FitState(None), rows, executor, seed=0)
+    )
+
+
 def main() -> None:
     """Print a line for each executor; the bare run is on one thread."""
     with tempfile.TemporaryDirectory() as folder:
@@ -62,21 +71,22 @@ def main() -> None:
         bare = median_seconds(lambda: read_and_count(dataset))
         print(f"{N_ROWS:,} rows x {N_FEATURES} features, {dataset.n_chunks} chunks")
         print(f"read and bare kernel, one thread       {bare:.3f} s")
+
+        def show(name: str, executor: Executor) -> float:
+            own = pass_seconds(rows, executor)
+            print(f"pass, {name:32s} {own:.3f} s, ratio {own / bare:.2f}")
+            return own
+
+        show("serial", SerialExecutor())
+        show("threads, 1", ThreadsExecutor(1))
+        show(f"threads, {CPU_COUNT}", ThreadsExecutor(CPU_COUNT))
         cluster = LocalCluster(processes=False, threads_per_worker=1, dashboard_address=None)
         with cluster, Client(cluster) as client:
-            executors = {
-                "serial": SerialExecutor(),
-                "threads, 1": ThreadsExecutor(1),
-                "dask in process, 1 thread": DaskExecutor(client),
-                f"threads, {CPU_COUNT}": ThreadsExecutor(CPU_COUNT),
-            }
-            for name, executor in executors.items():
-                own = median_seconds(
-                    lambda executor=executor: collect_pass(
-                        ClippedPCA(), FitState(None), rows, executor, seed=0
-                    )
-                )
-                print(f"pass, {name:32s} {own:.3f} s, ratio {own / bare:.2f}")
+            show("dask in process, 1 thread", DaskExecutor(client))
+        with worker_processes(1) as one, worker_processes(2) as two:
+            alone = show("dask, 1 worker process", one)
+            both = show("dask, 2 worker processes", two)
+        print(f"2 worker processes against 1: {alone / both:.2f} times as fast")
 
 
 if __name__ == "__main__":

@@ -7,20 +7,17 @@ recovery of two factors behind 20 items by quadrature and by the bound: CPU seco
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster
 from scipy.special import expit
 
 from pipeline.blocks import BinaryBlock
 from pipeline.executors.base import Executor
-from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import collect, fit
@@ -31,6 +28,7 @@ from pipeline.statistics.sums import Sums
 from storage.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.kept_chunks import forget_chunks
 from storage.writer import create_dataset
+from tests.benchmarks.workers import worker_processes
 from tests.data import Batch, rows_of
 from tests.strategies import Data, memory_rows
 
@@ -77,18 +75,6 @@ def seconds(work: Callable[[], object], repeats: int = REPEATS) -> float:
         work()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-@contextmanager
-def worker_processes(n_workers: int) -> Iterator[DaskExecutor]:
-    """Workers of one thread each."""
-    with (
-        LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield DaskExecutor(client)
 
 
 def time_passes(folder: Path) -> None:

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from distributed import Client, LocalCluster
 
 from pipeline.executors.base import Executor
-from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import FitState, collect_pass
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.progress import Progress, silent
 from storage.dataset import BinaryDataset
+from tests.benchmarks.workers import worker_processes
 from tests.data import probit_rows, rows_of, write
 
 N_CHUNKS, N_FEATURES = 10_000, 16
@@ -69,18 +68,10 @@ def main() -> None:
         show("reading alone", seconds(read, dataset))
         show("serial", seconds(sweep, dataset, SerialExecutor()))
         for n_workers in (1, 2):
-            with (
-                LocalCluster(
-                    n_workers=n_workers,
-                    threads_per_worker=1,
-                    host="127.0.0.1",
-                    dashboard_address=None,
-                ) as cluster,
-                Client(cluster) as client,
-            ):
-                sweep(dataset, DaskExecutor(client))
+            with worker_processes(n_workers) as executor:
+                sweep(dataset, executor)
                 memory = Memory()
-                taken = seconds(sweep, dataset, DaskExecutor(client), memory)
+                taken = seconds(sweep, dataset, executor, memory)
             grown = f", client {memory.at[10]:.0f} MB at 10 %, {memory.at[100]:.0f} MB at 100 %"
             show(f"dask, worker processes: {n_workers}", taken, grown)
 
