@@ -11,13 +11,9 @@ from pipeline.executors.dask import DaskExecutor
 @contextmanager
 def worker_processes(n_workers: int) -> Iterator[DaskExecutor]:
     """Start workers, and a client of them that is not the default one."""
+    options = {"threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with (
-        LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
+        LocalCluster(n_workers=n_workers, **options) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         yield DaskExecutor(client)
