@@ -28,7 +28,7 @@ from flows.progress import reporting
 from flows.provenance import fingerprint, outcome, provenance
 from flows.retries import RETRIES
 from flows.runtime import check_executor, opened_executor
-from flows.server import with_server
+from flows.server import check_schedule, with_server
 from flows.splits import split_to_fit
 from flows.summary import fit_summary, print_json, print_table
 from flows.usage import read_usage, usage_since
@@ -234,6 +234,7 @@ def fit(
     skip_corrupt: bool = False,
 ) -> dict[str, Any]:
     """Run the stages; `python -m flows.fit --help` explains the parameters."""
+    check_schedule()
     begun = time.perf_counter()
     built, opened = prepare(dataset, model, components, settings, split, seed, truth)
     runs, before = _runs(opened, output), None

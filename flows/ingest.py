@@ -18,7 +18,7 @@ from flows.progress import reporting
 from flows.readahead import batches_in_order
 from flows.retries import RETRIES
 from flows.roles import SOURCES, Roles, check_stored, remembered, segmenter
-from flows.server import with_server
+from flows.server import check_schedule, with_server
 from flows.summary import print_ingest, print_json
 from pipeline.progress import Progress, silent
 from storage.chunk_writer import DatasetWriter
@@ -286,6 +286,7 @@ def ingest(
     new: bool = False,
 ) -> dict[str, Any]:
     """Run the stage; `python -m flows.ingest --help` explains the parameters."""
+    check_schedule()
     told = Roles.of(roles or {})
     if new:
         return write_new_stage(sources, dataset, told)

@@ -16,6 +16,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -26,6 +28,7 @@ from pipeline.numerics.kernels import load_kernels
 
 T = TypeVar("T")
 
+_CLOCKS_SECONDS = 60
 _START_SECONDS, _STOP_SECONDS = 120.0, 10.0
 _SERVER = {"PREFECT_UI_ENABLED": "false", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 
@@ -115,13 +118,27 @@ def with_server(run_flow: Callable[[], T]) -> T:
             return run_flow()
 
 
-def check_server() -> None:
-    """Ask the configured Prefect server for its version, which it tells only to whom it knows.
+def check_schedule() -> None:
+    """Check the server of a scheduled run: where clocks differ, nights come at other times.
 
     Raises
     ------
     FitError
-        If it does not answer, or refuses the credentials.
+        As `check_server` does; nothing is checked in a run that was started by hand.
+    """
+    from prefect.runtime import deployment
+
+    if deployment.id is not None:
+        check_server()
+
+
+def check_server() -> None:
+    """Greet the configured Prefect server, which answers only to whom it knows.
+
+    Raises
+    ------
+    FitError
+        If it does not answer, refuses the credentials, or has another time.
     """
     from httpx import HTTPError, HTTPStatusError, InvalidURL
     from prefect.client.orchestration import get_client
@@ -129,7 +146,7 @@ def check_server() -> None:
     with get_client(sync_client=True) as client:
         url = _without_credentials(str(client.api_url))
         try:
-            client.api_version()
+            answer = client.hello()
         except HTTPStatusError as error:
             if error.response.status_code not in (401, 403):
                 raise FitError(
@@ -145,6 +162,19 @@ def check_server() -> None:
                 f"PREFECT_API_URL: Expected a Prefect server at {url}, got no answer "
                 f"({type(error).__name__}). Start it, or check the address."
             ) from error
+    _check_clock(url, answer.headers.get("date"))
+
+
+def _check_clock(url: str, date: str | None) -> None:
+    if date is None:
+        return
+    ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
+    if abs(ahead) > _CLOCKS_SECONDS:
+        raise FitError(
+            f"PREFECT_API_URL: Expected a clock within {_CLOCKS_SECONDS} s of that of the Prefect "
+            f"server at {url}, got one {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}. "
+            "Schedules would come at other times: set the time."
+        )
 
 
 def _without_credentials(url: str) -> str:

@@ -34,7 +34,7 @@ from flows.options import (
 from flows.progress import reporting
 from flows.provenance import fingerprint, provenance
 from flows.runtime import check_executor, opened_executor
-from flows.server import with_server
+from flows.server import check_schedule, with_server
 from flows.splits import named_split
 from flows.stages import Stages
 from flows.summary import print_json
@@ -211,6 +211,7 @@ def transform(
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Run the stages; `python -m flows.transform --help` explains the parameters."""
+    check_schedule()
     begun = time.perf_counter()
     job = checked(dataset, artifact, output, split, dtype, seed, overwrite)
     stages = Stages(job.dataset.feature_names, job.dataset.segment_names)

@@ -106,6 +106,8 @@ def _remedy(kind: str, text: str) -> str:
         return "Expected a bucket that exists, got none. Create it, or mend the URL."
     if "/latest/api/token" in text or "/latest/meta-data/" in text:  # where a machine has them
         return "Expected credentials, got none. Give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+    if "RequestTimeTooSkewed" in text:
+        return "Expected the clock of the store, got another one here. Set the time."
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return (
             f"Expected access to the store, was refused ({_code(text) or kind}). Check the "

@@ -65,7 +65,7 @@ class RunFolder:
 
     def new_artifact(self) -> Place:
         """Name the artifact after the model and the time."""
-        time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")[:-3]
+        time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
         return self.output / f"{self.model}-{time}"
 
     def point_to(self, artifact: Place) -> None:

@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.report.page import Options, draw_report, new_page, write_report
 from flows.report.server import publish
 from flows.retries import RETRIES
+from flows.server import check_schedule
 from storage.locations import place
 
 
@@ -34,4 +35,5 @@ def report(
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Run the stage; `python -m flows.report --help` explains the parameters."""
+    check_schedule()
     return report_stage(artifact, output, Options(dataset, image_shape, label), overwrite)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from datetime import datetime, timedelta
 
 import pytest
 
-from flows import fit, retries
+from flows import fit, retries, server
 from pipeline.errors import ClusterLost, FitError
 from storage import load_artifact
 from storage.errors import Busy, DataError, Unreachable
@@ -91,5 +92,22 @@ def test_bad_input_is_not_tried_again(prefect_server, attempts, monkeypatch):
 def test_by_hand_nothing_is_tried_again(prefect_server, attempts):
     seen = attempts(ClusterLost("gone"))
     with pytest.raises(ClusterLost):
+        run_fit()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(("hours", "said"), [(1, r"360\d s ahead"), (-2, r"7\d\d\d s behind")])
+def test_a_schedule_by_another_clock_is_refused(prefect_server, attempts, monkeypatch, hours, said):
+    class Skewed(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(hours=hours)
+
+    seen = attempts()
+    monkeypatch.setattr(server, "datetime", Skewed)
+    run_fit()
+    monkeypatch.setattr(retries.deployment, "id", "scheduled", raising=False)
+    expected = rf"^PREFECT_API_URL: .* got one {said}\. .* set the time\.$"
+    with pytest.raises(FitError, match=expected):
         run_fit()
     assert len(seen) == 1

@@ -195,8 +195,9 @@ def test_every_request_is_repeated_after_a_failure(faulty_s3, faulty, fault):
         (always(DENIED), "PermissionDenied"),
         (writes(DENIED), "AccessDenied"),
         (always((400, "InvalidBucketName")), "InvalidBucketName"),
+        (always((403, "RequestTimeTooSkewed")), "Expected the clock of the store"),
     ],
-    ids=["key", "secret", "denied", "read-only", "bucket name"],
+    ids=["key", "secret", "denied", "read-only", "bucket name", "clock"],
 )
 def test_what_the_store_refuses_is_told_at_once(faulty_s3, faulty, fault: Fault, expected):
     faulty.fault = fault

@@ -65,7 +65,7 @@ def test_a_finished_fit_leaves_no_work(run: RunFolder) -> None:
 
 
 def test_artifacts_are_named_after_model_and_time(run: RunFolder) -> None:
-    assert re.fullmatch(r"clipped_pca-\d{8}T\d{9}", run.new_artifact().name)
+    assert re.fullmatch(r"clipped_pca-\d{8}T\d{12}", run.new_artifact().name)
     assert run.new_artifact().parent == run.output
 
 
