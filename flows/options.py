@@ -167,11 +167,7 @@ def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
 def is_bad_input(error: BaseException | None) -> bool:
     """Tell whether the data, the options or the disk are at fault, rather than this program."""
     if isinstance(error, OSError):  # a broken connection is one too, but names no file
-        return error.filename is not None or error.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EFBIG,
-        )
+        return error.filename is not None or error.errno in _DISK_IS_FULL
     return isinstance(error, DataError | FitError)
 
 
