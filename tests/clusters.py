@@ -59,11 +59,21 @@ class Endless:
     log: str
 
     def __call__(self, number: int) -> int:
+        if number:
+            self.file("began", number).touch()
         while number:
             try:
                 check_wanted()
             except Unwanted:
-                Path(f"{self.log}-ended-{number}").touch()
+                self.file("ended", number).touch()
                 raise
             time.sleep(0.01)
         return number
+
+    def file(self, what: str, number: int | str) -> Path:
+        return Path(f"{self.log}-{what}-{number}")
+
+    def numbers(self, what: str) -> set[str]:
+        """Tell which numbers began or ended."""
+        pattern = self.file(what, "*")
+        return {found.name.rpartition("-")[2] for found in pattern.parent.glob(pattern.name)}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
-from distributed import Client, LocalCluster, SchedulerPlugin
+from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 from threadpoolctl import ThreadpoolController
 
 from pipeline.executors.base import one_blas_thread
@@ -176,14 +177,23 @@ def test_what_nobody_waits_for_is_stopped(three_workers, tmp_path):
     """Items under way end at the next question, and the scheduler forgets all of them."""
     executors = [ThreadsExecutor(3), DaskExecutor(three_workers)]
     for executor, log in zip(executors, (tmp_path / "threads", tmp_path / "dask"), strict=True):
-        found = executor.map(Endless(str(log)), range(50))
+        endless = Endless(str(log))
+        found = executor.map(endless, range(50))
         assert next(found) == 0
+        eventually(lambda endless=endless: len(endless.numbers("began")) == 3)
         found.close()
-        deadline = time.monotonic() + 30
-        while len(list(log.parent.glob(f"{log.name}-ended-*"))) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    while three_workers.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)):
+        eventually(lambda endless=endless: endless.numbers("ended") == endless.numbers("began"))
+    eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
+
+
+def _number_of_tasks(dask_scheduler: Scheduler) -> int:
+    return len(dask_scheduler.tasks)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until something is so, with the patience that a busy machine asks for."""
+    deadline = time.monotonic() + 60
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
