@@ -205,8 +205,8 @@ def evaluate(
     begun = time.perf_counter()
     opened, loaded = checked(dataset, artifacts, split, seed)
     split = named_split(opened, split)
-    stages = Stages(opened.feature_names, opened.segment_names)
     with opened_executor(**where) as ready, reporting() as progress:
+        stages = Stages(ready, opened.feature_names, opened.segment_names)
         job = Job(opened, split, seed, ready, progress)
         try:
             observed = stages.run("pair counts", partial(_observed, job))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flows.datasets import dataset_rows
@@ -33,7 +33,6 @@ class Job:
     progress: Progress
     skip_corrupt: bool = False
     skipped: tuple[int, ...] = ()
-    usage: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def memory(self) -> int:

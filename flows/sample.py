@@ -119,8 +119,9 @@ def sample(
     begun = time.perf_counter()
     fitted = checked(artifact, rows, output, seed, overwrite)
     target = place(output)
-    stages = Stages(fitted.feature_names, fitted.artifact.manifest["segment_names"])
     with opened_executor(**where) as ready, reporting() as progress:
+        segment_names = fitted.artifact.manifest["segment_names"]
+        stages = Stages(ready, fitted.feature_names, segment_names)
         written = stages.run(
             "write dataset",
             lambda: _write(fitted, rows, target, seed, overwrite, ready, progress),

@@ -214,12 +214,12 @@ def transform(
     check_schedule()
     begun = time.perf_counter()
     job = checked(dataset, artifact, output, split, dtype, seed, overwrite)
-    stages = Stages(job.dataset.feature_names, job.dataset.segment_names)
     with (
         job.work.working(resume),
         opened_executor(**where) as ready,
         reporting() as progress,
     ):
+        stages = Stages(ready, job.dataset.feature_names, job.dataset.segment_names)
         params = stages.run("prepare", lambda: _params(job, ready))
         rows = stages.run("count rows", lambda: _rows_by_chunk(job, ready))
         written = stages.run("transform", lambda: _write(job, params, rows, ready, progress))

@@ -33,6 +33,11 @@ class RunFolder:
         """Statistics and states of the unfinished fit."""
         return self.output / ".unfinished" / f"{self.model}-{self.fingerprint[:12]}"
 
+    @property
+    def states(self) -> Place:
+        """State of the unfinished fit after its last pass."""
+        return self.work / "states"
+
     @contextmanager
     def working(self, resume: bool) -> Iterator[None]:
         """Claim the work folder; keep what an interrupted fit left there, or start anew.
@@ -55,7 +60,7 @@ class RunFolder:
 
     def has_states(self) -> bool:
         """Tell whether the unfinished fit has finished a pass."""
-        return bool(children(self.work / "states"))
+        return bool(children(self.states))
 
     def close_work(self) -> None:
         """Remove the work of a finished fit."""

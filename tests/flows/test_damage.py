@@ -115,7 +115,7 @@ def test_a_resumed_fit_leaves_out_the_same(cli, fitted, damaged, monkeypatch):
     """What was mended meanwhile stays out: the first counts were made without it."""
     expected = arrays_of(fitted(damaged, "--skip-corrupt"))
     with monkeypatch.context() as patch:
-        patch.setattr("flows.fit.collect_pass", interrupted)
+        patch.setattr("flows.fit_stages.collect_pass", interrupted)
         assert cli("fit", "--dataset", damaged, "--skip-corrupt").code == 130
     record = next(Path("runs/d/.unfinished").glob("*/skipped.json"))
     assert json.loads(record.read_text()) == [3, 11]

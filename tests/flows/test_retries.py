@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from flows import fit, retries, server
+from flows import fit, fit_stages, retries, server, stages
 from pipeline.errors import ClusterLost, FitError
 from storage import load_artifact
 from storage.errors import Busy, DataError, Unreachable
@@ -39,9 +39,9 @@ def attempts(monkeypatch, tmp_path):
     """Let the first counts fail, each time with the next of these errors."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "d.zarr", probit_rows(500, 6, 2, seed=1)[0])
-    monkeypatch.setattr(fit.first_stage, "retry_delay_seconds", [0.1] * 4)
+    monkeypatch.setitem(stages.RETRIES, "retry_delay_seconds", [0.1] * 4)
     seen: list[str] = []
-    collect = fit.collect_first
+    collect = fit_stages.collect_first
 
     def plan(*errors: Exception) -> list[str]:
         left = list(errors)
@@ -54,7 +54,7 @@ def attempts(monkeypatch, tmp_path):
                 raise left.pop(0)
             return collect(model, rows, executor, *more)
 
-        monkeypatch.setattr(fit, "collect_first", failing)
+        monkeypatch.setattr(fit_stages, "collect_first", failing)
         return seen
 
     return plan

@@ -27,13 +27,13 @@ from tests.data import probit_rows, write
 AUTH, WRONG = "operator:auth-8c1f5e27", "operator:wrong-51d0a9b3"
 STORAGE_KEY = "storage-3f9a6d42b7"
 BROKEN = """
-import flows.fit, sys
+import flows.fit, flows.fit_stages, sys
 from flows.options import run
 
 def broken(*_):
     raise RuntimeError("broken on purpose")
 
-flows.fit._manifest = broken
+flows.fit_stages._manifest = broken
 run(flows.fit.app, sys.argv[1:])
 """
 
