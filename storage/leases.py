@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from storage.errors import Busy, DataError
-from storage.object_path import ObjectPath, Stored
+from storage.object_path import ObjectPath, Stored, Version
 
 RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
 """A claim is given up when it was not renewed for the latter; clocks may differ by less."""
@@ -56,7 +56,7 @@ class _Lease:
         self._folder = folder
         self._claim = folder.with_name(f".{folder.name}.claim")
         self._token = uuid.uuid4().hex
-        self._tag = ""
+        self._version: Version = {}
 
     def take(self) -> None:
         """Write the claim, unless another writer holds one."""
@@ -70,14 +70,14 @@ class _Lease:
                     f"{self._folder}: Expected no other writer, got one. Wait for it; if it "
                     f"died, its claim ends in {wait} s."
                 )
-            if self._write(held.tag):
+            if self._write(held.version):
                 return
 
     def renew(self) -> None:
         """Write the claim again and again, until it ended or was lost."""
         while not self.ended.wait(RENEW_SECONDS):
             with suppress(DataError):  # the store may be back before the claim is stale
-                if not self._write(self._tag):
+                if not self._write(self._version):
                     return
 
     def holds(self) -> bool:
@@ -93,21 +93,21 @@ class _Lease:
             self._claim.unlink()
         return True
 
-    def _write(self, replaces: str | None) -> bool:
+    def _write(self, replaces: Version | None) -> bool:
         """Write the claim if nobody else did meanwhile."""
-        writer = [*_writer(), self._token, time.time()]  # the time makes every tag another
+        writer = [*_writer(), self._token, time.time()]  # the time makes every version another
         content = json.dumps(writer).encode()
         try:
             if replaces is None:
-                self._tag = self._claim.create(content)
+                self._version = self._claim.create(content)
             else:
-                self._tag = self._claim.write_bytes(content, replaces)
+                self._version = self._claim.write_bytes(content, replaces)
         except FileExistsError:
             # A request whose answer was lost is repeated and finds what it wrote itself.
             held = self._claim.read()
             if held is None or not self._is_ours(held):
                 return False
-            self._tag = held.tag
+            self._version = held.version
         return True
 
     def _is_ours(self, held: Stored) -> bool:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from storage.errors import Busy, DataError, Unreachable
 from storage.leases import leased
-from storage.object_path import SCHEME, ObjectPath, is_url, object_path
-from storage.object_store import told
+from storage.object_path import ObjectPath, is_url, object_path
+from storage.object_store import KINDS, told
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -40,8 +40,10 @@ def place(text: str | Place) -> Place:
     """
     if isinstance(text, str) and is_url(text):
         return object_path(text)
-    if isinstance(text, Path) and text.parts[:1] == (f"{SCHEME}:",):
-        raise DataError(f"{text}: Expected a URL as text, got one made a path. Give {SCHEME}://….")
+    if isinstance(text, Path) and text.parts[:1] in [(f"{scheme}:",) for scheme in KINDS]:
+        raise DataError(
+            f"{text}: Expected a URL as text, got one made a path. Give {text.parts[0]}//…."
+        )
     return Path(text) if isinstance(text, str) else text
 
 

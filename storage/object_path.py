@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,22 +13,25 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from storage.errors import DataError
-from storage.object_store import bucket, told
+from storage.object_store import KINDS, SCHEMES, bucket, told
 
 if TYPE_CHECKING:
     import zarr.storage
 
-SCHEME = "s3"
 _INSTALLED = find_spec("obstore") is not None
 AT_ONCE = 16
 """Requests under way at once where many are to be made: each takes its time, few take any work."""
+
+
+Version = Mapping[str, str]
+"""What identifies one writing of an object: its tag, and its number where a store has such."""
 
 
 class Stored(NamedTuple):
     """What an object held at a time, and when it was written."""
 
     content: bytes
-    tag: str
+    version: Version
     written: datetime
 
 
@@ -143,7 +146,7 @@ class ObjectPath:
 
         with told(self):
             pages = list_objects(bucket(self.root), self._prefix)
-            return {found["path"]: cast(str, found["e_tag"]) for page in pages for found in page}
+            return {found["path"]: _tag(found) for page in pages for found in page}
 
     def read_bytes(self) -> bytes:
         """Read the object.
@@ -166,8 +169,7 @@ class ObjectPath:
 
         with told(self), suppress(FileNotFoundError):
             found = get(bucket(self.root), self.key)
-            tag, written = cast(str, found.meta["e_tag"]), found.meta["last_modified"]
-            return Stored(bytes(found.bytes()), tag, written)
+            return Stored(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"])
         return None
 
     def download(self, file: BinaryIO) -> str:
@@ -184,24 +186,24 @@ class ObjectPath:
             found = get(bucket(self.root), self.key)
             for part in found.stream():
                 file.write(part)
-        return cast(str, found.meta["e_tag"])
+        return _tag(found.meta)
 
     def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """Read the object as text."""
         return self.read_bytes().decode(encoding, errors)
 
-    def write_bytes(self, content: bytes, replaces: str | None = None) -> str:
-        """Write the object and give its tag; with `replaces` only if it still has that tag.
+    def write_bytes(self, content: bytes, replaces: Version | None = None) -> Version:
+        """Write the object; with `replaces` only if it is still that version.
 
         Raises
         ------
         FileExistsError
-            If it has another.
+            If it is another.
         """
-        return self._put(content, None if replaces is None else {"e_tag": replaces})
+        return self._put(content, replaces)
 
-    def create(self, content: bytes) -> str:
-        """Write the object if there is none, and give its tag.
+    def create(self, content: bytes) -> Version:
+        """Write the object if there is none.
 
         Raises
         ------
@@ -210,13 +212,13 @@ class ObjectPath:
         """
         return self._put(content, "create")
 
-    def _put(self, content: bytes, mode: Any) -> str:
+    def _put(self, content: bytes, mode: Any) -> Version:
         from obstore import put
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with told(self):
             try:
-                return str(put(bucket(self.root), self.key, content, mode=mode)["e_tag"])
+                return _version(put(bucket(self.root), self.key, content, mode=mode))
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 raise FileExistsError(str(self)) from None  # or deleted since it was seen
 
@@ -226,19 +228,25 @@ class ObjectPath:
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object."""
-        from obstore import delete
-
-        with told(self):
-            delete(bucket(self.root), [self.key])
+        self._delete([self.key])
 
     def delete_tree(self) -> None:
         """Delete everything below, manifests first: what is left does not look whole."""
+        for keys in filter(None, self._manifests_and_others()):
+            self._delete(keys)
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; one that is gone is not missed, and may have been deleted twice."""
         from obstore import delete
 
-        manifests, others = self._manifests_and_others()
+        store = bucket(self.root)
         with told(self):
-            for keys in filter(None, (manifests, others)):
-                delete(bucket(self.root), keys)
+            with suppress(FileNotFoundError):
+                delete(store, keys)
+                return
+            for key in keys:  # some stores give up at one that is gone
+                with suppress(FileNotFoundError):
+                    delete(store, key)
 
     def copy_tree(self, target: ObjectPath) -> None:
         """Copy everything below within the store, manifests last."""
@@ -278,25 +286,38 @@ def object_path(url: str) -> ObjectPath:
         not installed.
     """
     parts = urlsplit(url)
-    if parts.scheme != SCHEME:
-        raise DataError(f"{parts.scheme}://: Expected a path or a URL with s3://, got another.")
+    if parts.scheme not in KINDS:
+        raise DataError(
+            f"{parts.scheme}://: Expected a path or a URL with one of {SCHEMES}, got another."
+        )
+    kind, root = KINDS[parts.scheme], f"{parts.scheme}://{parts.netloc}"
+    form = f"{parts.scheme}://{kind.bucket.upper()}/PATH"
     if "@" in parts.netloc:
         raise DataError(
-            "s3://: Expected a URL without credentials, got some. "
-            "Give them by environment variables such as AWS_ACCESS_KEY_ID."
+            f"{parts.scheme}://: Expected a URL without credentials, got some. "
+            f"Give them by environment variables, such as {kind.credentials}."
         )
-    shown = f"s3://{parts.netloc}{parts.path}"
     if parts.query or parts.fragment:  # which may hold a signature
-        raise DataError(f"{shown}: Expected s3://BUCKET/PATH, got more behind it (? or #).")
+        raise DataError(f"{root}{parts.path}: Expected {form}, got more behind it (? or #).")
     key = _key(str(PurePosixPath(parts.path.lstrip("/"))))
     if not parts.netloc or not key or ".." in key.split("/"):
-        raise DataError(f"{shown}: Expected s3://BUCKET/PATH, got something else.")
+        raise DataError(f"{root}{parts.path}: Expected {form}, got something else.")
     if not _INSTALLED:
         raise DataError(
-            f"{shown}: Expected obstore for URLs, got none. pip install 'latentbits[s3]'"
+            f"{root}{parts.path}: Expected obstore for URLs, got none. "
+            "pip install 'latentbits[stores]'"
         )
-    return ObjectPath(f"s3://{parts.netloc}", key)
+    return ObjectPath(root, key)
 
 
 def _key(path: str) -> str:
     return "" if path == "." else path
+
+
+def _tag(described: Any) -> str:
+    """Give a tag in the form that is the same wherever it was read: some lists leave out quotes."""
+    return '"' + cast(str, described["e_tag"]).strip('"') + '"'
+
+
+def _version(described: Any) -> Version:
+    return {name: described[name] for name in ("e_tag", "version") if described.get(name)}

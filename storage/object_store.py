@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from storage.errors import DataError, Unreachable
@@ -27,6 +27,61 @@ _PATIENT = {
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says of a disk without room; writing says so without a name."""
 _CURIOUS = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_NO_CREDENTIALS = (
+    "/latest/api/token",  # where a machine of Amazon has them
+    "/latest/meta-data/",
+    "Error performing token request",
+)
+
+
+class Kind(NamedTuple):
+    """What differs between object stores.
+
+    Attributes
+    ----------
+    opens
+        The class of obstore that opens a bucket.
+    bucket
+        What a bucket is called.
+    credentials
+        Variables of the environment that may hold them.
+    endpoints
+        Variables that may hold an address, the usual one first.
+    account
+        The variable that names the account, where buckets belong to one.
+    """
+
+    opens: str
+    bucket: str
+    credentials: str
+    endpoints: tuple[str, ...]
+    account: str | None = None
+
+
+KINDS = {
+    "s3": Kind(
+        "S3Store",
+        "bucket",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
+    ),
+    "az": Kind(
+        "AzureStore",
+        "container",
+        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+        ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
+        "AZURE_STORAGE_ACCOUNT_NAME",
+    ),
+    "gs": Kind("GCSStore", "bucket", "GOOGLE_SERVICE_ACCOUNT", ("GOOGLE_BASE_URL",)),
+}
+"""The object stores there are, by the scheme of their URLs."""
+SCHEMES = ", ".join(f"{scheme}://" for scheme in KINDS)
+
+
+def kind_of(url: str) -> Kind:
+    """Tell what kind of store a URL is of."""
+    return KINDS[url.partition("://")[0]]
 
 
 @lru_cache(maxsize=32)
@@ -52,7 +107,7 @@ def _ask(store: Any) -> None:
     try:
         get(store, ".latentbits")
     except FileNotFoundError as error:
-        if _code(str(error)) == "NoSuchBucket":
+        if _code(str(error)) in _NO_BUCKET:
             raise
     except Exception as error:
         if _code(str(error)) != "AccessDenied":  # this one object may be forbidden
@@ -60,21 +115,33 @@ def _ask(store: Any) -> None:
 
 
 def _opened(root: str, prefix: str, retries: Any) -> Any:
-    from obstore.store import S3Store
+    from obstore import store
 
     _check_endpoint(root)
+    opens = getattr(store, kind_of(root).opens)
     # An endpoint in plain HTTP is asked for by naming it so.
-    return S3Store(
-        root.removeprefix("s3://"),
+    return opens(
+        root.partition("://")[2],
         prefix=prefix or None,
         client_options={"allow_http": True},
         retry_config=retries,
+        **_account(root),
     )
+
+
+def _account(root: str) -> dict[str, str]:
+    """Name the account: obstore finds it by itself, but panics where it describes such a store."""
+    kind = kind_of(root)
+    if kind.account is None:
+        return {}
+    if name := os.environ.get(kind.account):
+        return {"account_name": name}
+    raise DataError(f"{root}: Expected credentials, got none. Give {kind.credentials}.")
 
 
 def _check_endpoint(root: str) -> None:
     """Refuse an address that obstore would panic at."""
-    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+    for name in kind_of(root).endpoints:
         parts = urlsplit(os.environ.get(name) or "http://none")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise DataError(f"{root}: {name}: Expected http://HOST or https://HOST, got another.")
@@ -95,26 +162,28 @@ def told(path: object) -> Iterator[None]:
 
 def store_error(path: str, error: BaseException) -> Unreachable | None:
     """Describe an error of an object store, or None if this is none or a missing object."""
-    lost = isinstance(error, FileNotFoundError) and "NoSuchBucket" in str(error)
+    lost = isinstance(error, FileNotFoundError) and _code(str(error)) in _NO_BUCKET
     if not lost and not type(error).__module__.startswith("obstore"):
         return None
-    return Unreachable(f"{path}: {_remedy(type(error).__name__, str(error))}")
+    return Unreachable(f"{path}: {_remedy(kind_of(path), type(error).__name__, str(error))}")
 
 
-def _remedy(kind: str, text: str) -> str:
-    if "NoSuchBucket" in text:
-        return "Expected a bucket that exists, got none. Create it, or mend the URL."
-    if "/latest/api/token" in text or "/latest/meta-data/" in text:  # where a machine has them
-        return "Expected credentials, got none. Give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+def _remedy(kind: Kind, error: str, text: str) -> str:
+    if _code(text) in _NO_BUCKET:
+        return f"Expected a {kind.bucket} that exists, got none. Create it, or mend the URL."
+    if any(sign in text for sign in _NO_CREDENTIALS):
+        return f"Expected credentials, got none. Give {kind.credentials}."
     if "RequestTimeTooSkewed" in text:
         return "Expected the clock of the store, got another one here. Set the time."
-    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+    if error in ("PermissionDeniedError", "UnauthenticatedError") or "403 Forbidden" in text:
         return (
-            f"Expected access to the store, was refused ({_code(text) or kind}). Check the "
-            "credentials in the environment, such as AWS_ACCESS_KEY_ID, and what they may do."
+            f"Expected access to the store, was refused ({_code(text) or error}). Check the "
+            f"credentials in the environment, such as {kind.credentials}, and what they may do."
         )
     if "error sending request" in text:
-        return "Expected an answer of the store, got none. Check AWS_ENDPOINT_URL and the network."
+        return (
+            f"Expected an answer of the store, got none. Check {kind.endpoints[0]} and the network."
+        )
     return f"Expected an answer of the store, got {_reason(text)}."
 
 

@@ -6,66 +6,94 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pytest
 
 from flows.server import embedded_server
 from storage import object_store
-from tests.object_store import CREDENTIALS, Proxy, create_bucket, proxied, s3_server
+from tests.object_proxy import Proxy, proxied
+from tests.object_servers import SERVERS, Server
+
+_NOWHERE = {
+    "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9",
+    "AZURE_MSI_ENDPOINT": "http://127.0.0.1:9",
+    "GCE_METADATA_HOST": "127.0.0.1:9",
+    "GCE_METADATA_IP": "127.0.0.1:9",
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_machine_credentials() -> Iterator[None]:
     """Without credentials a store would ask the machine for its own: here nothing answers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+        for name, address in _NOWHERE.items():
+            patch.setenv(name, address)
         yield
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """A store for the session."""
+def object_server() -> Iterator[Callable[[str], Server]]:
+    """Give the server of a scheme, which runs from then on for the session."""
     pytest.importorskip("obstore")
-    pytest.importorskip("moto")
-    with s3_server() as endpoint:
-        yield endpoint
+    with ExitStack() as stack:
+        yield lru_cache(lambda scheme: stack.enter_context(SERVERS[scheme]()))
+
+
+@pytest.fixture(params=SERVERS)
+def store(request: pytest.FixtureRequest, object_server: Callable[[str], Server]) -> Server:
+    """A store of every kind."""
+    return object_server(request.param)
 
 
 @pytest.fixture
-def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a bucket of its own."""
-    yield from _bucket(s3_endpoint, s3_endpoint, monkeypatch)
+def bucket(store: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a bucket of its own, in a store of every kind."""
+    yield from _bucket(store, store.address, monkeypatch)
 
 
 @pytest.fixture
-def s3_proxy(s3_endpoint: str) -> Iterator[tuple[Proxy, str]]:
-    with proxied(s3_endpoint) as found:
+def proxied_store(store: Server) -> Iterator[tuple[Proxy, str]]:
+    with proxied(store.address) as found:
         yield found
 
 
 @pytest.fixture
-def faulty(s3_proxy: tuple[Proxy, str]) -> Proxy:
-    """The proxy before the store of `faulty_s3`: give it a fault."""
-    return s3_proxy[0]
+def faulty(proxied_store: tuple[Proxy, str]) -> Proxy:
+    """The proxy before the store of `faulty_bucket`: give it a fault."""
+    return proxied_store[0]
 
 
 @pytest.fixture
-def faulty_s3(
-    s3_endpoint: str, s3_proxy: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
+def faulty_bucket(
+    store: Server, proxied_store: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """The URL of a bucket behind the proxy."""
-    yield from _bucket(s3_endpoint, s3_proxy[1], monkeypatch)
+    yield from _bucket(store, proxied_store[1], monkeypatch)
 
 
-def _bucket(store: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
+@pytest.fixture(scope="session")
+def s3_store(object_server: Callable[[str], Server]) -> Server:
+    """An S3 store, for what does not hang on the kind."""
+    return object_server("s3")
+
+
+@pytest.fixture
+def s3(s3_store: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an S3 bucket of its own."""
+    yield from _bucket(s3_store, s3_store.address, monkeypatch)
+
+
+def _bucket(store: Server, address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name, value in store.environment(address).items():
         monkeypatch.setenv(name, value)
     object_store.bucket.cache_clear()
     name = f"b-{uuid.uuid4().hex[:12]}"
-    create_bucket(store, name)
-    yield f"s3://{name}"
+    store.create(name)
+    yield f"{store.scheme}://{name}"
     object_store.bucket.cache_clear()
 
 

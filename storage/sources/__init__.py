@@ -142,7 +142,7 @@ def _expand_url(pattern: str) -> list[str]:
         return [pattern]
     raise DataError(
         f"{pattern}: Expected a file of the store, got nothing there. "
-        "Name files, for example 's3://bucket/folder/*.parquet'."
+        f"Name files, for example '{object_path(pattern).root}/folder/*.parquet'."
     )
 
 

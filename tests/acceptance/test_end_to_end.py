@@ -36,7 +36,7 @@ from storage.object_path import object_path
 from tests.cluster_processes import certificates
 from tests.compose import compose, service
 from tests.data import probit_rows
-from tests.object_store import create_bucket
+from tests.object_servers import Server
 
 DATA, PASSWORD = "s3://latentbits/data", "PREFECT_USER_PASSWORD"
 SECRETS = {
@@ -123,17 +123,17 @@ def parts() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def deployed(
-    s3: str, s3_endpoint: str, parts: dict[str, np.ndarray], tmp_path: Path
+    s3: str, s3_store: Server, parts: dict[str, np.ndarray], tmp_path: Path
 ) -> Iterator[SyncPrefectClient]:
     """Start the services in the order of their dependencies."""
-    create_bucket(s3_endpoint, "latentbits")
+    s3_store.create("latentbits")
     for name, rows in parts.items():
         np.save(file := BytesIO(), rows)
         object_path(f"s3://latentbits/incoming/{name}").write_bytes(file.getvalue())
     api, cluster, health = free_port(), free_port(), free_port()
     services = compose(SECRETS)["services"]
     here = {
-        "http://store:9000": s3_endpoint,
+        "http://store:9000": s3_store.address,
         "scheduler:8786": f"127.0.0.1:{cluster}",
         "8786": str(cluster),
         "server:4200": f"127.0.0.1:{api}",

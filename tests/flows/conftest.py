@@ -1,12 +1,14 @@
-"""A browser for tests of pages."""
+"""A browser for tests of pages, and one kind of object store for tests of commands."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from tests.object_servers import Server
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -33,3 +35,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield started
     finally:
         started.quit()
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, object_server: Callable[[str], Server]) -> Server:
+    """An S3 store, unless a test asks for another kind: differences are tested below commands."""
+    return object_server(getattr(request, "param", "s3"))

@@ -13,7 +13,7 @@ from storage import load_artifact, open_dataset
 from storage.errors import Damaged, DataError
 from tests.data import probit_rows, write
 from tests.faults import flip
-from tests.object_store import DENIED, Request
+from tests.object_proxy import DENIED, Request
 
 N_ROWS, CHUNK_ROWS = 64 * 20, 64
 DAMAGED = (3, 11)
@@ -151,8 +151,8 @@ def refuse_chunks(request: Request) -> tuple[int, str] | None:
     return DENIED if "/bits/c/" in request.path else None
 
 
-def test_a_store_that_refuses_is_no_damage(cli, faulty, faulty_s3):
-    dataset = f"{faulty_s3}/d.zarr"
+def test_a_store_that_refuses_is_no_damage(cli, faulty, faulty_bucket):
+    dataset = f"{faulty_bucket}/d.zarr"
     np.savez("x.npz", X=X)
     assert cli("ingest", "x.npz", "--dataset", dataset).code == 0
     options = ("fit", "--dataset", dataset, "--skip-corrupt", "--executor", "serial")

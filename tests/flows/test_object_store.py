@@ -16,7 +16,7 @@ from storage.errors import DataError
 from storage.locations import place
 from storage.object_path import ObjectPath
 from tests.data import probit_rows, write
-from tests.object_store import (
+from tests.object_proxy import (
     AFTER,
     BEFORE,
     BROKEN,
@@ -26,6 +26,7 @@ from tests.object_store import (
     every,
     writes,
 )
+from tests.object_servers import SERVERS
 
 MIXTURE = ("--model", "bernoulli-mixture", "--components", 2, "--set", "starts=1")
 MIXTURE = (*MIXTURE, "--set", "max_iter=4", "--set", "tol=1e-12")
@@ -76,10 +77,13 @@ def results(cli, source: Path, root: str, where: tuple[object, ...]) -> list:
 
 
 @pytest.mark.parametrize(
-    "where", [("--executor", "serial"), ("--workers", 2)], ids=["serial", "dask"]
+    ("store", "where"),
+    [("s3", ("--executor", "serial")), *((scheme, ("--workers", 2)) for scheme in SERVERS)],
+    indirect=["store"],
+    ids=["serial", *SERVERS],
 )
-def test_everything_in_the_store_is_as_on_disk(cli, s3, source, where):
-    root = f"{s3}/all"
+def test_everything_in_the_store_is_as_on_disk(cli, bucket, source, where):
+    root = f"{bucket}/all"
     assert results(cli, source, root, where) == results(
         cli, source, "local", ("--executor", "serial")
     )
@@ -88,7 +92,7 @@ def test_everything_in_the_store_is_as_on_disk(cli, s3, source, where):
     assert Path("page.html").is_file()
     left = {path.name for path in place(root).iterdir()}
     assert left == {"d.zarr", "runs", "drawn.zarr", "z"}  # no claims, nothing unfinished
-    assert not Path("s3:").exists()
+    assert not any(Path(f"{scheme}:").exists() for scheme in SERVERS)
 
 
 def test_a_killed_fit_resumes_to_the_same_bytes(cli, s3, source):
@@ -119,10 +123,10 @@ def kill_fit_in_a_pass(arguments: list[str], runs: ObjectPath) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
-def test_failing_requests_lose_nothing(cli, faulty_s3, faulty, source):
+def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
     faulty.fault = every(5, THROTTLED, BEFORE, BROKEN, AFTER)
     found = []
-    for root in ("local", faulty_s3):
+    for root in ("local", faulty_bucket):
         data, runs = f"{root}/d.zarr", f"{root}/runs"
         ingest(cli, source, data)
         fit = ("--dataset", data, *MIXTURE, "--executor", "threads", "--no-report", "--json")
@@ -135,9 +139,9 @@ def test_failing_requests_lose_nothing(cli, faulty_s3, faulty, source):
     assert len(faulty.seen) > 100
 
 
-def test_a_state_that_cannot_be_read_now_is_kept(cli, faulty_s3, faulty, source):
+def test_a_state_that_cannot_be_read_now_is_kept(cli, faulty_bucket, faulty, source):
     """A fit that took it for missing would begin anew and delete it."""
-    data, runs = f"{faulty_s3}/d.zarr", place(f"{faulty_s3}/runs")
+    data, runs = f"{faulty_bucket}/d.zarr", place(f"{faulty_bucket}/runs")
     ingest(cli, source, data)
     options = ("--dataset", data, *MIXTURE, "--executor", "serial", "--output", runs)
     faulty.fault = lambda r: DENIED if r.writes and "/states/000003/" in r.path else None
@@ -151,11 +155,12 @@ def test_a_state_that_cannot_be_read_now_is_kept(cli, faulty_s3, faulty, source)
     assert [key for key in runs.all_keys() if "/states/000002/" in key] == kept
 
 
-def test_a_store_that_fails_for_good_midway_is_told(cli, faulty_s3, faulty, source):
-    data = f"{faulty_s3}/d.zarr"
+def test_a_store_that_fails_for_good_midway_is_told(cli, faulty_bucket, faulty, source):
+    data = f"{faulty_bucket}/d.zarr"
     ingest(cli, source, data)
     faulty.fault = lambda r: DENIED if r.writes and "/states/" in r.path else None
-    done = cli("fit", "--dataset", data, "--output", f"{faulty_s3}/runs", "--executor", "serial")
+    runs = f"{faulty_bucket}/runs"
+    done = cli("fit", "--dataset", data, "--output", runs, "--executor", "serial")
     assert done.code == 2
     assert "AccessDenied" in done.message
     assert "Traceback" not in done.err
@@ -164,8 +169,8 @@ def test_a_store_that_fails_for_good_midway_is_told(cli, faulty_s3, faulty, sour
 # Requests
 
 
-def test_a_fit_makes_few_requests(cli, faulty_s3, faulty, source):
-    data = f"{faulty_s3}/d.zarr"
+def test_a_fit_makes_few_requests(cli, faulty_bucket, faulty, source):
+    data = f"{faulty_bucket}/d.zarr"
     ingest(cli, source, data)
     assert len(faulty.seen) < 120
     counted = []
@@ -173,7 +178,7 @@ def test_a_fit_makes_few_requests(cli, faulty_s3, faulty, source):
         faulty.seen.clear()
         options = (*MIXTURE[:-4], "--set", f"max_iter={n_passes}", "--set", "tol=1e-300")
         options = (*options, "--executor", "serial", "--no-report")
-        done = cli("fit", "--dataset", data, *options, "--output", f"{faulty_s3}/r{n_passes}")
+        done = cli("fit", "--dataset", data, *options, "--output", f"{faulty_bucket}/r{n_passes}")
         assert done.code == 0, done.err
         counted.append(len(faulty.seen))
     assert counted[0] < 400
@@ -293,16 +298,16 @@ def test_a_missing_bucket_is_told(refused, s3, local):
     ids=["wrong credentials", "read-only"],
 )
 def test_a_store_that_refuses_is_told_before_any_work(
-    refused, faulty_s3, faulty, local, fault, expected
+    refused, faulty_bucket, faulty, local, fault, expected
 ):
     faulty.fault = fault
     for arguments in (
-        ("fit", "--dataset", local, "--output", f"{faulty_s3}/runs"),
-        ("ingest", "example:ring", "--dataset", f"{faulty_s3}/d.zarr"),
+        ("fit", "--dataset", local, "--output", f"{faulty_bucket}/runs"),
+        ("ingest", "example:ring", "--dataset", f"{faulty_bucket}/d.zarr"),
     ):
         message = refused(*arguments)
         assert expected in message
-        assert faulty_s3 in message
+        assert faulty_bucket in message
 
 
 def test_what_is_not_there_is_told(refused, s3):

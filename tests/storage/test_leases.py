@@ -17,7 +17,7 @@ from storage.errors import Busy
 from storage.leases import leased
 from storage.locations import place
 from storage.object_path import ObjectPath
-from tests.object_store import AFTER, BEFORE, BROKEN, every
+from tests.object_proxy import AFTER, BEFORE, BROKEN, every
 
 HOLDER = """
 import sys, time
@@ -30,8 +30,8 @@ with leased(place(sys.argv[1])):
 
 
 @pytest.fixture
-def folder(s3: str) -> ObjectPath:
-    return place(f"{s3}/data/d.zarr")
+def folder(bucket: str) -> ObjectPath:
+    return place(f"{bucket}/data/d.zarr")
 
 
 def claim_of(folder: ObjectPath) -> ObjectPath:
@@ -138,11 +138,11 @@ def test_a_claim_that_nobody_can_read_ends_by_its_age(folder, monkeypatch, conte
 def test_a_claim_is_renewed_for_as_long_as_its_writer_lives(folder, monkeypatch):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
     with leased(folder) as holds:
-        seen = {claim_of(folder).read().tag}
+        seen = {claim_of(folder).read().version["e_tag"]}
         deadline = time.monotonic() + 20
         while len(seen) < 4:
             assert time.monotonic() < deadline
-            seen.add(claim_of(folder).read().tag)
+            seen.add(claim_of(folder).read().version["e_tag"])
         assert holds()
     assert not claim_of(folder).exists()
 
@@ -168,10 +168,10 @@ def test_a_deleted_claim_is_lost(folder):
 
 
 @pytest.mark.parametrize("fault", [AFTER, BEFORE, BROKEN], ids=["after", "before", "broken"])
-def test_a_lost_answer_loses_no_claim(faulty_s3, faulty, monkeypatch, fault):
+def test_a_lost_answer_loses_no_claim(faulty_bucket, faulty, monkeypatch, fault):
     """A repeated request finds what the first one wrote: that is no other writer."""
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
-    folder = place(f"{faulty_s3}/d")
+    folder = place(f"{faulty_bucket}/d")
     assert not folder.exists()
     faulty.seen.clear()
     faulty.fault = every(2, fault)
