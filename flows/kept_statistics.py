@@ -18,10 +18,10 @@ from pipeline.code_digest import code_digest
 from pipeline.fit import Kept
 from pipeline.reduce import Folded
 from pipeline.statistics.base import Statistics
-from storage.artifacts import Artifact, NamedArray, load_artifact, write_artifact
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.locations import Place, children, claimed, delete_tree, read_manifest
+from storage.packed import Packed, load_packed, part, write_packed
 from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION
 
 FOLDER = "statistics"
@@ -73,7 +73,7 @@ class _Sums:
     def load(self, tile: Tile | None) -> Folded[Any]:
         """Give what was kept, if it is of these rows and whole."""
         try:
-            found = load_artifact(self._folder(tile))
+            found = load_packed(self._folder(tile))
             n_chunks = int(found.manifest["n_chunks"])
             if found.manifest["rows"] != leading_digest(self.dataset, n_chunks):
                 return Folded()
@@ -90,7 +90,7 @@ class _Sums:
                 return
             with claimed(folder.parent):
                 _drop_outdated(folder.parent)
-                write_artifact(folder, arrays, self._described(folded, arrays))
+                write_packed(folder, arrays, self._described(folded, arrays))
         except (DataError, OSError) as error:
             log.debug("statistics of %s are not kept: %s", self.dataset.path, error)
 
@@ -98,14 +98,15 @@ class _Sums:
         what = json.dumps([self.kind.__name__, self.counted, self.split, tile, code_digest()])
         return self.dataset.path / FOLDER / hashlib.sha256(what.encode()).hexdigest()[:24]
 
-    def _folded(self, found: Artifact) -> Folded[Any]:
-        heights = found.manifest["heights"]
-        stack = [self.kind.from_arrays(_part(found, str(k))) for k in range(len(heights))]
-        still_open = self.kind.from_arrays(_part(found, "open")) if found.manifest["open"] else None
+    def _folded(self, found: Packed) -> Folded[Any]:
+        arrays, manifest = found
+        heights, from_arrays = manifest["heights"], self.kind.from_arrays
+        stack = [from_arrays(part(arrays, f"{k}-")) for k in range(len(heights))]
+        still_open = from_arrays(part(arrays, "open-")) if manifest["open"] else None
         pairs = tuple(zip(heights, stack, strict=True))
-        return Folded(int(found.manifest["n_chunks"]), pairs, still_open)
+        return Folded(int(manifest["n_chunks"]), pairs, still_open)
 
-    def _described(self, folded: Folded[Any], arrays: Mapping[str, NamedArray]) -> dict[str, Any]:
+    def _described(self, folded: Folded[Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         return {
             "n_chunks": folded.n_chunks,
             "heights": [height for height, _ in folded.stack],
@@ -121,7 +122,7 @@ class _Sums:
             found.get("rows") == leading_digest(self.dataset, folded.n_chunks)
         )
 
-    def _has_room(self, folder: Place, arrays: Mapping[str, NamedArray]) -> bool:
+    def _has_room(self, folder: Place, arrays: Mapping[str, NDArray[Any]]) -> bool:
         kept = (_manifest(other) for other in children(folder.parent) if other != folder)
         others = sum(m["bytes"] for m in kept if m.get("code") == code_digest())
         return others + _size(arrays) <= _LARGEST_SHARE * self._packed_bytes
@@ -145,21 +146,14 @@ def _drop_outdated(folder: Place) -> None:
             delete_tree(other)
 
 
-def _arrays(folded: Folded[Any]) -> Iterator[tuple[str, NamedArray]]:
-    parts = {str(k): part for k, (_, part) in enumerate(folded.stack)}
+def _arrays(folded: Folded[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    parts = {str(k): summed for k, (_, summed) in enumerate(folded.stack)}
     if folded.open is not None:
         parts["open"] = folded.open
-    for prefix, part in parts.items():
-        for name, array in part.arrays().items():
-            values = np.asarray(array)
-            dims = tuple(f"{name}_{axis}" for axis in range(values.ndim))
-            yield f"{prefix}-{name}", NamedArray(dims, values)
+    for prefix, summed in parts.items():
+        for name, array in summed.arrays().items():
+            yield f"{prefix}-{name}", np.asarray(array)
 
 
-def _part(found: Artifact, prefix: str) -> dict[str, NDArray[Any]]:
-    start = f"{prefix}-"
-    return {name.removeprefix(start): found[name] for name in found if name.startswith(start)}
-
-
-def _size(arrays: Mapping[str, NamedArray]) -> int:
-    return sum(array.values.nbytes for array in arrays.values())
+def _size(arrays: Mapping[str, NDArray[Any]]) -> int:
+    return sum(array.nbytes for array in arrays.values())

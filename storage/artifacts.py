@@ -97,7 +97,7 @@ def write_artifact(
     """
     folder = place(path)
     arrays = {
-        name: NamedArray(a.dims, _storable(folder, name, a.values)) for name, a in arrays.items()
+        name: NamedArray(a.dims, storable(folder, name, a.values)) for name, a in arrays.items()
     }
     with told(folder):
         delete_tree(folder)
@@ -181,8 +181,14 @@ def _read_array(
     return values
 
 
-def _storable(folder: Place, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Give finite numbers in the byte order that comes back."""
+def storable(folder: Place, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Give an array in the byte order that comes back.
+
+    Raises
+    ------
+    DataError
+        If it holds anything but finite numbers.
+    """
     if values.dtype.kind not in "biuf":
         raise DataError(f"{folder}: {name}: Expected an array of numbers, got {values.dtype}.")
     if not np.isfinite(values).all():

@@ -147,11 +147,7 @@ def test_sums_of_other_data_are_not_used(tmp_path: Path, dataset, log) -> None:
 def test_damaged_sums_are_counted_again(dataset, log, harm: str) -> None:
     expected, _ = counted(dataset, log)
     (folder,) = kept_folders(dataset)
-    broken = (
-        folder / "manifest.json"
-        if harm == "manifest"
-        else folder / "0-joint" / "c" / "0" / "0" / "0"
-    )
+    broken = folder / "manifest.json" if harm == "manifest" else folder / "packed" / "c" / "0"
     broken.write_bytes(b"{" + broken.read_bytes()[:-7])
     assert counted(dataset, log) == (expected, dataset.n_chunks)
     if harm == "manifest":
