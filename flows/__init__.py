@@ -5,6 +5,13 @@ settings when it is imported.
 """
 
 import logging
+import signal
+import sys
+
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # `python -m flows.fit` is being loaded, which takes seconds: until `run` begins there is
+    # nothing to clean up, and no reason for a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from flows.environment import settle_prefect
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,6 +144,8 @@ def command(name: str, help_text: str, more_help: str) -> App:
 
 def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as it was while this was loaded
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     begin_logs()
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.artifacts import NamedArray, load_artifact, storable, write_artifact
+from storage.errors import DataError
 from storage.locations import Place
 
 _SMALL_BYTES = 1 << 16
@@ -46,9 +47,11 @@ def load_packed(folder: Place) -> Packed:
     Raises
     ------
     DataError
-        If it is not there or not whole.
+        If it is not there, not whole or of an older layout.
     """
     found = load_artifact(folder)
+    if _PACKED not in found:
+        raise DataError(f"{folder}: Expected arrays packed in one, got an older layout.")
     small = dict(_cut(found[_PACKED], found.manifest[_PACKED]))
     return Packed({**small, **{n: found[n] for n in found if n != _PACKED}}, found.manifest)
 

@@ -166,6 +166,20 @@ def test_ctrl_c_ends_a_fit_soon(probit, tmp_path, monkeypatch, executor):
     assert "Traceback" not in err
 
 
+def test_ctrl_c_while_a_command_is_loaded_leaves_no_traceback(tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "flows.fit", "--help"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not process.stderr.readline().endswith(" flows.environment\n"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT  # of which a shell makes 130
+    assert out == ""
+    assert "Traceback" not in err
+
+
 def test_the_embedded_server_ends_with_a_killed_parent(probit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)

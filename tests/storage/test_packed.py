@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from storage.artifacts import NamedArray, write_artifact
 from storage.errors import DataError
 from storage.locations import Place, place
 from storage.packed import load_packed, part, write_packed
@@ -49,6 +50,12 @@ def test_damage_is_seen(tmp_path):
     write_packed(tmp_path / "a", ARRAYS, {})
     (tmp_path / "a" / "packed" / "c" / "0").write_bytes(b"")
     with pytest.raises(DataError, match="packed is damaged"):
+        load_packed(tmp_path / "a")
+
+
+def test_an_artifact_of_another_layout_is_refused(tmp_path):
+    write_artifact(tmp_path / "a", {"a": NamedArray(("x",), np.ones(3))}, {})
+    with pytest.raises(DataError, match="older layout"):
         load_packed(tmp_path / "a")
 
 
