@@ -441,7 +441,7 @@ def test_a_scheduled_run_outlives_its_scheduler(work, model):
         name, *words = cell.words
         with command(f"flows.{name}", *words, "--cluster", address, **scheduled) as run:
             while _answers(address):
-                assert run.process.poll() is None
+                assert run.process.poll() is None, run.ended()
             first.close()
             states = sorted(path.name for path in cell.output.glob(".unfinished/*/states/*"))
             with started(second) as (client, _):
