@@ -18,7 +18,7 @@ from storage.packed import load_packed, part, write_packed
 S = TypeVar("S", bound=Statistics)
 
 
-def save_statistics(folder: Place, collect: Callable[[], Statistics]) -> str:
+def save_statistics(folder: Place, collect: Callable[[], Statistics]) -> None:
     """Collect statistics into a folder, unless a run before this one did."""
     try:
         load_packed(folder)
@@ -26,7 +26,6 @@ def save_statistics(folder: Place, collect: Callable[[], Statistics]) -> str:
         raise
     except DataError:
         write_packed(folder, collect().arrays(), {})
-    return str(folder)
 
 
 def load_statistics(kind: type[S], folder: Place) -> S:
