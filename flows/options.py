@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
@@ -14,8 +14,10 @@ from cyclopts import App, Parameter, Token
 from cyclopts.exceptions import CycloptsError
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
+from flows.interrupts import goes_on, note_interrupts
 from flows.logs import begin_logs, log, logs_are_json
 from pipeline.errors import ClusterLost, FitError
+from pipeline.wanted import while_wanted
 from storage.errors import DataError
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -144,13 +146,12 @@ def command(name: str, help_text: str, more_help: str) -> App:
 
 def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as it was while this was loaded
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    note_interrupts()
     begin_logs()
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)
     try:
-        app.meta(arguments, exit_on_error=False, print_error=False)
+        while_wanted(goes_on, partial(app.meta, exit_on_error=False, print_error=False), arguments)
     except CycloptsError as error:
         _leave(BAD_INPUT, f"{error} See --help.")
     except KeyboardInterrupt:
@@ -188,8 +189,9 @@ def _message(error: Exception) -> str:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Let Prefect log that a stage refused its input, but not where in the code that was."""
-    if record.exc_info and is_bad_input(record.exc_info[1]):
+    """Let Prefect log that a stage refused its input or was interrupted, but not where."""
+    error = record.exc_info[1] if record.exc_info else None
+    if is_bad_input(error) or _was_interrupted(error):
         record.exc_info = None
     return True
 

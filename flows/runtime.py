@@ -172,9 +172,9 @@ def _wait_for_workers(client: Client, cluster: Cluster) -> None:
 
 
 def _quiet_dask() -> None:
-    """Leave it to the command to tell what failed; a lost worker is no failure."""
+    """Leave it to the command to tell what failed; a lost worker or a cut task is no failure."""
     for name in list(logging.root.manager.loggerDict):
-        if name.split(".")[0] == "distributed":
+        if name.split(".")[0] in ("distributed", "asyncio", "tornado"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
+from pipeline.wanted import check_wanted
+
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
@@ -45,8 +47,10 @@ def in_order(
             pending.append(submit(item))
             if len(pending) >= ahead:
                 yield result(pending.popleft())
+            check_wanted()
         while pending:
             yield result(pending.popleft())
+            check_wanted()
     finally:
         for left in pending:
             drop(left)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from pipeline.executors.base import one_blas_thread
+from pipeline.wanted import check_wanted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,3 +20,4 @@ class SerialExecutor:
         with one_blas_thread():
             for item in items:
                 yield function(item)
+                check_wanted()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import sys
+
 import psutil
 import pytest
 
@@ -55,6 +59,61 @@ def test_an_interrupt_is_told_whatever_came_of_it(capsys):
     with pytest.raises(SystemExit) as leaving:
         run(app, [])
     assert leaving.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_prefect_tells_an_interrupt_without_a_traceback(prefect_server, caplog, monkeypatch):
+    from prefect import flow, task  # workers import this module
+
+    app = command("stumbling", "", "")
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [caplog.handler])
+
+    def stumble() -> None:
+        try:
+            raise KeyboardInterrupt
+        except BaseException:
+            raise ValueError("stumbled") from None
+
+    @app.default
+    def main() -> None:
+        flow(lambda: task(stumble)(), name="stumbling")()
+
+    with pytest.raises(SystemExit) as leaving:
+        run(app, [])
+    assert leaving.value.code == 130
+    told = [record for record in caplog.records if "stumbled" in record.getMessage()]
+    assert told
+    assert not any(record.exc_info for record in told)
+
+
+class Deleted:
+    """Drops what is raised while it is deleted, as Python says on standard error."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("name", ["serial", "threads", "dask"])
+def test_an_interrupt_that_python_drops_is_obeyed(capsys, monkeypatch, name):
+    dropped: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
+    app, taken = command("deleting", "", ""), []
+
+    @app.default
+    def main() -> None:
+        with opened_executor(name=name) as executor:
+            for number in executor.map(abs, range(50)):
+                taken.append(number)
+                if number == 9:
+                    Deleted()
+
+    with pytest.raises(SystemExit) as leaving:
+        run(app, [])
+    assert leaving.value.code == 130
+    assert dropped == [KeyboardInterrupt]
+    assert taken == list(range(10))
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
