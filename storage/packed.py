@@ -33,10 +33,11 @@ def write_packed(
     DataError
         If an array holds anything but finite numbers.
     """
-    checked = {name: storable(folder, name, np.asarray(a)) for name, a in arrays.items()}
-    small = {name: a for name, a in checked.items() if a.nbytes <= _SMALL_BYTES}
+    values = {name: np.asarray(a) for name, a in arrays.items()}
+    little = (name for name, a in values.items() if a.nbytes <= _SMALL_BYTES)
+    small = {name: storable(folder, name, values[name]) for name in little}
     layout = [[name, str(a.dtype), list(a.shape)] for name, a in small.items()]
-    alone = {name: _named(name, a) for name, a in checked.items() if name not in small}
+    alone = {name: _named(name, a) for name, a in values.items() if name not in small}
     packed = {_PACKED: NamedArray(("byte",), _joined(small.values()))}
     write_artifact(folder, {**packed, **alone}, {**manifest, _PACKED: layout})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import http.client
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.google_store import TOKEN, google_front
+from tests.object_proxy import forwarded
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -155,9 +155,4 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _put(address: str, path: str, headers: Mapping[str, str], status: int) -> None:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
-    try:
-        connection.request("PUT", path, b"", dict(headers))
-        assert connection.getresponse().status == status
-    finally:
-        connection.close()
+    assert forwarded(urlsplit(address).netloc, "PUT", path, headers)[0] == status

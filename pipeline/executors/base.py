@@ -39,7 +39,8 @@ def in_order(
 ) -> Generator[R]:
     """Keep up to `ahead` submitted items under way, so that memory does not grow with them.
 
-    Those that are left when a result fails, or nobody takes them, are dropped.
+    Those that are left when a result fails, or nobody takes them, are dropped. Whether the results
+    are wanted at all is asked after each.
     """
     pending: deque[F] = deque()
     try:

@@ -40,9 +40,11 @@ def test_nothing_comes_back(tmp_path, arrays):
     assert load_packed(tmp_path / "a").arrays.keys() == arrays.keys()
 
 
-def test_what_is_not_finite_is_refused_by_name(tmp_path):
-    with pytest.raises(DataError, match=r"b: Expected finite values, got nan at \(1,\)"):
-        write_packed(tmp_path / "a", {"a": np.ones(2), "b": np.array([1, np.nan])}, {})
+@pytest.mark.parametrize("size", [2, 20_000], ids=["small", "large"])
+def test_what_is_not_finite_is_refused_by_name(tmp_path, size):
+    values = np.append(np.ones(size), np.nan)
+    with pytest.raises(DataError, match=rf"b: Expected finite values, got nan at \({size},\)"):
+        write_packed(tmp_path / "a", {"a": np.ones(2), "b": values}, {})
     assert not (tmp_path / "a").exists()
 
 
