@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from storage.errors import DataError, Unreachable
+from storage.errors import Unreachable
 
 # The pauses are of random length, four times as long each time: about a minute in all.
 _PATIENT = {
@@ -136,7 +136,7 @@ def _account(root: str) -> dict[str, str]:
         return {}
     if name := os.environ.get(kind.account):
         return {"account_name": name}
-    raise DataError(f"{root}: Expected credentials, got none. Give {kind.credentials}.")
+    raise Unreachable(f"{root}: Expected credentials, got none. Give {kind.credentials}.")
 
 
 def _check_endpoint(root: str) -> None:
@@ -144,7 +144,7 @@ def _check_endpoint(root: str) -> None:
     for name in kind_of(root).endpoints:
         parts = urlsplit(os.environ.get(name) or "http://none")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise DataError(f"{root}: {name}: Expected http://HOST or https://HOST, got another.")
+            raise Unreachable(f"{root}: {name}: Expected http://HOST or https://HOST, got another.")
 
 
 @contextmanager
@@ -196,4 +196,5 @@ def _code(text: str) -> str:
 def _reason(error: Exception | str) -> str:
     text = str(error)
     line = text.partition("\n")[0].partition("<?xml")[0].strip()
-    return _code(text) or re.sub(r"\w+://\S+", "URL", line)[:200]  # which may hold a password
+    line = re.sub(r"\w+://\S+", "URL", line)  # which may hold a password
+    return _code(text) or line[:200].rstrip(".")

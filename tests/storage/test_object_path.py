@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import object_store
+from storage import object_store, open_dataset
 from storage.errors import DataError
 from storage.locations import place
 from storage.object_path import ObjectPath
@@ -252,9 +252,10 @@ def test_an_endpoint_without_a_store_is_told(bucket, endpoint_variable, monkeypa
 def test_an_endpoint_that_is_none_is_told(bucket, endpoint_variable, monkeypatch, endpoint):
     monkeypatch.setenv(endpoint_variable, endpoint)
     object_store.bucket.cache_clear()
-    with pytest.raises(DataError, match=f"{endpoint_variable}: Expected http") as told:
-        place(f"{bucket}/a").exists()
-    assert "hunter2" not in str(told.value)
+    for use in (place(f"{bucket}/a").exists, lambda: open_dataset(f"{bucket}/a")):
+        with pytest.raises(DataError, match=f"{endpoint_variable}: Expected http") as told:
+            use()
+        assert "hunter2" not in str(told.value)
 
 
 def test_the_password_of_an_endpoint_is_not_told(
@@ -294,8 +295,18 @@ def test_missing_credentials_are_told(store, faulty_bucket, proxied_store, monke
 def test_a_missing_account_is_told(monkeypatch):
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     object_store.bucket.cache_clear()
-    with pytest.raises(DataError, match="Give AZURE_STORAGE_ACCOUNT_NAME and"):
+    for use in (place("az://box/a").exists, lambda: open_dataset("az://box/a")):
+        with pytest.raises(DataError, match="Give AZURE_STORAGE_ACCOUNT_NAME and"):
+            use()
+
+
+def test_a_key_that_is_none_is_told(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "hunter2!")
+    object_store.bucket.cache_clear()
+    with pytest.raises(DataError, match=r"Invalid Access Key: .*\d\.$") as told:
         place("az://box/a").exists()
+    assert "hunter2" not in str(told.value)
 
 
 def test_what_obstore_is_needed_for_is_told():
