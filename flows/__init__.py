@@ -13,7 +13,7 @@ if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_
     # nothing to clean up, and no reason for a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from flows.environment import settle_prefect
+from flows.running.environment import settle_prefect
 
 settle_prefect()
 logging.getLogger("latentbits").setLevel(logging.INFO)

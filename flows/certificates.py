@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.options import Overwrite, command, run
+from flows.cli.options import Overwrite, command, run
 from storage.errors import DataError
 
 HELP = """Make certificates to try a Dask cluster over TLS, valid for 30 days.

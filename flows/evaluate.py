@@ -12,11 +12,8 @@ import numpy as np
 from cyclopts import Parameter
 from prefect import flow
 
-from flows.comparison_tables import print_evaluation
-from flows.datasets import dataset_path, dataset_rows
-from flows.fitted import check_features, load_fitted
-from flows.memory import check_memory
-from flows.options import (
+from flows.cli.comparison_tables import print_evaluation
+from flows.cli.options import (
     HERE,
     DatasetName,
     Json,
@@ -25,14 +22,23 @@ from flows.options import (
     command,
     run,
 )
-from flows.progress import reporting
-from flows.runtime import check_executor, memory_for_rows, opened_executor
-from flows.server import with_server
-from flows.splits import named_split, split_to_fit
-from flows.stages import Stages
-from flows.summary import print_json
+from flows.cli.progress import reporting
+from flows.cli.splits import named_split, split_to_fit
+from flows.cli.summary import print_json
+from flows.data.datasets import dataset_path, dataset_rows
+from flows.data.fitted import check_features, load_fitted
+from flows.running.clusters import check_executor, memory_for_rows, opened_executor
+from flows.running.memory import check_memory
+from flows.running.server import with_server
+from flows.running.stages import Stages
 from pipeline.blocks import Rows
-from pipeline.calibration import (
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.fit import check_seed, collect, fit, start
+from pipeline.known_segments import segment_indices, unknown_segments
+from pipeline.progress import Progress
+from pipeline.statistics.counts import FeatureCounts, PairCounts
+from pipeline.using.calibration import (
     SAMPLE_ROWS,
     Comparison,
     compare_features,
@@ -40,8 +46,7 @@ from pipeline.calibration import (
     implied_pairs,
     observed_pairs,
 )
-from pipeline.errors import FitError
-from pipeline.evaluate import (
+from pipeline.using.evaluate import (
     Subject,
     baselines,
     likelihood_summary,
@@ -49,11 +54,6 @@ from pipeline.evaluate import (
     reconstruction_summary,
     score_rows,
 )
-from pipeline.executors.base import Executor, one_blas_thread
-from pipeline.fit import check_seed, collect, fit, start
-from pipeline.known_segments import segment_indices, unknown_segments
-from pipeline.progress import Progress
-from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.dataset import BinaryDataset, open_dataset
 from storage.kept_chunks import forget_chunks
 from storage.locations import place

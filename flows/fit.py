@@ -10,23 +10,23 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from prefect import flow
 
-from flows.datasets import dataset_path, true_mixing
-from flows.fit_stages import run_stages
-from flows.hyperparameters import build_model, settings_help
-from flows.job import Job
-from flows.options import HERE, DatasetName, Json, Resume, Seed, Switch, Where, command, run
-from flows.progress import reporting
-from flows.provenance import fingerprint, provenance
-from flows.runtime import check_executor, opened_executor
-from flows.server import check_schedule, with_server
-from flows.splits import split_to_fit
-from flows.stages import Stages
-from flows.summary import print_json, print_table
-from flows.warm_start import warm_start as find_start
+from flows.cli.hyperparameters import build_model, settings_help
+from flows.cli.options import HERE, DatasetName, Json, Resume, Seed, Switch, Where, command, run
+from flows.cli.progress import reporting
+from flows.cli.splits import split_to_fit
+from flows.cli.summary import print_json, print_table
+from flows.data.datasets import dataset_path, true_mixing
+from flows.fitting.job import Job
+from flows.fitting.provenance import fingerprint, provenance
+from flows.fitting.stages import run_stages
+from flows.fitting.warm_start import warm_start as find_start
+from flows.running.clusters import check_executor, opened_executor
+from flows.running.server import check_schedule, with_server
+from flows.running.stages import Stages
 from pipeline.errors import FitError
 from pipeline.fit import check_seed
-from pipeline.metrics import mean_cosine_similarity
 from pipeline.models.base import Model
+from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.artifacts import load_artifact
 from storage.dataset import BinaryDataset, open_dataset
 from storage.kept_chunks import forget_chunks

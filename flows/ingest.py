@@ -13,13 +13,13 @@ from cyclopts import Parameter
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from flows.options import Json, Switch, Whole, command, run
-from flows.progress import reporting
-from flows.readahead import batches_in_order
-from flows.retries import RETRIES
-from flows.roles import SOURCES, Roles, check_stored, remembered, segmenter
-from flows.server import check_schedule, with_server
-from flows.summary import print_ingest, print_json
+from flows.cli.options import Json, Switch, Whole, command, run
+from flows.cli.progress import reporting
+from flows.cli.roles import SOURCES, Roles, check_stored, remembered, segmenter
+from flows.cli.summary import print_ingest, print_json
+from flows.data.readahead import batches_in_order
+from flows.running.retries import RETRIES
+from flows.running.server import check_schedule, with_server
 from pipeline.progress import Progress, silent
 from storage.chunk_writer import DatasetWriter
 from storage.dataset import BinaryDataset, open_dataset

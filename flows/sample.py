@@ -10,9 +10,7 @@ import numpy as np
 from cyclopts import Parameter
 from prefect import flow
 
-from flows.fitted import Fitted, load_fitted
-from flows.ingest import ingest_summary
-from flows.options import (
+from flows.cli.options import (
     HERE,
     FittedArtifact,
     Json,
@@ -23,16 +21,18 @@ from flows.options import (
     command,
     run,
 )
-from flows.progress import reporting
-from flows.runtime import check_executor, opened_executor
-from flows.server import with_server
-from flows.stages import Stages
-from flows.summary import print_ingest, print_json
+from flows.cli.progress import reporting
+from flows.cli.summary import print_ingest, print_json
+from flows.data.fitted import Fitted, load_fitted
+from flows.ingest import ingest_summary
+from flows.running.clusters import check_executor, opened_executor
+from flows.running.server import with_server
+from flows.running.stages import Stages
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed
 from pipeline.progress import Progress
-from pipeline.simulate import Draw, draw_rows, draws_of, segments_to_draw
+from pipeline.using.simulate import Draw, draw_rows, draws_of, segments_to_draw
 from storage.artifact_reader import ArtifactReader
 from storage.bits import unpack_rows
 from storage.dataset import BinaryDataset, open_dataset

@@ -17,9 +17,9 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.schedules import Schedule
 from prefect.utilities.templating import apply_values
 
-from flows.environment import server_configured
-from flows.options import command, run
-from flows.server import check_server
+from flows.cli.options import command, run
+from flows.running.environment import server_configured
+from flows.running.server import check_server
 from pipeline.errors import FitError
 from storage.errors import DataError
 

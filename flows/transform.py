@@ -16,9 +16,7 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
-from flows.datasets import dataset_path, dataset_rows
-from flows.fitted import Fitted, check_features, load_fitted
-from flows.options import (
+from flows.cli.options import (
     HERE,
     DatasetName,
     FittedArtifact,
@@ -31,20 +29,22 @@ from flows.options import (
     command,
     run,
 )
-from flows.progress import reporting
-from flows.provenance import fingerprint, provenance
-from flows.runtime import check_executor, opened_executor
-from flows.server import check_schedule, with_server
-from flows.splits import named_split
-from flows.stages import Stages
-from flows.summary import print_json
+from flows.cli.progress import reporting
+from flows.cli.splits import named_split
+from flows.cli.summary import print_json
+from flows.data.datasets import dataset_path, dataset_rows
+from flows.data.fitted import Fitted, check_features, load_fitted
+from flows.fitting.provenance import fingerprint, provenance
+from flows.running.clusters import check_executor, opened_executor
+from flows.running.server import check_schedule, with_server
+from flows.running.stages import Stages
 from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.fit import check_seed
 from pipeline.known_segments import segment_indices, unknown_segments
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.progress import Progress
 from pipeline.random import RowRandom
-from pipeline.transform import ROW, Transform, count_kept, described_codes, runs_of, write_run
+from pipeline.using.transform import ROW, Transform, count_kept, described_codes, runs_of, write_run
 from storage.artifact_reader import ArtifactReader
 from storage.artifacts import Artifact, NamedArray, load_artifact, write_artifact
 from storage.codes import CodeArray, CodesWriter, create_codes, open_codes, seal_codes

@@ -15,21 +15,13 @@ from numpy.typing import NDArray
 
 import pipeline.models  # noqa: F401  registers
 from pipeline.blocks import Chunk, Rows
-from pipeline.convergence import ConvergenceMonitor
 from pipeline.display import Facts, Shown
 from pipeline.errors import FitError
-from pipeline.evaluate import (
-    Subject,
-    likelihood_summary,
-    measure_of,
-    reconstruction_summary,
-    score_rows,
-)
 from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.features import check_features
 from pipeline.fit import fit as fit_model
 from pipeline.known_segments import known_segments, segment_indices
+from pipeline.learning.convergence import ConvergenceMonitor
 from pipeline.models.base import (
     Model,
     hyperparameters,
@@ -39,7 +31,15 @@ from pipeline.models.base import (
 )
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
-from pipeline.transform import Transform, count_kept, runs_of
+from pipeline.using.evaluate import (
+    Subject,
+    likelihood_summary,
+    measure_of,
+    reconstruction_summary,
+    score_rows,
+)
+from pipeline.using.features import check_features
+from pipeline.using.transform import Transform, count_kept, runs_of
 
 _THREADS, _ROWS_A_RUN = ThreadsExecutor(2), 1 << 16
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock, Chunk, Rows, Tile, blocks_of
-from pipeline.convergence import ConvergenceMonitor
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.learning.convergence import ConvergenceMonitor
 from pipeline.params import in_c_order
 from pipeline.progress import Progress, silent
 from pipeline.random import RowRandom

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows.server import embedded_server
+from flows.running.server import embedded_server
 from storage import object_store
 from tests.object_proxy import Proxy, proxied
 from tests.object_servers import SERVERS, Server
@@ -133,7 +133,7 @@ def cli(
 ) -> Callable[..., Result]:
     """Call `cli("fit", "--dataset", path)` in this process, in a folder of its own."""
     from flows import evaluate, fit, ingest, sample, transform
-    from flows.options import run
+    from flows.cli.options import run
     from flows.report import __main__ as report
 
     monkeypatch.chdir(tmp_path)

@@ -87,12 +87,12 @@ def interrupt_at(block: int, log: Path) -> None:
 
         return check_and_count
 
-    for module in map(importlib.import_module, ("pipeline.fit", "pipeline.transform")):
+    for module in map(importlib.import_module, ("pipeline.fit", "pipeline.using.transform")):
         module.check_wanted = watched(module.check_wanted)
 
 
 if __name__ == "__main__":
-    from flows.options import run
+    from flows.cli.options import run
 
     command, block, log, *arguments = sys.argv[1:]
     interrupt_at(int(block), Path(log))

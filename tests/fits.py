@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.provenance import outcome, provenance
+from flows.fitting.provenance import outcome, provenance
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import fit
 from pipeline.params import named_arrays

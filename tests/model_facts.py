@@ -14,10 +14,10 @@ from scipy.optimize import linear_sum_assignment
 
 import pipeline.models  # noqa: F401  registers
 from pipeline.api import Fitted
-from pipeline.metrics import matched_columns
 from pipeline.models.base import MODELS
+from pipeline.numerics.metrics import matched_columns
 from pipeline.params import named_arrays
-from pipeline.simulate import draw_rows, draws_of, segments_to_draw
+from pipeline.using.simulate import draw_rows, draws_of, segments_to_draw
 from storage.artifact_reader import ArtifactReader
 from storage.artifacts import Artifact
 from storage.bits import unpack_rows

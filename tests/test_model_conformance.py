@@ -29,7 +29,7 @@ from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from pipeline.reduce import tree_merge
 from pipeline.statistics.counts import FeatureCounts, PairCounts
-from pipeline.transform import described_codes
+from pipeline.using.transform import described_codes
 from storage.artifacts import Artifact, load_artifact
 from tests.data import write
 from tests.fits import write_fit
@@ -542,7 +542,7 @@ def test_segments_matter_to_models_that_have_some(name: str, stored: Load) -> No
 
 @every_model
 def test_states_survive_storage(name: str, tmp_path: Path) -> None:
-    from flows.checkpoints import load_state, save_state
+    from flows.fitting.checkpoints import load_state, save_state
 
     accepted = with_column("ones" if facts_of(name).tolerant else "a single one")
     for state in (fitted(name), fit(tolerant(name), memory_rows(accepted), SERIAL)):
@@ -559,7 +559,7 @@ def test_states_survive_storage(name: str, tmp_path: Path) -> None:
 
 @every_model
 def test_statistics_survive_artifacts(name: str, tmp_path: Path) -> None:
-    from flows.checkpoints import load_statistics, save_statistics
+    from flows.fitting.checkpoints import load_statistics, save_statistics
 
     blocks = memory_blocks(Data(probit().X[:400], with_column("observed once").mask))
     for k, (part,) in enumerate(summaries(name, blocks)):

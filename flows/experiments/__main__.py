@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flows.cli.options import command, run
 from flows.experiments import (
     blica_identifiability,
     blica_samples,
@@ -10,7 +11,6 @@ from flows.experiments import (
     loadings,
     tipping,
 )
-from flows.options import command, run
 
 HELP = "Reproduce published figures, and look at fitted models."
 EXAMPLES = "`python -m flows.experiments NAME --help` explains each."

@@ -14,10 +14,10 @@ from typing import Annotated, Any, TypedDict
 import numpy as np
 from cyclopts import Parameter
 
-from flows.datasets import dataset_rows
-from flows.options import Switch, Whole
-from flows.progress import reporting
-from flows.runtime import ExecutorName, check_executor, opened_executor
+from flows.cli.options import Switch, Whole
+from flows.cli.progress import reporting
+from flows.data.datasets import dataset_rows
+from flows.running.clusters import ExecutorName, check_executor, opened_executor
 from pipeline.blocks import BinaryBlock, block_of, blocks_of
 from pipeline.errors import FitError
 from pipeline.fit import check_seed, collect_first, collect_pass, fit, start
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 class Where(TypedDict):
-    """Where work runs: the arguments of `flows.runtime.opened_executor`."""
+    """Where work runs: the arguments of `flows.running.clusters.opened_executor`."""
 
     name: ExecutorName
     workers: int | None

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from flows.cli.options import local_path
+from flows.cli.summary import print_json
 from flows.experiments.base import Options, Row, Where
-from flows.options import local_path
-from flows.runtime import opened_executor
-from flows.server import with_server
-from flows.summary import print_json
-from pipeline.blica_trials import Drawn, rows_in_memory
+from flows.running.clusters import opened_executor
+from flows.running.server import with_server
 from pipeline.executors.base import Executor
+from pipeline.trials.blica import Drawn, rows_in_memory
 from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
 
 _MODELS_A_SEED = 1000

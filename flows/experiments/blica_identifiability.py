@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 from prefect import flow
 
+from flows.cli.options import Json
 from flows.experiments.base import (
     DEFAULTS,
     Options,
@@ -26,11 +27,10 @@ from flows.experiments.base import (
     write_results,
 )
 from flows.experiments.blica_common import Shape, drawn_truth, launch, trials_stage
-from flows.figures import drawing
-from flows.options import Json
-from flows.runtime import ExecutorName
-from pipeline.blica_trials import exact_trial
-from pipeline.identifiability import surplus
+from flows.report.figures import drawing
+from flows.running.clusters import ExecutorName
+from pipeline.models.binary_ica.identifiability import surplus
+from pipeline.trials.blica import exact_trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,6 +16,7 @@ import numpy as np
 from cyclopts import Parameter
 from prefect import flow
 
+from flows.cli.options import Json
 from flows.experiments.base import (
     DEFAULTS,
     Options,
@@ -26,10 +27,9 @@ from flows.experiments.base import (
     write_results,
 )
 from flows.experiments.blica_common import Shape, drawn, launch, trials_stage
-from flows.figures import draw_ranges, drawing
-from flows.options import Json
-from flows.runtime import ExecutorName
-from pipeline.blica_trials import sample_trial
+from flows.report.figures import draw_ranges, drawing
+from flows.running.clusters import ExecutorName
+from pipeline.trials.blica import sample_trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,15 +12,15 @@ from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
-from flows.datasets import dataset_path
+from flows.cli.options import Json, Switch
+from flows.cli.summary import print_json
+from flows.data.datasets import dataset_path
 from flows.experiments.base import Where
 from flows.experiments.images import images_stage
 from flows.experiments.ring import ring_stage
-from flows.figures import image_layout
-from flows.options import Json, Switch
-from flows.runtime import ExecutorName
-from flows.server import with_server
-from flows.summary import print_json
+from flows.report.figures import image_layout
+from flows.running.clusters import ExecutorName
+from flows.running.server import with_server
 from storage.dataset import open_dataset
 
 HELP = """Set clipped PCA beside linear PCA, as Lee and Sompolinsky (1999) do.

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from flows.datasets import dataset_path
+from flows.data.datasets import dataset_path
 from flows.experiments.base import Where, fitted, sampled_rows, write_table
-from flows.figures import (
+from flows.report.figures import (
     ImageLayout,
     ImageRow,
     draw_bars,
@@ -29,10 +29,10 @@ from flows.figures import (
     scale_by_ratio,
 )
 from pipeline.blocks import BinaryBlock
-from pipeline.linear_pca import LinearPCA, linear_pca
-from pipeline.metrics import reconstruction_losses
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
+from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.random import RowRandom
+from pipeline.trials.linear_pca import LinearPCA, linear_pca
 from storage.dataset import open_dataset
 
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.figures import ImageRow, check_suffix, image_layout, save_images
+from flows.report.figures import ImageRow, check_suffix, image_layout, save_images
 from pipeline.errors import FitError
 from storage.artifacts import Artifact, load_artifact
 

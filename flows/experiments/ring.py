@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from flows.datasets import dataset_path
+from flows.data.datasets import dataset_path
 from flows.experiments.base import Where, fitted, sampled_rows, write_table
-from flows.figures import draw_bars, draw_curves, draw_strips, drawing, scale_by_ratio
-from pipeline.linear_pca import linear_pca
+from flows.report.figures import draw_bars, draw_curves, draw_strips, drawing, scale_by_ratio
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
 from pipeline.numerics.arcsine import clipped_correlation
+from pipeline.trials.linear_pca import linear_pca
 from storage.dataset import open_dataset
 
 if TYPE_CHECKING:

@@ -20,7 +20,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.datasets import dataset_path
+from flows.cli.options import Json, Split, local_path
+from flows.cli.summary import print_json
+from flows.data.datasets import dataset_path
 from flows.experiments.base import (
     DEFAULTS,
     Options,
@@ -31,15 +33,13 @@ from flows.experiments.base import (
     write_results,
 )
 from flows.experiments.tipping_figures import Images, Pictures, Synthetic
-from flows.figures import image_layout
-from flows.options import Json, Split, local_path
-from flows.runtime import ExecutorName, opened_executor
-from flows.server import with_server
-from flows.summary import print_json
+from flows.report.figures import image_layout
+from flows.running.clusters import ExecutorName, opened_executor
+from flows.running.server import with_server
 from pipeline.blocks import BinaryBlock, block_of, blocks_of
 from pipeline.errors import FitError
-from pipeline.latent_trait_em import LatentTraitParams
-from pipeline.tipping_trials import (
+from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.trials.tipping import (
     ESTIMATORS,
     Trial,
     check_rows,

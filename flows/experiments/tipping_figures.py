@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import orthogonal_procrustes
 
-from flows.figures import ImageLayout, drawing
-from flows.latent_figures import (
+from flows.report.figures import ImageLayout, drawing
+from flows.report.latent_figures import (
     draw_codes,
     draw_item_lines,
     draw_posteriors,
     name_posteriors,
 )
-from flows.latent_images import draw_image_grid, draw_images_at
+from flows.report.latent_images import draw_image_grid, draw_images_at
 from pipeline.blocks import BinaryBlock
-from pipeline.latent_plane import fine_posterior, plane_posterior
-from pipeline.latent_trait_em import LatentTraitParams, variational_posterior
-from pipeline.tipping_trials import latent_trait
+from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
+from pipeline.trials.tipping import latent_trait
+from pipeline.using.latent_plane import fine_posterior, plane_posterior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

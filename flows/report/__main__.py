@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.options import FittedArtifact, Overwrite, command, run
+from flows.cli.options import FittedArtifact, Overwrite, command, run
 from flows.report.page import (
     FILE,
     Options,

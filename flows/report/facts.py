@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flows.cli.splits import told_rows
 from flows.report.plots import number
-from flows.splits import told_rows
 from pipeline.models.base import MODELS
 from storage.artifacts import Artifact
 

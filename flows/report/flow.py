@@ -9,8 +9,8 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.report.page import Options, draw_report, new_page, write_report
 from flows.report.server import publish
-from flows.retries import RETRIES
-from flows.server import check_schedule
+from flows.running.retries import RETRIES
+from flows.running.server import check_schedule
 from storage.locations import place
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.figures import ImageLayout
-from flows.fitted import Fitted
+from flows.data.fitted import Fitted
+from flows.report.figures import ImageLayout
 from flows.report.labels import SEGMENT, Labels, coloured
 from flows.report.lines import half_lines, places_of_names
 from flows.report.plots import (

@@ -13,8 +13,7 @@ from bokeh.embed import json_item
 from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from flows.figures import ImageLayout, image_layout
-from flows.fitted import Fitted, load_fitted
+from flows.data.fitted import Fitted, load_fitted
 from flows.report.calibration import calibration_figure
 from flows.report.facts import (
     array_facts,
@@ -25,6 +24,7 @@ from flows.report.facts import (
     title_of,
     what_was_fitted,
 )
+from flows.report.figures import ImageLayout, image_layout
 from flows.report.labels import check_label, choose_labels
 from flows.report.latent import latent_figures
 from flows.report.parameters import parameter_figures

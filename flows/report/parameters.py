@@ -9,7 +9,7 @@ import numpy as np
 from bokeh.models.annotations import Span
 from numpy.typing import NDArray
 
-from flows.figures import ImageLayout
+from flows.report.figures import ImageLayout
 from flows.report.images import pictures
 from flows.report.plots import (
     COLOURS,

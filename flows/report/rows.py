@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.fitted import Fitted, check_features
+from flows.data.fitted import Fitted, check_features
 from pipeline.blocks import BinaryBlock, block_of, blocks_of
-from pipeline.calibration import Comparison, compare_pairs
 from pipeline.executors.serial import SerialExecutor
 from pipeline.known_segments import segment_indices
 from pipeline.random import RowRandom
 from pipeline.reduce import tree_merge
 from pipeline.statistics.counts import PairCounts
+from pipeline.using.calibration import Comparison, compare_pairs
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 

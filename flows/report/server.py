@@ -14,10 +14,10 @@ from typing import Any
 from PIL import Image as Picture
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
-from flows.environment import server_configured
 from flows.report.facts import Facts, dataset_name, drift_facts, title_of, what_was_fitted
 from flows.report.page import Report
 from flows.report.slugs import slug, slugs
+from flows.running.environment import server_configured
 from storage.locations import Place
 
 

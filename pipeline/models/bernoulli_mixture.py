@@ -32,13 +32,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, logit
 
-from pipeline.acceleration import fresh_memory, squarem_step
 from pipeline.blocks import BinaryBlock
-from pipeline.convergence import ConvergenceMonitor
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.fit import FitState
-from pipeline.held_out import HELD_OUT, e_step_apart, held_out_score
+from pipeline.learning.acceleration import fresh_memory, squarem_step
+from pipeline.learning.convergence import ConvergenceMonitor
+from pipeline.learning.held_out import HELD_OUT, e_step_apart, held_out_score
 from pipeline.models.base import LogLikelihood, Model, check_components, pooled_margins, register
 from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
 from pipeline.params import array

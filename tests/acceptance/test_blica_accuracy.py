@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import FitState, fit
-from pipeline.metrics import mean_cosine_similarity
-from pipeline.models.blica import BLICA
+from pipeline.models.binary_ica.blica import BLICA
+from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
 from tests.data import rows_of, write
 

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import FitState, fit
-from pipeline.metrics import mean_cosine_similarity
-from pipeline.models.blica import BLICA
-from pipeline.moment_matching.segments import SegmentStatus
+from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
+from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.dataset import BinaryDataset
 from storage.sources import open_source
 from tests.data import rows_of, shared, write

@@ -15,12 +15,12 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.blocks import Rows
-from pipeline.evaluate import Subject, baselines, score_rows
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture import BernoulliMixture
-from pipeline.models.latent_trait import LatentTrait
+from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.using.evaluate import Subject, baselines, score_rows
 from tests.data import shared
 from tests.strategies import Data, memory_rows
 

@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit
-from pipeline.models.latent_trait import LatentTrait
+from pipeline.models.latent_trait.model import LatentTrait
 from storage.writer import create_dataset
 from tests.acceptance.test_memory import watched
 from tests.data import Batch

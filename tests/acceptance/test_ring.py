@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flows.datasets import dataset_path
+from flows.data.datasets import dataset_path
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, collect_pass, fit
 from pipeline.models.clipped_pca import ClippedPCA

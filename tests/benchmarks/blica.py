@@ -20,10 +20,10 @@ import numpy as np
 from pipeline.executors.base import one_blas_thread
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, collect_first, collect_pass, start
-from pipeline.metrics import mean_cosine_similarity
-from pipeline.models.blica import BLICA
-from pipeline.moment_matching.optimiser import maximise_from_seeds
-from pipeline.moment_matching.segments import segments_of
+from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
+from pipeline.models.binary_ica.moment_matching.segments import segments_of
+from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 from storage.dataset import BinaryDataset
 from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth

@@ -21,8 +21,8 @@ from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import collect, fit
-from pipeline.latent_trait_em import LatentTraitParams, bare_params
-from pipeline.models.latent_trait import LatentTrait
+from pipeline.models.latent_trait.em import LatentTraitParams, bare_params
+from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.numerics.logistic_bound import bound_statistics
 from pipeline.statistics.sums import Sums
 from storage.dataset import BinaryDataset, ChunkReader, open_dataset

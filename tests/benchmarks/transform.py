@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from flows.fitted import Fitted, load_fitted
-from flows.options import Where
-from flows.server import with_server
+from flows.cli.options import Where
+from flows.data.fitted import Fitted, load_fitted
+from flows.running.server import with_server
 from flows.transform import transform
 from pipeline.blocks import BinaryBlock, block_of
 from pipeline.executors.base import one_blas_thread
-from pipeline.latent_trait_em import bare_params
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
-from pipeline.models.latent_trait import LatentTrait
+from pipeline.models.latent_trait.em import bare_params
+from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.params import named_arrays
 from pipeline.random import RowRandom
 from storage.artifacts import NamedArray, write_artifact

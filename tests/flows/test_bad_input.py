@@ -307,7 +307,7 @@ def test_no_space_leaves_nothing_behind(tmp_path, prefect_server):
     program = (
         "import resource, sys\n"
         "import flows.ingest as ingest\n"
-        "from flows.options import run\n"
+        "from flows.cli.options import run\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "run(ingest.app, sys.argv[1:])\n"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from distributed import LocalCluster
 
-from pipeline.metrics import mean_cosine_similarity
+from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.artifacts import load_artifact
 from storage.examples import nonstationary_rows, nonstationary_truth
 from tests.data import write

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.comparison_tables import print_evaluation
-from flows.provenance import outcome, provenance
+from flows.cli.comparison_tables import print_evaluation
+from flows.fitting.provenance import outcome, provenance
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import fit
 from pipeline.models.base import MODELS

@@ -171,7 +171,7 @@ def test_ctrl_c_while_a_command_is_loaded_leaves_no_traceback(tmp_path):
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    while not process.stderr.readline().endswith(" flows.environment\n"):
+    while not process.stderr.readline().endswith(" flows.running.environment\n"):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
@@ -205,6 +205,6 @@ def _servers(pid: int) -> list:
 
     try:
         children = psutil.Process(pid).children()
-        return [child for child in children if "flows.server" in child.cmdline()]
+        return [child for child in children if "flows.running.server" in child.cmdline()]
     except psutil.Error:
         return []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.fitted import load_fitted
+from flows.data.fitted import load_fitted
 from pipeline.models.base import MODELS
 from storage import load_artifact, open_dataset
 from storage.dataset import BinaryDataset
@@ -36,7 +36,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("pipeline.simulate._CELLS_AT_ONCE", 600 * len(NAMES))
+    monkeypatch.setattr("pipeline.using.simulate._CELLS_AT_ONCE", 600 * len(NAMES))
 
 
 @pytest.fixture

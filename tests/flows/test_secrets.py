@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.server import check_server
+from flows.running.server import check_server
 from pipeline.errors import FitError
 from tests.cluster_processes import certificates, running, scheduler, tls_options, worker
 from tests.data import probit_rows, write
@@ -27,13 +27,13 @@ from tests.data import probit_rows, write
 AUTH, WRONG = "operator:auth-8c1f5e27", "operator:wrong-51d0a9b3"
 STORAGE_KEY = "storage-3f9a6d42b7"
 BROKEN = """
-import flows.fit, flows.fit_stages, sys
-from flows.options import run
+import flows.fit, flows.fitting.stages, sys
+from flows.cli.options import run
 
 def broken(*_):
     raise RuntimeError("broken on purpose")
 
-flows.fit_stages._manifest = broken
+flows.fitting.stages._manifest = broken
 run(flows.fit.app, sys.argv[1:])
 """
 

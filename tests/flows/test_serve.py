@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from flows import serve
-from flows.options import run
+from flows.cli.options import run
 from storage.errors import DataError
 
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"

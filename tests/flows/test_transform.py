@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.fitted import load_fitted
+from flows.data.fitted import load_fitted
 from pipeline.blocks import block_of
 from pipeline.known_segments import UNKNOWN
 from pipeline.models.base import MODELS
@@ -164,7 +164,7 @@ KILLED_AFTER_FIVE_RUNS = """
 import os, signal, sys
 import storage.codes
 from flows import transform
-from flows.options import run
+from flows.cli.options import run
 from storage.unfinished_codes import UnfinishedCodes
 
 note = UnfinishedCodes.note
@@ -343,7 +343,7 @@ def test_a_place_that_is_taken(refused, folder, tmp_path):
     ],
 )
 def test_options_that_cannot_be(refused, monkeypatch, options, word):
-    monkeypatch.setattr("flows.tls.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("flows.running.tls.CONNECT_SECONDS", 1)
     assert word in refused(*options, output="new/z.zarr")
 
 

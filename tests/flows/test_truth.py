@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows import datasets
-from flows.datasets import dataset_path, true_mixing
-from flows.summary import print_table
+from flows.cli.summary import print_table
+from flows.data import datasets
+from flows.data.datasets import dataset_path, true_mixing
 from storage.dataset import open_dataset
 from storage.errors import DataError
 from storage.examples import nonstationary_truth

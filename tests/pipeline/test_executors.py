@@ -20,7 +20,7 @@ from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, collect_pass, fit
 from pipeline.models.clipped_pca import ClippedPCA
-from pipeline.models.latent_trait import LatentTrait
+from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.reduce import GROUP_CHUNKS
 from pipeline.statistics.counts import PairCounts
 from storage.dataset import BinaryDataset

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
-from pipeline.convergence import ConvergenceMonitor
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import FitState, collect, collect_first, fit, fit_pass, start
+from pipeline.learning.convergence import ConvergenceMonitor
 from pipeline.models.base import Model
 from pipeline.params import array
 from pipeline.random import RowRandom

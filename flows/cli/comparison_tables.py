@@ -1,0 +1,101 @@
+"""Prints how well models describe rows: one table of all, then the differences of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.cli.splits import told_rows
+
+_WIDTH = 200  # a table that breaks its lines cannot be read
+MEASURES = ("log_likelihood", "lower_bound", "composite_log_likelihood")
+_COMPARABLE = {"exact": 0, "estimate": 0, "bound": 0, "composite": 1, "none": 2}
+_KINDS = {
+    "exact": "exact",
+    "estimate": "estimated log-likelihood, ± for the choice of rows and ± for the estimate",
+    "bound": "lower bound on the log-likelihood",
+    "composite": "sum over pairs of features: of no use for comparing with log-likelihoods",
+    "none": "the model offers no likelihood; compare bits, marginals and pairs",
+}
+
+
+def print_evaluation(summary: Mapping[str, Any]) -> None:
+    """Print the comparison, the differences of each artifact, and the warnings."""
+    console = Console(width=_WIDTH, soft_wrap=True, highlight=False)
+    console.print(f"rows: {told_rows(summary['n_samples'], summary['split'])}", markup=False)
+    models = ranked(summary["models"])
+    console.print(_compared(models))
+    kinds = {model["kind"] for model in models}
+    for kind in (kind for kind in _KINDS if kind in kinds and kind != "exact"):
+        console.print(f"{kind}: {_KINDS[kind]}", markup=False)
+    for model in models:
+        for line in _told(model):
+            console.print(line, markup=False)
+    if any(model["artifact"] is None for model in models):
+        fitted_to = summary["baselines_split"]
+        to = "all rows" if fitted_to is None else f"split {fitted_to}"
+        console.print(f"without an artifact: fitted here, to {to}", markup=False)
+    console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model")
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
+
+
+def ranked(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Sort by the likelihood of a row, what cannot be compared last, by lost bits there."""
+
+    def rank(model: Mapping[str, Any]) -> tuple[float, ...]:
+        found = value_of(model)
+        return _COMPARABLE[model["kind"]], 0.0 if found is None else -found, model["nll_per_bit"]
+
+    return sorted(models, key=rank)
+
+
+def value_of(model: Mapping[str, Any]) -> float | None:
+    """Give the measure of likelihood of a row in nats, whatever its kind."""
+    return next((model[name] for name in MEASURES if name in model), None)
+
+
+def _compared(models: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    columns = ("model", "components", "nats a row", "bits a row", "kind")
+    for name in (*columns, "wrong bits", "nats a bit", "pairs rmse (by chance)"):
+        table.add_column(name, justify="left" if name in ("model", "kind") else "right")
+    for model in models:
+        pairs = model["pairs"]
+        table.add_row(
+            model["name"],
+            f"{model['n_components']}",
+            *_likelihood(model),
+            model["kind"],
+            f"{model['wrong_bits']:.2%}",
+            f"{model['nll_per_bit']:.4f}",
+            f"{pairs['rmse']:.4f} ({pairs['rmse_by_chance']:.4f})",
+        )
+    return table
+
+
+def _likelihood(model: Mapping[str, Any]) -> tuple[str, str]:
+    found = value_of(model)
+    if found is None:
+        return "", ""
+    estimated = f" ± {model['estimation_error']:.4f}" if model["kind"] == "estimate" else ""
+    return f"{found:.4f} ± {model['standard_error']:.4f}{estimated}", f"{model['bits']:.4f}"
+
+
+def _told(model: Mapping[str, Any]) -> Iterator[str]:
+    """Tell where a fitted model differs most from the data."""
+    if model["artifact"] is not None:
+        yield f"\n{model['name']}: {model['model']}"
+        yield from (f"  {refusal}" for refusal in model["refusals"])
+        for what in ("marginals", "pairs"):
+            for gap in model[what]["largest"]:
+                names = ", ".join(gap["features"])
+                shares = f"observed {gap['observed']:.4f}, implied {gap['implied']:.4f}"
+                yield f"  {what}: {names}: {shares}, z {gap['z']:+.1f}"
+        for row in model["pairs"]["calibration"]:
+            shares = f"mean implied {row['implied']:.4f}, observed {row['observed']:.4f}"
+            yield f"  pairs implied {row['from']:g} to {row['to']:g}: {row['number']}, {shares}"
+    yield from (f"warning: {model['name']}: {warning}" for warning in model["warnings"])

@@ -1,0 +1,206 @@
+"""What the command lines share: options, their validation, exit codes and error lines."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+
+from cyclopts import App, Parameter, Token
+from cyclopts.exceptions import CycloptsError
+from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
+
+from flows.cli.interrupts import goes_on, note_interrupts
+from flows.cli.logs import begin_logs, log, logs_are_json
+from pipeline.errors import ClusterLost, FitError
+from pipeline.wanted import while_wanted
+from storage.errors import DataError
+
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+Switch = Parameter(negative="")
+
+
+def _whole(kind: object, tokens: Sequence[Token]) -> int:
+    """Read a whole number; the library's own reading rounds 2.7 to 3."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"Expected a whole number, got {tokens[0].value!r}.") from None
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]
+Split = Annotated[
+    str | None, Parameter(help="Use only the rows whose `split` column has this value.")
+]
+Seed = Annotated[Whole, Parameter(help="Seed of every random draw.")]
+ExecutorName = Literal["serial", "threads", "dask"]
+Resume = Annotated[bool, Switch, Parameter(help="Go on with an interrupted run.")]
+Overwrite = Annotated[bool, Switch, Parameter(help="Replace what is there once the new is whole.")]
+DatasetName = Annotated[
+    str, Parameter(help="Dataset folder, or an example such as example:digits.")
+]
+FittedArtifact = Annotated[
+    str, Parameter(help="Artifact of a fit, or a folder of runs for the latest.")
+]
+Json = Annotated[
+    bool,
+    Parameter(
+        negative="", help="Print one JSON object on standard output, all else on standard error."
+    ),
+]
+
+
+@Parameter(name="*")
+class Where(TypedDict, total=False):
+    """Where work runs: the options that were given, and the parameter that Prefect records."""
+
+    name: Annotated[
+        ExecutorName, Parameter(name="--executor", help="Where work runs. [default: dask]")
+    ]
+    workers: Annotated[
+        Whole,
+        Parameter(
+            help="Worker processes or threads; of a cluster elsewhere, how many to wait for. "
+            "[default: one process, all cores]"
+        ),
+    ]
+    worker_memory: Annotated[
+        str, Parameter(help="Memory that each worker process has at least, such as 4GiB.")
+    ]
+    cluster: Annotated[
+        str,
+        Parameter(
+            help="A Dask scheduler such as tls://host:8786, the name of a Prefect block that "
+            "describes one, or local for worker processes on this machine."
+        ),
+    ]
+    tls_ca: Annotated[str, Parameter(help="File of the CA of a cluster at tls://.")]
+    tls_cert: Annotated[str, Parameter(help="File of the certificate to show there.")]
+    tls_key: Annotated[str, Parameter(help="File of that certificate's key.")]
+    insecure: Annotated[
+        bool, Switch, Parameter(help="Take tcp:// to another machine: open to all between.")
+    ]
+    performance_report: Annotated[
+        str,
+        Parameter(
+            help="HTML file to write Dask's account of the run to; it loads scripts from the web."
+        ),
+    ]
+
+
+HERE: Where = {}
+
+
+class Given(NamedTuple):
+    """A setting, and what a message calls the place that it comes from."""
+
+    value: Any
+    source: str
+
+
+def local_path(text: str) -> Path:
+    """Take a path, and refuse a URL, which would make a folder of that name here.
+
+    Raises
+    ------
+    DataError
+        If it is a URL.
+    """
+    if "://" in text:
+        raise DataError(f"{text}: Expected a path of this machine, got a URL.")
+    return Path(text)
+
+
+def command(name: str, help_text: str, more_help: str) -> App:
+    """Make the application of one flow's command line; `more_help` stands below the options."""
+    app = App(
+        name=f"python -m flows.{name}",
+        help=help_text,
+        help_epilogue=more_help,
+        help_format="markdown",
+        version_flags=[],
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
+
+    app.meta.suppress_keyboard_interrupt = False
+
+    @app.meta.default
+    def launch(
+        *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        log_json: Annotated[
+            bool, Switch, Parameter(help="Write messages as JSON objects, one a line.")
+        ] = False,
+    ) -> None:
+        begin_logs(log_json)
+        app(words, exit_on_error=False, print_error=False)
+
+    return app
+
+
+def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted."""
+    note_interrupts()
+    begin_logs()
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_without_traceback)
+    try:
+        while_wanted(goes_on, partial(app.meta, exit_on_error=False, print_error=False), arguments)
+    except CycloptsError as error:
+        _leave(BAD_INPUT, f"{error} See --help.")
+    except KeyboardInterrupt:
+        _leave(INTERRUPTED, "interrupted")
+    except Exception as error:
+        if is_bad_input(error):
+            _leave(BAD_INPUT, _message(error))
+        if isinstance(error, ClusterLost):
+            _leave(FAILED, str(error))
+        if _was_interrupted(error):
+            _leave(INTERRUPTED, "interrupted")
+        log.exception("failure")
+        sys.exit(FAILED)
+    sys.exit(DONE)
+
+
+def is_bad_input(error: BaseException | None) -> bool:
+    """Tell whether the data, the options or the disk are at fault, rather than this program."""
+    if isinstance(error, OSError):  # a broken connection is one too, but names no file
+        return error.filename is not None or error.errno in _DISK_IS_FULL
+    return isinstance(error, DataError | FitError)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Tell whether an interrupt came first: Prefect stumbles over one between two stages."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+    return str(error)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Let Prefect log that a stage refused its input or was interrupted, but not where."""
+    error = record.exc_info[1] if record.exc_info else None
+    if is_bad_input(error) or _was_interrupted(error):
+        record.exc_info = None
+    return True
+
+
+def _leave(code: int, message: str) -> NoReturn:
+    """Print one line: a message never spreads over several."""
+    line = " ".join(message.split())
+    if logs_are_json():
+        log.error(line, extra={"fields": {"exit_code": code}})
+    else:
+        print(f"error: {line}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,95 @@
+"""How far a pass is: a bar on a terminal, log lines elsewhere, all on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from flows.cli.logs import log, logs_are_json
+from pipeline.progress import Progress
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def reporting() -> Iterator[Progress]:
+    """Give a function that is told (label, tasks done, tasks, rows)."""
+    if not sys.stderr.isatty() or logs_are_json():
+        yield Lines()
+        return
+    columns = (
+        TextColumn("{task.description:>16}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=Console(stderr=True)) as bars:
+        yield Bars(bars)
+
+
+class Bars:
+    """A bar for each kind of pass, with rows a second and the time left."""
+
+    def __init__(self, bars: RichProgress) -> None:
+        self._bars = bars
+        self._pace = Pace()
+        self._of_kind: dict[str, TaskID] = {}
+
+    def __call__(self, label: str, done: int, total: int, rows: int) -> None:
+        """Move the bar."""
+        kind = _kind(label)
+        if kind not in self._of_kind:
+            self._of_kind[kind] = self._bars.add_task(label, total=total or None, rate="")
+        bar = self._of_kind[kind]
+        if done == 0:
+            self._pace = Pace()
+            self._bars.reset(bar, total=total or None, description=label)
+        self._bars.update(bar, completed=done, rate=self._pace.rate(rows))
+
+
+class Lines:
+    """A line every ten seconds, and when the first pass of its kind ends."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._last, self._ended = time.monotonic(), ""
+
+    def __call__(self, label: str, done: int, total: int, rows: int) -> None:
+        """Write a line if it is time."""
+        now = time.monotonic()
+        if done == 0:
+            self._pace = Pace()
+        ended = done == total > 0
+        if (ended and _kind(label) != self._ended) or now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            far = f"{done / total:.0%}" if total else f"{rows:,} rows"
+            fields = {"stage": label, "done": done, "total": total, "rows": rows}
+            pace = self._pace.rate(rows)
+            log.info("%s: %s, %s", label, far, pace, extra={"fields": fields})
+        if ended:
+            self._ended = _kind(label)
+
+
+def _kind(label: str) -> str:
+    return label.partition(",")[0]
+
+
+class Pace:
+    """Rows a second since the start of a pass."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def rate(self, rows: int) -> str:
+        """Write it, such as `2.1 M rows/s`."""
+        per_second = rows / max(time.monotonic() - self._start, 1e-9)
+        for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+            if per_second >= size:
+                return f"{per_second / size:.1f} {unit} rows/s"
+        return f"{per_second:.0f} rows/s"

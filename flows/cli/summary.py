@@ -1,0 +1,118 @@
+"""What a run prints when it is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from flows.cli.splits import told_rows
+from pipeline.models.base import model_class
+from storage.artifacts import load_artifact
+
+_TOP = 8
+
+
+def fit_summary(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what a fit prints of its manifest."""
+    names = ("model", "split", "n_samples", "n_components", "iterations", "converged", "warnings")
+    return {
+        **{name: manifest[name] for name in names},
+        "n_features": len(manifest["feature_names"]),
+        "n_segments": len(manifest["segment_names"]),
+        "objective": manifest["history"][-1],
+        "diagnostics": manifest["diagnostics"],
+        "warm_start": manifest["warm_start"],
+        "drift": manifest["drift"],
+    }
+
+
+def print_json(summary: Mapping[str, Any]) -> None:
+    """Print one JSON object on standard output."""
+    print(json.dumps(summary))
+
+
+def print_table(summary: Mapping[str, Any]) -> None:
+    """Print a short table, the warnings and the artifact's path."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in _rows(summary):
+        table.add_row(name, value)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
+    if summary["report"]:
+        console.print(f"report: {summary['report']}", markup=False)
+    console.print(f"artifact: {summary['artifact']}", markup=False)
+
+
+def print_ingest(summary: Mapping[str, Any]) -> None:
+    """Print what was written, and the warnings."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name in ("n_rows", "n_features", "n_segments", "n_chunks"):
+        table.add_row(name.removeprefix("n_"), f"{summary[name]:,}")
+    table.add_row("columns", ", ".join(summary["columns"]) or "none")
+    table.add_row("seconds", f"{summary['seconds']:.2f}")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
+    console.print(f"dataset: {summary['dataset']}", markup=False)
+
+
+def told_drift(drift: Mapping[str, Any]) -> str:
+    """Write what changed in one line."""
+    told = []
+    if "similarity" in drift["parameters"]:
+        told.append(f"similarity {drift['parameters']['similarity']:.3f}")
+    if "rms" in (moved := drift.get("correlations", {})):
+        told.append(
+            f"correlations moved {moved['rms']:.3f} ({moved['rms_by_chance']:.3f} by chance)"
+        )
+    if "now" in (scored := drift.get("likelihood", {})):
+        before, now = (f"{scored[key]:.4g}".replace("-", "−") for key in ("before", "now"))
+        told.append(f"new rows {before} → {now} {scored['unit']}")
+    if drift["new_segments"]:
+        told.append(f"new segments {len(drift['new_segments'])}")
+    return ", ".join(told) or "nothing to compare"
+
+
+def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in summary["stages"].items())
+    found = load_artifact(summary["artifact"])
+    rows = [
+        ("model", f"{summary['model']}, {summary['n_components']} components"),
+        ("rows", told_rows(summary["n_samples"], summary["split"])),
+        ("features", f"{summary['n_features']:,}"),
+        ("segments", f"{summary['n_segments']:,}"),
+        ("passes", f"{summary['iterations']}, {_ended(summary)}"),
+        ("seconds", f"{summary['seconds']:.2f} ({stages})"),
+    ]
+    if summary["warm_start"]:
+        name = Path(summary["warm_start"]["path"]).name
+        rows.append(("started", f"from {name}, with as many components"))
+    if summary["objective"]:
+        rows.append(("objective", f"{summary['objective']:.6f} nats a row"))
+    for name in model_class(summary["model"]).shown:
+        rows.append((name, f"{summary['diagnostics'][name]:,.5g}"))
+    if "eigenvalues" in found:
+        rows.append(("spectrum", _spectrum(found["eigenvalues"])))
+    if summary["drift"]:
+        rows.append(("drift", told_drift(summary["drift"])))
+    if "mcs" in summary:
+        rows.append(("truth", f"mean cosine similarity {summary['mcs']:.4f}"))
+    return rows
+
+
+def _ended(summary: Mapping[str, Any]) -> str:
+    return "converged" if summary["converged"] else "stopped before converging"
+
+
+def _spectrum(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
+    more = " …" if len(values) > _TOP else ""
+    return "  ".join(f"{value:.4g}" for value in values[:_TOP]) + more

@@ -1,0 +1,1 @@
+"""Finds the datasets and fitted models that options name."""

@@ -1,0 +1,78 @@
+"""Finds the dataset that an option names; examples are made when first asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.ingest import ingest_sources
+from flows.running.environment import examples_path
+from pipeline.blocks import Rows
+from storage.dataset import BinaryDataset, open_dataset
+from storage.errors import Busy, DataError
+from storage.examples import PREFIX, example_slug
+from storage.locations import Place, place
+
+
+def dataset_path(name: str) -> Place:
+    """Give the folder of a dataset, making an example's first.
+
+    Raises
+    ------
+    DataError
+        If an example is unknown or cannot be made.
+    """
+    if not name.startswith(PREFIX):
+        return place(name)
+    path = examples_path() / f"{example_slug(name)}.zarr"
+    while not _is_whole(path):
+        try:
+            ingest_sources([name], path, overwrite=path.exists())
+        except Busy:
+            time.sleep(0.2)  # another run is making it
+    return path
+
+
+def _is_whole(path: Place) -> bool:
+    try:
+        open_dataset(path)
+    except DataError:
+        return False
+    return True
+
+
+def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
+    """Give the mixing matrix that a dataset was made with, (n_features, n_components).
+
+    Raises
+    ------
+    DataError
+        If the dataset does not know it, or knows one of other features.
+    """
+    truth = dataset.attributes.get("truth", {})
+    if "mixing" not in truth:
+        raise DataError(
+            "--truth: Expected a dataset that knows its truth, such as example:nonstationary, "
+            f"got {dataset.path}. Leave out --truth."
+        )
+    mixing = np.array(truth["mixing"], np.float64)
+    if mixing.ndim != 2 or len(mixing) != dataset.n_features:
+        raise DataError(
+            f"--truth: Expected a mixing of the {dataset.n_features} features of {dataset.path} "
+            f"in its truth, got one of shape {mixing.shape}. Leave out --truth."
+        )
+    return mixing
+
+
+def dataset_rows(
+    dataset: BinaryDataset, split: str | None = None, memory: int = 0, skipped: Sequence[int] = ()
+) -> Rows:
+    """Give a dataset's rows, or those of a split, as a pass takes them.
+
+    Every process keeps so many bytes of the chunks that it reads; those skipped have no rows.
+    """
+    read = dataset.reader(split, memory, skipped)
+    return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)

@@ -1,0 +1,75 @@
+"""What an artifact records: what was fitted to what, by which code, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from flows.data.fitted import Fitted
+from flows.fitting.kept_statistics import leading_digest
+from pipeline.code_digest import code_digest
+from pipeline.fit import FitState
+from pipeline.learning.convergence import ConvergenceMonitor
+from pipeline.models.base import Model
+from storage.dataset import BinaryDataset
+
+
+def provenance(
+    model: Model,
+    dataset: BinaryDataset,
+    split: str | None,
+    seed: int,
+    start: Fitted | None = None,
+) -> dict[str, Any]:
+    """Describe everything that decides the result; `start` is the fit that it began at."""
+    return {
+        "model": model.name,
+        "hyperparameters": asdict(model),  # type: ignore[call-overload]
+        "seed": seed,
+        "split": split,
+        "versions": {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")},
+        "code": code_digest(),
+        "dataset": {
+            "path": str(dataset.path.resolve()),
+            "digest": dataset.digest,
+            "chunks_digest": leading_digest(dataset, dataset.n_chunks),
+            "n_rows": dataset.n_rows,
+            "n_chunks": dataset.n_chunks,
+            "words_per_chunk": dataset.manifest["words_per_chunk"],
+        },
+        "feature_names": dataset.feature_names,
+        "segment_names": dataset.segment_names,
+        "warm_start": None if start is None else artifact_named(start),
+    }
+
+
+def artifact_named(fitted: Fitted) -> dict[str, str]:
+    """Name the artifact of a fit: its path, and the digest that tells it from any other."""
+    return {"path": str(fitted.artifact.path.resolve()), "digest": fitted.digest}
+
+
+def fingerprint(described: dict[str, Any]) -> str:
+    """Digest of a provenance; where dataset and artifacts lie decides nothing."""
+    lying = {name: described[name] for name in ("dataset", "warm_start") if described[name]}
+    unplaced = {name: {**part, "path": ""} for name, part in lying.items()}
+    text = json.dumps({**described, **unplaced}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
+    """Describe what a fit ended with."""
+    monitor = ConvergenceMonitor(model.max_iter, model.tol)
+    names = (dataset.feature_names, dataset.segment_names)
+    warnings = [notice.render(*names) for notice in state.warnings]
+    stopped = monitor.warning(state.history)
+    return {
+        "iterations": state.iteration,
+        "converged": monitor.converged(state.history),
+        "history": state.history,
+        "diagnostics": state.diagnostics,
+        "warnings": [*warnings, *([stopped] if stopped else [])],
+        "n_components": int(state.diagnostics["n_components"]),
+    }

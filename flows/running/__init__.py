@@ -1,0 +1,1 @@
+"""Where flows run: executors, clusters, the Prefect server, retries, what a stage took."""

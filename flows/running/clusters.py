@@ -1,0 +1,211 @@
+"""Which executor a run uses, and the Dask cluster behind it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import dask
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster, performance_report
+from distributed.security import Security
+from distributed.system import MEMORY_LIMIT
+from typing_extensions import Unpack
+
+from flows.cli.options import ExecutorName, Where
+from flows.running.cluster_settings import Cluster, settled
+from flows.running.tls import CONNECT_SECONDS, check_scheduler
+from pipeline.errors import ClusterLost, FitError
+from pipeline.executors.base import Executor
+from pipeline.executors.dask import DaskExecutor, check_workers
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+
+_ASKED_WORKERS_SECONDS = 60.0
+_NO_SPILLING = ("target", "spill", "pause")
+_ON_WORKERS = ("pipeline", "storage")
+
+
+@contextmanager
+def opened_executor(**where: Unpack[Where]) -> Iterator[Executor]:
+    """Open an executor for a run and close what was opened with it.
+
+    Raises
+    ------
+    FitError
+        If the options contradict each other, or the cluster does not answer or runs other code.
+    """
+    cluster = check_executor(**where)
+    if cluster is not None:
+        with (
+            _dask_executor(cluster) as executor,
+            _account(executor.client, where.get("performance_report")),
+        ):
+            yield executor
+    elif where.get("name") == "serial":
+        yield SerialExecutor()
+    else:
+        yield ThreadsExecutor(where.get("workers") or CPU_COUNT)
+
+
+def memory_for_rows(executor: Executor) -> int:
+    """Bytes of a dataset that each process may keep: a quarter of its memory."""
+    limits: list[int] = []
+    if isinstance(executor, DaskExecutor):
+        # Workers that share this process have no limit of their own.
+        limits = [w["memory_limit"] or MEMORY_LIMIT for w in executor.workers().values()]
+    return min(limits, default=MEMORY_LIMIT) // 4
+
+
+def check_executor(
+    name: ExecutorName = "dask",
+    workers: int | None = None,
+    cluster: str | None = None,
+    **more: Any,
+) -> Cluster | None:
+    """Refuse what cannot work before anything is started; give the cluster to use, if any.
+
+    Raises
+    ------
+    FitError
+        If options contradict each other, or a setting of the cluster cannot be used.
+    """
+    if workers is not None and workers < 1:
+        raise FitError(f"--workers: Expected at least 1, got {workers}.")
+    if cluster == "":
+        raise FitError("--cluster: Expected an address, got an empty one. Is a variable unset?")
+    if name == "dask":
+        return settled({"workers": workers, "cluster": cluster, **more})
+    for option, value in {"cluster": cluster, **more}.items():
+        if value:
+            raise FitError(
+                f"--{option.replace('_', '-')}: Expected --executor dask, got {name}. Leave one of "
+                "them out."
+            )
+    if workers and name == "serial":
+        raise FitError("--workers: Expected --executor threads or dask, got serial.")
+    return None
+
+
+@contextmanager
+def _account(client: Client, path: str | None) -> Iterator[None]:
+    """Let Dask write what its workers did, if that was asked for."""
+    if path is None:
+        yield
+        return
+    with client.as_current(), performance_report(path):
+        yield
+
+
+def _client(cluster: Any, **more: Any) -> Client:
+    """Connect; Dask collections of the caller go on to be computed where they were."""
+    return Client(cluster, set_as_default=False, **more)
+
+
+@contextmanager
+def _dask_executor(cluster: Cluster) -> Iterator[DaskExecutor]:
+    _quiet_dask()
+    if cluster.address is None:
+        with _light_processes(), _local_cluster(cluster) as local, _client(local) as client:
+            yield DaskExecutor(client, partial(_client, local))
+        return
+    executor = DaskExecutor(_checked_client(cluster), partial(_connected_again, cluster))
+    try:
+        yield executor
+    finally:
+        executor.client.close()
+
+
+def _checked_client(cluster: Cluster) -> Client:
+    """Connect to a cluster that runs elsewhere, and check what its workers are."""
+    assert cluster.address is not None
+    client = _connected(cluster.address, cluster.security)
+    try:
+        _wait_for_workers(client, cluster)
+        check_workers(client, _ON_WORKERS)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _connected_again(cluster: Cluster) -> Client:
+    """Connect to a cluster that was lost; it may take a while to be back."""
+    try:
+        return _checked_client(cluster)
+    except FitError as error:
+        raise ClusterLost(f"{error} Then go on with --resume.") from error
+
+
+def _connected(address: str, security: Security | None) -> Client:
+    check_scheduler(address, security)
+    try:
+        return _client(address, timeout=CONNECT_SECONDS, security=security)
+    except OSError as error:
+        raise FitError(
+            f"--cluster: Expected a Dask scheduler at {address}, got something else "
+            f"({type(error).__name__}). Check the address."
+        ) from error
+
+
+def _wait_for_workers(client: Client, cluster: Cluster) -> None:
+    """Wait for the workers asked for, or any; they must have the memory asked for."""
+    asked = cluster.workers or 1
+    seconds = _ASKED_WORKERS_SECONDS if cluster.workers else CONNECT_SECONDS
+    try:
+        client.wait_for_workers(asked, timeout=seconds)
+    except TimeoutError as error:
+        raise FitError(
+            f"--cluster: Expected {asked} or more workers at {cluster.address}, got "
+            f"{len(client.scheduler_info()['workers'])} within {seconds:.0f} s. Start some."
+        ) from error
+    for address, worker in client.scheduler_info()["workers"].items():
+        if worker["memory_limit"] and worker["memory_limit"] < (cluster.worker_memory or 0):
+            raise FitError(
+                f"--worker-memory: Expected {cluster.worker_memory:,} bytes in each worker, got "
+                f"{worker['memory_limit']:,} in {address}. Start it with more, or ask for less."
+            )
+
+
+def _quiet_dask() -> None:
+    """Leave it to the command to tell what failed; a lost worker or a cut task is no failure."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".")[0] in ("distributed", "asyncio", "tornado"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _local_cluster(cluster: Cluster) -> LocalCluster:
+    """Workers in this process share its memory; a number of workers asks for processes."""
+    # Results are small: a full worker is a mistake to stop, not to spill to disk as pickles.
+    dask.config.set({f"distributed.worker.memory.{name}": False for name in _NO_SPILLING})
+    processes = cluster.workers is not None
+    return LocalCluster(
+        memory_limit=(cluster.worker_memory or "auto") if processes else 0,
+        n_workers=cluster.workers or 1,
+        threads_per_worker=1 if processes else CPU_COUNT,
+        processes=processes,
+        host="127.0.0.1" if processes else None,
+        # Given no address these would listen on every interface.
+        dashboard_address="127.0.0.1:0",
+        worker_dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    )
+
+
+@contextmanager
+def _light_processes() -> Iterator[None]:
+    """Start worker processes without this command in them.
+
+    Multiprocessing would import it again in each, and Prefect with it: two seconds and 100 MB.
+    """
+    main = sys.modules["__main__"]
+    hidden = {name: main.__dict__.pop(name, None) for name in ("__spec__", "__file__")}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)

@@ -1,0 +1,34 @@
+"""Which failures of a stage are worth another try, and when: scheduled runs have nobody to ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import deployment
+from prefect.tasks import exponential_backoff
+
+from flows.cli.options import is_bad_input
+from pipeline.errors import ClusterLost
+from storage.errors import Busy, Unreachable
+
+
+def is_transient(error: object) -> bool:
+    """Tell whether a failure may pass: a lost cluster, network or store, or another writer."""
+    if isinstance(error, ClusterLost | Unreachable | Busy):
+        return True
+    return isinstance(error, OSError) and not is_bad_input(error)
+
+
+def worth_another_try(task: object, run: TaskRun, state: State[Any]) -> bool:
+    """Tell whether to try again; by hand the person decides, and does not want to wait."""
+    return deployment.id is not None and is_transient(state.data)
+
+
+RETRIES: dict[str, Any] = {
+    "retries": 4,
+    "retry_delay_seconds": exponential_backoff(15),
+    "retry_jitter_factor": 0.5,  # runs that lost the same cluster come back one by one
+    "retry_condition_fn": worth_another_try,
+}
+"""Arguments of `prefect.task`: again after about 15, 30, 60 and 120 seconds."""

@@ -1,0 +1,57 @@
+"""The stages of a flow: measured Prefect tasks that name features and segments in errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from flows.running.retries import RETRIES
+from flows.running.usage import read_usage, usage_since
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Runs the stages of one run of a flow.
+
+    Attributes
+    ----------
+    executor
+        Where their work runs.
+    feature_names, segment_names
+        What indices in error messages stand for.
+    usage
+        What each stage took that ended well.
+    """
+
+    executor: Executor
+    feature_names: Sequence[str]
+    segment_names: Sequence[str]
+    usage: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        """Run a stage as a task of this name; what it works on never passes through Prefect."""
+
+        def stage() -> T:
+            before = read_usage(self.executor)
+            try:
+                done = work()
+            except FitError as error:
+                names = (self.feature_names, self.segment_names)
+                raise FitError(error.notice.render(*names)) from error
+            self.usage[name] = usage_since(before, read_usage(self.executor))
+            return done
+
+        return task(stage, name=name, cache_policy=NO_CACHE, **RETRIES)()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time that each took."""
+        return {name: used["seconds"] for name, used in self.usage.items()}

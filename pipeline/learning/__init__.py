@@ -1,0 +1,1 @@
+"""What models learn with: convergence, acceleration, rows held out."""

@@ -1,0 +1,398 @@
+"""Binary ICA of non-stationary data: sources whose variances change from segment to segment.
+
+Model, in segment u: z ~ N(μ, diag σ²), y = A z, P(x_i = 1 | z) = Φ(√(π/8) y_i); A is the same in
+all segments (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
+Non-stationarity-based Approach", UAI 2022, eqs 2–11 and algorithm 1, BLICA).
+
+Fit (`moment_matching`): in each segment the tetrachoric correlations of all pairs, ridged
+to a condition number r; the A, σ² and scales Q of largest scaled Gaussian likelihood, from several
+starts; then, A being kept, σ² and Q again with the ridge in the model too, because a ridge on the
+data alone shrinks σ² several times. r and the number of components are chosen by held-out pairwise
+likelihood. A ridge moves A too, however many rows there are: entries by up to 0.006 where one
+segment of 4 had δ = 0.1.
+
+==========  =======================  ==============================================
+symbol      field                    shape
+==========  =======================  ==============================================
+A           mixing                   (n_features, n_components)
+σ²          source_variances         (n_segments, n_components)
+μ           source_means             (n_segments, n_components)
+t           thresholds               (n_segments, n_features)
+Q           scales                   (n_segments, n_features)
+C           correlations             (n_segments, n_features, n_features)
+δ           ridge                    (n_segments,)
+==========  =======================  ==============================================
+
+Thresholds come from the margins: x_i = 1 iff a standard normal with the model's correlations
+exceeds t_i. `sample`, `transform` and the likelihoods use them; μ only says where A z would have to
+lie to explain them, and `mean_misfit` how well it does.
+Cost a block: as clipped PCA's, for each segment. One pass. An evaluation of the likelihood costs
+n_segments n_features² n_components.
+Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
+size positive, length 1); sources whose variances are proportional over segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from pipeline.blocks import BinaryBlock, Tile
+from pipeline.errors import FitError
+from pipeline.executors.base import Map
+from pipeline.fit import FitState
+from pipeline.known_segments import UNKNOWN
+from pipeline.models.base import LogLikelihood, Model, check_components, register
+from pipeline.models.binary_ica.moment_matching.matching import Match, Settings, match_moments
+from pipeline.models.binary_ica.moment_matching.notices import (
+    diagnose,
+    judge_fit,
+    judge_mixing,
+    judge_segments,
+)
+from pipeline.models.binary_ica.moment_matching.refinement import source_means
+from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
+from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus, segments_of
+from pipeline.numerics.expectation_propagation import probit_posterior
+from pipeline.numerics.metrics import mean_cosine_similarity
+from pipeline.numerics.orthant import log_orthant_probability
+from pipeline.params import array
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
+
+Array = NDArray[np.float64]
+
+MIN_SEGMENTS = 3
+PROBIT_SCALE = np.sqrt(np.pi / 8)
+"""Of P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
+_GROUP_CELLS, _MOST_GROUPS = 1 << 16, 16
+
+
+@dataclass(frozen=True)
+class BLICAParams:
+    """Parameters; the module's table gives shapes. Segments are those that have rows.
+
+    Attributes
+    ----------
+    segments, segment_rows, segment_status
+        Index in the dataset, rows and `SegmentStatus` of each. Segments left out have the mean
+        variances of the others.
+    mean_misfit
+        Root mean square distance of thresholds from those that μ would give, in their standard
+        errors.
+    pair_status, varies
+        `PairStatus` of every pair; 0 where a feature is constant in a segment.
+    start_objectives, start_similarities
+        Of each start that stayed finite, best first: mean log-likelihood of a row in nats up to a
+        constant, and mean cosine similarity of its mixing to the best one's.
+    candidate_components, candidate_regularization, candidate_scores
+        Settings tried on held-out rows, and their nats a pair of features and row; the first, with
+        no components, is independence.
+    mixing_interval
+        Ends of the 95 % bootstrap intervals; empty without a bootstrap.
+    """
+
+    mixing: Array = array("feature", "component")
+    source_variances: Array = array("segment", "component")
+    source_means: Array = array("segment", "component")
+    mean_misfit: Array = array("segment")
+    thresholds: Array = array("segment", "feature")
+    scales: Array = array("segment", "feature")
+    correlations: Array = array("segment", "feature", "feature_j")
+    pair_status: NDArray[np.uint8] = array("segment", "feature", "feature_j")
+    varies: NDArray[np.uint8] = array("segment", "feature")
+    ridge: Array = array("segment")
+    segments: NDArray[np.int64] = array("segment")
+    segment_rows: NDArray[np.int64] = array("segment")
+    segment_status: NDArray[np.uint8] = array("segment")
+    start_objectives: Array = array("start")
+    start_similarities: Array = array("start")
+    candidate_components: NDArray[np.int64] = array("candidate")
+    candidate_regularization: Array = array("candidate")
+    candidate_scores: Array = array("candidate")
+    mixing_interval: Array = array("bound", "feature", "component")
+
+
+@register
+@dataclass(frozen=True)
+class BLICA(Model):
+    """Hyperparameters of BLICA.
+
+    Attributes
+    ----------
+    n_components
+        Number of components; None chooses it by held-out pairwise likelihood, among those that
+        are identifiable.
+    regularization
+        Condition number r to which correlations are ridged, above 1; None chooses it by held-out
+        pairwise likelihood.
+    min_rows
+        Rows below which a segment is left out.
+    starts
+        Random starts; the best is kept.
+    bootstrap
+        Replicates behind the intervals of the mixing; 0 makes none, else at least 20.
+    """
+
+    name: ClassVar[str] = "blica"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[PairCounts]] = PairCounts
+    params: ClassVar[type[BLICAParams]] = BLICAParams
+    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "mean": ("component",),
+        "variance": ("component",),
+        "converged": (),
+    }
+    shown: ClassVar[tuple[str, ...]] = ("regularization", "stability")
+    n_components: int | None = None
+    regularization: float | None = None
+    min_rows: int = 20
+    starts: int = 3
+    bootstrap: int = 0
+    max_iter: int = field(default=1, init=False)
+    tol: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        check_components(self)
+        r = self.regularization
+        if r is not None and not 1 < r < np.inf:
+            raise FitError(f"regularization: Expected a finite number above 1, got {r}.")
+        for name in ("min_rows", "starts"):
+            if (value := getattr(self, name)) < 1:
+                raise FitError(f"{name}: Expected at least 1, got {value}.")
+        if self.bootstrap != 0 and self.bootstrap < 20:
+            raise FitError(f"bootstrap: Expected 0 or at least 20, got {self.bootstrap}.")
+
+    def tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
+        """Cut the pairs of features so that a task's counts stay within a budget."""
+        return tiles(n_features, n_segments * self._n_groups(n_features), budget)
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of counts by group, their sums, and correlations of all segments and folds."""
+        matrices = 2 * self._n_groups(n_features) + 12 + 3 * n_threads
+        return 8 * n_features**2 * n_segments * matrices
+
+    def _n_groups(self, n_features: int) -> int:
+        """Groups that the rows of a segment are dealt to: folds, and what is resampled."""
+        if self.bootstrap:
+            return 2 * max(1, min(_MOST_GROUPS, _GROUP_CELLS // n_features**2) // 2)
+        return 1 if self.n_components and self.regularization else 2
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Check the segments and their margins.
+
+        Raises
+        ------
+        FitError
+            If there are fewer than 3 segments to use, more components than features, or features
+            that vary in no segment.
+        """
+        n_features = first.ones.shape[1]
+        if self.n_components is not None and self.n_components > n_features:
+            raise FitError(
+                f"--components: Expected at most {n_features}, the number of features, "
+                f"got {self.n_components}."
+            )
+        if len(first.segments) < MIN_SEGMENTS:
+            raise FitError(
+                f"Expected at least {MIN_SEGMENTS} segments, got {len(first.segments)}. "
+                "Ingest with --segment-by COLUMN, or fit another model."
+            )
+        usable = first.rows >= self.min_rows
+        self._check_number(usable, first.segments, ())
+        _check_varying((first.ones > 0) & (first.ones < first.observed), usable)
+        seeds = {
+            "starts": rng.integers(2**63, size=self.starts),
+            "folds": rng.integers(2**63, size=1),
+            "bootstrap": rng.integers(2**63, size=self.bootstrap),
+        }
+        return FitState(_nothing(), seeds)
+
+    def _check_number(
+        self, usable: NDArray[np.bool_], segments: NDArray[np.int64], undefined: Sequence[int]
+    ) -> None:
+        if usable.sum() < MIN_SEGMENTS:
+            why = " or pairs without a correlation, among {features}" if undefined else ""
+            raise FitError(
+                f"Expected at least {MIN_SEGMENTS} segments to use, got {usable.sum()}: left out "
+                f"{{segments}}, for fewer than min_rows={self.min_rows} rows, features that do "
+                f"not vary{why}. Take longer segments, or leave out rare features.",
+                undefined,
+                segments[~usable].tolist(),
+            )
+
+    def summarize(self, params: BLICAParams, block: BinaryBlock, rng: RowRandom) -> PairCounts:
+        """Count the pairs of a block, its rows dealt to groups."""
+        return PairCounts.of_groups(block, self._n_groups(block.n_features))
+
+    def counted(self, n_features: int) -> str:
+        """Name the pairs of each segment's groups."""
+        return f"{self._n_groups(n_features)} groups"
+
+    def update(self, state: FitState, statistics: PairCounts, map_items: Map) -> FitState:
+        """Match the correlations of the segments, and say what is in doubt."""
+        n_groups = self._n_groups(statistics.n_features)
+        indices = statistics.grouped_segments(n_groups)
+        whole = statistics.weighted(n_groups, np.ones((len(indices), n_groups), np.int64))
+        segments = segments_of(whole, self.min_rows, map_items)
+        undefined = np.flatnonzero(segments.undefined().any(axis=(0, 1)))
+        self._check_number(segments.used, indices, undefined.tolist())
+        _check_varying(segments.varies, segments.used)
+        settings = Settings(self.n_components, self.regularization, n_groups, self.min_rows)
+        match = match_moments(statistics, segments, settings, state.auxiliary, map_items)
+        params = _fitted_params(match, indices)
+        diagnostics = diagnose(match, params.start_similarities)
+        noted = judge_segments(match.segments, indices, self.min_rows, match.ridge)
+        noted += judge_mixing(params.mixing)
+        noted += judge_fit(diagnostics, self.starts, params.source_variances[segments.used])
+        warnings = (*state.warnings, *noted)
+        return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
+
+    def transform(
+        self, params: BLICAParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give the posterior mean and variance of z, (n_samples, n_components) each.
+
+        `converged` (n_samples,) is false where expectation propagation did not settle.
+        """
+        model = segment_model(params, block.segment)
+        posterior = probit_posterior(
+            block.dense(),
+            model.weights,
+            model.offsets - model.weights @ model.means,
+            model.means,
+            model.variances,
+            block.observed(),
+        )
+        return posterior.codes()
+
+    def sample(
+        self,
+        params: BLICAParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows, (n_samples, n_features); segments as often as their rows unless given."""
+        if segments is None:
+            share = params.segment_rows / params.segment_rows.sum()
+            segments = rng.choice(params.segments, n_samples, p=share)
+        codes = rng.standard_normal((n_samples, params.mixing.shape[1]))
+        noise = rng.standard_normal((n_samples, len(params.mixing)))
+        X = np.empty(noise.shape, np.uint8)
+        for index in np.unique(segments):
+            model, rows = segment_model(params, index), segments == index
+            centred = codes[rows] * np.sqrt(model.variances)
+            X[rows] = centred @ model.weights.T + model.offsets + noise[rows] > 0
+        return X
+
+    def reconstruct(
+        self, params: BLICAParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Give P(x = 1 | z), (n_samples, n_features); without segments, in the mean of them."""
+        if segments is None:
+            segments = np.full(len(codes), UNKNOWN)
+        probabilities = np.empty((len(codes), len(params.mixing)))
+        for index in np.unique(segments):
+            model, rows = segment_model(params, index), segments == index
+            probabilities[rows] = ndtr(
+                (codes[rows] - model.means) @ model.weights.T + model.offsets
+            )
+        return probabilities
+
+    def log_likelihood(
+        self, params: BLICAParams, block: BinaryBlock, rng: RowRandom
+    ) -> LogLikelihood:
+        """Estimate log P(x) of each row by orthant probabilities (eq. 6).
+
+        Raises
+        ------
+        FitError
+            If there are more than 20 features; `composite_log_likelihood` takes any number.
+        """
+        model = segment_model(params, block.segment)
+        found = log_orthant_probability(
+            block.dense(), model.correlation(), model.thresholds, block.observed()
+        )
+        return LogLikelihood(*found)
+
+    def composite_log_likelihood(
+        self, params: BLICAParams, block: BinaryBlock, rng: RowRandom
+    ) -> Array:
+        """Give Σ_i<j log P(x_i, x_j) of each row in nats, (n_samples,), observed pairs alone."""
+        model = segment_model(params, block.segment)
+        return model.composite_log_likelihood(block.dense(), block.observed())
+
+
+def segment_model(params: BLICAParams, index: int) -> SegmentModel:
+    """Find the model of a segment; one that was not fitted has the mean of the others."""
+    here = params.segments == index
+    weights = (
+        here if here.any() else params.segment_rows * (params.segment_status == SegmentStatus.USED)
+    )
+    shares = weights / weights.sum()
+    return SegmentModel(
+        PROBIT_SCALE * params.mixing,
+        shares @ params.thresholds,
+        shares @ params.source_means,
+        shares @ params.source_variances,
+    )
+
+
+def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
+    """Refuse features of which no segment to use says anything."""
+    if (constant := np.flatnonzero(~varies[usable].any(axis=0))).size:
+        raise FitError(
+            "Expected features that vary within a segment that is used, got constant ones: "
+            "{features}. Leave them out.",
+            constant.tolist(),
+        )
+
+
+def _nothing() -> BLICAParams:
+    """Parameters before the fit: they are sent with every task, so they are empty."""
+    declared = fields(BLICAParams)
+    empty: dict[str, Any] = {f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared}
+    return BLICAParams(**empty)
+
+
+def _fitted_params(match: Match, indices: NDArray[np.int64]) -> BLICAParams:
+    """Turn fitted values to those of the model: variances × 8/π, outputs in units of y."""
+    solution, segments, optima, tried = match.solution, match.segments, match.optima, match.tried
+    variances = np.exp(solution.log_variances)
+    deviations = np.sqrt(1 + variances @ solution.mixing.T**2) / PROBIT_SCALE
+    means, misfit = source_means(
+        solution.mixing,
+        -segments.thresholds * deviations,
+        segments.threshold_errors * deviations,
+    )
+    ridge = np.zeros(len(segments.used))
+    ridge[segments.used] = match.ridge
+    best = optima[0].solution.mixing
+    similarities = [mean_cosine_similarity(optimum.solution.mixing, best) for optimum in optima]
+    return BLICAParams(
+        mixing=solution.mixing,
+        source_variances=variances / PROBIT_SCALE**2,
+        source_means=means,
+        mean_misfit=misfit,
+        thresholds=segments.thresholds,
+        scales=np.exp(-solution.log_precisions),
+        correlations=segments.correlation,
+        pair_status=segments.pair_status,
+        varies=segments.varies.astype(np.uint8),
+        ridge=ridge,
+        segments=indices,
+        segment_rows=segments.rows,
+        segment_status=segments.status,
+        start_objectives=np.array([optimum.objective for optimum in optima]),
+        start_similarities=np.array(similarities),
+        candidate_components=np.array([c.n_components for c in tried], np.int64),
+        candidate_regularization=np.array([c.regularization for c in tried], np.float64),
+        candidate_scores=np.array([c.score for c in tried], np.float64),
+        mixing_interval=match.interval,
+    )

@@ -1,0 +1,98 @@
+"""Intervals of the mixing: the fit repeated on resampled groups of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import FitError
+from pipeline.executors.base import Map
+from pipeline.models.binary_ica.moment_matching.objective import Solution
+from pipeline.models.binary_ica.moment_matching.optimiser import maximise, spread_over
+from pipeline.models.binary_ica.moment_matching.segments import Segments, SegmentStatus, segments_of
+from pipeline.numerics.metrics import matched_columns
+from pipeline.statistics.counts import PairCounts
+
+Array = NDArray[np.float64]
+
+LEVEL = 0.95
+
+
+def mixing_interval(
+    counts: PairCounts,
+    n_groups: int,
+    regularization: float,
+    solution: Solution,
+    segments: Segments,
+    seeds: Sequence[int],
+    map_items: Map,
+) -> Array:
+    """Find percentile intervals of the mixing's entries.
+
+    In each segment n_groups − 1 of the groups are drawn with replacement (Rao, Wu, "Resampling
+    inference with complex survey data", JASA 1988): drawing all of them would give too small a
+    spread where groups are few.
+
+    Parameters
+    ----------
+    counts
+        Counts by segment and group, see `PairCounts.of_groups`.
+    n_groups
+        Groups a segment, at least 2.
+    regularization
+        Condition number to ridge to.
+    solution
+        Where every fit starts: of all segments, the mixing with columns of length 1.
+    segments
+        Those of the fit: what it left out is left out here.
+    seeds
+        One a replicate.
+    map_items
+        Where replicates run.
+
+    Returns
+    -------
+    ndarray
+        Lower and upper ends, (2, n_features, n_components); without seeds (0, …).
+    """
+    if not seeds:
+        return np.zeros((0, *solution.mixing.shape))
+    fit = partial(_replicate, regularization, solution, segments.status)
+    drawn = _resampled(counts, n_groups, seeds)
+    found = spread_over(fit, drawn, counts.joint.nbytes, map_items)
+    tail = (1 - LEVEL) / 2
+    interval: Array = np.quantile(np.array(found), [tail, 1 - tail], axis=0)
+    return interval
+
+
+def _resampled(counts: PairCounts, n_groups: int, seeds: Iterable[int]) -> Iterator[PairCounts]:
+    n_segments = len(counts.grouped_segments(n_groups))
+    shares = np.full(n_groups, 1 / n_groups)
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        yield counts.weighted(n_groups, rng.multinomial(n_groups - 1, shares, n_segments))
+
+
+def _replicate(
+    regularization: float,
+    solution: Solution,
+    status: NDArray[np.uint8],
+    counts: PairCounts,
+    spread: Map = map,
+) -> Array:
+    """Fit resampled counts; the mixing with columns of length 1, in the order of the solution's."""
+    drawn = segments_of(counts, 1, spread)  # A part of the rows is not to be too few.
+    drawn = replace(drawn, status=np.where(status == SegmentStatus.USED, drawn.status, status))
+    used = drawn.used
+    if not used.any():
+        raise FitError(
+            "bootstrap: Expected segments that can be used when a part of their rows is drawn, "
+            "got none. Fit without --set bootstrap."
+        )
+    start = Solution(solution.mixing, solution.log_variances[used], solution.log_precisions[used])
+    mixing = maximise(drawn.moments(regularization), start, spread=spread).solution.mixing
+    return matched_columns(mixing / np.linalg.norm(mixing, axis=0), solution.mixing)

@@ -1,0 +1,158 @@
+"""Algorithm 1 from pair counts to a solution, and the choices that come before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.executors.base import Map
+from pipeline.models.binary_ica.identifiability import surplus
+from pipeline.models.binary_ica.moment_matching.bootstrap import mixing_interval
+from pipeline.models.binary_ica.moment_matching.objective import Solution
+from pipeline.models.binary_ica.moment_matching.optimiser import Optimum, maximise_from_seeds
+from pipeline.models.binary_ica.moment_matching.refinement import calibrated, fit_gaps, readable
+from pipeline.models.binary_ica.moment_matching.segments import Segments
+from pipeline.models.binary_ica.moment_matching.selection import (
+    GRID,
+    Candidate,
+    choose,
+    folds_of,
+    independence,
+    try_settings,
+)
+from pipeline.statistics.counts import PairCounts
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to match.
+
+    Attributes
+    ----------
+    n_components, regularization
+        Number of components and condition number to ridge to; None is chosen on held-out rows.
+    n_groups
+        Groups that the rows of a segment were dealt to; at least 2 where anything is held out or
+        resampled.
+    min_rows
+        Rows below which a segment is left out.
+    """
+
+    n_components: int | None
+    regularization: float | None
+    n_groups: int
+    min_rows: int
+
+
+@dataclass(frozen=True)
+class Match:
+    """What came of it.
+
+    Attributes
+    ----------
+    n_components, regularization
+        The setting used.
+    tried
+        Settings scored on held-out rows, independence first.
+    optima
+        Of the starts that stayed finite, best first, before gaps were filled.
+    best
+        The optimum taken, gaps filled.
+    gap_rounds
+        Fits that filling gaps took.
+    segments
+        What was matched.
+    ridge
+        δ of each segment used.
+    solution
+        For reading, of all segments.
+    interval
+        Bootstrap intervals of its mixing.
+    """
+
+    n_components: int
+    regularization: float
+    tried: Sequence[Candidate]
+    optima: Sequence[Optimum]
+    best: Optimum
+    gap_rounds: int
+    segments: Segments
+    ridge: Array
+    solution: Solution
+    interval: Array
+
+
+def match_moments(
+    counts: PairCounts,
+    segments: Segments,
+    settings: Settings,
+    seeds: Mapping[str, NDArray[np.int64]],
+    map_items: Map,
+) -> Match:
+    """Match correlations of segments.
+
+    Parameters
+    ----------
+    counts
+        Counts by segment and group, see `PairCounts.of_groups`.
+    segments
+        What they give.
+    settings
+        How to match.
+    seeds
+        `starts` and `bootstrap` replicates, one seed each; `folds`, one for all.
+    map_items
+        Where starts, folds and replicates run.
+    """
+    tried, n_components, r = _settled(counts, segments, settings, seeds, map_items)
+    optima = maximise_from_seeds(
+        segments.moments(r), n_components, seeds["starts"].tolist(), map_items
+    )
+    best, segments, gap_rounds = fit_gaps(optima[0], segments, r, map_items)
+    solution = readable(calibrated(best.solution, segments, r, map_items), segments)
+    interval = mixing_interval(
+        counts, settings.n_groups, r, solution, segments, seeds["bootstrap"].tolist(), map_items
+    )
+    return Match(
+        n_components,
+        r,
+        tried,
+        optima,
+        best,
+        gap_rounds,
+        segments,
+        segments.moments(r).ridge,
+        solution,
+        interval,
+    )
+
+
+def _settled(
+    counts: PairCounts,
+    segments: Segments,
+    settings: Settings,
+    seeds: Mapping[str, NDArray[np.int64]],
+    map_items: Map,
+) -> tuple[Sequence[Candidate], int, float]:
+    """Choose on held-out rows what is not given, among components that are identifiable."""
+    n_components, regularization = settings.n_components, settings.regularization
+    if n_components and regularization:
+        return (), n_components, regularization
+    n, n_used = counts.n_features, int(segments.used.sum())
+    # By the paper's own count: beside it the fit would warn of what it chose itself.
+    identifiable = [k for k in range(1, n + 1) if surplus(n, k, n_used) >= 0] or [1]
+    folds = folds_of(counts, settings.n_groups, settings.min_rows, map_items)
+    tried = try_settings(
+        folds,
+        [n_components] if n_components else identifiable,
+        [regularization] if regularization else GRID,
+        int(seeds["folds"][0]),
+        map_items,
+    )
+    best = choose(tried)
+    return (independence(folds), *tried), best.n_components, best.regularization

@@ -1,0 +1,241 @@
+"""Maximises the scaled Gaussian likelihood by L-BFGS from several starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+from scipy.optimize import Bounds, OptimizeResult, minimize
+
+from pipeline.errors import FitError
+from pipeline.executors.base import Map
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.models.binary_ica.moment_matching.objective import (
+    Moments,
+    Solution,
+    likelihood,
+    unflatten,
+)
+
+Array = NDArray[np.float64]
+R = TypeVar("R")
+
+TOLERANCE = 1e-7
+"""Of the stopping rule: far below the sampling error of any data."""
+_WINDOW = 10
+_MAX_ITERATIONS = 20_000
+_MEMORY = 20
+# Bounds that no sensible solution meets; they keep exponentials finite while steps are wild.
+_LOG_VARIANCE, _LOG_PRECISION = 25.0, 12.0
+_BYTES_TO_SEND = 8 << 20
+
+
+class Optimum(NamedTuple):
+    """Where one start ended.
+
+    Attributes
+    ----------
+    solution
+        The unknowns.
+    objective
+        Mean log-likelihood of a row in nats, up to a constant.
+    iterations
+        Of L-BFGS.
+    converged
+        Whether the stopping rule was met.
+    """
+
+    solution: Solution
+    objective: float
+    iterations: int
+    converged: bool
+
+
+def maximise_from_seeds(
+    moments: Moments,
+    n_components: int,
+    seeds: Iterable[int],
+    map_items: Map,
+    tol: float = TOLERANCE,
+) -> list[Optimum]:
+    """Maximise from random starts.
+
+    Parameters
+    ----------
+    moments
+        What is matched.
+    n_components
+        Number of components.
+    seeds
+        One a start.
+    map_items
+        Where starts run. Those of large moments run one after the other in this process instead,
+        each on all its cores, because the moments would have to be sent with every start.
+    tol
+        Of the stopping rule, see `maximise`.
+
+    Returns
+    -------
+    list of Optimum
+        Those that stayed finite, best first.
+
+    Raises
+    ------
+    FitError
+        If none did.
+    """
+    starts = (random_start(moments, n_components, seed) for seed in seeds)
+    fit = partial(maximise, moments, tol=tol)
+    found = spread_over(fit, starts, moments.correlation.nbytes, map_items)
+    finite = [optimum for optimum in found if np.isfinite(optimum.objective)]
+    if not finite:
+        raise FitError(
+            "Expected a start that stays finite, got none. Fit with a smaller regularization."
+        )
+    return sorted(finite, key=lambda optimum: -optimum.objective)
+
+
+def spread_over(
+    function: Callable[..., R], items: Iterable[Any], n_bytes: int, map_items: Map
+) -> list[R]:
+    """Map where so many bytes of correlations can be sent along; else here, with threads inside."""
+    if n_bytes <= _BYTES_TO_SEND:
+        return list(map_items(function, items))
+    threads = ThreadsExecutor(os.cpu_count() or 1)
+    return [function(item, spread=threads.map) for item in items]
+
+
+def random_start(moments: Moments, n_components: int, seed: int) -> Solution:
+    """Take the leading eigenvectors of the mean correlation, turned at random."""
+    rng = np.random.default_rng(seed)
+    mean = np.tensordot(moments.weights, moments.correlation, axes=1)
+    n = moments.n_features
+    values, vectors = eigh(mean, subset_by_index=(n - n_components, n - 1))
+    turn = np.linalg.qr(rng.standard_normal((n_components, n_components)))[0]
+    mixing = (vectors * np.sqrt(np.maximum(values, 0.1))) @ turn
+    spread = 0.5 * rng.standard_normal((moments.n_segments, n_components))
+    precision = np.tile(0.5 * np.log1p((mixing**2).sum(axis=1)), (moments.n_segments, 1))
+    return Solution(mixing, spread, precision)
+
+
+def maximise(
+    moments: Moments, start: Solution, tol: float = TOLERANCE, spread: Map = map
+) -> Optimum:
+    """Maximise the likelihood from one start.
+
+    Parameters
+    ----------
+    moments
+        What is matched.
+    start
+        Where to begin.
+    tol
+        Stops when, over ten iterations, the objective rose by less than `tol` of its size (or of 1)
+        and no column of the mixing turned by more than 1 − cosine = `tol`.
+    spread
+        Maps over runs of segments.
+    """
+    return _ascend(lambda at: likelihood(moments, at, spread), start, tol)
+
+
+def maximise_variances(
+    moments: Moments, n_rows: float, start: Solution, spread: Map = map
+) -> Optimum:
+    """Maximise the likelihood over variances and scales, the mixing kept.
+
+    The logarithms of a source's variances have a normal prior about their mean over segments, with
+    a standard deviation of 1: where correlations say next to nothing about a variance, it neither
+    vanishes nor explodes.
+
+    Parameters
+    ----------
+    moments
+        What is matched.
+    n_rows
+        Number of rows, against which the prior weighs one.
+    start
+        Where to begin, and the mixing.
+    spread
+        Maps over runs of segments.
+    """
+
+    def posterior(at: Solution) -> tuple[float, Solution]:
+        value, gradient = likelihood(moments, at, spread)
+        off = at.log_variances - at.log_variances.mean(axis=0)
+        return value - 0.5 * (off**2).sum() / n_rows, gradient._replace(
+            mixing=np.zeros_like(at.mixing), log_variances=gradient.log_variances - off / n_rows
+        )
+
+    return _ascend(posterior, start, TOLERANCE)
+
+
+def _ascend(
+    objective: Callable[[Solution], tuple[float, Solution]], start: Solution, tol: float
+) -> Optimum:
+    """Follow L-BFGS upwards until it rests."""
+    shape = (*start.log_precisions.shape, start.mixing.shape[1])
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        value, gradient = objective(unflatten(flat, *shape))
+        return -value, -gradient.flat()
+
+    rest = _Rest(tol, start.mixing, lambda flat: unflatten(flat, *shape).mixing)
+    result = minimize(
+        loss,
+        start.flat(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=_bounds(start),
+        callback=rest,
+        options={
+            "maxiter": _MAX_ITERATIONS,
+            "maxfun": 2 * _MAX_ITERATIONS,
+            "maxcor": _MEMORY,
+            "ftol": 0.0,
+            "gtol": 0.0,
+        },
+    )
+    finite = bool(np.isfinite(result.x).all())
+    return Optimum(
+        unflatten(result.x, *shape),
+        -float(result.fun) if finite else -np.inf,
+        int(result.nit),
+        rest.reached or bool(result.success),
+    )
+
+
+def _bounds(start: Solution) -> Bounds:
+    limit = np.repeat([np.inf, _LOG_VARIANCE, _LOG_PRECISION], [part.size for part in start])
+    return Bounds(-limit, limit)
+
+
+class _Rest:
+    """Stops L-BFGS where the answer has stopped to move."""
+
+    def __init__(self, tol: float, mixing: Array, mixing_of: Callable[[Array], Array]) -> None:
+        self.tol, self.mixing_of = tol, mixing_of
+        self.mixing, self.loss, self.iterations = mixing, np.inf, 0
+        self.reached = False
+
+    def __call__(self, intermediate_result: OptimizeResult) -> None:
+        self.iterations += 1
+        if self.iterations % _WINDOW:
+            return
+        loss = intermediate_result.fun
+        mixing = self.mixing_of(intermediate_result.x).copy()
+        risen = self.loss - loss <= self.tol * max(1.0, abs(loss))
+        if risen and (_cosines(mixing, self.mixing) >= 1 - self.tol).all():
+            self.reached = True
+            raise StopIteration
+        self.loss, self.mixing = loss, mixing
+
+
+def _cosines(a: Array, b: Array) -> Array:
+    """Cosine of each pair of columns."""
+    cosines: Array = (a * b).sum(axis=0) / np.sqrt((a**2).sum(axis=0) * (b**2).sum(axis=0))
+    return cosines

@@ -1,0 +1,210 @@
+"""What the counts of segments give to match: correlations, and which of them can be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from pipeline.executors.base import Map
+from pipeline.models.binary_ica.moment_matching.objective import Moments
+from pipeline.numerics.tetrachoric import PairStatus
+from pipeline.statistics.correlations import correlation_matrices, estimate_tetrachoric
+from pipeline.statistics.counts import PairCounts
+
+Array = NDArray[np.float64]
+
+_WORTH_A_TASK = 300
+FEW_UNDEFINED = 0.1
+"""Share of a segment's pairs that may be undefined; of more, the segment is left out."""
+
+
+class SegmentStatus(IntEnum):
+    """Whether a segment was used, or why not."""
+
+    USED = 0
+    TOO_SMALL = 1
+    CONSTANT = 2
+    UNDEFINED_PAIRS = 3
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Segments, one row each.
+
+    Attributes
+    ----------
+    status
+        `SegmentStatus`, (n_segments,).
+    rows
+        Rows, (n_segments,).
+    pair_rows
+        Rows with both of a pair observed, mean over the pairs that count, (n_segments,).
+    varies
+        Whether a feature has ones and zeros, (n_segments, n_features).
+    thresholds
+        −Φ⁻¹ of the share of ones; half a count stands for none, (n_segments, n_features).
+    threshold_errors
+        Their standard errors; infinite where a feature does not vary.
+    correlation, pair_status
+        Tetrachoric correlations and the `PairStatus` of each, (n_segments, n_features,
+        n_features); undefined ones of features that vary are the mean of other segments', all
+        other undefined ones 0.
+    extremes
+        Least and largest eigenvalue of each correlation matrix, (n_segments, 2).
+    """
+
+    status: NDArray[np.uint8]
+    rows: NDArray[np.int64]
+    pair_rows: Array
+    varies: NDArray[np.bool_]
+    thresholds: Array
+    threshold_errors: Array
+    correlation: Array
+    pair_status: NDArray[np.uint8]
+    extremes: Array
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Whether each segment is used, (n_segments,)."""
+        used: NDArray[np.bool_] = self.status == SegmentStatus.USED
+        return used
+
+    def undefined(self) -> NDArray[np.bool_]:
+        """Pairs of features that vary, but whose correlation is unknown."""
+        return _undefined(self.varies, self.pair_status)
+
+    def moments(self, regularization: float) -> Moments:
+        """Moments of the segments used, ridged to a condition number."""
+        used = self.used
+        weights, delta = self.pair_rows[used], ridge(self.extremes[used], regularization)
+        return Moments(
+            self.correlation if used.all() else self.correlation[used],
+            self.varies[used],
+            weights / weights.sum(),
+            delta,
+            np.zeros_like(delta),
+        )
+
+    def filled(self, correlation: Array, map_items: Map) -> Segments:
+        """Replace the correlations, (n_segments, n_features, n_features)."""
+        extremes = extreme_eigenvalues(correlation, map_items)
+        return replace(self, correlation=correlation, extremes=extremes)
+
+
+def segments_of(counts: PairCounts, min_rows: int, map_items: Map) -> Segments:
+    """Estimate the correlations of every segment and judge which segments can be used."""
+    observed, ones = counts.margins()
+    varies = (ones > 0) & (ones < observed)
+    correlation, pair_status = correlation_matrices(
+        counts, partial(estimate_tetrachoric, "half"), map_items
+    )
+    status = _judged(counts.rows, varies, pair_status, min_rows)
+    pair_rows = np.array([_mean_rows(counts, u, varies[u]) for u in range(len(varies))])
+    _fill_by_others(correlation, pair_status, varies, pair_rows * (status == SegmentStatus.USED))
+    return Segments(
+        status,
+        counts.rows,
+        pair_rows,
+        varies,
+        *_thresholds(observed, ones, varies),
+        correlation,
+        pair_status,
+        extreme_eigenvalues(correlation, map_items),
+    )
+
+
+def _thresholds(
+    observed: NDArray[np.int64], ones: NDArray[np.int64], varies: NDArray[np.bool_]
+) -> tuple[Array, Array]:
+    """Thresholds and their standard errors."""
+    n = np.maximum(observed, 1)
+    share = np.where(observed > 0, np.clip(ones, 0.5, n - 0.5) / n, 0.5)
+    thresholds: Array = -ndtri(share)
+    density = np.exp(-0.5 * thresholds**2) / np.sqrt(2 * np.pi)
+    errors: Array = np.where(varies, np.sqrt(share * (1 - share) / n) / density, np.inf)
+    return thresholds, errors
+
+
+def _fill_by_others(
+    correlation: Array, pair_status: NDArray[np.uint8], varies: NDArray[np.bool_], weights: Array
+) -> None:
+    """Give undefined pairs the weighted mean over the segments where the pair is known."""
+    missing = _undefined(varies, pair_status)
+    if not missing.any():
+        return
+    known = (pair_status == PairStatus.PLAIN) | (pair_status == PairStatus.EMPTY_CELL)
+    total = np.einsum("u,uij,uij->ij", weights, known, correlation)
+    mass = np.einsum("u,uij->ij", weights, known)
+    mean = np.divide(total, mass, out=np.zeros_like(total), where=mass > 0)
+    for matrix, gaps in zip(correlation, missing, strict=True):
+        matrix[gaps] = mean[gaps]
+
+
+def _mean_rows(counts: PairCounts, segment: int, varies: NDArray[np.bool_]) -> float:
+    """Mean number of rows behind a correlation."""
+    if counts.pair_rows is None:
+        return float(counts.rows[segment])
+    n = np.broadcast_to(counts.table(segment).n, (len(varies), len(varies)))
+    pairs = np.triu(varies & varies[:, None], 1)
+    return float(n[pairs].mean()) if pairs.any() else 0.0
+
+
+def _judged(
+    rows: NDArray[np.int64],
+    varies: NDArray[np.bool_],
+    pair_status: NDArray[np.uint8],
+    min_rows: int,
+) -> NDArray[np.uint8]:
+    n_varying = varies.sum(axis=1)
+    n_pairs = np.maximum(n_varying * (n_varying - 1), 1)
+    undefined = _undefined(varies, pair_status).sum(axis=(1, 2)) / n_pairs
+    status = np.select(
+        [rows < min_rows, n_varying < 2, undefined > FEW_UNDEFINED],
+        [SegmentStatus.TOO_SMALL, SegmentStatus.CONSTANT, SegmentStatus.UNDEFINED_PAIRS],
+        SegmentStatus.USED,
+    )
+    return status.astype(np.uint8)
+
+
+def _undefined(varies: NDArray[np.bool_], pair_status: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    unknown = np.isin(pair_status, [PairStatus.CONSTANT_FEATURE, PairStatus.NO_OBSERVATIONS])
+    return unknown & varies[:, :, None] & varies[:, None, :]
+
+
+def ridge(extremes: Array, regularization: float) -> Array:
+    """Find the least δ >= 0 with which (C + δ I) / (1 + δ) has a condition number r.
+
+    Step 2 of algorithm 1 of Hyttinen et al. (2022): δ = (λ₁ − r λₙ) / (r − 1).
+
+    Parameters
+    ----------
+    extremes
+        Least and largest eigenvalue of each C, (n_segments, 2).
+    regularization
+        r > 1.
+
+    Returns
+    -------
+    ndarray
+        δ, (n_segments,).
+    """
+    least, largest = extremes.T
+    needed: Array = (largest - regularization * least) / (regularization - 1)
+    return np.maximum(0.0, needed)
+
+
+def _extremes(correlation: Array) -> Array:
+    """Least and largest eigenvalue."""
+    values = np.linalg.eigvalsh(correlation)
+    return np.array([values[0], values[-1]], np.float64)
+
+
+def extreme_eigenvalues(correlation: Array, map_items: Map) -> Array:
+    """Find the least and the largest eigenvalue of each matrix, (n_segments, 2)."""
+    spread = map_items if correlation.shape[1] >= _WORTH_A_TASK else map
+    return np.array(list(spread(_extremes, correlation))).reshape(-1, 2)

@@ -1,0 +1,1 @@
+"""What a fitted model is for: codes, scores, samples, comparisons."""

@@ -1,0 +1,170 @@
+"""Shares of ones and of joint ones: in the data, and as a fitted model has them.
+
+What a model says of features and pairs is taken from a sample of it, so that every model can be
+compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import Rows, block_of
+from pipeline.executors.base import Executor
+from pipeline.fit import TASK_MEMORY, collect
+from pipeline.models.base import Model
+from pipeline.params import named_arrays
+from pipeline.progress import Progress, silent
+from pipeline.reduce import groups, tree_merge
+from pipeline.statistics.counts import PairCounts, PairTable, tiles
+from pipeline.using.evaluate import Subject
+from pipeline.using.simulate import Draw, draw_rows, draws_of, rows_by_segment
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+SAMPLE_ROWS = 200_000
+"""Rows drawn from a model."""
+EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
+"""Edges of the bins of implied shares."""
+
+
+class Comparison(NamedTuple):
+    """Shares of ones, or of joint ones, in the data and in a sample of the model.
+
+    Attributes
+    ----------
+    features
+        Indices, (n, 1) or (n, 2).
+    observed, implied
+        Shares, (n,).
+    error
+        Standard error of their difference, were the model right: of the data and of the sample.
+    """
+
+    features: NDArray[np.intp]
+    observed: Array
+    implied: Array
+    error: Array
+
+    @property
+    def z(self) -> Array:
+        """Observed less implied in standard errors; 0 where both are certain."""
+        scores: Array = (self.observed - self.implied) / np.where(self.error > 0, self.error, 1.0)
+        return scores
+
+    @property
+    def rmse(self) -> float:
+        """Root mean square difference."""
+        return _root_mean_square(self.observed - self.implied)
+
+    @property
+    def rmse_by_chance(self) -> float:
+        """What it would be about, were the model right."""
+        return _root_mean_square(self.error)
+
+    def largest(self, number: int) -> NDArray[np.intp]:
+        """Give the places of the largest differences in standard errors."""
+        return np.argsort(-np.abs(self.z), kind="stable")[:number]
+
+    def binned(self) -> list[dict[str, float]]:
+        """Give the mean shares of those whose implied share lies between two edges."""
+        place = np.digitize(self.implied, EDGES[1:-1])
+        bins = []
+        for k in np.unique(place):
+            here = place == k
+            means = {"implied": self.implied[here].mean(), "observed": self.observed[here].mean()}
+            edges = {"from": EDGES[k], "to": EDGES[k + 1]}
+            shares = {name: float(mean) for name, mean in means.items()}
+            bins.append({**edges, "number": int(here.sum()), **shares})
+        return bins
+
+
+def observed_pairs(rows: Rows, executor: Executor, progress: Progress = silent) -> PairCounts:
+    """Count the pairs of all rows, segments pooled."""
+    return collect(
+        partial(PairCounts.of_block, pooled=True),
+        rows,
+        executor,
+        PairCounts.label,
+        tiles(rows.n_features, 1, TASK_MEMORY),
+        progress,
+    )
+
+
+def implied_pairs(
+    subject: Subject, segment_rows: Counts, n_features: int, executor: Executor, seed: int
+) -> PairCounts:
+    """Count the pairs of rows drawn from a model, segments as often as in the data.
+
+    Parameters
+    ----------
+    subject
+        What is evaluated.
+    segment_rows
+        Rows of every segment of the data; empty where the model has no segments.
+    n_features
+        Number of features.
+    executor
+        Where rows are drawn.
+    seed
+        Of the draws.
+    """
+    n_rows, segments = np.array([SAMPLE_ROWS]), subject.segments
+    if len(segments):
+        seen = np.flatnonzero(segment_rows)
+        n_rows = rows_by_segment(segment_rows[seen].astype(np.float64), SAMPLE_ROWS)
+        segments = segments[seen]
+    draws = list(draws_of(n_rows, segments, n_features))
+    grouped = [draws[keys.start : keys.stop] for keys in groups(len(draws))]
+    arrays = {name: values for name, (_, values) in named_arrays(subject.params).items()}
+    count = partial(_drawn_pairs, subject.model, arrays, n_features, seed)
+    return tree_merge(executor.map(count, grouped))
+
+
+def _drawn_pairs(
+    model: Model, arrays: dict[str, NDArray[Any]], n_features: int, seed: int, some: Sequence[Draw]
+) -> PairCounts:
+    parts = []
+    for draw in some:
+        packed = draw_rows(model, lambda: arrays, seed, draw)
+        X = np.unpackbits(packed, axis=1, count=n_features, bitorder="little")
+        parts.append(PairCounts.of_block(block_of(X), pooled=True))
+    return tree_merge(parts)
+
+
+def compare_features(observed: PairCounts, implied: PairCounts) -> Comparison:
+    """Compare the shares of ones of all features."""
+    features = np.arange(observed.n_features)
+    return _compared(observed, implied, (features, features))._replace(features=features[:, None])
+
+
+def compare_pairs(observed: PairCounts, implied: PairCounts) -> Comparison:
+    """Compare the shares of joint ones of all pairs of features observed together."""
+    return _compared(observed, implied, np.triu_indices(observed.n_features, 1))
+
+
+def _compared(
+    observed: PairCounts, implied: PairCounts, at: tuple[NDArray[np.intp], NDArray[np.intp]]
+) -> Comparison:
+    (n, ones), (m, drawn) = (_joint(counts.table(0), at) for counts in (observed, implied))
+    seen = n > 0
+    n, ones, m, drawn = n[seen], ones[seen], m[seen], drawn[seen]
+    pooled = (ones + drawn) / (n + m)
+    error = np.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
+    return Comparison(np.column_stack(at)[seen], ones / n, drawn / m, error)
+
+
+def _root_mean_square(differences: Array) -> float:
+    """Give 0 where there are none."""
+    return float(np.sqrt((differences**2).sum() / max(len(differences), 1)))
+
+
+def _joint(table: PairTable, at: tuple[NDArray[np.intp], NDArray[np.intp]]) -> tuple[Array, Array]:
+    """Give rows and joint ones of some pairs."""
+    n = np.broadcast_to(table.n, table.joint.shape)[at]
+    return n.astype(np.float64), table.joint[at].astype(np.float64)

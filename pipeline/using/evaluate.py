@@ -1,0 +1,217 @@
+"""How well a fitted model describes rows: their likelihood, and their bits coded and decoded.
+
+Both are sums over rows, one pass of any executor. `pipeline.using.calibration` compares shares of
+features and pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock, Rows, block_of
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor
+from pipeline.fit import collect
+from pipeline.models.base import Model
+from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.numerics.metrics import reconstruction_losses
+from pipeline.progress import Progress, silent
+from pipeline.random import RowRandom
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_MEASURES = {
+    "log_likelihood": "exact",
+    "lower_bound": "bound",
+    "composite_log_likelihood": "composite",
+}
+_CELLS_AT_ONCE = 1 << 21
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A fitted model and where it stands among the segments of the data.
+
+    Attributes
+    ----------
+    model, params
+        The fitted model.
+    segments
+        The model's index of every segment of the data; empty where the model has none.
+    """
+
+    model: Model
+    params: Any
+    segments: Counts
+
+
+class Measure(NamedTuple):
+    """What a model says of the probability of a row.
+
+    Attributes
+    ----------
+    name
+        `log_likelihood`, `lower_bound`, `composite_log_likelihood` (the sum over pairs of
+        features, which is none of a row), or None where the model offers nothing.
+    refusals
+        Why those before it were not taken.
+    """
+
+    name: str | None
+    refusals: tuple[str, ...] = ()
+
+
+def baselines(n_rows: int) -> dict[str, Model]:
+    """Give the models that any other should beat, for so many rows to fit."""
+    n_components = min(20, n_rows)
+    return {
+        "independent features": BernoulliMixture(n_components=1, smoothing=1.0),
+        f"mixture of {n_components}": BernoulliMixture(n_components=n_components),
+    }
+
+
+def measure_of(subject: Subject) -> Measure:
+    """Find what a model offers, by asking for the probability of a row drawn from it."""
+    model, params = subject.model, subject.params
+    segments = subject.segments[:1] if len(subject.segments) else np.zeros(1, np.int64)
+    drawn = model.sample(params, 1, np.random.default_rng(0), segments)
+    block, refusals = block_of(drawn, segment=int(segments[0])), []
+    for name in _MEASURES:
+        if not hasattr(model, name):
+            continue
+        try:
+            getattr(model, name)(params, block, RowRandom(0))
+        except FitError as error:
+            refusals.append(str(error))
+        else:
+            return Measure(name, tuple(refusals))
+    return Measure(None, tuple(refusals))
+
+
+def score_rows(
+    subject: Subject,
+    measure: str | None,
+    rows: Rows,
+    executor: Executor,
+    seed: int,
+    progress: Progress = silent,
+) -> Sums:
+    """Sum likelihoods and losses over all rows.
+
+    Parameters
+    ----------
+    subject
+        What is evaluated.
+    measure
+        Name of the measure of likelihood, or None.
+    rows, executor, seed, progress
+        As for `pipeline.fit.collect`; the seed is that of the codes.
+
+    Raises
+    ------
+    FitError
+        If there are no rows, or a row's likelihood is not finite.
+    """
+    score = partial(_score_block, subject, measure, RowRandom(seed))
+    return collect(score, rows, executor, "score", progress=progress)
+
+
+def _score_block(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
+    segment_rows = np.zeros(len(subject.segments), np.int64)
+    here = block
+    if len(subject.segments):
+        segment_rows[block.segment] = block.n_samples
+        here = replace(block, segment=int(subject.segments[block.segment]))
+    scored = reduce(Sums.merge, (_score(subject, measure, rng, part) for part in _parts(here)))
+    return replace(scored, values={**scored.values, "segment_rows": segment_rows})
+
+
+def _parts(block: BinaryBlock) -> Iterator[BinaryBlock]:
+    """Cut a block so that a matrix of floats of its shape stays small."""
+    size = 64 * max(1, _CELLS_AT_ONCE // (64 * block.n_features))
+    for start in range(0, block.n_samples, size):
+        yield block.taken(np.arange(start, min(start + size, block.n_samples)))
+
+
+def _score(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
+    nats, error = _likelihoods(subject, measure, rng, block)
+    values = {
+        "squared_nats": np.array((nats**2).sum()),
+        "error_variance": np.array((error**2).sum()),
+        **_losses(subject, rng, block),
+    }
+    return Sums(block.n_samples, float(nats.sum()), values)
+
+
+def _likelihoods(
+    subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock
+) -> tuple[Array, Array]:
+    """Give the measure of each row, and its standard error."""
+    nothing = np.zeros(block.n_samples)
+    if measure is None:
+        return nothing, nothing
+    found = getattr(subject.model, measure)(subject.params, block, rng)
+    nats, error = found if isinstance(found, tuple) else (found, nothing)
+    if not (finite := np.isfinite(nats)).all():
+        at = int(np.argmin(finite))
+        raise FitError(
+            f"row {block.rows[at] + 1}: Expected a finite {measure}, got {nats[at]}. "
+            "Fit again with other settings."
+        )
+    return nats, error
+
+
+def _losses(subject: Subject, rng: RowRandom, block: BinaryBlock) -> dict[str, NDArray[Any]]:
+    """Sum the losses of reconstruction over observed values."""
+    observed = np.ones((block.n_samples, block.n_features), np.bool_)
+    if (mask := block.observed()) is not None:
+        observed = mask.astype(np.bool_)
+    codes = subject.model.transform(subject.params, block, rng)["mean"]
+    segments = np.full(block.n_samples, block.segment)
+    probabilities = subject.model.reconstruct(subject.params, codes, segments)
+    n_observed = int(observed.sum())
+    losses = {"wrong_bits": 0.0, "nll_per_bit": 0.0}
+    if n_observed:
+        losses = reconstruction_losses(block.dense(), observed, probabilities)
+    sums = {name: np.array(mean * n_observed) for name, mean in losses.items()}
+    return {**sums, "observed": np.array(n_observed)}
+
+
+def likelihood_summary(measure: Measure, sums: Sums) -> dict[str, Any]:
+    """Describe the likelihood of a row.
+
+    Returns
+    -------
+    dict
+        `kind`: exact, estimate, bound, composite or none; the mean of a row in nats under the name
+        of the measure, and in `bits`; `standard_error` of that mean for the choice of rows, and
+        `estimation_error` of it for how each row's was estimated; `refusals`.
+    """
+    if measure.name is None:
+        return {"kind": "none", "refusals": list(measure.refusals)}
+    n, mean = sums.n_samples, sums.objective / sums.n_samples
+    variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
+    error_variance = float(sums.values["error_variance"])
+    kind = "estimate" if error_variance > 0 else _MEASURES[measure.name]
+    return {
+        "kind": kind,
+        measure.name: mean,
+        "bits": mean / np.log(2),
+        "standard_error": float(np.sqrt(variance / n)),
+        "estimation_error": float(np.sqrt(error_variance)) / n,
+        "refusals": list(measure.refusals),
+    }
+
+
+def reconstruction_summary(sums: Sums) -> dict[str, float]:
+    """Give mean losses of an observed value, coded from the row that it is in."""
+    n_observed = max(int(sums.values["observed"]), 1)
+    return {name: float(sums.values[name]) / n_observed for name in ("wrong_bits", "nll_per_bit")}

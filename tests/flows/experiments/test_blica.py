@@ -1,0 +1,256 @@
+"""Experiments on binary ICA: trials, the numbers in their tables, pictures, what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import sklearn.decomposition
+from matplotlib.image import imread
+
+from flows.cli.options import run
+from flows.experiments import blica_identifiability, blica_samples, blica_scaling
+from flows.experiments.__main__ import app
+from flows.experiments.base import Where, medians
+from flows.experiments.blica_common import Shape, drawn, drawn_truth, trials_stage
+from pipeline.blocks import blocks_of
+from pipeline.executors.base import one_blas_thread
+from pipeline.trials.blica import rows_in_memory, sample_trial, timed_trial
+from storage.examples import nonstationary_rows, nonstationary_truth
+
+Call = Callable[..., SimpleNamespace]
+SMALL = Shape(features=4, components=2, segments=5, rows_per_segment=100)
+NAMES = ("identifiability", "samples", "scaling")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small() -> Iterator[None]:
+    """Make quick runs quicker still."""
+    with pytest.MonkeyPatch.context() as patched, one_blas_thread():
+        patched.setattr(blica_identifiability, "_QUICK_FEATURES", (2, 7))
+        patched.setattr(blica_identifiability, "_QUICK_SEGMENTS", (4,))
+        patched.setattr(blica_samples, "_QUICK_MODELS", 2)
+        patched.setattr(blica_samples, "_QUICK_SHAPES", ((4, 2), (5, 2)))
+        patched.setattr(blica_samples, "_SEGMENTS", 10)
+        patched.setattr(blica_samples, "_QUICK_ROWS", (64, 2000))
+        patched.setattr(blica_scaling, "_BASE", SMALL)
+        patched.setattr(blica_scaling, "_QUICK_FEATURES", (4, 8))
+        patched.setattr(blica_scaling, "_QUICK_SEGMENTS", (5, 10))
+        patched.setattr(blica_scaling, "_QUICK_COMPONENTS", (1, 2))
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of quick runs of all three commands, with what they printed."""
+    folder = tmp_path_factory.mktemp("experiments")
+    for name in NAMES:
+        options = ("--quick", "--executor", "serial", "--output", str(folder / name))
+        json = ("--json",) if name == "scaling" else ()
+        with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
+            run(app, [f"blica-{name}", *options, *json])
+        assert leaving.value.code == 0
+        (folder / f"{name}.out").write_text(printed.getvalue(), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> Call:
+    """Call the command line in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as leaving:
+            run(app, [str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=leaving.value.code, out=captured.out, err=captured.err)
+
+    return called
+
+
+def table(stem: Path) -> list[dict[str, Any]]:
+    """Read a table from its JSON, and see that the CSV says the same."""
+    rows = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    with stem.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        assert list(csv.DictReader(file)) == [{k: str(v) for k, v in row.items()} for row in rows]
+    return rows
+
+
+# Trials
+
+
+def test_rows_in_memory_are_those_given():
+    X = np.random.default_rng(0).integers(2, size=(3 * 70, 5), dtype=np.uint8)
+    rows = rows_in_memory(X, 3)
+    blocks = list(blocks_of(rows.read(0)))
+    assert (rows.n_chunks, rows.n_features, rows.n_segments) == (1, 5, 3)
+    assert [block.segment for block in blocks] == [0, 1, 2]
+    np.testing.assert_array_equal(np.concatenate([block.dense() for block in blocks]), X)
+
+
+def test_seeds_do_not_share_models():
+    (a, b, c) = (drawn_truth(SMALL, model, seed).mixing for model, seed in [(0, 0), (1, 0), (0, 1)])
+    assert not np.array_equal(a, b)
+    assert not np.array_equal(a, c)
+    assert not np.array_equal(b, c)
+
+
+def test_a_trial_has_the_rows_of_its_truth():
+    data, truth = drawn(SMALL, 3, 0), nonstationary_truth(4, 2, 5, 3)
+    np.testing.assert_array_equal(data.mixing, truth.mixing)
+    (batch,) = nonstationary_rows(truth, 100, 3)
+    X = np.concatenate([block.dense() for block in blocks_of(data.rows.read(0))])
+    np.testing.assert_array_equal(X, batch.X)
+
+
+@pytest.mark.parametrize("shape", [SMALL, Shape(5, 5, 8, 300)])
+def test_the_timed_parts_are_the_fit(shape):
+    found = timed_trial(drawn(shape, 0, 0))
+    assert found["mcs"] == pytest.approx(sample_trial(drawn(shape, 0, 0))["BLICA"], abs=1e-12)
+    parts = ("counts", "correlations", "selection", "starts", "refinement")
+    assert min(found[part] for part in parts) >= 0
+    assert found["total"] == pytest.approx(sum(found[part] for part in parts))
+    assert found["total"] > 0
+
+
+def test_linear_ica_may_fail_to_converge(monkeypatch):
+    hasty = partial(sklearn.decomposition.FastICA, max_iter=1, tol=1e-12)
+    monkeypatch.setattr(sklearn.decomposition, "FastICA", hasty)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sample_trial(drawn(SMALL, 0, 0))
+    assert not found["FastICA_converged"]
+    assert found["BLICA_converged"]
+    assert 0 < found["FastICA"] <= 1
+
+
+def test_trials_are_the_same_everywhere(prefect_server):
+    def found(name: str, alone: bool = False) -> list[Any]:
+        where = Where(name=name, workers=None, cluster=None)
+        return trials_stage.fn(sample_trial, drawn, [SMALL], 3, 7, where, alone)
+
+    expected = found("serial")
+    assert [row["model"] for row in expected] == [0, 1, 2]
+    assert len({row["BLICA"] for row in expected}) == 3
+    assert found("threads", alone=True) == expected
+    assert found("dask") == expected
+
+
+def test_a_trial_can_be_sent_to_another_process():
+    sent = pickle.loads(pickle.dumps((sample_trial, drawn(SMALL, 0, 0))))
+    assert sent[0](sent[1]) == sample_trial(drawn(SMALL, 0, 0))
+
+
+def test_medians_are_of_each_group():
+    trials = [{"a": 1, "b": x, "c": 0} for x in (5, 1, 3)] + [{"a": 2, "b": 7.5, "c": 0}]
+    assert medians(trials, ["a"], ["b"]) == [{"a": 1, "b": 3.0}, {"a": 2, "b": 7.5}]
+
+
+# Commands
+
+
+def test_identifiability(finished):
+    folder = finished / "identifiability"
+    trials, middle = table(folder / "identifiability"), table(folder / "identifiability_medians")
+    assert [(row["features"], row["components"], row["model"]) for row in trials] == [
+        (n, n, model) for n in (2, 7) for model in range(3)
+    ]
+    assert max(row["residual"] for row in trials) < 1e-20
+    assert [row["surplus"] for row in middle] == [-8, 7]
+    too_few, enough = (row["distance"] for row in middle)
+    assert enough < 1e-12
+    assert too_few > 1e-2
+    assert too_few == np.median([row["distance"] for row in trials[:3]])
+
+
+def test_samples(finished):
+    folder = finished / "samples"
+    trials, middle = table(folder / "samples"), table(folder / "samples_medians")
+    assert len(trials) == 2 * 2 * 2
+    assert [(row["features"], row["rows_per_segment"]) for row in middle] == [
+        (n, rows) for n in (4, 5) for rows in (64, 2000)
+    ]
+    assert all(row["BLICA"] > 0.95 > row["FastICA"] for row in middle[1::2])
+    assert {type(row["FastICA_converged"]) for row in trials} == {bool}
+
+
+def test_scaling(finished):
+    folder = finished / "scaling"
+    rows, middle = table(folder / "scaling"), table(folder / "scaling_medians")
+    shapes = [(4, 2, 5), (8, 2, 5), (4, 2, 10), (4, 1, 5)]
+    assert [(r["features"], r["components"], r["segments"]) for r in rows] == shapes
+    assert [tuple(row.values())[:3] for row in middle] == shapes
+    assert all(row["total"] > row["starts"] > 0 and row["iterations"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_picture_can_be_read(finished, name):
+    (path,) = (finished / name).glob("*.png")
+    pixels = imread(path)
+    assert min(pixels.shape[:2]) > 300
+    assert pixels[0, 0, :3].min() == 1  # a light background
+    assert 0.02 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.8
+    assert ElementTree.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
+
+
+def test_json_is_one_object(finished):
+    summary = json.loads((finished / "scaling.out").read_text())
+    assert summary["medians"] == table(finished / "scaling/scaling_medians")
+    assert summary["files"] == sorted(map(str, (finished / "scaling").iterdir()))
+
+
+def test_the_table_is_printed(finished):
+    lines = (finished / "samples.out").read_text().splitlines()
+    assert lines[0].split()[:3] == ["features", "components", "segments"]
+    assert lines[1].split()[:4] == ["4", "2", "10", "64"]
+    assert lines[-1] == str(finished / "samples/samples_medians.json")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--seed", "2.7"), "Expected a whole number, got '2.7'"),
+        (("--executor", "serial", "--workers", "2"), "--workers"),
+        (
+            ("--executor", "threads", "--cluster", "tcp://a:1"),
+            "--cluster: Expected --executor dask",
+        ),
+        (("--output", "s3://bucket/x"), "s3://bucket/x: Expected a path of this machine"),
+        (("--sede", "1"), "--sede"),
+    ],
+)
+def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
+    done = call(f"blica-{name}", "--quick", *options)
+    (line,) = done.err.splitlines()
+    assert (done.code, done.out) == (2, "")
+    assert line.startswith("error: ")
+    assert said in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trial_that_cannot_be_is_refused_in_one_line(prefect_server, call, monkeypatch):
+    monkeypatch.setattr(blica_samples, "_SEGMENTS", 2)
+    done = call("blica-samples", "--quick", "--executor", "serial")
+    *_, line = done.err.splitlines()
+    assert done.code == 2
+    assert line.startswith("error: Expected at least 3 segments, got 2.")
+    assert "Traceback" not in done.err
+    assert not Path("runs").exists()

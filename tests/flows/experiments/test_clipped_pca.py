@@ -1,0 +1,357 @@
+"""Experiments: the numbers in their tables, the pictures, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
+
+from flows.cli.options import run
+from flows.data import datasets
+from flows.experiments.__main__ import app
+from flows.experiments.base import sampled_rows
+from flows.experiments.images import images_stage
+from flows.report.figures import ImageRow, image_layout, save_images
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.statistics.counts import PairCounts
+from pipeline.trials.linear_pca import LinearPCA, linear_pca
+from storage.artifacts import NamedArray, write_artifact
+from tests.data import probit_rows, write
+
+HERE = {"name": "serial", "workers": None, "cluster": None}
+Call = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture(scope="module")
+def patch() -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        yield patched
+
+
+@pytest.fixture(scope="module")
+def finished(prefect_server: None, patch: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of one quick run of the whole command."""
+    folder = tmp_path_factory.mktemp("experiment")
+    patch.setattr(datasets, "examples_path", lambda: folder / "examples")
+    output = folder / "output"
+    with pytest.raises(SystemExit) as leaving:
+        run(app, ["clipped-pca", "--quick", "--executor", "serial", "--output", str(output)])
+    assert leaving.value.code == 0
+    return output
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> Call:
+    """Call the command line in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as leaving:
+            run(app, [str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=leaving.value.code, out=captured.out, err=captured.err)
+
+    return called
+
+
+@pytest.fixture
+def refused(call: Call, tmp_path: Path) -> Callable[..., str]:
+    """Call what must be refused in one line, the last, and leave no file; give that line."""
+
+    def called(*arguments: object) -> str:
+        before = set(tmp_path.rglob("*"))
+        done = call(*arguments)
+        assert (done.code, done.out) == (2, ""), (done.code, done.out, done.err)
+        assert "Traceback" not in done.err
+        assert set(tmp_path.rglob("*")) == before
+        *_, line = done.err.splitlines()
+        assert line.startswith("error: ")
+        return line
+
+    return called
+
+
+def table(stem: Path) -> list[dict[str, Any]]:
+    return json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+# The ring
+
+
+def test_the_ring_has_two_hidden_eigenvalues_and_a_continuum_of_spins(finished: Path) -> None:
+    rows = table(finished / "ring_spectrum")
+    hidden, spins = (np.array([row[name] for row in rows]) for name in ("clipped_pca", "spins"))
+    assert len(rows) == 64
+    np.testing.assert_allclose(hidden[:2], 32, rtol=0.03)
+    assert abs(hidden[2:]).max() < 0.01
+    assert hidden.sum() == pytest.approx(64)
+    # Two components of the spins leave a fifth of the variance: 1 − 8/π².
+    assert spins[2:].sum() / 64 == pytest.approx(1 - 8 / np.pi**2, abs=0.01)
+    assert (spins[:30] > 0.05).all()
+
+
+def test_the_limits_of_the_ring_are_those_of_a_triangle_wave(finished: Path) -> None:
+    rows = table(finished / "ring_spectrum")
+    odd = np.arange(1, 64, 2)
+    closed_form = np.sort(4 / (64 * np.sin(np.pi * odd / 64) ** 2))[::-1]
+    limit = [row["spins_limit"] for row in rows]
+    np.testing.assert_allclose(limit, [*closed_form, *[0] * 32], atol=1e-12)
+    np.testing.assert_allclose([row["spins"] for row in rows], limit, atol=0.4)
+    np.testing.assert_allclose(
+        [row["clipped_pca_limit"] for row in rows], [32, 32] + [0] * 62, atol=1e-12
+    )
+
+
+# Images
+
+
+def test_errors_fall_with_the_number_of_components(finished: Path) -> None:
+    rows = table(finished / "images_errors")
+    assert [(row["components"], row["model"]) for row in rows] == [
+        (0, "margins alone"),
+        *[(p, name) for p in (5, 20) for name in ("linear PCA", "clipped PCA")],
+    ]
+    for measure in ("wrong_bits", "nll_per_bit"):
+        margins, linear_5, clipped_5, linear_20, clipped_20 = (row[measure] for row in rows)
+        assert margins > linear_5 > linear_20 > 0
+        assert margins > clipped_5 > clipped_20 > 0
+        assert clipped_20 < linear_20 / 2
+    assert rows[2]["nll_per_bit"] < rows[1]["nll_per_bit"]
+
+
+def test_spectrum_of_linear_pca_is_that_of_the_pixels(finished: Path) -> None:
+    X = load_digits().data >= 8
+    expected = PCA().fit(X[:, X.any(axis=0) & ~X.all(axis=0)].astype(float))
+    rows = table(finished / "images_spectrum")
+    np.testing.assert_allclose(
+        [row["linear_pca"] for row in rows],
+        expected.explained_variance_ * (len(X) - 1) / len(X),
+        atol=1e-12,
+    )
+    np.testing.assert_allclose(
+        [row["linear_pca_share"] for row in rows], expected.explained_variance_ratio_, atol=1e-12
+    )
+    assert sum(row["clipped_pca_share"] for row in rows) == pytest.approx(1)
+    assert all(row["clipped_pca_share"] > row["linear_pca_share"] for row in rows[:5])
+
+
+def test_images_with_missing_values_and_a_constant_pixel(tmp_path: Path) -> None:
+    X, _ = probit_rows(300, 16, 3, seed=1)
+    X[:, 5] = 0
+    observed = (np.random.default_rng(0).random(X.shape) > 0.1).astype(np.uint8)
+    path = write(tmp_path / "d.zarr", X, observed).path
+    found = images_stage.fn(str(tmp_path), str(path), "4x4", True, 0, HERE)
+    assert [row["components"] for row in found["errors"]] == [0, 5, 5, 16, 16]
+    assert "constant" in found["warnings"][0]
+    margins, *others = (row["nll_per_bit"] for row in found["errors"])
+    assert max(others) < margins < np.log(2)
+
+
+def test_tables_are_the_same_in_csv(finished: Path) -> None:
+    for name in ("ring_spectrum", "images_spectrum", "images_errors"):
+        with (finished / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            written = list(csv.DictReader(file))
+        rows = table(finished / name)
+        assert written == [{key: str(value) for key, value in row.items()} for row in rows]
+
+
+# The models beside and the rows chosen
+
+
+def digits() -> np.ndarray:
+    X = (load_digits().data >= 8).astype(np.uint8)
+    return X[:, X.min(axis=0) < X.max(axis=0)]
+
+
+def linear(X: np.ndarray) -> LinearPCA:
+    return linear_pca(PairCounts.of_block(block_of(X), pooled=True), X.shape[1])
+
+
+def test_linear_pca_reconstructs_as_any_other() -> None:
+    X = digits()
+    expected = PCA(7).fit(X.astype(float))
+    projected = expected.inverse_transform(expected.transform(X.astype(float)))
+    answers = linear(X).reconstruct(X, None, 7)
+    np.testing.assert_array_equal(answers > 0.5, projected > 0.5)
+
+
+def test_linear_pca_takes_the_mean_for_what_is_missing() -> None:
+    X = digits()
+    model, nothing = linear(X), np.zeros_like(X)
+    answers = model.reconstruct(X, nothing, 7)
+    np.testing.assert_array_equal(answers, np.broadcast_to(answers[0], X.shape))
+    np.testing.assert_array_equal(answers[0] > 0.5, X.mean(axis=0) > 0.5)
+
+
+def test_linear_pca_draws_with_its_own_probabilities() -> None:
+    X = digits()
+    model = linear(X)
+    drawn = model.sample(10, 20_000, np.random.default_rng(0))
+    # Without a component the probabilities are those of a Gaussian of each bit's variance.
+    expected = model.reconstruct(X[:1], np.zeros_like(X[:1]), 0)[0]
+    np.testing.assert_allclose(drawn.mean(axis=0), expected, atol=0.02)
+
+
+def test_rows_come_from_the_first_chunk(tmp_path: Path) -> None:
+    X, _ = probit_rows(640, 12, 2, seed=3)
+    X[:320, 0], X[320:, 0] = 1, 0
+    names = np.array(["a", "b"])[np.arange(640) % 2]
+    dataset = write(tmp_path / "d.zarr", X, segments=names, words_per_chunk=5)
+    block = sampled_rows(dataset, 100, np.random.default_rng(0))
+    assert block.dense().shape == (100, 12)
+    assert block.observed() is None
+    assert block.dense()[:, 0].all()
+    assert {bytes(row) for row in block.dense()} <= {bytes(row) for row in X[:320]}
+    assert sampled_rows(dataset, 1000, np.random.default_rng(0)).n_samples == dataset.chunks[0, 1]
+
+
+# Pictures
+
+
+def test_every_picture_can_be_read(finished: Path) -> None:
+    pictures = sorted(finished.glob("*.png"))
+    assert [path.stem for path in pictures] == [
+        *[f"images_{name}" for name in ("components", "errors", "reconstructions")],
+        *["images_samples", "images_spectra", "ring"],
+    ]
+    for path in pictures:
+        pixels = imread(path)
+        assert min(pixels.shape[:2]) > 300
+        assert pixels[0, 0, :3].min() == 1  # a light background
+        assert 0.02 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.7
+        root = ElementTree.parse(path.with_suffix(".svg")).getroot()
+        assert root.tag.endswith("svg")
+
+
+def test_an_image_shows_each_value_in_its_place(tmp_path: Path) -> None:
+    images = np.array([[[1.0, 0.0], [0.0, np.nan]]])
+    save_images(tmp_path / "p.png", rows=[ImageRow("", images)], title="", note="")
+    pixels = imread(tmp_path / "p.png")[..., :3]
+    black, grey = (
+        np.argwhere(abs(pixels - shade).max(axis=2) < 0.01) for shade in (0.0, 217 / 255)
+    )
+    assert len(black) > 100
+    assert len(grey) > 100
+    assert (np.median(black, axis=0) < np.median(grey, axis=0)).all()
+
+
+def test_the_same_figure_has_the_same_bytes(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).standard_normal((2, 3, 3))
+    for name in ("a.svg", "b.svg"):
+        rows = [ImageRow("row", images, ["1", "2"])]
+        save_images(tmp_path / name, rows=rows, title="t", note="n", signed=True)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_features_are_placed_by_name() -> None:
+    image = image_layout(["r1c0", "r0c2"], None).images([[5.0, 7.0]])
+    np.testing.assert_array_equal(image, [[[np.nan, np.nan, 7], [5, np.nan, np.nan]]])
+    assert image_layout(["r1c0", "r0c2"], "4x3").images([[5.0, 7.0]]).shape == (1, 4, 3)
+
+
+def test_other_features_are_placed_row_by_row() -> None:
+    image = image_layout([f"f{i}" for i in range(6)], "2x3").images([range(6)])
+    np.testing.assert_array_equal(image, [[[0, 1, 2], [3, 4, 5]]])
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "said"),
+    [
+        (("a", "b"), None, "Expected HEIGHTxWIDTH for 2 features"),
+        (("a", "b"), "16", "such as 16x16, got '16'"),
+        (("a", "b"), "0x2", "such as 16x16, got '0x2'"),
+        (("a", "b"), "2x2", "the 2 features, got 2x2 = 4"),
+        (("r0c0", "r0c5"), "2x2", "Expected at least 1x6"),
+    ],
+)
+def test_shapes_that_do_not_fit(names: tuple[str, ...], shape: str | None, said: str) -> None:
+    with pytest.raises(FitError, match=said):
+        image_layout(names, shape)
+
+
+# Loadings of an artifact
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    loadings = np.random.default_rng(0).standard_normal((6, 3))
+    arrays = {
+        "loadings": NamedArray(("feature", "component"), loadings),
+        "eigenvalues": NamedArray(("eigenvalue",), np.array([3.0, 2.0, 1.0])),
+    }
+    manifest = {
+        "model": "clipped-pca",
+        "dataset": {"path": "d.zarr"},
+        "feature_names": [f"f{i}" for i in range(6)],
+    }
+    return write_artifact(tmp_path / "artifact", arrays, manifest)
+
+
+def test_loadings_are_drawn(call: Call, artifact: Path, tmp_path: Path) -> None:
+    done = call("loadings", "--artifact", artifact, "--image-shape", "2x3", "--components", 2)
+    assert (done.code, done.out) == (0, "2 loadings: loadings.png\n")
+    assert imread(tmp_path / "loadings.png").shape[2] == 4
+    svg = tmp_path / "l.svg"
+    assert (
+        call("loadings", "--artifact", artifact, "--image-shape", "2x3", "--output", svg).code == 0
+    )
+    comments = svg.read_text(encoding="utf-8")
+    assert all(f"{k}: λ = {4 - k}" in comments for k in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--image-shape", "3x3"), "the 6 features, got 3x3 = 9"),
+        ((), "--image-shape"),
+        (("--image-shape", "2x3", "--output", "l.txt"), "ends in .png, .svg, .pdf"),
+        (("--image-shape", "2x3", "--components", "0"), "--components: Expected at least 1"),
+        (("--image-shape", "2x3", "--colour", "red"), "--colour"),
+    ],
+)
+def test_loadings_refuses(
+    refused: Callable[..., str], artifact: Path, options: tuple[str, ...], said: str
+) -> None:
+    assert said in refused("loadings", "--artifact", artifact, *options)
+
+
+def test_an_artifact_without_loadings(refused: Callable[..., str], tmp_path: Path) -> None:
+    arrays = {"mixing": NamedArray(("feature", "component"), np.ones((2, 1)))}
+    path = write_artifact(tmp_path / "other", arrays, {"feature_names": ["a", "b"]})
+    assert "Expected an artifact with loadings" in refused("loadings", "--artifact", path)
+    assert "does not exist" in refused("loadings", "--artifact", tmp_path / "nothing")
+
+
+# What the experiment refuses
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--rows", "0"), "rows a whole number above 0, got '0'"),
+        (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
+        (("--image-shape", "7x8"), "--image-shape: Expected at least 8x8"),
+        (("--executor", "serial", "--workers", "2"), "--workers"),
+        (("--sede", "1"), "--sede"),
+    ],
+)
+def test_the_experiment_refuses(
+    refused: Callable[..., str], finished: Path, options: tuple[str, ...], said: str
+) -> None:
+    assert said in refused("clipped-pca", "--quick", *options)
+
+
+def test_an_unknown_experiment(refused: Callable[..., str]) -> None:
+    assert "clipped-cpa" in refused("clipped-cpa")

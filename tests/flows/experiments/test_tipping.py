@@ -1,0 +1,267 @@
+"""The experiment on the latent-trait model: its tables, its pictures, what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from scipy.special import logsumexp
+from sklearn.datasets import load_digits
+
+from flows.cli.options import run
+from flows.cli.roles import Roles
+from flows.data import datasets
+from flows.experiments import tipping
+from flows.experiments.__main__ import app
+from flows.experiments.tipping import opened_images, synthetic
+from flows.experiments.tipping_figures import Pictures
+from flows.ingest import ingest_sources
+from pipeline.errors import FitError
+from pipeline.trials import tipping as tipping_trials
+from pipeline.trials.tipping import ESTIMATORS, Trial, tipping_trial
+from pipeline.using import latent_plane
+from tests.data import probit_rows, write
+
+Call = Callable[..., SimpleNamespace]
+DATA = ("5% flipped", "15% flipped", "digits 2")
+FIGURES = ("synthetic", "expected", "codes", "posteriors")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make quick runs quicker still."""
+    folder = tmp_path_factory.mktemp("examples")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(datasets, "examples_path", lambda: folder)
+        patched.setattr(tipping, "_QUICK_COPIES", 20)
+        patched.setattr(tipping, "_QUICK_SEEDS", 2)
+        patched.setattr(tipping, "_QUICK_ROWS", 30)
+        patched.setattr(tipping_trials, "_TOL", 1e-5)
+        patched.setattr(latent_plane, "_STEP", 0.2)
+        patched.setitem(tipping_trials._NODES, "quadrature", 11)
+        patched.setitem(tipping_trials._NODES, "sampling", 100)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of one quick run, and what it printed."""
+    output = tmp_path_factory.mktemp("tipping") / "output"
+    options = ["--quick", "--executor", "serial", "--seed", "3", "--output", str(output), "--json"]
+    with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
+        run(app, ["tipping", *options])
+    assert leaving.value.code == 0
+    (output.parent / "summary.json").write_text(printed.getvalue(), encoding="utf-8")
+    return output
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> Call:
+    """Call the command line in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as leaving:
+            run(app, ["tipping", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=leaving.value.code, out=captured.out, err=captured.err)
+
+    return called
+
+
+def table(stem: Path) -> list[dict[str, Any]]:
+    """Read a table from its JSON, and see that the CSV says the same."""
+    rows = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    with stem.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        assert list(csv.DictReader(file)) == [{k: str(v) for k, v in row.items()} for row in rows]
+    return rows
+
+
+# Tables
+
+
+def test_every_data_set_is_fitted_by_every_estimator_from_every_seed(finished: Path) -> None:
+    rows = table(finished / "tipping")
+    assert [(row["data"], row["estimator"], row["seed"]) for row in rows] == [
+        (data, estimator, seed) for data in DATA for estimator in ESTIMATORS for seed in (3, 4)
+    ]
+    assert [(row["rows"], row["features"]) for row in rows[::6]] == [(60, 16), (60, 16), (30, 54)]
+    images = opened_images(None, None, None, 30)
+    for seed in (3, 4):
+        blocks = {data.name: data.block for data in (*synthetic(20, seed), images)}
+        constant = {name: (np.ptp(b.dense(), axis=0) == 0).sum() for name, b in blocks.items()}
+        pinned = {row["data"]: row["pinned"] for row in rows if row["seed"] == seed}
+        assert pinned == constant
+    assert pinned["digits 2"] > 0
+
+
+def test_medians_and_ratios_are_of_the_fits(finished: Path) -> None:
+    rows, middle = table(finished / "tipping"), table(finished / "tipping_medians")
+    assert [(row["data"], row["estimator"]) for row in middle] == [
+        (data, estimator) for data in DATA for estimator in ESTIMATORS
+    ]
+    for k, row in enumerate(middle):
+        pair = rows[2 * k : 2 * k + 2]
+        assert row["error_grid"] == pytest.approx(np.mean([one["error_grid"] for one in pair]))
+        bases = rows[6 * (k // 3) : 6 * (k // 3) + 2]
+        ratios = [
+            one["cpu_seconds"] / base["cpu_seconds"] for one, base in zip(pair, bases, strict=True)
+        ]
+        assert row["cpu_ratio"] == pytest.approx(np.mean(ratios))
+
+
+def test_an_error_is_that_of_dense_arithmetic(finished: Path) -> None:
+    """Of the fit that the table tells of, made again: on a coarse grid, by the plain formula."""
+    block = opened_images(None, None, None, 30).block
+    tried = tipping_trial(Trial(block, "variational", 3))
+    (row,) = (
+        row
+        for row in table(finished / "tipping")
+        if (row["data"], row["estimator"], row["seed"]) == ("digits 2", "variational", 3)
+    )
+    assert row["error_grid"] == tried.values["error_grid"]
+    axis = np.arange(-6, 6.01, 0.15)
+    points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    prior = np.exp(-(points**2).sum(axis=1) / 2)
+    eta = points @ tried.params.weights.T + tried.params.offsets
+    X = block.dense()
+    log_p = X @ -np.logaddexp(0, -eta).T + (1 - X) @ -np.logaddexp(0, eta).T
+    error = -logsumexp(log_p, b=prior / prior.sum(), axis=1).mean()
+    assert row["error_grid"] == pytest.approx(error, abs=2e-3)
+
+
+def test_the_default_images_are_the_twos() -> None:
+    images = opened_images(None, None, None, None)
+    digits = load_digits()
+    expected = digits.data[digits.target == 2] >= 8
+    drawn = images.layout.images(images.block.dense())
+    assert (images.name, drawn.shape) == ("digits 2", (177, 8, 8))
+    np.testing.assert_array_equal(np.nan_to_num(drawn).reshape(177, 64), expected)
+
+
+def test_images_of_a_split_of_a_packed_archive(tmp_path: Path) -> None:
+    X, _ = probit_rows(300, 16, 3, seed=1)
+    labels = (np.arange(300) % 3).astype(np.int8)
+    shape = np.array(X.shape)
+    np.savez(tmp_path / "d.npz", X=np.packbits(X, axis=1), shape=shape, y=labels)
+    ingest_sources([str(tmp_path / "d.npz")], tmp_path / "d.zarr", Roles(split_by="y"))
+    images = opened_images(str(tmp_path / "d.zarr"), "2", "4x4", None)
+    assert images.name == "d 2"
+    np.testing.assert_array_equal(images.block.dense(), X[labels == 2])
+
+
+def test_missing_values_and_several_chunks_and_segments(tmp_path: Path) -> None:
+    X, _ = probit_rows(200, 12, 2, seed=1)
+    observed = (np.random.default_rng(0).random(X.shape) > 0.1).astype(np.uint8)
+    observed[:64] = 1  # a chunk without holes has no mask
+    path = write(tmp_path / "d.zarr", X, observed, words_per_chunk=1).path
+    block = opened_images(str(path), None, "3x4", None).block
+    np.testing.assert_array_equal(block.observed(), observed)
+    np.testing.assert_array_equal(block.dense(), X & observed)
+
+
+def test_images_with_missing_values_can_be_drawn(tmp_path: Path) -> None:
+    X, _ = probit_rows(90, 12, 2, seed=1)
+    X[:, 3] = 1
+    observed = (np.random.default_rng(0).random(X.shape) > 0.2).astype(np.uint8)
+    path = write(tmp_path / "d.zarr", X, observed).path
+    images = opened_images(str(path), None, "3x4", None)
+    tried = tipping_trial(Trial(images.block, "variational", 0))
+    assert tried.values["pinned"] == 1
+    pictures = Pictures(tmp_path / "o", {("d", "variational"): tried.params})
+    pictures.codes(images)
+    pictures.posteriors([images])
+    assert len(list((tmp_path / "o").iterdir())) == 4
+
+
+def test_synthetic_data_share_their_prototypes() -> None:
+    little, much = synthetic(200, 0)
+    for data, flip in ((little, 0.05), (much, 0.15)):
+        X = data.block.dense().reshape(3, 200, 16)
+        usual = (X.mean(axis=1) > 0.5).astype(int)
+        assert np.abs(X - usual[:, None]).mean() == pytest.approx(flip, abs=0.01)
+    np.testing.assert_array_equal(little.prototype, much.prototype)
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_picture_can_be_read(finished: Path, name: str) -> None:
+    path = finished / f"tipping_{name}.png"
+    pixels = imread(path)
+    assert min(pixels.shape[:2]) > 800
+    assert pixels[0, 0, :3].min() == 1  # a light background
+    assert 0.01 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.8
+    # Nothing is cut off at the edges.
+    for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]):
+        assert edge[..., :3].min() == 1
+    assert ElementTree.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
+
+
+def test_json_and_the_table_say_what_was_found(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = json.loads((finished.parent / "summary.json").read_text())
+    assert summary["medians"] == table(finished / "tipping_medians")
+    assert summary["files"] == sorted(map(str, finished.iterdir()))
+    tipping.print_summary(summary)
+    title, head, *lines = capsys.readouterr().out.splitlines()
+    assert title.startswith("medians")
+    assert head.split()[:6] == ["data", "estimator", "shared", "fresh", "quadrature", "grid"]
+    assert lines[0].split()[:3] == ["5%", "flipped", "variational"]
+    assert lines[0].split()[6] == f"{summary['medians'][0]['error_grid']:.3f}"
+    assert lines[9:] == summary["files"]
+    assert max(map(len, (title, head, *lines[:9]))) <= 80
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--executor", "serial", "--workers", "2"), "--workers"),
+        (("--output", "s3://bucket/x"), "s3://bucket/x: Expected a path of this machine"),
+        (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
+        (("--split", "2"), "--split: Expected --dataset beside it"),
+        (("--image-shape", "7x8"), "--image-shape: Expected at least 8x8"),
+        (("--sede", "1"), "--sede"),
+    ],
+)
+def test_options_are_refused_in_one_line(
+    prefect_server: None, call: Call, options: tuple[str, ...], said: str
+) -> None:
+    done = call("--quick", *options)
+    *_, line = done.err.splitlines()
+    assert (done.code, done.out) == (2, "")
+    assert line.startswith("error: ")
+    assert said in line
+    assert "Traceback" not in done.err
+    assert not list(Path().iterdir())
+
+
+def test_images_that_cannot_be_used(tmp_path: Path) -> None:
+    X, _ = probit_rows(100, 12, 2, seed=1)
+    observed = np.ones_like(X)
+    observed[:, 5] = 0
+    columns = {"split": np.array(["train"] * 100)}
+    path = str(write(tmp_path / "d.zarr", X, observed, columns=columns).path)
+    with pytest.raises(FitError, match="Expected a height times width of the 12 features"):
+        opened_images(path, None, "4x4", None)
+    with pytest.raises(ValueError, match="--split: Expected a split of the dataset, got 'test'"):
+        opened_images(path, "test", "3x4", None)
+    with pytest.raises(FitError, match="got none in 'f5'"):
+        opened_images(path, "train", "3x4", None)

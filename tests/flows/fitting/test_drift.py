@@ -1,0 +1,188 @@
+"""What a fit says of rows that were appended since the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.cli.summary import told_drift
+from flows.report.facts import drift_facts
+from flows.report.server import markdown
+from storage import load_artifact
+from storage.writer import append_dataset
+from tests.data import Batch, probit_rows, write
+
+N_ROWS, N_NEW, N_FEATURES = 10_000, 800, 10
+NAMES = [f"f{i}" for i in range(N_FEATURES)]
+SAME, LOADINGS = probit_rows(N_ROWS + N_NEW, N_FEATURES, 2, seed=3)
+SERIAL = ("--executor", "serial", "--no-report", "--json")
+
+
+def append(path: Path, X: np.ndarray, segments: list[str] | None = None, **columns: Any) -> None:
+    with append_dataset(path, NAMES) as writer:
+        writer.add(Batch(X, columns=columns), None if segments is None else np.array(segments))
+
+
+def fit_twice(cli, new: np.ndarray, *options: str) -> dict[str, Any]:
+    """Fit; append; fit again: the manifest of that."""
+    write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    command = ("fit", "--dataset", "d.zarr", *options, *SERIAL)
+    first = cli(*command)
+    assert first.code == 0, first.err
+    assert first.json["drift"] is None
+    append(Path("d.zarr"), new)
+    second = cli(*command)
+    assert second.code == 0, second.err
+    manifest = load_artifact(second.json["artifact"]).manifest
+    assert manifest["drift"] == second.json["drift"]
+    assert manifest["drift"]["path"] == str(Path(first.json["artifact"]).resolve())
+    return dict(manifest)
+
+
+def changed() -> np.ndarray:
+    """Rows in which f5 has changed its sign, and so has every pair with it."""
+    new = SAME[N_ROWS:].copy()
+    new[:, 5] = 1 - new[:, 5]
+    return new
+
+
+SETTINGS = {
+    "clipped-pca": ("loadings", "thresholds", "nll_per_bit"),
+    "latent-trait": ("weights", "offsets", "log_likelihood"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_of_the_same_model_move_by_chance(cli, name: str) -> None:
+    array, margins, measure = SETTINGS[name]
+    drift = fit_twice(cli, SAME[N_ROWS:], "--model", name, "--components", "2")["drift"]
+    assert (drift["rows_then"], drift["rows_new"]) == (N_ROWS, N_NEW)
+    assert drift["new_segments"] == drift["settings_changed"] == []
+    assert drift["parameters"]["array"] == array
+    assert 0.99 < drift["parameters"]["similarity"] <= 1
+    moved = drift["parameters"]["largest_move"]
+    assert moved["array"] == margins
+    assert abs(moved["now"] - moved["before"]) < 0.05
+    pairs = drift["correlations"]
+    assert pairs["rms"] == pytest.approx(pairs["rms_by_chance"], rel=0.25)
+    assert max(abs(pair["z"]) for pair in pairs["largest"]) < 3.5
+    assert drift["likelihood"]["measure"] == measure
+    assert drift["likelihood"]["rows"] == N_NEW
+    assert abs(drift["likelihood"]["difference"]) < 0.02
+
+
+def test_rows_of_another_model_are_seen(cli) -> None:
+    drift = fit_twice(cli, changed(), "--components", "2")["drift"]
+    pairs = drift["correlations"]
+    assert pairs["rms"] > 3 * pairs["rms_by_chance"]
+    assert all("f5" in pair["features"] and abs(pair["z"]) > 8 for pair in pairs["largest"])
+    for pair in pairs["largest"]:
+        i, j = (NAMES.index(name) for name in pair["features"])
+        true = LOADINGS[i] @ LOADINGS[j]
+        assert pair["before"] == pytest.approx(true, abs=0.06)
+        assert pair["new"] == pytest.approx(-true, abs=0.2)
+    assert drift["parameters"]["largest_move"]["feature"] == "f5"
+    assert drift["likelihood"]["difference"] < 0  # fewer nats are lost
+
+
+def test_new_segments_are_named_and_have_no_likelihood_of_their_own(cli) -> None:
+    labels = np.array(["a", "b", "c"])[np.arange(N_ROWS) % 3]
+    write(Path("d.zarr"), SAME[:N_ROWS], segments=labels.tolist(), words_per_chunk=100)
+    blica = ("--model", "blica", "--components", "2", "--set", "regularization=20")
+    command = ("fit", "--dataset", "d.zarr", *blica, *SERIAL)
+    assert cli(*command).code == 0
+    append(Path("d.zarr"), SAME[N_ROWS:], ["d", "c"] * (N_NEW // 2))
+    done = cli(*command[:-1])
+    assert "new segments 1" in done.out
+    drift = load_artifact("runs/d").manifest["drift"]
+    assert drift["new_segments"] == ["d"]
+    assert drift["parameters"]["array"] == "mixing"
+    assert drift["likelihood"]["measure"] == "composite_log_likelihood"
+    pairs = drift["correlations"]
+    assert pairs["rms"] == pytest.approx(pairs["rms_by_chance"], rel=0.25)
+
+
+def test_only_a_fit_to_leading_rows_is_compared_with(cli) -> None:
+    split = np.array(["train", "test"])[np.arange(N_ROWS) % 2]
+    path = write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100, columns={"split": split}).path
+    command = ("fit", "--dataset", path, *SERIAL)
+    assert cli(*command).json["drift"] is None
+    assert cli(*command).json["drift"] is None  # the same rows
+    assert cli(*command, "--split", "all").json["drift"] is None
+    append(path, SAME[N_ROWS:], split=np.repeat("train", N_NEW))
+    assert cli(*command).json["drift"] is None  # the latest is of another split
+    mixture = ("--model", "bernoulli-mixture", "--components", "1")
+    append(path, SAME[N_ROWS:], split=np.repeat("test", N_NEW))
+    assert cli(*command, *mixture).json["drift"] is None
+    write(Path("other/d.zarr"), 1 - SAME, words_per_chunk=100)
+    assert cli("fit", "--dataset", "other/d.zarr", *SERIAL, *mixture).json["drift"] is None
+
+
+def test_without_new_rows_of_the_split_parameters_alone_are_compared(cli) -> None:
+    split = np.array(["train", "test"])[np.arange(N_ROWS) % 2]
+    path = write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100, columns={"split": split}).path
+    command = ("fit", "--dataset", path, *SERIAL)
+    cli(*command)
+    append(path, SAME[N_ROWS:], split=np.repeat("test", N_NEW))
+    drift = cli(*command, "--components", "3").json["drift"]
+    assert drift["rows_new"] == 0
+    assert drift["settings_changed"] == ["n_components"]
+    assert drift["parameters"]["similarity"] == pytest.approx(2 / 3)
+    assert not {"correlations", "likelihood"} & drift.keys()
+
+
+def test_what_cannot_be_computed_does_not_lose_the_fit(cli, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("too much moved")
+
+    monkeypatch.setattr("flows.fitting.drift.compare_correlations", refuse)
+    write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    cli("fit", "--dataset", "d.zarr", *SERIAL)
+    append(Path("d.zarr"), SAME[N_ROWS:])
+    done = cli("fit", "--dataset", "d.zarr", *SERIAL)
+    assert done.code == 0
+    assert "ValueError: too much moved" in done.err
+    assert load_artifact(done.json["artifact"]).manifest["drift"] is None
+
+
+def test_what_would_cost_too_much_or_say_nothing_is_left_out(cli, monkeypatch) -> None:
+    drift = fit_twice(cli, SAME[N_ROWS : N_ROWS + 3])["drift"]
+    assert "too few" in drift["correlations"]["note"]
+    monkeypatch.setattr("flows.fitting.drift._MOST_FEATURES", 9)
+    monkeypatch.setattr("flows.fitting.drift._SCORED_ROWS", 100)
+    append(Path("d.zarr"), SAME[:400])
+    drift = cli("fit", "--dataset", "d.zarr", *SERIAL).json["drift"]
+    assert "more than 9 features" in drift["correlations"]["note"]
+    assert 60 < drift["likelihood"]["rows"] < 140
+    monkeypatch.setattr("flows.fitting.drift._MOST_BYTES", 0)
+    append(Path("d.zarr"), SAME[:100])
+    drift = cli("fit", "--dataset", "d.zarr", *SERIAL).json["drift"]
+    assert "left out" in drift["likelihood"]["note"]
+    assert told_drift(drift).startswith("similarity ")
+    told = dict(drift_facts({"drift": drift}))
+    assert {"correlations", "likelihood of new rows"} <= told.keys()
+
+
+def test_the_report_and_the_server_show_what_changed(cli) -> None:
+    write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    command = ("fit", "--dataset", "d.zarr", "--executor", "serial")
+    first = cli(*command)
+    assert "drift" not in first.out.replace("drift 0.", "")
+    append(Path("d.zarr"), changed())
+    done = cli(*command)
+    told = " ".join(done.out.split())
+    assert "drift similarity " in told
+    assert " by chance), new rows " in told
+    artifact = load_artifact("runs/d")
+    page = (artifact.path / "report.html").read_text()
+    text = markdown(artifact.manifest, Path("report.html"))
+    for shown in (page, text):
+        assert "Since the last fit" in shown
+        assert "10,000 then, 800 new" in shown
+        assert shown.count("moved most") == 5
+        assert "f5" in shown
+    del artifact.manifest["drift"]
+    assert "Since the last fit" not in markdown(artifact.manifest, Path("report.html"))

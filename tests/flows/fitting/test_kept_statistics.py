@@ -1,0 +1,223 @@
+"""Sums that stay beside a dataset: what is read again, and that results are the same bytes."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.fitting import kept_statistics as kept_module
+from flows.fitting.kept_statistics import FOLDER, kept_statistics
+from pipeline.blocks import Rows, Tile
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import collect
+from pipeline.statistics.counts import FeatureCounts, PairCounts
+from storage.artifacts import load_artifact
+from storage.dataset import BinaryDataset, open_dataset
+from storage.writer import append_dataset, create_dataset
+from tests.clusters import LoggedReader
+from tests.data import Batch, probit_rows
+from tests.data import write as write_rows
+
+N_FEATURES, ROWS_A_CHUNK = 6, 64 * 20
+NAMES = [f"f{i}" for i in range(N_FEATURES)]
+SPLITS = np.array(["train", "test"])
+COUNT = partial(PairCounts.of_block, pooled=False)
+
+
+def batch(n_chunks: int, seed: int, missing: bool) -> tuple[Batch, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shape = (n_chunks * ROWS_A_CHUNK, N_FEATURES)
+    mask = (rng.random(shape) < 0.9).astype(np.uint8) if missing else None
+    X = (rng.random(shape) < 0.4).astype(np.uint8)
+    split = SPLITS[rng.integers(0, 2, shape[0])]
+    return Batch(X, mask, {"split": split}), np.array(["a", "b"])[rng.integers(0, 2, shape[0])]
+
+
+def write(path: Path, parts: list[tuple[int, bool]]) -> BinaryDataset:
+    """Write so many chunks, with missing values or without; the first part, then as appends."""
+    for seed, (n_chunks, missing) in enumerate(parts):
+        writing = (
+            append_dataset(path, NAMES)
+            if seed
+            else create_dataset(path, NAMES, columns=["split"], words_per_chunk=22)
+        )
+        with writing as writer:
+            writer.add(*batch(n_chunks, seed, missing))
+    return open_dataset(path)
+
+
+def counted(
+    dataset: BinaryDataset,
+    log: Path,
+    *,
+    split: str | None = None,
+    tiles: tuple[Tile | None, ...] = (None,),
+    what: str = "pairs",
+) -> tuple[dict[str, bytes], int]:
+    """Count pairs by segment; give the bytes, and how many chunks were read."""
+    log.write_text("")
+    reader = LoggedReader(str(dataset.path), dataset.digest, split, log=str(log))
+    rows = Rows(reader, dataset.n_chunks, N_FEATURES, dataset.n_segments)
+    kept = kept_statistics(dataset, split, PairCounts, what)
+    found = collect(COUNT, rows, SerialExecutor(), "pairs", tiles, kept=kept)
+    arrays = {name: np.asarray(a).tobytes() for name, a in found.arrays().items()}
+    return arrays, len(log.read_text())
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "read"
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small datasets, whose sums would be too large to keep."""
+    monkeypatch.setattr(kept_module, "_LARGEST_SHARE", 1e9)
+
+
+PARTS = [(3, False), (2, False), (3, True), (1, False), (14, True), (8, False), (1, False)]
+TILES = (Tile((0, 3), (0, 6)), Tile((3, 6), (3, 6)))
+
+
+@pytest.mark.parametrize("split", [None, "train"])
+@pytest.mark.parametrize("tiles", [(None,), TILES], ids=["whole", "tiles"])
+def test_only_appended_chunks_are_read(tmp_path: Path, log: Path, roomy, split, tiles) -> None:
+    before, grown = 0, None
+    for n_parts in range(1, len(PARTS) + 1):
+        grown = write(tmp_path / "d.zarr", PARTS[:1]) if grown is None else grown_by(grown)
+        fresh = write(tmp_path / f"fresh-{n_parts}.zarr", PARTS[:n_parts])
+        assert grown.digest == fresh.digest
+        found, n_read = counted(grown, log, split=split, tiles=tiles)
+        expected, n_all = counted(fresh, log, split=split, tiles=tiles)
+        assert found == expected
+        assert n_all == fresh.n_chunks * len(tiles)
+        assert n_read == (grown.n_chunks - before) * len(tiles)
+        assert counted(grown, log, split=split, tiles=tiles) == (expected, 0)
+        before = grown.n_chunks
+    assert before > 24
+
+
+def grown_by(dataset: BinaryDataset) -> BinaryDataset:
+    """Append the next of the parts."""
+    done = next(k for k in range(len(PARTS)) if rows_of(PARTS[: k + 1]) == dataset.n_rows)
+    with append_dataset(dataset.path, NAMES) as writer:
+        writer.add(*batch(PARTS[done + 1][0], done + 1, PARTS[done + 1][1]))
+    return open_dataset(dataset.path)
+
+
+def rows_of(parts: list[tuple[int, bool]]) -> int:
+    return sum(n_chunks for n_chunks, _ in parts) * ROWS_A_CHUNK
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, roomy: None) -> BinaryDataset:
+    return write(tmp_path / "d.zarr", [(10, False)])
+
+
+def kept_folders(dataset: BinaryDataset) -> list[Path]:
+    return sorted(Path(str(dataset.path), FOLDER).iterdir())
+
+
+def test_other_rows_and_other_counts_are_kept_apart(dataset, log) -> None:
+    wholes = [
+        counted(dataset, log, **options)[1] for options in ({}, {"split": "test"}, {"what": "x"})
+    ]
+    assert wholes == [dataset.n_chunks] * 3
+    assert len(kept_folders(dataset)) == 3
+    assert counted(dataset, log, split="test")[1] == 0
+
+
+def test_sums_of_other_data_are_not_used(tmp_path: Path, dataset, log) -> None:
+    counted(dataset, log)
+    with create_dataset(
+        tmp_path / "e.zarr", NAMES, columns=["split"], words_per_chunk=22
+    ) as writer:
+        writer.add(*batch(10, 7, False))
+    other = open_dataset(tmp_path / "e.zarr")
+    shutil.copytree(dataset.path / FOLDER, other.path / FOLDER)
+    assert counted(other, log)[1] == other.n_chunks
+
+
+@pytest.mark.parametrize("harm", ["chunk", "manifest"])
+def test_damaged_sums_are_counted_again(dataset, log, harm: str) -> None:
+    expected, _ = counted(dataset, log)
+    (folder,) = kept_folders(dataset)
+    broken = folder / "manifest.json" if harm == "manifest" else folder / "packed" / "c" / "0"
+    broken.write_bytes(b"{" + broken.read_bytes()[:-7])
+    assert counted(dataset, log) == (expected, dataset.n_chunks)
+    if harm == "manifest":
+        assert counted(dataset, log) == (expected, 0)
+
+
+def test_sums_of_other_code_are_dropped(dataset, log, monkeypatch) -> None:
+    counted(dataset, log)
+    before = kept_folders(dataset)
+    monkeypatch.setattr(kept_module, "code_digest", lambda: "other")
+    assert counted(dataset, log)[1] == dataset.n_chunks
+    assert len(kept_folders(dataset)) == 1
+    assert kept_folders(dataset) != before
+
+
+def test_no_more_is_kept_than_a_tenth_of_the_data(tmp_path: Path, log) -> None:
+    small = write(tmp_path / "small.zarr", [(1, False)])
+    for _ in "ab":
+        assert counted(small, log)[1] == 1
+    assert not (small.path / FOLDER).exists()
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(dataset, log) -> None:
+    (dataset.path / FOLDER).write_text("in the way")
+    for _ in "ab":
+        assert counted(dataset, log)[1] == dataset.n_chunks
+
+
+def test_what_hangs_on_parameters_is_not_kept(dataset) -> None:
+    kept: Any = kept_statistics(dataset, None, FeatureCounts, None)
+    assert kept.load(None).n_chunks == 0
+    assert not (dataset.path / FOLDER).exists()
+
+
+def arrays_of(artifact: str) -> dict[str, bytes]:
+    found = load_artifact(artifact)
+    return {name: found[name].tobytes() for name in found}
+
+
+@pytest.mark.parametrize("options", [(), ("--model", "blica")], ids=["clipped-pca", "blica"])
+def test_a_refit_reads_what_was_appended_and_gives_the_same_bytes(
+    cli, tmp_path: Path, roomy, monkeypatch, options: tuple[str, ...]
+) -> None:
+    read: list[int] = []
+    read_chunk = BinaryDataset.read_chunk
+
+    def logged(self: BinaryDataset, key: int, *others: Any) -> Any:
+        read.append(key)
+        return read_chunk(self, key, *others)
+
+    monkeypatch.setattr(BinaryDataset, "read_chunk", logged)
+    X, _ = probit_rows(20_200, 8, 2, seed=4)
+    segments = [f"s{k}" for k in np.arange(len(X)) * 4 // 20_000]
+    write_rows(tmp_path / "d.zarr", X[:20_000], segments=segments[:20_000], words_per_chunk=35)
+    command = ("fit", "--components", "2", "--executor", "serial", "--no-report", "--json")
+    command += (*options, "--dataset")
+    assert cli(*command, "d.zarr").code == 0
+    np.savez("new.npz", X=X[20_000:], segment=segments[20_000:])
+    added = cli("ingest", "new.npz", "--dataset", "d.zarr", "--append", "--segment-by", "segment")
+    assert added.code == 0, added.err
+    before, dataset = max(read), open_dataset(tmp_path / "d.zarr")
+    shutil.copytree("d.zarr", "fresh.zarr")
+    shutil.rmtree(Path("fresh.zarr", FOLDER))
+
+    read.clear()
+    refit = cli(*command, "d.zarr")
+    assert refit.json["drift"]["rows_new"] == 200
+    assert set(read) == set(range(before + 1, dataset.n_chunks))
+    read.clear()
+    fresh = cli(*command, "fresh.zarr")
+    assert set(read) == set(range(dataset.n_chunks))
+    assert arrays_of(refit.json["artifact"]) == arrays_of(fresh.json["artifact"])
+    assert open_dataset("fresh.zarr").digest == dataset.digest

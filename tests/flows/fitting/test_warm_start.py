@@ -1,0 +1,127 @@
+"""Fits that begin where the last one ended."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows.data.fitted import load_fitted
+from flows.fitting.provenance import fingerprint, provenance
+from storage import load_artifact
+from storage.dataset import open_dataset
+from storage.writer import append_dataset
+from tests.data import Batch, probit_rows, write
+from tests.processes import kill_fit_at
+
+N_ROWS, N_NEW, N_FEATURES = 8000, 400, 10
+X, _ = probit_rows(N_ROWS + N_NEW, N_FEATURES, 2, seed=3)
+OPTIONS = ("--executor", "serial", "--no-report")
+SETTINGS = {
+    "latent-trait": ("--components", "3"),
+    "bernoulli-mixture": ("--components", "3", "--set", "starts=1"),
+}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write(tmp_path / "d.zarr", X[:N_ROWS], words_per_chunk=50).path
+
+
+def append(dataset: Path) -> None:
+    with append_dataset(dataset, [f"f{i}" for i in range(N_FEATURES)]) as writer:
+        writer.add(Batch(X[N_ROWS:]))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_warm_start_ends_where_a_cold_one_does_in_fewer_passes(cli, dataset, name: str) -> None:
+    command = ("fit", "--dataset", dataset, "--model", name, *SETTINGS[name], *OPTIONS)
+    before = cli(*command, "--json")
+    assert before.code == 0, before.err
+    append(dataset)
+    cold = cli(*command, "--json", "--output", "cold").json
+    shutil.copytree("runs/d", "again")
+    warm = cli(*command, "--json", "--warm-start").json
+    assert warm["converged"]
+    assert warm["iterations"] < cold["iterations"] / 2
+    assert warm["objective"] == pytest.approx(cold["objective"], abs=1e-5)
+    told = load_artifact(warm["artifact"]).manifest["warm_start"]
+    assert told == {
+        "path": str(Path(before.json["artifact"]).resolve()),
+        "digest": load_artifact(before.json["artifact"]).manifest["manifest_digest"],
+    }
+    assert load_artifact(cold["artifact"]).manifest["warm_start"] is None
+    threads = ["threads" if word == "serial" else word for word in command]
+    repeated = cli(*threads, "--warm-start", "--output", "again")
+    assert "started" in repeated.out
+    once, twice = load_artifact(warm["artifact"]), load_artifact("again")
+    assert {n: once[n].tobytes() for n in once} == {n: twice[n].tobytes() for n in twice}
+
+
+def test_the_number_of_components_is_kept_unless_another_is_asked_for(cli, dataset) -> None:
+    command = ("fit", "--dataset", dataset, "--model", "latent-trait", *OPTIONS)
+    short = ("--set", "max_iter=3")
+    cli(*command, *short, "--components", "3")
+    for asked in ((), ("--components", "auto")):
+        done = cli(*command, *short, *asked, "--warm-start", "--json")
+        assert done.json["n_components"] == 3
+        manifest = load_artifact(done.json["artifact"]).manifest
+        assert manifest["hyperparameters"]["n_components"] == 3
+    done = cli(*command, *short, "--components", "2", "--warm-start")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "Expected --components 3" in done.message
+    # other settings may differ: a start decides where passes begin alone
+    exact = ("--set", "estimator=quadrature", "--set", "nodes=5")
+    assert cli(*command, *short, *exact, "--warm-start").code == 0
+    polished = ("--set", "polish=quadrature", "--set", "nodes=5")
+    done = cli(*command, *short, *polished, "--warm-start", "--json")
+    assert done.json["diagnostics"]["estimator"] == "nodes"
+    assert done.json["iterations"] <= 3
+
+
+def test_what_cannot_be_a_start_is_refused_before_any_work(cli, dataset, tmp_path) -> None:
+    command = ("fit", "--dataset", dataset, *OPTIONS, "--warm-start")
+    trait, mixture = ("--model", "latent-trait"), ("--model", "bernoulli-mixture")
+    cli("fit", "--dataset", dataset, *trait, "--set", "max_iter=2", *OPTIONS)
+    renamed = write(tmp_path / "e.zarr", X, names=[f"f{i}" for i in range(N_FEATURES)][::-1]).path
+    refusals = [
+        (command, "Expected a model that iterates (bernoulli-mixture, latent-trait), got clipped"),
+        ((*command, "--model", "blica"), "got blica, which needs no start"),
+        ((*command, *mixture), "to be of bernoulli-mixture, got one of latent-trait"),
+        (("fit", "--dataset", renamed, *trait, *command[3:], "--output", "runs/d"), "position 1"),
+        ((*command, *trait, "--output", "nowhere"), "Expected a latest artifact in nowhere"),
+    ]
+    for refused, text in refusals:
+        done = cli(*refused)
+        assert done.code == 2
+        assert done.err.count("\n") == 1, done.err
+        assert text in done.message
+    assert not Path("nowhere").exists()
+
+
+def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, dataset) -> None:
+    command = ("fit", "--dataset", dataset, "--model", "latent-trait", *OPTIONS)
+    for n_passes in (2, 3):
+        cli(*command, "--set", f"max_iter={n_passes}", "--output", f"runs/{n_passes}")
+    shutil.copytree("runs/2", "elsewhere")
+    starts = [load_fitted(path) for path in ("runs/2", "elsewhere", "runs/3")]
+    model, opened = starts[0].model, open_dataset(dataset)
+    names = [fingerprint(provenance(model, opened, None, 0, s)) for s in (*starts, None)]
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+
+
+def test_an_interrupted_warm_start_goes_on(cli, dataset) -> None:
+    slow = ("--set", "estimator=sampling", "--set", "nodes=1000", "--components", "2")
+    command = ("fit", "--dataset", dataset, "--model", "latent-trait", *slow, *OPTIONS)
+    assert cli(*command, "--set", "max_iter=2").code == 0
+    shutil.copytree("runs/d", "undisturbed")
+    warm = (*command, "--set", "max_iter=5", "--warm-start", "--json")
+    expected = load_artifact(cli(*warm, "--output", "undisturbed").json["artifact"])
+    kill_fit_at("states/000002/manifest.json", [str(word) for word in warm[1:]])
+    done = cli(*warm, "--resume")
+    assert done.code == 0, done.err
+    found = load_artifact(done.json["artifact"])
+    assert found.manifest["iterations"] == 5
+    assert {n: found[n].tobytes() for n in found} == {n: expected[n].tobytes() for n in expected}

@@ -1,0 +1,340 @@
+"""The report: what it holds, what it refuses, and that a fit survives without it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flows.cli.hyperparameters import build_model
+from flows.data.fitted import load_fitted
+from flows.report.labels import TOLD_APART, Labels, coloured
+from flows.report.lines import half_lines, places_of_names
+from flows.report.page import FILE, draw_report, write_report
+from flows.report.plots import number
+from flows.report.rows import read_rows
+from pipeline.blocks import block_of
+from pipeline.models.base import MODELS
+from pipeline.random import RowRandom
+from storage import load_artifact
+from storage.dataset import open_dataset
+from tests.data import probit_rows, write
+from tests.fits import write_fit
+from tests.flows.hostile import HOSTILE
+
+N_ROWS, N_FEATURES = 900, 9
+
+
+class Page(HTMLParser):
+    """The tags of a page, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = probit_rows(N_ROWS, N_FEATURES, 2, seed=3)
+    segments = np.array(["a", "b", "c"])[np.arange(N_ROWS) * 3 // N_ROWS]
+    group = np.where(X.sum(axis=1) > N_FEATURES / 2, "high", "low")
+    path = tmp_path_factory.mktemp("report") / "probit.zarr"
+    write(path, X, segments=segments, words_per_chunk=8, columns={"group": group})
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of clipped PCA, made without a flow; leave it as it is."""
+    model = build_model("clipped-pca", "2", [])
+    return write_fit(tmp_path_factory.mktemp("fitted") / "artifact", model, open_dataset(data))
+
+
+def test_a_fit_leaves_a_report_in_its_artifact(cli, data):
+    done = cli("fit", "--dataset", data, "--components", 2)
+    assert done.code == 0, done.err
+    report = Path(load_artifact("runs/probit").path, FILE)
+    assert f"report: {report}" in done.out
+    assert "clipped-pca of probit" in Page(report).text
+
+
+def test_a_report_that_cannot_be_drawn_loses_no_fit(cli, data, monkeypatch):
+    def broken(*_):
+        raise ValueError("a\nlong\nstory")
+
+    monkeypatch.setattr("flows.report.page.read_rows", broken)
+    done = cli("fit", "--dataset", data, "--components", 2, "--json")
+    assert (done.code, done.json["report"]) == (0, None)
+    (line,) = [line for line in done.err.splitlines() if "report" in line]
+    assert "no report could be drawn (ValueError: a long story)" in line
+    assert load_artifact(done.json["artifact"])["loadings"].shape == (N_FEATURES, 2)
+
+
+@pytest.mark.parametrize("options", [["--executor", "serial"], ["--workers", 1]], ids=str)
+def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
+    done = cli("fit", "--dataset", data, "--components", 2, *options, "--json", "--no-report")
+    assert done.code == 0, done.err
+    manifest = load_artifact(done.json["artifact"]).manifest
+    usage = manifest["usage_by_stage"]
+    assert list(usage) == list(done.json["stages"])[:-1]  # all but that which wrote it
+    assert all(used["cpu_seconds"] >= 0 for used in usage.values())
+    own = [used["peak_memory"] for used in usage.values()]
+    assert own == sorted(own)
+    assert min(own) > 50e6
+    assert done.json["report"] is None
+    assert not Path(done.json["artifact"], FILE).exists()
+    if "--workers" not in options:
+        assert {used["peak_memory_of_largest_worker"] for used in usage.values()} == {None}
+    elif Path("/proc/self/status").exists():
+        workers = [used["peak_memory_of_largest_worker"] for used in usage.values()]
+        # A worker has neither Prefect nor pytest in it.
+        assert all(50e6 < worker < process for worker, process in zip(workers, own, strict=True))
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
+    built = build_model(model, "2", [])
+    artifact = load_artifact(write_fit(tmp_path / "artifact", built, open_dataset(data)))
+    write_report(draw_report(artifact.path), tmp_path / FILE)
+    text = Page(tmp_path / FILE).text
+    drawn = [name for name in artifact if set(artifact.dims(name)) == {"feature", "component"}]
+    assert drawn
+    assert any(name.replace("_", " ").capitalize() in text for name in drawn)
+    by_segment = [n for n in artifact if set(artifact.dims(n)) == {"segment", "component"}]
+    assert text.count(" by segment") >= len(by_segment)
+    assert ("Convergence" in text) == (len(artifact.manifest["history"]) > 1)
+    assert "Calibration of pairs" in text
+    assert "Rows in latent space" in text or "Share of components" in text
+
+
+def test_parallel_analysis_is_drawn(data, tmp_path):
+    built = build_model("clipped-pca", "auto", [])
+    artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
+    write_report(draw_report(artifact), tmp_path / FILE)
+    page = Page(tmp_path / FILE)
+    assert "95 % of independent features (parallel analysis)" in page.text
+    assert "2 components, left of the dotted line; they stand above the line." in page.text
+
+
+def test_warnings_are_shown_whole(data, tmp_path):
+    built = build_model("clipped-pca", "2", ["estimator=arcsine"])
+    artifact = load_artifact(write_fit(tmp_path / "artifact", built, open_dataset(data)))
+    warnings = artifact.manifest["warnings"]
+    assert warnings
+    write_report(draw_report(artifact.path), tmp_path / FILE)
+    assert all(" ".join(warning.split()) in Page(tmp_path / FILE).text for warning in warnings)
+
+
+def test_nothing_in_a_page_comes_from_elsewhere(fitted, tmp_path):
+    write_report(draw_report(fitted), tmp_path / FILE)
+    page = Page(tmp_path / FILE)
+    links = [a.get(name) for _, a in page.tags for name in ("src", "href") if a.get(name)]
+    assert all(link.startswith("data:") for link in links)
+    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv"))
+    assert "default-src 'none'" in policy
+    scripts = re.findall(r"<script>(.*?)</script>", page.source, re.S)
+    assert "unsafe" not in policy.partition("script-src")[2]
+    assert all(_hash(script) in policy for script in scripts)
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def test_names_are_no_markup(tmp_path):
+    X, _ = probit_rows(400, len(HOSTILE), 1, seed=5)
+    columns = {"<b>x</b>": np.where(X[:, 0] == 1, *HOSTILE[:2])}
+    dataset = write(tmp_path / "bad.zarr", X, names=HOSTILE, columns=columns)
+    built = build_model("latent-trait", "1", [])
+    artifact = write_fit(tmp_path / "artifact", built, dataset)
+    write_report(draw_report(artifact), tmp_path / FILE)
+    page = Page(tmp_path / FILE)
+    assert [tag for tag, _ in page.tags].count("script") == 3
+    assert not {"b", "iframe"} & {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, given in page.tags for name in given)
+
+
+def test_rows_are_read_from_every_part(fitted, data):
+    fit, dataset = load_fitted(fitted), open_dataset(data)
+    assert dataset.n_chunks == 2
+    seen = read_rows(fit, dataset)
+    X, _ = probit_rows(N_ROWS, N_FEATURES, 2, seed=3)
+    first, second = seen.pairs.features.T
+    np.testing.assert_allclose(seen.pairs.observed, (X.T @ (X / N_ROWS))[first, second])
+    assert sorted(seen.coded.rows) == list(range(N_ROWS))
+    codes = fit.model.transform(fit.params, block_of(X), RowRandom(0))["mean"]
+    np.testing.assert_allclose(seen.coded.codes, codes[seen.coded.rows], atol=1e-8)
+    group = np.where(X.sum(axis=1) > N_FEATURES / 2, "high", "low")
+    assert seen.coded.columns["group"].tolist() == group[seen.coded.rows].tolist()
+
+
+def test_lines_of_even_odds_lie_where_they_should():
+    x = y = np.linspace(-3, 3, 61)
+    weights, offsets = np.array([[1.5, -0.5], [0.2, 2.0], [0.1, 0.1]]), np.array([0.4, -1.0, 5.0])
+    plane = np.stack(np.meshgrid(x, y), axis=-1)
+    probabilities = np.moveaxis(1 / (1 + np.exp(-(plane @ weights.T + offsets))), 2, 0)
+    lines = half_lines(x, y, probabilities)
+    assert sorted(line.feature for line in lines) == [0, 1]  # the third has none in view
+    for line in lines:
+        w = weights[line.feature]
+        np.testing.assert_allclose(line.points @ w + offsets[line.feature], 0, atol=5e-3)
+        np.testing.assert_allclose(line.towards, w / np.linalg.norm(w), atol=0.02)
+    places = places_of_names(lines)
+    features = [line.feature for line in lines]
+    assert ((places * weights[features]).sum(axis=1) + offsets[features] > 0).all()
+
+
+def test_labels_are_told_apart_or_in_order():
+    few = np.array(["b", "a", "b", "c"], object)
+    kinds, ramp = coloured(Labels("x", few), 4)
+    assert [kind.key.name for kind in kinds] == ["a", "b", "c"]
+    assert [kind.rows.tolist() for kind in kinds] == [[1], [0, 2], [3]]
+    assert ramp is None
+    many = np.array([f"n{k}" for k in range(40)] + ["n0"], object)
+    kinds, _ = coloured(Labels("x", many), 41)
+    assert kinds[0].key.name == f"{40 - TOLD_APART + 1} others"
+    assert sorted(np.concatenate([kind.rows for kind in kinds])) == list(range(41))
+    assert len({kind.key[1:] for kind in kinds}) == len(kinds)
+    kinds, ramp = coloured(Labels("x", many, list(dict.fromkeys(many))), 41)
+    assert (ramp.low, ramp.high) == ("x n0", "n39")
+    assert sorted(np.concatenate([kind.rows for kind in kinds])) == list(range(41))
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0, "0"),
+        (12, "12"),
+        (741.26, "741.3"),
+        (-0.000123456, "−0.0001235"),
+        (1234567.8, "1,235,000"),
+        (0.5, "0.5"),
+        (3e-7, "3.000e−07"),
+    ],
+)
+def test_numbers_have_sensible_digits(value, written):
+    assert number(value) == written
+
+
+def test_what_cannot_be_used_is_refused(cli, fitted, tmp_path):
+    X, _ = probit_rows(200, N_FEATURES, 2, seed=9)
+    write(tmp_path / "named.zarr", X, names=[f"g{i}" for i in range(N_FEATURES)])
+    Path("there.html").write_text("mine")
+    refused = [
+        (["--output", "there.html"], "Use --overwrite"),
+        (["--output", "page.pdf"], "Expected a name that ends in .html"),
+        (["--image-shape", "4x4"], "--image-shape: Expected a height times width"),
+        (["--dataset", tmp_path / "named.zarr"], "Expected feature 'f0'"),
+        (["--dataset", tmp_path / "none.zarr"], "does not exist"),
+        (["--label", "groop"], "--label: Expected a per-row column, got 'groop'"),
+    ]
+    for options, message in refused:
+        done = cli("report", "--artifact", fitted, *options)
+        assert done.code == 2, options
+        assert message in done.message
+    assert Path("there.html").read_text() == "mine"
+    assert not Path(FILE).exists()
+
+
+def test_every_figure_becomes_a_picture(cli, fitted):
+    options = ["--artifact", fitted, "--pictures", "drawn"]
+    done = cli("report", *options)
+    assert done.code == 0, done.err
+    latent = ["features-in-latent-space", "loadings", "rows-in-latent-space"]
+    names = ["calibration-of-pairs", *latent, "spectrum"]
+    paths = [Path("drawn", f"{name}.png") for name in names]
+    assert sorted(Path("drawn").iterdir()) == paths
+    assert all(f"picture: {path}" in done.out for path in paths)
+    whole = {path: path.read_bytes() for path in paths}
+    assert all(png.startswith(b"\x89PNG") for png in whole.values())
+    paths[0].write_bytes(b"mine")
+    Path(FILE).unlink()
+    refused = cli("report", *options)
+    assert refused.code == 2
+    assert "drawn/spectrum.png: Expected a new path" in refused.message
+    assert paths[0].read_bytes() == b"mine"
+    assert not Path(FILE).exists()
+    assert cli("report", *options, "--overwrite").code == 0
+    assert {path: path.read_bytes() for path in paths} == whole
+
+
+def test_an_artifact_of_a_newer_format_is_refused(cli, fitted):
+    path = Path(shutil.copytree(fitted, "newer"), "manifest.json")
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "format_version": 99}))
+    done = cli("report", "--artifact", path.parent)
+    assert done.code == 2
+    assert "Upgrade latentbits" in done.message
+
+
+def test_a_page_is_replaced_whole_or_not_at_all(fitted, tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    write_report(draw_report(fitted), page)
+    whole = page.read_bytes()
+    assert whole.rstrip().endswith(b"</html>")
+
+    def broken(*_):
+        raise OSError("disk is full")
+
+    monkeypatch.setattr("os.fsync", broken)
+    with pytest.raises(OSError, match="disk is full"):
+        write_report(draw_report(fitted), page)
+    assert page.read_bytes() == whole
+    assert [path.name for path in tmp_path.glob("page*")] == ["page.html"]
+
+
+def test_rows_of_another_dataset_are_told_apart(cli, fitted, tmp_path):
+    X, _ = probit_rows(200, N_FEATURES, 2, seed=9)
+    write(tmp_path / "other.zarr", X)
+    done = cli("report", "--artifact", fitted, "--dataset", tmp_path / "other.zarr")
+    assert done.code == 0, done.err
+    assert "which is not the data of the fit" in done.out
+    assert "which is not the data of the fit" in Page(Path(FILE)).text
+    assert "36 pairs of features in 200 rows" in Page(Path(FILE)).text
+
+
+def test_without_its_dataset_a_report_has_no_rows(cli, tmp_path):
+    X, _ = probit_rows(200, N_FEATURES, 2, seed=9)
+    dataset = write(tmp_path / "moved.zarr", X)
+    artifact = write_fit(tmp_path / "artifact", build_model("clipped-pca", "2", []), dataset)
+    dataset.path.rename(tmp_path / "elsewhere.zarr")
+    done = cli("report", "--artifact", artifact)
+    assert done.code == 0, done.err
+    assert "Figures of rows are left out" in done.out
+    text = Page(Path(FILE)).text
+    assert "Loadings" in text
+    assert "Calibration of pairs" not in text
+
+
+def test_pixels_become_images(cli, fitted):
+    done = cli("report", "--artifact", fitted, "--image-shape", "3x3", "--label", "group")
+    assert done.code == 0, done.err
+    page = Page(Path(FILE))
+    images = [given for tag, given in page.tags if tag == "img"]
+    assert [image["alt"][:21] for image in images] == [
+        "Loadings, component 1",
+        "Loadings, component 2",
+    ]
+    assert "Images over latent space" in page.text
+    assert "by group" in page.text

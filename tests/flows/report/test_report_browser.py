@@ -1,0 +1,171 @@
+"""The report in a real browser: drawn, without errors, without a request, at any width."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.cli.hyperparameters import build_model
+from flows.ingest import ingest_sources
+from flows.report.page import Options, draw_report, write_report
+from pipeline.models.base import MODELS
+from storage.dataset import BinaryDataset, open_dataset
+from tests.data import probit_rows, shared, write
+from tests.fits import write_fit
+from tests.flows.hostile import HOSTILE
+
+WIDTHS = {"laptop": 1280, "phone": 390}
+
+# Shadow roots hide Bokeh's canvases from ordinary queries.
+CANVASES = """
+function* canvases(node) {
+  for (const child of node.querySelectorAll("*")) {
+    if (child.tagName == "CANVAS") yield child;
+    if (child.shadowRoot) yield* canvases(child.shadowRoot);
+  }
+}
+function painted(canvas) {
+  const {width, height} = canvas;
+  if (!width || !height) return false;
+  const copy = Object.assign(document.createElement("canvas"), {width, height});
+  const context = copy.getContext("2d", {willReadFrequently: true});
+  context.drawImage(canvas, 0, 0);
+  const pixels = context.getImageData(0, 0, width, height).data;
+  return pixels.some((value, k) => k % 4 == 3 && value > 0);
+}
+return [...document.querySelectorAll("figure")].map(figure => {
+  const images = [...figure.querySelectorAll("img")];
+  const plots = [...canvases(figure)];
+  return images.length ? images.every(i => i.naturalWidth > 0) : plots.some(painted);
+});
+"""
+OVERFLOWING = """
+const wide = element => element.getBoundingClientRect().right > innerWidth + 1;
+return [...document.querySelectorAll("body *")].filter(wide).map(e => e.outerHTML.slice(0, 80));
+"""
+NAMES = "return [...document.querySelectorAll('[role=img], img')].map(e => e.ariaLabel || e.alt);"
+
+
+def show(browser: Any, page: Path, width: int, scheme: str = "light") -> None:
+    """Open a page as a screen of this width shows it, and give it time to be drawn."""
+    browser.get("about:blank")
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get(page.resolve().as_uri())
+    deadline = time.monotonic() + 20
+    while not all(browser.execute_script(CANVASES)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def check(browser: Any, page: Path) -> None:
+    """Check the page that is shown."""
+    drawn = browser.execute_script(CANVASES)
+    assert len(drawn) > 1
+    assert all(drawn), drawn
+    assert [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
+    assert requests(browser) - {page.resolve().as_uri()} == set()
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.execute_script(OVERFLOWING) == []
+    names = browser.execute_script(NAMES)
+    assert names
+    assert all(names)
+
+
+def requests(browser: Any) -> set[str]:
+    """The addresses that the page asked for, those within itself left out."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    addresses = {params["request"]["url"] for params in sent}
+    return {url for url in addresses if not url.startswith(("data:", "about:", "chrome"))}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
+    X, _ = probit_rows(900, 9, 2, seed=3)
+    segments = np.array(["a", "b", "c"])[np.arange(900) * 3 // 900]
+    group = np.where(X.sum(axis=1) > 4, "high", "low")
+    path = tmp_path_factory.mktemp("browser") / "probit.zarr"
+    return write(path, X, segments=segments, columns={"group": group})
+
+
+def report(
+    folder: Path, dataset: BinaryDataset, model: str, n: int, shape: str | None = None
+) -> Path:
+    """Write the report of a model with so many components."""
+    artifact = write_fit(folder / "artifact", build_model(model, str(n), []), dataset)
+    page = folder / "report.html"
+    write_report(draw_report(artifact, Options(image_shape=shape)), page)
+    return page
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_every_model_is_drawn(browser, data, tmp_path, model):
+    page = report(tmp_path, data, model, 2)
+    for width in WIDTHS.values():
+        show(browser, page, width)
+        check(browser, page)
+
+
+@pytest.mark.parametrize("n_components", [1, 2])
+def test_hostile_names_do_no_harm(browser, tmp_path, n_components):
+    X, _ = probit_rows(400, len(HOSTILE), 1, seed=5)
+    labels = np.array(HOSTILE, object)[np.arange(400) % len(HOSTILE)].astype(str)
+    column = HOSTILE[0].replace("/", "")
+    bad = write(tmp_path / "bad.zarr", X, names=HOSTILE, columns={column: labels})
+    page = report(tmp_path, bad, "latent-trait", n_components)
+    show(browser, page, WIDTHS["laptop"], "dark")
+    point_everywhere(browser)
+    check(browser, page)
+    assert browser.execute_script("return window.harmed") is None
+
+
+def point_everywhere(browser: Any) -> None:
+    """Move the pointer over every plot, until it shows something."""
+    from selenium.webdriver import ActionChains
+
+    shown = []
+    for plot in browser.find_elements("css selector", ".plot"):
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+        box = plot.rect
+        for k in range(60):
+            x = 60 + (37 * k) % max(1, box["width"] - 70) - box["width"] / 2
+            y = 8 + (23 * k) % max(1, box["height"] - 60) - box["height"] / 2
+            actions = ActionChains(browser, duration=0)
+            actions.move_to_element_with_offset(plot, int(x), int(y)).perform()
+            if text := browser.execute_script(TOOLTIPS):
+                shown.append(text)
+                break
+    assert len(shown) > 1
+
+
+TOOLTIPS = """
+function* tips(node) {
+  for (const child of node.querySelectorAll("*")) {
+    if (`${child.className}`.includes("bk-Tooltip")) yield child.shadowRoot.textContent;
+    if (child.shadowRoot) yield* tips(child.shadowRoot);
+  }
+}
+return [...tips(document)].join();
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "n_components", "shape"),
+    [("usps16_train", "clipped-pca", 25, "16x16"), ("verbal_aggression", "latent-trait", 2, None)],
+)
+def test_real_data_are_drawn(browser, tmp_path, name, model, n_components, shape):
+    ingest_sources([str(shared(f"{name}.npz"))], tmp_path / "real.zarr")
+    dataset = open_dataset(tmp_path / "real.zarr")
+    page = report(tmp_path, dataset, model, n_components, shape)
+    for width in WIDTHS.values():
+        show(browser, page, width, "dark")
+        check(browser, page)

@@ -1,0 +1,309 @@
+"""Still pictures: what is in them is what the report's figures say."""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bokeh.models import Label
+from bokeh.transform import linear_cmap
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Sheet
+from matplotlib.font_manager import findfont, get_font
+from PIL import Image as Picture
+
+from flows.cli.hyperparameters import build_model
+from flows.report.images import pictures
+from flows.report.page import Options, draw_report
+from flows.report.plots import COLOURS, Figure, Key, Ramp, curve, heat_map, ramp_of, square_plot
+from flows.report.redraw import draw_plot
+from flows.report.slugs import slug, slugs
+from flows.report.still import still
+from pipeline.errors import FitError
+from pipeline.models.base import MODELS
+from storage.dataset import open_dataset
+from tests.data import probit_rows, write
+from tests.fits import write_fit
+from tests.flows.hostile import HOSTILE
+
+SIZE = 400
+
+
+def drawn(plot: Any) -> Axes:
+    """A plot alone, in axes that fill the picture."""
+    axes = Sheet(figsize=(SIZE / 100, SIZE / 100), dpi=100).add_axes((0, 0, 1, 1))
+    draw_plot(axes, plot)
+    return axes
+
+
+def pixels(axes: Axes) -> np.ndarray:
+    """Red, green, blue of every pixel, from the bottom: (SIZE, SIZE, 3)."""
+    file = BytesIO()
+    axes.figure.savefig(file)
+    return decoded(file.getvalue())[::-1]
+
+
+def decoded(png: bytes) -> np.ndarray:
+    return np.asarray(Picture.open(BytesIO(png)).convert("RGB"), int)
+
+
+def on_white(colour: str, share: float) -> np.ndarray:
+    return 255 - share * (255 - np.array([*bytes.fromhex(colour[1:])]))
+
+
+def at(axes: Axes, image: np.ndarray, x: float, y: float) -> np.ndarray:
+    """The pixel at a point of the data."""
+    column, row = axes.transData.transform((x, y)).astype(int)
+    return image[row, column]
+
+
+def shown(image: np.ndarray, colour: np.ndarray) -> int:
+    """How many pixels have a colour, give or take rounding."""
+    return int((np.abs(image - colour).max(axis=-1) <= 2).sum())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = probit_rows(900, 9, 2, seed=3)
+    segments = np.array(["a", "b", "c"])[np.arange(900) * 3 // 900]
+    group = np.where(X.sum(axis=1) > 4, "high", "low")
+    path = tmp_path_factory.mktemp("still") / "probit.zarr"
+    write(path, X, segments=segments, columns={"group": group})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model", "n_components"), [*((name, "2") for name in sorted(MODELS)), ("latent-trait", "1")]
+)
+def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_components):
+    built = build_model(model, n_components, [])
+    artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
+    figures = draw_report(artifact).figures
+    assert len(figures) > 2
+    for figure in figures:
+        image = decoded(still(figure))
+        assert image.shape[1] >= 900
+        border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+        assert (border == 255).all()
+        assert (image < 200).any(axis=-1).mean() > 0.005
+
+
+def test_pixels_are_drawn(data, tmp_path):
+    built = build_model("clipped-pca", "2", [])
+    artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
+    figures = draw_report(artifact, Options(image_shape="3x3")).figures
+    assert [bool(figure.images) for figure in figures].count(True) == 1
+    assert "Images over latent space" in [figure.title for figure in figures]
+    assert all(still(figure).startswith(b"\x89PNG") for figure in figures)
+
+
+def test_cells_of_a_heat_map_have_the_colours_of_their_values():
+    values = np.array([[1.0, -0.5], [0.0, -1.0], [0.25, 0.75]])
+    plot, _, _ = heat_map(values, ["a", "b", "c"], ["1", "2"], ("row", "column"), signed=True)
+    axes = drawn(plot)
+    image = pixels(axes)
+    for (row, column), value in np.ndenumerate(values):
+        expected = on_white(COLOURS[1 if value > 0 else 0], abs(value))
+        # A palette of 101 steps.
+        np.testing.assert_allclose(at(axes, image, column, row), expected, atol=3)
+    # The first row is at the top, and names are where their rows are.
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert axes.transData.transform((0, 0))[1] > axes.transData.transform((0, 2))[1]
+
+
+def test_a_value_that_is_not_there_is_grey():
+    _, mapper = ramp_of(np.ones(1), signed=False)
+    plot = square_plot(("x", "y"), x_range=(0, 2), y_range=(0, 1))
+    plot.image([np.array([[1.0, np.nan]])], 0, 0, 2, 1, color_mapper=mapper)
+    axes = drawn(plot)
+    assert at(axes, pixels(axes), 1.5, 0.5).tolist() == [128, 128, 128]
+
+
+def test_an_image_lies_as_bokeh_lays_it():
+    _, mapper = ramp_of(np.ones(1), signed=False)
+    plot = square_plot(("x", "y"), x_range=(0, 4), y_range=(0, 4))
+    plot.image([np.array([[1.0, 0.0], [0.0, 0.5]])], 0, 0, 4, 4, color_mapper=mapper)
+    plot.grid.visible = False
+    axes = drawn(plot)
+    image = pixels(axes)
+    for place, share in {(1, 1): 1, (3, 1): 0, (1, 3): 0, (3, 3): 0.5}.items():
+        expected = on_white(COLOURS[0], share)
+        np.testing.assert_allclose(at(axes, image, *place), expected, atol=3)
+
+
+def test_marks_lie_where_they_should_and_have_their_size():
+    plot = square_plot(("x", "y"))
+    x, y, sizes = np.array([0.0, 10.0, 4.0]), np.array([-2.0, 3.0, 0.5]), np.array([6.0, 6.0, 30.0])
+    data = {"x": x, "y": y, "size": sizes}
+    plot.scatter("x", "y", source=data, size="size", color=COLOURS[2], marker="square")
+    axes = drawn(plot)
+    # Bokeh leaves a tenth of the data's range free.
+    np.testing.assert_allclose(axes.get_xlim(), [-0.5, 10.5])
+    np.testing.assert_allclose(axes.get_ylim(), [-2.25, 3.25])
+    image = pixels(axes)
+    colour = on_white(COLOURS[2], 1)
+    assert all((at(axes, image, *place) == colour).all() for place in zip(x, y, strict=True))
+    side = (30 + 1) * 100 / 72  # a pixel of the page is a point; the line adds one
+    row = image[int(axes.transData.transform((4, 0.5))[1])]
+    assert abs(shown(row, colour) - side) <= 2
+
+
+def test_marks_are_as_opaque_as_in_the_page():
+    plot = square_plot(("x", "y"), x_range=(-1, 1), y_range=(-1, 1))
+    plot.scatter([0], [0], size=30, color=COLOURS[0], fill_alpha=0.4, line_alpha=0)
+    plot.grid.visible = False
+    axes = drawn(plot)
+    np.testing.assert_allclose(at(axes, pixels(axes), 0, 0), on_white(COLOURS[0], 0.4), atol=2)
+
+
+def test_what_comes_later_lies_above():
+    plot = square_plot(("x", "y"), x_range=(-1, 1), y_range=(-1, 1))
+    plot.line([-1, 1], [0, 0], color=COLOURS[1], line_width=20)
+    plot.scatter([0], [0], size=30, color=COLOURS[2])
+    axes = drawn(plot)
+    assert (at(axes, pixels(axes), 0, 0) == on_white(COLOURS[2], 1)).all()
+
+
+def test_both_axes_have_one_scale_where_the_page_says_so():
+    plot = square_plot(("x", "y"), match_aspect=True)
+    plot.scatter([0.0, 10.0], [0.0, 1.0])
+    axes = drawn(plot)
+    axes.apply_aspect()
+    assert np.ptp(axes.get_xlim()) == pytest.approx(np.ptp(axes.get_ylim()))
+    assert axes.get_xlim() == pytest.approx((-0.5, 10.5))
+
+
+def test_an_axis_of_ratios():
+    values = np.array([1000.0, 100.0, 1.0])
+    axes = drawn(curve([1, 2, 3], values, ("rank", "value"), "log"))
+    heights = [axes.transData.transform((1, value))[1] for value in values]
+    assert (heights[0] - heights[1]) * 2 == pytest.approx(heights[1] - heights[2])
+    labels = {label.get_text() for label in axes.get_yticklabels()}
+    assert {"1", "10", "100", "1,000"} <= labels
+
+
+def test_names_are_no_markup():
+    rows = [*HOSTILE, "$x$", "$\\frac$"]
+    values = np.linspace(-1, 1, len(rows))[:, None]
+    plot, ramp, width = heat_map(values, rows, rows[:1], ("row", "column"), signed=True)
+    keys = tuple(Key(name, COLOURS[0]) for name in rows)
+    ramp = ramp._replace(low="$\\low$", high="$\\high$")
+    texts: Any = {"title": "$\\title$", "note": "$\\note$", "keys": keys, "ramp": ramp}
+    whole = Figure(alt="", plot=plot, width=width, **texts)
+    assert still(whole).startswith(b"\x89PNG")
+    plain = still(Figure("Names", "", plot), "svg").decode()
+    dollar = get_font(findfont("DejaVu Sans")).get_char_index(ord("$"))
+    assert f'id="DejaVuSans-{dollar:x}"' in plain
+
+
+def test_letters_that_the_font_has_not_are_no_trouble():
+    plot, ramp, width = heat_map(np.ones((1, 1)), ["日本"], ["語"], ("行", "列"), signed=False)
+    ramp = Ramp("低", "高", ramp.colours)
+    texts: Any = {"title": "図", "note": "注", "keys": (Key("漢字", COLOURS[0]),), "ramp": ramp}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        still(Figure(alt="", plot=plot, width=width, **texts))
+
+
+def test_the_same_figure_gives_the_same_bytes():
+    def figure() -> Figure:
+        return Figure("Curve", "", curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), note="Down.")
+
+    assert still(figure()) == still(figure())
+    assert still(figure(), "svg") == still(figure(), "svg")
+
+
+def test_images_and_what_colours_stand_for():
+    images = np.array([[[1.0, -1.0], [0.5, np.nan]]])
+    tiles = pictures(images, ["first"], np.ones(1), COLOURS[1])
+    keys = (Key("green", COLOURS[2]), Key("pink", COLOURS[3], "dash"))
+    image = decoded(still(Figure("Images", "", images=tiles, keys=keys)))
+    quarter = shown(image, on_white(COLOURS[1], 1))
+    assert quarter > 1000
+    assert shown(image, on_white(COLOURS[0], 1)) == pytest.approx(quarter, rel=0.1)
+    assert shown(image, on_white(COLOURS[1], 0.5)) == pytest.approx(quarter, rel=0.1)
+    assert all(shown(image, on_white(key.colour, 1)) > 20 for key in keys)
+
+
+def test_what_only_pointing_shows_is_left_out():
+    plain, hinted = (
+        Figure("Curve", "", curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), hint=hint)
+        for hint in ("", "Point at it.")
+    )
+    assert still(plain) == still(hinted)
+
+
+def test_few_images_make_a_narrow_picture():
+    few, many = (
+        Figure(
+            "I",
+            "",
+            images=pictures(np.ones((n, 2, 2)), "a" * n, np.ones(n), COLOURS[1]),
+            width=1060,
+        )
+        for n in (2, 10)
+    )
+    images = [decoded(still(figure)) for figure in (few, many)]
+    assert images[0].shape[1] < 1000 < images[1].shape[1]
+    lines = [(image == on_white(COLOURS[1], 1)).all(axis=-1) for image in images]
+    rows = [np.diff(drawn.any(axis=1).astype(int)).clip(0).sum() for drawn in lines]
+    columns = [np.diff(drawn.any(axis=0).astype(int)).clip(0).sum() for drawn in lines]
+    assert (rows, columns) == ([1, 2], [2, 5])
+
+
+def test_long_texts_stay_within_the_picture():
+    keys = tuple(Key(f"a rather long name {k} " * 5, COLOURS[k % 6]) for k in range(12))
+    plot = curve([1, 2], np.array([2.0, 1.0]), ("x", "y"))
+    image = decoded(still(Figure("T " * 99, "", plot, note="many words " * 60, keys=keys)))
+    assert (image[:, -8:] == 255).all()
+    assert (image[-8:] == 255).all()
+
+
+def unknown_glyph(plot: Any) -> None:
+    plot.vbar([1], 0.5, [2])
+
+
+def unknown_property(plot: Any) -> None:
+    plot.rect([1], [1], 1, 1, angle=0.3)
+
+
+def unknown_marker(plot: Any) -> None:
+    plot.scatter([1], [1], marker="asterisk")
+
+
+def unknown_annotation(plot: Any) -> None:
+    plot.add_layout(Label(x=1, y=1, text="here"))
+
+
+def unknown_mapper(plot: Any) -> None:
+    mapper = linear_cmap("v", "Viridis256", 0, 1)
+    mapper.transform = type("Other", (type(mapper.transform).__base__,), {})()
+    plot.rect("x", "x", 1, 1, source={"x": [1], "v": [1]}, fill_color=mapper)
+
+
+@pytest.mark.parametrize(
+    ("add", "named"),
+    [
+        (unknown_glyph, "VBar"),
+        (unknown_property, "Rect with angle"),
+        (unknown_marker, "marker 'asterisk'"),
+        (unknown_annotation, "Label"),
+        (unknown_mapper, "Other"),
+    ],
+)
+def test_what_is_not_known_is_an_error(add, named):
+    plot = square_plot(("x", "y"))
+    add(plot)
+    with pytest.raises(FitError, match=f"got {named}"):
+        still(Figure("Unknown", "", plot))
+
+
+def test_files_have_names_of_their_own():
+    assert slug("Rows in latent space") == "rows-in-latent-space"
+    assert slug("Votes_2026 / Café") == "votes-2026-cafe"
+    assert slug("…") == "unnamed"
+    assert slugs(["A b", "a_b", "c"]) == ["a-b", "a-b-2", "c"]

@@ -1,0 +1,203 @@
+"""Clusters of real processes: over TLS, with the wrong papers, with other code."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from distributed import Client
+
+import pipeline
+import storage
+from flows import certificates as command
+from flows.cli.options import run
+from storage import load_artifact
+from tests.cluster_processes import certificates, scheduler, tls_options, worker
+from tests.data import probit_rows, write
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X, _ = probit_rows(3000, 30, 3, seed=4)
+    return write(tmp_path_factory.mktemp("data") / "d.zarr", X, words_per_chunk=2).path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return certificates(tmp_path_factory.mktemp("tls") / "files")
+
+
+@pytest.fixture(scope="module")
+def encrypted(files: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Address of a scheduler over TLS with two workers."""
+    with ExitStack() as stack:
+        address = stack.enter_context(scheduler(tmp_path_factory.mktemp("scheduler"), files))
+        for _ in range(2):
+            stack.enter_context(worker(address, files))
+        yield address
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory):
+    """Address of a scheduler without TLS and without workers."""
+    with scheduler(tmp_path_factory.mktemp("plain")) as address:
+        yield address
+
+
+@pytest.fixture
+def refused(cli, dataset, tmp_path):
+    """Fit on a cluster that must be refused before any work; give the message."""
+
+    def call(address: str, *options: object) -> str:
+        done = cli("fit", "--dataset", dataset, "--cluster", address, *options)
+        assert done.code == 2, (done.code, done.err)
+        assert done.message.startswith("error: ")
+        assert "Traceback" not in done.err
+        assert not (tmp_path / "runs").exists()
+        return done.message
+
+    return call
+
+
+def test_a_fit_over_tls_has_the_bytes_of_a_serial_one(cli, dataset, encrypted, files):
+    over_tls = ["--cluster", encrypted, "--workers", 2, *tls_options(files)]
+    serial = cli("fit", "--dataset", dataset, "--executor", "serial", "--no-report", "--json")
+    fitted = cli("fit", "--dataset", dataset, *over_tls, "--no-report", "--json")
+    assert fitted.code == 0, fitted.err
+    expected, got = (load_artifact(done.json["artifact"]) for done in (serial, fitted))
+    assert set(got) == set(expected)
+    for name in expected:
+        assert got[name].tobytes() == expected[name].tobytes(), name
+
+
+def test_other_commands_take_the_cluster_of_the_environment(
+    cli, dataset, encrypted, files, monkeypatch
+):
+    alone = ["--executor", "serial"]
+    done = cli("fit", "--dataset", dataset, *alone, "--no-report", "--json")
+    fitted = ["--artifact", done.json["artifact"]]
+    names = {"TLS_CA": "ca.pem", "TLS_CERT": "node.pem", "TLS_KEY": "node-key.pem"}
+    for name, file in names.items():
+        monkeypatch.setenv(f"LATENTBITS_{name}", str(files / file))
+    monkeypatch.setenv("LATENTBITS_CLUSTER", encrypted)
+    commands = {"transform": ["--dataset", dataset], "sample": ["--rows", 500]}
+    for name, options in commands.items():
+        for output, where in {f"{name}-alone": alone, f"{name}-there": []}.items():
+            done = cli(name, *fitted, *options, "--output", output, *where)
+            assert done.code == 0, done.err
+    codes = [storage.open_codes(f"transform-{where}")["mean"][:] for where in ("alone", "there")]
+    assert codes[0].tobytes() == codes[1].tobytes()
+    drawn = [storage.open_dataset(f"sample-{where}").digest for where in ("alone", "there")]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_certificate_of_another_ca(refused, encrypted, tmp_path):
+    other = certificates(tmp_path / "other")
+    assert "--tls-ca" in refused(encrypted, *tls_options(other))
+
+
+def test_a_certificate_that_the_scheduler_does_not_take(refused, encrypted, files, tmp_path):
+    other = certificates(tmp_path / "other")
+    shutil.copy(files / "ca.pem", other / "ca.pem")
+    assert "--tls-cert" in refused(encrypted, *tls_options(other))
+
+
+def test_an_expired_certificate(refused, encrypted, tmp_path):
+    old = certificates(tmp_path / "old", age=timedelta(days=40))
+    assert "valid from" in refused(encrypted, *tls_options(old))
+
+
+def test_a_scheduler_whose_certificate_has_expired(refused, tmp_path, monkeypatch):
+    """The command's own files have expired as well, which it is kept from seeing."""
+    old = certificates(tmp_path / "old", age=timedelta(days=40))
+    monkeypatch.setattr("flows.running.tls._certificates", _unchecked)
+    with scheduler(tmp_path, old) as address:
+        assert "expired" in refused(address, *tls_options(old))
+
+
+def _unchecked(given):
+    return x509.load_pem_x509_certificates(Path(given.value).read_bytes())
+
+
+def test_tls_to_a_scheduler_without(refused, plain, files):
+    message = refused(plain.replace("tcp", "tls"), *tls_options(files))
+    assert "speaks TLS" in message
+
+
+def test_tcp_to_a_scheduler_with_tls(refused, encrypted):
+    message = refused(encrypted.replace("tls", "tcp"))
+    assert encrypted in message
+
+
+def test_less_memory_than_asked_for(refused, encrypted, files):
+    message = refused(encrypted, *tls_options(files), "--worker-memory", "4TB")
+    assert "--worker-memory" in message
+
+
+def copy_of_the_code(folder: Path) -> Path:
+    """Our packages as an operator who changed a line would have them."""
+    for package in (pipeline, storage):
+        source = Path(package.__file__).parent
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "storage" / "schema.py").open("a") as file:
+        file.write("# changed\n")
+    return folder
+
+
+def test_a_worker_with_other_code(refused, plain, tmp_path):
+    other = copy_of_the_code(tmp_path / "other")
+    with worker(plain, PYTHONPATH=str(other)):
+        message = refused(plain)
+    assert "worker tcp://127.0.0.1" in message
+    assert "latentbits (storage/)" in message
+    _wait_until_gone(plain)
+
+
+def test_a_worker_without_latentbits(refused, plain, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "pipeline.py").touch()  # stands before the installed package
+    with worker(plain, PYTHONPATH=str(tmp_path / "empty")):
+        message = refused(plain)
+    assert "worker tcp://127.0.0.1" in message
+    assert "latentbits" in message
+    _wait_until_gone(plain)
+
+
+def _wait_until_gone(address: str) -> None:
+    deadline = time.monotonic() + 30
+    with Client(address, set_as_default=False) as client:
+        while client.scheduler_info()["workers"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_certificates_are_not_replaced_by_accident(tmp_path, capsys):
+    def made(*arguments: object) -> int:
+        with pytest.raises(SystemExit) as leaving:
+            run(command.app, [str(argument) for argument in arguments])
+        return int(leaving.value.code or 0)
+
+    folder = tmp_path / "files"
+    assert made(folder, "--host", "scheduler.example", "--host", "10.0.0.7") == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(before) == {"ca.pem", "node.pem", "node-key.pem"}
+    assert (folder / "node-key.pem").stat().st_mode & 0o777 == 0o600
+    assert made(folder) == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert made(folder, "--overwrite") == 0
+    assert (folder / "node-key.pem").read_bytes() != before["node-key.pem"]
+    assert "evelopment" in capsys.readouterr().out
+
+
+def test_evaluate_takes_a_cluster(cli, dataset, encrypted, files):
+    done = cli("fit", "--dataset", dataset, "--executor", "serial", "--no-report", "--json")
+    fitted = ["--dataset", dataset, "--artifact", done.json["artifact"], "--no-baselines"]
+    where = [["--executor", "serial"], ["--cluster", encrypted, *tls_options(files)]]
+    alone, there = (cli("evaluate", *fitted, *options, "--json") for options in where)
+    assert there.code == 0, there.err
+    assert there.json["models"] == alone.json["models"]

@@ -1,0 +1,67 @@
+"""Which Prefect a run talks to, and that an embedded one keeps to itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import flows, json, os, prefect
+from flows.running.environment import server_configured
+settings = prefect.settings.get_current_settings()
+print(json.dumps({
+    "configured": server_configured(),
+    "home": str(settings.home),
+    "url": settings.api.url,
+    "analytics": settings.server.analytics_enabled,
+    "do_not_track": os.environ.get("DO_NOT_TRACK"),
+}))
+"""
+
+
+def seen(tmp_path: Path, **environment: str) -> dict:
+    """What a fresh interpreter sees, with a home folder of its own."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "XDG", "DO_NOT"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**kept, "HOME": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def profile(tmp_path: Path) -> None:
+    """A user's own Prefect profile that names a server."""
+    (tmp_path / ".prefect").mkdir()
+    (tmp_path / ".prefect" / "profiles.toml").write_text(
+        'active = "work"\n[profiles.work]\nPREFECT_API_URL = "http://127.0.0.1:4321/api"\n'
+    )
+
+
+def test_the_embedded_server_sends_nothing_and_lies_apart(tmp_path):
+    found = seen(tmp_path)
+    assert found["configured"] is False
+    assert found["analytics"] is False
+    assert found["do_not_track"] == "1"
+    assert found["home"] == str(tmp_path / ".local" / "share" / "latentbits" / "prefect")
+    assert not (tmp_path / ".prefect").exists()
+
+
+def test_a_server_of_the_environment_is_used(tmp_path):
+    found = seen(tmp_path, PREFECT_API_URL="http://127.0.0.1:4321/api")
+    assert found["configured"] is True
+    assert found["url"] == "http://127.0.0.1:4321/api"
+    assert found["home"] == str(tmp_path / ".prefect")
+
+
+def test_a_server_of_the_profile_is_used(tmp_path):
+    profile(tmp_path)
+    found = seen(tmp_path)
+    assert found["configured"] is True
+    assert found["url"] == "http://127.0.0.1:4321/api"
+    assert found["home"] == str(tmp_path / ".prefect")

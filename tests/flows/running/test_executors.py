@@ -1,0 +1,126 @@
+"""What a local cluster opens, and who can reach it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+
+import psutil
+import pytest
+
+from flows.cli.options import command, run
+from flows.running.clusters import check_executor, opened_executor
+from pipeline.errors import FitError
+
+
+def listening() -> set[str]:
+    own = psutil.Process()
+    processes = [own, *own.children(recursive=True)]
+    return {
+        connection.laddr.ip
+        for process in processes
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.mark.parametrize("where", [{}, {"cluster": "local", "workers": 2}], ids=str)
+def test_a_local_cluster_listens_on_loopback_alone(where):
+    with opened_executor(**where) as executor:
+        assert list(executor.map(abs, [-1, -2, -3])) == [1, 2, 3]
+        assert listening() <= {"127.0.0.1", "::1"}
+
+
+def test_worker_processes_do_not_import_the_command():
+    with opened_executor(workers=1, worker_memory="500MiB") as executor:
+        loaded = executor.client.run(_loaded)
+        workers = executor.client.scheduler_info()["workers"].values()
+    assert not any(loaded.values())
+    assert [worker["memory_limit"] for worker in workers] == [500 << 20]
+
+
+def _loaded() -> bool:
+    import sys
+
+    return "prefect" in sys.modules
+
+
+def test_an_interrupt_is_told_whatever_came_of_it(capsys):
+    app = command("stumbling", "", "")
+
+    @app.default
+    def main() -> None:
+        try:
+            raise KeyboardInterrupt
+        except BaseException:
+            raise ValueError("stumbled") from None
+
+    with pytest.raises(SystemExit) as leaving:
+        run(app, [])
+    assert leaving.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_prefect_tells_an_interrupt_without_a_traceback(prefect_server, caplog, monkeypatch):
+    from prefect import flow, task  # workers import this module
+
+    app = command("stumbling", "", "")
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [caplog.handler])
+
+    def stumble() -> None:
+        try:
+            raise KeyboardInterrupt
+        except BaseException:
+            raise ValueError("stumbled") from None
+
+    @app.default
+    def main() -> None:
+        flow(lambda: task(stumble)(), name="stumbling")()
+
+    with pytest.raises(SystemExit) as leaving:
+        run(app, [])
+    assert leaving.value.code == 130
+    told = [record for record in caplog.records if "stumbled" in record.getMessage()]
+    assert told
+    assert not any(record.exc_info for record in told)
+
+
+class Deleted:
+    """Drops what is raised while it is deleted, as Python says on standard error."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("name", ["serial", "threads", "dask"])
+def test_an_interrupt_that_python_drops_is_obeyed(capsys, monkeypatch, name):
+    dropped: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
+    app, taken = command("deleting", "", ""), []
+
+    @app.default
+    def main() -> None:
+        with opened_executor(name=name) as executor:
+            for number in executor.map(abs, range(50)):
+                taken.append(number)
+                if number == 9:
+                    Deleted()
+
+    with pytest.raises(SystemExit) as leaving:
+        run(app, [])
+    assert leaving.value.code == 130
+    assert dropped == [KeyboardInterrupt]
+    assert taken == list(range(10))
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_dask_writes_an_account_where_asked(tmp_path):
+    path = tmp_path / "account.html"
+    with opened_executor(performance_report=str(path)) as executor:
+        assert list(executor.map(abs, [-1, 2])) == [1, 2]
+    assert "abs" in path.read_text()
+    with pytest.raises(FitError, match="--performance-report: Expected --executor dask"):
+        check_executor("threads", performance_report=str(path))

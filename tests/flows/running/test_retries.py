@@ -1,0 +1,115 @@
+"""Stages of scheduled runs are tried again when their failure may pass, and only then."""
+
+from __future__ import annotations
+
+import errno
+from datetime import datetime, timedelta
+
+import pytest
+
+from flows import fit
+from flows.fitting import stages as fit_stages
+from flows.running import retries, server, stages
+from pipeline.errors import ClusterLost, FitError
+from storage import load_artifact
+from storage.errors import Busy, DataError, Unreachable
+from tests.cluster_processes import scheduler, worker
+from tests.data import probit_rows, write
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ClusterLost("gone"), True),
+        (Unreachable("s3://b: Expected an answer"), True),
+        (Busy("Expected no other writer"), True),
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (DataError("row 3"), False),
+        (FitError("--components"), False),
+        (FileNotFoundError(errno.ENOENT, "none", "a.csv"), False),
+        (OSError(errno.ENOSPC, "full"), False),
+        (KeyError("a mistake in the program"), False),
+    ],
+)
+def test_what_may_pass(error, passes):
+    assert retries.is_transient(error) == passes
+
+
+@pytest.fixture
+def attempts(monkeypatch, tmp_path):
+    """Let the first counts fail, each time with the next of these errors."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "d.zarr", probit_rows(500, 6, 2, seed=1)[0])
+    monkeypatch.setitem(stages.RETRIES, "retry_delay_seconds", [0.1] * 4)
+    seen: list[str] = []
+    collect = fit_stages.collect_first
+
+    def plan(*errors: Exception) -> list[str]:
+        left = list(errors)
+
+        def failing(model, rows, executor, *more):
+            seen.append(executor.workers() and executor.client.status)
+            if left:
+                if not isinstance(left[0], FitError):
+                    executor.client.close()
+                raise left.pop(0)
+            return collect(model, rows, executor, *more)
+
+        monkeypatch.setattr(fit_stages, "collect_first", failing)
+        return seen
+
+    return plan
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with scheduler(tmp_path_factory.mktemp("scheduler")) as address, worker(address):
+        yield address
+
+
+def run_fit(**where):
+    return fit.fit("d.zarr", report=False, where=where)
+
+
+def test_a_scheduled_run_connects_again_after_a_lost_cluster(
+    prefect_server, cluster, attempts, monkeypatch
+):
+    expected = load_artifact(run_fit(name="serial")["artifact"])
+    seen = attempts(ClusterLost("gone"), ClusterLost("not yet back"))
+    monkeypatch.setattr(retries.deployment, "id", "scheduled", raising=False)
+    got = load_artifact(run_fit(cluster=cluster)["artifact"])
+    assert seen == ["running"] * 3
+    assert all(got[name].tobytes() == expected[name].tobytes() for name in expected)
+
+
+def test_bad_input_is_not_tried_again(prefect_server, attempts, monkeypatch):
+    seen = attempts(FitError("Expected other data."))
+    monkeypatch.setattr(retries.deployment, "id", "scheduled", raising=False)
+    with pytest.raises(FitError):
+        run_fit()
+    assert len(seen) == 1
+
+
+def test_by_hand_nothing_is_tried_again(prefect_server, attempts):
+    seen = attempts(ClusterLost("gone"))
+    with pytest.raises(ClusterLost):
+        run_fit()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(("hours", "said"), [(1, r"360\d s ahead"), (-2, r"7\d\d\d s behind")])
+def test_a_schedule_by_another_clock_is_refused(prefect_server, attempts, monkeypatch, hours, said):
+    class Skewed(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(hours=hours)
+
+    seen = attempts()
+    monkeypatch.setattr(server, "datetime", Skewed)
+    run_fit()
+    monkeypatch.setattr(retries.deployment, "id", "scheduled", raising=False)
+    expected = rf"^PREFECT_API_URL: .* got one {said}\. .* set the time\.$"
+    with pytest.raises(FitError, match=expected):
+        run_fit()
+    assert len(seen) == 1

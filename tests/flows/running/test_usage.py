@@ -1,0 +1,64 @@
+"""What a stage is said to have used."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from distributed import Client, LocalCluster
+
+from flows.running.usage import Reading, read_usage, usage_since
+from pipeline.executors.dask import DaskExecutor
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.usage import Usage, usage_here
+
+
+def burn(seconds: float) -> float:
+    """Use the processor for so long."""
+    begun = time.process_time()
+    while time.process_time() - begun < seconds:
+        sum(range(1000))
+    return seconds
+
+
+def test_work_and_bytes_of_this_process_are_counted(tmp_path: Path) -> None:
+    before = read_usage(SerialExecutor())
+    burn(0.2)
+    (tmp_path / "x").write_bytes(bytes(3_000_000))
+    (tmp_path / "x").read_bytes()
+    used = usage_since(before, read_usage(SerialExecutor()))
+    assert 0.2 <= used["cpu_seconds"] < 2
+    assert used["seconds"] >= 0.2
+    assert used["bytes_written"] >= 3_000_000
+    assert used["bytes_read"] >= 3_000_000
+    assert used["peak_memory"] > 50e6
+    assert used["peak_memory_of_largest_worker"] is None
+
+
+def test_work_of_worker_processes_is_counted() -> None:
+    local = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+    with local, Client(local) as client:
+        executor = DaskExecutor(client)
+        before = read_usage(executor)
+        assert list(executor.map(burn, [0.2] * 4)) == [0.2] * 4
+        used = usage_since(before, read_usage(executor))
+    assert len(before.processes) == 3
+    assert 0.8 <= used["cpu_seconds"] < 8
+    assert used["peak_memory_of_largest_worker"] > 10e6
+
+
+def test_a_worker_that_came_in_between_counts_from_its_start() -> None:
+    here = usage_here()
+    old = Usage("host 1 0.0", 10.0, 100, 100, 7)
+    before = Reading(0.0, {"this process": here, "a": old, "b": old})
+    restarted = Usage("host 2 5.0", 1.5, 30, 20, 9)
+    worked = old._replace(cpu_seconds=12.0, bytes_read=150)
+    after = Reading(4.0, {"this process": here, "a": restarted, "b": worked})
+    assert usage_since(before, after) == {
+        "seconds": 4.0,
+        "cpu_seconds": 3.5,
+        "bytes_read": 80,
+        "bytes_written": 20,
+        "peak_memory": here.peak_memory,
+        "peak_memory_of_largest_worker": 9,
+    }

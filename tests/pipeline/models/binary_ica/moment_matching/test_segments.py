@@ -1,0 +1,311 @@
+"""What counts of segments give, against dense tables and formulas of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from pipeline.models.binary_ica.moment_matching.segments import (
+    Segments,
+    SegmentStatus,
+    extreme_eigenvalues,
+    ridge,
+    segments_of,
+)
+from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
+from tests.pipeline.models.binary_ica.moment_matching import (
+    Floats,
+    counts_of,
+    drawn,
+    planted,
+    segments_of_truth,
+)
+from tests.strategies import Bits, Data, dense_pair_table
+
+N_FEATURES, N_SEGMENTS, N_ROWS = 5, 4, 200
+TRUTH = planted(N_FEATURES, 2, N_SEGMENTS)
+Spoil = Callable[[Bits, Bits], None]
+"""Changes values and mask of segment 1."""
+
+
+def rows(seed: int = 0, n_rows: int = N_ROWS) -> Data:
+    return drawn(TRUTH, n_rows, np.random.default_rng(seed))
+
+
+def spoilt(spoil: Spoil) -> Data:
+    data = rows()
+    X, mask, here = data.X.copy(), np.ones_like(data.X), data.labels == 1
+    values, observed = X[here], mask[here]
+    spoil(values, observed)
+    X[here], mask[here] = values, observed
+    return Data(X, None if mask.all() else mask, data.segments)
+
+
+def estimated(data: Data, min_rows: int = 20) -> Segments:
+    return segments_of(counts_of(data), min_rows, map)
+
+
+def apart(*pairs: tuple[int, int]) -> Spoil:
+    """Never observe the two features of a pair in the same row: each pair in rows of its own."""
+
+    def spoil(X: Bits, mask: Bits) -> None:
+        for i, j in pairs:
+            mask[::2, i] = mask[1::2, j] = 0
+
+    return spoil
+
+
+# --- statuses ------------------------------------------------------------------------------------
+
+
+def all_but_one_constant(X: Bits, mask: Bits) -> None:
+    X[:, 1:] = [0, 1, 0, 1]
+
+
+def all_but_two_constant(X: Bits, mask: Bits) -> None:
+    X[:, 2:] = 1
+
+
+def never_observed(X: Bits, mask: Bits) -> None:
+    mask[:, 1:] = 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "status"),
+    [
+        (all_but_one_constant, SegmentStatus.CONSTANT),
+        (never_observed, SegmentStatus.CONSTANT),
+        (all_but_two_constant, SegmentStatus.USED),
+        (apart((0, 1)), SegmentStatus.USED),  # 1 of 10 pairs is not more than 10 %.
+        (apart((0, 1), (2, 3)), SegmentStatus.UNDEFINED_PAIRS),
+    ],
+)
+def test_segments_are_judged(spoil: Spoil, status: SegmentStatus) -> None:
+    segments = estimated(spoilt(spoil))
+    expected = np.full(N_SEGMENTS, SegmentStatus.USED)
+    expected[1] = status
+    np.testing.assert_array_equal(segments.status, expected)
+    np.testing.assert_array_equal(segments.used, expected == SegmentStatus.USED)
+
+
+def test_segments_of_too_few_rows_are_left_out() -> None:
+    data = rows()
+    kept = data.take(np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 30)))
+    for min_rows, status in ((30, SegmentStatus.USED), (31, SegmentStatus.TOO_SMALL)):
+        segments = estimated(kept, min_rows)
+        assert segments.status.tolist() == [0, 0, status, 0]
+        assert segments.rows.tolist() == [N_ROWS, N_ROWS, 30, N_ROWS]
+
+
+def test_segments_left_out_give_no_moments() -> None:
+    data = spoilt(all_but_one_constant)
+    moments, segments = estimated(data).moments(10.0), estimated(data)
+    np.testing.assert_array_equal(moments.correlation, segments.correlation[[0, 2, 3]])
+    np.testing.assert_array_equal(moments.varies, segments.varies[[0, 2, 3]])
+    np.testing.assert_allclose(moments.weights, 1 / 3)
+    np.testing.assert_array_equal(moments.model_ridge, 0.0)
+
+
+# --- thresholds ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_thresholds_and_their_errors_come_from_the_margins(masked: bool) -> None:
+    data = rows(1)
+    mask = np.random.default_rng(0).integers(0, 2, data.X.shape, dtype=np.uint8)
+    data = Data(data.X, mask if masked else None, data.segments)
+    segments, step = estimated(data), 1e-6
+    for u in range(N_SEGMENTS):
+        part = data.take(data.labels == u)
+        n = part.mask.sum(axis=0)
+        share = (part.X & part.mask).sum(axis=0) / n
+        np.testing.assert_allclose(segments.thresholds[u], norm.isf(share), rtol=1e-12)
+        # Delta method, the slope taken numerically.
+        slope = (norm.isf(share - step) - norm.isf(share + step)) / (2 * step)
+        errors = slope * np.sqrt(share * (1 - share) / n)
+        np.testing.assert_allclose(segments.threshold_errors[u], errors, rtol=1e-6)
+
+
+def test_thresholds_of_constant_features_are_those_of_half_a_count() -> None:
+    def spoil(X: Bits, mask: Bits) -> None:
+        X[:, 0], X[:, 1], mask[:, 2], mask[1:, 3] = 0, 1, 0, 0
+
+    segments = estimated(spoilt(spoil))
+    np.testing.assert_array_equal(segments.varies[1], [False, False, False, False, True])
+    expected = norm.isf([0.5 / N_ROWS, 1 - 0.5 / N_ROWS, 0.5, 0.5])
+    np.testing.assert_allclose(segments.thresholds[1, :4], expected, atol=1e-12)
+    assert np.isinf(segments.threshold_errors[1, :4]).all()
+    assert np.isfinite(segments.threshold_errors[[0, 2, 3]]).all()
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def test_weights_are_rows() -> None:
+    data = rows()
+    kept = data.take(np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100)))
+    segments = estimated(kept)
+    np.testing.assert_array_equal(segments.pair_rows, [200, 200, 100, 200])
+    np.testing.assert_allclose(segments.moments(10.0).weights, np.array([2, 2, 1, 2]) / 7)
+
+
+def test_weights_are_pairwise_complete_rows_of_the_features_that_vary() -> None:
+    data = rows()
+    rng = np.random.default_rng(3)
+    mask = (rng.random(data.X.shape) < rng.uniform(0.3, 1, (1, N_FEATURES))).astype(np.uint8)
+    X = data.X.copy()
+    X[data.labels == 2, 4] = 1
+    data = Data(X, mask, data.segments)
+    pairs = np.triu_indices(N_FEATURES, 1)
+    expected = []
+    for u in range(N_SEGMENTS):
+        n = dense_pair_table(data.take(data.labels == u))[0][pairs]
+        counted = np.ones(len(n), np.bool_) if u != 2 else (pairs[0] != 4) & (pairs[1] != 4)
+        expected.append(n[counted].mean())
+    segments = estimated(data)
+    np.testing.assert_allclose(segments.pair_rows, expected)
+    weights = np.array(expected)[segments.used]
+    np.testing.assert_allclose(segments.moments(10.0).weights, weights / weights.sum())
+
+
+# --- correlations --------------------------------------------------------------------------------
+
+
+def test_correlations_are_tetrachoric_segment_by_segment() -> None:
+    data, segments = rows(), estimated(rows())
+    for u in range(N_SEGMENTS):
+        found = tetrachoric(*dense_pair_table(data.take(data.labels == u)))
+        expected = found.correlation.copy()
+        np.fill_diagonal(expected, 1.0)
+        np.testing.assert_allclose(segments.correlation[u], expected, atol=1e-12)
+        values = np.linalg.eigvalsh(expected)
+        np.testing.assert_allclose(segments.extremes[u], values[[0, -1]], atol=1e-12)
+
+
+def test_empty_cells_are_filled_with_half_a_count_and_marked() -> None:
+    def spoil(X: Bits, mask: Bits) -> None:
+        X[:, 1] &= X[:, 0]  # (0, 1) never occurs.
+
+    data = spoilt(spoil)
+    segments = estimated(data)
+    n, ones_i, ones_j, joint = (t[0, 1] for t in dense_pair_table(data.take(data.labels == 1)))
+    expected = tetrachoric(n + 2.0, ones_i + 1.0, ones_j + 1.0, joint + 0.5).correlation
+    assert segments.pair_status[1, 0, 1] == PairStatus.EMPTY_CELL
+    assert segments.correlation[1, 0, 1] == pytest.approx(expected, abs=1e-12)
+    assert segments.used.all()
+    assert not segments.undefined().any()
+
+
+def test_gaps_are_filled_by_the_other_segments() -> None:
+    data = spoilt(apart((0, 1)))
+    kept = data.take(np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100)))
+    segments = estimated(kept)
+    gaps = np.zeros((N_SEGMENTS, N_FEATURES, N_FEATURES), np.bool_)
+    gaps[1, [0, 1], [1, 0]] = True
+    np.testing.assert_array_equal(segments.undefined(), gaps)
+    others = segments.correlation[[0, 2, 3], 0, 1] @ [200, 100, 200] / 500
+    np.testing.assert_allclose(segments.correlation[1, [0, 1], [1, 0]], others, rtol=1e-12)
+    values = np.linalg.eigvalsh(segments.correlation[1])
+    np.testing.assert_allclose(segments.extremes[1], values[[0, -1]], atol=1e-12)
+
+
+def test_segments_left_out_fill_no_gaps() -> None:
+    data = spoilt(apart((0, 1)))
+    cut = data.take(np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 19)))
+    segments = estimated(cut)
+    assert segments.status[2] == SegmentStatus.TOO_SMALL
+    others = segments.correlation[[0, 3], 0, 1].mean()
+    assert segments.correlation[1, 0, 1] == pytest.approx(others, rel=1e-12)
+
+
+def test_pairs_known_nowhere_are_zero_until_the_model_fills_them() -> None:
+    data = rows()
+    mask = np.ones_like(data.X)
+    apart((0, 1))(data.X, mask)
+    segments = estimated(Data(data.X, mask, data.segments))
+    assert segments.undefined()[:, 0, 1].all()
+    np.testing.assert_array_equal(segments.correlation[:, 0, 1], 0.0)
+
+
+def test_a_pair_that_does_not_vary_where_both_are_observed_is_undefined() -> None:
+    def spoil(X: Bits, mask: Bits) -> None:
+        mask[::2, 0] = 0
+        X[1::2, 1] = 1
+
+    segments = estimated(spoilt(spoil))
+    assert segments.pair_status[1, 0, 1] == PairStatus.CONSTANT_FEATURE
+    assert segments.varies[1].all()
+    assert segments.undefined()[1, 0, 1]
+
+
+def test_features_that_do_not_vary_are_uncorrelated_and_no_gaps() -> None:
+    segments = estimated(spoilt(all_but_two_constant))
+    assert not segments.undefined().any()
+    np.testing.assert_array_equal(segments.correlation[1, 2:, 2:], np.eye(3))
+    np.testing.assert_array_equal(segments.correlation[1, :2, 2:], 0.0)
+
+
+def test_threads_and_tasks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.executors.threads import ThreadsExecutor
+    from pipeline.models.binary_ica.moment_matching import segments as module
+
+    counts, here = counts_of(rows()), estimated(rows())
+    monkeypatch.setattr(module, "_WORTH_A_TASK", 1)
+    there = segments_of(counts, 20, ThreadsExecutor(3).map)
+    for name in Segments.__dataclass_fields__:
+        assert getattr(here, name).tobytes() == getattr(there, name).tobytes()
+
+
+# --- ridge ---------------------------------------------------------------------------------------
+
+
+def condition_number(correlation: Floats, delta: float) -> float:
+    values = np.linalg.eigvalsh((correlation + delta * np.eye(len(correlation))) / (1 + delta))
+    return float(values[-1] / values[0])
+
+
+@settings(deadline=None)
+@given(st.integers(2, 8), st.integers(0, 2**32 - 1), st.floats(1.01, 1e4))
+def test_the_ridge_brings_any_matrix_to_the_condition_number(
+    n: int, seed: int, regularization: float
+) -> None:
+    """Matrices of pairwise estimates may be indefinite."""
+    rng = np.random.default_rng(seed)
+    correlation = np.triu(rng.uniform(-1, 1, (n, n)), 1)
+    correlation += correlation.T + np.eye(n)
+    extremes = extreme_eigenvalues(correlation[None], map)
+    (delta,) = ridge(extremes, regularization)
+    assert delta >= 0
+    least, largest = np.linalg.eigvalsh(correlation)[[0, -1]]
+    if delta == 0:
+        assert largest / least <= regularization * (1 + 1e-9)
+    else:
+        assert least <= 0 or largest / least > regularization
+        assert condition_number(correlation, delta) == pytest.approx(regularization, rel=1e-6)
+
+
+def test_matrices_below_the_condition_number_are_untouched() -> None:
+    segments = segments_of_truth(TRUTH)
+    conditions = segments.extremes[:, 1] / segments.extremes[:, 0]
+    regularization = float(np.sort(conditions)[1:3].mean())
+    moments = segments.moments(regularization)
+    np.testing.assert_array_equal(moments.ridge > 0, conditions > regularization)
+    for correlation, delta in zip(moments.correlation, moments.ridge, strict=True):
+        expected = min(condition_number(correlation, 0.0), regularization)
+        assert condition_number(correlation, delta) == pytest.approx(expected)
+
+
+def test_filling_computes_the_eigenvalues_anew() -> None:
+    segments = segments_of_truth(TRUTH)
+    changed = segments.correlation.copy()
+    changed[1] = np.eye(N_FEATURES)
+    filled = segments.filled(changed, map)
+    np.testing.assert_allclose(filled.extremes[1], 1.0)
+    np.testing.assert_allclose(np.delete(filled.extremes - segments.extremes, 1, 0), 0, atol=1e-12)
+    assert replace(filled, correlation=None, extremes=None).rows is segments.rows

@@ -1,0 +1,355 @@
+"""BLICA against the truth of the data that it is fitted to, and data that are no good."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.special import log_ndtr
+from scipy.stats import norm
+
+from pipeline.blocks import BinaryBlock, block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import FitState, fit
+from pipeline.models.binary_ica.blica import BLICA, BLICAParams
+from pipeline.numerics.metrics import mean_cosine_similarity
+from pipeline.params import named_arrays
+from pipeline.random import RowRandom
+from storage.examples import NonstationaryTruth, nonstationary_truth
+from tests.pipeline.models.binary_ica.moment_matching import (
+    fitted,
+    nonstationary,
+    small,
+    truth_and_data,
+)
+from tests.strategies import Data, memory_rows, tables
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+MODEL, SERIAL, RNG = BLICA(), SerialExecutor(), RowRandom(0)
+SCALE = np.sqrt(np.pi / 8)
+SHAPE = (6, 2, 12, 2000)
+
+
+@lru_cache
+def example() -> tuple[NonstationaryTruth, FitState]:
+    truth, data = truth_and_data(*SHAPE)
+    return truth, fitted(data, n_components=2)
+
+
+def arrays_of(params: BLICAParams) -> dict[str, NDArray[Any]]:
+    return {name: values for name, (_, values) in named_arrays(params).items()}
+
+
+def assert_finite(arrays: Any) -> None:
+    assert [name for name, values in arrays.items() if not np.isfinite(values).all()] == []
+
+
+# --- recovery ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (8, 3, 20, 2000), (6, 6, 30, 3000)])
+def test_the_mixing_is_recovered(shape: tuple[int, int, int, int]) -> None:
+    truth, data = truth_and_data(*shape)
+    state = fitted(data, n_components=shape[1])
+    assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.98
+    assert state.diagnostics["stability"] > 0.99
+    assert state.diagnostics["optimiser_converged"]
+    assert state.warnings == ()
+
+
+def test_as_many_sources_as_features_in_short_segments_raise_no_false_alarm() -> None:
+    """Where segments say little of a variance, it must not run away and hide the others."""
+    truth, data = truth_and_data(10, 10, 40, 1000)
+    state = fitted(data, n_components=10, regularization=10.0, starts=2)
+    assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.97
+    assert state.warnings == ()
+    lengths, _, order = matched(truth, state.params)
+    ratios = state.params.source_variances[:, order] / (truth.source_variances * lengths**2)
+    assert 0.7 < np.median(ratios) < 1.6
+    assert ratios.max() < 8
+
+
+def test_the_number_of_components_and_the_ridge_are_chosen() -> None:
+    truth, data = truth_and_data(*SHAPE)
+    state = fitted(data)
+    assert state.params.mixing.shape == (6, 2)
+    assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.98
+    tried = list(
+        zip(
+            state.params.candidate_components.tolist(),
+            state.params.candidate_regularization.tolist(),
+            strict=True,
+        )
+    )
+    assert len(set(tried)) == len(tried)
+    assert (2, state.diagnostics["regularization"]) in tried
+    assert {k for k, _ in tried} >= {1, 2, 3, 4}
+    assert np.isfinite(state.params.candidate_scores).all()
+
+
+def test_what_is_given_is_not_tried() -> None:
+    _, data = truth_and_data(*SHAPE)
+    both = fitted(data, n_components=3, regularization=50.0)
+    assert both.params.candidate_scores.shape == (0,)
+    assert both.diagnostics["regularization"] == 50.0
+    ridge = fitted(data, n_components=3).params
+    assert ridge.candidate_components.tolist()[0] == 0  # independence
+    assert set(ridge.candidate_components[1:]) == {3}
+    components = fitted(data, regularization=50.0).params
+    assert set(components.candidate_regularization[1:]) == {50.0}
+
+
+def matched(truth: NonstationaryTruth, params: BLICAParams) -> tuple[Floats, Floats, Labels]:
+    """Signed lengths and the order that bring the true columns to those found."""
+    lengths = np.linalg.norm(truth.mixing, axis=0)
+    cosines = (truth.mixing / lengths).T @ params.mixing
+    here, order = linear_sum_assignment(-np.abs(cosines))
+    return lengths, np.sign(cosines[here, order]), order
+
+
+def test_variances_are_those_of_the_sources_in_columns_of_length_one() -> None:
+    truth, state = example()
+    lengths, _, order = matched(truth, state.params)
+    ratios = state.params.source_variances[:, order] / (truth.source_variances * lengths**2)
+    assert 0.9 < np.median(ratios) < 1.1
+    assert ratios.min() > 0.6
+    assert ratios.max() < 1.7
+
+
+def test_thresholds_and_means_are_those_of_the_sources() -> None:
+    truth, state = example()
+    lengths, signs, order = matched(truth, state.params)
+    power = np.pi / 8 * truth.source_variances @ truth.mixing.T**2
+    expected = -SCALE * truth.source_means @ truth.mixing.T / np.sqrt(1 + power)
+    np.testing.assert_allclose(state.params.thresholds, expected, atol=0.13)
+    np.testing.assert_allclose(
+        state.params.source_means[:, order] * signs, truth.source_means * lengths, atol=0.6
+    )
+    assert state.params.mean_misfit.max() < 2
+
+
+def test_margins_that_no_means_explain_are_told() -> None:
+    """A feature of a segment whose values are flipped keeps its correlations up to sign."""
+    _, data = truth_and_data(*SHAPE)
+    X = data.X.copy()
+    rare = (data.labels == 3) & (np.arange(len(X)) % 2 == 0)
+    X[rare, 0] = 0
+    misfit = fitted(Data(X, None, data.segments), n_components=2).params.mean_misfit
+    assert misfit[3] > 5
+    assert np.delete(misfit, 3).max() < 2
+
+
+def test_columns_have_length_one_and_fall_in_variance() -> None:
+    _, data = truth_and_data(8, 3, 20, 2000)
+    params = fitted(data, n_components=3, regularization=50.0).params
+    np.testing.assert_allclose(np.linalg.norm(params.mixing, axis=0), 1.0)
+    assert (np.diff(params.segment_rows @ params.source_variances) < 0).all()
+    assert (params.mixing[np.abs(params.mixing).argmax(axis=0), range(3)] > 0).all()
+
+
+def test_missing_values_leave_the_estimate_where_it_was() -> None:
+    truth, data = truth_and_data(*SHAPE)
+    missing = np.where(np.arange(6) % 2, 0.5, 0.1)
+    mask = np.random.default_rng(0).random(data.X.shape) >= missing
+    state = fitted(Data(data.X, mask.astype(np.uint8), data.segments), n_components=2)
+    assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.95
+    assert state.warnings == ()
+
+
+def test_threads_change_nothing() -> None:
+    rows = memory_rows(small(), [400] * 3)
+    model = BLICA(bootstrap=20)
+    here, there = (fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
+    for name, values in arrays_of(here.params).items():
+        assert values.tobytes() == arrays_of(there.params)[name].tobytes(), name
+
+
+# --- use of a fit ---------------------------------------------------------------------------------
+
+
+def test_codes_follow_the_sources_that_made_the_data() -> None:
+    truth = nonstationary_truth(20, 2, 4, seed=3)
+    rng, n = np.random.default_rng(0), 4000
+    segments = np.repeat(np.arange(4), n)
+    sources = truth.source_means[segments] + np.sqrt(
+        truth.source_variances[segments]
+    ) * rng.standard_normal((4 * n, 2))
+    X = (rng.random((4 * n, 20)) < norm.cdf(SCALE * sources @ truth.mixing.T)).astype(np.uint8)
+    state = fitted(Data(X, None, segments), n_components=2)
+    lengths, signs, order = matched(truth, state.params)
+    for u in range(4):
+        here = segments == u
+        codes = MODEL.transform(state.params, block_of(X[here], None, u), RNG)
+        errors = signs * codes["mean"][:, order] - lengths * sources[here]
+        share = errors.var(axis=0) / (lengths**2 * truth.source_variances[u])
+        assert share.max() < 0.35
+        # The variances say how large the errors are.
+        said = codes["variance"][:, order].mean(axis=0)
+        np.testing.assert_allclose((errors**2).mean(axis=0), said, rtol=0.35)
+
+
+def test_samples_of_a_fit_have_the_pair_shares_of_its_data() -> None:
+    _, state = example()
+    _, data = truth_and_data(*SHAPE)
+    segments = np.repeat(np.arange(12), 20_000)
+    X = MODEL.sample(state.params, len(segments), np.random.default_rng(0), segments)
+    for u in range(12):
+        a, b = (x[s == u].astype(np.float64) for x, s in ((X, segments), (data.X, data.labels)))
+        np.testing.assert_allclose(a.T @ a / len(a), b.T @ b / len(b), atol=0.04)
+
+
+def test_held_out_rows_are_likelier_under_the_fit_than_under_independence() -> None:
+    truth, state = example()
+    data = nonstationary(truth, 300, seed=9)
+    gained = []
+    for u in range(12):
+        X = data.X[data.labels == u]
+        model = MODEL.log_likelihood(state.params, block_of(X, None, u), RNG).nats
+        z = state.params.thresholds[u]
+        alone = X @ log_ndtr(-z) + (1 - X) @ log_ndtr(z)
+        gained.append((model - alone).mean())
+    assert min(gained) > 0.1
+
+
+# --- intervals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 2, 21])
+def test_intervals_are_about_the_columns_that_they_stand_beside(seed: int) -> None:
+    """Also where the two variances are nearly equal, so that little decides their order."""
+    truth = nonstationary_truth(5, 2, 6, seed)
+    data = nonstationary(truth, 400, seed)
+    params = fitted(data, n_components=2, regularization=3.0, bootstrap=20).params
+    lower, upper = params.mixing_interval
+    assert (lower < upper).all()
+    middle = (lower + upper) / 2
+    cosines = (middle * params.mixing).sum(axis=0) / np.linalg.norm(middle, axis=0)
+    assert cosines.min() > 0.95
+
+
+def test_segments_that_just_have_enough_rows_have_intervals() -> None:
+    """Resampled groups have fewer rows than the segment; that is no reason to leave it out."""
+    for min_rows in (60, 61):
+        data = small(61)
+        params = fitted(
+            data, n_components=2, regularization=10.0, min_rows=min_rows, bootstrap=20
+        ).params
+        lower, upper = params.mixing_interval
+        assert lower.shape == (5, 2)
+        assert (lower < upper).all()
+
+
+def test_without_a_bootstrap_there_are_no_intervals() -> None:
+    assert fitted(small(), n_components=2).params.mixing_interval.shape == (0, 5, 2)
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"n_components": 0}, "--components: Expected at least 1, got 0."),
+        ({"regularization": 1.0}, "regularization: Expected a finite number above 1, got 1.0."),
+        (
+            {"regularization": float("nan")},
+            "regularization: Expected a finite number above 1, got nan.",
+        ),
+        ({"regularization": float("inf")}, "regularization: Expected .* got inf."),
+        ({"min_rows": 0}, "min_rows: Expected at least 1, got 0."),
+        ({"starts": 0}, "starts: Expected at least 1, got 0."),
+        ({"bootstrap": 19}, "bootstrap: Expected 0 or at least 20, got 19."),
+        ({"bootstrap": -1}, "bootstrap: Expected 0 or at least 20, got -1."),
+    ],
+)
+def test_bad_settings_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(FitError, match=message):
+        BLICA(**more)
+
+
+# --- awkward data --------------------------------------------------------------------------------
+
+
+def check_awkward(data: Data, **more: Any) -> FitState | None:
+    """Fit; None where that is refused, else everything must be finite."""
+    try:
+        state = fitted(data, **{"min_rows": 1, "starts": 2, **more})
+    except FitError:
+        return None
+    assert_finite(arrays_of(state.params))
+    assert_finite(state.diagnostics)
+    for segment in (0, 1, 99):
+        block: BinaryBlock = block_of(data.X[:9], None, segment)
+        assert_finite(MODEL.transform(state.params, block, RNG))
+        assert np.isfinite(MODEL.composite_log_likelihood(state.params, block, RNG)).all()
+        assert np.isfinite(MODEL.log_likelihood(state.params, block, RNG).nats).all()
+    return state
+
+
+awkward = settings(deadline=None, max_examples=25)
+small_tables = tables(st.integers(1, 5), st.integers(3, 60))
+n_components = st.sampled_from([None, 1, 2])
+regularization = st.sampled_from([None, 1.01, 10.0, 1e9])
+
+
+@awkward
+@given(small_tables, n_components, regularization)
+def test_small_tables_are_refused_or_fitted_finite(
+    data: Data, n_components: int | None, regularization: float | None
+) -> None:
+    check_awkward(data, n_components=n_components, regularization=regularization)
+
+
+@awkward
+@given(st.integers(0, 2**32 - 1), n_components, regularization)
+def test_sparse_tables_are_refused_or_fitted_finite(
+    seed: int, n_components: int | None, regularization: float | None
+) -> None:
+    """Rarer values, more segments and more missing than strategies draw by themselves."""
+    rng = np.random.default_rng(seed)
+    shape = (int(rng.integers(20, 150)), int(rng.integers(2, 6)))
+    X = (rng.random(shape) < rng.choice([0.1, 0.5, 0.9], shape[1])).astype(np.uint8)
+    X[:, -1] = X[:, 0]
+    mask = (rng.random(shape) < rng.choice([0.4, 0.8])).astype(np.uint8)
+    data = Data(X, mask if seed % 2 else None, rng.integers(0, rng.integers(3, 7), len(X)))
+    check_awkward(data, n_components=n_components, regularization=regularization)
+
+
+def test_halves_without_a_segment_to_use_are_refused_or_fitted() -> None:
+    """Every feature is constant in the first half of every segment."""
+    data = small(40)
+    data.X[np.arange(len(data.X)) % 40 < 20] = 1
+    check_awkward(data, n_components=2, min_rows=20)
+
+
+@pytest.mark.parametrize("kind", ["the same", "complementary", "independent", "one pair"])
+def test_extreme_dependence_is_fitted_finite(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 2, (600, 5), dtype=np.uint8)
+    if kind == "the same":
+        X[:] = X[:, :1]
+    elif kind == "complementary":
+        X[:, 1:3], X[:, 3:] = X[:, :1], 1 - X[:, :1]
+    elif kind == "one pair":
+        X[:, 1] = X[:, 0]
+    data = Data(X, None, np.arange(600) % 4)
+    for more in ({}, {"n_components": 5}, {"n_components": 2, "regularization": 1e12}):
+        assert check_awkward(data, **more) is not None
+
+
+def test_resampling_awkward_data_stays_finite() -> None:
+    rng = np.random.default_rng(0)
+    for n_rows in (30, 90):
+        X = (rng.random((n_rows, 4)) < 0.3).astype(np.uint8)
+        data = Data(X, None, np.arange(n_rows) % 3)
+        check_awkward(data, n_components=1, regularization=10.0, bootstrap=20)

@@ -1,0 +1,293 @@
+"""The latent-trait model against published likelihoods, integration and the truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import FitState, collect_first, collect_pass, fit, start
+from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.numerics.latent_nodes import gauss_hermite
+from pipeline.random import RowRandom
+from tests.data import shared
+from tests.strategies import Data, memory_rows
+
+Bits = NDArray[np.uint8]
+
+RNG = RowRandom(0)
+SERIAL = SerialExecutor()
+
+
+def fitted(X: Bits, observed: Bits | None = None, **settings: Any) -> FitState:
+    sizes = [len(X) // 2, len(X) - len(X) // 2]
+    return fit(LatentTrait(**settings), memory_rows(Data(X, observed), sizes), SERIAL)
+
+
+def shared_bits(name: str) -> tuple[Bits, Any]:
+    with np.load(shared(f"{name}.npz")) as saved:
+        arrays = dict(saved)
+    return np.unpackbits(arrays["X"], axis=1)[:, : arrays["shape"][1]], arrays
+
+
+@lru_cache
+def two_factors(n_rows: int = 20_000) -> tuple[Bits, NDArray[np.float64], NDArray[np.float64]]:
+    rng = np.random.default_rng(1)
+    weights, offsets = rng.uniform(0.5, 1.5, (12, 2)), rng.uniform(-1, 1, 12)
+    weights *= rng.choice([-1, 1], weights.shape)
+    x = rng.standard_normal((n_rows, 2))
+    X = (rng.random((n_rows, 12)) < expit(x @ weights.T + offsets)).astype(np.uint8)
+    return X, weights, offsets
+
+
+def turned_error(found: NDArray[np.float64], truth: NDArray[np.float64]) -> float:
+    """Root mean square difference after the best rotation (orthogonal Procrustes)."""
+    left, _, right = np.linalg.svd(found.T @ truth)
+    return float(np.sqrt(((found @ left @ right - truth) ** 2).mean()))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "published", "within"),
+    [
+        ("lsat6", {"n_components": 1}, -2466.65, 0.01),
+        ("lsat6", {"n_components": 1, "equal_slopes": "yes"}, -2466.94, 0.01),
+        ("wirs", {"n_components": 2}, -3340.9, 1.5),
+        ("verbal_aggression", {"n_components": 1}, -4016.43, 0.05),
+    ],
+)
+def test_quadrature_reaches_published_likelihoods(
+    name: str, settings: dict[str, Any], published: float, within: float
+) -> None:
+    X, _ = shared_bits(name)
+    state = fitted(X, estimator="quadrature", tol=1e-8, **settings)
+    assert state.history[-1] * len(X) == pytest.approx(published, abs=within)
+    assert np.diff(state.history).min() > -1e-9
+
+
+def test_polish_removes_the_bias_of_the_bound() -> None:
+    X, weights, _ = two_factors()
+    exact = fitted(X, estimator="quadrature", tol=1e-7)
+    bound = fitted(X, tol=1e-7)
+    polished = fitted(X, polish="quadrature", tol=1e-7)
+    assert polished.history[-1] == pytest.approx(exact.history[-1], abs=1e-5)
+    assert turned_error(exact.params.weights, weights) < 0.04
+    assert turned_error(polished.params.weights, weights) < 0.04
+    assert turned_error(bound.params.weights, weights) > 0.06
+
+
+@pytest.mark.parametrize("estimator", ["variational", "quadrature", "sampling"])
+def test_the_objective_never_falls(estimator: str) -> None:
+    X, *_ = two_factors()
+    for acceleration in ("squarem", "none"):
+        state = fitted(X[:3000], estimator=estimator, acceleration=acceleration, max_iter=60)
+        fall = 1e-3 if estimator == "variational" else 1e-9
+        assert np.diff(state.history).min() > -fall
+
+
+def test_acceleration_needs_fewer_passes() -> None:
+    X, *_ = two_factors()
+    settings: dict[str, Any] = {"estimator": "quadrature", "tol": 1e-8}
+    fast, slow = (fitted(X, acceleration=a, **settings) for a in ("squarem", "none"))
+    assert fast.iteration < 0.7 * slow.iteration
+    assert fast.history[-1] >= slow.history[-1] - 1e-6
+
+
+def test_validation_finds_the_number_of_traits() -> None:
+    X, *_ = two_factors()
+    state = fitted(X, n_components=None, estimator="quadrature")
+    assert state.diagnostics["n_components"] == 2
+    scores = state.diagnostics["held_out_scores"]
+    assert len(scores) == 3
+    assert max(scores) == scores[1]
+    assert state.params.held_out == 0
+
+
+def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
+    """The end, and the history of every stage."""
+    model, rows = LatentTrait(**settings), memory_rows(Data(X))
+    stages: list[list[float]] = [[]]
+
+    def seen(state: FitState) -> None:
+        if len(state.history) < len(stages[-1]):
+            stages.append([])
+        stages[-1] = list(state.history)
+
+    return fit(model, rows, SERIAL, checkpoint=seen), stages
+
+
+@pytest.mark.parametrize(
+    "settings", [{"polish": "quadrature"}, {"n_components": None, "estimator": "quadrature"}]
+)
+def test_every_stage_has_a_history_of_its_own_that_never_falls(settings: dict[str, Any]) -> None:
+    X, *_ = two_factors()
+    _, stages = histories(X[:3000], **settings)
+    filled = [stage for stage in stages if stage]
+    assert len(filled) >= 2
+    assert all(np.diff(stage).min(initial=0) > -1e-3 for stage in filled)
+
+
+@pytest.mark.parametrize("max_iter", [1, 2, 5])
+def test_a_choice_of_components_that_is_cut_short_still_ends_with_all_rows(max_iter: int) -> None:
+    X, *_ = two_factors()
+    state, _ = histories(X[:2000], n_components=None, estimator="quadrature", max_iter=max_iter)
+    assert state.params.held_out == 0
+    assert state.diagnostics["n_components"] == state.params.weights.shape[1]
+    assert len(state.diagnostics["held_out_scores"]) >= 2
+
+
+def test_likelihood_bound_and_posterior_agree_with_integration() -> None:
+    X, *_ = two_factors()
+    model, state = LatentTrait(estimator="quadrature"), fitted(X[:3000], estimator="quadrature")
+    rows = X[:50]
+    params, block = state.params, block_of(rows)
+    nodes = gauss_hermite(40, 2)
+    p = expit(nodes.points @ params.weights.T + params.offsets)
+    joint = np.exp(
+        rows @ np.log(p).T + (1 - rows.astype(float)) @ np.log(1 - p).T + nodes.log_weights
+    )
+    evidence = joint.sum(axis=1)
+    found = model.log_likelihood(params, block, RNG).nats
+    np.testing.assert_allclose(found, np.log(evidence), atol=1e-3)
+    assert (model.lower_bound(params, block, RNG) <= found + 1e-9).all()
+    mean = joint @ nodes.points / evidence[:, None]
+    codes = model.transform(params, block, RNG)
+    np.testing.assert_allclose(codes["mean"], mean, atol=5e-3)
+    np.testing.assert_allclose(codes["variance"], np.einsum("nkk->nk", codes["covariance"]))
+
+
+def test_nodes_too_far_apart_are_warned_of_with_their_remedy() -> None:
+    """The objective of a fit is held against integration around each row's posterior."""
+    rng = np.random.default_rng(2)
+    weights = 2.5 * rng.standard_normal((60, 1))
+    X = (rng.random((500, 60)) < expit(rng.standard_normal((500, 1)) @ weights.T)).astype(np.uint8)
+    found: dict[int, tuple[float, list[str]]] = {}
+    for nodes in (21, 200):
+        state = fitted(X, n_components=1, estimator="quadrature", nodes=nodes)
+        exact = LatentTrait().log_likelihood(state.params, block_of(X), RNG).nats.mean()
+        warned = [notice.text for notice in state.warnings if "nodes an axis" in notice.text]
+        found[nodes] = abs(state.history[-1] - exact), warned
+    assert found[21][0] > 0.01
+    assert found[21][1][0].startswith("21 nodes an axis lie farther apart")
+    assert found[200][0] < 1e-3
+    assert found[200][1] == []
+    enough = int(found[21][1][0].rpartition("=")[2])
+    assert 50 < enough < 200
+
+
+def test_missing_values_are_absent() -> None:
+    X, weights, _ = two_factors()
+    rng = np.random.default_rng(3)
+    observed = (rng.random(X.shape) < 0.7).astype(np.uint8)
+    observed[:5] = 0
+    state = fitted(X, observed, estimator="quadrature", tol=1e-7)
+    assert turned_error(state.params.weights, weights) < 0.06
+    assert state.diagnostics["rows_without_values"] == 5
+    assert any("without any value: 5" in notice.text for notice in state.warnings)
+    codes = LatentTrait().transform(state.params, block_of(X[:5], observed[:5]), RNG)
+    np.testing.assert_allclose(codes["mean"], 0, atol=1e-12)
+    np.testing.assert_allclose(codes["variance"], 1, atol=1e-6)
+
+
+def test_items_that_separate_are_named_and_a_prior_keeps_them_finite() -> None:
+    X, *_ = two_factors()
+    X = X[:600].copy()
+    X[:, 1] = X[:, 0]
+    settings: dict[str, Any] = {"n_components": 1, "estimator": "quadrature", "max_iter": 200}
+    loose = fitted(X, **settings)
+    named = [notice for notice in loose.warnings if "diverge" in notice.text]
+    assert named
+    assert set(named[0].features) & {0, 1}
+    tight = fitted(X, prior_precision=1.0, **settings)
+    assert not any("diverge" in notice.text for notice in tight.warnings)
+    assert np.abs(tight.params.weights).max() < 20
+
+
+def test_constant_features_are_refused_or_pinned() -> None:
+    X, *_ = two_factors()
+    X = X[:500].copy()
+    X[:, 3] = 1
+    with pytest.raises(FitError, match="constant ones: 3"):
+        fitted(X)
+    state = fitted(X, constant_features="pin", estimator="quadrature")
+    assert (state.params.weights[3] == 0).all()
+    assert expit(state.params.offsets[3]) == pytest.approx(499.5 / 500)
+
+
+def test_a_fit_that_goes_on_reaches_the_same_bytes() -> None:
+    X, *_ = two_factors()
+    rows, model = memory_rows(Data(X[:2000])), LatentTrait(max_iter=12, tol=1e-12)
+    states: list[FitState] = []
+    first = start(model, collect_first(model, rows, SERIAL), 0)
+    whole = fit(model, rows, SERIAL, state=first, checkpoint=states.append)
+    for state in states[:-1]:
+        again = fit(model, rows, SERIAL, state=state)
+        assert again.history == whole.history
+        assert again.params.weights.tobytes() == whole.params.weights.tobytes()
+    assert any("stopped at max_iter=12" in notice.text for notice in whole.warnings)
+
+
+@pytest.mark.parametrize("estimator", ["quadrature", "sampling"])
+def test_nodes_of_a_fit_give_its_objective_again(estimator: str) -> None:
+    X, *_ = two_factors()
+    settings: dict[str, Any] = {"estimator": estimator, "nodes": 9, "tol": 1e-9}
+    state = fitted(X[:2000], **settings)
+    again = collect_pass(LatentTrait(**settings), state, memory_rows(Data(X[:2000])), SERIAL, 0)
+    assert again.objective / 2000 == pytest.approx(state.history[-1], abs=1e-7)
+
+
+def test_weights_for_reading_are_rotations() -> None:
+    X, *_ = two_factors()
+    for rotation in ("principal", "varimax", "promax"):
+        params = fitted(X[:2000], rotation=rotation).params
+        explained = params.rotated @ params.component_correlation @ params.rotated.T
+        np.testing.assert_allclose(explained, params.weights @ params.weights.T, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_components": 4, "estimator": "quadrature"}, "at most 3 for quadrature, got 4"),
+        ({"n_components": 4, "polish": "quadrature"}, "at most 3 for quadrature, got 4"),
+        ({"equal_slopes": "yes"}, "equal_slopes: Expected --components 1"),
+        ({"nodes": 1}, "nodes: Expected at least 2, got 1"),
+        ({"prior_precision": -1.0}, "prior_precision: Expected at least 0, got -1.0"),
+        ({"max_iter": 0}, "max_iter: Expected at least 1, got 0"),
+        ({"tol": 0.0}, "tol: Expected above 0"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(FitError, match=message):
+        LatentTrait(**settings)
+
+
+def test_as_many_traits_as_features_are_refused() -> None:
+    X, *_ = two_factors()
+    with pytest.raises(FitError, match="fewer than the 12 features, got 12"):
+        fitted(X[:500], n_components=12)
+
+
+def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
+    """Traits without weight change nothing, so the estimate can be held against quadrature."""
+    X, *_ = two_factors()
+    block = block_of(X[:300], first_row=7)
+    params = fitted(X[:2000], estimator="quadrature").params
+    wider = replace(params, weights=np.pad(params.weights, ((0, 0), (0, 3))))
+    model, exact = LatentTrait(), LatentTrait().log_likelihood(params, block, RNG)
+    found = model.log_likelihood(wider, block, RNG)
+    assert (exact.standard_error == 0).all()
+    assert 0 < found.standard_error.min() <= found.standard_error.max() < 0.05
+    scaled = (found.nats - exact.nats) / found.standard_error
+    assert 0.8 < scaled.std() < 1.2
+    assert abs(scaled.mean()) < 0.25
+    assert (model.lower_bound(wider, block, RNG) < found.nats + 0.1).all()
+    assert model.transform(wider, block, RNG)["mean"].shape == (300, 5)
+    again = model.log_likelihood(wider, block_of(X[100:300], first_row=107), RNG)
+    assert again.nats.tobytes() == found.nats[100:].tobytes()
