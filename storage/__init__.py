@@ -1,7 +1,27 @@
 """Datasets, artifacts and latent codes in Zarr."""
 
-from storage.artifacts import Artifact, load_artifact
-from storage.codes import Codes, open_codes
-from storage.dataset import BinaryDataset, open_dataset
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storage.artifacts import Artifact, load_artifact
+    from storage.codes import Codes, open_codes
+    from storage.dataset import BinaryDataset, open_dataset
 
 __all__ = ["Artifact", "BinaryDataset", "Codes", "load_artifact", "open_codes", "open_dataset"]
+
+_MODULES = {
+    "Artifact": "artifacts",
+    "BinaryDataset": "dataset",
+    "Codes": "codes",
+    "load_artifact": "artifacts",
+    "open_codes": "codes",
+    "open_dataset": "dataset",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: Zarr takes its time, and who refuses an option needs none of it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

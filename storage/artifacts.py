@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.display import Shown, artifact_facts
+from storage.display import Facts, Shown, artifact_facts, described
 from storage.errors import DataError
 from storage.labelled import to_xarray
 from storage.locations import (
@@ -65,7 +65,12 @@ class Artifact(Shown, Mapping[str, NDArray[Any]]):
         """Name the dimensions of an array."""
         return self._arrays[name].dims
 
-    _facts = artifact_facts
+    def _facts(self) -> Facts:
+        arrays = {
+            name: described(self.dims(name), values.shape, str(values.dtype))
+            for name, values in self.items()
+        }
+        return artifact_facts(str(self.path), self.manifest, arrays)
 
     def to_xarray(self) -> xarray.Dataset:
         """Give all arrays with the names of features and segments."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 
-from storage.display import Shown, codes_facts
+from storage.display import Facts, Shown, codes_facts
 from storage.errors import DataError, Unreachable
 from storage.labelled import to_xarray
 from storage.locations import (
@@ -30,8 +30,7 @@ from storage.schema import CODES_FORMAT, FORMAT_VERSION, ArraySpec, create_array
 if TYPE_CHECKING:
     import xarray
 
-_CHUNKS_WANTED, _FEWEST_ROWS, _MOST_ROWS = 64, 1 << 12, 1 << 17
-_CHUNK_BYTES = 16 << 20
+_REMEDY = "Transform the dataset again."
 
 
 class CodeArray(NamedTuple):
@@ -65,13 +64,16 @@ class CodesWriter:
 
     def __call__(self, key: int, codes: Mapping[str, NDArray[Any]]) -> list[int]:
         """Write a run of rows and give the checksum of each array."""
+        return [self.write(name, key, codes[name]) for name in self.names]
+
+    def write(self, name: str, key: int, values: NDArray[Any]) -> int:
+        """Write a run of rows of one array and give its checksum."""
         folder = place(self.folder)
-        with told(folder):
-            for name in self.names:
-                if codes[name].size:
-                    array = open_array(folder, name, "r+")
-                    array.with_config({"write_empty_chunks": True})[self._rows(key)] = codes[name]
-        return [checksum(codes[name]) for name in self.names]
+        if values.size:
+            with told(folder):
+                array = open_array(folder, name, "r+")
+                array.with_config({"write_empty_chunks": True})[self._rows(key)] = values
+        return checksum(values)
 
     def holds(self, key: int, checksums: Sequence[int]) -> bool:
         """Tell whether a run lies there as it was written."""
@@ -90,7 +92,12 @@ class CodesWriter:
 
 
 def create_codes(
-    folder: Place, arrays: Mapping[str, CodeArray], n_rows: int, *, keep: bool = False
+    folder: Place,
+    arrays: Mapping[str, CodeArray],
+    n_rows: int,
+    rows_per_chunk: int,
+    *,
+    keep: bool = False,
 ) -> CodesWriter:
     """Make empty arrays; they become codes by `seal_codes`.
 
@@ -100,12 +107,11 @@ def create_codes(
         The group's folder.
     arrays
         What each row has.
-    n_rows
-        Number of rows.
+    n_rows, rows_per_chunk
+        Number of rows, and of those of a run.
     keep
         Leave the arrays that an interrupted writer of the same codes made.
     """
-    size = _rows_per_chunk(arrays.values(), n_rows)
     mode: Literal["a", "w"] = "a" if keep else "w"
     attributes: dict[str, Any] = {"format": CODES_FORMAT}
     with told(folder):
@@ -113,20 +119,9 @@ def create_codes(
         for name, (dims, shape, dtype) in arrays.items():
             if name not in group:
                 spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
-                chunks = (size, *(max(1, length) for length in shape))
+                chunks = (rows_per_chunk, *(max(1, length) for length in shape))
                 create_array(group, spec, (n_rows, *shape), chunks)
-    return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, size)
-
-
-def _rows_per_chunk(arrays: Iterable[CodeArray], n_rows: int) -> int:
-    """Give the rows of a run, from shapes alone.
-
-    Codes take long to compute: small data are cut finer than their bytes ask for, so that all
-    workers have some, and no run is so long that losing it hurts.
-    """
-    widest = max(np.dtype(a.dtype).itemsize * int(np.prod(a.shape)) for a in arrays)
-    even = min(max(-(-n_rows // _CHUNKS_WANTED), _FEWEST_ROWS), _MOST_ROWS, n_rows)
-    return max(1, min(even, _CHUNK_BYTES // max(1, widest)))
+    return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, rows_per_chunk)
 
 
 def seal_codes(
@@ -173,6 +168,7 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
     path: Place
     manifest: Mapping[str, Any]
     group: zarr.Group
+    remedy: str = _REMEDY
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         parts = [self._part(name, key) for key in range(self.n_chunks)]
@@ -198,7 +194,8 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
         """Name the dimensions of an array."""
         return tuple(self.manifest["arrays"][name]["dims"])
 
-    _facts = codes_facts
+    def _facts(self) -> Facts:
+        return codes_facts(str(self.path), self.manifest)
 
     def read_chunk(self, key: int) -> dict[str, NDArray[Any]]:
         """Read a run of rows of all arrays and check it against the manifest.
@@ -235,11 +232,11 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
         except Unreachable:
             raise
         except DataError as error:
-            raise DataError(f"{self.path}: {error} Transform the dataset again.") from error
+            raise DataError(f"{self.path}: {error} {self.remedy}") from error
 
 
-def open_codes(path: str | Place) -> Codes:
-    """Open codes after checking their manifest.
+def open_codes(path: str | Place, remedy: str = _REMEDY) -> Codes:
+    """Open codes after checking their manifest; the remedy is what to do where they are damaged.
 
     Raises
     ------
@@ -253,11 +250,10 @@ def open_codes(path: str | Place) -> Codes:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         damaged = DataError(
-            f"{folder}: Expected whole codes, got damaged ones ({reason}). "
-            "Transform the dataset again."
+            f"{folder}: Expected whole codes, got damaged ones ({reason}). {remedy}"
         )
         raise store_error(str(folder), error) or damaged from error
-    return Codes(folder, manifest, group)
+    return Codes(folder, manifest, group, remedy)
 
 
 def _rows_of(key: int, rows_per_chunk: int, n_rows: int) -> slice:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from storage.chunk import Chunk, Words, empty_chunk
-from storage.display import Shown, dataset_facts
+from storage.damage import damaged_dataset, unreadable
+from storage.display import Facts, Shown, dataset_facts
 from storage.errors import Damaged, DataError
 from storage.kept_chunks import kept
-from storage.labelled import dataset_to_xarray
+from storage.labelled import per_row, to_xarray
 from storage.layout import occupied_slots
 from storage.locations import Place, checksum, open_group, place, read_manifest
 from storage.object_store import store_error, told
@@ -84,7 +85,10 @@ class BinaryDataset(Shown):
         """Names of the per-row columns."""
         return tuple(self.manifest["columns"])
 
-    _facts = dataset_facts
+    def _facts(self) -> Facts:
+        observed = self.checksums[:, self.manifest["stored"].index("observed")]
+        tables = (self.chunks[:, 2], self.blocks, observed >= 0)
+        return dataset_facts(str(self.path), self.manifest, *tables, self.ones)
 
     def read_chunk(
         self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
@@ -148,14 +152,22 @@ class BinaryDataset(Shown):
 
     def to_xarray(self) -> xarray.Dataset:
         """Give lazily unpacked `values` and `observed`, and the segment and columns of each row."""
-        return dataset_to_xarray(self)
+        bits = {name: self.to_dask(name) for name in ("values", "observed")}
+        columns = {name: self.column(name) for name in self.column_names}
+        names = {"feature": self.feature_names}
+        about = {"path": str(self.path), "digest": self.digest}
+        return to_xarray(per_row(bits, self.segments(), columns), names, about)
 
     def reader(
-        self, split: str | None = None, memory: int = 0, skipped: Sequence[int] = ()
+        self,
+        split: str | None = None,
+        memory: int = 0,
+        skipped: Sequence[int] = (),
+        columns: tuple[str, ...] = (),
     ) -> ChunkReader:
         """Give what reads chunks in any process; see `ChunkReader`."""
         path = str(self.path.resolve())
-        return ChunkReader(path, self.digest, split, memory=memory, skipped=frozenset(skipped))
+        return ChunkReader(path, self.digest, split, columns, memory, frozenset(skipped))
 
     def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Unpack a chunk to values and mask, (n_rows, n_features) each, in original row order."""
@@ -219,12 +231,23 @@ class BinaryDataset(Shown):
             return np.arange(self.chunks[key, 1])
         return self._per_slot("order", key, n_words)[slots].astype(np.int64)
 
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse names that no per-row column has.
+
+        Raises
+        ------
+        DataError
+            Naming the first, and the columns that there are.
+        """
+        for name in names:
+            if name not in self.column_names:
+                have = ", ".join(self.column_names) or "none"
+                raise DataError(
+                    f"{self.path}: Expected a per-row column, got {name!r}. It has: {have}."
+                )
+
     def _column(self, name: str, key: int, n_words: int) -> NDArray[Any]:
-        if name not in self.column_names:
-            have = ", ".join(self.column_names) or "none"
-            raise DataError(
-                f"{self.path}: Expected a per-row column, got {name!r}. It has: {have}."
-            )
+        self.check_columns([name])
         return self._per_slot(f"columns/{name}", key, n_words)
 
     def _in_split(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
@@ -269,7 +292,7 @@ class BinaryDataset(Shown):
             values = np.ascontiguousarray(array[where])
         except Exception as error:
             found = store_error(str(self.path), error)
-            raise found or _unreadable(f"{self.path}: {name}: chunk {key}", error) from error
+            raise found or unreadable(f"{self.path}: {name}: chunk {key}", error) from error
         if checksum(values) == self._recorded(name, key) and (values.any() or _exists(array, key)):
             return values
         state = "damaged (checksum)" if _exists(array, key) else "missing"
@@ -289,7 +312,7 @@ def open_dataset(path: str | Place) -> BinaryDataset:
     try:
         group = open_group(folder)
     except Exception as error:
-        raise _damaged(folder, error) from error
+        raise damaged_dataset(folder, error) from error
     names = ("chunks", "blocks", "checksums")
     tables = {name: _read_table(folder, manifest, group, name) for name in names}
     return BinaryDataset(folder, manifest, group, **tables)
@@ -302,29 +325,13 @@ def _read_table(
         table: Any = group[name]
         values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
     except Exception as error:
-        raise _damaged(folder, error) from error
+        raise damaged_dataset(folder, error) from error
     if checksum(values) != manifest["tables"][name]:
         raise DataError(
             f"{folder}: {name}: Expected the table of the manifest, got another. "
             "Ingest the dataset again."
         )
     return values
-
-
-def _unreadable(what: str, error: Exception) -> DataError:
-    """Tell damage from a machine that is short of something, or may not read."""
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    if isinstance(error, OSError | MemoryError):
-        return DataError(f"{what} cannot be read ({reason}).")
-    return Damaged(f"{what} is damaged ({reason}). Ingest the dataset again.")
-
-
-def _damaged(folder: Place, error: Exception) -> DataError:
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return store_error(str(folder), error) or DataError(
-        f"{folder}: Expected a whole dataset, got a damaged one ({reason}). "
-        "Ingest the dataset again."
-    )
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,13 @@ What they show comes from manifests and tables; no chunk is read for it.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from storage.errors import DataError
-
-if TYPE_CHECKING:
-    from storage.artifacts import Artifact
-    from storage.codes import Codes
-    from storage.dataset import BinaryDataset
 
 Facts = Iterator[tuple[str, str]]
 
@@ -47,45 +43,61 @@ class Shown:
         return f"<table><caption style='{left}'>{type(self).__name__}</caption>{rows}</table>"
 
 
-def dataset_facts(dataset: BinaryDataset) -> Facts:
-    """Say what is known of a dataset."""
-    columns = dataset.manifest["columns"]
-    yield "path", str(dataset.path)
-    yield "rows", f"{dataset.n_rows:,}"
-    yield "features", _few(_first(dataset.feature_names), dataset.n_features)
-    yield "segments", _few(_segments(dataset), dataset.n_segments)
+def dataset_facts(
+    path: str,
+    manifest: Mapping[str, Any],
+    words: NDArray[np.int64],
+    blocks: NDArray[np.int64],
+    incomplete: NDArray[np.bool_],
+    ones: Callable[[], NDArray[np.int64]],
+) -> Facts:
+    """Say what is known of a dataset.
+
+    Parameters
+    ----------
+    path, manifest
+        Where it lies, and what is recorded of it.
+    words, incomplete
+        Words of a feature in each chunk, and whether values are missing there: (n_chunks,).
+    blocks
+        The table of blocks.
+    ones
+        Reads the number of ones, (n_chunks, n_features); it is called where they are not many.
+    """
+    columns, names = manifest["columns"], manifest["feature_names"]
+    yield "path", path
+    yield "rows", f"{manifest['n_rows']:,}"
+    yield "features", _few(_first(names), len(names))
+    segments = manifest["segment_names"]
+    yield "segments", _few(_segments(segments, blocks), len(segments))
     if columns:
         shown = [f"{_short(name)} ({columns[name]['kind']})" for name in [*columns][:_NAMES]]
         yield "columns", _few(shown, len(columns))
     if "split" in columns:
         splits = columns["split"]["categories"]
         yield "splits", _few(_first(splits), len(splits))
-    observed = dataset.checksums[:, dataset.manifest["stored"].index("observed")]
-    incomplete = int((observed >= 0).sum())
-    yield "missing", f"in {incomplete:,} of {dataset.n_chunks:,} chunks" if incomplete else "none"
-    yield from _ones(dataset)
-    size = 8 * dataset.n_features * int(dataset.chunks[:, 2].sum())
-    yield "bits", f"{size:,} bytes before compression, chunks: {dataset.n_chunks:,}"
+    n, n_chunks = int(incomplete.sum()), len(words)
+    yield "missing", f"in {n:,} of {n_chunks:,} chunks" if n else "none"
+    if n_chunks * len(names) <= _MOST_COUNTS:
+        yield from _ones(names, manifest["n_rows"], ones)
+    size = 8 * len(names) * int(words.sum())
+    yield "bits", f"{size:,} bytes before compression, chunks: {n_chunks:,}"
 
 
-def _segments(dataset: BinaryDataset) -> list[str]:
+def _segments(names: Sequence[str], blocks: NDArray[np.int64]) -> list[str]:
     """Name the first segments with their rows."""
-    _, segments, _, rows = dataset.blocks.T
-    n_rows = np.bincount(segments, rows, dataset.n_segments)
-    named = zip(dataset.segment_names[:_NAMES], n_rows, strict=False)
-    return [f"{_short(name)} ({n:,.0f})" for name, n in named]
+    _, segments, _, rows = blocks.T
+    n_rows = np.bincount(segments, rows, len(names))
+    return [f"{_short(name)} ({n:,.0f})" for name, n in zip(names[:_NAMES], n_rows, strict=False)]
 
 
-def _ones(dataset: BinaryDataset) -> Facts:
-    """Say how many ones there are, unless even their counts are many."""
-    if dataset.n_chunks * dataset.n_features > _MOST_COUNTS:
-        return
+def _ones(names: Sequence[str], n_rows: int, read: Callable[[], NDArray[np.int64]]) -> Facts:
+    """Say how many ones there are."""
     try:
-        ones = dataset.ones().sum(axis=0)
+        ones = read().sum(axis=0)
     except DataError as error:
         yield "ones", str(error)
         return
-    names, n_rows = dataset.feature_names, dataset.n_rows
     rare, common = (
         f"{_short(names[i])} ({100 * ones[i] / n_rows:.3g} % of rows)"
         for i in (ones.argmin(), ones.argmax())
@@ -97,10 +109,12 @@ def _ones(dataset: BinaryDataset) -> Facts:
         yield "constant", _few(shown, constant.size)
 
 
-def artifact_facts(artifact: Artifact) -> Facts:
-    """Say what is known of an artifact, whether it is of a fit or of what a fit leaves half-way."""
-    manifest = artifact.manifest
-    yield "path", str(artifact.path)
+def artifact_facts(path: str, manifest: Mapping[str, Any], arrays: Mapping[str, str]) -> Facts:
+    """Say what is known of an artifact, whether it is of a fit or of what a fit leaves half-way.
+
+    `arrays` are described by `described`.
+    """
+    yield "path", path
     yield from _origin(manifest)
     if "n_samples" in manifest:
         yield "rows", f"{manifest['n_samples']:,}"
@@ -112,19 +126,18 @@ def artifact_facts(artifact: Artifact) -> Facts:
     if "converged" in manifest:
         answer = "yes" if manifest["converged"] else "no"
         yield "converged", f"{answer}, iterations: {manifest['iterations']}"
-    for name, values in artifact.items():
-        yield name, _described(artifact.dims(name), values.shape, str(values.dtype))
+    yield from arrays.items()
     yield from (("warning", text) for text in manifest.get("warnings", ()))
 
 
-def codes_facts(codes: Codes) -> Facts:
+def codes_facts(path: str, manifest: Mapping[str, Any]) -> Facts:
     """Say what is known of codes."""
-    yield "path", str(codes.path)
-    yield from _origin(codes.manifest)
-    yield "rows", f"{codes.n_rows:,}"
-    for name, array in codes.manifest["arrays"].items():
-        yield name, _described(array["dims"], array["shape"], array["dtype"])
-    yield from (("warning", text) for text in codes.manifest.get("warnings", ()))
+    yield "path", path
+    yield from _origin(manifest)
+    yield "rows", f"{manifest['n_rows']:,}"
+    for name, array in manifest["arrays"].items():
+        yield name, described(array["dims"], array["shape"], array["dtype"])
+    yield from (("warning", text) for text in manifest.get("warnings", ()))
 
 
 def _origin(manifest: Mapping[str, Any]) -> Facts:
@@ -138,7 +151,7 @@ def _origin(manifest: Mapping[str, Any]) -> Facts:
     yield from ((name, str(value)) for name, value in known.items() if value is not None)
 
 
-def _described(dims: Sequence[str], shape: Sequence[int], dtype: str) -> str:
+def described(dims: Sequence[str], shape: Sequence[int], dtype: str) -> str:
     """Describe an array, such as `row 1,797 × component 2, float32`."""
     axes = " × ".join(f"{dim} {size:,}" for dim, size in zip(dims, shape, strict=True))
     return f"{axes}, {dtype}" if axes else f"one number, {dtype}"

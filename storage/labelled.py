@@ -10,8 +10,6 @@ from storage.errors import DataError
 if TYPE_CHECKING:
     import xarray
 
-    from storage.dataset import BinaryDataset
-
 Variables = Mapping[str, tuple[tuple[str, ...], Any]]
 
 
@@ -55,14 +53,18 @@ def to_xarray(
     return xarray.Dataset(dict(variables), coordinates, kept)
 
 
-def dataset_to_xarray(dataset: BinaryDataset) -> xarray.Dataset:
-    """Give `values` and `observed`, (row, feature), lazily, and all that is known of each row."""
+def per_row(
+    bits: Mapping[str, Any], segments: Any, columns: Mapping[str, Any]
+) -> dict[str, tuple[tuple[str, ...], Any]]:
+    """Name what is known of each row: bits (row, feature), its segment, and columns.
+
+    A column whose name is taken is called `column_NAME`.
+    """
     variables: dict[str, tuple[tuple[str, ...], Any]] = {
-        name: (("row", "feature"), dataset.to_dask(name)) for name in ("values", "observed")
+        name: (("row", "feature"), values) for name, values in bits.items()
     }
-    variables["segment"] = (("row",), dataset.segments())
-    for name in dataset.column_names:
+    variables["segment"] = (("row",), segments)
+    for name, values in columns.items():
         free = name if name not in (*variables, "row", "feature") else f"column_{name}"
-        variables[free] = (("row",), dataset.column(name))
-    names = {"feature": dataset.feature_names}
-    return to_xarray(variables, names, {"path": str(dataset.path), "digest": dataset.digest})
+        variables[free] = (("row",), values)
+    return variables

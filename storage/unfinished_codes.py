@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from storage.locations import (
     Place,
     check_free,
-    children,
     claimed,
     clear,
     delete_tree,
     replace_folder,
     write_text,
 )
+from storage.results import WrittenRuns
 from storage.schema import CODES_FORMAT
-
-_PAGE = 64
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,9 @@ class UnfinishedCodes:
         return self.target.with_name(f".{self.target.name}.unfinished")
 
     @property
-    def codes(self) -> Place:
-        """The arrays."""
-        return self.folder / "codes"
-
-    @property
-    def params(self) -> Place:
-        """The artifact that workers read."""
-        return self.folder / "params"
+    def runs(self) -> WrittenRuns:
+        """The arrays, and which of their runs are done."""
+        return WrittenRuns(self.folder)
 
     @contextmanager
     def working(self, resume: bool) -> Iterator[None]:
@@ -70,7 +62,7 @@ class UnfinishedCodes:
                 try:
                     yield
                 finally:
-                    if not self.finished():
+                    if not self.runs.finished():
                         delete_tree(self.folder)
         finally:
             for folder in made:
@@ -84,27 +76,8 @@ class UnfinishedCodes:
         if not mark.exists():
             write_text(mark, self.fingerprint)
 
-    def finished(self) -> list[list[int]]:
-        """Give the checksums of the runs that are done: the first so many."""
-        return [
-            checksums
-            for page in children(self.folder / "finished")
-            if page.suffix != ".partial"  # what a killed writer left
-            for checksums in json.loads(page.read_text())
-        ]
-
-    def note(self, finished: Sequence[Sequence[int]]) -> None:
-        """Note the last of the runs that are done, given the checksums of all of them.
-
-        They are noted on pages, of which the last one is written again.
-        """
-        first = (len(finished) - 1) // _PAGE * _PAGE
-        page = self.folder / "finished" / f"{first:09d}"
-        page.parent.mkdir(exist_ok=True)
-        write_text(page, json.dumps([list(checksums) for checksums in finished[first:]]))
-
     def publish(self, overwrite: bool) -> None:
         """Put the codes, sealed by now, in their place."""
         check_free(self.target, CODES_FORMAT, overwrite)
-        replace_folder(self.codes, self.target)
+        replace_folder(self.runs.codes, self.target)
         delete_tree(self.folder)

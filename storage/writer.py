@@ -83,12 +83,9 @@ def create_dataset(
     names = check_feature_names(feature_names)
     described = _json_values(attributes or {})
     target = place(path).resolve()  # what is replaced is the dataset, not a link to it
-    if target.exists() and not target.is_dir():
-        raise _taken(target, overwrite)
+    replaced_dataset(target, overwrite)  # a file in the way could not even be claimed
     with claimed(target) as holds, told(target):
-        replaces = children(target) and not is_unfinished(target, DATASET_FORMAT)
-        if replaces and not (overwrite and is_ours(target, DATASET_FORMAT)):
-            raise _taken(target, overwrite)
+        replaces = replaced_dataset(target, overwrite)
         folder = target.with_name(f".{target.name}.replacing") if replaces else target
         folder.mkdir(exist_ok=True)
         try:
@@ -112,6 +109,23 @@ def create_dataset(
             raise
         if replaces and holds():
             replace_folder(folder, target)
+
+
+def replaced_dataset(path: Place, overwrite: bool) -> bool:
+    """Tell whether a new dataset replaces one, or refuse a path that is taken.
+
+    Raises
+    ------
+    DataError
+        If something is there that may not be replaced.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_dir():
+        raise _taken(target, overwrite)
+    replaces = bool(children(target)) and not is_unfinished(target, DATASET_FORMAT)
+    if replaces and not (overwrite and is_ours(target, DATASET_FORMAT)):
+        raise _taken(target, overwrite)
+    return replaces
 
 
 def _json_values(attributes: Mapping[str, Any]) -> dict[str, Any]:

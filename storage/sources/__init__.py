@@ -17,7 +17,6 @@ from storage.sources.baskets import basket_items, open_baskets
 from storage.sources.codes import ReadOptions
 from storage.sources.matrix_market import open_matrix_market
 from storage.sources.remote import matching, open_remote
-from storage.sources.tables import open_csv, open_parquet
 from storage.sources.zarr_arrays import is_zarr, open_zarr
 
 __all__ = [
@@ -33,14 +32,27 @@ __all__ = [
     "tags_of",
 ]
 
+
+def _open_csv(path: str, options: ReadOptions) -> Source:
+    from storage.sources.tables import open_csv  # Arrow takes its time to be imported
+
+    return open_csv(path, options)
+
+
+def _open_parquet(path: str, options: ReadOptions) -> Source:
+    from storage.sources.tables import open_parquet
+
+    return open_parquet(path, options)
+
+
 _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".npy": open_npy,
     ".npz": open_npz,
-    ".csv": open_csv,
-    ".csv.gz": open_csv,
-    ".tsv": open_csv,
-    ".tsv.gz": open_csv,
-    ".parquet": open_parquet,
+    ".csv": _open_csv,
+    ".csv.gz": _open_csv,
+    ".tsv": _open_csv,
+    ".tsv.gz": _open_csv,
+    ".parquet": _open_parquet,
     ".mtx": open_matrix_market,
     ".mtx.gz": open_matrix_market,
     ".dat": open_baskets,

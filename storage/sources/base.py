@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -14,7 +15,6 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.errors import DataError
@@ -32,7 +32,6 @@ _UNREADABLE = (
     RuntimeError,
     zipfile.BadZipFile,
     zlib.error,
-    pa.ArrowException,
     csv.Error,
 )
 
@@ -195,6 +194,12 @@ def check_names(path: str, names: Sequence[str]) -> None:
         raise DataError(f"{path}: Expected distinct names, got repeated {shown}. Rename them.")
 
 
+def _unreadable() -> tuple[type[Exception], ...]:
+    """Give what bad files raise; Arrow's errors only where somebody has imported it."""
+    arrow = sys.modules.get("pyarrow")
+    return (*_UNREADABLE, arrow.ArrowException) if arrow else _UNREADABLE
+
+
 @contextmanager
 def reading(path: str) -> Iterator[None]:
     """Turn what a library raises about a bad file into one line that names the file."""
@@ -202,7 +207,7 @@ def reading(path: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except _UNREADABLE as error:
+    except _unreadable() as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise DataError(
             f"{path}: Expected a readable file, got an error: {reason or type(error).__name__}. "

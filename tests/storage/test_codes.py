@@ -25,11 +25,6 @@ ARRAYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def short_runs(monkeypatch):
-    monkeypatch.setattr("storage.codes._FEWEST_ROWS", ROWS_PER_CHUNK)
-
-
 def values() -> dict[str, np.ndarray]:
     """The second run is zeros, which is what Zarr gives for a chunk that is missing."""
     rng = np.random.default_rng(0)
@@ -48,7 +43,7 @@ def write_run(writer: CodesWriter, key: int) -> list[int]:
 
 
 def write_codes(folder: Path) -> Path:
-    writer = create_codes(folder, ARRAYS, N_ROWS)
+    writer = create_codes(folder, ARRAYS, N_ROWS, ROWS_PER_CHUNK)
     checksums = {key: write_run(writer, key) for key in (2, 0, 1)}
     seal_codes(writer, [checksums[key] for key in range(3)], {"note": "a"})
     return folder
@@ -78,7 +73,7 @@ def test_any_zarr_client_reads_them(folder):
 
 
 def test_runs_may_be_written_in_any_order(folder, tmp_path):
-    writer = create_codes(tmp_path / "other.zarr", ARRAYS, N_ROWS)
+    writer = create_codes(tmp_path / "other.zarr", ARRAYS, N_ROWS, ROWS_PER_CHUNK)
     seal_codes(writer, [write_run(writer, key) for key in range(3)], {"note": "a"})
     assert files_of(tmp_path / "other.zarr") == files_of(folder)
 
@@ -104,7 +99,7 @@ def test_a_flipped_bit_is_noticed(folder):
 def test_what_is_no_whole_codes_is_refused(folder, tmp_path):
     with pytest.raises(DataError, match="Expected codes, got a path that does not exist"):
         open_codes(tmp_path / "nowhere.zarr")
-    create_codes(tmp_path / "u.zarr", ARRAYS, 5)
+    create_codes(tmp_path / "u.zarr", ARRAYS, 5, 5)
     with pytest.raises(DataError, match=r"Expected whole codes, .* interrupted"):
         open_codes(tmp_path / "u.zarr")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -131,7 +126,7 @@ def interrupt(unfinished: UnfinishedCodes, lines: int) -> None:
     """Work on some runs, then fail."""
     with suppress(RuntimeError), unfinished.working(resume=True):
         for k in range(lines):
-            unfinished.note([[j, j] for j in range(k + 1)])
+            unfinished.runs.note([[j, j] for j in range(k + 1)])
         raise RuntimeError
 
 
@@ -145,24 +140,24 @@ def test_finished_runs_are_remembered_by_the_same_transform(tmp_path):
     interrupt(unfinished, 2)
     (unfinished.folder / "finished" / "000000064.partial").write_text("[7")  # killed at work
     with unfinished.working(resume=True):
-        assert unfinished.finished() == [[0, 0], [1, 1]]
+        assert unfinished.runs.finished() == [[0, 0], [1, 1]]
         for n_runs in range(3, 200):
-            unfinished.note([[k, k] for k in range(n_runs)])
-            assert unfinished.finished() == [[k, k] for k in range(n_runs)]
+            unfinished.runs.note([[k, k] for k in range(n_runs)])
+            assert unfinished.runs.finished() == [[k, k] for k in range(n_runs)]
         with pytest.raises(Busy), unfinished.working(resume=True):
             pass
     for other, resume in ((UnfinishedCodes(tmp_path / "z.zarr", "b"), True), (unfinished, False)):
         interrupt(unfinished, 2)
         with other.working(resume):
-            assert other.finished() == []
+            assert other.runs.finished() == []
 
 
 def test_codes_appear_when_they_are_whole(tmp_path, folder):
     before = files_of(folder)
     unfinished = UnfinishedCodes(tmp_path / "z.zarr", "a")
     with unfinished.working(resume=False):
-        write_codes(unfinished.codes)
-        (unfinished.codes / "mark").touch()
+        write_codes(unfinished.runs.codes)
+        (unfinished.runs.codes / "mark").touch()
         with pytest.raises(DataError, match="--overwrite"):
             unfinished.publish(overwrite=False)
         assert files_of(folder) == before
@@ -181,7 +176,7 @@ def test_nothing_else_is_replaced(tmp_path, content):
         zarr.create_group(target, attributes=group)
     unfinished = UnfinishedCodes(target, "a")
     with unfinished.working(resume=False):
-        write_codes(unfinished.codes)
+        write_codes(unfinished.runs.codes)
         with pytest.raises(DataError, match="Expected codes to replace, got something else"):
             unfinished.publish(overwrite=True)
     assert target.exists()
@@ -189,7 +184,7 @@ def test_nothing_else_is_replaced(tmp_path, content):
 
 def test_codes_as_xarray_know_their_rows(tmp_path):
     arrays = {"mean": CodeArray(("component",), (2,), "float32"), "row": CodeArray((), (), "int64")}
-    writer = create_codes(tmp_path / "z.zarr", arrays, 3)
+    writer = create_codes(tmp_path / "z.zarr", arrays, 3, 3)
     mean, row = np.arange(6, dtype="float32").reshape(3, 2), np.array([1, 4, 7])
     seal_codes(writer, [writer(0, {"mean": mean, "row": row})], {})
     labelled = open_codes(tmp_path / "z.zarr").to_xarray()

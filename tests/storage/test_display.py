@@ -137,7 +137,7 @@ def test_codes(tmp_path: Path) -> None:
         "mean": CodeArray(("component",), (2,), "float32"),
         "row": CodeArray((), (), "int64"),
     }
-    writer = create_codes(tmp_path / "z.zarr", arrays, 2500)
+    writer = create_codes(tmp_path / "z.zarr", arrays, 2500, 2500)
     values = {"mean": np.ones((2500, 2), np.float32), "row": np.arange(2500)}
     manifest = {"model": "blica", "artifact_path": "a", "split": "test", "warnings": [SCRIPT]}
     seal_codes(writer, [writer(0, values)], manifest)

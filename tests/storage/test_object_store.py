@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -235,7 +236,7 @@ def test_what_may_not_be_written_is_told(faulty_bucket, faulty, tmp_path):
     refused = {
         "claim": lambda: write_dataset(folder, random_bits(100, 4)),
         "artifact": lambda: write_artifact(folder, arrays, {}),
-        "codes": lambda: create_codes(folder, CODES, 10),
+        "codes": lambda: create_codes(folder, CODES, 10, 10),
     }
     faulty.fault = writes(DENIED)
     for name, write in refused.items():
@@ -312,7 +313,7 @@ def test_codes_have_the_same_objects_as_files(bucket, tmp_path):
     values = {"mean": np.random.default_rng(0).random((n_rows, 3), np.float32)}
     values["row"] = np.arange(n_rows)
     for folder in (place(f"{bucket}/z"), tmp_path / "z"):
-        writer = create_codes(folder, CODES, n_rows)
+        writer = create_codes(folder, CODES, n_rows, 4096)
         runs = [slice(4096 * key, 4096 * (key + 1)) for key in range(3)]
         checksums = [
             writer(key, {name: array[rows] for name, array in values.items()})
@@ -324,6 +325,8 @@ def test_codes_have_the_same_objects_as_files(bucket, tmp_path):
     assert objects_of(place(f"{bucket}/z")) == files_of(tmp_path / "z")
     codes = open_codes(f"{bucket}/z")
     assert np.array_equal(codes["mean"], values["mean"])
+    elsewhere = pickle.loads(pickle.dumps(codes.read_chunk))  # as workers read
+    assert np.array_equal(elsewhere(1)["row"], values["row"][4096:8192])
     (place(f"{bucket}/z/mean/c/1/0")).unlink()
     with pytest.raises(DataError, match="chunk 1"):
         open_codes(f"{bucket}/z").verify()
@@ -334,11 +337,11 @@ def test_codes_are_published_over_older_ones(bucket):
     for seed in (1, 2):
         unfinished = UnfinishedCodes(target, f"fingerprint {seed}")
         with unfinished.working(resume=False):
-            writer = create_codes(unfinished.codes, CODES, 5)
+            writer = create_codes(unfinished.runs.codes, CODES, 5, 5)
             mean = np.full((5, 3), seed, np.float32)
             checksums = [writer(0, {"mean": mean, "row": np.arange(5)})]
-            unfinished.note(checksums)
-            assert unfinished.finished() == checksums
+            unfinished.runs.note(checksums)
+            assert unfinished.runs.finished() == checksums
             seal_codes(writer, checksums, {})
             unfinished.publish(overwrite=seed == 2)
         assert np.array_equal(open_codes(target)["mean"], mean)
