@@ -9,11 +9,14 @@ import signal
 import sys
 
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # `python -m flows.fit` is being loaded, which takes seconds: until `run` begins there is
-    # nothing to clean up, and no reason for a traceback.
+    # `python -m flows.fit` is being loaded: until `run` begins there is nothing to clean up, and
+    # no reason for a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from flows.running.environment import settle_prefect
+from flows.running.imports import begin_of_imports
 
+if sys.argv[:1] == ["-m"]:
+    begin_of_imports()
 settle_prefect()
 logging.getLogger("latentbits").setLevel(logging.INFO)

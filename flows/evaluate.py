@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
-from cyclopts import Parameter
-from prefect import flow
+from numpy.typing import NDArray
 
 from flows.cli.comparison_tables import print_evaluation
 from flows.cli.options import (
-    HERE,
     DatasetName,
     Json,
+    Option,
     Seed,
     Where,
     command,
@@ -25,17 +25,20 @@ from flows.cli.options import (
 from flows.cli.progress import reporting
 from flows.cli.splits import named_split, split_to_fit
 from flows.cli.summary import print_json
-from flows.data.datasets import dataset_path, dataset_rows
+from flows.data.datasets import dataset_rows, open_named
 from flows.data.fitted import check_features, load_fitted
-from flows.running.clusters import check_executor, memory_for_rows, opened_executor
+from flows.running.executors import executor_to_open, memory_for_rows
+from flows.running.flow import flow_of, run_flow
 from flows.running.memory import check_memory
-from flows.running.server import with_server
 from flows.running.stages import Stages
 from pipeline.blocks import Rows
+from pipeline.collect import collect
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, one_blas_thread
-from pipeline.fit import check_seed, collect, fit, start
+from pipeline.executors.base import Executor
+from pipeline.fit import check_seed, fit, start
 from pipeline.known_segments import segment_indices, unknown_segments
+from pipeline.models.base import Model
+from pipeline.models.capabilities import Reconstructs, Samples
 from pipeline.progress import Progress
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.using.calibration import (
@@ -54,7 +57,7 @@ from pipeline.using.evaluate import (
     reconstruction_summary,
     score_rows,
 )
-from storage.dataset import BinaryDataset, open_dataset
+from storage.dataset import BinaryDataset
 from storage.kept_chunks import forget_chunks
 from storage.locations import place
 
@@ -80,6 +83,39 @@ _LARGEST = 5
 _MATRICES = 32  # of n_features² counts and shares that are held at once
 
 
+@Option(name="*")
+@dataclass(frozen=True)
+class Options:
+    """The options of the command, and the parameters of the flow."""
+
+    dataset: DatasetName
+    artifacts: Annotated[
+        tuple[str, ...],
+        Option(
+            name="--artifact",
+            negative="",
+            help="Artifact of a fit, or a folder of runs for the latest; several.",
+        ),
+    ]
+    split: Annotated[
+        str | None,
+        Option(
+            help="Evaluate the rows whose `split` column has this value, or all rows. "
+            "[default: all]"
+        ),
+    ] = None
+    with_baselines: Annotated[
+        bool,
+        Option(
+            name="--baselines",
+            negative="--no-baselines",
+            help="Compare with simple models, fitted for the purpose.",
+        ),
+    ] = True
+    seed: Seed = 0
+    where: Where = field(default_factory=Where)
+
+
 @dataclass(frozen=True)
 class Named:
     """A fitted model to evaluate, and what to say of it."""
@@ -92,12 +128,20 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What all stages share."""
+class Plan:
+    """An evaluation that can be done: of which models, on which rows."""
 
+    options: Options
     dataset: BinaryDataset
     split: str | None
-    seed: int
+    loaded: Sequence[Named]
+    open_executor: Callable[[], AbstractContextManager[Executor]]
+
+
+@dataclass(frozen=True)
+class Job(Plan):
+    """An evaluation that is being done: what all stages share."""
+
     executor: Executor
     progress: Progress
 
@@ -123,14 +167,14 @@ def _loaded(path: str, dataset: BinaryDataset) -> Named:
 
 def _baselines(job: Job) -> tuple[list[Named], list[str]]:
     """Fit the simple models; where that cannot be done, say why."""
-    rows = job.rows(split_to_fit(job.dataset, None))
+    rows, seed = job.rows(split_to_fit(job.dataset, None)), job.options.seed
     label = FeatureCounts.label
     first = collect(FeatureCounts.of_block, rows, job.executor, label, progress=job.progress)
     fitted, warnings = [], []
     for name, model in baselines(first.n_samples).items():
         try:
-            state = start(model, first, job.seed)
-            state = fit(model, rows, job.executor, job.seed, state=state, progress=job.progress)
+            state = start(model, first, seed)
+            state = fit(model, rows, job.executor, seed, state=state, progress=job.progress)
         except FitError as error:
             text = error.notice.render(job.dataset.feature_names, job.dataset.segment_names)
             warnings.append(f"{name}: {text}")
@@ -142,23 +186,16 @@ def _baselines(job: Job) -> tuple[list[Named], list[str]]:
 
 def _evaluated(job: Job, named: Named, observed: PairCounts) -> dict[str, Any]:
     """Evaluate one model."""
-    model, rng = named.subject.model, np.random.default_rng(job.seed)
-    with one_blas_thread():
-        params = model.prepare(named.subject.params, rng, job.executor.map)
-    subject = replace(named.subject, params=params)
+    subject, model = named.subject, named.subject.model
     try:
-        measure = measure_of(subject)
+        measure = measure_of(subject, job.dataset.n_features)
         sums = score_rows(
-            subject, measure.name, job.rows(job.split), job.executor, job.seed, job.progress
+            subject, measure.name, job.rows(job.split), job.executor, job.options.seed, job.progress
         )
     except FitError as error:
         notice = error.notice
         text = f"{named.name}: {notice.text}"
         raise FitError(text, notice.features, notice.segments) from error
-    implied = implied_pairs(
-        subject, sums.values["segment_rows"], job.dataset.n_features, job.executor, job.seed
-    )
-    names = job.dataset.feature_names
     return {
         "name": named.name,
         "artifact": named.artifact,
@@ -166,10 +203,34 @@ def _evaluated(job: Job, named: Named, observed: PairCounts) -> dict[str, Any]:
         "n_components": named.n_components,
         **likelihood_summary(measure, sums),
         **reconstruction_summary(sums),
+        **_calibration(job, subject, sums.values["segment_rows"], observed),
+        "warnings": [*named.warnings, *_missing(model)],
+    }
+
+
+def _calibration(
+    job: Job, subject: Subject, segment_rows: NDArray[np.int64], observed: PairCounts
+) -> dict[str, Any]:
+    """Compare shares in the data and in rows drawn from the model, if it draws any."""
+    if not isinstance(subject.model, Samples):
+        return {}
+    implied = implied_pairs(
+        subject, segment_rows, job.dataset.n_features, job.executor, job.options.seed
+    )
+    names = job.dataset.feature_names
+    return {
         "marginals": _described(compare_features(observed, implied), names),
         "pairs": _described(compare_pairs(observed, implied), names),
-        "warnings": list(named.warnings),
     }
+
+
+def _missing(model: Model) -> list[str]:
+    """Say what cannot be told of a model."""
+    told = {
+        Samples: "the model draws no rows, so its marginals and pairs cannot be compared",
+        Reconstructs: "the model does not turn codes back into bits, so no bits are compared",
+    }
+    return [text for capability, text in told.items() if not isinstance(model, capability)]
 
 
 def _described(shares: Comparison, names: Sequence[str]) -> dict[str, Any]:
@@ -192,40 +253,47 @@ def _described(shares: Comparison, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-@flow(name="evaluate", validate_parameters=False)
-def evaluate(
-    dataset: str,
-    artifacts: Sequence[str],
-    split: str | None = None,
-    with_baselines: bool = True,
-    seed: int = 0,
-    where: Where = HERE,
-) -> dict[str, Any]:
-    """Run the stages; `python -m flows.evaluate --help` explains the parameters."""
-    begun = time.perf_counter()
-    opened, loaded = checked(dataset, artifacts, split, seed)
-    split = named_split(opened, split)
-    with opened_executor(**where) as ready, reporting() as progress:
-        stages = Stages(ready, opened.feature_names, opened.segment_names)
-        job = Job(opened, split, seed, ready, progress)
+def check(options: Options) -> Plan:
+    """Refuse what can be refused at once: other features, no such split, too little memory."""
+    open_executor = executor_to_open(**options.where)
+    check_seed(options.seed)
+    dataset = open_named(options.dataset)
+    split = named_split(dataset, options.split)
+    loaded = [_loaded(path, dataset) for path in options.artifacts]
+    check_memory(8 * _MATRICES * dataset.n_features**2, dataset.n_features)
+    return Plan(options, dataset, split, loaded, open_executor)
+
+
+@flow_of("evaluate", Options)
+def evaluate(options: Options) -> dict[str, Any]:
+    """Say how well fitted models describe the rows of a dataset."""
+    return run_evaluate(check(options))
+
+
+def run_evaluate(plan: Plan) -> dict[str, Any]:
+    """Run the stages of an evaluation that was checked."""
+    begun, dataset = time.perf_counter(), plan.dataset
+    with plan.open_executor() as ready, reporting() as progress:
+        stages = Stages(ready, dataset.feature_names, dataset.segment_names)
+        job = Job(**vars(plan), executor=ready, progress=progress)
         try:
             observed = stages.run("pair counts", partial(_observed, job))
             simple, warnings = [], []
-            if with_baselines:
+            if plan.options.with_baselines:
                 simple, warnings = stages.run("baselines", partial(_baselines, job))
             models = [
                 stages.run(f"evaluate {named.name}", partial(_evaluated, job, named, observed))
-                for named in (*loaded, *simple)
+                for named in (*plan.loaded, *simple)
             ]
         finally:
             forget_chunks()
     return {
-        "dataset": str(opened.path),
-        "split": split,
+        "dataset": str(dataset.path),
+        "split": plan.split,
         "n_samples": observed.n_samples,
-        "n_features": opened.n_features,
+        "n_features": dataset.n_features,
         "n_drawn": SAMPLE_ROWS,
-        "baselines_split": split_to_fit(opened, None),
+        "baselines_split": split_to_fit(dataset, None),
         "models": models,
         "warnings": warnings,
         "seconds": round(time.perf_counter() - begun, 3),
@@ -237,46 +305,10 @@ def _observed(job: Job) -> PairCounts:
     return observed_pairs(job.rows(job.split), job.executor, job.progress)
 
 
-def checked(
-    dataset: str, artifacts: Sequence[str], split: str | None, seed: int
-) -> tuple[BinaryDataset, list[Named]]:
-    """Refuse what can be refused at once: other features, no such split, too little memory."""
-    check_seed(seed)
-    opened = open_dataset(dataset_path(dataset))
-    named_split(opened, split)
-    loaded = [_loaded(path, opened) for path in artifacts]
-    check_memory(8 * _MATRICES * opened.n_features**2, opened.n_features)
-    return opened, loaded
-
-
 @app.default
-def main(
-    *,
-    dataset: DatasetName,
-    artifact: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="", help="Artifact of a fit, or a folder of runs for the latest; several."
-        ),
-    ],
-    split: Annotated[
-        str | None,
-        Parameter(
-            help="Evaluate the rows whose `split` column has this value, or all rows. "
-            "[default: all]"
-        ),
-    ] = None,
-    baselines: Annotated[
-        bool, Parameter(help="Compare with simple models, fitted for the purpose.")
-    ] = True,
-    seed: Seed = 0,
-    where: Where = HERE,
-    json: Json = False,
-) -> None:
+def main(*, options: Options, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    check_executor(**where)
-    checked(dataset, artifact, split, seed)
-    summary = with_server(lambda: evaluate(dataset, artifact, split, baselines, seed, where))
+    summary = run_flow("evaluate", options, partial(run_evaluate, check(options)))
     if json:
         print_json(summary)
     else:

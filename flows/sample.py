@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
-from cyclopts import Parameter
-from prefect import flow
 
 from flows.cli.options import (
-    HERE,
     FittedArtifact,
     Json,
+    Option,
     Overwrite,
     Seed,
     Where,
@@ -24,13 +25,14 @@ from flows.cli.options import (
 from flows.cli.progress import reporting
 from flows.cli.summary import print_ingest, print_json
 from flows.data.fitted import Fitted, load_fitted
-from flows.ingest import ingest_summary
-from flows.running.clusters import check_executor, opened_executor
-from flows.running.server import with_server
+from flows.data.ingesting import ingest_summary
+from flows.running.executors import executor_to_open
+from flows.running.flow import flow_of, run_flow
 from flows.running.stages import Stages
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed
+from pipeline.models.capabilities import sampler
 from pipeline.progress import Progress
 from pipeline.using.simulate import Draw, draw_rows, draws_of, segments_to_draw
 from storage.artifact_reader import ArtifactReader
@@ -57,24 +59,40 @@ Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 app = command("sample", HELP, EXAMPLES)
 
 
-def _write(
-    fitted: Fitted,
-    rows: int,
-    output: Place,
-    seed: int,
-    overwrite: bool,
-    executor: Executor,
-    progress: Progress,
-) -> BinaryDataset:
+@Option(name="*")
+@dataclass(frozen=True)
+class Options:
+    """The options of the command, and the parameters of the flow."""
+
+    artifact: FittedArtifact
+    rows: Annotated[Whole, Option(help="Number of rows to draw.")]
+    output: Annotated[str, Option(help="Folder of the dataset to write.")]
+    seed: Seed = 0
+    where: Where = field(default_factory=Where)
+    overwrite: Overwrite = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A dataset that can be drawn: from which fit, and where it goes."""
+
+    options: Options
+    fitted: Fitted
+    output: Place
+    open_executor: Callable[[], AbstractContextManager[Executor]]
+
+
+def _write(job: Job, executor: Executor, progress: Progress) -> BinaryDataset:
     """Draw runs of rows where the workers are, and write them in order."""
+    fitted, rows, seed = job.fitted, job.options.rows, job.options.seed
     draws = list(draws_of(*segments_to_draw(fitted.params, rows), len(fitted.feature_names)))
     draw = partial(draw_rows, fitted.model, ArtifactReader.of(fitted.artifact), seed)
     with create_dataset(
-        output,
+        job.output,
         fitted.feature_names,
         expected_rows=rows,
         attributes=_attributes(fitted, seed),
-        overwrite=overwrite,
+        overwrite=job.options.overwrite,
     ) as writer:
         done = 0
         progress("sample", done, rows, done)
@@ -83,7 +101,7 @@ def _write(
             writer.add(Batch(X, None, {}), _labels(fitted, drawn))
             done += len(X)
             progress("sample", done, rows, done)
-    return open_dataset(output)
+    return open_dataset(job.output)
 
 
 def _labels(fitted: Fitted, drawn: Draw) -> np.ndarray | None:
@@ -106,60 +124,44 @@ def _attributes(fitted: Fitted, seed: int) -> dict[str, Any]:
     return {"sampled_from": source, **truth}
 
 
-@flow(name="sample", validate_parameters=False)
-def sample(
-    artifact: str,
-    rows: int,
-    output: str,
-    seed: int = 0,
-    where: Where = HERE,
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Run the stages; `python -m flows.sample --help` explains the parameters."""
-    begun = time.perf_counter()
-    fitted = checked(artifact, rows, output, seed, overwrite)
-    target = place(output)
-    with opened_executor(**where) as ready, reporting() as progress:
-        segment_names = fitted.artifact.manifest["segment_names"]
-        stages = Stages(ready, fitted.feature_names, segment_names)
-        written = stages.run(
-            "write dataset",
-            lambda: _write(fitted, rows, target, seed, overwrite, ready, progress),
-        )
+def check(options: Options) -> Job:
+    """Refuse what can be refused at once."""
+    open_executor = executor_to_open(**options.where)
+    check_seed(options.seed)
+    if options.rows < 2:
+        raise FitError(f"--rows: Expected at least 2, got {options.rows}. Ask for more.")
+    output = place(options.output)
+    check_free(output, DATASET_FORMAT, options.overwrite)
+    fitted = load_fitted(place(options.artifact))
+    sampler(fitted.model)
+    segments_to_draw(fitted.params, options.rows)
+    return Job(options, fitted, output, open_executor)
+
+
+@flow_of("sample", Options)
+def sample(options: Options) -> dict[str, Any]:
+    """Draw a synthetic dataset from a fitted model."""
+    return run_sample(check(options))
+
+
+def run_sample(job: Job) -> dict[str, Any]:
+    """Run the stages of a draw that was checked."""
+    begun, artifact = time.perf_counter(), job.fitted.artifact
+    with job.open_executor() as ready, reporting() as progress:
+        stages = Stages(ready, job.fitted.feature_names, artifact.manifest["segment_names"])
+        written = stages.run("write dataset", lambda: _write(job, ready, progress))
     return {
         **ingest_summary(written, time.perf_counter() - begun),
-        "artifact": str(fitted.artifact.path.resolve()),
-        "model": fitted.model.name,
+        "artifact": str(artifact.path.resolve()),
+        "model": job.fitted.model.name,
         "stages": stages.seconds,
     }
 
 
-def checked(artifact: str, rows: int, output: str, seed: int, overwrite: bool) -> Fitted:
-    """Refuse what can be refused at once."""
-    check_seed(seed)
-    if rows < 2:
-        raise FitError(f"--rows: Expected at least 2, got {rows}. Ask for more.")
-    check_free(place(output), DATASET_FORMAT, overwrite)
-    fitted = load_fitted(place(artifact))
-    segments_to_draw(fitted.params, rows)
-    return fitted
-
-
 @app.default
-def main(
-    *,
-    artifact: FittedArtifact,
-    rows: Annotated[Whole, Parameter(help="Number of rows to draw.")],
-    output: Annotated[str, Parameter(help="Folder of the dataset to write.")],
-    seed: Seed = 0,
-    where: Where = HERE,
-    overwrite: Overwrite = False,
-    json: Json = False,
-) -> None:
+def main(*, options: Options, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    check_executor(**where)
-    checked(artifact, rows, output, seed, overwrite)
-    summary = with_server(lambda: sample(artifact, rows, output, seed, where, overwrite))
+    summary = run_flow("sample", options, partial(run_sample, check(options)))
     if json:
         print_json(summary)
     else:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from cyclopts import Parameter
-from prefect import serve
-from prefect.client.schemas.objects import ConcurrencyLimitConfig
-from prefect.deployments.runner import EntrypointType, RunnerDeployment
-from prefect.events import DeploymentEventTrigger
-from prefect.flows import load_flow_from_entrypoint
-from prefect.schedules import Schedule
-from prefect.utilities.templating import apply_values
 
 from flows.cli.options import command, run
 from flows.running.environment import server_configured
+from flows.running.imports import importing
 from flows.running.server import check_server
 from pipeline.errors import FitError
 from storage.errors import DataError
+
+if TYPE_CHECKING:
+    from prefect.deployments.runner import RunnerDeployment
+    from prefect.schedules import Schedule
 
 HELP = """Serve the deployments of a prefect.yaml: run what is scheduled, one run at a time.
 
@@ -47,6 +45,8 @@ def deployments(file: Path) -> list[RunnerDeployment]:
     DataError
         If the file cannot be read, or a variable is not set.
     """
+    from prefect.utilities.templating import apply_values
+
     try:
         told = yaml.safe_load(file.read_text(encoding="utf-8"))
         listed = apply_values(told["deployments"], {}, remove_notset=False)
@@ -61,6 +61,11 @@ def deployments(file: Path) -> list[RunnerDeployment]:
 
 
 def _deployment(told: dict[str, Any]) -> RunnerDeployment:
+    from prefect.client.schemas.objects import ConcurrencyLimitConfig
+    from prefect.deployments.runner import EntrypointType
+    from prefect.events import DeploymentEventTrigger
+    from prefect.flows import load_flow_from_entrypoint
+
     limit = told.get("concurrency_limit")
     return load_flow_from_entrypoint(told["entrypoint"], use_placeholder_flow=False).to_deployment(
         name=told["name"],
@@ -75,6 +80,8 @@ def _deployment(told: dict[str, Any]) -> RunnerDeployment:
 
 
 def _schedule(interval: float | None = None, **more: Any) -> Schedule:
+    from prefect.schedules import Schedule
+
     return Schedule(interval=None if interval is None else timedelta(seconds=interval), **more)
 
 
@@ -95,6 +102,9 @@ def main(
             "PREFECT_API_URL: Expected a configured Prefect server to keep the schedules, got "
             "none. Start one with `prefect server start` and set it."
         )
+    with importing():
+        from prefect import serve
+
     check_server()
     serve(*deployments(file), limit=1)
 

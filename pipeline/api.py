@@ -5,32 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-import pipeline.models  # noqa: F401  registers
 from pipeline.blocks import Chunk, Rows
 from pipeline.display import Facts, Shown
-from pipeline.errors import FitError
-from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.errors import FitError, suggestion
+from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
 from pipeline.known_segments import known_segments, segment_indices
-from pipeline.learning.convergence import ConvergenceMonitor
-from pipeline.models.base import (
-    Model,
-    hyperparameters,
-    model_class,
-    recorded_model,
-    suggestion,
-)
+from pipeline.models.base import Model
+from pipeline.models.registry import known_model, model_class
+from pipeline.models.settings import hyperparameters, recorded_model
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
+from pipeline.runs import rows_by_chunk, runs_of
 from pipeline.using.evaluate import (
     Subject,
     likelihood_summary,
@@ -39,7 +33,7 @@ from pipeline.using.evaluate import (
     score_rows,
 )
 from pipeline.using.features import check_features
-from pipeline.using.transform import Transform, count_kept, runs_of
+from pipeline.using.transform import Transform
 
 _THREADS, _ROWS_A_RUN = ThreadsExecutor(2), 1 << 16
 
@@ -66,8 +60,14 @@ class Dataset(Protocol):
     def n_chunks(self) -> int:
         """Number of chunks."""
 
-    def reader(self, split: str | None = None, memory: int = 0) -> Reader:
-        """Give what reads chunks, or their rows of a split."""
+    def reader(
+        self,
+        split: str | None = None,
+        memory: int = 0,
+        skipped: Sequence[int] = (),
+        columns: tuple[str, ...] = (),
+    ) -> Reader:
+        """Give what reads chunks, or their rows of a split, with per-row columns."""
 
 
 class Stored(Protocol):
@@ -96,6 +96,8 @@ class Fitted(Shown):
         Objective of a row after each pass, nats.
     warnings
         What to know before trusting it.
+    converged
+        Whether the last stage of the fit converged.
     """
 
     model: Model
@@ -104,27 +106,28 @@ class Fitted(Shown):
     segment_names: tuple[str, ...]
     history: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
+    converged: bool = False
 
     @classmethod
     def of(cls, artifact: Stored) -> Self:
         """Take a fitted model from its artifact."""
         manifest = artifact.manifest
-        kind = model_class(manifest["model"])
+        kind = known_model(manifest["model"])
         return cls(
             recorded_model(kind, manifest["hyperparameters"]),
-            params_from_arrays(kind, artifact),  # type: ignore[arg-type]
+            params_from_arrays(kind.params, artifact),  # type: ignore[arg-type]
             tuple(manifest["feature_names"]),
             tuple(manifest["segment_names"]),
             tuple(manifest["history"]),
             tuple(manifest["warnings"]),
+            bool(manifest["converged"]),
         )
 
     def _facts(self) -> Facts:
-        monitor = ConvergenceMonitor(self.model.max_iter, self.model.tol)
         yield "model", repr(self.model)
         yield "features", f"{len(self.feature_names):,}"
         yield "segments", f"{len(self.segment_names):,}"
-        yield "converged", "yes" if monitor.converged(self.history) else "no"
+        yield "converged", "yes" if self.converged else "no"
         if any(self.history):
             yield "objective", f"{self.history[-1]:.6g} nats a row"
         for name, (dims, values) in named_arrays(self.params).items():
@@ -169,14 +172,15 @@ def fit(
         If a name or a value cannot be used, or the data cannot be fitted.
     """
     built = _built(model, components, settings)
-    rows = _rows(dataset, split, memory=1 << 30)
+    rows = _rows(dataset, split, 1 << 30, built.reads_columns())
     names = (dataset.feature_names, dataset.segment_names)
     try:
         state = fit_model(built, rows, executor, seed)
     except FitError as error:
         raise FitError(error.notice.render(*names)) from error
     warnings = tuple(notice.render(*names) for notice in state.warnings)
-    return Fitted(built, state.params, *names, state.history, warnings)
+    converged = built.convergence(state).converged(state.history)
+    return Fitted(built, state.params, *names, state.history, warnings, converged)
 
 
 def transform(
@@ -203,7 +207,7 @@ def transform(
     FitError
         If the features differ.
     """
-    subject, rows = _subject(fitted, dataset, executor), _rows(dataset, split)
+    subject, rows = _subject(fitted, dataset), _rows(dataset, split)
     arrays = {name: values for name, (_, values) in named_arrays(subject.params).items()}
     work = Transform(
         fitted.model,
@@ -213,8 +217,8 @@ def transform(
         _segments(fitted, dataset),
         "float64",
     )
-    n_rows = list(executor.map(partial(count_kept, rows.read), range(rows.n_chunks)))
-    parts = list(executor.map(work.codes, runs_of(n_rows, _ROWS_A_RUN)))
+    runs = runs_of(rows_by_chunk(rows, executor), _ROWS_A_RUN)
+    parts = list(executor.map(work, runs))
     return Codes({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
@@ -239,8 +243,8 @@ def evaluate(
     FitError
         If the features differ.
     """
-    subject, rows = _subject(fitted, dataset, executor), _rows(dataset, split)
-    measure = measure_of(subject)
+    subject, rows = _subject(fitted, dataset), _rows(dataset, split)
+    measure = measure_of(subject, rows.n_features)
     sums = score_rows(subject, measure.name, rows, executor, seed)
     return Evaluation({**likelihood_summary(measure, sums), **reconstruction_summary(sums)})
 
@@ -279,19 +283,19 @@ def _built(name: str, components: int | str | None, settings: Mapping[str, Any])
     return kind(**{key: None if value == "auto" else value for key, value in values.items()})
 
 
-def _rows(dataset: Dataset, split: str | None, memory: int = 0) -> Rows:
-    read = dataset.reader(split, memory)
+def _rows(
+    dataset: Dataset, split: str | None, memory: int = 0, columns: tuple[str, ...] = ()
+) -> Rows:
+    read = dataset.reader(split, memory, (), columns)
     return Rows(read, dataset.n_chunks, len(dataset.feature_names), len(dataset.segment_names))
 
 
-def _subject(fitted: Fitted, dataset: Dataset, executor: Executor) -> Subject:
-    """Check the features, and complete the parameters."""
+def _subject(fitted: Fitted, dataset: Dataset) -> Subject:
+    """Check the features, and find the segments."""
     check_features(fitted.feature_names, dataset.feature_names)
-    with one_blas_thread():
-        params = fitted.model.prepare(fitted.params, np.random.default_rng(0), executor.map)
-    known = known_segments(params, fitted.segment_names)
+    known = known_segments(fitted.params, fitted.segment_names)
     segments = segment_indices(known, dataset.segment_names) if known else np.zeros(0, np.int64)
-    return Subject(fitted.model, params, segments)
+    return Subject(fitted.model, fitted.params, segments)
 
 
 def _segments(fitted: Fitted, dataset: Dataset) -> NDArray[np.int64]:

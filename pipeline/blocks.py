@@ -87,7 +87,7 @@ class BinaryBlock:
 
         Whole words go round in turn, so that nothing is unpacked and neighbours stay together. The
         rows left over, fewer than 64 n_groups, are cut into one run for each group; which group
-        has the first hangs on the block's first row, lest the same ones are short in every block.
+        has the first depends on the block's first row, or the same would be short in every block.
 
         Parameters
         ----------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _NAMED = 8
@@ -36,6 +37,12 @@ def _listed(indices: Sequence[int], names: Sequence[str] | None) -> str:
     shown = [repr(names[i]) if names else str(i) for i in indices[:_NAMED]]
     more = len(indices) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Guess what was meant."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 class FitError(ValueError):

@@ -1,193 +1,67 @@
-"""The only training loop: map `summarize` over groups of chunks, merge, `update`, until done."""
+"""The only training loop: sum statistics over all rows, `update`, judge, until the last stage ends.
+
+A pass with several starts sums the statistics of all of them while it reads the rows once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Chunk, Rows, Tile, blocks_of
+from pipeline.blocks import BinaryBlock, Rows
+from pipeline.collect import (
+    NOTHING_KEPT,
+    TASK_MEMORY,
+    Blocks,
+    Kept,
+    collect,
+    collect_groups,
+    sum_blocks,
+)
 from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Executor, one_blas_thread
-from pipeline.learning.convergence import ConvergenceMonitor
+from pipeline.executors.base import Executor, Map, one_blas_thread
+from pipeline.learning.acceleration import Step, squarem_step
+from pipeline.learning.convergence import ended, stop_warning
+from pipeline.models.base import Model
+from pipeline.models.capabilities import Accelerates, LearnsLocally, PairWork, Prepares
+from pipeline.models.state import Arrays, FitState
+from pipeline.pairs import Pairs, in_memory, taken_up
 from pipeline.params import in_c_order
 from pipeline.progress import Progress, silent
 from pipeline.random import RowRandom
-from pipeline.reduce import Folded, groups
 from pipeline.statistics.base import Statistics
-from pipeline.wanted import check_wanted
-
-if TYPE_CHECKING:
-    from pipeline.models.base import Model
-
-S = TypeVar("S", bound=Statistics)
-
-TASK_MEMORY = 256 << 20
-"""Bytes of statistics that one task may hold; wider data is counted in tiles of features."""
+from pipeline.statistics.together import Together
 
 
-@dataclass(frozen=True)
-class FitState:
-    """Where a fit is: everything that a resumed run needs.
-
-    Attributes
-    ----------
-    params
-        The model's parameters, a frozen dataclass of arrays.
-    auxiliary
-        Arrays of the optimiser or the acceleration.
-    iteration
-        Passes done.
-    history
-        Objective per row after each pass.
-    diagnostics
-        Small values for the artifact, by name.
-    warnings
-        What the user must be told.
-    accepted
-        False where the pass is no part of the history: `update` took back the step that led to
-        it, or began a new history.
-    """
+class Point(NamedTuple):
+    """What tasks of a pass are given of a state: parameters, working state, and draws."""
 
     params: Any
-    auxiliary: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    iteration: int = 0
-    history: tuple[float, ...] = ()
-    diagnostics: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[Notice, ...] = ()
-    accepted: bool = True
-
-
-@dataclass(frozen=True)
-class Kept(Generic[S]):
-    """Where sums over leading chunks are kept between fits, so that only new chunks are read.
-
-    Attributes
-    ----------
-    load
-        Gives what was kept of a tile, of leading chunks of the same rows; empty if nothing was.
-    save
-        Keeps what a tile sums to now.
-    """
-
-    load: Callable[[Tile | None], Folded[S]] = lambda tile: Folded()
-    save: Callable[[Tile | None, Folded[S]], None] = lambda tile, folded: None
-
-
-NOTHING_KEPT: Kept[Any] = Kept()
-
-
-class GroupTask(NamedTuple, Generic[S]):
-    """Chunks to sum, and what comes before them in their group, if that was kept."""
-
-    tile: Tile | None
-    keys: range
-    before: S | None = None
-
-
-def collect(
-    summarize: Callable[[BinaryBlock], S],
-    rows: Rows,
-    executor: Executor,
-    label: str,
-    tiles: Sequence[Tile | None] = (None,),
-    progress: Progress = silent,
-    kept: Kept[S] = NOTHING_KEPT,
-) -> S:
-    """Sum a statistic over all rows: one task a tile and group of chunks.
-
-    Parameters
-    ----------
-    summarize
-        Summarizes one block; it is sent to the workers.
-    rows
-        The rows.
-    executor
-        Where tasks run.
-    label
-        What the pass is called.
-    tiles
-        Parts of the pairs of features, each a sweep of its own.
-    progress
-        Is told after every task.
-    kept
-        Sums over leading chunks.
-
-    Raises
-    ------
-    FitError
-        If there are no rows.
-    """
-    known = [kept.load(tile) for tile in tiles]
-    by_tile = [_tasks(*pair, rows.n_chunks) for pair in zip(tiles, known, strict=True)]
-    tasks = [task for of_tile in by_tile for task in of_tile]
-    fold = partial(fold_group, summarize, rows.read)
-    parts = []
-    with closing(executor.map(fold, tasks)) as found:
-        results = _counted(found, len(tasks), label, progress)
-        for tile, before, of_tile in zip(tiles, known, by_tile, strict=True):
-            # The tasks come first: when they end no further result is taken.
-            done = zip((task.keys for task in of_tile), results, strict=False)
-            folded = before.extended(done)
-            kept.save(tile, folded)
-            parts.append(_merged(folded))
-    return type(parts[0]).stitch(parts)
-
-
-def _tasks(tile: Tile | None, known: Folded[S], n_chunks: int) -> list[GroupTask[S]]:
-    cut = groups(n_chunks, known.n_chunks)
-    return [GroupTask(tile, keys, None if k else known.open) for k, keys in enumerate(cut)]
-
-
-def _merged(folded: Folded[S]) -> S:
-    merged = folded.merged()
-    if merged is None:
-        raise FitError("Expected at least one row, got none. Choose another --split.")
-    return merged
-
-
-def _counted(
-    results: Iterator[S | None], total: int, label: str, progress: Progress
-) -> Iterator[S | None]:
-    rows = 0
-    progress(label, 0, total, rows)
-    for done, part in enumerate(results, start=1):
-        rows += 0 if part is None else part.n_samples
-        progress(label, done, total, rows)
-        yield part
-
-
-def fold_group(
-    summarize: Callable[[BinaryBlock], S], read: Callable[[int], Chunk], task: GroupTask[S]
-) -> S | None:
-    """Read a group's chunks one by one and sum them; None when no row is of the chosen split."""
-    blocks = (replace(b, tile=task.tile) for key in task.keys for b in blocks_of(read(key)))
-    parts = (_while_wanted(summarize, block) for block in blocks if block.n_samples)
-    return reduce(lambda sum, part: part if sum is None else sum.merge(part), parts, task.before)
-
-
-def _while_wanted(summarize: Callable[[BinaryBlock], S], block: BinaryBlock) -> S:
-    check_wanted()
-    return summarize(block)
+    working: Arrays
+    rng: RowRandom
 
 
 def collect_first(
     model: Model,
     rows: Rows,
     executor: Executor,
+    seed: int,
     progress: Progress = silent,
     kept: Kept[Any] = NOTHING_KEPT,
 ) -> Statistics:
     """Sum what `model.initialize` needs."""
-    kind = model.first
+    summarize, label = partial(_first_of, model, RowRandom(seed)), model.first.label
     first: Statistics
-    first = collect(kind.of_block, rows, executor, kind.label, progress=progress, kept=kept)
+    first = collect(summarize, rows, executor, label, progress=progress, kept=kept)
     return first
+
+
+def _first_of(model: Model, rng: RowRandom, block: BinaryBlock) -> Statistics:
+    return model.first_of(block, rng)
 
 
 def start(model: Model, first: Statistics, seed: int) -> FitState:
@@ -218,10 +92,9 @@ def collect_pass(
     progress: Progress = silent,
     kept: Kept[Any] = NOTHING_KEPT,
 ) -> Statistics:
-    """Sum the statistics of one pass with the parameters of the state."""
-    rng = RowRandom(seed, state.iteration)
-    statistics: Statistics = collect(
-        partial(_summarize, model, state.params, rng),
+    """Sum the statistics of one pass with the parameters of the state, or of its starts."""
+    statistics: Statistics = collect_groups(
+        partial(_sum_group, model, _points(state, seed)),
         rows,
         executor,
         _pass_label(model, state),
@@ -232,16 +105,40 @@ def collect_pass(
     return statistics
 
 
+def _points(state: FitState, seed: int) -> tuple[Point, ...]:
+    """Name what tasks need; starts draw from streams of their own."""
+    rng = RowRandom(seed, state.iteration)
+    if not state.starts:
+        return (Point(state.params, state.working, rng),)
+    numbered = enumerate(state.starts)
+    return tuple(
+        Point(s.params, s.working, rng.stream(f"start {k}")) for k, s in numbered if not s.done
+    )
+
+
 def _pass_label(model: Model, state: FitState) -> str:
     """Name what is counted; of a model that iterates also the pass, and the objective so far."""
-    if model.max_iter == 1:
+    if model.convergence(state).max_iter == 1:
         return model.statistics.label
-    reached = f", {state.history[-1]:.6f}" if state.history else ""
-    return f"{model.statistics.label}, pass {state.iteration + 1}{reached}"
+    reached = max((s.history[-1] for s in state.running if s.history), default=None)
+    told = "" if reached is None else f", {reached:.6f}"
+    return f"{model.statistics.label}, pass {state.iteration + 1}{told}"
 
 
-def _summarize(model: Model, params: Any, rng: RowRandom, block: BinaryBlock) -> Statistics:
-    return model.summarize(params, block, rng)
+def _sum_group(
+    model: Model, points: tuple[Point, ...], blocks: Blocks, before: Any
+) -> Statistics | None:
+    """Sum a group of chunks for every start, or let the model learn from it."""
+    if isinstance(model, LearnsLocally):
+        parts = [model.learn(p.params, p.working, blocks, p.rng) for p in points]
+        learnt = tuple(part for part in parts if part is not None)
+        return learnt[0] if len(learnt) == 1 else Together(learnt) if learnt else None
+    return sum_blocks(partial(_summarize, model, points), blocks, before)
+
+
+def _summarize(model: Model, points: tuple[Point, ...], block: BinaryBlock) -> Statistics:
+    parts = [model.summarize(p.params, p.working, block, p.rng) for p in points]
+    return parts[0] if len(parts) == 1 else Together(tuple(parts))
 
 
 def fit_pass(
@@ -256,23 +153,90 @@ def fit_pass(
     """Do one pass; `statistics` are the pass's own, where they were collected before."""
     if statistics is None:
         statistics = collect_pass(model, state, rows, executor, seed, progress)
+    parts = iter(statistics.parts if isinstance(statistics, Together) else (statistics,))
     with one_blas_thread():
-        updated = model.update(state, statistics, executor.map)
+        if not state.starts:
+            return _stepped(model, state, next(parts), seed, executor.map)
+        return _raced(model, state, parts, seed, executor.map)
+
+
+def _raced(
+    model: Model, state: FitState, parts: Iterator[Statistics], seed: int, map_items: Map
+) -> FitState:
+    """Step every start that is under way; once all have ended go on with the best."""
+    starts = tuple(
+        s if s.done else _stepped(model, s, next(parts), seed, map_items, k)
+        for k, s in enumerate(state.starts)
+    )
+    iteration = state.iteration + 1
+    if not all(s.done for s in starts):
+        return replace(state, starts=starts, iteration=iteration)
+    best = max(starts, key=lambda s: s.history[-1])
+    return _begun(replace(model.chosen(best), iteration=iteration))
+
+
+def _stepped(
+    model: Model,
+    state: FitState,
+    statistics: Statistics,
+    seed: int,
+    map_items: Map,
+    start: int = -1,
+) -> FitState:
+    """Update one state by its statistics, and end its stage where that is time."""
+    rng = np.random.default_rng([seed, state.iteration, start + 1])
+    mapped = model.update(state, statistics, map_items, rng)
+    objective = _objective(model, state, statistics)
+    step = _accelerated(model, state, mapped, objective, statistics.n_samples)
+    ahead = in_c_order(step.parameters)
+    moved = replace(mapped, iteration=state.iteration + 1, acceleration=step.memory)
+    if not step.accepted:
+        return replace(moved, params=ahead)
+    history = (*state.history, objective)
+    convergence = model.convergence(state)
+    is_best = convergence.keeps_best and objective >= max(history)
+    moved = replace(moved, history=history, best=state.params if is_best else state.best)
+    if not ended(convergence, history):
+        return replace(moved, params=ahead)
+    at = moved.best if convergence.keeps_best else mapped.params
+    last = replace(moved, params=at, best=None)
+    return replace(last, done=True) if start >= 0 else _after_stage(model, last, statistics)
+
+
+def _objective(model: Model, state: FitState, statistics: Statistics) -> float:
     objective = model.objective(state.params, statistics)
     if not np.isfinite(objective):
         raise FitError(
             f"Expected a finite objective in pass {state.iteration + 1}, got {objective}. "
             "Fit with other settings or another --seed."
         )
-    # A model that enters another stage has begun a new history, without this pass.
-    history = (*updated.history, objective) if updated.accepted else updated.history
-    return replace(
-        updated,
-        params=in_c_order(updated.params),
-        iteration=state.iteration + 1,
-        history=history,
-        accepted=True,
-    )
+    return objective
+
+
+def _accelerated(
+    model: Model, state: FitState, mapped: FitState, objective: float, n_samples: int
+) -> Step:
+    """Choose the parameters of the next pass: those of `update`, or further along its way."""
+    if not isinstance(model, Accelerates) or model.acceleration == "none":
+        return Step(mapped.params, {}, True)
+    at, to = model.packed(state.params), model.packed(mapped.params)
+    step = squarem_step(at, to, objective, state.acceleration)
+    return step._replace(parameters=model.unpacked(mapped.params, step.parameters, n_samples))
+
+
+def _after_stage(model: Model, state: FitState, statistics: Statistics) -> FitState:
+    following = model.next_stage(state, statistics)
+    if following is not None:
+        return _begun(following)
+    finished = model.finish(state, statistics)
+    return replace(finished, params=in_c_order(finished.params), done=True)
+
+
+def _begun(state: FitState) -> FitState:
+    """Begin a stage: its history is its own, and nothing is extrapolated from the one before."""
+    starts = tuple(_begun(start) for start in state.starts)
+    fresh = replace(state, history=(), acceleration={}, best=None, done=False, starts=starts)
+    return replace(fresh, params=in_c_order(state.params))
 
 
 def fit(
@@ -313,11 +277,31 @@ def fit(
         If the data or the hyperparameters cannot be used.
     """
     if state is None:
-        state = start(model, collect_first(model, rows, executor, progress), seed)
-    monitor = ConvergenceMonitor(model.max_iter, model.tol)
-    while not (monitor.converged(state.history) or monitor.stopped(state.history)):
+        state = start(model, collect_first(model, rows, executor, seed, progress), seed)
+        if isinstance(model, PairWork):
+            pairs = Pairs(model, state.params, state.working, rows)
+            found = in_memory(pairs, executor, progress)
+            state = taken_up(model, state, found, executor, seed)
+    if ended(model.convergence(state), state.history):
+        state = replace(state, done=True)  # pair work was all that it needed
+    counted = model.counted(rows.n_features) is not None
+    while not state.done:
+        if statistics is None:
+            statistics = collect_pass(model, state, rows, executor, seed, progress)
+        elif counted and state.history:
+            progress(_pass_label(model, state), 1, 1, statistics.n_samples)
         state = fit_pass(model, state, rows, executor, seed, statistics, progress)
-        statistics = None
+        statistics = statistics if counted else None
         checkpoint(state)
-    warning = monitor.warning(state.history)
+    return _completed(model, state, executor, seed)
+
+
+def _completed(model: Model, state: FitState, executor: Executor, seed: int) -> FitState:
+    """Prepare the parameters for use, and say so where the fit did not converge."""
+    if isinstance(model, Prepares):
+        rng = np.random.default_rng([seed, state.iteration])
+        with one_blas_thread():
+            prepared = in_c_order(model.prepare(state.params, rng, executor.map))
+        state = replace(state, params=prepared)
+    warning = stop_warning(model.convergence(state), state.history)
     return replace(state, warnings=(*state.warnings, *([Notice(warning)] if warning else [])))

@@ -1,16 +1,18 @@
-"""Parameters of models: frozen dataclasses of arrays that know the names of their dimensions."""
+"""Parameters of models: frozen dataclasses of arrays that know the names of their dimensions.
+
+A class names in `former` the arrays that artifacts of earlier versions have and this one has not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from pipeline.models.base import Model
+Named = dict[str, tuple[tuple[str, ...], NDArray[Any]]]
 
 
 def array(*dims: str) -> Any:
@@ -18,17 +20,66 @@ def array(*dims: str) -> Any:
     return field(metadata={"dims": dims})
 
 
-def named_arrays(params: Any) -> dict[str, tuple[tuple[str, ...], NDArray[Any]]]:
+def optional_array(*dims: str) -> Any:
+    """Declare an array that may be absent, and is None then.
+
+    It is one that `prepare` makes once after the fit, or that artifacts of earlier versions lack.
+    """
+    return field(default=None, metadata={"dims": dims})
+
+
+def array_per_layer(*dims: str) -> Any:
+    """Declare a tuple of arrays, one for each layer from 0 on, stored as `NAME_0`, `NAME_1`, ….
+
+    In the names of dimensions `{layer}` stands for the layer's number and `{above}` for the next.
+    """
+    return field(metadata={"dims": dims, "per_layer": True})
+
+
+def named_arrays(params: Any) -> Named:
     """Give a model's parameters as named arrays with their dimensions."""
-    return {f.name: (f.metadata["dims"], getattr(params, f.name)) for f in fields(params)}
+    found: Named = {}
+    for f in fields(params):
+        dims, value = f.metadata["dims"], getattr(params, f.name)
+        if "per_layer" in f.metadata:
+            found |= {f"{f.name}_{k}": (_of_layer(dims, k), a) for k, a in enumerate(value)}
+        elif value is not None:
+            found[f.name] = (dims, value)
+    return found
 
 
-def params_from_arrays(model: type[Model], arrays: Mapping[str, NDArray[Any]]) -> Any:
+def _of_layer(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:
+    return tuple(dim.format(layer=layer, above=layer + 1) for dim in dims)
+
+
+def params_from_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
     """Undo `named_arrays`."""
-    return model.params(**{f.name: arrays[f.name] for f in fields(model.params)})
+    values: dict[str, Any] = {}
+    for f in fields(kind):
+        if "per_layer" in f.metadata:
+            values[f.name] = tuple(arrays[name] for name in _layers(f.name, arrays))
+        elif f.default is MISSING or f.name in arrays:
+            values[f.name] = arrays[f.name]
+    return kind(**values)
+
+
+def _layers(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    n_layers = 0
+    while f"{name}_{n_layers}" in arrays:
+        n_layers += 1
+    return [f"{name}_{k}" for k in range(n_layers)]
+
+
+def odd_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> set[str]:
+    """Name the arrays that parameters of this kind lack or do not know."""
+    single = [f for f in fields(kind) if "per_layer" not in f.metadata]
+    layered = {n for f in fields(kind) if f not in single for n in _layers(f.name, arrays)}
+    required = {f.name for f in single if f.default is MISSING}
+    known = {f.name for f in single} | layered | {*getattr(kind, "former", ())}
+    return (required - set(arrays)) | (set(arrays) - known)
 
 
 def in_c_order(params: Any) -> Any:
     """Lay arrays out as they come back from storage: products of others differ in the last bits."""
-    arrays = {f.name: np.asarray(getattr(params, f.name), order="C") for f in fields(params)}
-    return replace(params, **arrays)
+    arrays = {name: np.asarray(a, order="C") for name, (_, a) in named_arrays(params).items()}
+    return replace(params, **vars(params_from_arrays(type(params), arrays)))

@@ -1,12 +1,16 @@
-"""Random draws keyed by (seed, pass, original row): the same wherever a row is worked on."""
+"""Random draws keyed by (seed, pass, stream, original row): the same wherever a row is worked on.
+
+`pipeline.numerics.row_random` draws the same numbers within compiled code.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -21,22 +25,39 @@ class RowRandom:
         Seed of the fit.
     pass_index
         Number of the pass; another pass draws anew.
+    stream_key
+        Tells streams apart; 0 is the one without a name.
     """
 
     seed: int
     pass_index: int = 0
+    stream_key: int = 0
+
+    def stream(self, name: str) -> RowRandom:
+        """Give the stream of this name: two uses in one pass never share numbers."""
+        before = self.stream_key.to_bytes(8, "little")
+        digest = blake2b(name.encode(), digest_size=8, key=before).digest()
+        return replace(self, stream_key=int.from_bytes(digest, "little"))
+
+    @property
+    def key(self) -> np.uint64:
+        """What seed, pass and stream come to: kernels are given it in place of this object."""
+        with np.errstate(over="ignore"):
+            key = _mixed(np.uint64(self.seed) * _GOLDEN + np.uint64(self.pass_index))
+            if self.stream_key:
+                key = _mixed(key + np.uint64(self.stream_key))
+        return np.uint64(key)
 
     def uniform(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
         """Draw from the open interval (0, 1): (n_rows, n_draws)."""
         with np.errstate(over="ignore"):
-            key = _mixed(np.uint64(self.seed) * _GOLDEN + np.uint64(self.pass_index))
-            state = _mixed(rows.astype(np.uint64) * _GOLDEN + key)[:, None]
+            state = _mixed(rows.astype(np.uint64) * _GOLDEN + self.key)[:, None]
             bits = _mixed(state + np.arange(1, n_draws + 1, dtype=np.uint64) * _GOLDEN)
         return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
     def normal(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
         """Draw standard normals: (n_rows, n_draws)."""
-        normals: NDArray[np.float64] = ndtri(self.uniform(rows, n_draws))
+        normals: NDArray[np.float64] = scipy.special.ndtri(self.uniform(rows, n_draws))
         return normals
 
 

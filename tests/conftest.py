@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tests.prefect_home  # isort: skip  # noqa: F401  (before Prefect is imported)
+
 import json
 import os
 import uuid
@@ -13,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from flows.running.server import embedded_server
+from flows.running.embedded import embedded_server
+from pipeline.models import registry
 from storage import object_store
 from tests.object_proxy import Proxy, proxied
 from tests.object_servers import SERVERS, Server
@@ -35,6 +38,12 @@ def no_machine_credentials() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def only_models_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the models of `tests.models` after the test that named them."""
+    monkeypatch.setattr(registry, "_foreign", {})
+
+
 @pytest.fixture(scope="session")
 def object_server() -> Iterator[Callable[[str], Server]]:
     """Give the server of a scheme, which runs from then on for the session."""
@@ -43,7 +52,12 @@ def object_server() -> Iterator[Callable[[str], Server]]:
         yield lru_cache(lambda scheme: stack.enter_context(SERVERS[scheme]()))
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(
+    params=[
+        "s3",
+        *(pytest.param(kind, marks=pytest.mark.matrix) for kind in sorted({*SERVERS} - {"s3"})),
+    ]
+)
 def store(request: pytest.FixtureRequest, object_server: Callable[[str], Server]) -> Server:
     """A store of every kind."""
     return object_server(request.param)
@@ -77,7 +91,7 @@ def faulty_bucket(
 
 @pytest.fixture(scope="session")
 def s3_store(object_server: Callable[[str], Server]) -> Server:
-    """An S3 store, for what does not hang on the kind."""
+    """An S3 store, for what does not depend on the kind."""
     return object_server("s3")
 
 
@@ -98,15 +112,13 @@ def _bucket(store: Server, address: str, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def prefect_server() -> Iterator[None]:
     """The server that `flows` starts by itself, kept for the session."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    os.environ["PREFECT_HOME"] = str(tmp_path_factory.mktemp("prefect"))
-    with embedded_server() as server:
-        server.wait()
-        os.environ["PREFECT_API_URL"] = server.url
-        with temporary_settings({PREFECT_API_URL: server.url}):
+    with embedded_server() as url:
+        os.environ["PREFECT_API_URL"] = url
+        with temporary_settings({PREFECT_API_URL: url}):
             yield
         del os.environ["PREFECT_API_URL"]
 
@@ -128,10 +140,10 @@ class Result:
 
 
 @pytest.fixture
-def cli(
+def plain_cli(
     prefect_server: None, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch
 ) -> Callable[..., Result]:
-    """Call `cli("fit", "--dataset", path)` in this process, in a folder of its own."""
+    """As `cli`, with the defaults of the commands."""
     from flows import evaluate, fit, ingest, sample, transform
     from flows.cli.options import run
     from flows.report import __main__ as report
@@ -146,5 +158,26 @@ def cli(
             run(apps[name], [str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Result(int(leaving.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+WHERE = {"--executor", "--workers", "--cluster"}
+
+
+@pytest.fixture
+def cli(plain_cli: Callable[..., Result]) -> Callable[..., Result]:
+    """Call `cli("fit", "--dataset", path)` in this process, in a folder of its own.
+
+    Work runs serially and fits draw no report, which is quicker, unless an option asks for them.
+    """
+
+    def call(name: str, *arguments: object) -> Result:
+        given, more = {*map(str, arguments)}, []
+        if name in ("evaluate", "fit", "sample", "transform") and not given & WHERE:
+            more += ["--executor", "serial"]
+        if name == "fit" and not given & {"--report", "--no-report"}:
+            more += ["--no-report"]
+        return plain_cli(name, *arguments, *more)
 
     return call

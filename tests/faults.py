@@ -87,7 +87,7 @@ def interrupt_at(block: int, log: Path) -> None:
 
         return check_and_count
 
-    for module in map(importlib.import_module, ("pipeline.fit", "pipeline.using.transform")):
+    for module in map(importlib.import_module, ("pipeline.collect", "pipeline.using.transform")):
         module.check_wanted = watched(module.check_wanted)
 
 

@@ -110,9 +110,14 @@ def _chunk(data: Data, first_row: int) -> MemoryChunk:
         _side_by_side([data.mask[part] for part in parts], data.X.shape[1]) if masked else None,
         blocks.reshape(-1, 3),
         first_row + order,
-        {"position": first_row + order},
+        {"position": first_row + order, "label": _label(data)[order]},
         None if data.keep is None else data.keep[order],
     )
+
+
+def _label(data: Data) -> NDArray[np.int64]:
+    """Say which rows have ones in more than half of their places."""
+    return ((data.X & data.mask).sum(axis=1) > data.X.shape[1] / 2).astype(np.int64)
 
 
 def _side_by_side(parts: Sequence[Bits], n_features: int) -> Words:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,6 +100,41 @@ def test_imports_keep_the_rule() -> None:
 )
 def test_the_rule_sees_what_breaks_it(name: str, text: str) -> None:
     assert not all(is_allowed(ROOT / name, found) for found in imports(ast.parse(text)))
+
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in FILES
+}
+
+
+def imported_files(tree: ast.AST) -> Iterator[str]:
+    """Names of the project's files that a file imports, wherever in it that happens."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named = (f"{node.module}.{name.name}" for name in node.names)
+            yield from (full if full in MODULES else node.module for full in named)
+
+
+@pytest.fixture(scope="module")
+def arrows() -> dict[str, set[str]]:
+    """What each file imports."""
+    found = {name: {*imported_files(parsed(path))} & {*MODULES} for name, path in MODULES.items()}
+    return {name: others - {name} for name, others in found.items()}
+
+
+def test_no_files_import_each_other_in_a_circle(arrows: dict[str, set[str]]) -> None:
+    assert sum(map(len, arrows.values())) > len(arrows)
+    assert {*TopologicalSorter(arrows).static_order()} == {*MODULES}  # else it names the circle
+
+
+def test_what_flows_are_made_of_imports_no_flow(arrows: dict[str, set[str]]) -> None:
+    flows = {f"flows.{path.stem}" for path in (ROOT / "flows").glob("[!_]*.py")}
+    assert flows >= {"flows.fit", "flows.ingest"}
+    rooms = {name: others for name, others in arrows.items() if name not in flows}
+    assert {name: others & flows for name, others in rooms.items() if others & flows} == {}
 
 
 @pytest.mark.parametrize(

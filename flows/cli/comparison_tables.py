@@ -11,12 +11,18 @@ from rich.table import Table
 from flows.cli.splits import told_rows
 
 _WIDTH = 200  # a table that breaks its lines cannot be read
-MEASURES = ("log_likelihood", "lower_bound", "composite_log_likelihood")
-_COMPARABLE = {"exact": 0, "estimate": 0, "bound": 0, "composite": 1, "none": 2}
+MEASURES = (
+    "log_likelihood",
+    "lower_bound",
+    "pseudo_log_likelihood",
+    "composite_log_likelihood",
+)
+_COMPARABLE = {"exact": 0, "estimate": 0, "bound": 0, "pseudo": 1, "composite": 2, "none": 3}
 _KINDS = {
     "exact": "exact",
     "estimate": "estimated log-likelihood, ± for the choice of rows and ± for the estimate",
     "bound": "lower bound on the log-likelihood",
+    "pseudo": "sum over features given all others: of no use for comparing with log-likelihoods",
     "composite": "sum over pairs of features: of no use for comparing with log-likelihoods",
     "none": "the model offers no likelihood; compare bits, marginals and pairs",
 }
@@ -47,8 +53,8 @@ def ranked(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Sort by the likelihood of a row, what cannot be compared last, by lost bits there."""
 
     def rank(model: Mapping[str, Any]) -> tuple[float, ...]:
-        found = value_of(model)
-        return _COMPARABLE[model["kind"]], 0.0 if found is None else -found, model["nll_per_bit"]
+        found, lost = value_of(model), model.get("nll_per_bit", float("inf"))
+        return _COMPARABLE[model["kind"]], 0.0 if found is None else -found, lost
 
     return sorted(models, key=rank)
 
@@ -64,17 +70,23 @@ def _compared(models: Sequence[Mapping[str, Any]]) -> Table:
     for name in (*columns, "wrong bits", "nats a bit", "pairs rmse (by chance)"):
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
-        pairs = model["pairs"]
         table.add_row(
             model["name"],
             f"{model['n_components']}",
             *_likelihood(model),
             model["kind"],
-            f"{model['wrong_bits']:.2%}",
-            f"{model['nll_per_bit']:.4f}",
-            f"{pairs['rmse']:.4f} ({pairs['rmse_by_chance']:.4f})",
+            f"{model['wrong_bits']:.2%}" if "wrong_bits" in model else "",
+            f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
+            _distance(model),
         )
     return table
+
+
+def _distance(model: Mapping[str, Any]) -> str:
+    """Tell how far pairs are off; nothing of a model that draws no rows."""
+    if "pairs" not in model:
+        return ""
+    return f"{model['pairs']['rmse']:.4f} ({model['pairs']['rmse_by_chance']:.4f})"
 
 
 def _likelihood(model: Mapping[str, Any]) -> tuple[str, str]:
@@ -91,11 +103,11 @@ def _told(model: Mapping[str, Any]) -> Iterator[str]:
         yield f"\n{model['name']}: {model['model']}"
         yield from (f"  {refusal}" for refusal in model["refusals"])
         for what in ("marginals", "pairs"):
-            for gap in model[what]["largest"]:
+            for gap in model.get(what, {}).get("largest", ()):
                 names = ", ".join(gap["features"])
                 shares = f"observed {gap['observed']:.4f}, implied {gap['implied']:.4f}"
                 yield f"  {what}: {names}: {shares}, z {gap['z']:+.1f}"
-        for row in model["pairs"]["calibration"]:
+        for row in model.get("pairs", {}).get("calibration", ()):
             shares = f"mean implied {row['implied']:.4f}, observed {row['observed']:.4f}"
             yield f"  pairs implied {row['from']:g} to {row['to']:g}: {row['number']}, {shares}"
     yield from (f"warning: {model['name']}: {warning}" for warning in model["warnings"])

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from textwrap import fill
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from docstring_parser import DocstringStyle, parse
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.errors import FitError
-from pipeline.models.base import MODELS, Model, hyperparameters, model_class, suggestion
+from pipeline.errors import FitError, suggestion
+from pipeline.models.base import Model
+from pipeline.models.registry import model_class, models
+from pipeline.models.settings import hyperparameters
 
+ModelName = Literal[tuple(sorted(models()))] | str  # type: ignore[valid-type]
+"""A model's name; forms and help list those that are here, `build_model` refuses others."""
 AUTO = "auto"
 """What options call a value that is left to the model to choose: None."""
+_TYPES = {
+    int: "whole number",
+    float: "number",
+    bool: "yes|no",
+    str: "text",
+    tuple[int, ...]: "whole numbers with commas",
+    NoneType: AUTO,
+}
+_INDENTED: dict[str, Any] = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 
 
 def build_model(name: str, components: str | None, settings: Sequence[str]) -> Model:
@@ -46,31 +63,43 @@ def build_model(name: str, components: str | None, settings: Sequence[str]) -> M
 
 def settings_help() -> str:
     """List every model's settings with their values and defaults, in Markdown."""
-    return "".join(_model_help(model) for _, model in sorted(MODELS.items()))
+    return "".join(_model_help(model) for _, model in sorted(models().items()))
 
 
 def _model_help(model: type[Model]) -> str:
-    hints = get_type_hints(model)
+    hints, told = get_type_hints(model), _descriptions(model)
     defaults = {field.name: field.default for field in fields(model)}  # type: ignore[arg-type]
     lines = (
-        f"    {name}={_choices(hints[name])} [default: {_spelled(defaults[name])}]\n"
+        f"    {name}={_choices(hints[name])} [default: {spelled(defaults[name])}]\n{told[name]}"
         for name in hyperparameters(model)
     )
     return f"Settings of {model.name}, by --set:\n\n{''.join(lines)}\n"
 
 
+def _descriptions(model: type[Model]) -> dict[str, str]:
+    """Take what the class says of its settings under "Attributes", wrapped below each."""
+    described = defaultdict(str)
+    for found in parse(model.__doc__ or "", DocstringStyle.NUMPYDOC).params:
+        said = re.sub(r"\bNone\b", AUTO, " ".join((found.description or "").split()))
+        text = fill(said, 76, **_INDENTED)
+        described |= {name: f"{text}\n" for name in found.arg_name.split(", ") if text}
+    return described
+
+
 def _choices(kind: Any) -> str:
     """Spell a type: the values of a `Literal`, or the names of its types, None being `auto`."""
-    spelled = (c if isinstance(c, str) else _type_name(c) for c in get_args(kind) or (kind,))
-    return "|".join(spelled)
+    if kind in _TYPES:
+        return _TYPES[kind]
+    return "|".join(c if isinstance(c, str) else _choices(c) for c in get_args(kind))
 
 
-def _type_name(kind: type) -> str:
-    return {int: "whole number", float: "number", NoneType: AUTO}.get(kind, kind.__name__)
-
-
-def _spelled(default: Any) -> str:
-    return AUTO if default is None else str(default)
+def spelled(value: Any) -> str:
+    """Write a setting as `--set` takes it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return AUTO if value is None else str(value)
 
 
 def _number_of_components(text: str) -> int | None:
@@ -97,8 +126,10 @@ def _named(setting: str, known: Sequence[str]) -> tuple[str, str]:
 def _converted(key: str, value: str, kind: Any) -> Any:
     if value == AUTO and NoneType in get_args(kind):
         return None
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    is_listed = any(get_origin(one) is tuple for one in kinds)
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return TypeAdapter(kind).validate_python(value.split(",") if is_listed else value)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Input should be ")
         raise FitError(f"--set {key}: Expected {reason}, got {value!r}.") from None

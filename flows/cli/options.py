@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
 from cyclopts import App, Parameter, Token
 from cyclopts.exceptions import CycloptsError
@@ -16,14 +16,31 @@ from typing_extensions import TypedDict  # pydantic does not take that of Python
 
 from flows.cli.interrupts import goes_on, note_interrupts
 from flows.cli.logs import begin_logs, log, logs_are_json
+from flows.running.imports import end_of_imports
 from pipeline.errors import ClusterLost, FitError
 from pipeline.wanted import while_wanted
 from storage.errors import DataError
 
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-Switch = Parameter(negative="")
+
+class Option(Parameter):
+    """Says of an option what a command line needs to know, and Prefect's form what it means."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe a flow's parameter by the help text of the option."""
+        described = {"description": self.help} if self.help else {}
+        return {**handler(core), **described}
+
+
+Switch = Option(negative="")
 
 
 def _whole(kind: object, tokens: Sequence[Token]) -> int:
@@ -34,67 +51,60 @@ def _whole(kind: object, tokens: Sequence[Token]) -> int:
         raise ValueError(f"Expected a whole number, got {tokens[0].value!r}.") from None
 
 
-Whole = Annotated[int, Parameter(converter=_whole)]
-Split = Annotated[
-    str | None, Parameter(help="Use only the rows whose `split` column has this value.")
-]
-Seed = Annotated[Whole, Parameter(help="Seed of every random draw.")]
+Whole = Annotated[int, Option(converter=_whole)]
+Split = Annotated[str | None, Option(help="Use only the rows whose `split` column has this value.")]
+Seed = Annotated[Whole, Option(help="Seed of every random draw.")]
 ExecutorName = Literal["serial", "threads", "dask"]
-Resume = Annotated[bool, Switch, Parameter(help="Go on with an interrupted run.")]
-Overwrite = Annotated[bool, Switch, Parameter(help="Replace what is there once the new is whole.")]
-DatasetName = Annotated[
-    str, Parameter(help="Dataset folder, or an example such as example:digits.")
-]
+Resume = Annotated[bool, Switch, Option(help="Go on with an interrupted run.")]
+Overwrite = Annotated[bool, Switch, Option(help="Replace what is there once the new is whole.")]
+DatasetName = Annotated[str, Option(help="Dataset folder, or an example such as example:digits.")]
 FittedArtifact = Annotated[
-    str, Parameter(help="Artifact of a fit, or a folder of runs for the latest.")
+    str, Option(help="Artifact of a fit, or a folder of runs for the latest.")
 ]
 Json = Annotated[
     bool,
-    Parameter(
+    Option(
         negative="", help="Print one JSON object on standard output, all else on standard error."
     ),
 ]
 
 
-@Parameter(name="*")
+@Option(name="*")
 class Where(TypedDict, total=False):
     """Where work runs: the options that were given, and the parameter that Prefect records."""
 
     name: Annotated[
-        ExecutorName, Parameter(name="--executor", help="Where work runs. [default: dask]")
+        ExecutorName, Option(name="--executor", help="Where work runs. [default: dask]")
     ]
     workers: Annotated[
         Whole,
-        Parameter(
+        Option(
             help="Worker processes or threads; of a cluster elsewhere, how many to wait for. "
             "[default: one process, all cores]"
         ),
     ]
     worker_memory: Annotated[
-        str, Parameter(help="Memory that each worker process has at least, such as 4GiB.")
+        str, Option(help="Memory that each worker process has at least, such as 4GiB.")
     ]
     cluster: Annotated[
         str,
-        Parameter(
+        Option(
             help="A Dask scheduler such as tls://host:8786, the name of a Prefect block that "
             "describes one, or local for worker processes on this machine."
         ),
     ]
-    tls_ca: Annotated[str, Parameter(help="File of the CA of a cluster at tls://.")]
-    tls_cert: Annotated[str, Parameter(help="File of the certificate to show there.")]
-    tls_key: Annotated[str, Parameter(help="File of that certificate's key.")]
+    tls_ca: Annotated[str, Option(help="File of the CA of a cluster at tls://.")]
+    tls_cert: Annotated[str, Option(help="File of the certificate to show there.")]
+    tls_key: Annotated[str, Option(help="File of that certificate's key.")]
     insecure: Annotated[
-        bool, Switch, Parameter(help="Take tcp:// to another machine: open to all between.")
+        bool, Switch, Option(help="Take tcp:// to another machine: open to all between.")
     ]
     performance_report: Annotated[
         str,
-        Parameter(
+        Option(
             help="HTML file to write Dask's account of the run to; it loads scripts from the web."
         ),
     ]
-
-
-HERE: Where = {}
 
 
 class Given(NamedTuple):
@@ -146,6 +156,7 @@ def command(name: str, help_text: str, more_help: str) -> App:
 
 def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted."""
+    end_of_imports()
     note_interrupts()
     begin_logs()
     for name in ("prefect.flow_runs", "prefect.task_runs"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from storage.dataset import BinaryDataset
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storage.dataset import BinaryDataset
 
 ALL_ROWS, TRAIN = "all", "train"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,22 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.splits import told_rows
-from pipeline.models.base import model_class
-from storage.artifacts import load_artifact
 
 _TOP = 8
 
 
-def fit_summary(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what a fit prints of its manifest."""
+def fit_summary(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
+    """Give what a fit prints of its manifest and parameters."""
     names = ("model", "split", "n_samples", "n_components", "iterations", "converged", "warnings")
     return {
         **{name: manifest[name] for name in names},
         "n_features": len(manifest["feature_names"]),
         "n_segments": len(manifest["segment_names"]),
-        "objective": manifest["history"][-1],
+        "objective": manifest["history"][-1] if manifest["history"] else None,
         "diagnostics": manifest["diagnostics"],
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],
+        "spectrum": np.asarray(getattr(params, "eigenvalues", ()))[:_TOP].tolist(),
     }
 
 
@@ -83,8 +82,9 @@ def told_drift(drift: Mapping[str, Any]) -> str:
 
 
 def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from pipeline.models.registry import model_class  # takes its time to be imported
+
     stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in summary["stages"].items())
-    found = load_artifact(summary["artifact"])
     rows = [
         ("model", f"{summary['model']}, {summary['n_components']} components"),
         ("rows", told_rows(summary["n_samples"], summary["split"])),
@@ -100,8 +100,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("objective", f"{summary['objective']:.6f} nats a row"))
     for name in model_class(summary["model"]).shown:
         rows.append((name, f"{summary['diagnostics'][name]:,.5g}"))
-    if "eigenvalues" in found:
-        rows.append(("spectrum", _spectrum(found["eigenvalues"])))
+    if summary["spectrum"]:
+        rows.append(("spectrum", _spectrum(summary["spectrum"], summary["n_features"])))
     if summary["drift"]:
         rows.append(("drift", told_drift(summary["drift"])))
     if "mcs" in summary:
@@ -113,6 +113,6 @@ def _ended(summary: Mapping[str, Any]) -> str:
     return "converged" if summary["converged"] else "stopped before converging"
 
 
-def _spectrum(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
-    more = " …" if len(values) > _TOP else ""
-    return "  ".join(f"{value:.4g}" for value in values[:_TOP]) + more
+def _spectrum(values: Sequence[float], n_features: int) -> str:
+    more = " …" if n_features > len(values) else ""
+    return "  ".join(f"{value:.4g}" for value in values) + more

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.ingest import ingest_sources
+from flows.data.ingesting import ingest_sources
 from flows.running.environment import examples_path
 from pipeline.blocks import Rows
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import Busy, DataError
 from storage.examples import PREFIX, example_slug
-from storage.locations import Place, place
 
 
-def dataset_path(name: str) -> Place:
-    """Give the folder of a dataset, making an example's first.
+def open_named(name: str) -> BinaryDataset:
+    """Open a dataset; an example is made where it is not there.
 
     Raises
     ------
     DataError
-        If an example is unknown or cannot be made.
+        If there is no whole dataset, or an example is unknown or cannot be made.
     """
     if not name.startswith(PREFIX):
-        return place(name)
+        return open_dataset(name)
     path = examples_path() / f"{example_slug(name)}.zarr"
-    while not _is_whole(path):
+    while True:
+        with suppress(DataError):
+            return open_dataset(path)
         try:
-            ingest_sources([name], path, overwrite=path.exists())
+            return ingest_sources([name], path, overwrite=path.exists())
         except Busy:
             time.sleep(0.2)  # another run is making it
-    return path
-
-
-def _is_whole(path: Place) -> bool:
-    try:
-        open_dataset(path)
-    except DataError:
-        return False
-    return True
 
 
 def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
@@ -68,11 +61,15 @@ def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
 
 
 def dataset_rows(
-    dataset: BinaryDataset, split: str | None = None, memory: int = 0, skipped: Sequence[int] = ()
+    dataset: BinaryDataset,
+    split: str | None = None,
+    memory: int = 0,
+    skipped: Sequence[int] = (),
+    columns: tuple[str, ...] = (),
 ) -> Rows:
-    """Give a dataset's rows, or those of a split, as a pass takes them.
+    """Give a dataset's rows, or those of a split, as a pass takes them, with per-row columns.
 
     Every process keeps so many bytes of the chunks that it reads; those skipped have no rows.
     """
-    read = dataset.reader(split, memory, skipped)
+    read = dataset.reader(split, memory, skipped, columns)
     return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)

@@ -7,8 +7,10 @@ from typing import Any
 
 from pipeline.errors import FitError
 from pipeline.known_segments import known_segments
-from pipeline.models.base import MODELS, Model, recorded_model
-from pipeline.params import params_from_arrays
+from pipeline.models.base import Model
+from pipeline.models.registry import VARIABLE, models
+from pipeline.models.settings import recorded_model
+from pipeline.params import odd_arrays, params_from_arrays
 from pipeline.using import features
 from storage.artifacts import Artifact, load_artifact
 from storage.dataset import BinaryDataset
@@ -67,11 +69,12 @@ def load_fitted(path: str | Place) -> Fitted:
             f"{artifact.path}: Expected the artifact of a fit, got another without "
             f"{', '.join(missing)}. Give one that `flows.fit` wrote."
         )
-    kind = MODELS.get(manifest["model"])
+    kind = models().get(manifest["model"])
     if kind is None:
         raise DataError(
-            f"{artifact.path}: Expected a model among {', '.join(sorted(MODELS))}, "
-            f"got {manifest['model']!r}. Upgrade latentbits to read it."
+            f"{artifact.path}: Expected a model among {', '.join(sorted(models()))}, "
+            f"got {manifest['model']!r}. Upgrade latentbits to read it, or name the model's class "
+            f"in {VARIABLE} if you trust its code."
         )
     return Fitted(artifact, _rebuilt(kind, artifact), _params(kind, artifact))
 
@@ -84,9 +87,8 @@ def _rebuilt(kind: type[Model], artifact: Artifact) -> Model:
 
 
 def _params(kind: type[Model], artifact: Artifact) -> Any:
-    names = {f.name for f in fields(kind.params)}
-    _refuse(artifact, "array", names ^ set(artifact))
-    return params_from_arrays(kind, artifact)
+    _refuse(artifact, "array", odd_arrays(kind.params, artifact))
+    return params_from_arrays(kind.params, artifact)
 
 
 def _refuse(artifact: Artifact, what: str, odd: set[str]) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import IO, Any
 
 import numpy as np
-from dask.system import CPU_COUNT
 from numpy.typing import NDArray
 
 from pipeline.executors.base import in_order
@@ -24,6 +23,8 @@ def batches_in_order(sources: Sequence[Any]) -> Iterator[Batch]:
     if len(sources) == 1:
         yield from sources[0].batches()
         return
+    from dask.system import CPU_COUNT
+
     with ThreadPoolExecutor(CPU_COUNT) as pool:
         waiting = in_order(
             partial(pool.submit, _spooled), lambda done: done.result(), sources, CPU_COUNT + 1

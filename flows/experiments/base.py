@@ -1,23 +1,26 @@
-"""What experiments share: options, a fit with its counts, a few rows of the data, tables."""
+"""What experiments share: options, a fit with its counts, a few rows of the data, tables.
 
-from __future__ import annotations
+Annotations are values here, not texts: command lines read those of `Options` in other modules.
+"""
 
 import csv
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import numpy as np
-from cyclopts import Parameter
 
-from flows.cli.options import Switch, Whole
+from flows.cli.options import Option, Seed, Switch, Where, local_path
 from flows.cli.progress import reporting
+from flows.cli.summary import print_json
 from flows.data.datasets import dataset_rows
-from flows.running.clusters import ExecutorName, check_executor, opened_executor
+from flows.running.executors import check_executor, opened_executor
+from flows.running.flow import Summary
+from flows.running.server import with_server
 from pipeline.blocks import BinaryBlock, block_of, blocks_of
 from pipeline.errors import FitError
 from pipeline.fit import check_seed, collect_first, collect_pass, fit, start
@@ -27,43 +30,54 @@ from storage.dataset import BinaryDataset
 Row = Mapping[str, Any]
 
 
-class Where(TypedDict):
-    """Where work runs: the arguments of `flows.running.clusters.opened_executor`."""
-
-    name: ExecutorName
-    workers: int | None
-    cluster: str | None
+ImageShape = Annotated[
+    str | None, Option(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name.")
+]
+Output = Annotated[str, Option(help="Folder of tables and figures.")]
 
 
-@Parameter(name="*")
+@Option(name="*")
 @dataclass(frozen=True)
 class Options:
-    """What the command line of an experiment takes beside its own options."""
+    """The options of an experiment, and the parameters of its flow; some have more."""
 
-    quick: Annotated[bool, Switch, Parameter(help="Do less: a first look in seconds.")] = False
-    seed: Annotated[Whole, Parameter(help="Seed of every random draw.")] = 0
-    executor: Annotated[ExecutorName, Parameter(help="Where work runs.")] = "dask"
-    workers: Annotated[
-        Whole | None,
-        Parameter(help="Dask worker processes, or threads. [default: one process, all cores]"),
-    ] = None
-    cluster: Annotated[
-        str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
-    ] = None
+    output: Output
+    quick: Annotated[bool, Switch, Option(help="Do less: a first look in seconds.")] = False
+    seed: Seed = 0
+    where: Where = field(default_factory=Where)
 
     def check(self) -> None:
         """Refuse at once what cannot work.
 
         Raises
         ------
-        FitError
-            If an option is out of range or contradicts another.
+        DataError, FitError
+            If an option cannot be used, or contradicts another.
         """
         check_seed(self.seed)
-        check_executor(self.executor, self.workers, self.cluster)
+        check_executor(**self.where)
+        local_path(self.output)
 
 
-DEFAULTS = Options()
+def launch(
+    experiment: Callable[..., Summary],
+    options: Options,
+    json: bool,
+    show: Callable[[Summary], None],
+) -> None:
+    """Check the options, run a flow and print its summary.
+
+    Raises
+    ------
+    DataError, FitError
+        If an option cannot be used.
+    """
+    options.check()
+    summary = with_server(lambda: experiment(**vars(options)))
+    if json:
+        print_json(summary)
+    else:
+        show(summary)
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,7 @@ def fitted(model: Model, dataset: BinaryDataset, seed: int, where: Where) -> Fit
     names = (dataset.feature_names, dataset.segment_names)
     try:
         with opened_executor(**where) as executor, reporting() as progress:
-            state = start(model, collect_first(model, rows, executor, progress), seed)
+            state = start(model, collect_first(model, rows, executor, seed, progress), seed)
             statistics = collect_pass(model, state, rows, executor, seed, progress)
             done = fit(model, rows, executor, seed, state=state, statistics=statistics)
     except FitError as error:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.cli.options import local_path
-from flows.cli.summary import print_json
-from flows.experiments.base import Options, Row, Where
-from flows.running.clusters import opened_executor
-from flows.running.server import with_server
+from flows.cli.options import Where
+from flows.experiments.base import Row
+from flows.running.executors import opened_executor
 from pipeline.executors.base import Executor
 from pipeline.trials.blica import Drawn, rows_in_memory
 from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
@@ -54,7 +49,6 @@ def drawn(shape: Shape, model: int, seed: int) -> Drawn:
     return Drawn(truth.mixing, rows_in_memory(X, shape.segments), seed)
 
 
-@task(name="trials", cache_policy=NO_CACHE)
 def trials_stage(
     trial: Callable[[Any], Row],
     draw: Callable[[Shape, int, int], Any],
@@ -90,28 +84,8 @@ def _followed(results: Iterable[Row], total: int) -> Iterator[Row]:
     yield from track(results, "trials", total, console=console, disable=not sys.stderr.isatty())
 
 
-def launch(
-    experiment: Callable[..., dict[str, Any]], output: str, options: Options, json: bool
-) -> None:
-    """Check the options, run a flow and print its summary.
-
-    Raises
-    ------
-    FitError
-        If an option cannot be used.
-    DataError
-        If the output is a URL.
-    """
-    options.check()
-    local_path(output)
-    summary = with_server(lambda: experiment(output=output, **asdict(options)))
-    if json:
-        print_json(summary)
-    else:
-        _print_summary(summary)
-
-
-def _print_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """Print the medians and the paths."""
     console = Console(soft_wrap=True, highlight=False)
     columns = (name.replace("_", " ") for name in summary["medians"][0])
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))

@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cyclopts import Parameter
 from numpy.typing import NDArray
-from prefect import flow
 
-from flows.cli.options import Json
-from flows.experiments.base import (
-    DEFAULTS,
-    Options,
-    Row,
-    Where,
-    medians,
-    summary_of,
-    write_results,
-)
-from flows.experiments.blica_common import Shape, drawn_truth, launch, trials_stage
+from flows.cli.options import Json, Option
+from flows.experiments import base
+from flows.experiments.base import Row, launch, medians, summary_of, write_results
+from flows.experiments.blica_common import Shape, drawn_truth, print_summary, trials_stage
 from flows.report.figures import drawing
-from flows.running.clusters import ExecutorName
+from flows.running.flow import late_flow_of
+from flows.running.stages import run_task
 from pipeline.models.binary_ica.identifiability import surplus
 from pipeline.trials.blica import exact_trial
 
@@ -56,25 +50,26 @@ _AXES = ("features", "segments")
 _LINE, _HATCH = "#D55E00", "#7f7f7f"
 
 
-@flow(name="experiment-blica-identifiability", validate_parameters=False)
-def blica_identifiability(
-    output: str = OUTPUT,
-    quick: bool = False,
-    seed: int = 0,
-    executor: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
-) -> dict[str, Any]:
+@Option(name="*")
+@dataclass(frozen=True)
+class Options(base.Options):
+    """Where the results go by themselves."""
+
+    output: base.Output = OUTPUT
+
+
+@late_flow_of("experiment-blica-identifiability", Options)
+def blica_identifiability(options: Options) -> dict[str, Any]:
     """Fit all models; `python -m flows.experiments blica-identifiability --help` says more."""
-    begun = time.perf_counter()
-    where = Where(name=executor, workers=workers, cluster=cluster)
+    begun, quick = time.perf_counter(), options.quick
     features, segments = (_QUICK_FEATURES, _QUICK_SEGMENTS) if quick else (_FEATURES, _SEGMENTS)
     shapes = [Shape(n, n, n_segments) for n_segments in segments for n in features]
     n_models = _QUICK_MODELS if quick else _MODELS
-    trials = trials_stage(exact_trial, drawn_truth, shapes, n_models, seed, where)
+    given = (exact_trial, drawn_truth, shapes, n_models, options.seed, options.where)
+    trials = run_task("trials", partial(trials_stage, *given))
     middle = medians(trials, (*_AXES, "surplus"), ("distance",))
-    _draw(write_results(output, NAME, trials, middle), middle, n_models)
-    return summary_of(output, NAME, middle, begun)
+    _draw(write_results(options.output, NAME, trials, middle), middle, n_models)
+    return summary_of(options.output, NAME, middle, begun)
 
 
 def _draw(paths: tuple[Path, Path], middle: Sequence[Row], n_models: int) -> None:
@@ -143,11 +138,6 @@ def _draw_scale(axes: Axes) -> None:
     bar.ax.set_yticklabels(["0", "10⁻¹²", "10⁻⁸", "10⁻⁴", "1"])
 
 
-def main(
-    *,
-    output: Annotated[str, Parameter(help="Folder of tables and figures.")] = OUTPUT,
-    options: Options = DEFAULTS,
-    json: Json = False,
-) -> None:
+def main(*, options: Options = Options(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    launch(blica_identifiability, output, options, json)
+    launch(blica_identifiability, options, json, print_summary)

@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cyclopts import Parameter
-from prefect import flow
 
-from flows.cli.options import Json
-from flows.experiments.base import (
-    DEFAULTS,
-    Options,
-    Row,
-    Where,
-    medians,
-    summary_of,
-    write_results,
-)
-from flows.experiments.blica_common import Shape, drawn, launch, trials_stage
+from flows.cli.options import Json, Option
+from flows.experiments import base
+from flows.experiments.base import Row, launch, medians, summary_of, write_results
+from flows.experiments.blica_common import Shape, drawn, print_summary, trials_stage
 from flows.report.figures import draw_ranges, drawing
-from flows.running.clusters import ExecutorName
+from flows.running.flow import late_flow_of
+from flows.running.stages import run_task
 from pipeline.trials.blica import sample_trial
 
 if TYPE_CHECKING:
@@ -56,25 +50,26 @@ _QUICK_ROWS, _QUICK_MODELS = (200, 1000, 5000), 3
 _METHODS = ("BLICA", "FastICA")
 
 
-@flow(name="experiment-blica-samples", validate_parameters=False)
-def blica_samples(
-    output: str = OUTPUT,
-    quick: bool = False,
-    seed: int = 0,
-    executor: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
-) -> dict[str, Any]:
+@Option(name="*")
+@dataclass(frozen=True)
+class Options(base.Options):
+    """Where the results go by themselves."""
+
+    output: base.Output = OUTPUT
+
+
+@late_flow_of("experiment-blica-samples", Options)
+def blica_samples(options: Options) -> dict[str, Any]:
     """Fit all data; `python -m flows.experiments blica-samples --help` says more."""
-    begun = time.perf_counter()
-    where = Where(name=executor, workers=workers, cluster=cluster)
+    begun, quick = time.perf_counter(), options.quick
     plan = (_QUICK_SHAPES, _QUICK_ROWS, _QUICK_MODELS) if quick else (_SHAPES, _ROWS, _MODELS)
     kinds, sizes, n_models = plan
     shapes = [Shape(n, k, _SEGMENTS, rows) for n, k in kinds for rows in sizes]
-    trials = trials_stage(sample_trial, drawn, shapes, n_models, seed, where)
+    given = (sample_trial, drawn, shapes, n_models, options.seed, options.where)
+    trials = run_task("trials", partial(trials_stage, *given))
     middle = medians(trials, Shape._fields, _METHODS)
-    _draw(write_results(output, NAME, trials, middle), trials, n_models)
-    return summary_of(output, NAME, middle, begun)
+    _draw(write_results(options.output, NAME, trials, middle), trials, n_models)
+    return summary_of(options.output, NAME, middle, begun)
 
 
 def _draw(paths: tuple[Path, Path], trials: Sequence[Row], n_models: int) -> None:
@@ -114,11 +109,6 @@ def _draw_kind(above: Axes, below: Axes, trials: Sequence[Row]) -> None:
     below.xaxis.minorticks_off()
 
 
-def main(
-    *,
-    output: Annotated[str, Parameter(help="Folder of tables and figures.")] = OUTPUT,
-    options: Options = DEFAULTS,
-    json: Json = False,
-) -> None:
+def main(*, options: Options = Options(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    launch(blica_samples, output, options, json)
+    launch(blica_samples, options, json, print_summary)

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cyclopts import Parameter
 from numpy.typing import NDArray
-from prefect import flow
 
-from flows.cli.options import Json
-from flows.experiments.base import (
-    DEFAULTS,
-    Options,
-    Row,
-    Where,
-    medians,
-    summary_of,
-    write_results,
-)
-from flows.experiments.blica_common import Shape, drawn, launch, trials_stage
+from flows.cli.options import Json, Option
+from flows.experiments import base
+from flows.experiments.base import Row, launch, medians, summary_of, write_results
+from flows.experiments.blica_common import Shape, drawn, print_summary, trials_stage
 from flows.report.figures import draw_ranges, drawing
-from flows.running.clusters import ExecutorName
+from flows.running.flow import late_flow_of
+from flows.running.stages import run_task
 from pipeline.trials.blica import timed_trial
 
 if TYPE_CHECKING:
@@ -60,24 +54,25 @@ _POWERS = {"features": 2, "segments": 1, "components": 1}
 _TIMES = ("total", "selection", "starts", "correlations")
 
 
-@flow(name="experiment-blica-scaling", validate_parameters=False)
-def blica_scaling(
-    output: str = OUTPUT,
-    quick: bool = False,
-    seed: int = 0,
-    executor: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
-) -> dict[str, Any]:
+@Option(name="*")
+@dataclass(frozen=True)
+class Options(base.Options):
+    """Where the results go by themselves."""
+
+    output: base.Output = OUTPUT
+
+
+@late_flow_of("experiment-blica-scaling", Options)
+def blica_scaling(options: Options) -> dict[str, Any]:
     """Time all fits; `python -m flows.experiments blica-scaling --help` says more."""
-    begun = time.perf_counter()
-    where = Where(name=executor, workers=workers, cluster=cluster)
-    sweeps, n_models = _sweeps(quick), _QUICK_MODELS if quick else _MODELS
+    begun, seed, where = time.perf_counter(), options.seed, options.where
+    sweeps, n_models = _sweeps(options.quick), _QUICK_MODELS if options.quick else _MODELS
     shapes = list(dict.fromkeys(chain.from_iterable(sweeps.values())))
-    trials = trials_stage(timed_trial, drawn, shapes, n_models, seed, where, alone=True)
+    work = partial(trials_stage, timed_trial, drawn, shapes, n_models, seed, where, alone=True)
+    trials = run_task("trials", work)
     middle = medians(trials, Shape._fields[:3], (*_TIMES, "mcs"))
-    _draw(write_results(output, NAME, trials, middle), trials, sweeps, n_models)
-    return summary_of(output, NAME, middle, begun)
+    _draw(write_results(options.output, NAME, trials, middle), trials, sweeps, n_models)
+    return summary_of(options.output, NAME, middle, begun)
 
 
 def _sweeps(quick: bool) -> dict[str, list[Shape]]:
@@ -148,11 +143,6 @@ def _draw_accuracy(axes: Axes, dimension: str, found: tuple[Sequence[int], Array
     axes.xaxis.minorticks_off()
 
 
-def main(
-    *,
-    output: Annotated[str, Parameter(help="Folder of tables and figures.")] = OUTPUT,
-    options: Options = DEFAULTS,
-    json: Json = False,
-) -> None:
+def main(*, options: Options = Options(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    launch(blica_scaling, output, options, json)
+    launch(blica_scaling, options, json, print_summary)

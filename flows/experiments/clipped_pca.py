@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-from prefect import flow
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.options import Json, Switch
-from flows.cli.summary import print_json
-from flows.data.datasets import dataset_path
-from flows.experiments.base import Where
+from flows.cli.options import Json, Option, Whole
+from flows.data.datasets import open_named
+from flows.experiments import base
+from flows.experiments.base import launch
 from flows.experiments.images import images_stage
 from flows.experiments.ring import ring_stage
 from flows.report.figures import image_layout
-from flows.running.clusters import ExecutorName
-from flows.running.server import with_server
-from storage.dataset import open_dataset
+from flows.running.flow import late_flow_of
+from flows.running.stages import run_task
 
 HELP = """Set clipped PCA beside linear PCA, as Lee and Sompolinsky (1999) do.
 
@@ -39,27 +38,43 @@ _ROWS, _FEATURES = 100_000, 256
 _QUICK_ROWS, _QUICK_FEATURES = 5_000, 64
 
 
-@flow(name="experiment-clipped-pca", validate_parameters=False)
-def clipped_pca(
-    dataset: str = "example:digits",
-    rows: int | None = None,
-    image_shape: str | None = None,
-    output: str = "runs/experiments/clipped-pca",
-    quick: bool = False,
-    seed: int = 0,
-    executor: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
-) -> dict[str, Any]:
+@Option(name="*")
+@dataclass(frozen=True)
+class Options(base.Options):
+    """What both parts take beside."""
+
+    output: base.Output = "runs/experiments/clipped-pca"
+    dataset: Annotated[str, Option(help="Images of bits: a dataset folder or an example.")] = (
+        "example:digits"
+    )
+    rows: Annotated[
+        Whole | None, Option(help="Rows of the ring. [default: 100000, quick 5000]")
+    ] = None
+    image_shape: base.ImageShape = None
+
+    def check(self) -> None:
+        """Refuse also images that are not there or of another shape.
+
+        Raises
+        ------
+        DataError, FitError
+            If an option cannot be used, or contradicts another.
+        """
+        super().check()
+        image_layout(open_named(self.dataset).feature_names, self.image_shape)
+
+
+@late_flow_of("experiment-clipped-pca", Options)
+def clipped_pca(options: Options) -> dict[str, Any]:
     """Run both parts; `python -m flows.experiments clipped-pca --help` explains the parameters."""
-    begun = time.perf_counter()
-    image_layout(open_dataset(dataset_path(dataset)).feature_names, image_shape)
-    where = Where(name=executor, workers=workers, cluster=cluster)
+    begun, output, quick = time.perf_counter(), options.output, options.quick
     n_features = _QUICK_FEATURES if quick else _FEATURES
-    n_rows = (_QUICK_ROWS if quick else _ROWS) if rows is None else rows
+    n_rows = (_QUICK_ROWS if quick else _ROWS) if options.rows is None else options.rows
+    ring = (output, n_rows, n_features, options.seed, options.where)
+    images = (output, options.dataset, options.image_shape, quick, options.seed, options.where)
     summary = {
-        "ring": ring_stage(output, n_rows, n_features, seed, where),
-        "images": images_stage(output, dataset, image_shape, quick, seed, where),
+        "ring": run_task("ring", partial(ring_stage, *ring)),
+        "images": run_task("images", partial(images_stage, *images)),
     }
     written = (path for name in ("ring", "images") for path in Path(output).glob(f"{name}*.*"))
     files = sorted(map(str, written))
@@ -95,47 +110,6 @@ def _errors_table(images: Mapping[str, Any]) -> Table:
     return table
 
 
-def main(
-    *,
-    dataset: Annotated[
-        str, Parameter(help="Images of bits: a dataset folder or an example.")
-    ] = "example:digits",
-    rows: Annotated[
-        int | None, Parameter(help="Rows of the ring. [default: 100000, quick 5000]")
-    ] = None,
-    image_shape: Annotated[
-        str | None,
-        Parameter(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name."),
-    ] = None,
-    output: Annotated[
-        str, Parameter(help="Folder of tables and figures.")
-    ] = "runs/experiments/clipped-pca",
-    quick: Annotated[bool, Switch, Parameter(help="Do less: a first look in seconds.")] = False,
-    seed: Annotated[int, Parameter(help="Seed of every random draw.")] = 0,
-    executor: Annotated[ExecutorName, Parameter(help="Where work runs.")] = "dask",
-    workers: Annotated[
-        int | None,
-        Parameter(help="Dask worker processes, or threads. [default: one process, all cores]"),
-    ] = None,
-    cluster: Annotated[
-        str | None, Parameter(help="Address of a Dask scheduler, such as tcp://host:8786.")
-    ] = None,
-    json: Json = False,
-) -> None:
+def main(*, options: Options = Options(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    parameters: dict[str, Any] = {
-        "dataset": dataset,
-        "rows": rows,
-        "image_shape": image_shape,
-        "output": output,
-        "quick": quick,
-        "seed": seed,
-        "executor": executor,
-        "workers": workers,
-        "cluster": cluster,
-    }
-    summary = with_server(lambda: clipped_pca(**parameters))
-    if json:
-        print_json(summary)
-    else:
-        print_summary(summary)
+    launch(clipped_pca, options, json, print_summary)

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
-from flows.data.datasets import dataset_path
-from flows.experiments.base import Where, fitted, sampled_rows, write_table
+from flows.cli.options import Where
+from flows.data.datasets import open_named
+from flows.experiments.base import fitted, sampled_rows, write_table
 from flows.report.figures import (
     ImageLayout,
     ImageRow,
@@ -33,7 +32,6 @@ from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
 from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.random import RowRandom
 from pipeline.trials.linear_pca import LinearPCA, linear_pca
-from storage.dataset import open_dataset
 
 Array = NDArray[np.float64]
 Reconstructions = Mapping[int, Mapping[str, Array]]
@@ -84,12 +82,11 @@ class Models:
         }
 
 
-@task(name="images", cache_policy=NO_CACHE)
 def images_stage(
     output: str, dataset: str, image_shape: str | None, quick: bool, seed: int, where: Where
 ) -> dict[str, Any]:
     """Fit both models; compare spectra, components, samples and reconstructions."""
-    opened = open_dataset(dataset_path(dataset))
+    opened = open_named(dataset)
     layout = image_layout(opened.feature_names, image_shape)
     wanted = _QUICK_COMPONENTS if quick else _COMPONENTS
     numbers = sorted({min(p, opened.n_features) for p in wanted})

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
-from flows.data.datasets import dataset_path
-from flows.experiments.base import Where, fitted, sampled_rows, write_table
+from flows.cli.options import Where
+from flows.data.datasets import open_named
+from flows.experiments.base import fitted, sampled_rows, write_table
 from flows.report.figures import draw_bars, draw_curves, draw_strips, drawing, scale_by_ratio
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
 from pipeline.numerics.arcsine import clipped_correlation
 from pipeline.trials.linear_pca import linear_pca
-from storage.dataset import open_dataset
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,13 +31,12 @@ _STRIPS, _BARS = 24, 12
 _LEAST_DRAWN = 1e-6
 
 
-@task(name="ring", cache_policy=NO_CACHE)
 def ring_stage(
     output: str, n_rows: int, n_features: int, seed: int, where: Where
 ) -> dict[str, Any]:
     """Fit two components, compare spectra with those in the limit of many rows, draw both."""
     name = f"example:ring:rows={n_rows},features={n_features},seed={seed}"
-    dataset = open_dataset(dataset_path(name))
+    dataset = open_named(name)
     model = ClippedPCA(n_components=2, estimator="arcsine")
     found = fitted(model, dataset, seed, where)
     # Spins are ±1, so their covariance is four times that of the bits.

@@ -8,34 +8,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from cyclopts import Parameter
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.cli.options import Json, Split, local_path
-from flows.cli.summary import print_json
-from flows.data.datasets import dataset_path
-from flows.experiments.base import (
-    DEFAULTS,
-    Options,
-    Row,
-    Where,
-    medians,
-    summary_of,
-    write_results,
-)
+from flows.cli.options import Json, Option, Split, Where
+from flows.data.datasets import open_named
+from flows.experiments import base
+from flows.experiments.base import Row, launch, medians, summary_of, write_results
 from flows.experiments.tipping_figures import Images, Pictures, Synthetic
 from flows.report.figures import image_layout
-from flows.running.clusters import ExecutorName, opened_executor
-from flows.running.server import with_server
+from flows.running.executors import opened_executor
+from flows.running.flow import late_flow_of
+from flows.running.stages import run_task
 from pipeline.blocks import BinaryBlock, block_of, blocks_of
 from pipeline.errors import FitError
 from pipeline.models.latent_trait.em import LatentTraitParams
@@ -46,7 +37,7 @@ from pipeline.trials.tipping import (
     noisy_prototypes,
     tipping_trial,
 )
-from storage.dataset import BinaryDataset, open_dataset
+from storage.dataset import BinaryDataset
 
 NAME = "tipping"
 OUTPUT = "runs/experiments/tipping"
@@ -94,24 +85,42 @@ class Found(NamedTuple):
     params: dict[tuple[str, str], LatentTraitParams]
 
 
-@flow(name="experiment-tipping", validate_parameters=False)
-def tipping(
-    dataset: str | None = None,
-    split: str | None = None,
-    image_shape: str | None = None,
-    output: str = OUTPUT,
-    quick: bool = False,
-    seed: int = 0,
-    executor: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
-) -> dict[str, Any]:
+@Option(name="*")
+@dataclass(frozen=True)
+class Options(base.Options):
+    """What this experiment takes beside."""
+
+    output: base.Output = OUTPUT
+    dataset: Annotated[
+        str | None,
+        Option(help="Images of bits: a dataset folder. [default: the 2s of example:digits]"),
+    ] = None
+    split: Split = None
+    image_shape: base.ImageShape = None
+
+    def check(self) -> None:
+        """Refuse also a dataset that is not there, and a split of none.
+
+        Raises
+        ------
+        DataError, FitError
+            If an option cannot be used, or contradicts another.
+        """
+        super().check()
+        if self.split is not None and self.dataset is None:
+            raise FitError("--split: Expected --dataset beside it, got none.")
+        open_named(self.dataset or _EXAMPLE)
+
+
+@late_flow_of("experiment-tipping", Options)
+def tipping(options: Options) -> dict[str, Any]:
     """Fit all data; `python -m flows.experiments tipping --help` says more."""
-    begun = time.perf_counter()
-    images = opened_images(dataset, split, image_shape, _QUICK_ROWS if quick else None)
-    n_copies, n_seeds = (_QUICK_COPIES, _QUICK_SEEDS) if quick else (_COPIES, _SEEDS)
-    where = Where(name=executor, workers=workers, cluster=cluster)
-    found = trials_stage(images, n_copies, range(seed, seed + n_seeds), where)
+    begun, output, seed = time.perf_counter(), options.output, options.seed
+    most = _QUICK_ROWS if options.quick else None
+    images = opened_images(options.dataset, options.split, options.image_shape, most)
+    n_copies, n_seeds = (_QUICK_COPIES, _QUICK_SEEDS) if options.quick else (_COPIES, _SEEDS)
+    given = (images, n_copies, range(seed, seed + n_seeds), options.where)
+    found = run_task("trials", partial(trials_stage, *given))
     keys = ("data", "rows", "features", "estimator")
     middle = medians(found.rows, keys, ("objective", *_ERRORS, *_TIMES))
     write_results(output, NAME, found.rows, middle)
@@ -144,7 +153,7 @@ def opened_images(
     FitError
         If the shape does not suit the features, or the rows cannot be fitted.
     """
-    opened = open_dataset(dataset_path(dataset or _EXAMPLE))
+    opened = open_named(dataset or _EXAMPLE)
     layout = image_layout(opened.feature_names, image_shape)
     chosen = split if dataset else _EXAMPLE_SEGMENT
     parts = [opened.path.name.removesuffix(".zarr"), *([chosen] if chosen else [])]
@@ -180,7 +189,6 @@ def _read(dataset: BinaryDataset, split: str | None, segment: int | None) -> Bin
     return block_of(X, np.concatenate(seen))
 
 
-@task(name="trials", cache_policy=NO_CACHE)
 def trials_stage(images: Images, n_copies: int, seeds: Sequence[int], where: Where) -> Found:
     """Fit every data set by every estimator from every seed, one fit at a time."""
     n_fits = (len(_FLIPS) + 1) * len(ESTIMATORS) * len(seeds)
@@ -233,34 +241,6 @@ def _shown(value: str | float) -> str:
     return f"{value:.3f}" if value >= 1 else f"{value:.3g}"
 
 
-def main(
-    *,
-    dataset: Annotated[
-        str | None,
-        Parameter(help="Images of bits: a dataset folder. [default: the 2s of example:digits]"),
-    ] = None,
-    split: Split = None,
-    image_shape: Annotated[
-        str | None,
-        Parameter(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name."),
-    ] = None,
-    output: Annotated[str, Parameter(help="Folder of tables and figures.")] = OUTPUT,
-    options: Options = DEFAULTS,
-    json: Json = False,
-) -> None:
+def main(*, options: Options = Options(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    options.check()
-    local_path(output)
-    if split is not None and dataset is None:
-        raise FitError("--split: Expected --dataset beside it, got none.")
-    chosen: dict[str, Any] = {
-        "dataset": dataset,
-        "split": split,
-        "image_shape": image_shape,
-        "output": output,
-    }
-    summary = with_server(lambda: tipping(**chosen, **asdict(options)))
-    if json:
-        print_json(summary)
-    else:
-        print_summary(summary)
+    launch(tipping, options, json, print_summary)

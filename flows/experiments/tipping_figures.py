@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import orthogonal_procrustes
 
 from flows.report.figures import ImageLayout, drawing
 from flows.report.latent_figures import (
@@ -80,7 +80,7 @@ class Pictures:
     def _synthetic(self, row: Sequence[Axes], data: Synthetic) -> None:
         variational = self.params[data.name, _VARIATIONAL]
         sampling = self.params[data.name, _SAMPLING]
-        turn, _ = orthogonal_procrustes(sampling.weights, variational.weights)
+        turn, _ = scipy.linalg.orthogonal_procrustes(sampling.weights, variational.weights)
         exact = fine_posterior(data.block, sampling.weights, sampling.offsets)
         gaussian = variational_posterior(variational, data.block)
         drawn = {

@@ -8,12 +8,12 @@ from contextlib import closing
 
 from flows.fitting.job import Job
 from storage.dataset import BinaryDataset
-from storage.locations import Place, write_text
+from storage.locations import write_text
 
 _NAMED = 8
 
 
-def find_damaged(job: Job, work: Place) -> tuple[int, ...]:
+def find_damaged(job: Job) -> tuple[int, ...]:
     """Read all chunks once and give the keys of the damaged ones.
 
     They are recorded: a run that goes on leaves out the same, whatever was mended since.
@@ -23,16 +23,18 @@ def find_damaged(job: Job, work: Place) -> tuple[int, ...]:
     DataError
         If a chunk cannot be read for another reason, such as a store that does not answer.
     """
-    record = work / "skipped.json"
-    if not record.is_file():
-        read = job.dataset.reader(job.split, job.memory)
-        whole: list[bool] = []
-        with closing(job.executor.map(read.is_whole, range(job.dataset.n_chunks))) as found:
-            for is_whole in found:
-                whole.append(is_whole)
-                job.progress("check chunks", len(whole), job.dataset.n_chunks, 0)
-        write_text(record, json.dumps([key for key, is_whole in enumerate(whole) if not is_whole]))
-    return tuple(json.loads(record.read_text(encoding="utf-8")))
+    record = job.run.work / "skipped.json"
+    if job.options.resume and record.is_file():
+        return tuple(json.loads(record.read_text(encoding="utf-8")))
+    read = job.dataset.reader(job.split, job.memory)
+    whole: list[bool] = []
+    with closing(job.executor.map(read.is_whole, range(job.dataset.n_chunks))) as found:
+        for is_whole in found:
+            whole.append(is_whole)
+            job.progress("check chunks", len(whole), job.dataset.n_chunks, 0)
+    damaged = tuple(key for key, is_whole in enumerate(whole) if not is_whole)
+    write_text(record, json.dumps(damaged))
+    return damaged
 
 
 def skipped_chunks(dataset: BinaryDataset, skipped: Sequence[int]) -> list[dict[str, int]]:

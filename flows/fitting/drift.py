@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from flows.data.fitted import Fitted, load_fitted
 from flows.fitting.checkpoints import load_statistics
 from flows.fitting.job import Job
 from flows.fitting.kept_statistics import leading_digest
 from flows.fitting.provenance import artifact_named
 from pipeline.blocks import Rows
+from pipeline.collect import TASK_MEMORY, collect
 from pipeline.executors.base import one_blas_thread
-from pipeline.fit import TASK_MEMORY, FitState, collect
 from pipeline.known_segments import known_segments, segment_indices
 from pipeline.models.base import Model
+from pipeline.models.capabilities import CompositeLikely, Reconstructs
+from pipeline.models.state import FitState
 from pipeline.params import named_arrays
+from pipeline.statistics.base import Statistics
 from pipeline.statistics.counts import POOLED, PairCounts, pooled_counts, tiles
 from pipeline.using.drift import compare_correlations, largest_move, later_rows, pooled, similarity
 from pipeline.using.evaluate import Subject, measure_of, reconstruction_summary, score_rows
@@ -31,8 +32,21 @@ _LARGEST = 5
 _CHANCE = "asymptotic standard errors of tetrachoric correlations, delta method, all rows together"
 
 
-def drift_since(job: Job, state: FitState) -> dict[str, Any] | None:
+def drift_since(
+    job: Job, state: FitState, n_samples: int, statistics: Statistics | None
+) -> dict[str, Any] | None:
     """Compare with the latest fit of the same model to the same rows without the newest.
+
+    Parameters
+    ----------
+    job
+        The fit.
+    state
+        What it ended with.
+    n_samples
+        Number of its rows.
+    statistics
+        Of its first pass, where they are in memory.
 
     Returns
     -------
@@ -43,7 +57,6 @@ def drift_since(job: Job, state: FitState) -> dict[str, Any] | None:
     if before is None:
         return None
     manifest = before.artifact.manifest
-    n_samples = load_statistics(job.model.first, job.run.work / "first").n_samples
     record: dict[str, Any] = {
         **artifact_named(before),
         "created": manifest["created"],
@@ -55,16 +68,16 @@ def drift_since(job: Job, state: FitState) -> dict[str, Any] | None:
     }
     if record["rows_new"]:
         first = int(manifest["dataset"]["n_chunks"])
-        record["correlations"] = _correlations(job, first)
+        record["correlations"] = _correlations(job, first, statistics)
         record["likelihood"] = _likelihood(job, before, state.params, first, record["rows_new"])
     return record
 
 
 def _fit_before(job: Job) -> Fitted | None:
     """Find the latest fit, if it is of this model, of this split of leading chunks of these."""
-    if not (job.run.output / LATEST).is_file():
+    if job.start is None and not (job.run.output / LATEST).is_file():
         return None
-    before = load_fitted(job.run.output)
+    before = job.start or load_fitted(job.run.output)
     manifest, dataset = before.artifact.manifest, job.dataset
     n_chunks = int(manifest["dataset"]["n_chunks"])
     skipped = [key for key in job.skipped if key < n_chunks]
@@ -97,12 +110,12 @@ def _parameters(before: Any, now: Any, names: tuple[str, ...]) -> dict[str, Any]
     return found
 
 
-def _correlations(job: Job, first: int) -> dict[str, Any]:
+def _correlations(job: Job, first: int, statistics: Statistics | None) -> dict[str, Any]:
     """Compare correlations in the chunks from the first on with those in the chunks before."""
     names = job.dataset.feature_names
     if len(names) > _MOST_FEATURES:
         return {"note": f"left out: more than {_MOST_FEATURES:,} features"}
-    whole, new = _whole_counts(job), _pair_counts(job, later_rows(job.rows, first))
+    whole, new = _whole_counts(job, statistics), _pair_counts(job, later_rows(job.rows, first))
     with one_blas_thread():
         moved = compare_correlations(whole, new, job.executor.map)
     if not len(moved.z):
@@ -125,9 +138,11 @@ def _correlations(job: Job, first: int) -> dict[str, Any]:
     }
 
 
-def _whole_counts(job: Job) -> PairCounts:
+def _whole_counts(job: Job, statistics: Statistics | None) -> PairCounts:
     """Give the pair counts of the fit if it has some; else count what new fits add to."""
-    if job.model.statistics is PairCounts:
+    if isinstance(statistics, PairCounts):
+        return pooled(statistics)
+    if job.model.statistics is PairCounts:  # a run that went on after its pass
         return pooled(load_statistics(PairCounts, job.run.work / "pass"))
     return _pair_counts(job, job.rows, POOLED)
 
@@ -142,14 +157,18 @@ def _likelihood(job: Job, before: Fitted, params: Any, first: int, n_new: int) -
     if max(map(_size, (before.params, params))) > _MOST_BYTES:
         return {"note": f"left out: parameters of more than {_MOST_BYTES >> 20} MiB"}
     most = min(_SCORED_ROWS, max(100, _SCORED_CELLS // job.dataset.n_features))
-    rows = later_rows(job.rows, first, min(1.0, most / n_new), job.seed)
+    rows = later_rows(job.rows, first, min(1.0, most / n_new), job.options.seed)
     known = known_segments(params, job.dataset.segment_names)
     subjects = [
         _subject(job, before.model, before.params, before.segments),
         _subject(job, job.model, params, known),
     ]
-    name, unit = _measure(subjects[1]), "nats a row"
-    scores = [score_rows(s, name, rows, job.executor, job.seed, job.progress) for s in subjects]
+    name, unit = _measure(subjects[1], job.dataset.n_features), "nats a row"
+    if name is None and not isinstance(job.model, Reconstructs):
+        return {"note": "left out: the model says nothing of how likely rows or bits are"}
+    scores = [
+        score_rows(s, name, rows, job.executor, job.options.seed, job.progress) for s in subjects
+    ]
     if name is None:
         unit = "nats lost a bit"
         values = [reconstruction_summary(sums)["nll_per_bit"] for sums in scores]
@@ -171,12 +190,11 @@ def _size(params: Any) -> int:
 
 def _subject(job: Job, model: Model, params: Any, known: Mapping[str, int]) -> Subject:
     indices = segment_indices(known, job.dataset.segment_names if known else ())
-    with one_blas_thread():
-        prepared = model.prepare(params, np.random.default_rng(job.seed), job.executor.map)
-    return Subject(model, prepared, indices)
+    return Subject(model, params, indices)
 
 
-def _measure(subject: Subject) -> str | None:
+def _measure(subject: Subject, n_features: int) -> str | None:
     """Take a likelihood of pairs where there is one: the other takes long for a single row."""
-    composite = "composite_log_likelihood"
-    return composite if hasattr(subject.model, composite) else measure_of(subject).name
+    if isinstance(subject.model, CompositeLikely):
+        return "composite_log_likelihood"
+    return measure_of(subject, n_features).name

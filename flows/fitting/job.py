@@ -1,50 +1,138 @@
-"""What the stages of a fit share within its process."""
+"""What a fit is to do, checked, and what its stages share within their process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from typing import Any
 
-from flows.data.datasets import dataset_rows
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.cli.hyperparameters import build_model
+from flows.cli.splits import split_to_fit
+from flows.data.datasets import dataset_rows, open_named, true_mixing
 from flows.data.fitted import Fitted
 from flows.fitting.kept_statistics import kept_statistics
-from flows.running.clusters import memory_for_rows
+from flows.fitting.options import FitOptions
+from flows.fitting.provenance import fingerprint, provenance
+from flows.fitting.warm_start import warm_start
+from flows.running.executors import executor_to_open, memory_for_rows
 from pipeline.blocks import Rows
+from pipeline.collect import Kept
+from pipeline.errors import FitError
 from pipeline.executors.base import Executor
-from pipeline.fit import Kept
+from pipeline.fit import check_seed
 from pipeline.models.base import Model
+from pipeline.models.capabilities import PairWork
 from pipeline.progress import Progress
 from pipeline.statistics.base import Statistics
 from storage.dataset import BinaryDataset
+from storage.locations import place
 from storage.runs import RunFolder
 
 
-@dataclass
-class Job:
-    """One run of the flow: what its stages share within this process."""
+@dataclass(frozen=True)
+class Plan:
+    """A fit that can be done, as far as that can be told at once; `check` makes it.
 
+    Attributes
+    ----------
+    options
+        What was asked for.
+    model
+        Hyperparameters.
+    dataset, split
+        The rows to fit.
+    start
+        The fit to begin at.
+    truth
+        The mixing to compare with, (n_features, n_components).
+    described
+        What decides the result, as the artifact records it.
+    run
+        Where the fit leaves what it makes.
+    open_executor
+        Opens what its tasks run on.
+    """
+
+    options: FitOptions
     model: Model
     dataset: BinaryDataset
     split: str | None
-    seed: int
     start: Fitted | None
+    truth: NDArray[np.float64] | None
+    described: Mapping[str, Any]
     run: RunFolder
+    open_executor: Callable[[], AbstractContextManager[Executor]]
+
+
+@dataclass(frozen=True)
+class Job(Plan):
+    """A fit that is being done.
+
+    Attributes
+    ----------
+    executor, progress
+        Where its tasks run, and who is told of them.
+    skipped
+        Damaged chunks, which are left out.
+    """
+
     executor: Executor
     progress: Progress
-    skip_corrupt: bool = False
     skipped: tuple[int, ...] = ()
 
     @property
     def memory(self) -> int:
-        """Bytes of rows that stay in memory, where passes come back to them."""
-        return memory_for_rows(self.executor) if self.model.max_iter > 1 else 0
+        """Bytes of rows that stay in memory, where passes or pairs come back to them."""
+        returns = self.model.max_iter > 1 or isinstance(self.model, PairWork)
+        return memory_for_rows(self.executor) if returns else 0
 
     @property
     def rows(self) -> Rows:
         """The rows to fit."""
-        return dataset_rows(self.dataset, self.split, self.memory, self.skipped)
+        columns = self.model.reads_columns()
+        return dataset_rows(self.dataset, self.split, self.memory, self.skipped, columns)
 
     def kept(self, kind: type[Statistics], counted: str | None) -> Kept[Any]:
         """Sums beside the dataset are of all its chunks."""
         whole = counted if not self.skipped else None
         return kept_statistics(self.dataset, self.split, kind, whole)
+
+
+def check(options: FitOptions) -> Plan:
+    """Refuse what can be refused at once: options, dataset, split, truth, the fit to begin at.
+
+    Raises
+    ------
+    DataError, FitError
+        If the fit cannot be done.
+    """
+    open_executor = executor_to_open(**options.where)
+    model = build_model(options.model, options.components, options.settings)
+    check_seed(options.seed)
+    dataset = open_named(options.dataset)
+    split = split_to_fit(dataset, options.split)
+    dataset.check_columns(model.reads_columns())
+    truth = _truth(model, dataset) if options.truth else None
+    stem = dataset.path.resolve().stem
+    runs, start = place(options.output) if options.output else place("runs") / stem, None
+    if options.warm_start:
+        model, start = warm_start(model, options.components, dataset, runs)
+    described = {
+        **provenance(model, dataset, split, options.seed, start=start),
+        "skip_corrupt": options.skip_corrupt,
+    }
+    run = RunFolder(runs, model.name, fingerprint(described))
+    return Plan(options, model, dataset, split, start, truth, described, run, open_executor)
+
+
+def _truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
+    truth = true_mixing(dataset)
+    if all(param.name != "mixing" for param in fields(model.params)):
+        raise FitError(
+            f"--truth: Expected a model with a mixing matrix, got {model.name}. Leave out --truth."
+        )
+    return truth

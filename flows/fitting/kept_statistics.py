@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.blocks import Tile
 from pipeline.code_digest import code_digest
-from pipeline.fit import Kept
+from pipeline.collect import Kept
 from pipeline.reduce import Folded
 from pipeline.statistics.base import Statistics
 from storage.dataset import BinaryDataset
@@ -27,6 +27,12 @@ from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION
 FOLDER = "statistics"
 _LARGEST_SHARE = 0.1
 """Of the dataset's packed bits: what is kept takes no more."""
+_COUNTING_ALIKE = {
+    "fdf32214acdea51075d412588bcfabc0b80a30293325b6bc670f49358afefab6": (
+        "49ef5bfea84b683c1d7dc3fe32887051ddc26faafc68ae3074b0acdf26f9042f"
+    )
+}
+"""Digest of the code that counts, and the one that sums were named by while it was of all code."""
 log = logging.getLogger("latentbits")
 
 
@@ -42,7 +48,7 @@ def kept_statistics(
     kind
         What is summed.
     counted
-        What of each block is summed; None where that hangs on parameters, and is not kept.
+        What of each block is summed; None where that depends on parameters, and is not kept.
     """
     if counted is None:
         return Kept()
@@ -72,8 +78,14 @@ class _Sums:
 
     def load(self, tile: Tile | None) -> Folded[Any]:
         """Give what was kept, if it is of these rows and whole."""
+        found = self._loaded(tile, self._code)
+        if not found.n_chunks and self._code in _COUNTING_ALIKE:
+            return self._loaded(tile, _COUNTING_ALIKE[self._code])
+        return found
+
+    def _loaded(self, tile: Tile | None, code: str) -> Folded[Any]:
         try:
-            found = load_packed(self._folder(tile))
+            found = load_packed(self._folder(tile, code))
             n_chunks = int(found.manifest["n_chunks"])
             if found.manifest["rows"] != leading_digest(self.dataset, n_chunks):
                 return Folded()
@@ -83,7 +95,7 @@ class _Sums:
 
     def save(self, tile: Tile | None, folded: Folded[Any]) -> None:
         """Keep sums in the place of those before; that it cannot be done does no harm."""
-        folder = self._folder(tile)
+        folder = self._folder(tile, self._code)
         try:
             arrays = dict(_arrays(folded))
             if self._is_kept(folder, folded) or not self._has_room(folder, arrays):
@@ -94,8 +106,8 @@ class _Sums:
         except (DataError, OSError) as error:
             log.debug("statistics of %s are not kept: %s", self.dataset.path, error)
 
-    def _folder(self, tile: Tile | None) -> Place:
-        what = json.dumps([self.kind.__name__, self.counted, self.split, tile, code_digest()])
+    def _folder(self, tile: Tile | None, code: str) -> Place:
+        what = json.dumps([self.kind.__name__, self.counted, self.split, tile, code])
         return self.dataset.path / FOLDER / hashlib.sha256(what.encode()).hexdigest()[:24]
 
     def _folded(self, found: Packed) -> Folded[Any]:
@@ -113,7 +125,8 @@ class _Sums:
             "open": folded.open is not None,
             "rows": leading_digest(self.dataset, folded.n_chunks),
             "bytes": _size(arrays),
-            "code": code_digest(),
+            "modules": self._modules,
+            "code": self._code,
         }
 
     def _is_kept(self, folder: Place, folded: Folded[Any]) -> bool:
@@ -124,8 +137,17 @@ class _Sums:
 
     def _has_room(self, folder: Place, arrays: Mapping[str, NDArray[Any]]) -> bool:
         kept = (_manifest(other) for other in children(folder.parent) if other != folder)
-        others = sum(m["bytes"] for m in kept if m.get("code") == code_digest())
+        others = sum(m["bytes"] for m in kept if not _is_outdated(m))
         return others + _size(arrays) <= _LARGEST_SHARE * self._packed_bytes
+
+    @cached_property
+    def _modules(self) -> tuple[str, str]:
+        """What decides the sums: the kind of statistics, and how they are merged."""
+        return self.kind.__module__, "pipeline.collect"
+
+    @cached_property
+    def _code(self) -> str:
+        return code_digest(*self._modules)
 
     @cached_property
     def _packed_bytes(self) -> int:
@@ -142,8 +164,16 @@ def _manifest(folder: Place) -> dict[str, Any]:
 def _drop_outdated(folder: Place) -> None:
     """Delete what was written by other code, which nobody will read again."""
     for other in children(folder):
-        if _manifest(other).get("code") != code_digest():
+        if _is_outdated(_manifest(other)):
             delete_tree(other)
+
+
+def _is_outdated(manifest: Mapping[str, Any]) -> bool:
+    """Tell whether other code than that of now summed."""
+    try:
+        return manifest.get("code") != code_digest(*manifest["modules"])
+    except (KeyError, ModuleNotFoundError):
+        return True
 
 
 def _arrays(folded: Folded[Any]) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -11,9 +11,8 @@ from typing import Any
 from flows.data.fitted import Fitted
 from flows.fitting.kept_statistics import leading_digest
 from pipeline.code_digest import code_digest
-from pipeline.fit import FitState
-from pipeline.learning.convergence import ConvergenceMonitor
 from pipeline.models.base import Model
+from pipeline.models.state import FitState
 from storage.dataset import BinaryDataset
 
 
@@ -22,16 +21,27 @@ def provenance(
     dataset: BinaryDataset,
     split: str | None,
     seed: int,
+    doing: str = "pipeline.fit",
     start: Fitted | None = None,
 ) -> dict[str, Any]:
-    """Describe everything that decides the result; `start` is the fit that it began at."""
+    """Describe everything that decides a result.
+
+    Parameters
+    ----------
+    model, dataset, split, seed
+        What is fitted, or used, and on which rows.
+    doing
+        The module that does it.
+    start
+        The fit that it began at.
+    """
     return {
         "model": model.name,
         "hyperparameters": asdict(model),  # type: ignore[call-overload]
         "seed": seed,
         "split": split,
         "versions": {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")},
-        "code": code_digest(),
+        "code": code_digest(type(model).__module__, doing),
         "dataset": {
             "path": str(dataset.path.resolve()),
             "digest": dataset.digest,
@@ -61,15 +71,12 @@ def fingerprint(described: dict[str, Any]) -> str:
 
 def outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
     """Describe what a fit ended with."""
-    monitor = ConvergenceMonitor(model.max_iter, model.tol)
     names = (dataset.feature_names, dataset.segment_names)
-    warnings = [notice.render(*names) for notice in state.warnings]
-    stopped = monitor.warning(state.history)
     return {
         "iterations": state.iteration,
-        "converged": monitor.converged(state.history),
+        "converged": model.convergence(state).converged(state.history),
         "history": state.history,
         "diagnostics": state.diagnostics,
-        "warnings": [*warnings, *([stopped] if stopped else [])],
+        "warnings": [notice.render(*names) for notice in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),
     }

@@ -1,150 +1,196 @@
-"""What a fit does, stage by stage; each leaves what it found in the folder of the work."""
+"""What a fit does, stage by stage.
+
+What a stage makes goes to the next in memory. It is left in the folder of the work too, which is
+read where a run goes on.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
-
-from dask.system import CPU_COUNT
+from typing import Any, NamedTuple
 
 from flows.cli.summary import fit_summary
-from flows.fitting.checkpoints import load_state, load_statistics, save_state, save_statistics
+from flows.fitting.checkpoints import States, counted, load_state
 from flows.fitting.damage import damage_warnings, find_damaged, skipped_chunks
 from flows.fitting.drift import drift_since
 from flows.fitting.job import Job
-from flows.fitting.provenance import outcome, provenance
+from flows.fitting.provenance import outcome
 from flows.running.memory import check_memory
+from flows.running.runs import write_runs
 from flows.running.stages import Stages
 from pipeline.fit import FitState, collect_first, collect_pass, fit, start
-from pipeline.models.base import Warm
+from pipeline.models.capabilities import PairWork, Warm
+from pipeline.numerics.metrics import mean_cosine_similarity
+from pipeline.pairs import LABEL, Pairs, taken_up
 from pipeline.params import named_arrays
+from pipeline.runs import Results, rows_by_chunk
+from pipeline.statistics.base import Statistics
 from storage.artifacts import NamedArray, write_artifact
+from storage.codes import open_codes, seal_codes
+from storage.dataset import BinaryDataset
 from storage.locations import place, replace_folder
+from storage.results import WrittenRuns
 
 log = logging.getLogger("latentbits")
 
 
-def run_stages(job: Job, stages: Stages, report: bool) -> dict[str, Any]:
+def run_stages(job: Job, stages: Stages) -> dict[str, Any]:
     """Fit, and give the summary of what was written."""
-    stages.run("open", partial(_check_need, job))
-    if job.skip_corrupt:
-        stages.run("check chunks", partial(_skip_damaged, job))
-    stages.run(job.model.first.label, partial(_count_first, job))
-    stages.run(job.model.statistics.label, partial(_count_pass, job))
-    stages.run("fit", partial(_fit, job))
-    drift = stages.run("drift", partial(_drift, job))
-    summary = stages.run("write artifact", partial(_write, job, drift, stages.usage))
-    drawn = stages.run("report", partial(_report, summary["artifact"])) if report else None
+    states = stages.run("open", partial(_open, job))
+    if job.options.skip_corrupt:
+        job = replace(job, skipped=stages.run("check chunks", partial(find_damaged, job)))
+    first = stages.run(job.model.first.label, partial(_count_first, job))
+    if isinstance(job.model, PairWork):
+        stages.run(LABEL, partial(_compare, job, job.model, states, first))
+    label = job.model.statistics.label
+    label = label if label != job.model.first.label else f"{label} of the pass"
+    begun = stages.run(label, partial(_begin, job, states, first))
+    state = stages.run("fit", partial(_fit, job, states, begun))
+    drift = stages.run("drift", partial(_drift, job, state, first.n_samples, begun.statistics))
+    del begun  # its statistics may be large, and nothing needs them any more
+    written = partial(_write, job, state, first.n_samples, drift, stages.usage)
+    summary = stages.run("write artifact", written)
+    report = partial(_report, summary["artifact"], job.dataset)
+    drawn = stages.run("report", report) if job.options.report else None
+    if job.truth is not None:
+        summary["mcs"] = mean_cosine_similarity(state.params.mixing, job.truth)
     return {**summary, "report": drawn}
 
 
-def _check_need(job: Job) -> None:
-    """Check that the fit can be done before any work is spent on it."""
+def _open(job: Job) -> States:
+    """Check that the fit can be done before any work is spent on it, and where it goes on."""
+    from dask.system import CPU_COUNT
+
     need = job.model.memory(job.dataset.n_features, job.dataset.n_segments, CPU_COUNT)
     check_memory(need, job.dataset.n_features)
+    folder = job.run.states
+    return States(folder, load_state(job.model, folder) if job.options.resume else None)
 
 
-def _skip_damaged(job: Job) -> None:
-    """Find damaged chunks, to leave them out."""
-    job.skipped = find_damaged(job, job.run.work)
-
-
-def _count_first(job: Job) -> None:
+def _count_first(job: Job) -> Statistics:
     """Sum what the model needs to start."""
-    kept = job.kept(job.model.first, "first")
-    save_statistics(
-        job.run.work / "first",
-        lambda: collect_first(job.model, job.rows, job.executor, job.progress, kept),
-    )
+    model, seed = job.model, job.options.seed
+    kept = job.kept(model.first, model.first_counted(seed))
+    collect = partial(collect_first, model, job.rows, job.executor, seed, job.progress, kept)
+    return counted(model.first, job.run.work / "first", job.options.resume, collect)
 
 
-def _count_pass(job: Job) -> None:
-    """Sum the statistics of the first pass."""
-    state = _started(job)
-    kept = job.kept(job.model.statistics, job.model.counted(job.dataset.n_features))
-    save_statistics(
-        job.run.work / "pass",
-        lambda: collect_pass(
-            job.model, state, job.rows, job.executor, job.seed, job.progress, kept
-        ),
-    )
+def _compare(job: Job, model: PairWork, states: States, first: Statistics) -> None:
+    """Compare all rows with all rows, but those that another try or run did, and save the state."""
+    if states.latest is not None:
+        return
+    state, rows = _start(job, first), job.rows
+    pairs = Pairs(model, state.params, state.working, rows)
+    written = WrittenRuns(job.run.work / "pairs")
+    counts, told = rows_by_chunk(rows, job.executor), partial(job.progress, LABEL)
+    sealed = write_runs(pairs, pairs.described(), counts, written, job.executor, told)
+    seal_codes(*sealed, {})
+    codes = open_codes(written.codes.resolve(), "Fit again.")  # for workers elsewhere
+    results = Results(codes.n_chunks, codes.read_chunk)
+    states.save(taken_up(model, state, results, job.executor, job.options.seed))
 
 
-def _fit(job: Job) -> None:
+def _start(job: Job, first: Statistics) -> FitState:
+    """Make the state before all passes, at the parameters of an earlier fit where that is asked."""
+    state = start(job.model, first, job.options.seed)
+    if job.start is not None and isinstance(job.model, Warm):
+        state = job.model.warm(state, job.start.params)
+    return state
+
+
+class Begun(NamedTuple):
+    """Where passes begin: a state, and the statistics of its pass where they were summed before.
+
+    Those that do not depend on parameters serve every pass.
+    """
+
+    state: FitState
+    statistics: Statistics | None
+
+
+def _begin(job: Job, states: States, first: Statistics) -> Begun:
+    """Start, and sum the statistics of the first pass; or go on where a run before was."""
+    model, seed, state = job.model, job.options.seed, states.latest
+    named = model.counted(job.dataset.n_features)
+    if state is not None and (state.done or named is None):
+        return Begun(state, None)
+    if state is None:
+        state = _start(job, first)
+    kept = job.kept(model.statistics, named)
+    collect = partial(collect_pass, model, state, job.rows, job.executor, seed, job.progress, kept)
+    folder = job.run.work / "pass"
+    return Begun(state, counted(model.statistics, folder, job.options.resume, collect))
+
+
+def _fit(job: Job, states: States, begun: Begun) -> FitState:
     """Fit from the statistics; iterative models go on with further passes."""
-    state = load_state(job.model, job.run.states)
-    first_pass = None if state else load_statistics(job.model.statistics, job.run.work / "pass")
-    fit(
+    if states.latest is not None:  # another try goes on where the one before was
+        is_same = job.model.counted(job.dataset.n_features) is not None
+        begun = Begun(states.latest, begun.statistics if is_same else None)
+    return fit(
         job.model,
         job.rows,
         job.executor,
-        job.seed,
-        state=state or _started(job),
-        statistics=first_pass,
-        checkpoint=partial(save_state, job.run.states),
+        job.options.seed,
+        state=begun.state,
+        statistics=begun.statistics,
+        checkpoint=states.save,
         progress=job.progress,
     )
 
 
-def _started(job: Job) -> FitState:
-    first = load_statistics(job.model.first, job.run.work / "first")
-    state = start(job.model, first, job.seed)
-    if job.start is not None and isinstance(job.model, Warm):
-        return job.model.warm(state, job.start.params)
-    return state
-
-
-def _fitted(job: Job) -> FitState:
-    state = load_state(job.model, job.run.states)
-    assert state is not None
-    return state
-
-
-def _drift(job: Job) -> dict[str, Any] | None:
+def _drift(
+    job: Job, state: FitState, n_samples: int, statistics: Statistics | None
+) -> dict[str, Any] | None:
     """Say what changed since the latest fit, where this one has its rows and more."""
     with _without_loss("what changed since the last fit is not known"):
-        return drift_since(job, _fitted(job))
+        return drift_since(job, state, n_samples, statistics)
     return None
 
 
-def _write(job: Job, drift: dict[str, Any] | None, usage: dict[str, Any]) -> dict[str, Any]:
+def _write(
+    job: Job,
+    state: FitState,
+    n_samples: int,
+    drift: dict[str, Any] | None,
+    usage: dict[str, Any],
+) -> dict[str, Any]:
     """Write the artifact, then point to it as the latest."""
-    state = _fitted(job)
     target, unfinished = job.run.new_artifact(), job.run.work / "artifact"
     arrays = {name: NamedArray(*a) for name, a in named_arrays(state.params).items()}
-    manifest = {**_manifest(job, state), "drift": drift, "usage_by_stage": usage}
+    manifest = {**_manifest(job, state, n_samples), "drift": drift, "usage_by_stage": usage}
     write_artifact(unfinished, arrays, manifest)
     replace_folder(unfinished, target)
     job.run.point_to(target)
-    return {"artifact": str(target), **fit_summary(manifest)}
+    return {"artifact": str(target), **fit_summary(manifest, state.params)}
 
 
-def _manifest(job: Job, state: FitState) -> dict[str, Any]:
-    counted = load_statistics(job.model.first, job.run.work / "first")
+def _manifest(job: Job, state: FitState, n_samples: int) -> dict[str, Any]:
     ended = outcome(job.model, job.dataset, state)
     return {
-        **provenance(job.model, job.dataset, job.split, job.seed, job.start),
-        "skip_corrupt": job.skip_corrupt,
+        **job.described,
         "skipped_chunks": skipped_chunks(job.dataset, job.skipped),
         **ended,
         "warnings": [*damage_warnings(job.dataset, job.skipped), *ended["warnings"]],
-        "n_samples": counted.n_samples,
+        "n_samples": n_samples,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _report(artifact: str) -> str | None:
+def _report(artifact: str, dataset: BinaryDataset) -> str | None:
     """Draw the report within the artifact, and publish it where a Prefect server is configured."""
     with _without_loss("no report could be drawn"):
-        from flows.report.page import FILE, draw_report, write_report
+        from flows.report.page import draw_report, write_report
         from flows.report.server import publish
+        from flows.report.subject import FILE
 
         output = place(artifact) / FILE
-        report = draw_report(artifact)
+        report = draw_report(artifact, opened=dataset)
         write_report(report, output)
         with _without_loss("the report could not be published on the Prefect server"):
             publish(report, output)

@@ -7,7 +7,9 @@ from dataclasses import replace
 from flows.cli.hyperparameters import AUTO
 from flows.data.fitted import Fitted, check_features, load_fitted
 from pipeline.errors import FitError
-from pipeline.models.base import MODELS, Model, Warm
+from pipeline.models.base import Model
+from pipeline.models.capabilities import Warm
+from pipeline.models.registry import models
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.locations import LATEST, Place
@@ -41,7 +43,7 @@ def warm_start(
         components.
     """
     if not isinstance(model, Warm):
-        known = ", ".join(sorted(name for name, kind in MODELS.items() if issubclass(kind, Warm)))
+        known = ", ".join(sorted(name for name, kind in models().items() if issubclass(kind, Warm)))
         raise FitError(
             f"--warm-start: Expected a model that iterates ({known}), got {model.name}, "
             "which needs no start. Leave it out."

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from flows.cli.options import FittedArtifact, Overwrite, command, run
-from flows.report.page import (
-    FILE,
-    Options,
-    Report,
-    check_output,
-    draw_report,
-    new_page,
-    write_report,
-)
-from flows.report.plots import Figure
 from flows.report.slugs import slugs
+from flows.report.subject import FILE, Options, check_output, new_page, subject_of
+from flows.running.imports import importing
 from storage.locations import Place, place
+
+if TYPE_CHECKING:
+    from flows.report.page import Report
+    from flows.report.plots import Figure
 
 HELP = """Write the report of a fitted model: one HTML file that needs no network.
 
@@ -65,7 +61,11 @@ def main(
 ) -> None:
     """Write, and say where."""
     page = new_page(output, overwrite)
-    report = draw_report(place(artifact), Options(dataset, image_shape, label))
+    subject = subject_of(place(artifact), Options(dataset, image_shape, label))
+    with importing():
+        from flows.report.page import drawn, write_report  # Bokeh takes its time to be imported
+
+    report = drawn(subject)
     stills = _pictures(report, place(pictures)) if pictures else {}
     for path in stills:
         check_output(path, overwrite)

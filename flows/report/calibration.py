@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from flows.report.plots import COLOURS, GREY, Figure, hovering, number, square_plot
 from flows.report.rows import Seen
+from pipeline.using.calibration import Comparison
 
 _SHOWN, _WORST = 2000, 300
 
 
-def calibration_figure(seen: Seen, feature_names: tuple[str, ...]) -> Figure:
+def calibration_figure(seen: Seen, pairs: Comparison, feature_names: tuple[str, ...]) -> Figure:
     """Draw observed over implied shares, those that differ most among them."""
-    pairs = seen.pairs
     at = _chosen(pairs.z)
     top = float(max(pairs.observed[at].max(), pairs.implied[at].max(), 1e-3)) * 1.03
     plot = square_plot(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flows.cli.splits import told_rows
 from flows.report.plots import number
-from pipeline.models.base import MODELS
+from pipeline.models.registry import models
 from storage.artifacts import Artifact
 
 Facts = list[tuple[str, str]]
@@ -53,7 +53,7 @@ def what_was_fitted(manifest: Manifest) -> Facts:
     ]
     if manifest["history"] and manifest["history"][-1]:
         facts.append(("objective", f"{number(manifest['history'][-1], 7)} nats a row"))
-    model = MODELS.get(manifest["model"])
+    model = models().get(manifest["model"])
     shown = model.shown if model else ()
     return facts + [(name, _spelled(manifest["diagnostics"][name])) for name in shown]
 

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 
-from flows.report.page import Options, draw_report, new_page, write_report
+from flows.report.page import draw_report, write_report
 from flows.report.server import publish
-from flows.running.retries import RETRIES
+from flows.report.subject import Options, new_page
 from flows.running.server import check_schedule
+from flows.running.stages import run_task
 from storage.locations import place
-
-
-@task(name="report", cache_policy=NO_CACHE, **RETRIES)
-def report_stage(artifact: str, output: str, options: Options, overwrite: bool) -> dict[str, Any]:
-    """Draw the report, and publish it where a Prefect server is configured."""
-    page = new_page(output, overwrite)
-    drawn = draw_report(place(artifact), options)
-    write_report(drawn, page)
-    publish(drawn, page)
-    fitted = drawn.fitted.artifact.path
-    return {"report": str(page), "artifact": str(fitted), "warnings": list(drawn.notes)}
 
 
 @flow(name="report", validate_parameters=False)
@@ -36,4 +26,15 @@ def report(
 ) -> dict[str, Any]:
     """Run the stage; `python -m flows.report --help` explains the parameters."""
     check_schedule()
-    return report_stage(artifact, output, Options(dataset, image_shape, label), overwrite)
+    options = Options(dataset, image_shape, label)
+    return run_task("report", partial(_report, artifact, output, options, overwrite))
+
+
+def _report(artifact: str, output: str, options: Options, overwrite: bool) -> dict[str, Any]:
+    """Draw the report, and publish it where a Prefect server is configured."""
+    page = new_page(output, overwrite)
+    drawn = draw_report(place(artifact), options)
+    write_report(drawn, page)
+    publish(drawn, page)
+    fitted = drawn.fitted.artifact.path
+    return {"report": str(page), "artifact": str(fitted), "warnings": list(drawn.notes)}

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from flows.report.plots import COLOURS, GREY, MARKERS, Key, Ramp, blend
 from flows.report.rows import CodedRows
-from storage.errors import DataError
+from flows.report.subject import SEGMENT
 
 TOLD_APART = 2 * len(COLOURS)
 """Labels that have a colour and marker of their own."""
-SEGMENT = "segment"
 _STEPS = 24
 _FIRST, _LAST = COLOURS[0], COLOURS[4]
 
@@ -43,19 +42,6 @@ class Kind(NamedTuple):
 
     key: Key
     rows: NDArray[np.intp]
-
-
-def check_label(name: str | None, columns: Sequence[str]) -> None:
-    """Refuse a label that is neither a per-row column nor the segments.
-
-    Raises
-    ------
-    DataError
-        If it is neither.
-    """
-    if name not in (None, SEGMENT, *columns):
-        have = ", ".join([*columns, SEGMENT])
-        raise DataError(f"--label: Expected a per-row column, got {name!r}. There are: {have}.")
 
 
 def choose_labels(coded: CodedRows, segments: Sequence[str], name: str | None) -> Labels | None:

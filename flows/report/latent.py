@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
 from flows.report.figures import ImageLayout
-from flows.report.labels import SEGMENT, Labels, coloured
+from flows.report.labels import Labels, coloured
 from flows.report.lines import half_lines, places_of_names
 from flows.report.plots import (
     COLOURS,
@@ -24,6 +24,8 @@ from flows.report.plots import (
     square_plot,
 )
 from flows.report.rows import CodedRows
+from flows.report.subject import SEGMENT
+from pipeline.models.capabilities import Reconstructs, reconstructor
 
 Array = NDArray[np.float64]
 
@@ -54,10 +56,13 @@ def latent_figures(
         yield _memberships(coded, labels)
     elif n_components == 1:
         yield _strip(coded, labels)
-        yield _item_curves(fitted, coded)
     elif n_components > 1:
         yield _plane(coded, labels)
-    if n_components == 2 and not _are_shares(coded.codes):
+    if not isinstance(fitted.model, Reconstructs):
+        return
+    if n_components == 1:
+        yield _item_curves(fitted, coded)
+    elif n_components == 2 and not _are_shares(coded.codes):
         yield _image_grid(fitted, coded, layout) if layout else _item_lines(fitted, coded)
 
 
@@ -138,7 +143,7 @@ def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     low, high = coded.codes.min(), coded.codes.max()
     margin = 0.25 * (high - low) + 0.1
     z = np.linspace(low - margin, high + margin, 121)
-    probabilities = fitted.model.reconstruct(fitted.params, z[:, None])
+    probabilities = reconstructor(fitted.model).reconstruct(fitted.params, z[:, None])
     moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MOST_LINES])
     plot = empty_plot(("component 1", "P(feature = 1)"), height=340, y_range=(-0.02, 1.02))
     names = [fitted.feature_names[i] for i in moved]
@@ -176,7 +181,7 @@ def _plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
 def _item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw where features are as likely 1 as 0."""
     x, y, points = _plane_grid(coded, _GRID)
-    probabilities = fitted.model.reconstruct(fitted.params, points)
+    probabilities = reconstructor(fitted.model).reconstruct(fitted.params, points)
     found = half_lines(x, y, probabilities.T.reshape(-1, _GRID, _GRID))[:_MOST_LINES]
     plot = square_plot(("component 1", "component 2"), x_range=(x[0], x[-1]), y_range=(y[0], y[-1]))
     plot.scatter(coded.codes[:, 0], coded.codes[:, 1], size=3, color=COLOURS[5], alpha=0.5)
@@ -206,7 +211,7 @@ def _item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
 def _image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> Figure:
     """Draw P(x = 1) as an image at each point of a grid."""
     x, y, points = _plane_grid(coded, _TILES)
-    images = layout.images(fitted.model.reconstruct(fitted.params, points))
+    images = layout.images(reconstructor(fitted.model).reconstruct(fitted.params, points))
     height, width = images.shape[1:]
     # A blank line keeps neighbours apart.
     tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))

@@ -13,7 +13,7 @@ from bokeh.embed import json_item
 from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from flows.data.fitted import Fitted, load_fitted
+from flows.data.fitted import Fitted
 from flows.report.calibration import calibration_figure
 from flows.report.facts import (
     array_facts,
@@ -24,38 +24,15 @@ from flows.report.facts import (
     title_of,
     what_was_fitted,
 )
-from flows.report.figures import ImageLayout, image_layout
-from flows.report.labels import check_label, choose_labels
+from flows.report.labels import choose_labels
 from flows.report.latent import latent_figures
 from flows.report.parameters import parameter_figures
 from flows.report.plots import Figure
-from flows.report.rows import fitted_dataset, read_rows
-from pipeline.errors import FitError
+from flows.report.rows import read_rows
+from flows.report.subject import DEFAULTS, Options, Subject, subject_of
 from pipeline.executors.base import one_blas_thread
 from storage.dataset import BinaryDataset
-from storage.errors import DataError
-from storage.locations import Place, place, write_text
-
-FILE = "report.html"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to draw.
-
-    Attributes
-    ----------
-    dataset
-        Whose rows to show; None takes those of the fit, if they are there and unchanged.
-    image_shape
-        `HEIGHTxWIDTH` of features that are pixels; names such as r0c0 say it by themselves.
-    label
-        The per-row column that colours rows; None chooses one.
-    """
-
-    dataset: str | None = None
-    image_shape: str | None = None
-    label: str | None = None
+from storage.locations import Place, write_text
 
 
 @dataclass(frozen=True)
@@ -77,31 +54,26 @@ class Report:
     notes: tuple[str, ...]
 
 
-def draw_report(artifact: str | Place, options: Options = Options()) -> Report:
-    """Draw the figures of an artifact.
-
-    Parameters
-    ----------
-    artifact
-        Of a fit, or a folder of runs for the latest.
-    options
-        What to draw.
+def draw_report(
+    artifact: str | Place, options: Options = DEFAULTS, opened: BinaryDataset | None = None
+) -> Report:
+    """Draw the figures of an artifact; the parameters are those of `subject_of`.
 
     Raises
     ------
     DataError, FitError
         If the artifact or the dataset cannot be used.
     """
-    fitted = load_fitted(artifact)
-    layout = _layout(fitted, options.image_shape)
-    dataset, note = fitted_dataset(fitted, options.dataset)
-    if dataset is not None:
-        check_label(options.label, dataset.column_names)
-    figures = [*parameter_figures(fitted.artifact, layout)]
-    if dataset is not None:
+    return drawn(subject_of(artifact, options, opened))
+
+
+def drawn(subject: Subject) -> Report:
+    """Draw the figures of what was found."""
+    figures = [*parameter_figures(subject.fitted.artifact, subject.layout)]
+    if subject.dataset is not None:
         with one_blas_thread():
-            figures += _row_figures(fitted, dataset, options.label, layout)
-    return Report(fitted, tuple(figures), (note,) if note else ())
+            figures += _row_figures(subject, subject.dataset)
+    return Report(subject.fitted, tuple(figures), subject.notes)
 
 
 def write_report(report: Report, output: Place) -> None:
@@ -110,54 +82,12 @@ def write_report(report: Report, output: Place) -> None:
     write_text(output, _rendered(report))
 
 
-def new_page(output: str, overwrite: bool) -> Place:
-    """Give the place of a page to write.
-
-    Raises
-    ------
-    DataError
-        If it is named other than a page, or is there and not to be replaced.
-    """
-    page = place(output)
-    if page.suffix != ".html":
-        raise DataError(f"--output: Expected a name that ends in .html, got {output!r}.")
-    check_output(page, overwrite)
-    return page
-
-
-def check_output(output: Place, overwrite: bool) -> None:
-    """Refuse a file that is there and not to be replaced, or is no file.
-
-    Raises
-    ------
-    DataError
-        If it is either.
-    """
-    if output.is_dir():
-        raise DataError(f"{output}: Expected a file, got a folder.")
-    if output.exists() and not overwrite:
-        raise DataError(
-            f"{output}: Expected a new path, got one that exists. Use --overwrite to replace it."
-        )
-
-
-def _layout(fitted: Fitted, shape: str | None) -> ImageLayout | None:
-    try:
-        return image_layout(fitted.feature_names, shape)
-    except FitError:
-        if shape is not None:
-            raise
-        return None
-
-
-def _row_figures(
-    fitted: Fitted, dataset: BinaryDataset, label: str | None, layout: ImageLayout | None
-) -> Iterator[Figure]:
-    seen = read_rows(fitted, dataset)
-    labels = choose_labels(seen.coded, dataset.segment_names, label)
-    yield from latent_figures(fitted, seen.coded, labels, layout)
-    if len(seen.pairs.z):
-        yield calibration_figure(seen, fitted.feature_names)
+def _row_figures(subject: Subject, dataset: BinaryDataset) -> Iterator[Figure]:
+    fitted, seen = subject.fitted, read_rows(subject.fitted, dataset)
+    labels = choose_labels(seen.coded, dataset.segment_names, subject.label)
+    yield from latent_figures(fitted, seen.coded, labels, subject.layout)
+    if seen.pairs is not None and len(seen.pairs.z):
+        yield calibration_figure(seen, seen.pairs, fitted.feature_names)
 
 
 def _rendered(report: Report) -> str:

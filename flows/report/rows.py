@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted, check_features
 from pipeline.blocks import BinaryBlock, block_of, blocks_of
-from pipeline.executors.serial import SerialExecutor
 from pipeline.known_segments import segment_indices
+from pipeline.models.capabilities import Samples, sampler
 from pipeline.random import RowRandom
 from pipeline.reduce import tree_merge
 from pipeline.statistics.counts import PairCounts
@@ -59,7 +59,8 @@ class Seen:
     coded
         The rows that were coded.
     pairs
-        Joint shares of pairs of `features`, in the data and as the model has them.
+        Joint shares of pairs of `features`, in the data and as the model has them; None where it
+        draws no rows.
     features
         Indices of the features that were paired.
     n_rows, n_drawn
@@ -67,7 +68,7 @@ class Seen:
     """
 
     coded: CodedRows
-    pairs: Comparison
+    pairs: Comparison | None
     features: NDArray[np.intp]
     n_rows: int
     n_drawn: int
@@ -112,8 +113,6 @@ def fitted_dataset(fitted: Fitted, path: str | None) -> tuple[BinaryDataset | No
 
 def read_rows(fitted: Fitted, dataset: BinaryDataset) -> Seen:
     """Code some rows, and count the pairs of more of them; the rows are of the split fitted."""
-    prepared = fitted.model.prepare(fitted.params, np.random.default_rng(0), SerialExecutor().map)
-    fitted = replace(fitted, params=prepared)
     indices = segment_indices(fitted.segments, dataset.segment_names)
     features = _spread(dataset.n_features, _PAIRED_FEATURES)
     n_wanted = _n_coded(fitted, dataset.n_features)
@@ -127,10 +126,12 @@ def read_rows(fitted: Fitted, dataset: BinaryDataset) -> Seen:
         segment_rows[block.segment] += block.n_samples
     if not coded:
         raise DataError(f"{dataset.path}: Expected rows of the split fitted, got none.")
-    observed = tree_merge(counts)
+    observed, rows = tree_merge(counts), _joined(coded)
+    if not isinstance(fitted.model, Samples):
+        return Seen(rows, None, features, observed.n_samples, 0)
     drawn = _drawn_pairs(fitted, segment_rows, indices, features)
     pairs = compare_pairs(observed, drawn)
-    return Seen(_joined(coded), pairs, features, observed.n_samples, drawn.n_samples)
+    return Seen(rows, pairs, features, observed.n_samples, drawn.n_samples)
 
 
 def _n_coded(fitted: Fitted, n_features: int) -> int:
@@ -163,7 +164,7 @@ def _narrowed(block: BinaryBlock, features: NDArray[np.intp]) -> BinaryBlock:
 
 
 def _every(block: BinaryBlock, step: float) -> NDArray[np.int64]:
-    """Choose rows of a block; which comes first hangs on the block, lest short ones have none."""
+    """Choose rows of a block; which is first depends on the block, or short ones had none."""
     offset = float(block.rows[0]) % step
     return np.arange(offset, block.n_samples, step).astype(np.int64)
 
@@ -200,5 +201,5 @@ def _drawn_pairs(
     rng = np.random.default_rng(0)
     n_drawn = max(500, min(_DRAWN_ROWS, _DRAWN_CELLS // len(fitted.feature_names)))
     segments = rng.choice(indices, n_drawn, p=segment_rows / segment_rows.sum())
-    X = fitted.model.sample(fitted.params, n_drawn, rng, segments)
+    X = sampler(fitted.model).sample(fitted.params, n_drawn, rng, segments)
     return PairCounts.of_block(block_of(np.ascontiguousarray(X[:, features])), pooled=True)

@@ -12,7 +12,6 @@ from io import BytesIO
 from typing import Any
 
 from PIL import Image as Picture
-from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
 from flows.report.facts import Facts, dataset_name, drift_facts, title_of, what_was_fitted
 from flows.report.page import Report
@@ -28,6 +27,8 @@ def publish(report: Report, page: Place) -> None:
     """
     if not server_configured():
         return
+    from prefect.artifacts import create_image_artifact, create_markdown_artifact
+
     from flows.report.still import still  # Matplotlib takes its time to be imported
 
     manifest = report.fitted.artifact.manifest

@@ -158,7 +158,7 @@ def _plot(plot: Any, width: float) -> _Part:
         axes = _sheet(paper).add_axes((0, 0, 1, 1), facecolor="none")
         _put(axes, place)
         draw_plot(axes, plot)
-        # Names of ticks hang on the size, which hangs on them.
+        # Names of ticks depend on the size, which depends on them.
         for _ in range(2):
             _put(axes, _shrunk(axes, place))
 

@@ -7,18 +7,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
-
-from dask.system import CPU_COUNT
-from dask.utils import parse_bytes
-from distributed.security import Security
 
 from flows.cli.options import Given
 from flows.running.environment import server_configured
 from flows.running.server import check_server
-from flows.running.tls import security_of
 from pipeline.errors import FitError
+
+if TYPE_CHECKING:
+    from distributed.security import Security
 
 LOCAL = "local"
 _SETTINGS = ("cluster", "workers", "worker_memory", "tls_ca", "tls_cert", "tls_key", "insecure")
@@ -73,12 +71,24 @@ def settled(options: Mapping[str, Any]) -> Cluster:
     workers, worker_memory = _workers(given), _worker_memory(given)
     if address is None:
         if "cluster" in given:
-            workers = workers or CPU_COUNT
+            workers = workers or _cores()
         if workers is None and worker_memory is not None:
             _refuse([given["worker_memory"]], "--workers or --cluster")
         return Cluster(None, workers, worker_memory)
-    security = security_of(address.geturl(), tls) if address.scheme == "tls" else None
+    security = _security(address, tls) if address.scheme == "tls" else None
     return Cluster(address.geturl(), workers, worker_memory, security)
+
+
+def _security(address: SplitResult, tls: Mapping[str, Given]) -> Security:
+    from flows.running.tls import security_of  # Dask takes its time to be imported
+
+    return security_of(address.geturl(), tls)
+
+
+def _cores() -> int:
+    from dask.system import CPU_COUNT
+
+    return int(CPU_COUNT)
 
 
 def _from_environment() -> dict[str, Given]:
@@ -170,6 +180,8 @@ def _workers(given: Mapping[str, Given]) -> int | None:
 def _worker_memory(given: Mapping[str, Given]) -> int | None:
     if "worker_memory" not in given:
         return None
+    from dask.utils import parse_bytes
+
     value, source = given["worker_memory"]
     try:
         size = parse_bytes(value)

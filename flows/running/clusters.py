@@ -1,4 +1,4 @@
-"""Which executor a run uses, and the Dask cluster behind it."""
+"""The Dask cluster behind an executor: one of our own, or one that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster, performance_report
+from distributed import Client, LocalCluster, Worker, performance_report
 from distributed.security import Security
-from distributed.system import MEMORY_LIMIT
-from typing_extensions import Unpack
 
-from flows.cli.options import ExecutorName, Where
-from flows.running.cluster_settings import Cluster, settled
+from flows.running.cluster_settings import Cluster
 from flows.running.tls import CONNECT_SECONDS, check_scheduler
 from pipeline.errors import ClusterLost, FitError
-from pipeline.executors.base import Executor
 from pipeline.executors.dask import DaskExecutor, check_workers
-from pipeline.executors.serial import SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor
 
 _ASKED_WORKERS_SECONDS = 60.0
 _NO_SPILLING = ("target", "spill", "pause")
@@ -31,64 +25,16 @@ _ON_WORKERS = ("pipeline", "storage")
 
 
 @contextmanager
-def opened_executor(**where: Unpack[Where]) -> Iterator[Executor]:
-    """Open an executor for a run and close what was opened with it.
+def opened_cluster(cluster: Cluster, account: str | None = None) -> Iterator[DaskExecutor]:
+    """Start a cluster or connect to one; Dask writes its account of the run to a file, if asked.
 
     Raises
     ------
     FitError
-        If the options contradict each other, or the cluster does not answer or runs other code.
+        If the cluster does not answer or runs other code.
     """
-    cluster = check_executor(**where)
-    if cluster is not None:
-        with (
-            _dask_executor(cluster) as executor,
-            _account(executor.client, where.get("performance_report")),
-        ):
-            yield executor
-    elif where.get("name") == "serial":
-        yield SerialExecutor()
-    else:
-        yield ThreadsExecutor(where.get("workers") or CPU_COUNT)
-
-
-def memory_for_rows(executor: Executor) -> int:
-    """Bytes of a dataset that each process may keep: a quarter of its memory."""
-    limits: list[int] = []
-    if isinstance(executor, DaskExecutor):
-        # Workers that share this process have no limit of their own.
-        limits = [w["memory_limit"] or MEMORY_LIMIT for w in executor.workers().values()]
-    return min(limits, default=MEMORY_LIMIT) // 4
-
-
-def check_executor(
-    name: ExecutorName = "dask",
-    workers: int | None = None,
-    cluster: str | None = None,
-    **more: Any,
-) -> Cluster | None:
-    """Refuse what cannot work before anything is started; give the cluster to use, if any.
-
-    Raises
-    ------
-    FitError
-        If options contradict each other, or a setting of the cluster cannot be used.
-    """
-    if workers is not None and workers < 1:
-        raise FitError(f"--workers: Expected at least 1, got {workers}.")
-    if cluster == "":
-        raise FitError("--cluster: Expected an address, got an empty one. Is a variable unset?")
-    if name == "dask":
-        return settled({"workers": workers, "cluster": cluster, **more})
-    for option, value in {"cluster": cluster, **more}.items():
-        if value:
-            raise FitError(
-                f"--{option.replace('_', '-')}: Expected --executor dask, got {name}. Leave one of "
-                "them out."
-            )
-    if workers and name == "serial":
-        raise FitError("--workers: Expected --executor threads or dask, got serial.")
-    return None
+    with _dask_executor(cluster) as executor, _account(executor.client, account):
+        yield executor
 
 
 @contextmanager
@@ -184,6 +130,7 @@ def _local_cluster(cluster: Cluster) -> LocalCluster:
     dask.config.set({f"distributed.worker.memory.{name}": False for name in _NO_SPILLING})
     processes = cluster.workers is not None
     return LocalCluster(
+        worker_class=None if processes else _worker,
         memory_limit=(cluster.worker_memory or "auto") if processes else 0,
         n_workers=cluster.workers or 1,
         threads_per_worker=1 if processes else CPU_COUNT,
@@ -192,8 +139,14 @@ def _local_cluster(cluster: Cluster) -> LocalCluster:
         # Given no address these would listen on every interface.
         dashboard_address="127.0.0.1:0",
         worker_dashboard_address="127.0.0.1:0",
+        scheduler_kwargs={"dashboard": False},
         silence_logs=logging.CRITICAL,
     )
+
+
+def _worker(*where: Any, dashboard: bool, **settings: Any) -> Worker:
+    """Start a worker without the pages that nobody is told of, and without Bokeh."""
+    return Worker(*where, dashboard=False, **settings)
 
 
 @contextmanager

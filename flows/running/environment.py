@@ -15,6 +15,7 @@ _EMBEDDED = {
     # The embedded server lives as long as the run: nobody could read its logs afterwards, and
     # what went wrong is told by the command itself.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
 }

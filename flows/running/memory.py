@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import psutil
-from distributed.system import MEMORY_LIMIT
 
 from pipeline.errors import FitError
 
@@ -16,6 +15,8 @@ def check_memory(need: int, n_features: int) -> None:
     FitError
         With both numbers.
     """
+    from distributed.system import MEMORY_LIMIT  # takes its time to be imported
+
     free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
     if need > free:
         raise FitError(

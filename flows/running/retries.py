@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from prefect.client.schemas.objects import State, TaskRun
-from prefect.runtime import deployment
-from prefect.tasks import exponential_backoff
+from typing import TYPE_CHECKING, Any
 
 from flows.cli.options import is_bad_input
 from pipeline.errors import ClusterLost
 from storage.errors import Busy, Unreachable
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State, TaskRun
 
 
 def is_transient(error: object) -> bool:
@@ -22,13 +21,15 @@ def is_transient(error: object) -> bool:
 
 def worth_another_try(task: object, run: TaskRun, state: State[Any]) -> bool:
     """Tell whether to try again; by hand the person decides, and does not want to wait."""
+    from prefect.runtime import deployment
+
     return deployment.id is not None and is_transient(state.data)
 
 
 RETRIES: dict[str, Any] = {
     "retries": 4,
-    "retry_delay_seconds": exponential_backoff(15),
+    "retry_delay_seconds": [15, 30, 60, 120],
     "retry_jitter_factor": 0.5,  # runs that lost the same cluster come back one by one
     "retry_condition_fn": worth_another_try,
 }
-"""Arguments of `prefect.task`: again after about 15, 30, 60 and 120 seconds."""
+"""Arguments of `prefect.task`."""

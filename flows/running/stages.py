@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from flows.running.retries import RETRIES
 from flows.running.usage import read_usage, usage_since
 from pipeline.errors import FitError
@@ -37,21 +34,41 @@ class Stages:
     usage: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, name: str, work: Callable[[], T]) -> T:
-        """Run a stage as a task of this name; what it works on never passes through Prefect."""
+        """Run a stage as a task of this name; what it takes and makes never passes through Prefect.
 
-        def stage() -> T:
+        Another try, where a cluster was lost right after the work, does not work again.
+        """
+        made: list[T] = []
+
+        def stage() -> None:
             before = read_usage(self.executor)
-            try:
-                done = work()
-            except FitError as error:
-                names = (self.feature_names, self.segment_names)
-                raise FitError(error.notice.render(*names)) from error
+            if not made:
+                made.append(self._named(work))
             self.usage[name] = usage_since(before, read_usage(self.executor))
-            return done
 
-        return task(stage, name=name, cache_policy=NO_CACHE, **RETRIES)()
+        run_task(name, stage)
+        return made[0]
+
+    def _named(self, work: Callable[[], T]) -> T:
+        """Name features and segments in what is wrong with them."""
+        try:
+            return work()
+        except FitError as error:
+            names = (self.feature_names, self.segment_names)
+            raise FitError(error.notice.render(*names)) from error
 
     @property
     def seconds(self) -> dict[str, float]:
         """Time that each took."""
         return {name: used["seconds"] for name, used in self.usage.items()}
+
+
+def run_task(name: str, work: Callable[[], T]) -> T:
+    """Run work as a Prefect task of this name; scheduled runs try again what may pass."""
+    from prefect import task
+    from prefect.cache_policies import NO_CACHE
+
+    def stage() -> T:
+        return work()
+
+    return task(stage, name=name, cache_policy=NO_CACHE, **RETRIES)()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipeline.executors.base import Executor
-from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.usage import Usage, usage_here
 
 _HERE = "this process"
@@ -23,9 +22,8 @@ class Reading(NamedTuple):
 def read_usage(executor: Executor) -> Reading:
     """Read what this process and all workers have used so far."""
     here = usage_here()
-    workers: dict[str, Usage] = {}
-    if isinstance(executor, DaskExecutor):
-        workers = executor.on_workers(usage_here)
+    on_workers = getattr(executor, "on_workers", None)
+    workers: dict[str, Usage] = on_workers(usage_here) if on_workers else {}
     others = {name: used for name, used in workers.items() if used.process != here.process}
     return Reading(time.perf_counter(), {_HERE: here, **others})
 

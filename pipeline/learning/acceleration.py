@@ -38,11 +38,6 @@ class Step(NamedTuple):
     accepted: bool
 
 
-def fresh_memory() -> Memory:
-    """Begin with a new cycle."""
-    return {"squarem_place": np.array(0.0), "squarem_limit": np.array(_FIRST_LIMIT)}
-
-
 def squarem_step(at: Array, mapped: Array, objective: float, memory: Memory) -> Step:
     """Choose the next parameters.
 
@@ -53,15 +48,15 @@ def squarem_step(at: Array, mapped: Array, objective: float, memory: Memory) -> 
     objective
         At `at`.
     memory
-        From the step before, or `fresh_memory`.
+        From the step before; empty before the first.
     """
-    place, limit = int(memory["squarem_place"]), float(memory["squarem_limit"])
+    place, limit = int(memory.get("place", 0)), float(memory.get("limit", _FIRST_LIMIT))
     if place == 0:
-        return Step(mapped, _memory(1, limit, squarem_start=at), True)
+        return Step(mapped, _memory(1, limit, start=at), True)
     if place == 1:
-        return _extrapolated(memory["squarem_start"], at, mapped, objective, limit)
-    if objective < float(memory["squarem_objective"]):
-        return Step(memory["squarem_fallback"], _memory(0, max(limit / _GROWTH, 1.0)), False)
+        return _extrapolated(memory["start"], at, mapped, objective, limit)
+    if objective < float(memory["objective"]):
+        return Step(memory["fallback"], _memory(0, max(limit / _GROWTH, 1.0)), False)
     return Step(mapped, _memory(0, limit), True)
 
 
@@ -71,9 +66,9 @@ def _extrapolated(start: Array, middle: Array, end: Array, objective: float, lim
     alpha = -float(np.clip(length, 1.0, limit))
     if alpha == -limit:
         limit *= _GROWTH
-    memory = _memory(2, limit, squarem_fallback=end, squarem_objective=np.array(objective))
+    memory = _memory(2, limit, fallback=end, objective=np.array(objective))
     return Step(start - 2 * alpha * r + alpha**2 * v, memory, True)
 
 
 def _memory(place: int, limit: float, **more: Array) -> Memory:
-    return {"squarem_place": np.array(float(place)), "squarem_limit": np.array(limit), **more}
+    return {"place": np.array(float(place)), "limit": np.array(limit), **more}

@@ -1,26 +1,43 @@
-"""When an iterative fit is done: converged and stopped are different answers."""
+"""When a stage of a fit is done: converged and stopped are different answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Convergence(Protocol):
+    """Judges the history of objectives of one stage, maximised."""
+
+    @property
+    def max_iter(self) -> int:
+        """Number of passes at the most."""
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the stage ends with the parameters of its best pass instead of its last."""
+
+    def converged(self, history: Sequence[float]) -> bool:
+        """Tell whether further passes would change nothing that matters."""
 
 
 @dataclass(frozen=True)
-class ConvergenceMonitor:
-    """Judges a history of objectives.
+class ByObjective:
+    """Converged once a pass hardly changes the objective.
 
     Attributes
     ----------
     max_iter
         Number of passes at the most.
     tol
-        Change of the objective per row, relative where that is above 1, below which a fit has
-        converged; 0 for a model that is done after its one pass.
+        Change of the objective per row, relative where that is above 1; 0 for a model that is done
+        after its one pass.
     """
 
     max_iter: int
     tol: float
+    keeps_best: bool = False
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether the last pass changed nothing that matters."""
@@ -31,13 +48,48 @@ class ConvergenceMonitor:
         before, last = history[-2:]
         return abs(last - before) <= self.tol * max(1.0, abs(last))
 
-    def stopped(self, history: Sequence[float]) -> bool:
-        """Tell whether there are no passes left, converged or not."""
+
+@dataclass(frozen=True)
+class ByPatience:
+    """Converged once so many passes brought nothing better: for scores of rows held out.
+
+    Attributes
+    ----------
+    max_iter
+        Number of passes at the most.
+    patience
+        Passes to wait for something better.
+    """
+
+    max_iter: int
+    patience: int
+    keeps_best: bool = True
+
+    def converged(self, history: Sequence[float]) -> bool:
+        """Tell whether the best pass is that long ago."""
+        return bool(history) and len(history) - 1 - history.index(max(history)) >= self.patience
+
+
+@dataclass(frozen=True)
+class ByPasses:
+    """Converged after a fixed number of passes."""
+
+    max_iter: int
+    keeps_best: bool = False
+
+    def converged(self, history: Sequence[float]) -> bool:
+        """Tell whether all passes are done."""
         return len(history) >= self.max_iter
 
-    def warning(self, history: Sequence[float]) -> str | None:
-        """Say so when the fit stopped before it converged."""
-        if self.converged(history) or not self.stopped(history):
-            return None
-        last = ", ".join(f"{value:.6f}" for value in history[-2:])
-        return f"stopped at max_iter={self.max_iter} before converging; last objectives: {last}"
+
+def ended(convergence: Convergence, history: Sequence[float]) -> bool:
+    """Tell whether a stage is over, converged or not."""
+    return convergence.converged(history) or len(history) >= convergence.max_iter
+
+
+def stop_warning(convergence: Convergence, history: Sequence[float]) -> str | None:
+    """Say so when the fit stopped before it converged."""
+    if convergence.converged(history) or not ended(convergence, history):
+        return None
+    last = ", ".join(f"{value:.6f}" for value in history[-2:])
+    return f"stopped at max_iter={convergence.max_iter} before converging; last objectives: {last}"

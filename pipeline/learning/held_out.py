@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
+from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
 
@@ -55,3 +58,40 @@ def held_out_score(statistics: Sums) -> float:
     """Give the mean score of the rows held out, nats; 0 where there are none."""
     rows = int(statistics.values["held_out_rows"])
     return float(statistics.values["held_out"]) / max(rows, 1)
+
+
+def judged(
+    params: Any, auxiliary: Mapping[str, NDArray[Any]], statistics: Sums
+) -> tuple[dict[str, NDArray[Any]], bool]:
+    """Judge a number of components by the rows held out, once its stage has ended.
+
+    Parameters
+    ----------
+    params
+        What the stage came to.
+    auxiliary
+        Of the fit's state.
+    statistics
+        Of the last pass of the stage.
+
+    Returns
+    -------
+    tuple
+        `auxiliary` with the score noted, and the parameters kept if they are the best so far; and
+        whether they are, so that more components are worth a try.
+    """
+    scores = np.append(held_out_scores(auxiliary), held_out_score(statistics))
+    is_best = bool(scores[-1] >= scores.max())
+    kept = {f"best-{name}": a for name, (_, a) in named_arrays(params).items()} if is_best else {}
+    return {**auxiliary, "held_out_scores": scores, **kept}, is_best
+
+
+def held_out_scores(auxiliary: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """Give the scores of all numbers of components that were judged, in their order."""
+    return auxiliary.get("held_out_scores", np.zeros(0))
+
+
+def best_judged(kind: type[Any], auxiliary: Mapping[str, NDArray[Any]]) -> Any:
+    """Give the parameters that `judged` kept."""
+    kept = {n.removeprefix("best-"): a for n, a in auxiliary.items() if n.startswith("best-")}
+    return params_from_arrays(kind, kept)

@@ -1,7 +1,1 @@
-"""The models: one file a model, found here by being a file."""
-
-from importlib import import_module
-from pkgutil import iter_modules
-
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+"""The models: a file a model, or a folder where one needs several; `registry` finds them."""

@@ -29,17 +29,24 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, log_softmax, logit
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
-from pipeline.fit import FitState
-from pipeline.learning.acceleration import fresh_memory, squarem_step
-from pipeline.learning.convergence import ConvergenceMonitor
-from pipeline.learning.held_out import HELD_OUT, e_step_apart, held_out_score
-from pipeline.models.base import LogLikelihood, Model, check_components, pooled_margins, register
+from pipeline.learning.convergence import ByObjective, Convergence
+from pipeline.learning.held_out import (
+    HELD_OUT,
+    best_judged,
+    e_step_apart,
+    held_out_scores,
+    judged,
+)
+from pipeline.models.base import Model
+from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.settings import check_components, pooled_margins
+from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
 from pipeline.params import array
 from pipeline.random import RowRandom
@@ -52,41 +59,34 @@ MOST_BY_HELD_OUT = 256
 """Components at which the search for their number ends."""
 SHORT_TOL = 1e-3
 """Change of the objective at which a start is judged."""
-_LONG = -1  # the number of no start: the run that follows them
 _LEAST_ROWS = 100  # of which about ten are held out
 _LEAST_SMOOTHING = 1e-6  # 1 − p keeps its digits up to a thousand million rows
 
 
 @dataclass(frozen=True)
 class BernoulliMixtureParams:
-    """Parameters; the module's table gives shapes.
+    """Parameters; the module's table gives shapes."""
 
-    Attributes
-    ----------
-    held_out
-        Share of the rows kept for validation while the number of components is being chosen; 0
-        after that.
-    """
-
+    former: ClassVar[tuple[str, ...]] = ("held_out",)
     probabilities: Array = array("component", "feature")
     weights: Array = array("component")
-    held_out: Array = array()
 
     @property
     def packed(self) -> Array:
         """Log-odds, then log-weights: a vector without bounds."""
-        return np.concatenate([logit(self.probabilities).ravel(), np.log(self.weights)])
+        return np.concatenate(
+            [scipy.special.logit(self.probabilities).ravel(), np.log(self.weights)]
+        )
 
     def unpacked(self, packed: Array, most: float) -> BernoulliMixtureParams:
         """Undo `packed`, log-odds not above `most` in size; log-weights need not sum to 1."""
         n_components, n_features = self.probabilities.shape
         log_odds = np.clip(packed[:-n_components], -most, most)
-        log_weights = log_softmax(np.maximum(packed[-n_components:], -most))
-        probabilities = expit(log_odds).reshape(n_components, n_features)
+        log_weights = scipy.special.log_softmax(np.maximum(packed[-n_components:], -most))
+        probabilities = scipy.special.expit(log_odds).reshape(n_components, n_features)
         return replace(self, probabilities=probabilities, weights=np.exp(log_weights))
 
 
-@register
 @dataclass(frozen=True)
 class BernoulliMixture(Model):
     """Hyperparameters of the mixture of products of Bernoullis.
@@ -109,6 +109,7 @@ class BernoulliMixture(Model):
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams
+    acceleration: ClassVar[str] = "squarem"
     n_components: int | None = 10
     smoothing: float = 0.1
     starts: int = 3
@@ -149,33 +150,50 @@ class BernoulliMixture(Model):
                 f"got {self.n_components}."
             )
         auxiliary = {
-            "margins": logit((ones + self.smoothing) / (observed + 2 * self.smoothing)),
+            "margins": scipy.special.logit(
+                (ones + self.smoothing) / (observed + 2 * self.smoothing)
+            ),
             "seed": rng.integers(2**63, size=1),
         }
-        held_out = 0.0 if self.n_components else HELD_OUT
-        state = FitState(None, auxiliary, warnings=_judge_margins(observed, ones))
-        return replace(self._begun(state, self.n_components or 1, held_out), accepted=True)
+        state = FitState(None, auxiliary=auxiliary, warnings=_judge_margins(observed, ones))
+        return self._begun(state, self.n_components or 1, 0.0 if self.n_components else HELD_OUT)
 
-    def _begun(
-        self, state: FitState, n_components: int, held_out: float, start: int = 0
-    ) -> FitState:
-        """Begin with so many components around the margins."""
-        margins = state.auxiliary["margins"]
-        rng = np.random.default_rng([int(state.auxiliary["seed"][0]), n_components, start])
+    def _begun(self, state: FitState, n_components: int, held_out: float) -> FitState:
+        """Begin with so many components around the margins, several times where they can differ."""
+        working = {"held_out": np.array(held_out)}
+        is_single = self.starts == 1 or n_components == 1
+        auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
+        state = replace(state, working=working, auxiliary=auxiliary)
+        starts = tuple(
+            replace(state, params=self._around_margins(auxiliary, n_components, k))
+            for k in range(1 if is_single else self.starts)
+        )
+        return replace(starts[0], starts=() if is_single else starts)
+
+    def _around_margins(
+        self, auxiliary: Arrays, n_components: int, start: int
+    ) -> BernoulliMixtureParams:
+        margins = auxiliary["margins"]
+        rng = np.random.default_rng([int(auxiliary["seed"][0]), n_components, start])
         moves = rng.standard_normal((n_components, len(margins))) if n_components > 1 else 0.0
-        probabilities = np.atleast_2d(expit(margins + moves))
-        weights = np.full(n_components, 1 / n_components)
-        params = BernoulliMixtureParams(probabilities, weights, np.array(held_out))
-        is_short = self.starts > 1 and n_components > 1
-        return _entered(state, params, start=start if is_short else _LONG)
+        probabilities = np.atleast_2d(scipy.special.expit(margins + moves))
+        return BernoulliMixtureParams(probabilities, np.full(n_components, 1 / n_components))
 
     def warm(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
         """Begin where an earlier fit ended, without short runs before."""
-        return replace(_entered(state, params), accepted=True)
+        return replace(self._long(state, 0.0), params=params)
 
-    def summarize(self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom) -> Sums:
+    def _long(self, state: FitState, held_out: float) -> FitState:
+        """Begin a run that goes on until it has converged."""
+        auxiliary = {**state.auxiliary, "short": np.array(False)}
+        working = {"held_out": np.array(held_out)}
+        return replace(state, working=working, auxiliary=auxiliary, starts=())
+
+    def summarize(
+        self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
-        return e_step_apart(partial(_e_step, params), float(params.held_out), block, rng)
+        return e_step_apart(partial(_e_step, params), float(working["held_out"]), block, rng)
 
     def objective(self, params: BernoulliMixtureParams, statistics: Sums) -> float:
         """Give the log-likelihood of a row with its share of the log prior: nats."""
@@ -183,72 +201,53 @@ class BernoulliMixture(Model):
         log_prior = np.log(p).sum() + np.log1p(-p).sum() + np.log(params.weights).sum()
         return float((statistics.objective + self.smoothing * log_prior) / statistics.n_samples)
 
-    def update(self, state: FitState, statistics: Sums, map_items: Map) -> FitState:
-        """Do the M-step, and the step beyond it; enter the next stage where this one is done."""
-        objective = self.objective(state.params, statistics)
-        mapped = self._maximised(state.params, statistics)
-        step = squarem_step(state.params.packed, mapped.packed, objective, state.auxiliary)
-        history = (*state.history, objective)
-        is_short = int(state.auxiliary["start"]) != _LONG
-        monitor = ConvergenceMonitor(self.max_iter, max(self.tol, is_short * SHORT_TOL))
-        if step.accepted and (monitor.converged(history) or monitor.stopped(history)):
-            if is_short:
-                return self._next_start(state, objective, mapped)
-            return self._next_stage(state, statistics, mapped)
-        # No M-step leads further than this.
-        most = np.log((statistics.n_samples + len(mapped.weights)) / self.smoothing + 1)
-        params = state.params.unpacked(step.parameters, most)
-        auxiliary = {**state.auxiliary, **step.memory}
-        return replace(state, params=params, auxiliary=auxiliary, accepted=step.accepted)
+    def convergence(self, state: FitState) -> Convergence:
+        """Judge starts sooner than what follows them."""
+        is_short = bool(state.auxiliary.get("short", False))
+        return ByObjective(self.max_iter, max(self.tol, is_short * SHORT_TOL))
 
-    def _maximised(self, params: BernoulliMixtureParams, sums: Sums) -> BernoulliMixtureParams:
+    def update(
+        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
         """Do the M-step."""
-        s, values = self.smoothing, sums.values
+        s, values = self.smoothing, statistics.values
         ones, mass = values["ones"].T, values["mass"]
         # Rounding must not leave more ones than values.
         observed = np.maximum(mass[:, None] - values["missing"].T, ones)
         weights = (mass + s) / (mass + s).sum()
-        return replace(params, probabilities=(ones + s) / (observed + 2 * s), weights=weights)
+        params = BernoulliMixtureParams((ones + s) / (observed + 2 * s), weights)
+        return replace(state, params=params)
 
-    def _next_start(
-        self, state: FitState, objective: float, mapped: BernoulliMixtureParams
-    ) -> FitState:
-        """Begin anew, or go on from the best of all starts."""
-        start = int(state.auxiliary["start"])
-        if start == 0 or objective > float(state.auxiliary["start_objective"]):
-            best = {"start_objective": np.array(objective), **_kept("start", mapped)}
-            state = replace(state, auxiliary={**state.auxiliary, **best})
-        if start + 1 < self.starts:
-            return self._begun(state, len(mapped.weights), float(mapped.held_out), start + 1)
-        return _entered(state, _restored("start", state, mapped.held_out))
+    def packed(self, params: BernoulliMixtureParams) -> Array:
+        """Give log-odds, then log-weights."""
+        return params.packed
 
-    def _next_stage(
-        self, state: FitState, statistics: Sums, mapped: BernoulliMixtureParams
-    ) -> FitState:
-        """Go on with more components, or with all rows, or finish."""
-        if mapped.held_out == 0:
-            return self._finished(state, statistics, mapped)
-        score = held_out_score(statistics)
-        scores = np.append(state.auxiliary.get("held_out_scores", np.zeros(0)), score)
-        auxiliary = {**state.auxiliary, "held_out_scores": scores}
-        is_best = score >= scores.max()
-        if is_best:
-            auxiliary |= _kept("best", mapped)
-        state, n_more = replace(state, auxiliary=auxiliary), 2 * len(mapped.weights)
+    def unpacked(self, params: BernoulliMixtureParams, packed: Array, n_samples: int) -> Any:
+        """Undo `packed`, within what an M-step of so many rows leads to."""
+        most = np.log((n_samples + len(params.weights)) / self.smoothing + 1)
+        return params.unpacked(packed, most)
+
+    def chosen(self, state: FitState) -> FitState:
+        """Go on from the best start."""
+        return self._long(state, float(state.working["held_out"]))
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Go on with twice the components while that helps rows held out, then with all rows."""
+        if state.working["held_out"] == 0:
+            return None
+        auxiliary, is_best = judged(state.params, state.auxiliary, statistics)
+        state, n_more = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
         if is_best and n_more <= min(MOST_BY_HELD_OUT, statistics.n_samples):
             return self._begun(state, n_more, HELD_OUT)
-        return _entered(state, _restored("best", state, np.array(0.0)))
+        return replace(self._long(state, 0.0), params=best_judged(self.params, auxiliary))
 
-    def _finished(
-        self, state: FitState, statistics: Sums, mapped: BernoulliMixtureParams
-    ) -> FitState:
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort components by weight, and say what is in doubt."""
-        order = np.argsort(-mapped.weights, kind="stable")
-        params = replace(
-            mapped, probabilities=mapped.probabilities[order], weights=mapped.weights[order]
+        order = np.argsort(-state.params.weights, kind="stable")
+        params = BernoulliMixtureParams(
+            state.params.probabilities[order], state.params.weights[order]
         )
         n_components = len(order)
-        scores = state.auxiliary.get("held_out_scores", np.zeros(0))
         noted = list(state.warnings)
         empty = int((statistics.values["mass"] < 1).sum())
         if empty:
@@ -259,7 +258,7 @@ class BernoulliMixture(Model):
         diagnostics = {
             "n_components": n_components,
             "rows_without_values": int(statistics.values["empty_rows"]),
-            "held_out_scores": scores.tolist(),
+            "held_out_scores": held_out_scores(state.auxiliary).tolist(),
         }
         return replace(state, params=params, diagnostics=diagnostics, warnings=tuple(noted))
 
@@ -297,21 +296,6 @@ class BernoulliMixture(Model):
         """Give Σ_k codes_k p_k, (n_samples, n_features), cut to 0 and 1; segments do not matter."""
         probabilities: Array = np.clip(codes @ params.probabilities, 0.0, 1.0)
         return probabilities
-
-
-def _entered(state: FitState, params: BernoulliMixtureParams, start: int = _LONG) -> FitState:
-    """Begin a stage: other components or other rows, and so another history."""
-    auxiliary = {**state.auxiliary, **fresh_memory(), "start": np.array(start)}
-    return replace(state, params=params, auxiliary=auxiliary, history=(), accepted=False)
-
-
-def _kept(name: str, params: BernoulliMixtureParams) -> dict[str, Array]:
-    return {f"{name}_probabilities": params.probabilities, f"{name}_weights": params.weights}
-
-
-def _restored(name: str, state: FitState, held_out: Array) -> BernoulliMixtureParams:
-    kept = state.auxiliary
-    return BernoulliMixtureParams(kept[f"{name}_probabilities"], kept[f"{name}_weights"], held_out)
 
 
 def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:

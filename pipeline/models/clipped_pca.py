@@ -35,20 +35,15 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
-from pipeline.fit import FitState
-from pipeline.models.base import (
-    Model,
-    check_choices,
-    check_components,
-    pooled_margins,
-    register,
-)
+from pipeline.models.base import Model
+from pipeline.models.settings import check_choices, check_components, pooled_margins
+from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.expectation_propagation import probit_posterior
 from pipeline.numerics.linalg import (
     leading_eigenpairs,
@@ -93,7 +88,6 @@ class ClippedPCAParams:
     null_eigenvalues: Array = array("null_eigenvalue")
 
 
-@register
 @dataclass(frozen=True)
 class ClippedPCA(Model):
     """Hyperparameters of clipped PCA.
@@ -166,7 +160,10 @@ class ClippedPCA(Model):
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
             self._empty_params(n_features, _thresholds(observed, ones)),
-            {"null_seeds": rng.integers(2**63, size=self.null_draws), "constant": constant},
+            auxiliary={
+                "null_seeds": rng.integers(2**63, size=self.null_draws),
+                "constant": constant,
+            },
             warnings=self._judge_constant(constant) + self._judge_margins(ones / observed),
         )
 
@@ -202,7 +199,9 @@ class ClippedPCA(Model):
         text = "arcsine assumes one half of ones; far from it, so biased: {features}"
         return (Notice(text, tuple(uneven.tolist())),)
 
-    def summarize(self, params: ClippedPCAParams, block: BinaryBlock, rng: RowRandom) -> PairCounts:
+    def summarize(
+        self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> PairCounts:
         """Count the pairs of a block, all segments as one."""
         return pooled_counts(block)
 
@@ -210,7 +209,9 @@ class ClippedPCA(Model):
         """Name the pairs of all segments as one."""
         return POOLED
 
-    def update(self, state: FitState, statistics: PairCounts, map_items: Map) -> FitState:
+    def update(
+        self, state: FitState, statistics: PairCounts, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
         """Correlations, their spectrum, and the loadings from it."""
         (correlation,), (status,) = correlation_matrices(statistics, self._estimate, map_items)
         repaired, moved = correlation, 0.0
@@ -315,7 +316,7 @@ class ClippedPCA(Model):
     ) -> Array:
         """Give P(s = 1 | y), (n_samples, n_features); segments do not matter."""
         weights, offsets = _probit(params)
-        probabilities: Array = ndtr(codes @ weights.T + offsets)
+        probabilities: Array = scipy.special.ndtr(codes @ weights.T + offsets)
         return probabilities
 
 
@@ -341,7 +342,7 @@ def _judge_pairs(status: NDArray[np.uint8], constant: NDArray[np.int64]) -> list
 
 def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
     """Give t = −Φ⁻¹(p); half a count stands for none, so that t stays finite."""
-    thresholds: Array = -ndtri(np.clip(ones, 0.5, observed - 0.5) / observed)
+    thresholds: Array = -scipy.special.ndtri(np.clip(ones, 0.5, observed - 0.5) / observed)
     return thresholds
 
 

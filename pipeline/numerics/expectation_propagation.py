@@ -41,7 +41,6 @@ from pipeline.numerics.probit_sites import (
     OPTIONS,
     PRECISION,
     SHIFT,
-    TAIL,
     VARIANCE,
     Floats,
     Row,
@@ -52,6 +51,7 @@ from pipeline.numerics.probit_sites import (
     match,
     refresh,
     set_cavities,
+    tail_coefficients,
 )
 from pipeline.numerics.skewness_correction import add_to_moments, skewness_terms
 
@@ -141,7 +141,9 @@ def probit_posterior(
     )
     scale = np.sqrt(v)
     whitened = np.ascontiguousarray((w * scale).T)
-    _posteriors(binary, present, whitened, b + w @ m, TAIL, tol, max_rounds, posterior)
+    _posteriors(
+        binary, present, whitened, b + w @ m, tail_coefficients(), tol, max_rounds, posterior
+    )
     return posterior._replace(mean=m + scale * posterior.mean, variance=v * posterior.variance)
 
 

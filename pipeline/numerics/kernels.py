@@ -34,11 +34,6 @@ PACK_BYTES = 64  # with PACK_FEATURES: 16 KiB, in the L1 cache while bytes chang
 _kernel = njit(nogil=True, cache=True)
 
 
-def load_kernels() -> None:
-    """Make Numba ready: the first compiled function that a process calls takes 0.3 s longer."""
-    popcounts(np.zeros((1, 1), np.uint64))
-
-
 def popcounts(words: Words) -> Counts:
     """Count the ones of each feature.
 

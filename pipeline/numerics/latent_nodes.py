@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import log_expit, roots_hermitenorm
 
 from pipeline.errors import FitError
 from pipeline.wanted import check_wanted
@@ -127,7 +127,7 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
             f"Expected 2 to {MAX_PER_AXIS} nodes an axis, got {n_per_axis}. "
             "21 are usual, more the steeper the slopes."
         )
-    axis, weights = roots_hermitenorm(n_per_axis)
+    axis, weights = scipy.special.roots_hermitenorm(n_per_axis)
     log_weights = np.log(weights / weights.sum())
     return Nodes(_tuples(axis, n_components), _tuples(log_weights, n_components).sum(axis=1))
 
@@ -244,7 +244,7 @@ def _powers(points: Floats) -> Floats:
 def _coefficients(weights: Floats, offsets: Floats, nodes: Nodes, masked: bool) -> Floats:
     """What the columns of a design count for at each node: (n_columns, n_nodes)."""
     eta = weights @ nodes.points.T + offsets[:, None]
-    log_zero = log_expit(-eta)
+    log_zero = scipy.special.log_expit(-eta)
     if masked:
         return np.vstack([eta, log_zero, nodes.log_weights])
     return np.vstack([eta, log_zero.sum(axis=0) + nodes.log_weights])

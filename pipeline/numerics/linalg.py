@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import eigh
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from pipeline.errors import FitError
 
@@ -35,7 +34,7 @@ def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
     """
     n = len(matrix)
     if n <= FULL_SOLVER or 2 * n_leading >= n:
-        values, vectors = eigh(matrix)
+        values, vectors = scipy.linalg.eigh(matrix)
     else:
         values, vectors = _extreme_eigenpairs(matrix, n_leading, "LA", tol=1e-10)
     return values[::-1], fix_signs(vectors[:, ::-1])
@@ -44,7 +43,7 @@ def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
 def leading_eigenvalues(matrix: Matrix, n_leading: int) -> Matrix:
     """Compute leading eigenvalues alone, largest first: as many as `leading_eigenpairs`."""
     if len(matrix) <= FULL_SOLVER:
-        values: Matrix = eigh(matrix, eigvals_only=True)[::-1]
+        values: Matrix = scipy.linalg.eigh(matrix, eigvals_only=True)[::-1]
         return values
     return leading_eigenpairs(matrix, n_leading)[0]
 
@@ -72,9 +71,9 @@ def _extreme_eigenpairs(
     # A fixed generator of start vectors makes it give the same bytes each time.
     rng = np.random.default_rng(0)
     try:
-        values, vectors = eigsh(matrix, n_pairs, which=which, rng=rng, tol=tol)
-    except ArpackNoConvergence:
-        return eigh(matrix)
+        values, vectors = scipy.sparse.linalg.eigsh(matrix, n_pairs, which=which, rng=rng, tol=tol)
+    except scipy.sparse.linalg.ArpackNoConvergence:
+        return scipy.linalg.eigh(matrix)
     order = np.argsort(values)
     return values[order], vectors[:, order]
 
@@ -130,7 +129,7 @@ def nearest_correlation(
 
 
 def _positive_part(matrix: Matrix) -> Matrix:
-    values, vectors = eigh(matrix)
+    values, vectors = scipy.linalg.eigh(matrix)
     kept = vectors * np.maximum(values, 0.0)
     positive: Matrix = kept @ vectors.T
     return (positive + positive.T) / 2

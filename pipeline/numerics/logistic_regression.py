@@ -23,8 +23,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, log_expit
 
 from pipeline.errors import FitError
 
@@ -187,8 +187,10 @@ def _climb(
 def _expand(problem: _Problem, at: Floats) -> _Expansion:
     """Expand f, each side of σ in a form that loses no digits."""
     eta = at @ problem.design.T
-    up, down = expit(eta), expit(-eta)
-    value = (problem.ones * log_expit(eta) + problem.zeros * log_expit(-eta)).sum(axis=1)
+    up, down = scipy.special.expit(eta), scipy.special.expit(-eta)
+    value = (
+        problem.ones * scipy.special.log_expit(eta) + problem.zeros * scipy.special.log_expit(-eta)
+    ).sum(axis=1)
     gradient = (problem.ones * down - problem.zeros * up) @ problem.design
     curvature = ((problem.ones + problem.zeros) * up * down) @ problem.products
     return _Expansion(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from pipeline.errors import FitError
 
@@ -67,7 +67,7 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
             f"{len(right)}. Compare fits of the same features."
         )
     cosines = np.abs(left.T @ right)
-    matched = cosines[linear_sum_assignment(cosines, maximize=True)]
+    matched = cosines[scipy.optimize.linear_sum_assignment(cosines, maximize=True)]
     return float(min(matched.sum() / max(cosines.shape), 1.0))
 
 
@@ -87,7 +87,7 @@ def matched_columns(
         Columns of `estimated`, matched as in `mean_cosine_similarity`.
     """
     cosines = _directions(reference, "reference").T @ _directions(estimated, "estimated")
-    here, there = linear_sum_assignment(np.abs(cosines), maximize=True)
+    here, there = scipy.optimize.linear_sum_assignment(np.abs(cosines), maximize=True)
     return estimated[:, there] * np.where(cosines[here, there] < 0, -1.0, 1.0)
 
 

@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Protocol, Self
 
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
-
 
 class Statistics(Protocol):
     """Sufficient statistics of some rows.
@@ -40,11 +38,3 @@ class Statistics(Protocol):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Undo `arrays`."""
-
-
-class FirstStatistics(Statistics, Protocol):
-    """Statistics that `Model.initialize` asks for: they need no parameters."""
-
-    @classmethod
-    def of_block(cls, block: BinaryBlock) -> Self:
-        """Summarize one block."""

@@ -123,7 +123,7 @@ def _parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _tables(counts: PairCounts, segments: slice, rows: slice) -> PairTable:
-    """Copy the tables of some segments, lest all counts be sent with them."""
+    """Copy the tables of some segments, so that not all counts are sent with them."""
     right = slice(rows.start, counts.n_features)
     each = (counts.table(u, rows, right) for u in range(segments.start, segments.stop))
     return PairTable(*(np.stack([*map(np.atleast_2d, parts)]) for parts in zip(*each, strict=True)))

@@ -16,13 +16,13 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from pipeline.blocks import Rows, block_of, blocks_of
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import collect_first, collect_pass, fit, start
-from pipeline.models.binary_ica.blica import BLICA, PROBIT_SCALE
+from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.identifiability import surplus
 from pipeline.models.binary_ica.moment_matching.exact import match_exactly
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
@@ -35,6 +35,7 @@ from pipeline.models.binary_ica.moment_matching.selection import (
     folds_of,
     try_settings,
 )
+from pipeline.models.binary_ica.params import PROBIT_SCALE
 from pipeline.numerics.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.tetrachoric import tetrachoric
@@ -124,7 +125,7 @@ def _population_correlation(weights: Array, means: Array, variances: Array) -> A
     model = SegmentModel(weights, -(weights @ means) / deviations, means, variances)
     h = -model.thresholds
     joint = bivariate_normal_cdf_array(h[:, None], h, np.clip(model.correlation(), -1, 1))
-    ones = ndtr(h)
+    ones = scipy.special.ndtr(h)
     found = tetrachoric(1.0, ones[:, None], ones, joint).correlation
     np.fill_diagonal(found, 1.0)
     return found
@@ -227,7 +228,7 @@ def _timed(drawn: Drawn) -> dict[str, float]:
     n_components, executor = drawn.mixing.shape[1], SerialExecutor()
     model, seconds = BLICA(n_components), dict[str, float]()
     with _charged(seconds, "counts"):
-        state = start(model, collect_first(model, drawn.rows, executor), drawn.seed)
+        state = start(model, collect_first(model, drawn.rows, executor, drawn.seed), drawn.seed)
         counts = collect_pass(model, state, drawn.rows, executor, drawn.seed)
     assert isinstance(counts, PairCounts)
     seeds = {name: values.tolist() for name, values in state.auxiliary.items()}

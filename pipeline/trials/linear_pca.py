@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from pipeline.executors.base import one_blas_thread
 from pipeline.numerics.linalg import leading_eigenpairs
@@ -49,7 +49,9 @@ class LinearPCA:
         centred = X - self.mean
         kept = centred if observed is None else centred * observed
         projected = self.mean + kept @ leading @ leading.T
-        probabilities: Array = ndtr((projected - 0.5) / np.sqrt(self._noise(n_components)))
+        probabilities: Array = scipy.special.ndtr(
+            (projected - 0.5) / np.sqrt(self._noise(n_components))
+        )
         return probabilities
 
     def sample(

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock, Rows, block_of
 from pipeline.executors.base import one_blas_thread
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, collect_first, fit, start
-from pipeline.learning.convergence import ConvergenceMonitor
+from pipeline.fit import collect_first, fit, start
 from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.state import FitState
 from pipeline.numerics.latent_nodes import Nodes, gauss_hermite, node_posterior, random_nodes
 from pipeline.trials.blica import rows_in_memory
 from pipeline.using.latent_plane import fine_posterior
@@ -153,7 +153,7 @@ def _compiled() -> None:
 def _tried(trial: Trial) -> Tried:
     block, estimator, seed = trial
     model, rows, executor = latent_trait(estimator), _in_memory(block), SerialExecutor()
-    first = collect_first(model, rows, executor)
+    first = collect_first(model, rows, executor, seed)
     passes: list[_Pass] = []
     state = start(model, first, seed)
     cpu, wall = time.thread_time(), time.perf_counter()
@@ -166,14 +166,14 @@ def _tried(trial: Trial) -> Tried:
     # The last objective is of these. Then axes are turned, and fixed draws with other axes are
     # other draws.
     last = passes[-2].state.params if len(passes) > 1 else state.params
-    shared = start(latent_trait("sampling"), first, seed).params
+    shared = start(latent_trait("sampling"), first, seed).working
     values = {
         "objective": done.history[-1],
-        **_errors(block, last, Nodes(shared.nodes, shared.node_log_weights), seed),
+        **_errors(block, last, Nodes(shared["points"], shared["log_weights"]), seed),
         "passes": done.iteration,
         "cpu_seconds": near.cpu,
         "wall_seconds": near.wall,
-        "converged": ConvergenceMonitor(model.max_iter, model.tol).converged(done.history),
+        "converged": model.convergence(done).converged(done.history),
         "pinned": len(state.auxiliary["constant"]),
         "steepest": float(np.abs(done.params.weights).max()),
     }

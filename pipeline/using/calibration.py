@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import Rows, block_of
+from pipeline.collect import TASK_MEMORY, collect
 from pipeline.executors.base import Executor
-from pipeline.fit import TASK_MEMORY, collect
 from pipeline.models.base import Model
 from pipeline.params import named_arrays
 from pipeline.progress import Progress, silent
@@ -127,7 +127,11 @@ def implied_pairs(
 
 
 def _drawn_pairs(
-    model: Model, arrays: dict[str, NDArray[Any]], n_features: int, seed: int, some: Sequence[Draw]
+    model: Model,
+    arrays: dict[str, NDArray[Any]],
+    n_features: int,
+    seed: int,
+    some: Sequence[Draw],
 ) -> PairCounts:
     parts = []
     for draw in some:

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from pipeline.blocks import Chunk, Rows
 from pipeline.executors.base import Map
@@ -156,9 +156,9 @@ def tetrachoric_variance(table: PairTable, correlation: Array) -> Array:
     """
     n = np.asarray(table.n, np.float64)
     p_i, p_j, p_ij = table.ones_i / n, table.ones_j / n, table.joint / n
-    t_i, t_j, r = -ndtri(p_i), -ndtri(p_j), correlation
+    t_i, t_j, r = -scipy.special.ndtri(p_i), -scipy.special.ndtri(p_j), correlation
     root = np.sqrt(1 - r**2)
-    a, b = ndtr((r * t_i - t_j) / root), ndtr((r * t_j - t_i) / root)
+    a, b = scipy.special.ndtr((r * t_i - t_j) / root), scipy.special.ndtr((r * t_j - t_i) / root)
     density = np.exp(-(t_i**2 - 2 * r * t_i * t_j + t_j**2) / (2 * root**2)) / (2 * np.pi * root)
     mean = p_ij - a * p_i - b * p_j
     second = p_ij * (1 - a - b) ** 2 + (p_i - p_ij) * a**2 + (p_j - p_ij) * b**2

@@ -15,11 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock, Rows, block_of
+from pipeline.collect import collect
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
-from pipeline.fit import collect
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.capabilities import (
+    Bounded,
+    CompositeLikely,
+    Likely,
+    LogLikelihood,
+    PseudoLikely,
+    Reconstructs,
+)
 from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.progress import Progress, silent
 from pipeline.random import RowRandom
@@ -28,10 +36,11 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_MEASURES = {
-    "log_likelihood": "exact",
-    "lower_bound": "bound",
-    "composite_log_likelihood": "composite",
+_MEASURES: dict[str, tuple[type, str]] = {
+    "log_likelihood": (Likely, "exact"),
+    "lower_bound": (Bounded, "bound"),
+    "pseudo_log_likelihood": (PseudoLikely, "pseudo"),
+    "composite_log_likelihood": (CompositeLikely, "composite"),
 }
 _CELLS_AT_ONCE = 1 << 21
 
@@ -59,8 +68,9 @@ class Measure(NamedTuple):
     Attributes
     ----------
     name
-        `log_likelihood`, `lower_bound`, `composite_log_likelihood` (the sum over pairs of
-        features, which is none of a row), or None where the model offers nothing.
+        `log_likelihood`, `lower_bound`, `pseudo_log_likelihood` (the sum over features given all
+        others), `composite_log_likelihood` (the sum over pairs of features), or None where the
+        model offers nothing. The last two are no likelihood of a row.
     refusals
         Why those before it were not taken.
     """
@@ -78,17 +88,16 @@ def baselines(n_rows: int) -> dict[str, Model]:
     }
 
 
-def measure_of(subject: Subject) -> Measure:
-    """Find what a model offers, by asking for the probability of a row drawn from it."""
-    model, params = subject.model, subject.params
-    segments = subject.segments[:1] if len(subject.segments) else np.zeros(1, np.int64)
-    drawn = model.sample(params, 1, np.random.default_rng(0), segments)
-    block, refusals = block_of(drawn, segment=int(segments[0])), []
-    for name in _MEASURES:
-        if not hasattr(model, name):
+def measure_of(subject: Subject, n_features: int) -> Measure:
+    """Find what a model offers, by asking for the probability of a row without ones."""
+    segment = int(subject.segments[0]) if len(subject.segments) else 0
+    block = block_of(np.zeros((1, n_features), np.uint8), segment=segment)
+    refusals = []
+    for name, (capability, _) in _MEASURES.items():
+        if not isinstance(subject.model, capability):
             continue
         try:
-            getattr(model, name)(params, block, RowRandom(0))
+            getattr(subject.model, name)(subject.params, block, RowRandom(0))
         except FitError as error:
             refusals.append(str(error))
         else:
@@ -142,10 +151,11 @@ def _parts(block: BinaryBlock) -> Iterator[BinaryBlock]:
 
 
 def _score(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
-    nats, error = _likelihoods(subject, measure, rng, block)
+    nats, error, shared = _likelihoods(subject, measure, rng, block)
     values = {
         "squared_nats": np.array((nats**2).sum()),
         "error_variance": np.array((error**2).sum()),
+        "shared_error": np.array(shared * block.n_samples),
         **_losses(subject, rng, block),
     }
     return Sums(block.n_samples, float(nats.sum()), values)
@@ -153,24 +163,26 @@ def _score(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryB
 
 def _likelihoods(
     subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock
-) -> tuple[Array, Array]:
+) -> LogLikelihood:
     """Give the measure of each row, and its standard error."""
     nothing = np.zeros(block.n_samples)
     if measure is None:
-        return nothing, nothing
+        return LogLikelihood(nothing, nothing)
     found = getattr(subject.model, measure)(subject.params, block, rng)
-    nats, error = found if isinstance(found, tuple) else (found, nothing)
-    if not (finite := np.isfinite(nats)).all():
+    scored = found if isinstance(found, LogLikelihood) else LogLikelihood(found, nothing)
+    if not (finite := np.isfinite(scored.nats)).all():
         at = int(np.argmin(finite))
         raise FitError(
-            f"row {block.rows[at] + 1}: Expected a finite {measure}, got {nats[at]}. "
+            f"row {block.rows[at] + 1}: Expected a finite {measure}, got {scored.nats[at]}. "
             "Fit again with other settings."
         )
-    return nats, error
+    return scored
 
 
 def _losses(subject: Subject, rng: RowRandom, block: BinaryBlock) -> dict[str, NDArray[Any]]:
-    """Sum the losses of reconstruction over observed values."""
+    """Sum the losses of reconstruction over observed values, where the model reconstructs."""
+    if not isinstance(subject.model, Reconstructs):
+        return {}
     observed = np.ones((block.n_samples, block.n_features), np.bool_)
     if (mask := block.observed()) is not None:
         observed = mask.astype(np.bool_)
@@ -191,27 +203,34 @@ def likelihood_summary(measure: Measure, sums: Sums) -> dict[str, Any]:
     Returns
     -------
     dict
-        `kind`: exact, estimate, bound, composite or none; the mean of a row in nats under the name
-        of the measure, and in `bits`; `standard_error` of that mean for the choice of rows, and
-        `estimation_error` of it for how each row's was estimated; `refusals`.
+        `kind`: exact, estimate, bound, pseudo, composite or none; the mean of a row in nats under
+        the name of the measure, and in `bits`; `standard_error` of that mean for the choice of
+        rows, and `estimation_error` of it for how it was estimated: row by row, or for all at once,
+        which more rows do not lessen; `refusals`.
     """
     if measure.name is None:
         return {"kind": "none", "refusals": list(measure.refusals)}
     n, mean = sums.n_samples, sums.objective / sums.n_samples
     variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
-    error_variance = float(sums.values["error_variance"])
-    kind = "estimate" if error_variance > 0 else _MEASURES[measure.name]
+    own, shared = float(sums.values["error_variance"]), float(sums.values["shared_error"]) / n
+    error = float(np.hypot(np.sqrt(own) / n, shared))
+    kind = "estimate" if error > 0 else _MEASURES[measure.name][1]
     return {
         "kind": kind,
         measure.name: mean,
         "bits": mean / np.log(2),
         "standard_error": float(np.sqrt(variance / n)),
-        "estimation_error": float(np.sqrt(error_variance)) / n,
+        "estimation_error": error,
         "refusals": list(measure.refusals),
     }
 
 
 def reconstruction_summary(sums: Sums) -> dict[str, float]:
-    """Give mean losses of an observed value, coded from the row that it is in."""
+    """Give mean losses of an observed value, coded from the row that it is in.
+
+    There are none of a model that does not reconstruct.
+    """
+    if "observed" not in sums.values:
+        return {}
     n_observed = max(int(sums.values["observed"]), 1)
     return {name: float(sums.values[name]) / n_observed for name in ("wrong_bits", "nll_per_bit")}

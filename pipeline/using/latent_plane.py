@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import log_expit, logsumexp
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
@@ -60,7 +60,7 @@ def fine_nodes() -> Nodes:
     axis = np.arange(-_REACH, _REACH + _STEP / 2, _STEP)
     points = _points(axis, axis)
     log_weights = -(points**2).sum(axis=1) / 2
-    return Nodes(points, log_weights - logsumexp(log_weights))
+    return Nodes(points, log_weights - scipy.special.logsumexp(log_weights))
 
 
 def fine_posterior(block: BinaryBlock, weights: Array, offsets: Array) -> FinePosterior:
@@ -78,7 +78,7 @@ def fine_posterior(block: BinaryBlock, weights: Array, offsets: Array) -> FinePo
     with one_blas_thread():
         found = [node_posterior(X, observed, weights, offsets, piece) for piece in pieces]
     logs = np.array([part.log_likelihood for part in found])
-    total = logsumexp(logs, axis=0)
+    total = scipy.special.logsumexp(logs, axis=0)
     means = np.array([part.mean for part in found])
     return FinePosterior((np.exp(logs - total)[:, :, None] * means).sum(axis=0), total)
 
@@ -111,8 +111,8 @@ def plane_posterior(
     points = _points(x, y)
     seen = np.ones(len(row)) if observed is None else observed
     eta = points @ weights.T + offsets
-    logs = log_expit((2.0 * row - 1) * eta) @ seen - (points**2).sum(axis=1) / 2
-    shares = np.exp(logs - logsumexp(logs))
+    logs = scipy.special.log_expit((2.0 * row - 1) * eta) @ seen - (points**2).sum(axis=1) / 2
+    shares = np.exp(logs - scipy.special.logsumexp(logs))
     mean = shares @ points
     covariance = (points - mean).T @ (shares[:, None] * (points - mean))
     density = shares.reshape(_POINTS, _POINTS).T / ((x[1] - x[0]) * (y[1] - y[0]))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pipeline.errors import FitError
 from pipeline.known_segments import fitted_segments
 from pipeline.models.base import Model
+from pipeline.models.capabilities import sampler
 from pipeline.params import params_from_arrays
 
 _CELLS_AT_ONCE = 1 << 21
@@ -52,11 +53,16 @@ def draw_rows(
         Seed of all runs.
     draw
         The run.
+
+    Raises
+    ------
+    FitError
+        If the model draws no rows.
     """
-    params = params_from_arrays(type(model), arrays())
+    params = params_from_arrays(model.params, arrays())
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(draw.key,)))
     segments = np.repeat(draw.segments, draw.n_rows) if draw.segments else None
-    X = model.sample(params, sum(draw.n_rows), rng, segments)
+    X = sampler(model).sample(params, sum(draw.n_rows), rng, segments)
     return np.packbits(X, axis=1, bitorder="little")
 
 

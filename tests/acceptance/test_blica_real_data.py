@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, fit
+from pipeline.fit import fit
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
+from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.dataset import BinaryDataset
 from storage.sources import open_source
@@ -192,6 +193,7 @@ def test_the_united_states_do_not_share_what_all_others_agree_on(assembly, blocs
     assert abs(agreed.loadings["US"]) < 0.1
 
 
+@pytest.mark.matrix
 def test_halves_of_the_assembly_agree(assembly):
     assert similarity_of_halves(assembly, n_components=3) > 0.97
 
@@ -227,6 +229,7 @@ def test_constant_electrodes_and_short_segments_are_named(brain):
     assert np.array(brain.segment_names)[left_out].tolist() == ["7", "23"]
 
 
+@pytest.mark.matrix
 def test_halves_of_the_recording_agree(brain):
     """Neighbouring rows are 8 ms apart: these halves say nothing of another recording."""
     assert similarity_of_halves(brain, n_components=4) > 0.97

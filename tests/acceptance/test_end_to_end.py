@@ -27,7 +27,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 
-from flows.ingest import ingest_sources
+from flows.data.ingesting import ingest_sources
 from pipeline import api
 from pipeline.executors.serial import SerialExecutor
 from storage import load_artifact, open_codes, open_dataset
@@ -178,6 +178,7 @@ def deployed(
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
 
 
+@pytest.mark.matrix
 def test_a_schedule_fires_and_its_fit_has_the_bytes_of_one_by_hand(
     deployed: SyncPrefectClient, parts: dict[str, np.ndarray], tmp_path: Path
 ) -> None:

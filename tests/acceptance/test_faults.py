@@ -1,7 +1,8 @@
 """Every fault at every stage of a run: nothing is lost, and the result has the same bytes.
 
 Each cell runs a command in a process of its own on a cluster of its own kind and sets the fault off
-at an exact task. What is marked slow repeats a fault at another stage or with another model.
+at an exact task. What is marked matrix or slow repeats a fault at another stage or with another
+model.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,23 +58,29 @@ CELLS = {
     "second writer": [(PASS, PCA), (FIT, TRAIT), (TRANSFORM, TRAIT)],
 }
 ALWAYS = {
-    ("worker killed", PASS, PCA), ("worker killed", FIT, TRAIT), ("worker killed", TRANSFORM, PCA),
-    ("scheduler killed", FIRST, PCA), ("scheduler killed", FIT, TRAIT),
-    ("client killed", FIRST, TRAIT), ("client killed", TRANSFORM, PCA),
+    ("worker killed", PASS, PCA), ("scheduler killed", FIT, TRAIT),
+    ("client killed", TRANSFORM, PCA), ("disk full", WRITE, PCA), ("chunk damaged", PASS, PCA),
+    ("interrupted", TRANSFORM, PCA), ("interrupted, on threads", FIT, TRAIT),
+    ("second writer", PASS, PCA),
+}  # fmt: skip
+REPEATED = {
+    ("worker killed", FIT, TRAIT), ("worker killed", TRANSFORM, PCA),
+    ("scheduler killed", FIRST, PCA), ("client killed", FIRST, TRAIT),
     ("disk full", PASS, PCA), ("disk full", FIT, TRAIT), ("disk full", TRANSFORM, PCA),
-    ("disk full", WRITE, PCA), ("chunk damaged", PASS, PCA), ("interrupted", FIT, TRAIT),
-    ("interrupted", TRANSFORM, PCA), ("interrupted, on threads", FIRST, PCA),
-    ("interrupted, on threads", FIT, TRAIT), ("second writer", PASS, PCA),
+    ("interrupted", FIT, TRAIT), ("interrupted, on threads", FIRST, PCA),
 }  # fmt: skip
 
 
 def cells(fault: str) -> pytest.MarkDecorator:
     """A test of every cell of a fault."""
-    marked = [
-        pytest.param(*cell, marks=() if (fault, *cell) in ALWAYS else pytest.mark.slow)
-        for cell in CELLS[fault]
-    ]
+    marked = [pytest.param(*cell, marks=_marks((fault, *cell))) for cell in CELLS[fault]]
     return pytest.mark.parametrize(("stage", "model"), marked)
+
+
+def _marks(cell: tuple[str, str, str]) -> Sequence[pytest.MarkDecorator]:
+    if cell in ALWAYS:
+        return ()
+    return (pytest.mark.matrix if cell in REPEATED else pytest.mark.slow,)
 
 
 @pytest.fixture(scope="module")
@@ -230,19 +237,6 @@ def test_a_worker_is_killed(work, cluster, stage, model):
     with cluster.trapped(stage, kill), cell.started(cluster) as run:
         assert run.ended()[0] == 0
     cell.check()
-
-
-@cells("scheduler killed")
-def test_the_scheduler_is_killed(work, cluster, stage, model):
-    cell = work(stage, model)
-    with Client(cluster.address, set_as_default=False) as client:
-        lay(client, Trap(*SWEEPS[stage], partial(os.kill, cluster.scheduler_pid(), signal.SIGKILL)))
-    with cell.started(cluster) as run:
-        code, message = run.ended()
-    assert (code, message[:42]) == (1, "error: Expected the cluster to stay, lost ")
-    assert "--resume" in message
-    assert not _answers(cluster.address)
-    cell.resume()
 
 
 @cells("client killed")
@@ -412,6 +406,20 @@ def test_an_interrupt_while_connecting(work):
                 os.killpg(run.pid, signal.SIGINT)
                 assert run.ended() == (130, "error: interrupted")
     assert not cell.output.exists()
+    cell.resume()
+
+
+@cells("scheduler killed")
+def test_the_scheduler_is_killed(work, cluster, stage, model):
+    """After the others, as a cluster has to be started anew."""
+    cell = work(stage, model)
+    with Client(cluster.address, set_as_default=False) as client:
+        lay(client, Trap(*SWEEPS[stage], partial(os.kill, cluster.scheduler_pid(), signal.SIGKILL)))
+    with cell.started(cluster) as run:
+        code, message = run.ended()
+    assert (code, message[:42]) == (1, "error: Expected the cluster to stay, lost ")
+    assert "--resume" in message
+    assert not _answers(cluster.address)
     cell.resume()
 
 

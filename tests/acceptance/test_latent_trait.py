@@ -38,20 +38,17 @@ def turned(found: Floats, truth: Floats) -> Floats:
     return found @ left @ right
 
 
-def test_two_factors_behind_twenty_items_are_recovered() -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
+def test_two_factors_behind_twenty_items_are_recovered(seed: int) -> None:
     """The bound has another optimum: its slopes are too small, by a fifth here."""
-    errors, sizes = [], []
-    for seed in range(2):
-        rng = np.random.default_rng(seed)
-        weights, offsets = rng.uniform(0.4, 1.4, (20, 2)), rng.uniform(-1, 1, 20)
-        weights *= rng.choice([-1, 1], weights.shape)
-        rows = memory_rows(Data(drawn(weights, offsets, 100_000, rng)), [10_000] * 10)
-        exact = fit(LatentTrait(estimator="quadrature"), rows, ThreadsExecutor(2)).params.weights
-        bound = fit(LatentTrait(), rows, ThreadsExecutor(2)).params.weights
-        errors.append(np.sqrt(((turned(exact, weights) - weights) ** 2).mean()))
-        sizes.append(np.linalg.norm(bound) / np.linalg.norm(weights))
-    assert max(errors) <= 0.014
-    assert 0.75 < min(sizes) <= max(sizes) < 0.95
+    rng = np.random.default_rng(seed)
+    weights, offsets = rng.uniform(0.4, 1.4, (20, 2)), rng.uniform(-1, 1, 20)
+    weights *= rng.choice([-1, 1], weights.shape)
+    rows = memory_rows(Data(drawn(weights, offsets, 100_000, rng)), [10_000] * 10)
+    exact = fit(LatentTrait(estimator="quadrature"), rows, ThreadsExecutor(2)).params.weights
+    bound = fit(LatentTrait(), rows, ThreadsExecutor(2)).params.weights
+    assert np.sqrt(((turned(exact, weights) - weights) ** 2).mean()) <= 0.014
+    assert 0.75 < np.linalg.norm(bound) / np.linalg.norm(weights) < 0.95
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,15 +36,14 @@ def examples() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def run_commands(text: str, folder: Path) -> None:
-    """Run the indented commands in a folder that has the data sets they name."""
-    for line in re.findall(r"^    python (.+)$", text, re.MULTILINE):
-        for name in re.findall(r"\w+\.npz", line):
-            if not (folder / name).exists():
-                (folder / name).symlink_to(shared(name))
-        command = [sys.executable, *shlex.split(line)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, f"{line}\n{done.stderr[-2000:]}"
+def run_commands(cli: Callable[..., Any], text: str, folder: Path) -> None:
+    """Run the indented commands in this folder, which gets the data sets they name."""
+    for name, words in re.findall(r"^    python -m flows\.(\w+) (.+)$", text, re.MULTILINE):
+        for source in re.findall(r"\w+\.npz", words):
+            if not (folder / source).exists():
+                (folder / source).symlink_to(shared(source))
+        done = cli(name, *shlex.split(words))
+        assert done.code == 0, f"{name} {words}\n{done.err[-2000:]}"
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -63,9 +62,11 @@ slow = pytest.mark.slow
         pytest.param("Handwritten digits", marks=slow),
     ],
 )
-def test_the_commands_make_the_pictures(title: str, tmp_path: Path) -> None:
+def test_the_commands_make_the_pictures(
+    plain_cli: Callable[..., Any], title: str, tmp_path: Path
+) -> None:
     text = examples()[title]
-    run_commands(text, tmp_path)
+    run_commands(plain_cli, text, tmp_path)
     named = re.findall(r"tests/acceptance/pictures/([\w-]+)\.png", text)
     assert named
     for name in named:

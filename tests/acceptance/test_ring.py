@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from flows.data.datasets import dataset_path
+from flows.data.datasets import open_named
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import FitState, collect_pass, fit
+from pipeline.fit import collect_pass, fit
 from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.models.state import FitState
 from pipeline.statistics.counts import PairCounts
-from storage import open_dataset
 from tests.data import rows_of
 
 N_FEATURES = 256
@@ -28,7 +28,7 @@ def spin_eigenvalues(counts: PairCounts) -> np.ndarray:
 
 def test_two_eigenvalues_stand_out_at_a_million_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    dataset = open_dataset(dataset_path("example:ring:rows=1000000"))
+    dataset = open_named("example:ring:rows=1000000")
     rows, executor, model = rows_of(dataset), ThreadsExecutor(2), ClippedPCA()
     fitted = fit(model, rows, executor)
     values = fitted.params.eigenvalues

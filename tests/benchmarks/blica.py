@@ -19,16 +19,18 @@ import numpy as np
 
 from pipeline.executors.base import one_blas_thread
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import FitState, collect_first, collect_pass, start
+from pipeline.fit import collect_first, collect_pass, start
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
 from pipeline.models.binary_ica.moment_matching.segments import segments_of
+from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 from storage.dataset import BinaryDataset
 from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
 from tests.data import rows_of, write
 
+RNG = np.random.default_rng(0)
 THREADS = ThreadsExecutor(2)
 REGULARIZATION = 20.0
 
@@ -72,7 +74,7 @@ def written(path: Path, shape: Shape) -> tuple[BinaryDataset, NonstationaryTruth
 
 def counted(model: BLICA, dataset: BinaryDataset) -> tuple[FitState, PairCounts]:
     rows = rows_of(dataset)
-    state = start(model, collect_first(model, rows, THREADS), seed=0)
+    state = start(model, collect_first(model, rows, THREADS, 0), seed=0)
     counts = collect_pass(model, state, rows, THREADS, seed=0)
     assert isinstance(counts, PairCounts)
     return state, counts
@@ -89,8 +91,8 @@ def measure(shape: Shape) -> str:
     segments, correlations = timed(lambda: segments_of(counts, given.min_rows, THREADS.map))
     moments, seeds = segments.moments(REGULARIZATION), state.auxiliary["starts"].tolist()
     _, starts = timed(lambda: maximise_from_seeds(moments, shape.n_components, seeds, THREADS.map))
-    fitted, whole = timed(lambda: given.update(state, counts, THREADS.map))
-    chosen, choosing = timed(lambda: auto.update(*halves, THREADS.map))
+    fitted, whole = timed(lambda: given.update(state, counts, THREADS.map, RNG))
+    chosen, choosing = timed(lambda: auto.update(*halves, THREADS.map, RNG))
     similar = [mean_cosine_similarity(f.params.mixing, truth.mixing) for f in (fitted, chosen)]
     return (
         f"{shape.n_features:8d} {shape.n_components:10d} {shape.n_segments:8d} "

@@ -18,8 +18,9 @@ from pipeline.executors.base import Executor
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import FitState, collect_pass
+from pipeline.fit import collect_pass
 from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.models.state import FitState
 from pipeline.numerics.kernels import symmetric_joint_counts
 from storage.dataset import BinaryDataset, open_dataset
 from storage.writer import create_dataset

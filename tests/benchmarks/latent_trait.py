@@ -17,10 +17,11 @@ from dask.system import CPU_COUNT
 from scipy.special import expit
 
 from pipeline.blocks import BinaryBlock
+from pipeline.collect import collect
 from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import collect, fit
+from pipeline.fit import fit
 from pipeline.models.latent_trait.em import LatentTraitParams, bare_params
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.numerics.logistic_bound import bound_statistics
@@ -110,7 +111,7 @@ def time_passes(folder: Path) -> None:
             f"half the rows; on one {serial:.2f} s, {serial / kernel[name]:.2f} times the kernel"
         )
     with worker_processes(1) as one, worker_processes(2) as two:
-        # By turns, lest a neighbour's work fall on one of them alone.
+        # By turns, so that a neighbour's work does not fall on one of them alone.
         turns = [
             [seconds(partial(one_pass, whole, executor, RESTED), 1) for executor in (one, two)]
             for _ in range(2 * REPEATS)

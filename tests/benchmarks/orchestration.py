@@ -13,8 +13,9 @@ import psutil
 
 from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, collect_pass
+from pipeline.fit import collect_pass
 from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.models.state import FitState
 from pipeline.progress import Progress, silent
 from storage.dataset import BinaryDataset
 from tests.benchmarks.workers import worker_processes

@@ -91,7 +91,7 @@ def compare(folder: Path, fitted: Fitted, n_rows: int) -> float:
 
 
 def tiled(fitted: Fitted, n_rows: int, path: Path) -> None:
-    """Many rows, of which a million are drawn; the time of a row hangs on its values."""
+    """Many rows, of which a million are drawn; the time of a row depends on its values."""
     X = fitted.model.sample(fitted.params, min(n_rows, 1_000_000), np.random.default_rng(1))
     with create_dataset(path, fitted.feature_names, expected_rows=n_rows) as writer:
         for first in range(0, n_rows, len(X)):

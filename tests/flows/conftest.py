@@ -1,4 +1,4 @@
-"""A browser for tests of pages, and one kind of object store for tests of commands."""
+"""A browser for tests of pages; for commands, worker processes and one kind of object store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from distributed import LocalCluster
 
 from tests.object_servers import Server
 
@@ -35,6 +36,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield started
     finally:
         started.quit()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """Address of a cluster of 2 worker processes, for tests whose data lie on disk."""
+    one_thread: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(n_workers=2, host="127.0.0.1", **one_thread) as found:
+        yield found.scheduler_address
 
 
 @pytest.fixture

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from distributed import LocalCluster
 
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.artifacts import load_artifact
@@ -56,18 +53,7 @@ def dataset(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[list[str]]:
-    """Addresses of a cluster of 1 and one of 3 worker processes."""
-    one_thread: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": None}
-    with (
-        LocalCluster(n_workers=1, host="127.0.0.1", **one_thread) as one,
-        LocalCluster(n_workers=3, host="127.0.0.1", **one_thread) as three,
-    ):
-        yield [one.scheduler_address, three.scheduler_address]
-
-
-def test_every_executor_gives_the_same_bytes(cli, dataset, clusters):
+def test_every_executor_gives_the_same_bytes(cli, dataset, cluster):
     """Of whole values both settings are chosen; with missing ones there is a bootstrap."""
     more = ("--components", 2, "--set", "bootstrap=20") if dataset.name == "g.zarr" else ()
     command = ("fit", "--dataset", dataset, *BLICA, *more, "--json")
@@ -76,7 +62,7 @@ def test_every_executor_gives_the_same_bytes(cli, dataset, clusters):
     expected = load_artifact(serial.json["artifact"])
     assert expected["mixing"].shape == (6, 2)
     assert expected["mixing_interval"].shape == ((2, 6, 2) if more else (0, 6, 2))
-    for options in (("--executor", "dask"), *(("--cluster", address) for address in clusters)):
+    for options in (("--executor", "threads"), ("--executor", "dask"), ("--cluster", cluster)):
         other = cli(*command, *options)
         assert other.code == 0, other.err
         got = load_artifact(other.json["artifact"])

@@ -12,7 +12,7 @@ from flows.cli.comparison_tables import print_evaluation
 from flows.fitting.provenance import outcome, provenance
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import fit
-from pipeline.models.base import MODELS
+from pipeline.models.registry import models
 from pipeline.params import named_arrays
 from storage.artifacts import NamedArray, write_artifact
 from storage.dataset import open_dataset
@@ -38,7 +38,7 @@ def dataset(folder: Path) -> Path:
 
 def fitted(dataset: Path, name: str, split: str | None = None, **settings: Any) -> str:
     """An artifact beside the dataset, as a fit would leave it."""
-    model, opened = MODELS[name](**settings), open_dataset(dataset)  # type: ignore[call-arg]
+    model, opened = models()[name](**settings), open_dataset(dataset)  # type: ignore[call-arg]
     state = fit(model, rows_of(opened, split), SerialExecutor())
     arrays = {key: NamedArray(*a) for key, a in named_arrays(state.params).items()}
     described = {**provenance(model, opened, split, 0), **outcome(model, opened, state)}
@@ -97,12 +97,12 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     assert f"pairs: {', '.join(gap['features'])}: observed {gap['observed']:.4f}" in table
 
 
-def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait):
+def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, cluster):
     command = ("--dataset", dataset, "--artifact", mixture, "--artifact", trait, "--no-baselines")
     serial = evaluated(cli, *command, "--executor", "serial")
     assert serial["n_samples"] == 1000
     assert 0 < serial["models"][1]["estimation_error"] < 0.01
-    for options in (("--executor", "threads"), ("--workers", "2")):
+    for options in (("--executor", "threads"), ("--executor", "dask"), ("--cluster", cluster)):
         assert evaluated(cli, *command, *options)["models"] == serial["models"]
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows import ingest
+from flows.cli.roles import Roles
+from flows.data import ingesting as ingest
+from pipeline.progress import silent
 from storage import open_dataset
 from storage.errors import Busy, DataError
-from storage.locations import place
+from storage.locations import Place, place
 from storage.object_path import object_path
+from storage.sources.arrivals import Arrivals
 from tests.flows.test_ingest import dense, write_csv
 
 
@@ -32,6 +35,14 @@ def arrive(name: str, X: np.ndarray, seconds_ago: float = 3600) -> Path:
     then = time.time() - seconds_ago
     os.utime(path, (then, then))
     return path
+
+
+def take_in(folders: list[str], path: Place) -> Arrivals:
+    """Ingest what is new, without a command."""
+    intake = ingest.open_new(folders, path, Roles())
+    if intake.sources:
+        ingest.write_rows(intake, silent)
+    return intake.arrivals
 
 
 def ingest_new(cli, *more: str):
@@ -138,18 +149,18 @@ def test_what_cannot_be_meant_is_refused(cli, bits, arguments, words):
 def test_a_writer_in_between_keeps_a_file_from_being_taken_twice(bits, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arrive("a.csv", bits[:100])
-    ingest.ingest_new(["incoming"], place("v.zarr"))
+    take_in(["incoming"], place("v.zarr"))
     arrive("b.csv", bits[100:])
     opened = ingest._open_sources
 
     def other_writer_first(*arguments):
         monkeypatch.setattr(ingest, "_open_sources", opened)
-        ingest.ingest_new(["incoming"], place("v.zarr"))
+        take_in(["incoming"], place("v.zarr"))
         return opened(*arguments)
 
     monkeypatch.setattr(ingest, "_open_sources", other_writer_first)
     with pytest.raises(Busy, match="in between"):
-        ingest.ingest_new(["incoming"], place("v.zarr"))
+        take_in(["incoming"], place("v.zarr"))
     np.testing.assert_array_equal(dense(open_dataset("v.zarr"))[0], bits)
 
 
@@ -157,21 +168,21 @@ def test_a_writer_in_between_keeps_a_file_from_being_taken_twice(bits, tmp_path,
 def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, monkeypatch, step):
     monkeypatch.chdir(tmp_path)
     arrive("a.csv", bits[:100])
-    ingest.ingest_new(["incoming"], place("v.zarr"))
+    take_in(["incoming"], place("v.zarr"))
     arrive("b.csv", bits[100:])
     program = (
         "import os\n"
         "from storage import chunk_writer\n"
         "from storage.locations import place, write_manifest\n"
-        "from flows.ingest import ingest_new\n"
+        "from tests.flows.test_ingest_new import take_in\n"
         "def killed(*arguments):\n"
         f"    if {step == 'after'}: write_manifest(*arguments)\n"
         "    os._exit(9)\n"
         "chunk_writer.write_manifest = killed\n"
-        "ingest_new(['incoming'], place('v.zarr'))\n"
+        "take_in(['incoming'], place('v.zarr'))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 9
-    _, found = ingest.ingest_new(["incoming"], place("v.zarr"))
+    found = take_in(["incoming"], place("v.zarr"))
     assert len(found.new) == (step == "before")
     np.testing.assert_array_equal(dense(open_dataset("v.zarr"))[0], bits)
 
@@ -187,15 +198,15 @@ def test_objects_below_a_prefix(bits, tmp_path, monkeypatch, s3):
     put("b.csv", bits[100:200])
     put("2026/a.csv", bits[:100])
     put("c.csv.partial", bits)
-    _, found = ingest.ingest_new([folder], dataset)
+    found = take_in([folder], dataset)
     assert found.new == [f"{folder}/2026/a.csv", f"{folder}/b.csv"]
     put("c.csv", bits[200:])
     put("b.csv", bits[100:200])  # the same again is the same
-    _, found = ingest.ingest_new([folder], dataset)
+    found = take_in([folder], dataset)
     assert (found.new, found.n_known) == ([f"{folder}/c.csv"], 2)
     np.testing.assert_array_equal(dense(open_dataset(dataset))[0], bits)
     put("b.csv", bits)
     with pytest.raises(DataError, match=r"b\.csv: Expected the file as it was ingested"):
-        ingest.ingest_new([folder], dataset)
+        take_in([folder], dataset)
     with pytest.raises(DataError, match="Expected a folder that files arrive in"):
-        ingest.ingest_new([f"{folder}/c.csv"], dataset)
+        take_in([f"{folder}/c.csv"], dataset)

@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import fit
+from pipeline.models.latent_trait.model import LatentTrait
 from storage.artifacts import load_artifact
-from storage.dataset import BinaryDataset
-from tests.data import probit_rows, write
+from storage.dataset import BinaryDataset, open_dataset
+from tests.data import probit_rows, rows_of, write
 from tests.processes import fit_reaching, kill_a_worker, kill_fit_at
 
 LATENT_TRAIT = ("--model", "latent-trait")
@@ -19,6 +22,13 @@ LATENT_TRAIT = ("--model", "latent-trait")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     X, _ = probit_rows(20_000, 12, 2, seed=3)
     return write(tmp_path_factory.mktemp("trait") / "d.zarr", X, words_per_chunk=10).path
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More chunks than one task reads, but fewer rows."""
+    X, _ = probit_rows(6000, 12, 2, seed=3)
+    return write(tmp_path_factory.mktemp("short") / "d.zarr", X, words_per_chunk=10).path
 
 
 def weights(artifact: str) -> bytes:
@@ -34,26 +44,29 @@ def weights(artifact: str) -> bytes:
     ],
     ids=["variational", "quadrature", "sampling"],
 )
-def test_every_executor_gives_the_same_bytes(cli, dataset, settings):
-    command = ("fit", "--dataset", dataset, *LATENT_TRAIT, *settings, "--set", "max_iter=5")
+def test_every_executor_gives_the_same_bytes(cli, short, cluster, settings):
+    command = ("fit", "--dataset", short, *LATENT_TRAIT, *settings, "--set", "max_iter=5")
     serial = cli(*command, "--executor", "serial", "--json")
     assert serial.code == 0, serial.err
-    for options in (("--executor", "threads"), ("--executor", "dask"), ("--workers", "2")):
+    for options in (("--executor", "threads"), ("--executor", "dask"), ("--cluster", cluster)):
         other = cli(*command, *options, "--json")
         assert other.code == 0, other.err
         assert weights(other.json["artifact"]) == weights(serial.json["artifact"])
 
 
-SLOW = (*LATENT_TRAIT, "--set", "estimator=sampling", "--set", "nodes=2000", "--set", "max_iter=6")
+SETTINGS = {"estimator": "sampling", "nodes": 2000, "max_iter": 6}
+SPELLED = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+SLOW = [*LATENT_TRAIT, *SPELLED, "--no-report"]
 
 
-@pytest.fixture
-def undisturbed(cli, dataset) -> bytes:
-    done = cli("fit", "--dataset", dataset, *SLOW, "--output", "undisturbed", "--json")
-    assert done.json["iterations"] > 3
-    return weights(done.json["artifact"])
+@pytest.fixture(scope="module")
+def undisturbed(dataset) -> bytes:
+    done = fit(LatentTrait(**SETTINGS), rows_of(open_dataset(dataset)), SerialExecutor())
+    assert done.iteration > 3
+    return done.params.weights.tobytes()
 
 
+@pytest.mark.matrix
 def test_a_worker_killed_during_a_pass_changes_nothing(cli, dataset, undisturbed):
     """The third pass is under way when the state after the second lies on disk."""
     command = ["--dataset", str(dataset), *SLOW, "--workers", "2"]
@@ -61,6 +74,7 @@ def test_a_worker_killed_during_a_pass_changes_nothing(cli, dataset, undisturbed
     assert weights("runs/d") == undisturbed
 
 
+@pytest.mark.matrix
 def test_a_killed_client_resumes_to_the_same_bytes(cli, dataset, undisturbed):
     command = ["--dataset", str(dataset), *SLOW]
     kill_fit_at("states/000002/manifest.json", command)

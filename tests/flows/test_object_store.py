@@ -59,7 +59,7 @@ def results(cli, source: Path, root: str, where: tuple[object, ...]) -> list:
     data, runs, drawn = f"{root}/d.zarr", f"{root}/runs", f"{root}/drawn.zarr"
     serial = ("--executor", "serial", "--json")
     ingest(cli, source, data)
-    fitted = worked(cli("fit", "--dataset", data, "--output", runs, *where, "--json"))
+    fitted = worked(cli("fit", "--dataset", data, "--output", runs, *where, "--report", "--json"))
     coded = ("--dataset", data, "--artifact", runs, "--output", f"{root}/z", "--split", "test")
     worked(cli("transform", *coded, *where, "--json"))
     scored = worked(cli("evaluate", "--dataset", data, "--artifact", runs, *serial))
@@ -78,7 +78,11 @@ def results(cli, source: Path, root: str, where: tuple[object, ...]) -> list:
 
 @pytest.mark.parametrize(
     ("store", "where"),
-    [("s3", ("--executor", "serial")), *((scheme, ("--workers", 2)) for scheme in SERVERS)],
+    [
+        pytest.param("s3", ("--executor", "serial"), marks=pytest.mark.matrix),
+        ("s3", ("--workers", 2)),
+        *(pytest.param(s, ("--workers", 2), marks=pytest.mark.matrix) for s in ("az", "gs")),
+    ],
     indirect=["store"],
     ids=["serial", *SERVERS],
 )
@@ -95,6 +99,7 @@ def test_everything_in_the_store_is_as_on_disk(cli, bucket, source, where):
     assert not any(Path(f"{scheme}:").exists() for scheme in SERVERS)
 
 
+@pytest.mark.matrix
 def test_a_killed_fit_resumes_to_the_same_bytes(cli, s3, source):
     data = f"{s3}/d.zarr"
     ingest(cli, source, data)

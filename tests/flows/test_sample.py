@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from flows.data.fitted import load_fitted
-from pipeline.models.base import MODELS
+from pipeline.models.registry import models
 from storage import load_artifact, open_dataset
 from storage.dataset import BinaryDataset
+from tests.conformance.facts import facts_of
 from tests.data import probit_rows, write
 from tests.fits import write_fit
 from tests.storage.conftest import files_of
-from tests.test_model_conformance import facts_of, make
 
 NAMES = ["bread", "milk", "eggs", "tea", "rice", "salt"]
-every_model = pytest.mark.parametrize("name", sorted(MODELS))
+every_model = pytest.mark.parametrize("name", sorted(models()))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ["night"] * 500 + ["day"] * 300 + ["dusk"] * 200
     )
     dataset = write(folder / "d.zarr", X, segments=segments, names=NAMES)
-    return lru_cache(lambda name: write_fit(folder / name, make(name), dataset))
+    return lru_cache(lambda name: write_fit(folder / name, facts_of(name).make(), dataset))
 
 
 @pytest.fixture(autouse=True)
@@ -96,12 +96,12 @@ def test_segments_are_as_large_as_they_were(sampled, fitted):
         np.testing.assert_allclose(shares, drawn.mean(axis=0), atol=0.06)
 
 
-def test_every_executor_gives_the_same_bytes(sampled):
-    first = sampled("blica")
-    by_dask = files_of(Path("s.zarr"))
-    for options in (("--executor", "serial"), ("--executor", "threads"), ("--workers", 2)):
+def test_every_executor_gives_the_same_bytes(sampled, cluster):
+    first = sampled("blica", "--executor", "serial")
+    serial = files_of(Path("s.zarr"))
+    for options in (("--executor", "dask"), ("--executor", "threads"), ("--cluster", cluster)):
         sampled("blica", *options, "--overwrite")
-        assert files_of(Path("s.zarr")) == by_dask, options
+        assert files_of(Path("s.zarr")) == serial, options
     assert sampled("blica", "--seed", 1, "--overwrite").digest != first.digest
 
 

@@ -127,6 +127,7 @@ def _wait_for(url: str) -> None:
     raise AssertionError(f"no answer from {url}")
 
 
+@pytest.mark.matrix
 def test_secrets_stay_where_they_are(place):
     fits = {
         0: place.fit("-m", "flows.fit"),

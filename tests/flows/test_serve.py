@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+import prefect
 import pytest
 import yaml
 
@@ -78,7 +79,7 @@ def test_a_server_is_needed(monkeypatch, tmp_path, capsys):
 
 def test_one_run_at_a_time(places, prefect_server, monkeypatch):
     given = {}
-    monkeypatch.setattr(serve, "serve", lambda *served, **more: given.update(more, n=len(served)))
+    monkeypatch.setattr(prefect, "serve", lambda *served, **more: given.update(more, n=len(served)))
     with pytest.raises(SystemExit) as leaving:
         run(serve.app, ["--file", str(FILE)])
     assert not leaving.value.code

@@ -17,19 +17,20 @@ import pytest
 from flows.data.fitted import load_fitted
 from pipeline.blocks import block_of
 from pipeline.known_segments import UNKNOWN
-from pipeline.models.base import MODELS
+from pipeline.models.registry import models
 from pipeline.random import RowRandom
 from storage import load_artifact, open_codes, open_dataset
 from storage.artifacts import NamedArray, write_artifact
 from storage.codes import CodeArray, create_codes, seal_codes
+from storage.results import WrittenRuns
 from storage.unfinished_codes import UnfinishedCodes
+from tests.conformance.facts import facts_of
 from tests.data import probit_rows, write
 from tests.fits import write_fit
 from tests.storage.conftest import files_of, write_dataset
-from tests.test_model_conformance import make
 
 N_FITTED, N_ROWS, APPENDED, RUN = 300, 400, 70, 30
-every_model = pytest.mark.parametrize("name", sorted(MODELS))
+every_model = pytest.mark.parametrize("name", sorted(models()))
 
 
 def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -65,12 +66,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artifact(folder: Path) -> Any:
     """Path of the fit of a model."""
     dataset = open_dataset(folder / "fitted.zarr")
-    return lru_cache(lambda name: write_fit(folder / name, make(name), dataset))
+    return lru_cache(lambda name: write_fit(folder / name, facts_of(name).make(), dataset))
 
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("storage.codes._FEWEST_ROWS", RUN)
+    monkeypatch.setattr("pipeline.runs._FEWEST_ROWS", RUN)
 
 
 @pytest.fixture
@@ -126,27 +127,12 @@ def test_a_split_has_the_codes_of_its_rows(transformed, artifact):
         np.testing.assert_array_equal(codes[key], values[test])
 
 
-def test_every_executor_gives_the_same_bytes(transformed):
+def test_every_executor_gives_the_same_bytes(transformed, cluster):
     transformed("blica", "--executor", "serial")
     serial = files_of(Path("z.zarr"))
-    for options in (("--executor", "threads"), ("--workers", 2)):  # dask is the default above
+    for options in (("--executor", "dask"), ("--executor", "threads"), ("--cluster", cluster)):
         transformed("blica", *options, "--overwrite")
         assert files_of(Path("z.zarr")) == serial, options
-
-
-def test_parameters_are_completed_once(transformed, artifact, monkeypatch):
-    calls = []
-
-    def prepare(self, params, rng, map_items):
-        calls.append(list(map_items(abs, [-1, 2])))
-        return type(params)(**{**vars(params), "offsets": params.offsets + 1})
-
-    monkeypatch.setattr(MODELS["latent-trait"], "prepare", prepare)
-    transformed("latent-trait")
-    assert calls == [[1, 2]]
-    assert (
-        abs(open_codes("z.zarr")["mean"] - row_by_row(artifact("latent-trait"))["mean"]).max() > 0.1
-    )
 
 
 def test_the_table_ends_with_the_codes(cli, folder, artifact):
@@ -162,27 +148,27 @@ def test_the_table_ends_with_the_codes(cli, folder, artifact):
 
 KILLED_AFTER_FIVE_RUNS = """
 import os, signal, sys
-import storage.codes
+import pipeline.runs
 from flows import transform
 from flows.cli.options import run
-from storage.unfinished_codes import UnfinishedCodes
+from storage.results import WrittenRuns
 
-note = UnfinishedCodes.note
+note = WrittenRuns.note
 def deadly(self, checksums):
     note(self, checksums)
     if len(self.finished()) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    storage.codes._FEWEST_ROWS = 30
-    UnfinishedCodes.note = deadly
+    pipeline.runs._FEWEST_ROWS = 30
+    WrittenRuns.note = deadly
     run(transform.app, sys.argv[1:])
 """
 
 
 def write_codes(path: Path) -> Path:
     """Codes of a single row."""
-    writer = create_codes(path, {"mean": CodeArray((), (), "float32")}, 1)
+    writer = create_codes(path, {"mean": CodeArray((), (), "float32")}, 1, 1)
     seal_codes(writer, [writer(0, {"mean": np.ones(1, np.float32)})], {})
     return path
 
@@ -206,7 +192,7 @@ def test_a_killed_transform_resumes_to_the_same_bytes(transformed, folder, artif
 
     def watched(self: UnfinishedCodes, overwrite: bool) -> None:
         resumed.extend(inodes(codes))
-        assert len(self.finished()) == len([*(codes / "mean/c").iterdir()])
+        assert len(self.runs.finished()) == len([*(codes / "mean/c").iterdir()])
         publish(self, overwrite)
 
     monkeypatch.setattr(UnfinishedCodes, "publish", watched)
@@ -222,19 +208,19 @@ def test_ctrl_c_keeps_what_is_done(cli, folder, artifact, transformed, monkeypat
     given = ("--dataset", folder / "d.zarr", "--artifact", artifact("clipped-pca"))
     command = ("transform", *given, "--output", "z.zarr")
     with monkeypatch.context() as patch:
-        patch.setattr(UnfinishedCodes, "note", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(WrittenRuns, "note", lambda *_: signal.raise_signal(signal.SIGINT))
         done = cli(*command)
     assert (done.code, done.message, done.out) == (130, "error: interrupted", "")
     assert "Traceback" not in done.err
     assert not [*Path().iterdir()]  # no run was done
-    note = UnfinishedCodes.note
+    note = WrittenRuns.note
 
-    def interrupted(self: UnfinishedCodes, checksums: list[int]) -> None:
+    def interrupted(self: WrittenRuns, checksums: list[int]) -> None:
         note(self, checksums)
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(UnfinishedCodes, "note", interrupted)
+        patch.setattr(WrittenRuns, "note", interrupted)
         assert cli(*command).code == 130
     assert [path.name for path in Path().iterdir()] == [".z.zarr.unfinished"]
     (mark := Path(".z.zarr.unfinished/codes/mark")).touch()

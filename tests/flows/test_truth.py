@@ -9,7 +9,7 @@ import pytest
 
 from flows.cli.summary import print_table
 from flows.data import datasets
-from flows.data.datasets import dataset_path, true_mixing
+from flows.data.datasets import open_named, true_mixing
 from storage.dataset import open_dataset
 from storage.errors import DataError
 from storage.examples import nonstationary_truth
@@ -33,7 +33,7 @@ def plain(tmp_path: Path) -> Path:
 
 
 def test_an_example_becomes_a_dataset_that_knows_its_truth(examples):
-    dataset = open_dataset(dataset_path(f"{SMALL},seed=7"))
+    dataset = open_named(f"{SMALL},seed=7")
     assert dataset.path.parent == examples
     assert dataset.segment_names == ("0", "1", "2")
     assert np.bincount(dataset.blocks[:, 1], dataset.blocks[:, 3]).tolist() == [50, 50, 50]

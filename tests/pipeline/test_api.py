@@ -79,7 +79,7 @@ def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
 @pytest.mark.parametrize("model", ["clipped-pca", "latent-trait", "blica", "bernoulli-mixture"])
 def test_an_artifact_is_a_fitted_model(dataset: BinaryDataset, tmp_path: Path, model: str) -> None:
     from flows.fitting.provenance import outcome, provenance
-    from pipeline.fit import FitState
+    from pipeline.models.state import FitState
     from pipeline.params import named_arrays
     from storage.artifacts import NamedArray, load_artifact, write_artifact
 

@@ -18,9 +18,10 @@ from pipeline.executors.base import one_blas_thread
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import FitState, collect_pass, fit
+from pipeline.fit import collect_pass, fit
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.state import FitState
 from pipeline.reduce import GROUP_CHUNKS
 from pipeline.statistics.counts import PairCounts
 from storage.dataset import BinaryDataset

@@ -14,16 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.blocks import BinaryBlock, Rows
+from pipeline.collect import collect
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import FitState, collect, collect_first, fit, fit_pass, start
-from pipeline.learning.convergence import ConvergenceMonitor
+from pipeline.fit import collect_first, fit, fit_pass, start
+from pipeline.learning.convergence import ByObjective, ByPatience, ended, stop_warning
 from pipeline.models.base import Model
+from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.state import FitState
 from pipeline.params import array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
+from tests.models.climber import Climber
 from tests.strategies import Data, chunkings, memory_rows, tables
 
 SERIAL = SerialExecutor()
@@ -169,12 +173,16 @@ class Shares(Model):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         return FitState(ShareParams(rng.uniform(size=first.ones.shape[1])))
 
-    def summarize(self, params: ShareParams, block: BinaryBlock, rng: RowRandom) -> ShareStatistics:
+    def summarize(
+        self, params: ShareParams, working: Any, block: BinaryBlock, rng: RowRandom
+    ) -> ShareStatistics:
         X = block.dense() + self.noise * rng.normal(block.rows, block.n_features)
         objective = -float(((X - params.share) ** 2).sum())
         return ShareStatistics(block.n_samples, X.sum(axis=0), objective)
 
-    def update(self, state: FitState, statistics: ShareStatistics, map_items: Any) -> FitState:
+    def update(
+        self, state: FitState, statistics: ShareStatistics, map_items: Any, rng: Any
+    ) -> FitState:
         share = (state.params.share + statistics.ones / statistics.n_samples) / 2
         return replace(state, params=ShareParams(share), diagnostics={"n_components": 0})
 
@@ -223,7 +231,7 @@ def test_a_finished_fit_is_not_fitted_again() -> None:
 
 def test_every_pass_draws_anew_and_every_seed() -> None:
     model = Shares(noise=0.5, max_iter=2, tol=0.0)
-    first = start(model, collect_first(model, ROWS, SERIAL), 7)
+    first = start(model, collect_first(model, ROWS, SERIAL, 0), 7)
     second = replace(first, iteration=1)
     passes = [
         fit_pass(model, state, ROWS, SERIAL, seed).history[-1]
@@ -247,7 +255,7 @@ def test_statistics_collected_before_stand_for_the_first_pass_only() -> None:
         return ROWS.read(key)
 
     model = Shares(max_iter=2, tol=0.0)
-    state = start(model, collect_first(model, ROWS, SERIAL), 0)
+    state = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
     given_statistics = ShareStatistics(10, np.array([10.0, 0.0, 5.0]), -20.0)
     fitted = fit(
         model, replace(ROWS, read=reading), SERIAL, state=state, statistics=given_statistics
@@ -284,13 +292,97 @@ def test_the_loop_asks_the_executor_alone() -> None:
 def test_converged_and_stopped_are_different_answers(
     history: Sequence[float], converged: bool, stopped: bool
 ) -> None:
-    monitor = ConvergenceMonitor(max_iter=3, tol=1e-3)
-    assert (monitor.converged(history), monitor.stopped(history)) == (converged, stopped)
-    assert bool(monitor.warning(history)) == (stopped and not converged)
+    convergence = ByObjective(max_iter=3, tol=1e-3)
+    assert convergence.converged(history) == converged
+    assert ended(convergence, history) == (converged or stopped)
+    assert bool(stop_warning(convergence, history)) == (stopped and not converged)
 
 
 def test_one_pass_models_converge_in_one_pass() -> None:
-    monitor = ConvergenceMonitor(max_iter=1, tol=0.0)
+    monitor = ByObjective(max_iter=1, tol=0.0)
     assert not monitor.converged([])
     assert monitor.converged([0.0])
-    assert monitor.warning([0.0]) is None
+    assert stop_warning(monitor, [0.0]) is None
+
+
+def reads_of(model: Model, rows: Rows = ROWS) -> tuple[FitState, list[int]]:
+    """A fit, and the chunks that it read after its first counts."""
+    read: list[int] = []
+
+    def reading(key: int) -> Any:
+        read.append(key)
+        return rows.read(key)
+
+    state = start(model, collect_first(model, rows, SERIAL, 0), 0)
+    return fit(model, replace(rows, read=reading), SERIAL, state=state), read
+
+
+def test_starts_share_their_passes() -> None:
+    model = BernoulliMixture(n_components=3, starts=4, max_iter=7)
+    whole, read = reads_of(model)
+    first = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
+    assert len(first.starts) == 4
+    assert len(read) == ROWS.n_chunks * whole.iteration <= ROWS.n_chunks * 2 * 7
+    # Each as if it were alone.
+    alone = [fit(model, ROWS, SERIAL, state=replace(s, starts=())) for s in first.starts]
+    assert whole.history[0] >= max(done.history[-1] for done in alone) - 1e-12
+
+
+def test_a_fit_with_starts_goes_on_anywhere() -> None:
+    states: list[FitState] = []
+    model = BernoulliMixture(n_components=2, starts=3, max_iter=9)
+    whole = fit(model, ROWS, SERIAL, checkpoint=states.append)
+    assert any(state.starts for state in states)
+    for state in states:
+        again = fit(model, ROWS, ThreadsExecutor(2), state=state)
+        assert again.params.probabilities.tobytes() == whole.params.probabilities.tobytes()
+
+
+def test_central_steps_read_the_rows_once() -> None:
+    told: list[str] = []
+    model = Climber()
+    state, read = reads_of(model)
+    assert read == [*range(ROWS.n_chunks)]
+    assert len(state.history) > 5
+    assert np.all(np.diff(state.history) > 0)
+    first = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
+    fit(model, ROWS, SERIAL, state=first, progress=lambda label, *_: told.append(label))
+    assert any(label.startswith("feature counts, pass 3, -") for label in told)
+
+
+class Passing(Shares):
+    """Walks past the shares of the data, a tenth a pass."""
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        return FitState(ShareParams(np.zeros(first.ones.shape[1])))
+
+    def convergence(self, state: FitState) -> ByPatience:
+        return ByPatience(self.max_iter, patience=2)
+
+    def update(self, state: FitState, statistics: Any, map_items: Any, rng: Any) -> FitState:
+        return replace(state, params=ShareParams(state.params.share + 0.1))
+
+
+def test_the_best_pass_is_kept_where_a_stage_waits_for_better() -> None:
+    states: list[FitState] = []
+    done = fit(Passing(), ROWS, SERIAL, checkpoint=states.append)
+    best = int(np.argmax(done.history))
+    assert 2 < best == len(done.history) - 3
+    np.testing.assert_allclose(done.params.share, 0.1 * best)
+    again = fit(Passing(), ROWS, SERIAL, state=states[best])  # the best is in the checkpoint
+    np.testing.assert_array_equal(again.params.share, done.params.share)
+    assert done.warnings == ()
+
+
+def test_updates_draw_from_a_generator_of_their_own() -> None:
+    drawn: list[float] = []
+
+    class Drawing(Shares):
+        def update(self, state: FitState, statistics: Any, map_items: Any, rng: Any) -> FitState:
+            drawn.append(rng.random())
+            return super().update(state, statistics, map_items, rng)
+
+    for seed in (1, 1, 2):
+        fit(Drawing(max_iter=3, tol=0.0), ROWS, SERIAL, seed)
+    assert drawn[:3] == drawn[3:6]
+    assert len({*drawn}) == 6

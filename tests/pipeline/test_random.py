@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from pipeline.numerics.row_random import row_state, uniform_at
 from pipeline.random import RowRandom
 
 ROWS = np.arange(20_000)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(40)), st.integers(0, 40), st.integers(1, 5))
 def test_a_row_draws_the_same_wherever_it_is_worked_on(
     order: list[int], cut: int, n_draws: int
@@ -64,3 +66,25 @@ def test_neighbouring_rows_and_draws_are_uncorrelated() -> None:
 def test_every_bit_of_the_row_number_matters() -> None:
     rows = np.concatenate([[0], 1 << np.arange(40)])
     assert len(np.unique(RowRandom(0).uniform(rows, 4))) == 4 * len(rows)
+
+
+def test_streams_share_no_numbers() -> None:
+    rng = RowRandom(3, 1)
+    streams = [rng, rng.stream("noise"), rng.stream("order"), rng.stream("noise").stream("order")]
+    draws = [stream.uniform(ROWS[:1000], 4) for stream in streams]
+    assert len(np.unique(draws)) == 4 * 4000
+    np.testing.assert_array_equal(rng.stream("noise").uniform(ROWS[:1000], 4), draws[1])
+    for k in range(1, 4):
+        correlation = np.corrcoef(draws[0].ravel(), draws[k].ravel())[0, 1]
+        assert abs(correlation) < 4 / np.sqrt(4000)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.integers(0, 2**50), st.text())
+def test_compiled_code_draws_the_same_numbers(
+    seed: int, pass_index: int, row: int, name: str
+) -> None:
+    rng = RowRandom(seed, pass_index).stream(name)
+    state = np.uint64(row_state(rng.key, row))
+    found = [uniform_at(state, draw) for draw in range(3)]
+    assert found == rng.uniform(np.array([row]), 3)[0].tolist()

@@ -35,90 +35,41 @@ size positive, length 1); sources whose variances are proportional over segments
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
-from pipeline.fit import FitState
 from pipeline.known_segments import UNKNOWN
-from pipeline.models.base import LogLikelihood, Model, check_components, register
-from pipeline.models.binary_ica.moment_matching.matching import Match, Settings, match_moments
+from pipeline.models.base import Model
+from pipeline.models.binary_ica.moment_matching.matching import Settings, match_moments
 from pipeline.models.binary_ica.moment_matching.notices import (
     diagnose,
     judge_fit,
     judge_mixing,
     judge_segments,
 )
-from pipeline.models.binary_ica.moment_matching.refinement import source_means
-from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
-from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus, segments_of
+from pipeline.models.binary_ica.moment_matching.segments import segments_of
+from pipeline.models.binary_ica.params import BLICAParams, fitted_params, no_params, segment_model
+from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.settings import check_components
+from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.expectation_propagation import probit_posterior
-from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.orthant import log_orthant_probability
-from pipeline.params import array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
 
 Array = NDArray[np.float64]
 
 MIN_SEGMENTS = 3
-PROBIT_SCALE = np.sqrt(np.pi / 8)
-"""Of P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
 _GROUP_CELLS, _MOST_GROUPS = 1 << 16, 16
 
 
-@dataclass(frozen=True)
-class BLICAParams:
-    """Parameters; the module's table gives shapes. Segments are those that have rows.
-
-    Attributes
-    ----------
-    segments, segment_rows, segment_status
-        Index in the dataset, rows and `SegmentStatus` of each. Segments left out have the mean
-        variances of the others.
-    mean_misfit
-        Root mean square distance of thresholds from those that μ would give, in their standard
-        errors.
-    pair_status, varies
-        `PairStatus` of every pair; 0 where a feature is constant in a segment.
-    start_objectives, start_similarities
-        Of each start that stayed finite, best first: mean log-likelihood of a row in nats up to a
-        constant, and mean cosine similarity of its mixing to the best one's.
-    candidate_components, candidate_regularization, candidate_scores
-        Settings tried on held-out rows, and their nats a pair of features and row; the first, with
-        no components, is independence.
-    mixing_interval
-        Ends of the 95 % bootstrap intervals; empty without a bootstrap.
-    """
-
-    mixing: Array = array("feature", "component")
-    source_variances: Array = array("segment", "component")
-    source_means: Array = array("segment", "component")
-    mean_misfit: Array = array("segment")
-    thresholds: Array = array("segment", "feature")
-    scales: Array = array("segment", "feature")
-    correlations: Array = array("segment", "feature", "feature_j")
-    pair_status: NDArray[np.uint8] = array("segment", "feature", "feature_j")
-    varies: NDArray[np.uint8] = array("segment", "feature")
-    ridge: Array = array("segment")
-    segments: NDArray[np.int64] = array("segment")
-    segment_rows: NDArray[np.int64] = array("segment")
-    segment_status: NDArray[np.uint8] = array("segment")
-    start_objectives: Array = array("start")
-    start_similarities: Array = array("start")
-    candidate_components: NDArray[np.int64] = array("candidate")
-    candidate_regularization: Array = array("candidate")
-    candidate_scores: Array = array("candidate")
-    mixing_interval: Array = array("bound", "feature", "component")
-
-
-@register
 @dataclass(frozen=True)
 class BLICA(Model):
     """Hyperparameters of BLICA.
@@ -211,7 +162,7 @@ class BLICA(Model):
             "folds": rng.integers(2**63, size=1),
             "bootstrap": rng.integers(2**63, size=self.bootstrap),
         }
-        return FitState(_nothing(), seeds)
+        return FitState(no_params(), auxiliary=seeds)
 
     def _check_number(
         self, usable: NDArray[np.bool_], segments: NDArray[np.int64], undefined: Sequence[int]
@@ -226,7 +177,9 @@ class BLICA(Model):
                 segments[~usable].tolist(),
             )
 
-    def summarize(self, params: BLICAParams, block: BinaryBlock, rng: RowRandom) -> PairCounts:
+    def summarize(
+        self, params: BLICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> PairCounts:
         """Count the pairs of a block, its rows dealt to groups."""
         return PairCounts.of_groups(block, self._n_groups(block.n_features))
 
@@ -234,7 +187,9 @@ class BLICA(Model):
         """Name the pairs of each segment's groups."""
         return f"{self._n_groups(n_features)} groups"
 
-    def update(self, state: FitState, statistics: PairCounts, map_items: Map) -> FitState:
+    def update(
+        self, state: FitState, statistics: PairCounts, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
         """Match the correlations of the segments, and say what is in doubt."""
         n_groups = self._n_groups(statistics.n_features)
         indices = statistics.grouped_segments(n_groups)
@@ -245,7 +200,7 @@ class BLICA(Model):
         _check_varying(segments.varies, segments.used)
         settings = Settings(self.n_components, self.regularization, n_groups, self.min_rows)
         match = match_moments(statistics, segments, settings, state.auxiliary, map_items)
-        params = _fitted_params(match, indices)
+        params = fitted_params(match, indices)
         diagnostics = diagnose(match, params.start_similarities)
         noted = judge_segments(match.segments, indices, self.min_rows, match.ridge)
         noted += judge_mixing(params.mixing)
@@ -300,7 +255,7 @@ class BLICA(Model):
         probabilities = np.empty((len(codes), len(params.mixing)))
         for index in np.unique(segments):
             model, rows = segment_model(params, index), segments == index
-            probabilities[rows] = ndtr(
+            probabilities[rows] = scipy.special.ndtr(
                 (codes[rows] - model.means) @ model.weights.T + model.offsets
             )
         return probabilities
@@ -329,21 +284,6 @@ class BLICA(Model):
         return model.composite_log_likelihood(block.dense(), block.observed())
 
 
-def segment_model(params: BLICAParams, index: int) -> SegmentModel:
-    """Find the model of a segment; one that was not fitted has the mean of the others."""
-    here = params.segments == index
-    weights = (
-        here if here.any() else params.segment_rows * (params.segment_status == SegmentStatus.USED)
-    )
-    shares = weights / weights.sum()
-    return SegmentModel(
-        PROBIT_SCALE * params.mixing,
-        shares @ params.thresholds,
-        shares @ params.source_means,
-        shares @ params.source_variances,
-    )
-
-
 def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
     """Refuse features of which no segment to use says anything."""
     if (constant := np.flatnonzero(~varies[usable].any(axis=0))).size:
@@ -352,47 +292,3 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
             "{features}. Leave them out.",
             constant.tolist(),
         )
-
-
-def _nothing() -> BLICAParams:
-    """Parameters before the fit: they are sent with every task, so they are empty."""
-    declared = fields(BLICAParams)
-    empty: dict[str, Any] = {f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared}
-    return BLICAParams(**empty)
-
-
-def _fitted_params(match: Match, indices: NDArray[np.int64]) -> BLICAParams:
-    """Turn fitted values to those of the model: variances × 8/π, outputs in units of y."""
-    solution, segments, optima, tried = match.solution, match.segments, match.optima, match.tried
-    variances = np.exp(solution.log_variances)
-    deviations = np.sqrt(1 + variances @ solution.mixing.T**2) / PROBIT_SCALE
-    means, misfit = source_means(
-        solution.mixing,
-        -segments.thresholds * deviations,
-        segments.threshold_errors * deviations,
-    )
-    ridge = np.zeros(len(segments.used))
-    ridge[segments.used] = match.ridge
-    best = optima[0].solution.mixing
-    similarities = [mean_cosine_similarity(optimum.solution.mixing, best) for optimum in optima]
-    return BLICAParams(
-        mixing=solution.mixing,
-        source_variances=variances / PROBIT_SCALE**2,
-        source_means=means,
-        mean_misfit=misfit,
-        thresholds=segments.thresholds,
-        scales=np.exp(-solution.log_precisions),
-        correlations=segments.correlation,
-        pair_status=segments.pair_status,
-        varies=segments.varies.astype(np.uint8),
-        ridge=ridge,
-        segments=indices,
-        segment_rows=segments.rows,
-        segment_status=segments.status,
-        start_objectives=np.array([optimum.objective for optimum in optima]),
-        start_similarities=np.array(similarities),
-        candidate_components=np.array([c.n_components for c in tried], np.int64),
-        candidate_regularization=np.array([c.regularization for c in tried], np.float64),
-        candidate_scores=np.array([c.score for c in tried], np.float64),
-        mixing_interval=match.interval,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from pipeline.numerics.logistic_bound import (
 )
 from pipeline.numerics.logistic_regression import logistic_m_step
 from pipeline.numerics.rotation import principal_axes, promax, varimax
-from pipeline.params import array
+from pipeline.params import array, optional_array
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -41,23 +42,19 @@ class LatentTraitParams:
 
     Attributes
     ----------
-    nodes, node_log_weights
-        What the E-step sums over, (n_nodes, n_components) and (n_nodes,); empty for the variational
-        one.
-    held_out
-        Share of the rows kept for validation while the number of components is being chosen; 0
-        after that.
     rotated, component_correlation
         Weights for reading, rotated as `rotation` says, and the correlations of their components.
+    axes
+        What turned the weights of the last pass to their principal axes, an orthogonal matrix: a
+        warm start turns them back to where the nodes were. None in artifacts that hold the nodes.
     """
 
+    former: ClassVar[tuple[str, ...]] = ("nodes", "node_log_weights", "held_out")
     weights: Array = array("feature", "component")
     offsets: Array = array("feature")
-    nodes: Array = array("node", "component")
-    node_log_weights: Array = array("node")
-    held_out: Array = array()
     rotated: Array = array("feature", "component")
     component_correlation: Array = array("component", "component_j")
+    axes: Array | None = optional_array("component", "component_j")
 
     @property
     def packed(self) -> Array:
@@ -73,29 +70,17 @@ class LatentTraitParams:
         """Undo `packed`; all else stays."""
         return replace(self, weights=packed[:, :-1].copy(), offsets=packed[:, -1].copy())
 
-    def on(self, nodes: Nodes) -> LatentTraitParams:
-        """Take these nodes for the E-step."""
-        return replace(self, nodes=nodes.points, node_log_weights=nodes.log_weights)
 
-
-def bare_params(weights: Array, offsets: Array, held_out: float = 0.0) -> LatentTraitParams:
-    """Make parameters for the variational E-step."""
+def bare_params(weights: Array, offsets: Array) -> LatentTraitParams:
+    """Make parameters whose axes are as they are."""
     n_components = weights.shape[1]
-    return LatentTraitParams(
-        weights,
-        offsets,
-        np.zeros((0, n_components)),
-        np.zeros(0),
-        np.array(held_out),
-        weights,
-        np.eye(n_components),
-    )
+    return LatentTraitParams(weights, offsets, weights, np.eye(n_components), np.eye(n_components))
 
 
-def e_step(params: LatentTraitParams, block: BinaryBlock) -> Sums:
+def e_step(params: LatentTraitParams, nodes: Nodes | None, block: BinaryBlock) -> Sums:
     """Sum what the M-step needs, on the nodes if there are any, else variationally."""
-    if len(params.nodes):
-        return _e_step_on_nodes(params, block)
+    if nodes is not None:
+        return _e_step_on_nodes(params, nodes, block)
     found = bound_statistics(
         block.words, block.observed_words, block.n_samples, params.weights, params.offsets
     )
@@ -108,8 +93,7 @@ def e_step(params: LatentTraitParams, block: BinaryBlock) -> Sums:
     return Sums(block.n_samples, found.bound, values)
 
 
-def _e_step_on_nodes(params: LatentTraitParams, block: BinaryBlock) -> Sums:
-    nodes = Nodes(params.nodes, params.node_log_weights)
+def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock) -> Sums:
     observed = block.observed()
     found = node_statistics(block.dense(), observed, params.weights, params.offsets, nodes)
     values = {
@@ -122,7 +106,11 @@ def _e_step_on_nodes(params: LatentTraitParams, block: BinaryBlock) -> Sums:
 
 
 def m_step(
-    params: LatentTraitParams, sums: Sums, prior_precision: float, equal_slopes: bool
+    params: LatentTraitParams,
+    nodes: Nodes | None,
+    sums: Sums,
+    prior_precision: float,
+    equal_slopes: bool,
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Maximise over weights and offsets.
 
@@ -133,12 +121,12 @@ def m_step(
         (n_features,).
     """
     values = sums.values
-    if not len(params.nodes):
+    if nodes is None:
         weights, offsets = bound_m_step(values["curvature"], values["target"], prior_precision)
         diverging = np.linalg.norm(weights, axis=1) > _STEEP
         return np.column_stack([weights, offsets]), diverging
     fit = logistic_m_step(
-        params.nodes,
+        nodes.points,
         values["ones"],
         values["mass"],
         params.weights,
@@ -156,10 +144,10 @@ def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> Boun
 
 
 def on_principal_axes(params: LatentTraitParams) -> LatentTraitParams:
-    """Turn weights, and nodes with them, lest the nodes stand for other rows than were fitted."""
+    """Turn weights to their principal axes, and note how."""
     weights = principal_axes(params.weights)
     left, _, right = np.linalg.svd(params.weights.T @ weights)
-    return replace(params, weights=weights, nodes=params.nodes @ left @ right)
+    return replace(params, weights=weights, axes=left @ right)
 
 
 def rotated_for_reading(weights: Array, rotation: str) -> tuple[Array, Array]:

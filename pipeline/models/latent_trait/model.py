@@ -29,24 +29,21 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, logit
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
-from pipeline.fit import FitState
-from pipeline.learning.acceleration import fresh_memory, squarem_step
-from pipeline.learning.convergence import ConvergenceMonitor
-from pipeline.learning.held_out import HELD_OUT, e_step_apart, held_out_score
-from pipeline.models.base import (
-    LogLikelihood,
-    Model,
-    check_choices,
-    check_components,
-    pooled_margins,
-    register,
+from pipeline.learning.held_out import (
+    HELD_OUT,
+    best_judged,
+    e_step_apart,
+    held_out_scores,
+    judged,
 )
+from pipeline.models.base import Model
+from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.latent_trait.em import (
     NODES_AN_AXIS,
     LatentTraitParams,
@@ -57,8 +54,15 @@ from pipeline.models.latent_trait.em import (
     rotated_for_reading,
     variational_posterior,
 )
+from pipeline.models.settings import check_choices, check_components, pooled_margins
+from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.centred_points import posterior_by_quadrature, posterior_by_sampling
-from pipeline.numerics.latent_nodes import MAX_COMPONENTS, gauss_hermite, random_nodes
+from pipeline.numerics.latent_nodes import (
+    MAX_COMPONENTS,
+    Nodes,
+    gauss_hermite,
+    random_nodes,
+)
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -72,7 +76,6 @@ _DRAWS = 500
 _COARSE, _FINE = 0.6, 0.45
 
 
-@register
 @dataclass(frozen=True)
 class LatentTrait(Model):
     """Hyperparameters of the latent-trait model.
@@ -186,143 +189,126 @@ class LatentTrait(Model):
             )
         weights = 0.5 * rng.standard_normal((n_features, self.n_components or 1))
         weights[constant] = 0.0
-        offsets = logit(np.clip(ones, 0.5, observed - 0.5) / observed)
+        offsets = scipy.special.logit(np.clip(ones, 0.5, observed - 0.5) / observed)
         auxiliary = {
             "constant": constant,
             "margins": offsets,
             "seed": rng.integers(2**63, size=1),
-            **fresh_memory(),
         }
         text = "constant, pinned at their margins: {features}"
         noted = (Notice(text, tuple(constant.tolist())),) if constant.size else ()
-        state = FitState(bare_params(weights, offsets), auxiliary, warnings=noted)
+        state = FitState(bare_params(weights, offsets), auxiliary=auxiliary, warnings=noted)
         held_out = 0.0 if self.n_components else HELD_OUT
-        return replace(self._enter(state, weights, held_out, self.estimator), accepted=True)
+        return self._enter(state, weights, held_out, self.estimator)
 
     def _enter(self, state: FitState, weights: Array, held_out: float, estimator: str) -> FitState:
-        """Begin a stage: other weights, another E-step, other rows, and so another history."""
-        params = bare_params(weights, state.params.offsets, held_out)
-        q = weights.shape[1]
+        """Begin a stage: other weights, another E-step or other rows."""
+        params, q = bare_params(weights, state.params.offsets), weights.shape[1]
+        working = {"held_out": np.array(held_out)}
         if estimator == "quadrature":
-            params = params.on(gauss_hermite(self.nodes or NODES_AN_AXIS[q], q))
+            working |= gauss_hermite(self.nodes or NODES_AN_AXIS[q], q)._asdict()
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
-            params = params.on(random_nodes(self.nodes or _DRAWS, q, rng))
-        auxiliary = {**_without_memory(state.auxiliary), **fresh_memory()}
-        return replace(state, params=params, auxiliary=auxiliary, history=(), accepted=False)
+            working |= random_nodes(self.nodes or _DRAWS, q, rng)._asdict()
+        return replace(state, params=params, working=working)
 
     def warm(self, state: FitState, params: LatentTraitParams) -> FitState:
-        """Begin the last stage where an earlier fit ended; on its nodes, if of the same rule."""
+        """Begin the last stage where an earlier fit ended, on the axes of its last pass."""
         constant, margins = state.auxiliary["constant"], state.auxiliary["margins"]
-        weights, offsets = params.weights.copy(), params.offsets.copy()
+        axes = np.eye(params.weights.shape[1]) if params.axes is None else params.axes
+        weights, offsets = params.weights @ axes.T, params.offsets.copy()
         weights[constant], offsets[constant] = 0.0, margins[constant]
         polished = self.polish == "quadrature" and self.estimator == "variational"
-        last = self.polish if polished else self.estimator
         at = replace(state, params=replace(params, offsets=offsets))
-        entered = self._enter(at, weights, 0.0, last)
-        if np.array_equal(entered.params.node_log_weights, params.node_log_weights):
-            entered = replace(entered, params=replace(entered.params, nodes=params.nodes))
-        return replace(entered, accepted=True)
+        return self._enter(at, weights, 0.0, self.polish if polished else self.estimator)
 
-    def summarize(self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom) -> Sums:
+    def summarize(
+        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
-        return e_step_apart(partial(e_step, params), float(params.held_out), block, rng)
+        one = partial(e_step, params, _nodes(working))
+        return e_step_apart(one, float(working["held_out"]), block, rng)
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Give the bound or the log-likelihood of a row, less the prior's share: nats."""
         penalty = 0.5 * self.prior_precision * float((params.weights**2).sum())
         return (statistics.objective - penalty) / statistics.n_samples
 
-    def update(self, state: FitState, statistics: Sums, map_items: Map) -> FitState:
-        """Do the M-step, and the step beyond it; enter the next stage where this one is done."""
-        objective = self.objective(state.params, statistics)
-        mapped, diverging = self._maximised(state, statistics)
-        at = state.params.packed
-        step = squarem_step(at, mapped, objective, state.auxiliary)
-        history = (*state.history, objective)
-        monitor = ConvergenceMonitor(self.max_iter, self.tol)
-        if step.accepted and (monitor.converged(history) or monitor.stopped(history)):
-            return self._next_stage(state, statistics, mapped, diverging)
-        if self.acceleration == "none":
-            return replace(state, params=state.params.unpacked(mapped))
-        auxiliary = {**_without_memory(state.auxiliary), **step.memory}
-        params = state.params.unpacked(step.parameters)
-        return replace(state, params=params, auxiliary=auxiliary, accepted=step.accepted)
-
-    def _maximised(self, state: FitState, statistics: Sums) -> tuple[Array, NDArray[np.intp]]:
+    def update(
+        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
         """Do the M-step; constant features stay where they are."""
-        packed, diverging = m_step(
-            state.params, statistics, self.prior_precision, self.equal_slopes == "yes"
-        )
+        nodes, is_equal = _nodes(state.working), self.equal_slopes == "yes"
+        packed, diverging = m_step(state.params, nodes, statistics, self.prior_precision, is_equal)
         constant = state.auxiliary["constant"]
         packed[constant], diverging[constant] = 0.0, False
         packed[constant, -1] = state.auxiliary["margins"][constant]
-        return packed, np.flatnonzero(diverging)
+        auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(diverging)}
+        return replace(state, params=state.params.unpacked(packed), auxiliary=auxiliary)
 
-    def _next_stage(
-        self, state: FitState, statistics: Sums, mapped: Array, diverging: NDArray[np.intp]
-    ) -> FitState:
-        """Go on with more components, with all rows or by quadrature, or finish."""
-        if state.params.held_out > 0:
-            return self._grown(state, statistics, mapped)
-        if self.polish == "quadrature" and not len(state.params.nodes):
-            params = state.params.unpacked(mapped)
-            entered = replace(state, params=params)
-            return self._enter(entered, params.weights, 0.0, "quadrature")
-        return self._finished(state, statistics, mapped, diverging)
+    def packed(self, params: LatentTraitParams) -> Array:
+        """Give weights and offsets side by side, (n_features, n_components + 1)."""
+        return params.packed
 
-    def _grown(self, state: FitState, statistics: Sums, mapped: Array) -> FitState:
+    def unpacked(self, params: LatentTraitParams, packed: Array, n_samples: int) -> Any:
+        """Undo `packed`."""
+        return params.unpacked(packed)
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Go on with more components, with all rows or by quadrature."""
+        if state.working["held_out"] > 0:
+            return self._grown(state, statistics)
+        if self.polish == "quadrature" and _nodes(state.working) is None:
+            return self._enter(state, state.params.weights, 0.0, "quadrature")
+        return None
+
+    def _grown(self, state: FitState, statistics: Sums) -> FitState:
         """Add a component while that helps rows held out; then fit all rows with the best."""
-        score = held_out_score(statistics)
-        scores = [*state.auxiliary.get("held_out_scores", ()), score]
-        params = state.params.unpacked(mapped)
-        auxiliary = {**state.auxiliary, "held_out_scores": np.array(scores)}
-        if score >= max(scores):
-            auxiliary |= {"best_weights": params.weights, "best_offsets": params.offsets}
-        state = replace(state, params=params, auxiliary=auxiliary)
-        n_features, q = params.weights.shape
+        auxiliary, is_best = judged(state.params, state.auxiliary, statistics)
+        state = replace(state, auxiliary=auxiliary)
+        n_features, q = state.params.weights.shape
         most = min(n_features - 1, MAX_COMPONENTS if self._is_exact else n_features - 1)
-        if score >= max(scores) and q < most:
+        if is_best and q < most:
             rng = np.random.default_rng([int(state.auxiliary["seed"][0]), q])
             column = 0.5 * rng.standard_normal((n_features, 1))
             column[state.auxiliary["constant"]] = 0.0
-            weights = np.column_stack([params.weights, column])
+            weights = np.column_stack([state.params.weights, column])
             return self._enter(state, weights, HELD_OUT, self.estimator)
-        best = replace(params, offsets=auxiliary["best_offsets"])
-        entered = replace(state, params=best)
-        return self._enter(entered, auxiliary["best_weights"], 0.0, self.estimator)
+        state = replace(state, params=best_judged(LatentTraitParams, auxiliary))
+        return self._enter(state, state.params.weights, 0.0, self.estimator)
 
     @property
     def _is_exact(self) -> bool:
         return "quadrature" in (self.estimator, self.polish)
 
-    def _finished(
-        self, state: FitState, statistics: Sums, mapped: Array, diverging: NDArray[np.intp]
-    ) -> FitState:
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Turn the weights, and say what is in doubt."""
-        params = state.params.unpacked(mapped)
-        params = on_principal_axes(params)
+        params, nodes = on_principal_axes(state.params), _nodes(state.working)
         rotated, correlation = rotated_for_reading(params.weights, self.rotation)
         params = replace(params, rotated=rotated, component_correlation=correlation)
+        working = state.working
+        if nodes is not None and params.axes is not None:
+            working = {**working, "points": nodes.points @ params.axes}
         sums = statistics.values
         diagnostics = {
             "n_components": params.weights.shape[1],
             "rows_without_values": int(sums["empty_rows"]),
-            "held_out_scores": state.auxiliary.get("held_out_scores", np.zeros(0)).tolist(),
-            "estimator": "nodes" if len(params.nodes) else "variational",
+            "held_out_scores": held_out_scores(state.auxiliary).tolist(),
+            "estimator": "variational" if nodes is None else "nodes",
         }
         if "rounds" in sums:
             diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
         noted = list(state.warnings)
-        if diverging.size:
+        if (diverging := state.auxiliary["diverging"]).size:
             text = "weights diverge, the data separate: {features}; --set prior_precision=1"
             noted.append(Notice(text, tuple(diverging.tolist())))
-        if "peak" in sums and self._is_exact:
-            noted += _coarseness(params.nodes, float(sums["peak"]) / statistics.n_samples)
+        if nodes is not None and self._is_exact:
+            noted += _coarseness(nodes, float(sums["peak"]) / statistics.n_samples)
         if diagnostics["rows_without_values"]:
             text = f"rows without any value: {diagnostics['rows_without_values']}, codes are 0"
             noted.append(Notice(text))
-        return replace(state, params=params, diagnostics=diagnostics, warnings=tuple(noted))
+        done = replace(state, params=params, working=working)
+        return replace(done, diagnostics=diagnostics, warnings=tuple(noted))
 
     def transform(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
@@ -370,14 +356,19 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
         """Give P(t = 1 | x), (n_samples, n_features); segments do not matter."""
-        probabilities: Array = expit(codes @ params.weights.T + params.offsets)
+        probabilities: Array = scipy.special.expit(codes @ params.weights.T + params.offsets)
         return probabilities
 
 
-def _coarseness(nodes: Array, peak: float) -> list[Notice]:
+def _nodes(working: Arrays) -> Nodes | None:
+    """Give what the E-step sums over; None for the variational one."""
+    return Nodes(working["points"], working["log_weights"]) if "points" in working else None
+
+
+def _coarseness(nodes: Nodes, peak: float) -> list[Notice]:
     """Warn where nodes lie too far apart: by the share that the likeliest has of a mean row."""
-    q = nodes.shape[1]
-    an_axis, share = round(len(nodes) ** (1 / q)), peak ** (1 / q)
+    q = nodes.points.shape[1]
+    an_axis, share = round(len(nodes.points) ** (1 / q)), peak ** (1 / q)
     if share <= _COARSE:
         return []
     enough = int(np.ceil(an_axis * (share / _FINE) ** 2))
@@ -386,7 +377,3 @@ def _coarseness(nodes: Array, peak: float) -> list[Notice]:
         f"objective may be off by 0.01 nats a row; --set nodes={enough}"
     )
     return [Notice(text)]
-
-
-def _without_memory(auxiliary: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {k: v for k, v in auxiliary.items() if not k.startswith("squarem_")}

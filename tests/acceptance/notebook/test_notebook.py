@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
-from flows.ingest import ingest_sources
+from flows.data.ingesting import ingest_sources
 from pipeline import api
 from storage.dataset import BinaryDataset
 
+pytestmark = pytest.mark.matrix
 NOTEBOOK = Path(__file__).with_name("digits.ipynb")
 
 

@@ -152,7 +152,7 @@ def test_images_with_missing_values_and_a_constant_pixel(tmp_path: Path) -> None
     X[:, 5] = 0
     observed = (np.random.default_rng(0).random(X.shape) > 0.1).astype(np.uint8)
     path = write(tmp_path / "d.zarr", X, observed).path
-    found = images_stage.fn(str(tmp_path), str(path), "4x4", True, 0, HERE)
+    found = images_stage(str(tmp_path), str(path), "4x4", True, 0, HERE)
     assert [row["components"] for row in found["errors"]] == [0, 5, 5, 16, 16]
     assert "constant" in found["warnings"][0]
     margins, *others = (row["nll_per_bit"] for row in found["errors"])

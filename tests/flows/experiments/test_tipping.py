@@ -21,11 +21,11 @@ from sklearn.datasets import load_digits
 from flows.cli.options import run
 from flows.cli.roles import Roles
 from flows.data import datasets
+from flows.data.ingesting import ingest_sources
 from flows.experiments import tipping
 from flows.experiments.__main__ import app
 from flows.experiments.tipping import opened_images, synthetic
 from flows.experiments.tipping_figures import Pictures
-from flows.ingest import ingest_sources
 from pipeline.errors import FitError
 from pipeline.trials import tipping as tipping_trials
 from pipeline.trials.tipping import ESTIMATORS, Trial, tipping_trial

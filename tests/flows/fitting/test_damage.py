@@ -60,7 +60,7 @@ def fitted(cli, tmp_path):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
-def test_damaged_chunks_are_left_out_and_recorded(cli, fitted, damaged, model):
+def test_damaged_chunks_are_left_out_and_recorded(cli, fitted, damaged, cluster, model):
     options = (*model, "--skip-corrupt")
     artifact = fitted(damaged, *options, "--executor", "serial")
     manifest = load_artifact(artifact).manifest
@@ -71,7 +71,7 @@ def test_damaged_chunks_are_left_out_and_recorded(cli, fitted, damaged, model):
     told = "2 of 20 chunks, 128 rows, are damaged and left out: 3 (rows 193 to 256), 11 (rows 705"
     assert any(told in warning for warning in manifest["warnings"])
     assert "2 of 20 chunks, 128 rows" in cli("fit", "--dataset", damaged, *options).out
-    for where in (("--executor", "threads"), ("--workers", 2)):
+    for where in (("--executor", "threads"), ("--cluster", cluster)):
         assert arrays_of(fitted(damaged, *options, *where)) == arrays_of(artifact)
 
 

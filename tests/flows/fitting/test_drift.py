@@ -168,7 +168,7 @@ def test_what_would_cost_too_much_or_say_nothing_is_left_out(cli, monkeypatch) -
 
 def test_the_report_and_the_server_show_what_changed(cli) -> None:
     write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
-    command = ("fit", "--dataset", "d.zarr", "--executor", "serial")
+    command = ("fit", "--dataset", "d.zarr", "--report")
     first = cli(*command)
     assert "drift" not in first.out.replace("drift 0.", "")
     append(Path("d.zarr"), changed())

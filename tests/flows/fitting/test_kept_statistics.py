@@ -13,11 +13,13 @@ import pytest
 from flows.fitting import kept_statistics as kept_module
 from flows.fitting.kept_statistics import FOLDER, kept_statistics
 from pipeline.blocks import Rows, Tile
+from pipeline.collect import collect
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts import load_artifact
 from storage.dataset import BinaryDataset, open_dataset
+from storage.locations import read_manifest
+from storage.schema import ARTIFACT_FORMAT
 from storage.writer import append_dataset, create_dataset
 from tests.clusters import LoggedReader
 from tests.data import Batch, probit_rows
@@ -84,16 +86,23 @@ PARTS = [(3, False), (2, False), (3, True), (1, False), (14, True), (8, False), 
 TILES = (Tile((0, 3), (0, 6)), Tile((3, 6), (3, 6)))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[BinaryDataset]:
+    """The first of the parts, the first two, and so on, each written at once."""
+    folder = tmp_path_factory.mktemp("whole")
+    return [write(folder / f"{k}.zarr", PARTS[:k]) for k in range(1, len(PARTS) + 1)]
+
+
 @pytest.mark.parametrize("split", [None, "train"])
 @pytest.mark.parametrize("tiles", [(None,), TILES], ids=["whole", "tiles"])
-def test_only_appended_chunks_are_read(tmp_path: Path, log: Path, roomy, split, tiles) -> None:
+def test_only_appended_chunks_are_read(tmp_path, log, roomy, whole, split, tiles) -> None:
     before, grown = 0, None
-    for n_parts in range(1, len(PARTS) + 1):
+    for fresh in whole:
         grown = write(tmp_path / "d.zarr", PARTS[:1]) if grown is None else grown_by(grown)
-        fresh = write(tmp_path / f"fresh-{n_parts}.zarr", PARTS[:n_parts])
         assert grown.digest == fresh.digest
         found, n_read = counted(grown, log, split=split, tiles=tiles)
-        expected, n_all = counted(fresh, log, split=split, tiles=tiles)
+        alone = f"pairs of {split} in {len(tiles)} tiles"  # which nobody has kept
+        expected, n_all = counted(fresh, log, split=split, tiles=tiles, what=alone)
         assert found == expected
         assert n_all == fresh.n_chunks * len(tiles)
         assert n_read == (grown.n_chunks - before) * len(tiles)
@@ -157,10 +166,25 @@ def test_damaged_sums_are_counted_again(dataset, log, harm: str) -> None:
 def test_sums_of_other_code_are_dropped(dataset, log, monkeypatch) -> None:
     counted(dataset, log)
     before = kept_folders(dataset)
-    monkeypatch.setattr(kept_module, "code_digest", lambda: "other")
+    monkeypatch.setattr(kept_module, "code_digest", lambda *modules: "other")
     assert counted(dataset, log)[1] == dataset.n_chunks
     assert len(kept_folders(dataset)) == 1
     assert kept_folders(dataset) != before
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_sums_named_by_all_code_are_taken_while_the_code_that_counts_is_the_same(
+    dataset, log, monkeypatch, is_alike
+) -> None:
+    expected, _ = counted(dataset, log)
+    (folder,) = kept_folders(dataset)
+    now = kept_module.code_digest(*read_manifest(folder, ARTIFACT_FORMAT, 1)["modules"])
+    with monkeypatch.context() as before:
+        before.setattr(kept_module, "code_digest", lambda *modules: "of all code")
+        assert counted(dataset, log) == (expected, dataset.n_chunks)
+    alike = {now if is_alike else "other code": "of all code"}
+    monkeypatch.setattr(kept_module, "_COUNTING_ALIKE", alike)
+    assert counted(dataset, log) == (expected, 0 if is_alike else dataset.n_chunks)
 
 
 def test_no_more_is_kept_than_a_tenth_of_the_data(tmp_path: Path, log) -> None:

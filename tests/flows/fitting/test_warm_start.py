@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flows.data.fitted import load_fitted
 from flows.fitting.provenance import fingerprint, provenance
 from storage import load_artifact
+from storage.artifacts import NamedArray, write_artifact
 from storage.dataset import open_dataset
 from storage.writer import append_dataset
 from tests.data import Batch, probit_rows, write
@@ -107,7 +109,7 @@ def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, datase
     shutil.copytree("runs/2", "elsewhere")
     starts = [load_fitted(path) for path in ("runs/2", "elsewhere", "runs/3")]
     model, opened = starts[0].model, open_dataset(dataset)
-    names = [fingerprint(provenance(model, opened, None, 0, s)) for s in (*starts, None)]
+    names = [fingerprint(provenance(model, opened, None, 0, start=s)) for s in (*starts, None)]
     assert names[0] == names[1]
     assert len(set(names)) == 3
 
@@ -125,3 +127,25 @@ def test_an_interrupted_warm_start_goes_on(cli, dataset) -> None:
     found = load_artifact(done.json["artifact"])
     assert found.manifest["iterations"] == 5
     assert {n: found[n].tobytes() for n in found} == {n: expected[n].tobytes() for n in expected}
+
+
+def test_a_warm_start_takes_an_artifact_that_holds_nodes(cli, dataset) -> None:
+    """Artifacts of before have the nodes of the fit, and no axes."""
+    model = ("--model", "latent-trait", "--components", "2", "--set", "estimator=quadrature")
+    command = ("fit", "--dataset", dataset, *model, *OPTIONS)
+    before = load_artifact(cli(*command, "--json").json["artifact"])
+    q = np.zeros((0, 2))
+    former = {
+        "nodes": NamedArray(("node", "component"), q),
+        "node_log_weights": NamedArray(("node",), np.zeros(0)),
+        "held_out": NamedArray((), np.array(0.0)),
+    }
+    kept = {name: NamedArray(before.dims(name), before[name]) for name in before if name != "axes"}
+    write_artifact(before.path, {**kept, **former}, before.manifest)
+    warm = cli(*command, "--json", "--warm-start")
+    assert warm.code == 0, warm.err
+    history = before.manifest["history"]
+    found = load_artifact(warm.json["artifact"])
+    assert found.manifest["history"][-1] >= history[-1] - 1e-5
+    assert warm.json["iterations"] < len(history)
+    assert "axes" in found

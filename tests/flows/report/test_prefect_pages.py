@@ -106,6 +106,7 @@ def has_much_to_see(browser: Any) -> bool:
     return len(values) > 20 and counts.max() < 0.99 * counts.sum()
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_pages_show_stages_parameters_and_artifacts(
     server: str, browser: Any, tmp_path: Path

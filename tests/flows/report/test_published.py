@@ -13,7 +13,7 @@ from PIL import Image
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from flows.report.page import FILE
+from flows.report.subject import FILE
 from storage import load_artifact
 from tests.data import probit_rows, write
 
@@ -48,7 +48,7 @@ def published(prefix: str) -> dict[str, list[Any]]:
 
 def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, data):
     for _ in range(2):
-        done = cli("fit", "--dataset", data, "--components", 2, "--executor", "serial")
+        done = cli("fit", "--dataset", data, "--components", 2, "--report")
         assert done.code == 0, done.err
     base = "night-votes-clipped-pca"
     found = published(base)
@@ -74,8 +74,8 @@ def test_what_cannot_be_published_loses_neither_fit_nor_report(cli, data, monkey
     def broken(*_, **__):
         raise ConnectionError("the server\nis gone")
 
-    monkeypatch.setattr("flows.report.server.create_image_artifact", broken)
-    done = cli("fit", "--dataset", data, "--components", 3, "--executor", "serial", "--json")
+    monkeypatch.setattr("prefect.artifacts.create_image_artifact", broken)
+    done = cli("fit", "--dataset", data, "--components", 3, "--report", "--json")
     assert done.code == 0
     assert Path(done.json["report"]).exists()
     (line,) = [line for line in done.err.splitlines() if "the report" in line]

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
 from flows.report.labels import TOLD_APART, Labels, coloured
 from flows.report.lines import half_lines, places_of_names
-from flows.report.page import FILE, draw_report, write_report
+from flows.report.page import draw_report, write_report
 from flows.report.plots import number
 from flows.report.rows import read_rows
+from flows.report.subject import FILE
 from pipeline.blocks import block_of
-from pipeline.models.base import MODELS
+from pipeline.models.registry import models
 from pipeline.random import RowRandom
 from storage import load_artifact
 from storage.dataset import open_dataset
@@ -70,8 +72,8 @@ def fitted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_fit(tmp_path_factory.mktemp("fitted") / "artifact", model, open_dataset(data))
 
 
-def test_a_fit_leaves_a_report_in_its_artifact(cli, data):
-    done = cli("fit", "--dataset", data, "--components", 2)
+def test_a_fit_leaves_a_report_in_its_artifact(plain_cli, data):
+    done = plain_cli("fit", "--dataset", data, "--components", 2)
     assert done.code == 0, done.err
     report = Path(load_artifact("runs/probit").path, FILE)
     assert f"report: {report}" in done.out
@@ -83,7 +85,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_fit(cli, data, monkeypatch):
         raise ValueError("a\nlong\nstory")
 
     monkeypatch.setattr("flows.report.page.read_rows", broken)
-    done = cli("fit", "--dataset", data, "--components", 2, "--json")
+    done = cli("fit", "--dataset", data, "--components", 2, "--report", "--json")
     assert (done.code, done.json["report"]) == (0, None)
     (line,) = [line for line in done.err.splitlines() if "report" in line]
     assert "no report could be drawn (ValueError: a long story)" in line
@@ -99,7 +101,8 @@ def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
     assert list(usage) == list(done.json["stages"])[:-1]  # all but that which wrote it
     assert all(used["cpu_seconds"] >= 0 for used in usage.values())
     own = [used["peak_memory"] for used in usage.values()]
-    assert own == sorted(own)
+    # Linux counts resident pages to within some of every processor and thread.
+    assert all(later > earlier - (1 << 20) for earlier, later in pairwise(own))
     assert min(own) > 50e6
     assert done.json["report"] is None
     assert not Path(done.json["artifact"], FILE).exists()
@@ -111,7 +114,7 @@ def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
         assert all(50e6 < worker < process for worker, process in zip(workers, own, strict=True))
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", sorted(models()))
 def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     built = build_model(model, "2", [])
     artifact = load_artifact(write_fit(tmp_path / "artifact", built, open_dataset(data)))

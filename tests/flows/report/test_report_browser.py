@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from flows.cli.hyperparameters import build_model
-from flows.ingest import ingest_sources
-from flows.report.page import Options, draw_report, write_report
-from pipeline.models.base import MODELS
+from flows.data.ingesting import ingest_sources
+from flows.report.page import draw_report, write_report
+from flows.report.subject import Options
+from pipeline.models.registry import models
 from storage.dataset import BinaryDataset, open_dataset
 from tests.data import probit_rows, shared, write
 from tests.fits import write_fit
@@ -107,7 +108,7 @@ def report(
     return page
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", sorted(models()))
 def test_every_model_is_drawn(browser, data, tmp_path, model):
     page = report(tmp_path, data, model, 2)
     for width in WIDTHS.values():
@@ -160,7 +161,10 @@ return [...tips(document)].join();
 
 @pytest.mark.parametrize(
     ("name", "model", "n_components", "shape"),
-    [("usps16_train", "clipped-pca", 25, "16x16"), ("verbal_aggression", "latent-trait", 2, None)],
+    [
+        ("usps16_train", "clipped-pca", 25, "16x16"),
+        pytest.param("verbal_aggression", "latent-trait", 2, None, marks=pytest.mark.matrix),
+    ],
 )
 def test_real_data_are_drawn(browser, tmp_path, name, model, n_components, shape):
     ingest_sources([str(shared(f"{name}.npz"))], tmp_path / "real.zarr")

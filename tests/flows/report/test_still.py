@@ -18,13 +18,14 @@ from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
 from flows.report.images import pictures
-from flows.report.page import Options, draw_report
+from flows.report.page import draw_report
 from flows.report.plots import COLOURS, Figure, Key, Ramp, curve, heat_map, ramp_of, square_plot
 from flows.report.redraw import draw_plot
 from flows.report.slugs import slug, slugs
 from flows.report.still import still
+from flows.report.subject import Options
 from pipeline.errors import FitError
-from pipeline.models.base import MODELS
+from pipeline.models.registry import models
 from storage.dataset import open_dataset
 from tests.data import probit_rows, write
 from tests.fits import write_fit
@@ -77,7 +78,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("model", "n_components"), [*((name, "2") for name in sorted(MODELS)), ("latent-trait", "1")]
+    ("model", "n_components"), [*((name, "2") for name in sorted(models())), ("latent-trait", "1")]
 )
 def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_components):
     built = build_model(model, n_components, [])

@@ -10,7 +10,7 @@ from dask.system import CPU_COUNT
 
 from flows.running.cluster_block import DaskCluster
 from flows.running.cluster_settings import Cluster
-from flows.running.clusters import check_executor
+from flows.running.executors import check_executor
 from pipeline.errors import FitError
 from tests.cluster_processes import certificates
 

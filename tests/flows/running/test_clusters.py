@@ -76,10 +76,10 @@ def test_a_fit_over_tls_has_the_bytes_of_a_serial_one(cli, dataset, encrypted, f
 
 
 def test_other_commands_take_the_cluster_of_the_environment(
-    cli, dataset, encrypted, files, monkeypatch
+    plain_cli, dataset, encrypted, files, monkeypatch
 ):
     alone = ["--executor", "serial"]
-    done = cli("fit", "--dataset", dataset, *alone, "--no-report", "--json")
+    done = plain_cli("fit", "--dataset", dataset, *alone, "--no-report", "--json")
     fitted = ["--artifact", done.json["artifact"]]
     names = {"TLS_CA": "ca.pem", "TLS_CERT": "node.pem", "TLS_KEY": "node-key.pem"}
     for name, file in names.items():
@@ -88,7 +88,7 @@ def test_other_commands_take_the_cluster_of_the_environment(
     commands = {"transform": ["--dataset", dataset], "sample": ["--rows", 500]}
     for name, options in commands.items():
         for output, where in {f"{name}-alone": alone, f"{name}-there": []}.items():
-            done = cli(name, *fitted, *options, "--output", output, *where)
+            done = plain_cli(name, *fitted, *options, "--output", output, *where)
             assert done.code == 0, done.err
     codes = [storage.open_codes(f"transform-{where}")["mean"][:] for where in ("alone", "there")]
     assert codes[0].tobytes() == codes[1].tobytes()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from flows.cli.options import command, run
-from flows.running.clusters import check_executor, opened_executor
+from flows.running.executors import check_executor, opened_executor
 from pipeline.errors import FitError
 
 

@@ -6,6 +6,7 @@ import errno
 from datetime import datetime, timedelta
 
 import pytest
+from prefect.runtime import deployment
 
 from flows import fit
 from flows.fitting import stages as fit_stages
@@ -77,7 +78,7 @@ def test_a_scheduled_run_connects_again_after_a_lost_cluster(
 ):
     expected = load_artifact(run_fit(name="serial")["artifact"])
     seen = attempts(ClusterLost("gone"), ClusterLost("not yet back"))
-    monkeypatch.setattr(retries.deployment, "id", "scheduled", raising=False)
+    monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
     got = load_artifact(run_fit(cluster=cluster)["artifact"])
     assert seen == ["running"] * 3
     assert all(got[name].tobytes() == expected[name].tobytes() for name in expected)
@@ -85,7 +86,7 @@ def test_a_scheduled_run_connects_again_after_a_lost_cluster(
 
 def test_bad_input_is_not_tried_again(prefect_server, attempts, monkeypatch):
     seen = attempts(FitError("Expected other data."))
-    monkeypatch.setattr(retries.deployment, "id", "scheduled", raising=False)
+    monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
     with pytest.raises(FitError):
         run_fit()
     assert len(seen) == 1
@@ -108,7 +109,7 @@ def test_a_schedule_by_another_clock_is_refused(prefect_server, attempts, monkey
     seen = attempts()
     monkeypatch.setattr(server, "datetime", Skewed)
     run_fit()
-    monkeypatch.setattr(retries.deployment, "id", "scheduled", raising=False)
+    monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
     expected = rf"^PREFECT_API_URL: .* got one {said}\. .* set the time\.$"
     with pytest.raises(FitError, match=expected):
         run_fit()

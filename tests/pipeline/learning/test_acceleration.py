@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.learning.acceleration import fresh_memory, squarem_step
+from pipeline.learning.acceleration import squarem_step
 
 Array = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ def accelerated(
     mapped: Callable[[Array], Array], height: Callable[[Array], float], n_passes: int
 ) -> tuple[Array, list[float], int]:
     """The end, the objectives accepted, and the steps taken back."""
-    at, memory, history, rejected = np.zeros(4), fresh_memory(), [], 0
+    at, memory, history, rejected = np.zeros(4), {}, [], 0
     for _ in range(n_passes):
         found = squarem_step(at, mapped(at), height(at), memory)
         history += [height(at)] if found.accepted else []
@@ -63,7 +63,7 @@ def test_extrapolations_that_fall_are_taken_back() -> None:
 
 
 def test_the_memory_is_arrays() -> None:
-    at, memory = np.zeros(4), fresh_memory()
+    at, memory = np.zeros(4), {}
     for _ in range(5):
         found = squarem_step(at, step(at), objective(at), memory)
         at, memory = found.parameters, found.memory
@@ -72,7 +72,7 @@ def test_the_memory_is_arrays() -> None:
 
 @pytest.mark.parametrize("at", [TOP, np.zeros(4)])
 def test_a_fixed_point_stays(at: Array) -> None:
-    memory = fresh_memory()
+    memory = {}
     for _ in range(6):
         found = squarem_step(at, at, 0.0, memory)
         np.testing.assert_array_equal(found.parameters, at)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, collect_pass, fit
+from pipeline.fit import collect_pass, fit
 from pipeline.models.bernoulli_mixture import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.state import FitState
 from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
 from pipeline.random import RowRandom
 from tests.strategies import Data, memory_rows, tables
@@ -35,7 +36,7 @@ PROBABILITIES = np.array(
 
 
 def params_of(weights: Floats, probabilities: Floats) -> BernoulliMixtureParams:
-    return BernoulliMixtureParams(probabilities, weights, np.array(0.0))
+    return BernoulliMixtureParams(probabilities, weights)
 
 
 def drawn(n_rows: int, seed: int = 1) -> Bits:
@@ -147,7 +148,8 @@ def test_the_objective_holds_the_prior() -> None:
     X, s = drawn(400), 2.0
     state, params = fitted(X, smoothing=s), params_of(WEIGHTS, PROBABILITIES)
     model, rows = BernoulliMixture(smoothing=s), memory_rows(Data(X))
-    sums = collect_pass(model, FitState(params), rows, SERIAL, 0)
+    at = FitState(params, {"held_out": np.array(0.0)}, {"short": np.array(False)})
+    sums = collect_pass(model, at, rows, SERIAL, 0)
     nats = sum(np.log(chance(row, WEIGHTS, PROBABILITIES).sum()) for row in X)
     p = PROBABILITIES
     prior = s * (np.log(p).sum() + np.log(1 - p).sum() + np.log(WEIGHTS).sum())

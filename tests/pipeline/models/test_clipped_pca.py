@@ -14,9 +14,10 @@ from scipy.stats import multivariate_normal, norm
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, fit
+from pipeline.fit import fit
 from pipeline.models import clipped_pca
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams
+from pipeline.models.state import FitState
 from pipeline.numerics import linalg
 from pipeline.numerics.tetrachoric import MAX_CORRELATION, PairStatus
 from pipeline.random import RowRandom

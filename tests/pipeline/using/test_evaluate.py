@@ -16,8 +16,8 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit
-from pipeline.models.base import LogLikelihood
 from pipeline.models.bernoulli_mixture import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.capabilities import LogLikelihood
 from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.params import array
 from pipeline.statistics.counts import PairCounts
@@ -46,7 +46,7 @@ PROBABILITIES = np.array([[0.9, 0.8, 0.45, 0.01, 0.3, 0.6], [0.1, 0.3, 0.45, 0.0
 
 
 def mixture(weights: Any = WEIGHTS, probabilities: Any = PROBABILITIES) -> Subject:
-    params = BernoulliMixtureParams(probabilities, weights, np.array(0.0))
+    params = BernoulliMixtureParams(probabilities, weights)
     return Subject(BernoulliMixture(n_components=len(weights)), params, NO_SEGMENTS)
 
 
@@ -134,7 +134,7 @@ def test_scores_are_those_of_the_dense_matrix(data: Data, draw: st.DataObject) -
     given_k = [np.where(X, p, 1 - p) for p in PROBABILITIES]
     joint = WEIGHTS * np.array([np.where(mask, g, 1.0).prod(axis=1) for g in given_k]).T
     nats = np.log(joint.sum(axis=1))
-    found = likelihood_summary(measure_of(subject), sums)
+    found = likelihood_summary(measure_of(subject, 2), sums)
     assert found["kind"] == "exact"
     assert found["log_likelihood"] == pytest.approx(nats.mean())
     assert found["bits"] == pytest.approx(nats.mean() / np.log(2))
@@ -180,7 +180,7 @@ def test_large_blocks_are_scored_in_parts_and_by_threads_alike() -> None:
 )
 def test_a_measure_is_called_what_it_is(kind: type[BySegment], expected: dict[str, Any]) -> None:
     subject = by_segment(kind)
-    measure = measure_of(subject)
+    measure = measure_of(subject, 2)
     rows = memory_rows(two_columns(np.arange(900) % 3))
     found = likelihood_summary(measure, score_rows(subject, measure.name, rows, SERIAL, 0))
     assert found.items() >= {name: pytest.approx(x) for name, x in expected.items()}.items()

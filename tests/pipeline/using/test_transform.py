@@ -16,7 +16,8 @@ from pipeline.errors import FitError
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.params import named_arrays
 from pipeline.random import RowRandom
-from pipeline.using.transform import Transform, count_kept, described_codes, runs_of
+from pipeline.runs import count_kept, runs_of
+from pipeline.using.transform import Transform, described_codes
 from pipeline.wanted import Unwanted, while_wanted
 from tests.strategies import Data, memory_rows
 
@@ -63,7 +64,7 @@ def test_rows_come_in_their_original_order(size: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr("pipeline.using.transform._CELLS_AT_ONCE", 5)  # portions of 64 rows
     data, sizes = drawn(), [200, 130, 170]
     work = transform(Plain(), data, sizes)
-    parts = [work.codes(run) for run in runs_of(sizes, size)]
+    parts = [work(run) for run in runs_of(sizes, size)]
     codes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     assert codes["mean"].dtype == np.float32
     assert codes["segment"].dtype == np.int64
@@ -76,13 +77,13 @@ def test_rows_come_in_their_original_order(size: int, monkeypatch: pytest.Monkey
 def test_codes_that_are_not_finite_are_refused_by_row() -> None:
     work = transform(Plain(limit=321), drawn(), [200, 300])
     runs = runs_of([200, 300], 100)
-    work.codes(runs[2])
+    work(runs[2])
     with pytest.raises(FitError, match=r"row 322: Expected finite codes, got others in mean\."):
-        work.codes(runs[3])
+        work(runs[3])
 
 
 def test_an_interrupted_run_is_given_up() -> None:
-    codes, run = transform(Plain(), drawn(), [500]).codes, runs_of([500], 500)[0]
+    codes, run = transform(Plain(), drawn(), [500]), runs_of([500], 500)[0]
     assert while_wanted(lambda: True, codes, run)
     with pytest.raises(Unwanted, match="interrupted"):
         while_wanted(lambda: False, codes, run)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from pipeline.errors import FitError
 from pipeline.models.binary_ica.moment_matching.objective import Moments, Solution
@@ -89,7 +89,7 @@ def _polished(correlation: Array, start: Solution) -> ExactMatch:
     n_components = start.mixing.shape[1]
     # A step too far overflows and is taken back.
     with np.errstate(over="ignore", invalid="ignore"):
-        result = least_squares(
+        result = scipy.optimize.least_squares(
             residuals,
             np.concatenate([start.mixing.ravel(), start.log_variances.ravel()]),
             jacobian,

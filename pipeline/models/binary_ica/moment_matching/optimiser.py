@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import eigh
-from scipy.optimize import Bounds, OptimizeResult, minimize
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
@@ -115,7 +114,7 @@ def random_start(moments: Moments, n_components: int, seed: int) -> Solution:
     rng = np.random.default_rng(seed)
     mean = np.tensordot(moments.weights, moments.correlation, axes=1)
     n = moments.n_features
-    values, vectors = eigh(mean, subset_by_index=(n - n_components, n - 1))
+    values, vectors = scipy.linalg.eigh(mean, subset_by_index=(n - n_components, n - 1))
     turn = np.linalg.qr(rng.standard_normal((n_components, n_components)))[0]
     mixing = (vectors * np.sqrt(np.maximum(values, 0.1))) @ turn
     spread = 0.5 * rng.standard_normal((moments.n_segments, n_components))
@@ -185,7 +184,7 @@ def _ascend(
         return -value, -gradient.flat()
 
     rest = _Rest(tol, start.mixing, lambda flat: unflatten(flat, *shape).mixing)
-    result = minimize(
+    result = scipy.optimize.minimize(
         loss,
         start.flat(),
         jac=True,
@@ -209,9 +208,9 @@ def _ascend(
     )
 
 
-def _bounds(start: Solution) -> Bounds:
+def _bounds(start: Solution) -> scipy.optimize.Bounds:
     limit = np.repeat([np.inf, _LOG_VARIANCE, _LOG_PRECISION], [part.size for part in start])
-    return Bounds(-limit, limit)
+    return scipy.optimize.Bounds(-limit, limit)
 
 
 class _Rest:
@@ -222,7 +221,7 @@ class _Rest:
         self.mixing, self.loss, self.iterations = mixing, np.inf, 0
         self.reached = False
 
-    def __call__(self, intermediate_result: OptimizeResult) -> None:
+    def __call__(self, intermediate_result: scipy.optimize.OptimizeResult) -> None:
         self.iterations += 1
         if self.iterations % _WINDOW:
             return

@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 MOST_ROUNDS = 20
 _AT_REST = 1e-3
 _TOLERANCE = 1e-11
-"""Small, lest a refit that begins near its end stops before it has moved."""
+"""Small, or a refit that begins near its end would stop before it has moved."""
 
 
 def fit_gaps(

@@ -7,8 +7,8 @@ from enum import IntEnum
 from functools import partial
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from pipeline.executors.base import Map
 from pipeline.models.binary_ica.moment_matching.objective import Moments
@@ -124,7 +124,7 @@ def _thresholds(
     """Thresholds and their standard errors."""
     n = np.maximum(observed, 1)
     share = np.where(observed > 0, np.clip(ones, 0.5, n - 0.5) / n, 0.5)
-    thresholds: Array = -ndtri(share)
+    thresholds: Array = -scipy.special.ndtri(share)
     density = np.exp(-0.5 * thresholds**2) / np.sqrt(2 * np.pi)
     errors: Array = np.where(varies, np.sqrt(share * (1 - share) / n) / density, np.inf)
     return thresholds, errors

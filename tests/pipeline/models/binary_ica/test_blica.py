@@ -18,8 +18,10 @@ from pipeline.blocks import BinaryBlock, block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import FitState, fit
-from pipeline.models.binary_ica.blica import BLICA, BLICAParams
+from pipeline.fit import fit
+from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.binary_ica.params import BLICAParams
+from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import named_arrays
 from pipeline.random import RowRandom
@@ -168,7 +170,7 @@ def test_missing_values_leave_the_estimate_where_it_was() -> None:
 
 def test_threads_change_nothing() -> None:
     rows = memory_rows(small(), [400] * 3)
-    model = BLICA(bootstrap=20)
+    model = BLICA(n_components=2, regularization=20.0, bootstrap=20)
     here, there = (fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
     for name, values in arrays_of(here.params).items():
         assert values.tobytes() == arrays_of(there.params)[name].tobytes(), name

@@ -14,8 +14,9 @@ from scipy.special import expit
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, collect_first, collect_pass, fit, start
+from pipeline.fit import collect_first, collect_pass, fit, start
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.state import FitState
 from pipeline.numerics.latent_nodes import gauss_hermite
 from pipeline.random import RowRandom
 from tests.data import shared
@@ -107,7 +108,7 @@ def test_validation_finds_the_number_of_traits() -> None:
     scores = state.diagnostics["held_out_scores"]
     assert len(scores) == 3
     assert max(scores) == scores[1]
-    assert state.params.held_out == 0
+    assert state.working["held_out"] == 0
 
 
 def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
@@ -138,7 +139,7 @@ def test_every_stage_has_a_history_of_its_own_that_never_falls(settings: dict[st
 def test_a_choice_of_components_that_is_cut_short_still_ends_with_all_rows(max_iter: int) -> None:
     X, *_ = two_factors()
     state, _ = histories(X[:2000], n_components=None, estimator="quadrature", max_iter=max_iter)
-    assert state.params.held_out == 0
+    assert state.working["held_out"] == 0
     assert state.diagnostics["n_components"] == state.params.weights.shape[1]
     assert len(state.diagnostics["held_out_scores"]) >= 2
 
@@ -225,7 +226,7 @@ def test_a_fit_that_goes_on_reaches_the_same_bytes() -> None:
     X, *_ = two_factors()
     rows, model = memory_rows(Data(X[:2000])), LatentTrait(max_iter=12, tol=1e-12)
     states: list[FitState] = []
-    first = start(model, collect_first(model, rows, SERIAL), 0)
+    first = start(model, collect_first(model, rows, SERIAL, 0), 0)
     whole = fit(model, rows, SERIAL, state=first, checkpoint=states.append)
     for state in states[:-1]:
         again = fit(model, rows, SERIAL, state=state)

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import norm
 
 from pipeline.errors import FitError, Notice
-from pipeline.fit import FitState
 from pipeline.models.binary_ica.moment_matching import optimiser
+from pipeline.models.state import FitState
 from pipeline.params import named_arrays
 from storage.examples import nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import fitted, nonstationary, small

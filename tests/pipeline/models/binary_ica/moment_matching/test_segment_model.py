@@ -13,8 +13,9 @@ from scipy.stats import multivariate_normal, norm
 
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
-from pipeline.models.binary_ica.blica import BLICA, BLICAParams
+from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
+from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.random import RowRandom
 from tests.pipeline.models.binary_ica.moment_matching import Floats
 from tests.strategies import Bits

@@ -1,0 +1,59 @@
+"""What a fit is asked for: its command line, and the parameters that Prefect records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from flows.cli.hyperparameters import ModelName
+from flows.cli.options import DatasetName, Option, Resume, Seed, Switch, Where
+
+
+@Option(name="*")
+@dataclass(frozen=True)
+class FitOptions:
+    """The options of `python -m flows.fit`."""
+
+    dataset: DatasetName
+    model: Annotated[ModelName, Option(help="Name of the model.")] = "clipped-pca"
+    components: Annotated[
+        str | None, Option(help="Number of latent components, or auto. [default: the model's]")
+    ] = None
+    settings: Annotated[
+        tuple[str, ...],
+        Option(
+            name="--set",
+            negative="",
+            show_default=False,
+            help="NAME=VALUE, as `--help` lists them.",
+        ),
+    ] = ()
+    split: Annotated[
+        str | None,
+        Option(
+            help="Fit the rows whose `split` column has this value, or all rows. "
+            "[default: train where there is one, else all]"
+        ),
+    ] = None
+    output: Annotated[str | None, Option(help="Folder of runs. [default: runs/DATASET]")] = None
+    seed: Seed = 0
+    where: Where = field(default_factory=Where)
+    resume: Resume = False
+    truth: Annotated[
+        bool,
+        Switch,
+        Option(help="Compare the mixing with the one that the dataset was made with."),
+    ] = False
+    report: Annotated[
+        bool, Option(negative="--no-report", help="Draw a report into the artifact.")
+    ] = True
+    warm_start: Annotated[
+        bool,
+        Switch,
+        Option(help="Begin at the latest fit in the folder of runs; for models that iterate."),
+    ] = False
+    skip_corrupt: Annotated[
+        bool,
+        Switch,
+        Option(help="Leave out damaged chunks, with a warning; reads all of them first."),
+    ] = False

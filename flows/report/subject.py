@@ -1,0 +1,139 @@
+"""What a report is of, found and checked before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flows.data.fitted import Fitted, load_fitted
+from flows.report.figures import ImageLayout, image_layout
+from flows.report.rows import fitted_dataset
+from pipeline.errors import FitError
+from storage.dataset import BinaryDataset
+from storage.errors import DataError
+from storage.locations import Place, place
+
+FILE = "report.html"
+SEGMENT = "segment"
+"""What the label of a row is called that is its segment."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to draw.
+
+    Attributes
+    ----------
+    dataset
+        Whose rows to show; None takes those of the fit, if they are there and unchanged.
+    image_shape
+        `HEIGHTxWIDTH` of features that are pixels; names such as r0c0 say it by themselves.
+    label
+        The per-row column that colours rows; None chooses one.
+    """
+
+    dataset: str | None = None
+    image_shape: str | None = None
+    label: str | None = None
+
+
+DEFAULTS = Options()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A fitted model and, where they are at hand, the rows that it was fitted to.
+
+    Attributes
+    ----------
+    fitted
+        The fitted model.
+    layout
+        Where its features lie in an image.
+    dataset
+        Whose rows to show.
+    label
+        The per-row column that colours rows; None chooses one.
+    notes
+        What is left out and why.
+    """
+
+    fitted: Fitted
+    layout: ImageLayout | None
+    dataset: BinaryDataset | None
+    label: str | None
+    notes: tuple[str, ...]
+
+
+def subject_of(
+    artifact: str | Place, options: Options = DEFAULTS, opened: BinaryDataset | None = None
+) -> Subject:
+    """Find what to draw.
+
+    Parameters
+    ----------
+    artifact
+        Of a fit, or a folder of runs for the latest.
+    options
+        What to draw.
+    opened
+        The dataset of the fit, where it is open already.
+
+    Raises
+    ------
+    DataError, FitError
+        If the artifact or the dataset cannot be used.
+    """
+    fitted = load_fitted(artifact)
+    layout = _layout(fitted, options.image_shape)
+    dataset, note = (opened, "") if opened else fitted_dataset(fitted, options.dataset)
+    if dataset is not None:
+        _check_label(options.label, dataset.column_names)
+    return Subject(fitted, layout, dataset, options.label, (note,) if note else ())
+
+
+def new_page(output: str, overwrite: bool) -> Place:
+    """Give the place of a page to write.
+
+    Raises
+    ------
+    DataError
+        If it is named other than a page, or is there and not to be replaced.
+    """
+    page = place(output)
+    if page.suffix != ".html":
+        raise DataError(f"--output: Expected a name that ends in .html, got {output!r}.")
+    check_output(page, overwrite)
+    return page
+
+
+def check_output(output: Place, overwrite: bool) -> None:
+    """Refuse a file that is there and not to be replaced, or is no file.
+
+    Raises
+    ------
+    DataError
+        If it is either.
+    """
+    if output.is_dir():
+        raise DataError(f"{output}: Expected a file, got a folder.")
+    if output.exists() and not overwrite:
+        raise DataError(
+            f"{output}: Expected a new path, got one that exists. Use --overwrite to replace it."
+        )
+
+
+def _layout(fitted: Fitted, shape: str | None) -> ImageLayout | None:
+    try:
+        return image_layout(fitted.feature_names, shape)
+    except FitError:
+        if shape is not None:
+            raise
+        return None
+
+
+def _check_label(name: str | None, columns: Sequence[str]) -> None:
+    """Refuse a label that is neither a per-row column nor the segments."""
+    if name not in (None, SEGMENT, *columns):
+        have = ", ".join([*columns, SEGMENT])
+        raise DataError(f"--label: Expected a per-row column, got {name!r}. There are: {have}.")

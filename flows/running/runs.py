@@ -1,0 +1,59 @@
+"""Writes results as long as the data: tasks store their runs of rows, and each is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from pipeline.executors.base import Executor
+from pipeline.runs import Arrays, Described, Run, rows_per_run, runs_of, write_run
+from storage.codes import CodeArray, CodesWriter, create_codes
+from storage.results import WrittenRuns
+
+
+def write_runs(
+    make: Callable[[Run], Arrays],
+    arrays: Described,
+    n_rows: list[int],
+    written: WrittenRuns,
+    executor: Executor,
+    told: Callable[[int, int, int], Any],
+) -> tuple[CodesWriter, list[list[int]]]:
+    """Make and store all runs but those that lie there whole.
+
+    Parameters
+    ----------
+    make
+        Makes the arrays of a run; it is sent to the workers.
+    arrays
+        What it makes.
+    n_rows
+        Rows of each chunk.
+    written
+        Where runs go.
+    executor
+        Where tasks run.
+    told
+        Is told after every task: tasks done, of how many, and rows.
+
+    Returns
+    -------
+    tuple
+        What wrote the runs, and the checksums of each.
+    """
+    before, total = written.finished(), sum(n_rows)
+    size, coded = rows_per_run(arrays, total), {n: CodeArray(*a) for n, a in arrays.items()}
+    writer = create_codes(written.codes, coded, total, size, keep=bool(before))
+    runs = [r._replace(done=done) for r, done in zip_longest(runs_of(n_rows, size), before)]
+    checksums: list[list[int]] = []
+    told(0, len(runs), 0)
+    with closing(executor.map(partial(write_run, make, writer), runs)) as found:
+        for done in found:
+            checksums.append(done)
+            if len(checksums) > len(before):
+                written.note(checksums)
+            told(len(checksums), len(runs), runs[len(checksums) - 1].stop)
+    return writer, checksums

@@ -1,0 +1,106 @@
+"""Rows in batches, in a random order that is keyed by the rows: the same wherever they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.random import RowRandom
+from pipeline.wanted import check_wanted
+
+Bits = NDArray[np.uint8]
+
+_CELLS_AT_ONCE = 1 << 22
+"""Values that are unpacked at once."""
+
+
+class Batch(NamedTuple):
+    """Some rows, unpacked.
+
+    Attributes
+    ----------
+    X, observed
+        Values and mask, (n_samples, n_features); the mask is None where every value is there.
+    rows
+        Original rows, (n_samples,): the keys of their draws.
+    segments
+        Index of the segment of each, (n_samples,).
+    columns
+        Per-row columns, (n_samples,) each.
+    """
+
+    X: Bits
+    observed: Bits | None
+    rows: NDArray[np.int64]
+    segments: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]]
+
+
+def batches(blocks: Iterable[BinaryBlock], size: int, rng: RowRandom) -> Iterator[Batch]:
+    """Cut rows into batches, shuffled among those that are unpacked at once.
+
+    Parameters
+    ----------
+    blocks
+        The rows, in their order.
+    size
+        Rows of a batch; the last of those unpacked at once may be smaller.
+    rng
+        Decides the order, by its stream `order`.
+    """
+    order = rng.stream("order")
+    for portion in _portions(blocks, size):
+        rows = np.concatenate([block.rows for block in portion])
+        shuffled = _unpacked(portion, np.argsort(order.uniform(rows, 1)[:, 0], kind="stable"))
+        for first in range(0, len(rows), size):
+            check_wanted()
+            yield _cut(shuffled, slice(first, first + size))
+
+
+def _portions(blocks: Iterable[BinaryBlock], size: int) -> Iterator[list[BinaryBlock]]:
+    """Gather small blocks, and cut large ones, to what is unpacked at once."""
+    gathered: list[BinaryBlock] = []
+    for block in blocks:
+        most = size * max(1, _CELLS_AT_ONCE // (size * block.n_features))
+        if gathered and sum(b.n_samples for b in gathered) + block.n_samples > most:
+            yield gathered
+            gathered = []
+        if block.n_samples <= most:
+            gathered.append(block)
+            continue
+        for first in range(0, block.n_samples, most):
+            yield [block.taken(np.arange(first, min(first + most, block.n_samples)))]
+    if gathered:
+        yield gathered
+
+
+def _unpacked(blocks: list[BinaryBlock], order: NDArray[np.intp]) -> Batch:
+    """Unpack blocks, and bring their rows into an order."""
+    masks = [block.observed() for block in blocks]
+    observed = None
+    if any(mask is not None for mask in masks):
+        pairs = zip(blocks, masks, strict=True)
+        whole = [np.ones_like(b.dense()) if m is None else m for b, m in pairs]
+        observed = np.concatenate(whole)[order]
+    names = blocks[0].columns
+    return Batch(
+        np.concatenate([block.dense() for block in blocks])[order],
+        observed,
+        np.concatenate([block.rows for block in blocks])[order],
+        np.repeat([b.segment for b in blocks], [b.n_samples for b in blocks])[order],
+        {name: np.concatenate([b.column(name) for b in blocks])[order] for name in names},
+    )
+
+
+def _cut(batch: Batch, at: slice) -> Batch:
+    return Batch(
+        batch.X[at],
+        None if batch.observed is None else batch.observed[at],
+        batch.rows[at],
+        batch.segments[at],
+        {name: values[at] for name, values in batch.columns.items()},
+    )

@@ -1,0 +1,248 @@
+"""What some models can do beside being fitted: asked for by `isinstance`, and never assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError
+from pipeline.executors.base import Map
+from pipeline.models.base import Model
+from pipeline.models.state import Arrays, FitState
+from pipeline.random import RowRandom
+from pipeline.runs import Results
+from pipeline.statistics.base import Statistics
+
+Array = NDArray[np.float64]
+
+
+class LogLikelihood(NamedTuple):
+    """log P(x) of each row, exact or estimated.
+
+    Attributes
+    ----------
+    nats
+        (n_samples,).
+    standard_error
+        Of the estimate of each row, independent between rows, 0 where exact: (n_samples,).
+    shared_error
+        Standard error that all rows share, as of an estimated log Z: more rows do not lessen it.
+    """
+
+    nats: Array
+    standard_error: Array
+    shared_error: float = 0.0
+
+
+@runtime_checkable
+class Likely(Protocol):
+    """Gives log P(x), exact or estimated."""
+
+    def log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> LogLikelihood:
+        """MAP: give log P(x) of each row; refuse, by a `FitError`, what cannot be computed."""
+        ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """Gives a bound below log P(x)."""
+
+    def lower_bound(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
+        """MAP: give the bound of each row, nats, (n_samples,)."""
+        ...
+
+
+@runtime_checkable
+class PseudoLikely(Protocol):
+    """Gives a pseudo-likelihood: every feature given all others."""
+
+    def pseudo_log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
+        """MAP: give Σ_i log P(x_i | the others) of each row, nats, (n_samples,)."""
+        ...
+
+
+@runtime_checkable
+class CompositeLikely(Protocol):
+    """Gives a composite likelihood: every pair of features."""
+
+    def composite_log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
+        """MAP: give Σ_i<j log P(x_i, x_j) of each row, nats, (n_samples,)."""
+        ...
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """Draws rows from the fitted model."""
+
+    def sample(
+        self,
+        params: Any,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows from the fitted model, of these segments where it has any.
+
+        `segments` is (n_samples,); without it they come as often as in the data. The rows are
+        (n_samples, n_features).
+        """
+        ...
+
+
+@runtime_checkable
+class Reconstructs(Protocol):
+    """Turns codes back into probabilities of ones."""
+
+    def reconstruct(
+        self, params: Any, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Give P(x = 1 | codes, segments), (n_samples, n_features).
+
+        `segments` is (n_samples,); without it all are `known_segments.UNKNOWN`.
+        """
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """Completes its parameters once after the fit, such as by an estimate of log Z."""
+
+    def prepare(self, params: Any, rng: np.random.Generator, map_items: Map) -> Any:
+        """CENTRAL: give parameters with their optional arrays; they are stored and used by all."""
+        ...
+
+
+@runtime_checkable
+class Warm(Protocol):
+    """Can begin its passes at the parameters of an earlier fit.
+
+    One-pass models need no start. Settings may differ between the two fits: they decide where
+    passes lead, not where they begin.
+    """
+
+    def warm(self, state: FitState, params: Any) -> FitState:
+        """Begin the last stage at parameters of as many components.
+
+        `state` is what `initialize` makes of the data to fit: its checks have been passed.
+        """
+        ...
+
+
+@runtime_checkable
+class Accelerates(Protocol):
+    """Lets the loop extrapolate its steps by SQUAREM, as EM's may be."""
+
+    acceleration: Any
+    """`squarem`, or `none`."""
+
+    def packed(self, params: Any) -> Array:
+        """Give the parameters that passes move, as an array without bounds."""
+        ...
+
+    def unpacked(self, params: Any, packed: Array, n_samples: int) -> Any:
+        """Undo `packed`, all else as in `params`; back within what so many rows allow."""
+        ...
+
+
+@runtime_checkable
+class LearnsLocally(Protocol):
+    """Takes many steps in a pass: each task its own, over the rows of its chunks.
+
+    `summarize` is never called. What a task gives is the change of the parameters over its steps,
+    weighted by its rows, so that `update` moves by the mean change of all tasks.
+    `pipeline.learning.batches` cuts rows into batches in keyed random order.
+    """
+
+    def learn(
+        self,
+        params: Any,
+        working: Arrays,
+        blocks: Callable[[], Iterator[BinaryBlock]],
+        rng: RowRandom,
+    ) -> Statistics | None:
+        """MAP: step through the rows of a group of chunks; None where it has none."""
+        ...
+
+
+@runtime_checkable
+class PairWork(Protocol):
+    """Compares every row with all rows before its passes, such as to find nearest neighbours.
+
+    Passes follow where `convergence` allows any; `ByPasses(0)` says that the model needs none.
+    """
+
+    def compare(
+        self,
+        params: Any,
+        working: Arrays,
+        left: BinaryBlock,
+        right: BinaryBlock,
+        before: Arrays | None,
+    ) -> Arrays:
+        """MAP: fold what the rows of one more block say of each row on the left.
+
+        A task keeps its rows on the left while all blocks come by on the right in order, those
+        that the rows are in among them. What comes of the last is stored, not sent. It must not
+        depend on how rows are cut into blocks: the nearest k rows do not where ties go by row.
+
+        Parameters
+        ----------
+        params, working
+            As `initialize` made them.
+        left, right
+            Rows, none for a start: then the arrays only tell their types.
+        before
+            What this gave for the same rows on the left and the block before; None at first.
+
+        Returns
+        -------
+        Mapping
+            Arrays by name, each (n rows on the left, …); `row` is not among them.
+        """
+        ...
+
+    def compared(
+        self, state: FitState, results: Results, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """CENTRAL: take up what `compare` gave for all rows, read run by run.
+
+        `results.read(key)` gives the arrays of a run, here or in a function that `map_items` maps
+        over keys, in original row order, with `row`, the original rows.
+        """
+        ...
+
+
+def sampler(model: Model) -> Samples:
+    """Give the model as one that draws rows.
+
+    Raises
+    ------
+    FitError
+        If it does not.
+    """
+    if isinstance(model, Samples):
+        return model
+    raise FitError(
+        f"Expected a model that draws rows, got {model.name}, which only describes those it is "
+        "given. Choose another model."
+    )
+
+
+def reconstructor(model: Model) -> Reconstructs:
+    """Give the model as one that turns codes back into probabilities.
+
+    Raises
+    ------
+    FitError
+        If it does not.
+    """
+    if isinstance(model, Reconstructs):
+        return model
+    raise FitError(
+        f"Expected a model that turns codes back into probabilities of ones, got {model.name}, "
+        "which does not. Choose another model."
+    )

@@ -1,0 +1,73 @@
+"""Hyperparameters of models: their names, values and help, and checks that several models share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from pipeline.errors import FitError
+from pipeline.models.base import Model
+from pipeline.statistics.counts import Counts, FeatureCounts
+
+
+def hyperparameters(model: type[Model]) -> tuple[str, ...]:
+    """Name the settings of a model, the structural ones left out."""
+    settings = (f for f in fields(model) if f.init)  # type: ignore[arg-type]
+    return tuple(f.name for f in settings if f.name != "n_components")
+
+
+def recorded_model(model: type[Model], recorded: Mapping[str, Any]) -> Model:
+    """Make a model again from all fields of its dataclass; those that no caller sets are left.
+
+    Tuples were recorded as lists.
+    """
+    given = {f.name for f in fields(model) if f.init}  # type: ignore[arg-type]
+    values = {name: value for name, value in recorded.items() if name in given}
+    return model(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
+
+
+def check_choices(model: Model) -> None:
+    """Check the settings that are declared as `Literal`.
+
+    Raises
+    ------
+    FitError
+        If a setting is none of its choices.
+    """
+    for name, kind in get_type_hints(type(model)).items():
+        if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
+            choices = ", ".join(sorted(get_args(kind)))
+            raise FitError(f"{name}: Expected one of {choices}, got {value!r}.")
+
+
+def check_components(model: Model) -> None:
+    """Check the number of components, where one is given.
+
+    Raises
+    ------
+    FitError
+        If it is below 1.
+    """
+    if model.n_components is not None and model.n_components < 1:
+        raise FitError(f"--components: Expected at least 1, got {model.n_components}.")
+
+
+def pooled_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
+    """Give observed values and ones of each feature in all segments, (n_features,) each.
+
+    Raises
+    ------
+    FitError
+        If a feature was never observed.
+    """
+    observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
+    if (missing := np.flatnonzero(observed == 0)).size:
+        raise FitError(
+            "Expected observed values in every feature, got none in {features}. "
+            "Leave these features out.",
+            missing.tolist(),
+        )
+    return observed, ones

@@ -1,0 +1,119 @@
+"""Pair work: every row is compared with all rows, a run of rows a task.
+
+A task holds its run, reads all chunks beside it one by one, and gives what its rows end with: so
+that results of the data's size are written once, whole, where they were made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock, Rows, blocks_of
+from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.models.capabilities import PairWork
+from pipeline.models.state import FitState
+from pipeline.params import in_c_order
+from pipeline.progress import Progress, silent
+from pipeline.runs import (
+    ROW,
+    Arrays,
+    Described,
+    Results,
+    Run,
+    put,
+    rows_by_chunk,
+    rows_of_run,
+    rows_per_run,
+    runs_of,
+)
+from pipeline.wanted import check_wanted
+
+LABEL = "pairs"
+"""What the work is called."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What all tasks share; small enough to send with every one.
+
+    Attributes
+    ----------
+    model
+        Hyperparameters.
+    params, working
+        As `initialize` made them.
+    rows
+        The rows to compare with each other.
+    """
+
+    model: PairWork
+    params: Any
+    working: Arrays
+    rows: Rows
+
+    def __call__(self, run: Run) -> dict[str, NDArray[Any]]:
+        """Compare the rows of a run with all rows; give what they end with, and `row`.
+
+        Raises
+        ------
+        Unwanted
+            If the run was interrupted.
+        """
+        parts = [(b.taken(at), places) for b, at, places in rows_of_run(self.rows.read, run)]
+        parts = [(left, places) for left, places in parts if left.n_samples]
+        found: list[Arrays | None] = [None] * len(parts)
+        for key in range(self.rows.n_chunks):
+            for right in blocks_of(self.rows.read(key)):
+                found = [
+                    self._compared(left, right, before)
+                    for (left, _), before in zip(parts, found, strict=True)
+                ]
+        arrays: dict[str, NDArray[Any]] = {}
+        for (left, places), part in zip(parts, found, strict=True):
+            put(arrays, run, places, {ROW: left.rows, **(part or {})})
+        return arrays
+
+    def _compared(
+        self, left: BinaryBlock, right: BinaryBlock, before: Arrays | None
+    ) -> Arrays | None:
+        check_wanted()
+        if not right.n_samples:
+            return before
+        return self.model.compare(self.params, self.working, left, right, before)
+
+    def described(self) -> Described:
+        """Describe the arrays that tasks give, by a block whose rows are taken away."""
+        blocks = (b for key in range(self.rows.n_chunks) for b in blocks_of(self.rows.read(key)))
+        nothing = next(blocks).taken(np.empty(0, np.int64))
+        found = self.model.compare(self.params, self.working, nothing, nothing, None)
+        arrays = {ROW: nothing.rows, **found}
+        return {
+            name: (tuple(f"{name}_{k}" for k in range(1, a.ndim)), a.shape[1:], str(a.dtype))
+            for name, a in arrays.items()
+        }
+
+
+def in_memory(pairs: Pairs, executor: Executor, progress: Progress = silent) -> Results:
+    """Do pair work whose results stay in the memory of this process."""
+    n_rows = rows_by_chunk(pairs.rows, executor)
+    runs = runs_of(n_rows, rows_per_run(pairs.described(), sum(n_rows)))
+    parts: list[Arrays] = []
+    progress(LABEL, 0, len(runs), 0)
+    for part in executor.map(pairs, runs):
+        parts.append(part)
+        progress(LABEL, len(parts), len(runs), runs[len(parts) - 1].stop)
+    return Results(len(runs), parts.__getitem__)
+
+
+def taken_up(
+    model: PairWork, state: FitState, results: Results, executor: Executor, seed: int
+) -> FitState:
+    """Let the model take up what the tasks found."""
+    rng = np.random.default_rng([seed, 0, 0, 1])
+    with one_blas_thread():
+        found = model.compared(state, results, executor.map, rng)
+    return replace(found, params=in_c_order(found.params))

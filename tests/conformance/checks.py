@@ -1,0 +1,56 @@
+"""Checks that several laws share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.fit import FitState
+from pipeline.models.capabilities import LearnsLocally
+from pipeline.params import named_arrays
+from tests.conformance.facts import Facts
+from tests.strategies import (
+    Bits,
+)
+
+Arrays = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+
+
+def offered(facts: Facts, *capabilities: type) -> None:
+    """Skip a law of what the model does not offer."""
+    for capability in capabilities:
+        if not isinstance(facts.make(), capability):
+            pytest.skip(f"this model is not {capability.__name__}")
+
+
+def has_sums(facts: Facts) -> bool:
+    """Whether passes of the model sum what `summarize` gives of blocks."""
+    model, state = facts.make(), FitState(None)
+    return not isinstance(model, LearnsLocally) and model.convergence(state).max_iter > 0
+
+
+def params_of(state: FitState) -> dict[str, NDArray[Any]]:
+    return {name: values for name, (_, values) in named_arrays(state.params).items()}
+
+
+def assert_same(a: Arrays, b: Arrays, rtol: float = 0.0) -> None:
+    """Equal names and values; numbers that are not whole within the tolerance."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].shape == b[name].shape
+        assert a[name].dtype == b[name].dtype
+        within = rtol if a[name].dtype.kind == "f" else 0.0
+        np.testing.assert_allclose(a[name], b[name], rtol=within, atol=within, err_msg=name)
+
+
+def assert_finite(arrays: Arrays) -> None:
+    assert [name for name, values in arrays.items() if not np.isfinite(values).all()] == []
+
+
+def pair_shares(X: Bits) -> Floats:
+    return X.T.astype(np.float64) @ X / len(X)

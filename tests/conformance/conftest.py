@@ -1,0 +1,37 @@
+"""What laws are given: the facts of the model whose file they are in, and an artifact of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage.artifacts import Artifact, load_artifact
+from tests.conformance.facts import Facts
+from tests.conformance.rows import varied
+from tests.data import write
+from tests.fits import write_fit
+
+
+@pytest.fixture(scope="module")
+def facts(request: pytest.FixtureRequest) -> Facts:
+    """`FACTS` of the model's file."""
+    found: Facts = request.module.FACTS
+    return found
+
+
+@pytest.fixture(autouse=True)
+def known(only_models_here: None, facts: Facts) -> type[Any]:
+    """The file's model, known by its name in every test, also one that finds it fitted already."""
+    return facts.model
+
+
+@pytest.fixture(scope="module")
+def stored(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The artifact of a fit to `varied`."""
+    folder, data = tmp_path_factory.mktemp("stored"), varied()
+    named = [f"s{k}" for k in data.labels]
+    label = (data.X.sum(axis=1) > 5).astype(np.int64)
+    dataset = write(folder / "rows.zarr", data.X, segments=named, columns={"label": label})
+    return load_artifact(write_fit(folder / "fit", facts.make(**facts.consistent), dataset))

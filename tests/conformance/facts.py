@@ -1,0 +1,104 @@
+"""What the laws need to know of a single model; its own file says it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.models.registry import model_class
+from pipeline.params import named_arrays
+
+Floats = NDArray[np.float64]
+Pairs = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+
+
+def normal_codes(n_components: int) -> tuple[Floats, Floats]:
+    """Gauss–Hermite nodes and weights of standard normal codes."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    grid = np.stack(np.meshgrid(*[nodes] * n_components, indexing="ij"), axis=-1)
+    shares = np.stack(np.meshgrid(*[weights] * n_components, indexing="ij"), axis=-1)
+    mass = shares.reshape(-1, n_components).prod(axis=1)
+    return grid.reshape(-1, n_components), mass / mass.sum()
+
+
+def standard_codes(params: Any) -> tuple[Floats, Floats, None]:
+    """Codes that are standard normal in every segment."""
+    return *normal_codes(2), None
+
+
+def every_array(found: Any, truth: Any) -> Pairs:
+    """All arrays as they are, of a model that says nothing of what is not identifiable."""
+    return {
+        name: (getattr(found, name), values) for name, (_, values) in named_arrays(truth).items()
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What the laws need to know of one model beyond the protocol; most models need little.
+
+    Attributes
+    ----------
+    name
+        The model's name.
+    plain
+        Settings with which results do not depend on how rows are cut.
+    tolerant
+        Settings that accept degenerate columns where the defaults refuse them.
+    variants
+        Settings that the degenerate columns are tried with, besides the defaults.
+    rising
+        Settings, and by how many nats per row the objective may fall in a pass under them.
+    codes
+        Codes, their probabilities and segments, to integrate `reconstruct` over.
+    flexible
+        Settings with which the model can be like probit data.
+    consistent
+        Settings with which estimates have no bias that stays however many rows there are.
+    recovered
+        Takes the parameters of a fit to rows, and of what sampled them; gives what was found and
+        what it should be, all that the model's module calls unidentifiable taken out.
+    errors
+        Standard error of the worst entry of what is recovered, times √rows: root mean square of
+        20 refits to rows that fits to `varied` sampled.
+    """
+
+    name: str
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    tolerant: Mapping[str, Any] = field(default_factory=dict)
+    variants: Sequence[Mapping[str, Any]] = ()
+    rising: Sequence[tuple[Mapping[str, Any], float]] = (({}, 1e-9),)
+    codes: Callable[[Any], tuple[Floats, Floats, NDArray[np.int64] | None]] = standard_codes
+    flexible: Mapping[str, Any] = field(default_factory=dict)
+    consistent: Mapping[str, Any] = field(default_factory=dict)
+    recovered: Callable[[Any, Any], Pairs] = every_array
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def model(self) -> type[Any]:
+        """The class."""
+        return model_class(self.name)
+
+    def make(self, **more: Any) -> Any:
+        """The model with 2 components and plain settings."""
+        return self.model(**{"n_components": 2, **self.plain, **more})
+
+    def make_tolerant(self, **more: Any) -> Any:
+        """The same, with settings that accept degenerate columns."""
+        return self.make(**{**self.tolerant, **more})
+
+
+def module_of(name: str) -> str:
+    """The module with the facts of a model."""
+    return f"tests.conformance.test_{name.replace('-', '_')}"
+
+
+def facts_of(name: str) -> Facts:
+    """The facts of a model, for tests of other things that go over all models."""
+    found: Facts = importlib.import_module(module_of(name)).FACTS
+    return found

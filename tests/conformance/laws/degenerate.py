@@ -1,0 +1,62 @@
+"""Degenerate columns are refused by name, or fitted with finite numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.fit import FitState
+from pipeline.models.capabilities import Samples
+from pipeline.random import RowRandom
+from tests.conformance.checks import assert_finite, params_of
+from tests.conformance.facts import Facts
+from tests.conformance.rows import outcome, with_column
+from tests.strategies import Data
+
+DEGENERATE = [
+    *("zeros", "ones", "a single one", "duplicated", "complementary"),
+    *("never observed", "observed once", "never observed with another"),
+    "constant where another is observed",
+]
+
+
+def check_degenerate(model: Any, data: Data) -> FitState | None:
+    """Fit; None where that is refused for column 2, else everything must be finite."""
+    state = outcome(model, data, [100] * 4)
+    if isinstance(state, FitError):
+        assert 2 in state.notice.features
+        assert "2" in str(state)
+        return None
+    assert_finite(params_of(state))
+    block = block_of(data.X[:40], None if data.observed is None else data.observed[:40])
+    assert_finite(model.transform(state.params, block, RowRandom(0)))
+    if isinstance(model, Samples):
+        assert set(np.unique(model.sample(state.params, 50, np.random.default_rng(0)))) <= {0, 1}
+    return state
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_degenerate_columns_are_refused_by_name_or_fitted(facts: Facts, kind: str) -> None:
+    for settings_ in ({}, *facts.variants):
+        for model in dict.fromkeys((facts.make(**settings_), facts.make_tolerant(**settings_))):
+            check_degenerate(model, with_column(kind))
+
+
+@pytest.mark.parametrize("kind", ["zeros", "ones", "observed once", "never observed"])
+def test_a_column_without_information_is_refused_or_warned_of(facts: Facts, kind: str) -> None:
+    for model in dict.fromkeys((facts.make(), facts.make_tolerant())):
+        state = check_degenerate(model, with_column(kind))
+        assert state is None or any(2 in notice.features for notice in state.warnings)
+
+
+def test_tolerant_settings_accept_a_constant_column(facts: Facts) -> None:
+    if facts.tolerant:
+        assert check_degenerate(facts.make(), with_column("zeros")) is None
+        assert check_degenerate(facts.make_tolerant(), with_column("zeros")) is not None
+
+
+__all__ = [name for name in globals() if name.startswith("test_")]

@@ -1,0 +1,102 @@
+"""Fits: the same whatever the chunks and the executor, and never backwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import FitError
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import collect_first, fit, start
+from pipeline.models.capabilities import LearnsLocally, Warm
+from pipeline.params import named_arrays
+from tests.conformance.checks import assert_same, offered, params_of
+from tests.conformance.facts import Facts
+from tests.conformance.rows import (
+    SERIAL,
+    fitted,
+    outcome,
+    probit,
+    small_tables,
+    with_column,
+)
+from tests.strategies import (
+    Data,
+    chunkings,
+    memory_rows,
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=small_tables, draw=st.data())
+def test_chunks_do_not_matter(facts: Facts, data: Data, draw: st.DataObject) -> None:
+    model, sizes = facts.make_tolerant(), draw.draw(chunkings(len(data.X)))
+    whole, cut = outcome(model, data), outcome(model, data, sizes)
+    if isinstance(whole, FitError) or isinstance(cut, FitError):
+        assert str(whole) == str(cut)
+    elif whole.iteration <= 1:
+        assert_same(params_of(whole), params_of(cut), rtol=1e-9)
+    elif not isinstance(model, LearnsLocally):  # its steps depend on the rows that a task has
+        assert cut.history[-1] == pytest.approx(whole.history[-1], abs=model.tol)
+
+
+def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
+    rows = memory_rows(probit(), [200] * 20)
+    model = facts.make(n_components=None)
+    states = [fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3), SERIAL)]
+    for other in states[1:]:
+        assert other.history == states[0].history
+        for key, values in params_of(states[0]).items():
+            assert params_of(other)[key].tobytes() == values.tobytes(), key
+
+
+def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
+    offered(facts, Warm)
+    for settings_ in ({}, *facts.variants):
+        done, rows = fitted(facts, **settings_), memory_rows(probit(), [1000] * 4)
+        model = facts.make(**{**settings_, "n_components": done.diagnostics["n_components"]})
+        begun = model.warm(start(model, collect_first(model, rows, SERIAL, 0), 0), done.params)
+        again = fit(model, rows, SERIAL, state=begun)
+        assert again.iteration <= 3, settings_
+        assert again.history[-1] >= done.history[-1] - model.tol, settings_
+        assert named_arrays(again.params).keys() == named_arrays(done.params).keys()
+
+
+def test_the_seed_alone_decides_the_start(facts: Facts) -> None:
+    first = collect_first(facts.make(), memory_rows(probit()), SERIAL, 0)
+    starts = [start(facts.make(), first, seed=5) for _ in "ab"]
+    assert_same(params_of(starts[0]), params_of(starts[1]))
+    assert_same(starts[0].auxiliary, starts[1].auxiliary)
+
+
+def test_the_objective_never_falls(facts: Facts) -> None:
+    whole = probit(12)
+    mask = (np.random.default_rng(5).random(whole.X.shape) < 0.8).astype(np.uint8)
+    for data in (whole, replace(whole, observed=mask)):
+        for settings_, slack in facts.rising:
+            history = fit(facts.make(**settings_), memory_rows(data), SERIAL).history
+            assert min(np.diff(history), default=0.0) >= -slack, settings_
+
+
+def test_states_survive_storage(facts: Facts, tmp_path: Path) -> None:
+    from flows.fitting.checkpoints import load_state, save_state
+
+    accepted = with_column("ones" if facts.tolerant else "a single one")
+    for state in (fitted(facts), fit(facts.make_tolerant(), memory_rows(accepted), SERIAL)):
+        folder = tmp_path / str(len(state.warnings))
+        save_state(folder, state)
+        loaded = load_state(facts.make(), folder)
+        assert loaded is not None
+        assert_same(params_of(loaded), params_of(state))
+        for name in ("working", "auxiliary", "acceleration"):
+            assert_same(getattr(loaded, name), getattr(state, name))
+        bare = {"params": None, "working": {}, "auxiliary": {}, "acceleration": {}}
+        assert replace(loaded, **bare) == replace(state, **bare)
+
+
+__all__ = [name for name in globals() if name.startswith("test_")]

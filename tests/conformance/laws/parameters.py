@@ -1,0 +1,100 @@
+"""Parameters: arrays with names, and parameters of single segments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.api import Fitted
+from pipeline.blocks import block_of
+from pipeline.known_segments import UNKNOWN, fitted_segments, known_segments
+from pipeline.models.capabilities import Likely, Reconstructs, Samples
+from pipeline.params import named_arrays, params_from_arrays
+from pipeline.random import RowRandom
+from storage.artifacts import Artifact
+from tests.conformance.checks import assert_same, params_of
+from tests.conformance.facts import Facts
+from tests.conformance.rows import (
+    fitted,
+    sampled,
+    varied,
+)
+
+
+def test_params_are_named_arrays(facts: Facts) -> None:
+    named = named_arrays(fitted(facts).params)
+    assert all(len(dims) == values.ndim for dims, values in named.values())
+    sizes: dict[str, set[int]] = {}
+    for dims, values in named.values():
+        for dim, size in zip(dims, values.shape, strict=True):
+            sizes.setdefault(dim, set()).add(size)
+    assert {dim: found for dim, found in sizes.items() if len(found) > 1} == {}
+    restored = params_from_arrays(facts.model.params, params_of(fitted(facts)))
+    assert_same(params_of(replace(fitted(facts), params=restored)), params_of(fitted(facts)))
+
+
+def test_parameters_of_segments_say_of_which(facts: Facts, stored: Artifact) -> None:
+    artifact = stored
+    params, names = Fitted.of(artifact).params, artifact.manifest["segment_names"]
+    named, (indices, rows) = named_arrays(params), fitted_segments(params)
+    lengths = {
+        values.shape[dims.index("segment")] for dims, values in named.values() if "segment" in dims
+    }
+    assert lengths == ({len(indices)} if len(indices) else set())
+    assert len(np.unique(indices)) == len(indices)
+    for key, values in (("segments", indices), ("segment_rows", rows)):
+        assert (key in named) == bool(lengths)
+        assert values.dtype.kind == "i"
+        assert values.shape == indices.shape
+        assert not lengths or named[key][0] == ("segment",)
+    sizes = Counter(f"s{k}" for k in varied().labels)
+    found = {names[index]: n for index, n in zip(indices, rows, strict=True)}
+    assert found == (sizes if lengths else {})
+    assert known_segments(params, names) == {names[index]: index for index in indices}
+    by_index = {index: sizes[names[index]] for index in indices}
+    if isinstance(facts.make(), Samples):
+        assert Counter(sampled(artifact, 20_000).labels) == (by_index or {0: 20_000})
+
+
+def results(model: Any, params: Any, segments: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """What a model says of rows and codes of these segments; of the first one, given a block."""
+    block = block_of(varied().X[:20], segment=int(segments[0]))
+    codes = model.transform(params, block, RowRandom(0))
+    grid = np.random.default_rng(0).random((len(segments), codes["mean"].shape[1]))
+    found = dict(codes)
+    if isinstance(model, Samples):
+        drawn = model.sample(params, len(segments), np.random.default_rng(0), segments)
+        found["sample"] = drawn
+    if isinstance(model, Reconstructs):
+        found["reconstruct"] = model.reconstruct(params, grid, segments)
+        found["anywhere"] = model.reconstruct(params, grid)
+    if isinstance(model, Likely):
+        found["log_likelihood"] = model.log_likelihood(params, block, RowRandom(0)).nats
+    return found
+
+
+def test_segments_matter_to_models_that_have_some(facts: Facts, stored: Artifact) -> None:
+    fit_ = Fitted.of(stored)
+    model, params, n_rows = fit_.model, fit_.params, 400
+    indices, _ = fitted_segments(params)
+    here = [*indices.tolist(), UNKNOWN]
+    found = [results(model, params, np.full(n_rows, index)) for index in here]
+    for key in ("mean", "sample", "reconstruct", "log_likelihood"):
+        if key in found[0]:
+            assert len({values[key].tobytes() for values in found}) == len(here), key
+    if "anywhere" in found[-1]:
+        np.testing.assert_array_equal(found[-1]["anywhere"], found[-1]["reconstruct"])
+    for index in {*range(5), 99} - {*here}:
+        assert_same(results(model, params, np.full(n_rows, index)), found[-1])
+    places = np.arange(n_rows) % len(here)
+    mixed = results(model, params, np.array(here)[places])
+    for key in {"sample", "reconstruct"} & mixed.keys():
+        each = np.stack([values[key] for values in found])
+        np.testing.assert_allclose(mixed[key], each[places, np.arange(n_rows)], err_msg=key)
+
+
+__all__ = [name for name in globals() if name.startswith("test_")]

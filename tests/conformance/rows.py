@@ -1,0 +1,91 @@
+"""Rows for the laws, and what was fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pipeline.api import Fitted
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import FitState, fit
+from pipeline.using.simulate import draw_rows, draws_of, segments_to_draw
+from storage.artifact_reader import ArtifactReader
+from storage.artifacts import Artifact
+from storage.bits import unpack_rows
+from tests.conformance.facts import Facts
+from tests.strategies import Data, memory_rows, probit_data, tables
+
+N_FEATURES = 6
+MANY = 40  # enough for estimates that are right only for many features, such as those of PCA
+SERIAL = SerialExecutor()
+
+small_tables = tables(st.just(N_FEATURES))
+
+
+@lru_cache
+def probit(n_features: int = N_FEATURES) -> Data:
+    rng = np.random.default_rng(11)
+    X, *_ = probit_data(4000, n_features, 2, rng, (0.4, 0.8), 0.7)
+    return Data(X, None, rng.integers(0, 3, len(X)))
+
+
+@lru_cache
+def fitted(facts: Facts, n_features: int = N_FEATURES, **more: Any) -> FitState:
+    return fit(facts.make(**more), memory_rows(probit(n_features), [1000] * 4), SERIAL)
+
+
+def with_column(kind: str) -> Data:
+    """Rows whose column 2 is degenerate, by itself or beside column 1."""
+    X, mask = probit().X[:400].copy(), np.ones((400, N_FEATURES), np.uint8)
+    first_half = np.arange(400) < 200
+    if kind == "complementary":
+        X[:, 2] = 1 - X[:, 1]
+    elif kind == "duplicated":
+        X[:, 2] = X[:, 1]
+    elif kind == "never observed":
+        mask[:, 2] = 0
+    elif kind == "observed once":
+        mask[1:, 2] = 0
+    elif kind == "never observed with another":
+        mask[first_half, 1] = mask[~first_half, 2] = 0
+    elif kind == "constant where another is observed":
+        mask[first_half, 1] = 0
+        X[~first_half, 2] = 1
+    else:
+        X[:, 2] = {"zeros": 0, "ones": 1, "a single one": np.arange(400) == 7}[kind]
+    return Data(X, None if mask.all() else mask, np.arange(400) % 3)
+
+
+@lru_cache
+def varied() -> Data:
+    """Rows of 4 segments, whose 2 sources are the stronger ones by turns."""
+    rng = np.random.default_rng(3)
+    mixing = rng.uniform(0.6, 1.2, (10, 2)) * np.where(np.arange(10)[:, None] % [2, 3], 1, -1)
+    deviations = np.array([[1.6, 0.4], [0.4, 1.2], [1.2, 1.0], [0.4, 0.4]])
+    segments = rng.choice(4, 20_000, p=[0.35, 0.3, 0.2, 0.15])
+    y = rng.standard_normal((len(segments), 2)) * deviations[segments] @ mixing.T
+    noise = rng.standard_normal(y.shape)
+    return Data((y + noise > np.linspace(-0.6, 0.6, 10)).astype(np.uint8), None, segments)
+
+
+def sampled(artifact: Artifact, n_rows: int) -> Data:
+    """Draw rows as `flows.sample` does."""
+    fit_ = Fitted.of(artifact)
+    draws = [*draws_of(*segments_to_draw(fit_.params, n_rows), len(fit_.feature_names))]
+    reader = ArtifactReader.of(artifact)
+    rows = np.vstack([draw_rows(fit_.model, reader, 0, drawn) for drawn in draws])
+    segments = [np.repeat(drawn.segments or 0, drawn.n_rows) for drawn in draws]
+    return Data(unpack_rows(rows, len(fit_.feature_names)), None, np.concatenate(segments))
+
+
+def outcome(model: Any, data: Data, sizes: Sequence[int] | None = None) -> FitState | FitError:
+    """A fit, or why it is refused."""
+    try:
+        return fit(model, memory_rows(data, sizes), SERIAL)
+    except FitError as error:
+        return error

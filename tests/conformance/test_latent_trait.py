@@ -1,0 +1,41 @@
+"""The latent trait model keeps the laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.numerics.metrics import matched_columns
+from tests.conformance.facts import Facts, Pairs
+from tests.conformance.laws import *  # noqa: F403
+
+
+def principal_axes_of_weights(found: Any, truth: Any) -> Pairs:
+    """Latent trait: rotations are fixed by the principal axes, up to order and signs."""
+    return {
+        "weights": (matched_columns(found.weights, truth.weights), truth.weights),
+        "offsets": (found.offsets, truth.offsets),
+    }
+
+
+FACTS = Facts(
+    "latent-trait",
+    plain={"tol": 1e-7},
+    tolerant={"constant_features": "pin"},
+    variants=(
+        {"estimator": "quadrature", "prior_precision": 0.1},
+        {"estimator": "sampling", "nodes": 50, "max_iter": 40},
+        {"n_components": None, "max_iter": 40},
+        {"polish": "quadrature", "rotation": "promax", "tol": 1e-5},
+    ),
+    rising=(
+        ({}, 1e-3),
+        ({"acceleration": "none", "prior_precision": 1.0}, 1e-3),
+        ({"polish": "quadrature"}, 1e-9),
+        ({"estimator": "quadrature"}, 1e-9),
+        ({"estimator": "quadrature", "prior_precision": 1.0, "n_components": 1}, 1e-9),
+        ({"estimator": "sampling", "acceleration": "none"}, 1e-9),
+    ),
+    consistent={"estimator": "quadrature"},  # the bound makes slopes too small
+    recovered=principal_axes_of_weights,
+    errors={"weights": 10.8, "offsets": 5.0},
+)

@@ -1,0 +1,66 @@
+"""Flows whose parameters are the fields of the options, as Prefect's form shows them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools import validate
+
+from flows import evaluate, fit, sample, transform
+from flows.fitting.options import FitOptions
+from pipeline.models.registry import models
+
+FILE = Path(__file__).parents[3] / "deploy" / "prefect.yaml"
+FLOWS = {
+    fit.fit: FitOptions,
+    transform.transform: transform.Options,
+    evaluate.evaluate: evaluate.Options,
+    sample.sample: sample.Options,
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
+def test_parameters_are_the_options_each_with_a_description(flow):
+    schema = parameter_schema(flow).model_dump()
+    assert list(schema["properties"]) == [one.name for one in fields(FLOWS[flow])]
+    where = schema["definitions"]["Where"]
+    said = {**schema["properties"], **where["properties"], "where": where}
+    assert [name for name, told in said.items() if not told.get("description")] == []
+    assert {"name", "workers", "cluster", "tls_key"} <= where["properties"].keys()
+
+
+def test_the_form_lists_the_models_and_takes_others():
+    listed, other = parameter_schema(fit.fit).model_dump()["properties"]["model"]["anyOf"]
+    assert listed["enum"] == sorted(models())
+    assert other == {"type": "string"}
+
+
+def test_deployments_give_parameters_that_the_flows_take():
+    deployments = yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
+    for one in deployments:
+        flow = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
+        validate(one["parameters"], parameter_schema(flow).model_dump())
+    assert len(deployments) == 4
+
+
+def test_a_run_by_hand_is_recorded_with_its_options(cli, prefect_server, tmp_path):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    from tests.data import probit_rows, write
+
+    write(tmp_path / "d.zarr", probit_rows(300, 6, 2, seed=1)[0])
+    options = ("--dataset", "d.zarr", "--set", "estimator=arcsine", "--executor", "serial")
+    assert cli("fit", *options, "--no-report").code == 0
+    with get_client(sync_client=True) as client:
+        (run,) = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
+        assert client.read_flow(run.flow_id).name == "fit"
+    expected = {"dataset": "d.zarr", "settings": ["estimator=arcsine"], "report": False}
+    assert run.parameters.items() >= expected.items()
+    assert run.parameters["where"] == {"name": "serial"}
+    assert run.parameters.keys() == {one.name for one in fields(FitOptions)}

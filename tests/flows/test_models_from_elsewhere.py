@@ -1,0 +1,145 @@
+"""Models of other packages go through every command, by an entry point or by where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import load_artifact, open_codes, open_dataset
+from tests.data import probit_rows, write
+from tests.processes import command
+
+CODER, CLIMBER = "tests.models.coder:Coder", "tests.models.climber:Climber"
+LABELLED, PREPARED = "tests.models.labelled:Labelled", "tests.models.prepared:PreparedMixture"
+NEIGHBOURS = "tests.models.neighbours:Neighbours"
+SETTINGS = {
+    CODER: ("--set", "layers=5,4", "--set", "max_iter=3", "--set", "denoise=yes"),
+    CLIMBER: (),
+    LABELLED: ("--set", "column=party"),
+    PREPARED: (),
+    NEIGHBOURS: ("--set", "k=3"),
+}
+"""Options of each, beside the number of components."""
+SAMPLES = (PREPARED,)
+every_model = pytest.mark.parametrize("model", SETTINGS)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    X = probit_rows(600, 8, 2, seed=1)[0]
+    party = np.array(["left", "right"])[(X.sum(axis=1) > 4).astype(int)]
+    write(tmp_path / "d.zarr", X, words_per_chunk=1, columns={"party": party})
+    return str(tmp_path / "d.zarr")
+
+
+def fitted(cli, data, model, *more):
+    asked = ("--model", model, "--components", 2, *SETTINGS[model])
+    done = cli("fit", "--dataset", data, *asked, *more)
+    assert done.code == 0, done.err
+    return done.json["artifact"] if "--json" in more else done
+
+
+@every_model
+def test_it_is_fitted_and_used(cli, data, model, tmp_path):
+    artifact = fitted(cli, data, model, "--json", "--report")
+    assert (Path(artifact) / "report.html").is_file()
+    done = cli("transform", "--dataset", data, "--artifact", artifact, "--output", "codes.zarr")
+    assert done.code == 0, done.err
+    assert open_codes("codes.zarr")["mean"].shape == (600, 2)
+    done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--no-baselines", "--json")
+    assert done.code == 0, done.err
+    (found,) = done.json["models"]
+    assert ("pairs" in found) == (model in SAMPLES)
+    assert any("draws no rows" in text for text in found["warnings"]) == (model not in SAMPLES)
+    done = cli("evaluate", "--dataset", data, "--artifact", artifact)
+    assert done.code == 0, done.err
+    assert artifact in done.out
+
+
+@every_model
+def test_it_is_sampled_or_refused_in_plain_words(cli, data, model):
+    artifact = fitted(cli, data, model, "--json")
+    done = cli("sample", "--artifact", artifact, "--rows", 100, "--output", "drawn.zarr")
+    if model in SAMPLES:
+        assert open_dataset("drawn.zarr").n_rows == 100
+    else:
+        assert done.code == 2
+        assert "Expected a model that draws rows" in done.message
+        assert not Path("drawn.zarr").exists()
+
+
+@every_model
+def test_every_executor_gives_the_same_bytes(cli, data, model):
+    where = (("--executor", "serial"), ("--executor", "threads"), ("--executor", "dask"))
+    artifacts = [load_artifact(fitted(cli, data, model, "--json", *some)) for some in where]
+    for other in artifacts[1:]:
+        assert {n: a.tobytes() for n, a in other.items()} == {
+            n: a.tobytes() for n, a in artifacts[0].items()
+        }
+
+
+def test_settings_survive_the_artifact(cli, data):
+    from flows.data.fitted import load_fitted
+
+    found = load_fitted(fitted(cli, data, CODER, "--json")).model
+    assert (found.layers, found.denoise, found.rate) == ((5, 4), True, 0.5)
+
+
+def test_what_is_prepared_is_stored_and_used(cli, data):
+    artifact = fitted(cli, data, PREPARED, "--json")
+    stored = load_artifact(artifact)
+    assert stored["log_z_error"] > 0
+    done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--no-baselines", "--json")
+    (found,) = done.json["models"]
+    assert found["kind"] == "estimate"
+    # All rows share it, so that it does not shrink with their number.
+    assert found["estimation_error"] == pytest.approx(float(stored["log_z_error"]))
+
+
+def test_a_column_that_is_not_there_is_refused_at_once(cli, data):
+    done = cli("fit", "--dataset", data, "--model", LABELLED, "--set", "column=sex")
+    assert done.code == 2
+    assert "Expected a per-row column, got 'sex'. It has: party." in done.message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tests.models.coder:Nothing", "Expected package.module:Class"),
+        ("tests.models.nowhere:Coder", "Expected package.module:Class"),
+        ("tests.models.coder:CoderParams", "Expected a subclass of pipeline.models.base.Model"),
+    ],
+)
+def test_what_is_no_model_is_refused(cli, data, name, message):
+    done = cli("fit", "--dataset", data, "--model", name)
+    assert done.code == 2
+    assert message in done.message
+
+
+def test_a_package_declares_its_model_by_an_entry_point(data, tmp_path, monkeypatch):
+    folder = tmp_path / "site" / "elsewhere-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    declared = f"[latentbits.models]\nclimber = {CLIMBER}\n"
+    (folder / "entry_points.txt").write_text(declared)
+    monkeypatch.setenv("PYTHONPATH", f"{folder.parent}:{Path(__file__).parents[2]}")
+    runs, codes = tmp_path / "runs", tmp_path / "codes.zarr"
+    fit = ("flows.fit", "--dataset", data, "--model", "climber", "--no-report", "--output", runs)
+    transform = ("flows.transform", "--dataset", data, "--artifact", runs, "--output", codes)
+    for words in (fit, transform):  # by its name alone, in processes of their own
+        with command(*words, "--executor", "serial") as started:
+            assert started.ended()[0] == 0
+    assert open_codes(tmp_path / "codes.zarr").n_rows == 600
+
+
+def test_an_artifact_alone_decides_no_import(cli, data, monkeypatch):
+    artifact = fitted(cli, data, CLIMBER, "--json")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    words = ("flows.transform", "--dataset", data, "--artifact", artifact, "--output", "z.zarr")
+    with command(*words) as started:
+        code, message = started.ended()
+    assert (code, "LATENTBITS_MODELS" in message) == (2, True)
+    with command(*words, LATENTBITS_MODELS=CLIMBER) as started:
+        assert started.ended()[0] == 0

@@ -1,0 +1,107 @@
+"""Log-odds of each feature, found by many central steps from counts that are read once.
+
+Model: P(x_i = 1) = σ(θ_i), features independent.
+
+Needs of the contract: central iterations; a model that can do nothing but code rows.
+Not identifiable: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
+from pipeline.models.base import Model
+from pipeline.models.settings import check_components, pooled_margins
+from pipeline.models.state import Arrays, FitState
+from pipeline.params import array
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+
+
+@dataclass(frozen=True)
+class ClimberParams:
+    """Log-odds."""
+
+    log_odds: NDArray[np.float64] = array("feature")
+
+
+@dataclass(frozen=True)
+class Climber(Model):
+    """Hyperparameters.
+
+    Attributes
+    ----------
+    n_components
+        Groups of features whose ones are counted; None takes 2.
+    max_iter
+        Steps at the most.
+    tol
+        Change of the objective at which to stop.
+    """
+
+    name: ClassVar[str] = "climber"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    params: ClassVar[type[ClimberParams]] = ClimberParams
+    n_components: int | None = None
+    max_iter: int = 200
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_components(self)
+        if self.max_iter < 1:
+            raise FitError(f"max_iter: Expected at least 1, got {self.max_iter}. Give more.")
+        if not 0 < self.tol < 1:
+            raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}. Give another.")
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Begin at random."""
+        observed, ones = pooled_margins(first)
+        constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
+        noted = (Notice("constant: {features}", constant),) if constant else ()
+        return FitState(ClimberParams(rng.standard_normal(len(ones))), warnings=noted)
+
+    def counted(self, n_features: int) -> str:
+        """Name the margins."""
+        return "margins"
+
+    def summarize(
+        self, params: ClimberParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> FeatureCounts:
+        """Count ones."""
+        return FeatureCounts.of_block(block)
+
+    def objective(self, params: ClimberParams, statistics: FeatureCounts) -> float:
+        """Give the log-likelihood of a row with a pseudo-count of each value."""
+        observed, ones = pooled_margins(statistics)
+        nats = (ones + 1) * params.log_odds - (observed + 2) * np.logaddexp(0, params.log_odds)
+        return float(nats.sum()) / statistics.n_samples
+
+    def update(
+        self, state: FitState, statistics: FeatureCounts, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Take one step uphill."""
+        observed, ones = pooled_margins(statistics)
+        slope = (ones + 1) / (observed + 2) - expit(state.params.log_odds)
+        return replace(state, params=ClimberParams(state.params.log_odds + 2 * slope))
+
+    def finish(self, state: FitState, statistics: FeatureCounts) -> FitState:
+        """Say how many components there are."""
+        return replace(state, diagnostics={"n_components": self.n_components or 2})
+
+    def transform(
+        self, params: ClimberParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Sum the log-odds of the ones of each group."""
+        q = self.n_components or 2
+        each = block.dense() * params.log_odds
+        return {"mean": np.stack([each[:, k::q].sum(axis=1) for k in range(q)], axis=1)}

@@ -1,0 +1,34 @@
+"""Rows drawn from all: the same ones however the rows are cut."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.random import RowRandom
+from pipeline.statistics.row_sample import RowSample
+from tests.strategies import Data, chunkings, memory_blocks, tables
+
+RNG = RowRandom(7)
+
+
+@settings(deadline=None)
+@given(tables(), st.integers(1, 200), st.data())
+def test_the_sample_is_of_the_rows_with_the_smallest_draws(
+    data: Data, size: int, draw: st.DataObject
+) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    found = reduce(RowSample.merge, [RowSample.of_block(b, size, RNG) for b in blocks])
+    draws = RNG.stream("sample").uniform(np.arange(len(data.X)), 1)[:, 0]
+    expected = np.argsort(draws)[:size]
+    np.testing.assert_array_equal(found.rows, expected)
+    np.testing.assert_array_equal(found.X, (data.X & data.mask)[expected])
+    np.testing.assert_array_equal(found.observed, data.mask[expected])
+    np.testing.assert_array_equal(found.counts.observed.sum(axis=0), data.mask.sum(axis=0))
+    assert found.n_samples == len(data.X)
+    again = RowSample.from_arrays(found.arrays())
+    for name, values in found.arrays().items():
+        np.testing.assert_array_equal(again.arrays()[name], values)
