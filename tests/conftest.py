@@ -38,10 +38,12 @@ def no_machine_credentials() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def only_models_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the models of `tests.models` after the test that named them."""
-    monkeypatch.setattr(registry, "_foreign", {})
+@pytest.fixture(scope="module", autouse=True)
+def only_models_here() -> Iterator[None]:
+    """Forget the models of `tests.models` after the file that named them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_foreign", {})
+        yield
 
 
 @pytest.fixture(scope="session")

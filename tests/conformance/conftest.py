@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -19,12 +17,6 @@ def facts(request: pytest.FixtureRequest) -> Facts:
     """`FACTS` of the model's file."""
     found: Facts = request.module.FACTS
     return found
-
-
-@pytest.fixture(autouse=True)
-def known(only_models_here: None, facts: Facts) -> type[Any]:
-    """The file's model, known by its name in every test, also one that finds it fitted already."""
-    return facts.model
 
 
 @pytest.fixture(scope="module")
