@@ -116,12 +116,9 @@ def _bucket(store: Server, address: str, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """The server that `flows` starts by itself, kept for the session."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     with embedded_server() as url:
         os.environ["PREFECT_API_URL"] = url
-        with temporary_settings({PREFECT_API_URL: url}):
-            yield
+        yield
         del os.environ["PREFECT_API_URL"]
 
 
