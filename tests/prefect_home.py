@@ -1,6 +1,6 @@
 """A home of Prefect for each process of the tests: Prefect takes it when it is imported.
 
-Temporary files lie in memory where there is room, as every write is synced, which takes a disk long.
+Temporary files lie in memory where there is room: every write is synced, which takes a disk long.
 """
 
 import os

@@ -130,6 +130,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, write):
     X = bits(10 * N_ROWS)
     peak_bytes(write(tmp_path, X[:1000]))  # What is imported and cached once is no growth.
     few, few_peak = least_peak_bytes(write(tmp_path, X[:N_ROWS]))
-    many, many_peak = least_peak_bytes(write(tmp_path, X))
+    path = write(tmp_path, X)
+    tries = (peak_bytes(path) for _ in range(3))  # the least is small enough if one of them is
+    many = next(rows for rows, peak in tries if peak < 1.25 * few_peak + 50_000)
     assert (few, many) == (N_ROWS, 10 * N_ROWS)
-    assert many_peak < 1.25 * few_peak + 50_000
