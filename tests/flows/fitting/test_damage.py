@@ -21,7 +21,7 @@ X = probit_rows(N_ROWS, 8, 2, seed=3)[0]
 MODELS = [
     ("--model", "clipped-pca", "--components", 2),
     ("--model", "latent-trait", "--components", 2),
-    ("--model", "blica", "--components", 2),
+    ("--model", "blica", "--components", 2, "--set", "regularization=20"),
 ]
 NAMES = ["clipped-pca", "latent-trait", "blica"]
 
