@@ -253,7 +253,7 @@ def local(tmp_path: Path) -> Path:
 
 
 BAD_URLS = ["s3://me:hunter2@bucket/d", "s3://bucket", "s3://bucket/d?sign=hunter2"]
-BAD_URLS += [pytest.param("gs://b/d", marks=pytest.mark.matrix)]  # each waits for Google's answer
+BAD_URLS += [pytest.param("gs://b/d", marks=pytest.mark.matrix)]  # each waits for credentials
 
 
 @pytest.mark.parametrize("url", BAD_URLS)
