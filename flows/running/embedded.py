@@ -26,7 +26,7 @@ _START_SECONDS, _STOP_SECONDS = 120.0, 10.0
 
 @contextmanager
 def embedded_server() -> Iterator[str]:
-    """Serve, and give the address.
+    """Serve, and give the address, with which flows of this process run meanwhile.
 
     Raises
     ------
@@ -40,10 +40,21 @@ def embedded_server() -> Iterator[str]:
         thread.start()
         server = _started(ready)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+            with _talking_to(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
+                yield url
         finally:
             server.should_exit = True
             thread.join(_STOP_SECONDS)
+
+
+@contextmanager
+def _talking_to(url: str) -> Iterator[str]:
+    """Let flows report to this server, without heartbeats, whose thread ends up to 1 s late."""
+    from prefect import settings
+
+    here = {settings.PREFECT_API_URL: url, settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    with settings.temporary_settings(here):
+        yield url
 
 
 def _started(ready: Future[Server]) -> Server:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from distributed import LocalCluster
 
+from flows.running import clusters, tls
 from tests.data import probit_rows, write
 
 
@@ -156,6 +157,15 @@ def test_an_unknown_example_gets_a_suggestion(refused):
     assert "'digits'?" in refused("fit", "--dataset", "example:digit")
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    """Wait for a cluster 3 s, not 10."""
+    for module in (clusters, tls):
+        assert module.CONNECT_SECONDS == 10
+        monkeypatch.setattr(module, "CONNECT_SECONDS", 3.0)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_an_unreachable_cluster(refused, dataset):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -185,6 +195,7 @@ def test_an_output_that_cannot_be_written(refused, dataset, tmp_path):
     assert "taken" in refused("fit", "--dataset", dataset, "--output", tmp_path / "taken" / "runs")
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_cluster_without_workers(refused, dataset):
     with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster:
         message = refused("fit", "--dataset", dataset, "--cluster", cluster.scheduler_address)

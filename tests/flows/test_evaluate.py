@@ -102,7 +102,7 @@ def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, clu
     serial = evaluated(cli, *command, "--executor", "serial")
     assert serial["n_samples"] == 1000
     assert 0 < serial["models"][1]["estimation_error"] < 0.01
-    for options in (("--executor", "threads"), ("--executor", "dask"), ("--cluster", cluster)):
+    for options in (("--executor", "threads"), ("--cluster", cluster)):
         assert evaluated(cli, *command, *options)["models"] == serial["models"]
 
 

@@ -140,7 +140,7 @@ def test_a_killed_fit_resumes_to_the_same_bytes(cli, probit):
     assert bytes_of[0] == bytes_of[1]
 
 
-@pytest.mark.parametrize("executor", [pytest.param("serial", marks=pytest.mark.matrix), "dask"])
+@pytest.mark.parametrize("executor", ["serial", pytest.param("dask", marks=pytest.mark.matrix)])
 def test_ctrl_c_ends_a_fit_soon(probit, tmp_path, monkeypatch, executor):
     """A terminal interrupts the whole process group, not this process alone."""
     monkeypatch.chdir(tmp_path)

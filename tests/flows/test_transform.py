@@ -130,7 +130,7 @@ def test_a_split_has_the_codes_of_its_rows(transformed, artifact):
 def test_every_executor_gives_the_same_bytes(transformed, cluster):
     transformed("blica", "--executor", "serial")
     serial = files_of(Path("z.zarr"))
-    for options in (("--executor", "dask"), ("--executor", "threads"), ("--cluster", cluster)):
+    for options in (("--executor", "threads"), ("--cluster", cluster)):
         transformed("blica", *options, "--overwrite")
         assert files_of(Path("z.zarr")) == serial, options
 

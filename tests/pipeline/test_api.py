@@ -67,7 +67,7 @@ def said(shown: Any) -> set[str]:
 
 
 def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
-    settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 9, "components": "auto"}
+    settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 5, "components": "auto"}
     fits = [
         api.fit(dataset, "latent-trait", executor=executor, **settings)
         for executor in (SerialExecutor(), api._THREADS)

@@ -72,6 +72,7 @@ def test_dask_in_process_gives_the_bytes_of_serial(dataset, expected):
         assert loadings(dataset, DaskExecutor(client)) == expected
 
 
+@pytest.mark.matrix
 def test_one_worker_process_gives_the_bytes_of_serial(dataset, expected):
     with (
         LocalCluster(

@@ -48,11 +48,10 @@ def test_chunks_do_not_matter(facts: Facts, data: Data, draw: st.DataObject) -> 
 def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
     rows = memory_rows(probit(), [200] * 20)
     model = facts.make(n_components=None)
-    states = [fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3), SERIAL)]
-    for other in states[1:]:
-        assert other.history == states[0].history
-        for key, values in params_of(states[0]).items():
-            assert params_of(other)[key].tobytes() == values.tobytes(), key
+    serial, threads = (fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
+    assert threads.history == serial.history
+    for key, values in params_of(serial).items():
+        assert params_of(threads)[key].tobytes() == values.tobytes(), key
 
 
 def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:

@@ -36,7 +36,9 @@ def append(dataset: Path) -> None:
         writer.add(Batch(X[N_ROWS:]))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", ["latent-trait", pytest.param("bernoulli-mixture", marks=pytest.mark.matrix)]
+)
 def test_a_warm_start_ends_where_a_cold_one_does_in_fewer_passes(cli, dataset, name: str) -> None:
     command = ("fit", "--dataset", dataset, "--model", name, *SETTINGS[name], *OPTIONS)
     before = cli(*command, "--json")

@@ -269,7 +269,13 @@ def assert_same_bytes(posterior: NodePosterior, expected: NodePosterior) -> None
         assert field.tobytes() == np.ascontiguousarray(other).tobytes()
 
 
-@pytest.mark.parametrize(("kernels", "needs"), [("SkylakeX", "X86_V4"), ("Haswell", "X86_V3")])
+@pytest.mark.parametrize(
+    ("kernels", "needs"),
+    [
+        pytest.param("SkylakeX", "X86_V4", marks=pytest.mark.matrix),
+        ("Haswell", "X86_V3"),
+    ],
+)
 def test_nor_do_they_with_the_kernels_of_other_processors(kernels: str, needs: str) -> None:
     """OpenBLAS of some processors sums the rows at the edge of a matrix in another order."""
     if needs not in np.show_config(mode="dicts")["SIMD Extensions"]["found"]:

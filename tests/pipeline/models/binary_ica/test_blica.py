@@ -59,7 +59,10 @@ def assert_finite(arrays: Any) -> None:
 # --- recovery ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [SHAPE, (8, 3, 20, 2000), (6, 6, 30, 3000)])
+@pytest.mark.parametrize(
+    "shape",
+    [SHAPE, (8, 3, 20, 2000), pytest.param((6, 6, 30, 3000), marks=pytest.mark.matrix)],
+)
 def test_the_mixing_is_recovered(shape: tuple[int, int, int, int]) -> None:
     truth, data = truth_and_data(*shape)
     state = fitted(data, n_components=shape[1])
