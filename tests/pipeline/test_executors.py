@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -220,6 +222,23 @@ def test_another_thread_that_limited_first_is_in_nobodys_way():
         assert _limited_threads() == {1}
         assert pool.submit(_limited_threads).result() == {1}
         assert _blas_threads() == found
+
+
+_LATER = """
+from threadpoolctl import threadpool_info
+from pipeline.executors.base import one_blas_thread
+
+with one_blas_thread():
+    pass
+import numpy, scipy.linalg
+with one_blas_thread():
+    print(*{library["num_threads"] for library in threadpool_info()})
+"""
+
+
+def test_a_library_that_is_loaded_later_has_one_thread_too():
+    done = subprocess.run([sys.executable, "-c", _LATER], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def _limited_threads() -> set[int]:
