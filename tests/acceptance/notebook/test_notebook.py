@@ -78,7 +78,7 @@ def test_data_and_codes_show_themselves(notebook: Any, digits: BinaryDataset) ->
     data = table(notebook, "ingest")
     assert data["path"] == "digits.zarr"
     assert data["rows"] == f"{digits.n_rows:,}" == "1,797"
-    assert data["features"].startswith("54: r0c1, r0c2")
+    assert data["features"].startswith("34: r0c2, r0c3")
     assert data["segments"].startswith("10: 0 (178), 1 (182)")
     assert table(notebook, "transform")["mean"] == "row 1,797 × 2, float64"
 
@@ -94,7 +94,7 @@ def test_fits_and_their_numbers_are_those_of_the_same_calls(
         assert shown["model"] == html.escape(repr(fitted.model))
         assert shown["objective"] == f"{fitted.history[-1]:.6g} nats a row"
         assert shown["converged"] == "yes"
-    assert table(notebook, "traits")["weights"] == "feature 54 × component 2"
+    assert table(notebook, "traits")["weights"] == "feature 34 × component 2"
     found = {fitted.model.name: api.evaluate(fitted, digits) for fitted in (mixture, traits)}
     lines = [f"{name}: {one['log_likelihood']:.4f}" for name, one in found.items()]
     assert printed(notebook, "evaluate").splitlines() == lines
