@@ -223,7 +223,7 @@ def _weighed(weighed: Weighed, item: np.ndarray) -> int:
 
 def test_a_function_outlives_the_worker_that_held_it(three_workers):
     executor = DaskExecutor(three_workers)
-    found = executor.map(_own_process, range(0, 300))
+    found = executor.map(_own_process, range(300))
     first = next(found)
     (holder,) = three_workers.run_on_scheduler(_holders_of_functions)
     os.kill(three_workers.run(os.getpid)[holder], signal.SIGKILL)
