@@ -80,7 +80,8 @@ class Segments:
 
     def empty_cells(self) -> NDArray[np.bool_]:
         """Pairs whose table has an empty cell; of features that do not vary there was word."""
-        return self.pair_status == PairStatus.EMPTY_CELL
+        empty: NDArray[np.bool_] = self.pair_status == PairStatus.EMPTY_CELL
+        return empty
 
     def moments(self, regularization: float) -> Moments:
         """Moments of the segments used, ridged to a condition number."""
