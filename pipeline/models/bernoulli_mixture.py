@@ -7,7 +7,8 @@ Fit by EM with pseudo-counts: every p has a Beta(1 + s, 1 + s) prior and π a Di
 being `smoothing`. A start has the features' margins in every component, their log-odds moved at
 random; the best of a few short runs goes on (C. Biernacki, G. Celeux, G. Govaert, Computational
 Statistics & Data Analysis 41, 2003). Steps are extrapolated by SQUAREM in log p / (1 − p) and
-log π. Missing values are left out of the sums.
+log π. Missing values are left out of a row's likelihood, which is right also where observed values
+decide which are missing; not where the missing ones themselves do.
 
 =========  ==============  ================================
 symbol     field           shape
