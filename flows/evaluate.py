@@ -275,7 +275,7 @@ def check(options: Options) -> Plan:
     loaded = [_loaded(path, dataset) for path in options.artifacts]
     check_memory(8 * _MATRICES * dataset.n_features**2, dataset.n_features)
     own = whole_training(dataset, split_to_fit(dataset, None))
-    training = loaded[0].training if loaded and loaded[0].training else own
+    training = next((named.training for named in loaded[:1] if named.training), own)
     return Plan(options, dataset, split, loaded, training, open_executor)
 
 
@@ -308,16 +308,22 @@ def run_evaluate(plan: Plan) -> dict[str, Any]:
         "n_samples": observed.n_samples,
         "n_features": dataset.n_features,
         "n_drawn": SAMPLE_ROWS,
-        "baselines": {
-            "dataset": str(plan.training.dataset.path),
-            "split": plan.training.split,
-            "n_chunks": plan.training.n_chunks,
-            "as_artifact": None not in [named.training for named in plan.loaded[:1]],
-        },
+        "baselines": _described_baselines(plan),
         "models": models,
         "warnings": warnings,
         "seconds": round(time.perf_counter() - begun, 3),
         "stages": stages.seconds,
+    }
+
+
+def _described_baselines(plan: Plan) -> dict[str, Any]:
+    """Describe the rows that the simple models were fitted to."""
+    training = plan.training
+    return {
+        "dataset": str(training.dataset.path),
+        "split": training.split,
+        "leading_chunks": training.leading_chunks,
+        "as_artifact": any(named.training is training for named in plan.loaded),
     }
 
 

@@ -59,6 +59,8 @@ def _head(models: Sequence[Mapping[str, Any]], baselines: Mapping[str, Any]) -> 
             yield f"{text}: {', '.join(names)}"
     if any(model["artifact"] is None for model in models):
         rows = "all rows" if baselines["split"] is None else f"split {baselines['split']}"
+        if leading := baselines["leading_chunks"]:
+            rows += f" of the first {leading} chunks"
         why = "as the artifact" if baselines["as_artifact"] else "the artifact's data are not there"
         yield f"without an artifact: fitted here to {rows} of {baselines['dataset']}, {why}"
 

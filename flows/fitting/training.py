@@ -26,6 +26,11 @@ class Training:
     n_chunks: int
     skipped: tuple[int, ...] = ()
 
+    @property
+    def leading_chunks(self) -> int | None:
+        """Number of chunks, or None where they are the whole dataset."""
+        return self.n_chunks if self.n_chunks < self.dataset.n_chunks else None
+
     def rows(self, memory: int) -> Rows:
         """Give the rows; they may stay in memory."""
         found = dataset_rows(self.dataset, self.split, memory, self.skipped)

@@ -145,6 +145,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     grown, head, nats = judged(train.path)
     assert grown == dict.fromkeys((model, *simple), "some")
     assert head[0].startswith("partly in-sample, fitted to some of these rows: ")
+    assert f"to all rows of the first 10 chunks of {train.path}," in head[1]
     assert nats == pytest.approx(nats_of_independent_features(old, np.concatenate([old, new])))
 
     shutil.rmtree(train.path)
