@@ -14,6 +14,9 @@ from flows.report.images import pictures
 from flows.report.plots import (
     COLOURS,
     GREY,
+    NEGATIVE,
+    POSITIVE,
+    SIGNS,
     Figure,
     Key,
     curve,
@@ -176,12 +179,12 @@ def _images(artifact: Artifact, name: str, values: Array, layout: ImageLayout) -
     signed = bool(values.min() < 0)
     alt = f"{_title(name)} of {len(shown)} components as images of {layout.height}x{layout.width}."
     scales = np.abs(shown).max(axis=1)
-    note = "Each image to its own scale: red is positive, blue negative. "
+    note = f"Each image to its own scale: {SIGNS}. "
     if not signed:
         scales[:] = scales.max()
         note = f"Blue from 0 to {number(scales[0], 3)}. "
     note += _left_out("components", len(shown), values.shape[1], "")
-    images = pictures(layout.images(shown), captions, scales, COLOURS[1 if signed else 0])
+    images = pictures(layout.images(shown), captions, scales, POSITIVE if signed else NEGATIVE)
     return Figure(_title(name), alt, images=images, note=note.strip(), width=1060)
 
 

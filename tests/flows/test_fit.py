@@ -39,6 +39,7 @@ def test_digits_need_nothing(plain_cli):
     assert done.json.keys() >= SUMMARY_KEYS
     assert done.json["n_samples"] == 1797
     assert done.json["converged"] is True
+    assert done.json["warnings"] == []  # a first fit is a good one
     fitted = load_artifact("runs/" + Path(done.json["artifact"]).parent.name)
     assert fitted.dims("loadings") == ("feature", "component")
     assert fitted["loadings"].shape == (done.json["n_features"], done.json["n_components"])

@@ -28,6 +28,8 @@ exceeds t_i. `sample`, `transform` and the likelihoods use them; μ only says wh
 lie to explain them, and `mean_misfit` how well it does.
 Cost a block: as clipped PCA's, for each segment. One pass. An evaluation of the likelihood costs
 n_segments n_features² n_components.
+Missing values: counted as by clipped PCA, in each segment, so values must be missing completely at
+random within a segment; shares that differ between segments do no harm.
 Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
 size positive, length 1); sources whose variances are proportional over segments.
 """

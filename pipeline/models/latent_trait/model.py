@@ -17,6 +17,8 @@ b          offsets         (n_features,)
 
 Cost a block: n_samples n_features q² a round of the variational E-step, of which a row needs 5 to
 20; n_samples n_features n_nodes by quadrature. Passes: tens to hundreds.
+Missing values are left out of a row's likelihood, which is right also where observed values decide
+which are missing; not where the missing ones themselves do.
 Not identifiable: rotations of x; columns of w are its principal axes, the entry of largest size
 positive.
 """

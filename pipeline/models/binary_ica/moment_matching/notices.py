@@ -105,12 +105,16 @@ def judge_segments(
         text = f"constant within a segment and left out there, {constant.sum()} times: "
         text += "{features}, in some of the segments {segments}; `varies` says which"
         found.append(Notice(text, tuple(features), tuple(where)))
-    gaps = segments.undefined() & used[:, None, None]
-    if gaps.any():
-        text = f"pairs without a correlation, set to the model's: {gaps.sum() // 2}, among "
-        features = np.flatnonzero(gaps.any(axis=(0, 1))).tolist()
-        where = indices[gaps.any(axis=(1, 2))].tolist()
-        found.append(Notice(text + "{features} in {segments}", tuple(features), tuple(where)))
+    told = {
+        "pairs with an empty cell, estimated with ½ more in every cell": segments.empty_cells(),
+        "pairs without a correlation, set to the model's": segments.undefined(),
+    }
+    for text, pairs in told.items():
+        if (here := pairs & used[:, None, None]).any():
+            features = np.flatnonzero(here.any(axis=(0, 1))).tolist()
+            where = indices[here.any(axis=(1, 2))].tolist()
+            text += f": {here.sum() // 2}, among {{features}} in {{segments}}"
+            found.append(Notice(text, tuple(features), tuple(where)))
     nowhere = np.where(used[:, None, None], segments.undefined(), True).all(axis=0)
     if nowhere.any():
         text = "pairs without a correlation in any segment, so the mixing is in doubt: {features}"

@@ -150,6 +150,20 @@ def test_undefined_pairs_are_named_and_take_the_correlations_of_the_model() -> N
     assert found == pytest.approx(whole.correlations[3, 0, 2], abs=0.15)
 
 
+def test_pairs_with_an_empty_cell_are_named() -> None:
+    data = small(200)
+    X = data.X.copy()
+    here = np.flatnonzero(data.labels == 3)
+    X[here, 0] = np.arange(len(here)) < 20
+    X[here[:20], 2] = 0  # in this segment 0 and 2 are never 1 together
+    state = fitted(Data(X, None, data.segments), n_components=2, regularization=50.0)
+    (notice,) = notices(state, "pairs with an empty cell")
+    assert "½ more in every cell: 1, among" in notice.text
+    assert (notice.features, notice.segments) == ((0, 2), (3,))
+    assert state.diagnostics["pairs_empty_cell"] == 1
+    assert not notices(fitted(data, n_components=2, regularization=50.0), "empty cell")
+
+
 @pytest.mark.parametrize("n_segments", [4, 12])
 def test_stationary_data_warn_that_the_mixing_is_not_identified(n_segments: int) -> None:
     truth = nonstationary_truth(5, 5, n_segments, seed=2)
