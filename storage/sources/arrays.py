@@ -109,7 +109,11 @@ def number_batch(
     codes = encode_numbers(values, source.options)
     if observed is not None:
         codes[observed == 0] = MISSING
-    return source.batch(codes, first_row, lambda row, feature: str(values[row, feature]), columns)
+
+    def texts(rows: slice, feature: int) -> list[str]:
+        return [str(value) for value in values[rows, feature]]
+
+    return source.batch(codes, first_row, texts, columns)
 
 
 def open_npy(path: str, options: ReadOptions) -> NpySource:

@@ -154,13 +154,13 @@ def _table_batch(source: Source, rows: pa.RecordBatch, first_row: int) -> Batch:
     features = [rows.column(name) for name in source.feature_names]
     codes = table_codes(features, rows.num_rows, source.options)
 
-    def shown(row: int, feature: int) -> str:
-        return repr(features[feature][row].as_py())
+    def texts(part: slice, feature: int) -> list[str]:
+        return [repr(value) for value in features[feature][part].to_pylist()]
 
     columns = {
         name: row_column(source, name, rows.column(name), first_row) for name in source.column_names
     }
-    return source.batch(codes, first_row, shown, columns)
+    return source.batch(codes, first_row, texts, columns)
 
 
 def open_csv(path: str, options: ReadOptions) -> CsvSource:
