@@ -16,6 +16,7 @@ from storage.errors import DataError
 from storage.levels import LevelsWriter, codebook
 from storage.locations import (
     Place,
+    check_folder_name,
     children,
     claimed,
     clear,
@@ -118,8 +119,9 @@ def replaced_dataset(path: Place, overwrite: bool) -> bool:
     Raises
     ------
     DataError
-        If something is there that may not be replaced.
+        If something is there that may not be replaced, or the name is that of a file.
     """
+    check_folder_name(path)
     target = path.resolve()
     if target.exists() and not target.is_dir():
         raise _taken(target, overwrite)

@@ -17,6 +17,7 @@ from storage.examples import PREFIX, open_example
 from storage.locations import MANIFEST, Place
 from storage.sources import (
     Arrivals,
+    Source,
     basket_items,
     expand_sources,
     is_baskets,
@@ -24,7 +25,12 @@ from storage.sources import (
     open_source,
     tags_of,
 )
-from storage.writer import append_dataset, create_dataset, replaced_dataset
+from storage.writer import (
+    append_dataset,
+    check_feature_names,
+    create_dataset,
+    replaced_dataset,
+)
 
 _MOST_PADDING = 0.1
 _NO_ROLES = Roles()
@@ -127,6 +133,9 @@ def _opened(names: Sequence[str], intake: Intake) -> Intake:
     if base is not None:
         roles = remembered(roles, base)
     opened = _open_sources(names, roles, base)
+    check_feature_names(opened[0].feature_names)
+    if isinstance(opened[0], Source):
+        opened[0].check_first()
     roles = roles.completed(opened[0])
     if base is not None:
         check_stored(roles, base)

@@ -26,6 +26,8 @@ _DESCRIPTIONS = ("X", "M", "G", "shape", "cols", "segnames")
 class NpySource(Source):
     """A `.npy` matrix."""
 
+    streams = True
+
     def batches(self) -> Iterator[Batch]:
         """Read the rows of the memory-mapped array."""
         if not self.n_rows:
@@ -51,6 +53,8 @@ class NpzSource(Source):
     labels
         Names of a column's values 0, 1, …, by column.
     """
+
+    streams = True
 
     array: str
     packed: bool

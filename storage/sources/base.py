@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,9 @@ class Source(ABC):
         The per-row columns that the format itself calls segment and split.
     """
 
+    streams: ClassVar[bool] = False
+    """Whether the first batch costs no more than itself."""
+
     path: str
     options: ReadOptions
     feature_names: tuple[str, ...]
@@ -101,6 +104,17 @@ class Source(ABC):
         DataError
             If the file is damaged or a value is not binary.
         """
+
+    def check_first(self) -> None:
+        """Read the first rows, where that is quick: what is wrong with most is told at once.
+
+        Raises
+        ------
+        DataError
+            If one of their values is not binary.
+        """
+        if self.streams:
+            next(iter(self.batches()), None)
 
     @property
     def n_features(self) -> int:

@@ -31,6 +31,8 @@ class RowSparseSource(Source):
         Rows and columns of a stored block; (1, 1) for CSR.
     """
 
+    streams = True
+
     n_rows: int
     block: tuple[int, int]
 

@@ -150,6 +150,35 @@ def test_unclosed_quote_does_not_swallow_rows(tmp_path):
     assert refusal(path, options).startswith(place("data.csv", 2, "b"))
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        (
+            "a.csv",
+            "a;b",
+            "Expected a comma between columns, got one column that looks separated by ';'",
+        ),
+        (
+            "a.csv",
+            "a\tb",
+            "Expected a comma between columns, got one column that looks separated by tabs",
+        ),
+        (
+            "a.tsv",
+            "a,b",
+            "Expected a tab between columns, got one column that looks separated by ','",
+        ),
+        (
+            "a.csv",
+            "0 1",
+            "Expected a comma between columns, got one column that looks separated by sp",
+        ),
+    ],
+)
+def test_another_delimiter(tmp_path, name, line, message):
+    assert refusal(written(tmp_path, name, line + "\n")).startswith(f"{name}: {message}")
+
+
 def test_absent_row_column(tmp_path):
     path = written(tmp_path, "data.csv", "clas,b,id\n1,0,1\n")
     assert refusal(path, ReadOptions(row_columns=("id", "class"))) == (
@@ -405,8 +434,8 @@ def test_paths(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     assert refusal(folder) == (
-        "folder: Expected a file or a Zarr array, got a directory. "
-        "Name its files, for example 'folder/*.npz'."
+        "folder: Expected a file or a Zarr array, got a directory. No file in it ends in .npy, "
+        ".npz, .csv, .csv.gz, .tsv, .tsv.gz, .parquet, .mtx, .mtx.gz, .dat, .dat.gz."
     )
     with pytest.raises(DataError, match=r"dat\.txt: Expected an existing .* Did you mean .*data"):
         expand_sources([str(tmp_path / "dat.txt")])
