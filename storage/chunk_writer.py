@@ -120,7 +120,7 @@ class DatasetWriter:
         Raises
         ------
         DataError
-            If there are no rows, or a segment has fewer than two.
+            If there are no rows, or one alone.
         """
         if self._waiting:
             self._write_full_chunks()
@@ -251,15 +251,8 @@ class DatasetWriter:
     def _check_rows(self) -> None:
         if not self._chunks:
             raise DataError("Expected at least one row, got none. Check the sources.")
-        rows = np.zeros(len(self.segments), np.int64)
-        blocks = self._all(BLOCKS)
-        np.add.at(rows, blocks[:, 1], blocks[:, 3])
-        if (rows < 2).any():
-            segment = int(np.argmax(rows < 2))
-            raise DataError(
-                f"segment {[*self.segments][segment]!r}: Expected at least 2 rows in every "
-                f"segment, got {rows[segment]}. Check --segment-by or --segments."
-            )
+        if self.n_rows < 2:
+            raise DataError("Expected at least 2 rows, got 1. Check the sources.")
 
     def _all(self, spec: ArraySpec) -> NDArray[np.int64]:
         """The whole of a table: what the base has, then what was added."""

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from flows.cli.roles import SOURCES, Roles, check_stored, remembered, segmenter
 from flows.data.readahead import batches_in_order
 from pipeline.progress import Progress, silent
@@ -33,6 +35,7 @@ from storage.writer import (
 )
 
 _MOST_PADDING = 0.1
+_NAMED = 5
 _NO_ROLES = Roles()
 
 
@@ -249,6 +252,7 @@ def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
     padding = 1 - dataset.n_rows / (64 * words)
     warned = dataset.n_segments > 1 and padding > _MOST_PADDING
     text = f"padding takes {padding:.0%} of the bits: segments have few rows within a chunk"
+    warnings = [text] if warned else []
     return {
         "dataset": str(dataset.path),
         "n_rows": dataset.n_rows,
@@ -256,6 +260,17 @@ def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
         "n_segments": dataset.n_segments,
         "n_chunks": dataset.n_chunks,
         "columns": list(dataset.column_names),
-        "warnings": [text] if warned else [],
+        "warnings": warnings + _lone_rows(dataset),
         "seconds": round(seconds, 3),
     }
+
+
+def _lone_rows(dataset: BinaryDataset) -> list[str]:
+    """Name the segments of one row, from which models of segments learn nothing."""
+    _, segments, _, rows = dataset.blocks.T
+    lone = np.flatnonzero(np.bincount(segments, rows, dataset.n_segments) == 1)
+    if not len(lone):
+        return []
+    shown = ", ".join(repr(dataset.segment_names[segment]) for segment in lone[:_NAMED])
+    more = f" and {len(lone) - _NAMED:,} more" if len(lone) > _NAMED else ""
+    return [f"segments of one row: {shown}{more}; models that need segments leave them out"]

@@ -308,10 +308,18 @@ def test_duplicate_feature_names(refused, tmp_path):
     assert "'a'" in refused("ingest", "n.csv", "--dataset", "d.zarr")
 
 
-def test_a_segment_with_one_row(refused, tmp_path):
-    text(tmp_path / "s.csv", "a,b,year\n0,1,2001\n1,0,2001\n1,1,2002\n")
-    message = refused("ingest", "s.csv", "--dataset", "d.zarr", "--segment-by", "year")
-    assert "'2002'" in message
+def test_a_segment_with_one_row_is_for_models_that_need_none(cli, refused, tmp_path):
+    rows = "\n".join(f"{i % 2},{i // 2 % 2},{i // 3 % 2},{2001 + i // 40}" for i in range(81))
+    text(tmp_path / "s.csv", f"a,b,c,year\n{rows}\n")
+    done = cli("ingest", "s.csv", "--dataset", "d.zarr", "--segment-by", "year", "--json")
+    assert done.code == 0, done.err
+    (warning,) = [text for text in done.json["warnings"] if "one row" in text]
+    assert warning.startswith("segments of one row: '2003';")
+    fitted = cli("fit", "--dataset", "d.zarr", "--components", 1, "--no-report")
+    assert fitted.code == 0, fitted.err
+    message = refused("fit", "--dataset", "d.zarr", "--model", "blica", "--components", 1)
+    assert "Expected at least 3 segments to use, got 2" in message
+    assert "'2003'" in message
 
 
 def test_a_column_that_is_not_there(refused, tmp_path):
