@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,6 +13,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 
+from storage.bits import unpack_slots
 from storage.chunk import Chunk, Words, empty_chunk
 from storage.damage import damaged_dataset, unreadable
 from storage.display import Facts, Shown, dataset_facts
@@ -19,9 +21,11 @@ from storage.errors import Damaged, DataError
 from storage.kept_chunks import kept
 from storage.labelled import per_row, to_xarray
 from storage.layout import occupied_slots
+from storage.levels import Levels
 from storage.locations import Place, checksum, open_group, place, read_manifest
 from storage.object_store import store_error, told
-from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path
+from storage.schema import DATASET_FORMAT, DATASET_VERSION, array_path
+from storage.tables import read_table
 
 if TYPE_CHECKING:
     import dask.array
@@ -85,10 +89,26 @@ class BinaryDataset(Shown):
         """Names of the per-row columns."""
         return tuple(self.manifest["columns"])
 
+    @cached_property
+    def levels(self) -> Mapping[str, Levels]:
+        """Texts of those per-row columns that hold codes of texts."""
+        kinds = self.manifest["columns"].items()
+        coded = {name: about for name, about in kinds if about["kind"] == "category"}
+        return {name: Levels(self.path, self.group, name, coded[name]) for name in coded}
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self.levels.get("split", ()))
+
+    def texts(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Give values of a per-row column as they were ingested: codes as their texts."""
+        return self.levels[name].texts(values) if name in self.levels else values
+
     def _facts(self) -> Facts:
         observed = self.checksums[:, self.manifest["stored"].index("observed")]
         tables = (self.chunks[:, 2], self.blocks, observed >= 0)
-        return dataset_facts(str(self.path), self.manifest, *tables, self.ones)
+        return dataset_facts(str(self.path), self.manifest, *tables, self.ones, lambda: self.splits)
 
     def read_chunk(
         self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
@@ -128,14 +148,13 @@ class BinaryDataset(Shown):
         return self.blocks[first:last, 1:]
 
     def column(self, name: str) -> NDArray[Any]:
-        """Read a per-row column in the original row order, categories as text."""
+        """Read a per-row column in the original row order."""
         values = np.empty(self.n_rows, self._column(name, 0, 1).dtype)
         for key, (first_row, _, n_words) in enumerate(self.chunks):
             slots = occupied_slots(self._blocks_of(key))
             rows = first_row + self._arrival(key, int(n_words), slots)
             values[rows] = self._column(name, key, int(n_words))[slots]
-        categories = self.manifest["columns"][name].get("categories")
-        return values if categories is None else np.array([*categories, ""])[values]
+        return self.levels[name].texts(values).astype(str) if name in self.levels else values
 
     def segments(self) -> NDArray[Any]:
         """Name the segment of every row, (n_rows,), in the original row order."""
@@ -148,7 +167,7 @@ class BinaryDataset(Shown):
 
     def ones(self) -> NDArray[np.int64]:
         """Read the number of ones of every feature in every chunk, (n_chunks, n_features)."""
-        return _read_table(self.path, self.manifest, self.group, "ones")
+        return read_table(self.path, self.manifest, self.group, "ones")
 
     def to_xarray(self) -> xarray.Dataset:
         """Give lazily unpacked `values` and `observed`, and the segment and columns of each row."""
@@ -174,10 +193,10 @@ class BinaryDataset(Shown):
         chunk = self.read_chunk(key)
         slots, at = occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
         X = np.empty((len(at), self.n_features), np.uint8)
-        X[at] = _unpack(chunk.words, slots)
+        X[at] = unpack_slots(chunk.words, slots)
         observed = np.ones_like(X)
         if chunk.observed is not None:
-            observed[at] = _unpack(chunk.observed, slots)
+            observed[at] = unpack_slots(chunk.observed, slots)
         return X, observed
 
     def to_dask(self, name: str = "values") -> dask.array.Array:
@@ -211,6 +230,8 @@ class BinaryDataset(Shown):
             ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
             if not np.array_equal(ones, recorded[key]):
                 raise DataError(f"{self.path}: chunk {key}: Expected the recorded ones a feature.")
+        for levels in self.levels.values():
+            deque(levels, maxlen=0)
 
     def _stored(self, name: str, key: int, n_words: int) -> Words | None:
         if self._recorded(name, key) < 0:
@@ -263,14 +284,13 @@ class BinaryDataset(Shown):
         DataError
             If the dataset has no such split.
         """
-        names = self.manifest["columns"].get("split", {}).get("categories", [])
-        if split not in names:
-            have = ", ".join(names) or "none"
+        if split not in self.splits:
+            have = ", ".join(self.splits) or "none"
             raise DataError(
                 f"{self.path}: --split: Expected a split of the dataset, got {split!r}. "
                 f"It has: {have}."
             )
-        return int(names.index(split))
+        return self.splits.index(split)
 
     def _recorded(self, name: str, key: int) -> int:
         return int(self.checksums[key, self.manifest["stored"].index(name)])
@@ -308,30 +328,14 @@ def open_dataset(path: str | Place) -> BinaryDataset:
         If there is no whole dataset of a known version.
     """
     folder = place(path)
-    manifest = read_manifest(folder, DATASET_FORMAT, FORMAT_VERSION)
+    manifest = read_manifest(folder, DATASET_FORMAT, DATASET_VERSION)
     try:
         group = open_group(folder)
     except Exception as error:
         raise damaged_dataset(folder, error) from error
     names = ("chunks", "blocks", "checksums")
-    tables = {name: _read_table(folder, manifest, group, name) for name in names}
+    tables = {name: read_table(folder, manifest, group, name) for name in names}
     return BinaryDataset(folder, manifest, group, **tables)
-
-
-def _read_table(
-    folder: Place, manifest: Mapping[str, Any], group: zarr.Group, name: str
-) -> NDArray[np.int64]:
-    try:
-        table: Any = group[name]
-        values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
-    except Exception as error:
-        raise damaged_dataset(folder, error) from error
-    if checksum(values) != manifest["tables"][name]:
-        raise DataError(
-            f"{folder}: {name}: Expected the table of the manifest, got another. "
-            "Ingest the dataset again."
-        )
-    return values
 
 
 @dataclass(frozen=True)
@@ -386,11 +390,6 @@ def _opened(path: str, digest: str) -> BinaryDataset:
 
 def _dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
     return _opened(path, digest).dense(key)[part]
-
-
-def _unpack(words: Words, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
-    packed = np.ascontiguousarray(words.astype("<u8", copy=False)).view(np.uint8)
-    return np.unpackbits(packed, axis=1, bitorder="little").T[slots]
 
 
 def _exists(array: Any, key: int) -> bool:

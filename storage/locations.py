@@ -21,10 +21,15 @@ from storage.errors import Busy, DataError, Unreachable
 from storage.leases import leased
 from storage.object_path import ObjectPath, is_url, object_path
 from storage.object_store import KINDS, told
+from storage.schema import DATASET_FORMAT
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 _CHECKSUM_BYTES = 1 << 20
+_FILES = (
+    *(".csv", ".tsv", ".txt", ".dat", ".json", ".parquet", ".feather", ".npy", ".npz", ".mtx"),
+    *(".h5", ".hdf5", ".mat", ".pkl", ".xlsx", ".html", ".gz", ".zip"),
+)
 
 Place = Path | ObjectPath
 """Where something lies: on this machine or in an object store."""
@@ -163,7 +168,11 @@ def _why_not_there(folder: Place, kind: str) -> str:
             f"{folder}: Expected {_named(kind, 'whole')}, got one whose writing was interrupted. "
             "Run it again."
         )
-    return f"{folder}: Expected {_named(kind)}, got something else (no {MANIFEST})."
+    found = f"{folder}: Expected {_named(kind)}, got something else (no {MANIFEST})."
+    if kind == DATASET_FORMAT:
+        name = "NAME" if folder.name.endswith(".zarr") else folder.stem
+        return f"{found} Ingest data first: python -m flows.ingest {folder} --dataset {name}.zarr"
+    return found
 
 
 def _named(kind: str, adjective: str = "") -> str:
@@ -182,8 +191,9 @@ def check_free(target: Place, kind: str, overwrite: bool) -> None:
     Raises
     ------
     DataError
-        If the path is taken.
+        If the path is taken, or its name is that of a file.
     """
+    check_folder_name(target)
     empty = target.is_dir() and not any(target.iterdir())
     if not target.exists() or empty or is_unfinished(target, kind):
         return
@@ -193,6 +203,21 @@ def check_free(target: Place, kind: str, overwrite: bool) -> None:
         )
     if not is_ours(target, kind):
         raise DataError(f"{target}: Expected {_named(kind)} to replace, got something else.")
+
+
+def check_folder_name(target: Place) -> None:
+    """Refuse to give a folder the name of a file.
+
+    Raises
+    ------
+    DataError
+        If its suffix is that of another format.
+    """
+    if target.name.lower().endswith(_FILES):
+        raise DataError(
+            f"{target}: Expected the name of a folder, as Zarr arrays are written, got that of a "
+            f"file. Name it {target.name.partition('.')[0]}.zarr."
+        )
 
 
 @contextmanager

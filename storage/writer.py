@@ -13,8 +13,10 @@ import zarr
 from storage.chunk_writer import DatasetWriter, resize
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
+from storage.levels import LevelsWriter, codebook
 from storage.locations import (
     Place,
+    check_folder_name,
     children,
     claimed,
     clear,
@@ -117,8 +119,9 @@ def replaced_dataset(path: Place, overwrite: bool) -> bool:
     Raises
     ------
     DataError
-        If something is there that may not be replaced.
+        If something is there that may not be replaced, or the name is that of a file.
     """
+    check_folder_name(path)
     target = path.resolve()
     if target.exists() and not target.is_dir():
         raise _taken(target, overwrite)
@@ -163,13 +166,15 @@ def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[
         base = open_dataset(path)
         _check_same_features(base, tuple(feature_names))
         _drop_unfinished(base)
+        group = open_group(base.path, "r+")
         writer = DatasetWriter(
             base.path,
-            open_group(base.path, "r+"),
+            group,
             base.feature_names,
             int(base.manifest["words_per_chunk"]),
             json.loads(json.dumps(base.manifest["columns"])),
-            list(base.segment_names),
+            codebook(base.segment_names),
+            {name: LevelsWriter.after(levels, group) for name, levels in base.levels.items()},
             base.manifest["ingest"],
             base,
             base.n_rows,
@@ -194,6 +199,8 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
         if (recorded < 0).all() and array_path(name) in group:
             del group[array_path(name)]
     resize(group, dataset.manifest["stored"], dataset.n_chunks)
+    for levels in dataset.levels.values():
+        levels.cut(group)
     for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS):
         table: Any = group[spec.name]
         length = len(dataset.blocks) if spec is BLOCKS else dataset.n_chunks

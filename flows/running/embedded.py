@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -35,10 +36,15 @@ def embedded_server() -> Iterator[str]:
     """
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     ready: Future[Server] = Future()
+    had_dot = "." in sys.path
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=_run, args=(listener, ready), name="prefect-server", daemon=True)
         thread.start()
         server = _started(ready)
+        # The migrations of Prefect's database put it first: worker processes, which are given this
+        # path, would take files of the user for our packages.
+        if not had_dot and "." in sys.path:
+            sys.path.remove(".")
         try:
             with _talking_to(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
                 yield url

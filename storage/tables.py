@@ -1,0 +1,37 @@
+"""The tables of a dataset, each read and checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from storage.damage import damaged_dataset
+from storage.errors import DataError
+from storage.locations import Place, checksum
+
+
+def read_table(
+    folder: Place, manifest: Mapping[str, Any], group: zarr.Group, name: str
+) -> NDArray[np.int64]:
+    """Read as much of a table as the manifest counts.
+
+    Raises
+    ------
+    DataError
+        If it is missing or damaged.
+    """
+    try:
+        table: Any = group[name]
+        values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
+    except Exception as error:
+        raise damaged_dataset(folder, error) from error
+    if checksum(values) != manifest["tables"][name]:
+        raise DataError(
+            f"{folder}: {name}: Expected the table of the manifest, got another. "
+            "Ingest the dataset again."
+        )
+    return values
