@@ -104,7 +104,8 @@ class LatentTrait(Model):
     max_iter
         Passes at the most, of each number of components tried and of each estimator.
     tol
-        Change of the objective per row, relative where that is above 1, at which to stop.
+        Change of the objective per row, relative where that is above 1, in the last three passes
+        and in all that are to come, at which to stop.
     """
 
     name: ClassVar[str] = "latent-trait"
@@ -126,7 +127,7 @@ class LatentTrait(Model):
     acceleration: Literal["squarem", "none"] = "squarem"
     rotation: Literal["principal", "varimax", "promax"] = "principal"
     max_iter: int = 500
-    tol: float = 1e-6
+    tol: float = 1e-7
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -25,6 +25,13 @@ from tests.strategies import Data, memory_rows
 Bits = NDArray[np.uint8]
 
 RNG = RowRandom(0)
+LSAT6 = (
+    (0.82566, 2.77323),
+    (0.72274, 0.99020),
+    (0.89087, 0.24915),
+    (0.68837, 1.28476),
+    (0.65686, 2.05327),
+)
 SERIAL = SerialExecutor()
 
 
@@ -71,6 +78,15 @@ def test_quadrature_reaches_published_likelihoods(
     state = fitted(X, estimator="quadrature", tol=1e-8, **settings)
     assert state.history[-1] * len(X) == pytest.approx(published, abs=within)
     assert np.diff(state.history).min() > -1e-9
+
+
+def test_the_default_tolerance_finds_the_slopes_of_another_program() -> None:
+    """Slopes and intercepts by R's mirt with TOL=1e-8; this maximum is flat."""
+    X, _ = shared_bits("lsat6")
+    found = fitted(X, n_components=1, estimator="quadrature").params
+    slopes, offsets = np.array(LSAT6).T
+    np.testing.assert_allclose(found.weights[:, 0], slopes, atol=2e-3)
+    np.testing.assert_allclose(found.offsets, offsets, atol=2e-3)
 
 
 def test_polish_removes_the_bias_of_the_bound() -> None:
