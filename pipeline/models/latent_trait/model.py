@@ -339,12 +339,13 @@ class LatentTrait(Model):
     def log_likelihood(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Give log P(t) of each row, by quadrature for up to 3 components, else estimated."""
+        """Give log P(t) of each row, by quadrature for up to 3 components, else by draws."""
         X, observed = block.dense(), block.observed()
         if params.weights.shape[1] <= MAX_COMPONENTS:
             found = posterior_by_quadrature(X, observed, params.items)
-        else:
-            found = posterior_by_sampling(X, observed, params.items, rng, block.rows)
+            nats, error = found.log_likelihood, found.standard_error
+            return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
+        found = posterior_by_sampling(X, observed, params.items, rng, block.rows)
         return LogLikelihood(found.log_likelihood, found.standard_error)
 
     def sample(

@@ -352,6 +352,7 @@ def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
     model, exact = LatentTrait(), LatentTrait().log_likelihood(params, block, RNG)
     found = model.log_likelihood(wider, block, RNG)
     assert (exact.standard_error == 0).all()
+    assert np.max(exact.integration_error) < 1e-4
     assert 0 < found.standard_error.min() <= found.standard_error.max() < 0.05
     scaled = (found.nats - exact.nats) / found.standard_error
     assert 0.8 < scaled.std() < 1.2
