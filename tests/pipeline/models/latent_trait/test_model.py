@@ -119,7 +119,7 @@ def test_acceleration_needs_fewer_passes() -> None:
 
 def test_validation_finds_the_number_of_traits() -> None:
     X, *_ = two_factors()
-    state = fitted(X, n_components=None, estimator="quadrature")
+    state = fitted(X, n_components=None, estimator="quadrature", max_iter=15)
     assert state.diagnostics["n_components"] == 2
     scores = state.diagnostics["held_out_scores"]
     assert len(scores) == 3
