@@ -25,7 +25,8 @@ _FITTED = {
 _COMPARABLE = {"exact": 0, "estimate": 0, "bound": 0, "pseudo": 1, "composite": 2, "none": 3}
 _KINDS = {
     "exact": "exact",
-    "estimate": "estimated log-likelihood, ± for the choice of rows and ± for the estimate",
+    "estimate": "log-likelihood by quadrature or draws, ± for the choice of rows and ± "
+    "for the estimate",
     "bound": "lower bound on the log-likelihood",
     "pseudo": "sum over features given all others: of no use for comparing with log-likelihoods",
     "composite": "sum over pairs of features: of no use for comparing with log-likelihoods",
@@ -109,8 +110,12 @@ def _likelihood(model: Mapping[str, Any]) -> tuple[str, str]:
     found = value_of(model)
     if found is None:
         return "", ""
-    estimated = f" ± {model['estimation_error']:.4f}" if model["kind"] == "estimate" else ""
+    estimated = f" ± {_error(model['estimation_error'])}" if model["kind"] == "estimate" else ""
     return f"{found:.4f} ± {model['standard_error']:.4f}{estimated}", f"{model['bits']:.4f}"
+
+
+def _error(error: float) -> str:
+    return f"{error:.4f}" if error >= 5e-5 else f"{error:.0e}"
 
 
 def _told(model: Mapping[str, Any]) -> Iterator[str]:

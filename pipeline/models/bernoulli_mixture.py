@@ -103,7 +103,8 @@ class BernoulliMixture(Model):
     max_iter
         Passes at the most, of each start and of what follows, for each number of components tried.
     tol
-        Change of the objective per row, relative where that is above 1, at which to stop.
+        Change of the objective per row, relative where that is above 1, in the last three passes
+        and in all that are to come, at which to stop.
     """
 
     name: ClassVar[str] = "bernoulli-mixture"

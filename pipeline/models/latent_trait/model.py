@@ -47,7 +47,6 @@ from pipeline.learning.held_out import (
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.latent_trait.em import (
-    NODES_AN_AXIS,
     LatentTraitParams,
     bare_params,
     e_step,
@@ -56,13 +55,19 @@ from pipeline.models.latent_trait.em import (
     rotated_for_reading,
     variational_posterior,
 )
+from pipeline.models.latent_trait.nodes import (
+    MOST_AN_AXIS,
+    Grid,
+    finer_stage,
+    first_grid,
+    grid_of,
+)
 from pipeline.models.settings import check_choices, check_components, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
-    gauss_hermite,
     random_nodes,
 )
 from pipeline.random import RowRandom
@@ -72,10 +77,6 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _DRAWS = 500
-# Share of an axis that the likeliest node has in a mean row. Objectives of fits (survey, test and
-# simulated data) were off by up to 0.02 nats a row where it was above 0.6, 5e-3 above 0.5, and 1e-3
-# at 0.45. It falls with the root of the number of nodes.
-_COARSE, _FINE = 0.6, 0.45
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class LatentTrait(Model):
     polish
         `quadrature` goes on by quadrature once the variational fit has converged.
     nodes
-        Nodes of an axis for quadrature, draws for sampling; None takes 41, 21 or 15 for 1, 2 or 3
-        components, and 500 draws.
+        Nodes of an axis for quadrature, draws for sampling; None begins with 41, 21 or 15 for 1, 2
+        or 3 components and goes up to 300, 61 or 21 where items are steep, and takes 500 draws.
     prior_precision
         Of a normal prior on the weights; above 0 it keeps separable items finite.
     equal_slopes
@@ -106,7 +107,8 @@ class LatentTrait(Model):
     max_iter
         Passes at the most, of each number of components tried and of each estimator.
     tol
-        Change of the objective per row, relative where that is above 1, at which to stop.
+        Change of the objective per row, relative where that is above 1, in the last three passes
+        and in all that are to come, at which to stop.
     """
 
     name: ClassVar[str] = "latent-trait"
@@ -128,7 +130,7 @@ class LatentTrait(Model):
     acceleration: Literal["squarem", "none"] = "squarem"
     rotation: Literal["principal", "varimax", "promax"] = "principal"
     max_iter: int = 500
-    tol: float = 1e-6
+    tol: float = 1e-7
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -165,7 +167,7 @@ class LatentTrait(Model):
     def _n_nodes(self, n_components: int) -> int:
         if self.estimator == "sampling":
             return self.nodes or _DRAWS
-        return int((self.nodes or NODES_AN_AXIS[n_components]) ** n_components)
+        return int((self.nodes or MOST_AN_AXIS[n_components]) ** n_components)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the margins; weights begin at random, offsets with the margins.
@@ -208,7 +210,8 @@ class LatentTrait(Model):
         params, q = bare_params(weights, state.params.offsets), weights.shape[1]
         working = {"held_out": np.array(held_out)}
         if estimator == "quadrature":
-            working |= gauss_hermite(self.nodes or NODES_AN_AXIS[q], q)._asdict()
+            grid = Grid(self.nodes, q) if self.nodes else first_grid(weights)
+            working |= grid.working()
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
             working |= random_nodes(self.nodes or _DRAWS, q, rng)._asdict()
@@ -245,6 +248,8 @@ class LatentTrait(Model):
         constant = state.auxiliary["constant"]
         packed[constant], diverging[constant] = 0.0, False
         packed[constant, -1] = state.auxiliary["margins"][constant]
+        if (grid := grid_of(state.working)) is not None:
+            diverging |= grid.diverging(packed[:, :-1])
         auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(diverging)}
         return replace(state, params=state.params.unpacked(packed), auxiliary=auxiliary)
 
@@ -257,12 +262,12 @@ class LatentTrait(Model):
         return params.unpacked(packed)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Go on with more components, with all rows or by quadrature."""
+        """Go on with more components, with all rows, by quadrature or on more nodes."""
         if state.working["held_out"] > 0:
             return self._grown(state, statistics)
         if self.polish == "quadrature" and _nodes(state.working) is None:
             return self._enter(state, state.params.weights, 0.0, "quadrature")
-        return None
+        return finer_stage(state) if self.nodes is None else None
 
     def _grown(self, state: FitState, statistics: Sums) -> FitState:
         """Add a component while that helps rows held out; then fit all rows with the best."""
@@ -304,8 +309,10 @@ class LatentTrait(Model):
         if (diverging := state.auxiliary["diverging"]).size:
             text = "weights diverge, the data separate: {features}; --set prior_precision=1"
             noted.append(Notice(text, tuple(diverging.tolist())))
-        if nodes is not None and self._is_exact:
-            noted += _coarseness(nodes, float(sums["peak"]) / statistics.n_samples)
+        if (grid := grid_of(working)) is not None:
+            peak = float(sums["peak"]) / statistics.n_samples
+            noted += grid.doubts(state.params.weights, diverging, peak)
+            diagnostics["nodes_an_axis"] = grid.an_axis
         if diagnostics["rows_without_values"]:
             text = f"rows without any value: {diagnostics['rows_without_values']}, codes are 0"
             noted.append(Notice(text))
@@ -334,12 +341,13 @@ class LatentTrait(Model):
     def log_likelihood(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Give log P(t) of each row, by quadrature for up to 3 components, else estimated."""
+        """Give log P(t) of each row, by quadrature for up to 3 components, else by draws."""
         X, observed = block.dense(), block.observed()
         if params.weights.shape[1] <= MAX_COMPONENTS:
             found = posterior_by_quadrature(X, observed, params.items)
-        else:
-            found = posterior_by_sampling(X, observed, params.items, rng, block.rows)
+            nats, error = found.log_likelihood, found.standard_error
+            return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
+        found = posterior_by_sampling(X, observed, params.items, rng, block.rows)
         return LogLikelihood(found.log_likelihood, found.standard_error)
 
     def sample(
@@ -365,17 +373,3 @@ class LatentTrait(Model):
 def _nodes(working: Arrays) -> Nodes | None:
     """Give what the E-step sums over; None for the variational one."""
     return Nodes(working["points"], working["log_weights"]) if "points" in working else None
-
-
-def _coarseness(nodes: Nodes, peak: float) -> list[Notice]:
-    """Warn where nodes lie too far apart: by the share that the likeliest has of a mean row."""
-    q = nodes.points.shape[1]
-    an_axis, share = round(len(nodes.points) ** (1 / q)), peak ** (1 / q)
-    if share <= _COARSE:
-        return []
-    enough = int(np.ceil(an_axis * (share / _FINE) ** 2))
-    text = (
-        f"{an_axis} nodes an axis lie farther apart than many rows' posteriors are wide: the "
-        f"objective may be off by 0.01 nats a row; --set nodes={enough}"
-    )
-    return [Notice(text)]

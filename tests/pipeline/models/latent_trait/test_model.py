@@ -25,6 +25,13 @@ from tests.strategies import Data, memory_rows
 Bits = NDArray[np.uint8]
 
 RNG = RowRandom(0)
+LSAT6 = (
+    (0.82566, 2.77323),
+    (0.72274, 0.99020),
+    (0.89087, 0.24915),
+    (0.68837, 1.28476),
+    (0.65686, 2.05327),
+)
 SERIAL = SerialExecutor()
 
 
@@ -73,6 +80,15 @@ def test_quadrature_reaches_published_likelihoods(
     assert np.diff(state.history).min() > -1e-9
 
 
+def test_the_default_tolerance_finds_the_slopes_of_another_program() -> None:
+    """Slopes and intercepts by R's mirt with TOL=1e-8; this maximum is flat."""
+    X, _ = shared_bits("lsat6")
+    found = fitted(X, n_components=1, estimator="quadrature").params
+    slopes, offsets = np.array(LSAT6).T
+    np.testing.assert_allclose(found.weights[:, 0], slopes, atol=2e-3)
+    np.testing.assert_allclose(found.offsets, offsets, atol=2e-3)
+
+
 def test_polish_removes_the_bias_of_the_bound() -> None:
     X, weights, _ = two_factors()
     exact = fitted(X, estimator="quadrature", tol=1e-7)
@@ -103,7 +119,7 @@ def test_acceleration_needs_fewer_passes() -> None:
 
 def test_validation_finds_the_number_of_traits() -> None:
     X, *_ = two_factors()
-    state = fitted(X, n_components=None, estimator="quadrature")
+    state = fitted(X, n_components=None, estimator="quadrature", max_iter=15)
     assert state.diagnostics["n_components"] == 2
     scores = state.diagnostics["held_out_scores"]
     assert len(scores) == 3
@@ -167,20 +183,72 @@ def test_likelihood_bound_and_posterior_agree_with_integration() -> None:
 def test_nodes_too_far_apart_are_warned_of_with_their_remedy() -> None:
     """The objective of a fit is held against integration around each row's posterior."""
     rng = np.random.default_rng(2)
-    weights = 2.5 * rng.standard_normal((60, 1))
-    X = (rng.random((500, 60)) < expit(rng.standard_normal((500, 1)) @ weights.T)).astype(np.uint8)
+    weights = rng.uniform(0.5, 2.5, (100, 1))
+    X = (rng.random((500, 100)) < expit(rng.standard_normal((500, 1)) @ weights.T)).astype(np.uint8)
     found: dict[int, tuple[float, list[str]]] = {}
-    for nodes in (21, 200):
+    for nodes in (15, 200):
         state = fitted(X, n_components=1, estimator="quadrature", nodes=nodes)
         exact = LatentTrait().log_likelihood(state.params, block_of(X), RNG).nats.mean()
         warned = [notice.text for notice in state.warnings if "nodes an axis" in notice.text]
         found[nodes] = abs(state.history[-1] - exact), warned
-    assert found[21][0] > 0.01
-    assert found[21][1][0].startswith("21 nodes an axis lie farther apart")
+    assert found[15][0] > 0.01
+    assert found[15][1][0].startswith("15 nodes an axis lie farther apart")
     assert found[200][0] < 1e-3
     assert found[200][1] == []
-    enough = int(found[21][1][0].rpartition("=")[2])
+    enough = int(found[15][1][0].rpartition("=")[2])
     assert 50 < enough < 200
+
+
+@lru_cache
+def survey(n_rows: int = 2000) -> Bits:
+    """35 items of slopes up to 2, and one of 8.5."""
+    rng = np.random.default_rng(4)
+    weights, offsets = rng.uniform(0.5, 2, (35, 1)), rng.uniform(-1.5, 1.5, 35)
+    weights[3] = 8.5
+    x = rng.standard_normal((n_rows, 1))
+    return (rng.random((n_rows, 35)) < expit(x @ weights.T + offsets)).astype(np.uint8)
+
+
+def test_a_single_steep_item_gets_the_nodes_that_it_needs() -> None:
+    settings: dict[str, Any] = {"n_components": 1, "estimator": "quadrature"}
+    chosen, usual, most = (fitted(survey(), nodes=n, **settings) for n in (None, 41, 300))
+    slopes = [abs(state.params.weights[3, 0]) for state in (chosen, usual, most)]
+    assert abs(slopes[0] - slopes[2]) < 0.01 * slopes[2]
+    assert abs(slopes[1] - slopes[2]) > 0.03 * slopes[2]
+    assert chosen.diagnostics["nodes_an_axis"] in (82, 164)
+    assert chosen.warnings == most.warnings == ()
+    (told,) = usual.warnings
+    assert told.features == (3,)
+    enough = int(told.text.split("nodes=")[1].partition(",")[0])
+    assert 60 < enough < 200
+
+
+def test_items_of_usual_slopes_are_left_on_the_usual_nodes() -> None:
+    X, *_ = two_factors()
+    state = fitted(X[:2000], estimator="quadrature")
+    assert state.diagnostics["nodes_an_axis"] == 21
+    assert state.warnings == ()
+
+
+@pytest.mark.parametrize("nodes", [None, 80, 151])
+def test_divergence_is_told_whatever_the_nodes(nodes: int | None) -> None:
+    X, arrays = shared_bits("housevotes84")
+    observed = np.unpackbits(arrays["M"], axis=1)[:, : X.shape[1]]
+    state = fitted(X, observed, n_components=1, estimator="quadrature", nodes=nodes)
+    (told,) = (notice for notice in state.warnings if "diverge" in notice.text)
+    assert 4 in told.features
+    assert "prior_precision=1" in told.text
+    assert ("weights diverge, the data separate" in told.text) == (nodes != 80)
+
+
+def test_a_warm_start_takes_up_the_nodes_that_its_items_need() -> None:
+    model, rows = LatentTrait(n_components=1, estimator="quadrature"), memory_rows(Data(survey()))
+    done = fit(model, rows, SERIAL)
+    begun = model.warm(start(model, collect_first(model, rows, SERIAL, 0), 0), done.params)
+    again = fit(model, rows, SERIAL, state=begun)
+    assert again.iteration < done.iteration / 3
+    assert again.diagnostics["nodes_an_axis"] == done.diagnostics["nodes_an_axis"]
+    np.testing.assert_allclose(again.params.weights, done.params.weights, rtol=1e-2)
 
 
 def test_missing_values_are_absent() -> None:
@@ -284,6 +352,7 @@ def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
     model, exact = LatentTrait(), LatentTrait().log_likelihood(params, block, RNG)
     found = model.log_likelihood(wider, block, RNG)
     assert (exact.standard_error == 0).all()
+    assert np.max(exact.integration_error) < 1e-4
     assert 0 < found.standard_error.min() <= found.standard_error.max() < 0.05
     scaled = (found.nats - exact.nats) / found.standard_error
     assert 0.8 < scaled.std() < 1.2
