@@ -163,7 +163,7 @@ def after_the_cold_war(dataset: BinaryDataset) -> np.ndarray:
 def test_the_assembly_is_fitted_whole(assembly, blocs):
     assert told(assembly, blocs) == []
     assert (blocs.params.segment_status == SegmentStatus.USED).all()
-    assert blocs.diagnostics["stability"] > 0.99
+    assert blocs.diagnostics["stability_of_starts"] > 0.99
 
 
 def test_east_against_west_ends_with_the_cold_war(assembly, blocs):

@@ -25,7 +25,7 @@ LEVEL = 0.95
 def mixing_interval(
     counts: PairCounts,
     n_groups: int,
-    regularization: float,
+    regularizations: Sequence[float],
     solution: Solution,
     segments: Segments,
     seeds: Sequence[int],
@@ -43,8 +43,8 @@ def mixing_interval(
         Counts by segment and group, see `PairCounts.of_groups`.
     n_groups
         Groups a segment, at least 2.
-    regularization
-        Condition number to ridge to.
+    regularizations
+        Condition number to ridge to, one a replicate.
     solution
         Where every fit starts: of all segments, the mixing with columns of length 1.
     segments
@@ -61,8 +61,8 @@ def mixing_interval(
     """
     if not seeds:
         return np.zeros((0, *solution.mixing.shape))
-    fit = partial(_replicate, regularization, solution, segments.status)
-    drawn = _resampled(counts, n_groups, seeds)
+    fit = partial(_replicate, solution, segments.status)
+    drawn = zip(_resampled(counts, n_groups, seeds), regularizations, strict=True)
     found = spread_over(fit, drawn, counts.joint.nbytes, map_items)
     tail = (1 - LEVEL) / 2
     interval: Array = np.quantile(np.array(found), [tail, 1 - tail], axis=0)
@@ -78,13 +78,13 @@ def _resampled(counts: PairCounts, n_groups: int, seeds: Iterable[int]) -> Itera
 
 
 def _replicate(
-    regularization: float,
     solution: Solution,
     status: NDArray[np.uint8],
-    counts: PairCounts,
+    task: tuple[PairCounts, float],
     spread: Map = map,
 ) -> Array:
     """Fit resampled counts; the mixing with columns of length 1, in the order of the solution's."""
+    counts, regularization = task
     drawn = segments_of(counts, 1, spread)  # A part of the rows is not to be too few.
     drawn = replace(drawn, status=np.where(status == SegmentStatus.USED, drawn.status, status))
     used = drawn.used

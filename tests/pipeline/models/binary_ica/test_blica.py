@@ -67,7 +67,7 @@ def test_the_mixing_is_recovered(shape: tuple[int, int, int, int]) -> None:
     truth, data = truth_and_data(*shape)
     state = fitted(data, n_components=shape[1])
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.98
-    assert state.diagnostics["stability"] > 0.99
+    assert state.diagnostics["stability_of_starts"] > 0.99
     assert state.diagnostics["optimiser_converged"]
     assert state.warnings == ()
 

@@ -46,7 +46,7 @@ def interval_of(seed: int, n_groups: int, replicates: int = 40, n_rows: int = N_
     counts = data_of(seed, n_groups, n_rows)
     solution = estimate(summed(counts, n_groups))
     segments = segments_of(summed(counts, n_groups), 20, map)
-    settings_ = (n_groups, REGULARIZATION)
+    settings_ = (n_groups, [REGULARIZATION] * replicates)
     lower, upper = mixing_interval(counts, *settings_, solution, segments, range(replicates), map)
     matched = matched_columns(solution.mixing, TRUTH.mixing)
     cosines = solution.mixing.T @ matched
@@ -95,7 +95,7 @@ def test_without_seeds_there_is_no_interval() -> None:
     counts = data_of(0, 2)
     solution = estimate(summed(counts, 2))
     segments = segments_of(summed(counts, 2), 20, map)
-    interval = mixing_interval(counts, 2, REGULARIZATION, solution, segments, [], map)
+    interval = mixing_interval(counts, 2, [], solution, segments, [], map)
     assert interval.shape == (0, 5, 2)
 
 
@@ -104,8 +104,10 @@ def test_intervals_are_percentiles_and_the_same_wherever_they_are_made(
 ) -> None:
     counts = data_of(0, 4)
     segments = segments_of(summed(counts, 4), 20, map)
-    arguments = (counts, 4, REGULARIZATION, estimate(summed(counts, 4)), segments)
-    single = [mixing_interval(*arguments, [seed], map) for seed in range(5)]
+    ridges = [5.0, 20.0, 20.0, 50.0, 20.0]
+    found = (estimate(summed(counts, 4)), segments)
+    arguments = (counts, 4, ridges, *found)
+    single = [mixing_interval(counts, 4, [r], *found, [seed], map) for seed, r in enumerate(ridges)]
     for lower, upper in single:
         np.testing.assert_array_equal(lower, upper)
     replicates = [lower for lower, _ in single]
