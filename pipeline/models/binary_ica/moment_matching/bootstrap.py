@@ -15,6 +15,7 @@ from pipeline.models.binary_ica.moment_matching.objective import Solution
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise, spread_over
 from pipeline.models.binary_ica.moment_matching.segments import Segments, SegmentStatus, segments_of
 from pipeline.numerics.metrics import matched_columns
+from pipeline.progress import labelled
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
@@ -63,7 +64,8 @@ def mixing_interval(
         return np.zeros((0, *solution.mixing.shape))
     fit = partial(_replicate, solution, segments.status)
     drawn = zip(_resampled(counts, n_groups, seeds), regularizations, strict=True)
-    found = spread_over(fit, drawn, counts.joint.nbytes, map_items)
+    told = labelled(map_items, "bootstrap", len(seeds))
+    found = spread_over(fit, drawn, counts.joint.nbytes, told)
     tail = (1 - LEVEL) / 2
     interval: Array = np.quantile(np.array(found), [tail, 1 - tail], axis=0)
     return interval

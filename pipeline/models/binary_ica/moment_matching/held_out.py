@@ -20,6 +20,7 @@ from pipeline.models.binary_ica.moment_matching.objective import Solution
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise, spread_over
 from pipeline.models.binary_ica.moment_matching.segments import Segments, segments_of
 from pipeline.numerics.pair_likelihood import pair_log_likelihood
+from pipeline.progress import labelled
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
@@ -142,7 +143,9 @@ def try_setting(
     """
     fit = partial(_fit_fold, regularization)
     largest = max(fold.train.correlation.nbytes for fold in folds)
-    found = spread_over(fit, zip(folds, starts, strict=True), largest, map_items)
+    label = f"choose, {n_components} components, regularization {regularization:g}"
+    told = labelled(map_items, label, len(folds))
+    found = spread_over(fit, zip(folds, starts, strict=True), largest, told)
     nats, n_pairs, ends = zip(*found, strict=True)
     return Candidate(n_components, regularization, np.array(nats), float(sum(n_pairs)), ends)
 

@@ -27,6 +27,7 @@ from pipeline.models.binary_ica.moment_matching.selection import (
     choose,
     resampled_ridges,
 )
+from pipeline.progress import labelled
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
@@ -128,7 +129,8 @@ def match_moments(
         n_components, r = choice.candidate.n_components, choice.candidate.regularization
         tried = (independence(folds), *choice.tried)
     starts, also = seeds["starts"].tolist(), [choice.solution] if choice else []
-    optima = maximise_from_seeds(segments.moments(r), n_components, starts, map_items, also=also)
+    told = labelled(map_items, "starts", len(starts) + len(also))
+    optima = maximise_from_seeds(segments.moments(r), n_components, starts, told, also=also)
     best, segments, gap_rounds = fit_gaps(optima[0], segments, r, map_items)
     solution = readable(calibrated(best.solution, segments, r, map_items), segments)
     replicates = seeds["bootstrap"].tolist()

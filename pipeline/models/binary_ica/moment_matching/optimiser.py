@@ -20,6 +20,7 @@ from pipeline.models.binary_ica.moment_matching.objective import (
     likelihood,
     unflatten,
 )
+from pipeline.progress import in_this_process
 
 Array = NDArray[np.float64]
 R = TypeVar("R")
@@ -110,7 +111,7 @@ def spread_over(
     if n_bytes <= _BYTES_TO_SEND:
         return list(map_items(function, items))
     threads = ThreadsExecutor(os.cpu_count() or 1)
-    return [function(item, spread=threads.map) for item in items]
+    return list(in_this_process(map_items)(partial(function, spread=threads.map), items))
 
 
 def random_start(moments: Moments, n_components: int, seed: int) -> Solution:

@@ -31,6 +31,7 @@ from pipeline.models.binary_ica.moment_matching.optimiser import (
 )
 from pipeline.models.binary_ica.moment_matching.segments import Segments, ridge
 from pipeline.numerics.metrics import mean_cosine_similarity
+from pipeline.progress import labelled
 
 Array = NDArray[np.float64]
 
@@ -185,8 +186,9 @@ def _fit_whole(
     """Fit all rows from random starts of a fixed stream, and from one component less."""
     moments = whole.moments(r)
     also = [] if before is None else [grown(moments, before)]
-    seeds = range(_STARTS)
-    found = maximise_from_seeds(moments, n_components, seeds, map_items, _TOLERANCE, also)
+    label = f"choose, {n_components} components, all rows"
+    told, seeds = labelled(map_items, label, _STARTS + len(also)), range(_STARTS)
+    found = maximise_from_seeds(moments, n_components, seeds, told, _TOLERANCE, also)
     return found[0].solution
 
 

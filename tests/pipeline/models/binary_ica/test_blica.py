@@ -179,6 +179,23 @@ def test_threads_change_nothing() -> None:
         assert values.tobytes() == arrays_of(there.params)[name].tobytes(), name
 
 
+def test_central_work_tells_how_far_it_is() -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def progress(label: str, done: int, total: int, rows: int) -> None:
+        told.append((label, done, total))
+
+    model = BLICA(n_components=2, bootstrap=20)
+    fit(model, memory_rows(small()), SERIAL, progress=progress)
+    kinds = [label.partition(",")[0] for label, _, _ in told]
+    assert list(dict.fromkeys(kinds)) == [
+        "feature counts", "pair counts", "choose", "starts", "bootstrap",
+    ]  # fmt: skip
+    assert ("bootstrap", 20, 20) in told
+    assert ("choose, 2 components, regularization 10", 4, 4) in told
+    assert all(done <= total for _, done, total in told if total)
+
+
 # --- use of a fit ---------------------------------------------------------------------------------
 
 
