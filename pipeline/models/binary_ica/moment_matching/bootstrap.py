@@ -21,13 +21,16 @@ from pipeline.statistics.counts import PairCounts
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
+_TOLERANCE = 1e-6
+"""Of replicates: it moves them by about a tenth of what they differ by."""
 
 
 def mixing_interval(
     counts: PairCounts,
     n_groups: int,
     regularizations: Sequence[float],
-    solution: Solution,
+    optimum: Solution,
+    mixing: Array,
     segments: Segments,
     seeds: Sequence[int],
     map_items: Map,
@@ -46,8 +49,10 @@ def mixing_interval(
         Groups a segment, at least 2.
     regularizations
         Condition number to ridge to, one a replicate.
-    solution
-        Where every fit starts: of all segments, the mixing with columns of length 1.
+    optimum
+        Where every fit starts: of the segments used, as the likelihood found it.
+    mixing
+        Whose order and signs of columns the replicates take, (n_features, n_components).
     segments
         Those of the fit: what it left out is left out here.
     seeds
@@ -61,8 +66,8 @@ def mixing_interval(
         Lower and upper ends, (2, n_features, n_components); without seeds (0, …).
     """
     if not seeds:
-        return np.zeros((0, *solution.mixing.shape))
-    fit = partial(_replicate, solution, segments.status)
+        return np.zeros((0, *mixing.shape))
+    fit = partial(_replicate, optimum, mixing, segments.status)
     drawn = zip(_resampled(counts, n_groups, seeds), regularizations, strict=True)
     told = labelled(map_items, "bootstrap", len(seeds))
     found = spread_over(fit, drawn, counts.joint.nbytes, told)
@@ -80,21 +85,24 @@ def _resampled(counts: PairCounts, n_groups: int, seeds: Iterable[int]) -> Itera
 
 
 def _replicate(
-    solution: Solution,
+    optimum: Solution,
+    mixing: Array,
     status: NDArray[np.uint8],
     task: tuple[PairCounts, float],
     spread: Map = map,
 ) -> Array:
-    """Fit resampled counts; the mixing with columns of length 1, in the order of the solution's."""
+    """Fit resampled counts; the mixing with columns of length 1, in the order of the one given."""
     counts, regularization = task
     drawn = segments_of(counts, 1, spread)  # A part of the rows is not to be too few.
-    drawn = replace(drawn, status=np.where(status == SegmentStatus.USED, drawn.status, status))
-    used = drawn.used
-    if not used.any():
+    fitted = status == SegmentStatus.USED
+    drawn = replace(drawn, status=np.where(fitted, drawn.status, status))
+    if not drawn.used.any():
         raise FitError(
             "bootstrap: Expected segments that can be used when a part of their rows is drawn, "
             "got none. Fit without --set bootstrap."
         )
-    start = Solution(solution.mixing, solution.log_variances[used], solution.log_precisions[used])
-    mixing = maximise(drawn.moments(regularization), start, spread=spread).solution.mixing
-    return matched_columns(mixing / np.linalg.norm(mixing, axis=0), solution.mixing)
+    here = drawn.used[fitted]
+    start = Solution(optimum.mixing, optimum.log_variances[here], optimum.log_precisions[here])
+    moments = drawn.moments(regularization)
+    found = maximise(moments, start, _TOLERANCE, spread).solution.mixing
+    return matched_columns(found / np.linalg.norm(found, axis=0), mixing)

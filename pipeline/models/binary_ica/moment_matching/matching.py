@@ -24,6 +24,7 @@ from pipeline.models.binary_ica.moment_matching.segments import Segments
 from pipeline.models.binary_ica.moment_matching.selection import (
     GRID,
     Choice,
+    agreement_of_halves,
     choose,
     resampled_ridges,
 )
@@ -64,6 +65,8 @@ class Match:
         The setting used.
     choice
         What was chosen on held-out rows; None where nothing was.
+    agreement
+        Mean cosine similarity of the mixings of two halves of the rows; None as well.
     tried
         Settings scored on held-out rows, independence first.
     n_starts
@@ -87,6 +90,7 @@ class Match:
     n_components: int
     regularization: float
     choice: Choice | None
+    agreement: float | None
     tried: Sequence[Candidate]
     n_starts: int
     optima: Sequence[Optimum]
@@ -122,11 +126,13 @@ def match_moments(
     """
     n_components, r = settings.n_components, settings.regularization
     choice: Choice | None = None
+    agreement: float | None = None
     tried: Sequence[Candidate] = ()
     if not (n_components and r):
         folds = folds_of(counts, settings.n_groups, settings.min_rows, map_items)
         choice = _chosen(segments, folds, settings, map_items)
         n_components, r = choice.candidate.n_components, choice.candidate.regularization
+        agreement = agreement_of_halves(folds, choice.candidate, map_items)
         tried = (independence(folds), *choice.tried)
     starts, also = seeds["starts"].tolist(), [choice.solution] if choice else []
     told = labelled(map_items, "starts", len(starts) + len(also))
@@ -136,12 +142,20 @@ def match_moments(
     replicates = seeds["bootstrap"].tolist()
     ridges = resampled_ridges(choice.ridges, replicates) if choice else [r] * len(replicates)
     interval = mixing_interval(
-        counts, settings.n_groups, ridges, solution, segments, replicates, map_items
+        counts,
+        settings.n_groups,
+        ridges,
+        best.solution,
+        solution.mixing,
+        segments,
+        replicates,
+        map_items,
     )
     return Match(
         n_components,
         r,
         choice,
+        agreement,
         tried,
         len(starts) + len(also),
         optima,

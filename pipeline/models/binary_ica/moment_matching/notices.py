@@ -18,7 +18,7 @@ from pipeline.models.binary_ica.moment_matching.segments import (
     Segments,
     SegmentStatus,
 )
-from pipeline.models.binary_ica.moment_matching.selection import GRID, similarity_of_halves
+from pipeline.models.binary_ica.moment_matching.selection import GRID
 from pipeline.numerics.tetrachoric import PairStatus
 
 Array = NDArray[np.float64]
@@ -43,13 +43,12 @@ def diagnose(match: Match, start_similarities: Array) -> dict[str, Any]:
     """
     n_features, n_components = match.solution.mixing.shape
     scores = [candidate.score for candidate in match.tried]
-    halves = similarity_of_halves(match.choice.candidate) if match.choice else None
     return {
         "n_components": n_components,
         "regularization": match.regularization,
         "surplus": surplus(n_features, n_components, int(match.segments.used.sum())),
         "stability_of_starts": float(start_similarities[1:2].min(initial=1.0)),
-        **({} if halves is None else {"stability_of_halves": halves}),
+        **({} if match.agreement is None else {"stability_of_halves": match.agreement}),
         "starts_finite": len(match.optima),
         "iterations": match.best.iterations,
         "optimiser_converged": match.best.converged,
@@ -143,7 +142,7 @@ def judge_mixing(mixing: Array) -> tuple[Notice, ...]:
 
 def judge_choice(match: Match) -> tuple[Notice, ...]:
     """Say where the ridge ended at an end of the grid, and where halves of the rows disagree."""
-    if match.choice is None:
+    if match.choice is None or match.agreement is None:
         return ()
     found, r = [], match.regularization
     if len({candidate.regularization for candidate in match.choice.ridges}) > 1:
@@ -154,11 +153,10 @@ def judge_choice(match: Match) -> tuple[Notice, ...]:
                 f"regularization {r:g} is the weakest that auto tries: held-out rows ask for no "
                 "more ridge than keeps correlations positive definite"
             )
-    agree = similarity_of_halves(match.choice.candidate)
-    if agree < _UNSTEADY:
+    if match.agreement < _UNSTEADY:
         found.append(
-            f"halves of the rows disagree on the mixing: mean cosine similarity {agree:.3f}; "
-            "take fewer components or more rows"
+            "halves of the rows disagree on the mixing: mean cosine similarity "
+            f"{match.agreement:.3f}; take fewer components or more rows"
         )
     return tuple(map(Notice, found))
 

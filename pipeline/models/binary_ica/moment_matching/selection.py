@@ -168,6 +168,17 @@ def similarity_of_halves(candidate: Candidate) -> float:
     return float(np.mean([mean_cosine_similarity(a, b) for a, b in pairs]))
 
 
+def agreement_of_halves(folds: Sequence[Fold], chosen: Candidate, map_items: Map) -> float:
+    """Fit two halves of the rows by themselves; the mean cosine similarity of their mixings."""
+    label = f"halves, {chosen.n_components} components"
+    told, mixings = labelled(map_items, label, _STARTS + 1), []
+    for fold, end in zip(folds[:2], chosen.ends, strict=False):
+        moments, seeds = fold.train.moments(chosen.regularization), range(_STARTS)
+        fits = maximise_from_seeds(moments, chosen.n_components, seeds, told, also=[end])
+        mixings.append(fits[0].solution.mixing)
+    return mean_cosine_similarity(*mixings)
+
+
 def _as_good(candidate: Candidate, best: Candidate) -> bool:
     """Whether a score is within one standard error of the best, over segments."""
     lost = (best.nats - candidate.nats).sum(axis=0)[best.nats.any(axis=0)]
