@@ -99,7 +99,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["objective"]:
         rows.append(("objective", f"{summary['objective']:.6f} nats a row"))
     for name in model_class(summary["model"]).shown:
-        rows.append((name, f"{summary['diagnostics'][name]:,.5g}"))
+        if name in summary["diagnostics"]:
+            rows.append((name.replace("_", " "), f"{summary['diagnostics'][name]:,.5g}"))
     if summary["spectrum"]:
         rows.append(("spectrum", _spectrum(summary["spectrum"], summary["n_features"])))
     if summary["drift"]:

@@ -47,7 +47,7 @@ class Model(Protocol):
     """Arrays that `transform` gives and their dimensions after the row, each once: `component` or
     `feature`, or these with `_j`."""
     shown: ClassVar[tuple[str, ...]] = ()
-    """Diagnostics that a summary of a fit shows."""
+    """Diagnostics that a summary of a fit shows, where it has them."""
     max_iter: int
     tol: float
     n_components: int | None
