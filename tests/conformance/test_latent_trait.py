@@ -23,7 +23,7 @@ FACTS = Facts(
     tolerant={"constant_features": "pin"},
     variants=(
         {"estimator": "quadrature", "prior_precision": 0.1},
-        {"estimator": "sampling", "nodes": 50, "max_iter": 40},
+        {"estimator": "sampling", "nodes": 50, "max_iter": 40, "tol": 1e-5},
         {"n_components": None, "max_iter": 40},
         {"polish": "quadrature", "rotation": "promax", "tol": 1e-5},
     ),
