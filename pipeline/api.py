@@ -20,9 +20,9 @@ from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
 from pipeline.known_segments import known_segments, segment_indices
 from pipeline.models.base import Model
-from pipeline.models.registry import known_model, model_class
-from pipeline.models.settings import hyperparameters, recorded_model
-from pipeline.params import named_arrays, params_from_arrays
+from pipeline.models.registry import model_class
+from pipeline.models.settings import hyperparameters
+from pipeline.params import named_arrays
 from pipeline.random import RowRandom
 from pipeline.runs import rows_by_chunk, runs_of
 from pipeline.using.evaluate import (
@@ -33,6 +33,7 @@ from pipeline.using.evaluate import (
     score_rows,
 )
 from pipeline.using.features import check_features
+from pipeline.using.stored import stored_model
 from pipeline.using.transform import Transform
 
 _THREADS, _ROWS_A_RUN = ThreadsExecutor(2), 1 << 16
@@ -110,12 +111,16 @@ class Fitted(Shown):
 
     @classmethod
     def of(cls, artifact: Stored) -> Self:
-        """Take a fitted model from its artifact."""
+        """Take a fitted model from its artifact.
+
+        Raises
+        ------
+        FitError
+            If it is not that of a fit, or of one that this version does not know.
+        """
         manifest = artifact.manifest
-        kind = known_model(manifest["model"])
         return cls(
-            recorded_model(kind, manifest["hyperparameters"]),
-            params_from_arrays(kind.params, artifact),  # type: ignore[arg-type]
+            *stored_model(manifest, artifact),  # type: ignore[arg-type]
             tuple(manifest["feature_names"]),
             tuple(manifest["segment_names"]),
             tuple(manifest["history"]),

@@ -16,7 +16,8 @@ from storage import bits
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 from storage.layout import PackedRows, blocks_of, codes_of, joined, occupied_slots, rows_that_fit
-from storage.locations import Place, checksum, write_manifest
+from storage.locations import Place, checksum
+from storage.manifests import write_manifest
 from storage.schema import (
     BITS,
     BLOCKS,
@@ -32,6 +33,8 @@ from storage.schema import (
     array_path,
     column_spec,
     create_array,
+    open_own,
+    stored_names,
 )
 
 _NO_SEGMENT = "all"
@@ -136,7 +139,7 @@ class DatasetWriter:
 
     @property
     def _stored(self) -> list[str]:
-        return ["bits", "observed", "order", *(f"columns/{name}" for name in self.columns)]
+        return stored_names(self.columns)
 
     def _segmentcodes_of(self, segments: NDArray[Any] | None, n_rows: int) -> NDArray[np.int32]:
         names = np.full(n_rows, _NO_SEGMENT) if segments is None else segments.astype(str)
@@ -230,7 +233,7 @@ class DatasetWriter:
 
     def _opened(self, name: str, lead: tuple[int, ...], width: int) -> Any:
         if array_path(name) in self.group:
-            found: Any = self.group[array_path(name)]
+            found = open_own(self.group, array_path(name))
             return found.with_config({"write_empty_chunks": True})
         known = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
         spec = known.get(name) or column_spec(

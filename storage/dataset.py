@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.core.sync import sync
 
 from storage.chunk import Chunk, Words, empty_chunk
 from storage.damage import damaged_dataset, unreadable
@@ -19,9 +18,11 @@ from storage.errors import Damaged, DataError
 from storage.kept_chunks import kept
 from storage.labelled import per_row, to_xarray
 from storage.layout import occupied_slots
-from storage.locations import Place, checksum, open_group, place, read_manifest
-from storage.object_store import store_error, told
-from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path
+from storage.locations import Place, checksum, open_group, place
+from storage.manifests import read_manifest
+from storage.object_store import store_error
+from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path, chunk_exists, open_own
+from storage.tables import check_chunks, check_tables, read_table, texts_of
 
 if TYPE_CHECKING:
     import dask.array
@@ -134,8 +135,7 @@ class BinaryDataset(Shown):
             slots = occupied_slots(self._blocks_of(key))
             rows = first_row + self._arrival(key, int(n_words), slots)
             values[rows] = self._column(name, key, int(n_words))[slots]
-        categories = self.manifest["columns"][name].get("categories")
-        return values if categories is None else np.array([*categories, ""])[values]
+        return texts_of(f"{self.path}: {name}", self.manifest["columns"][name], values)
 
     def segments(self) -> NDArray[Any]:
         """Name the segment of every row, (n_rows,), in the original row order."""
@@ -148,7 +148,7 @@ class BinaryDataset(Shown):
 
     def ones(self) -> NDArray[np.int64]:
         """Read the number of ones of every feature in every chunk, (n_chunks, n_features)."""
-        return _read_table(self.path, self.manifest, self.group, "ones")
+        return read_table(self.path, self.manifest, self.group, "ones")
 
     def to_xarray(self) -> xarray.Dataset:
         """Give lazily unpacked `values` and `observed`, and the segment and columns of each row."""
@@ -211,6 +211,16 @@ class BinaryDataset(Shown):
             ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
             if not np.array_equal(ones, recorded[key]):
                 raise DataError(f"{self.path}: chunk {key}: Expected the recorded ones a feature.")
+
+    def check_arrays(self) -> None:
+        """Open all arrays that hold something; refuse one whose description is damaged."""
+        self.ones()
+        for name, recorded in zip(self.manifest["stored"], self.checksums.T, strict=True):
+            try:
+                if (recorded >= 0).any():
+                    self._array(name)
+            except Exception as error:
+                raise damaged_dataset(self.path, error) from error
 
     def _stored(self, name: str, key: int, n_words: int) -> Words | None:
         if self._recorded(name, key) < 0:
@@ -278,7 +288,9 @@ class BinaryDataset(Shown):
     def _array(self, name: str) -> Any:
         """Open an array once: its description is an object of its own."""
         if name not in self._arrays:
-            self._arrays[name] = self.group[array_path(name)]
+            array = open_own(self.group, array_path(name))
+            check_chunks(name, array, self.manifest)
+            self._arrays[name] = array
         return self._arrays[name]
 
     @cached_property
@@ -290,12 +302,16 @@ class BinaryDataset(Shown):
         try:
             array = self._array(name)
             values = np.ascontiguousarray(array[where])
+        except DataError as error:
+            raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
         except Exception as error:
             found = store_error(str(self.path), error)
             raise found or unreadable(f"{self.path}: {name}: chunk {key}", error) from error
-        if checksum(values) == self._recorded(name, key) and (values.any() or _exists(array, key)):
+        at = (0, key) if array.ndim == 2 else (key,)
+        is_same = checksum(values) == self._recorded(name, key)
+        if is_same and (values.any() or chunk_exists(array, *at)):
             return values
-        state = "damaged (checksum)" if _exists(array, key) else "missing"
+        state = "damaged (checksum)" if chunk_exists(array, *at) else "missing"
         raise Damaged(f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again.")
 
 
@@ -314,24 +330,9 @@ def open_dataset(path: str | Place) -> BinaryDataset:
     except Exception as error:
         raise damaged_dataset(folder, error) from error
     names = ("chunks", "blocks", "checksums")
-    tables = {name: _read_table(folder, manifest, group, name) for name in names}
+    tables = {name: read_table(folder, manifest, group, name) for name in names}
+    check_tables(folder, manifest, **tables)
     return BinaryDataset(folder, manifest, group, **tables)
-
-
-def _read_table(
-    folder: Place, manifest: Mapping[str, Any], group: zarr.Group, name: str
-) -> NDArray[np.int64]:
-    try:
-        table: Any = group[name]
-        values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
-    except Exception as error:
-        raise damaged_dataset(folder, error) from error
-    if checksum(values) != manifest["tables"][name]:
-        raise DataError(
-            f"{folder}: {name}: Expected the table of the manifest, got another. "
-            "Ingest the dataset again."
-        )
-    return values
 
 
 @dataclass(frozen=True)
@@ -391,10 +392,3 @@ def _dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8
 def _unpack(words: Words, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
     packed = np.ascontiguousarray(words.astype("<u8", copy=False)).view(np.uint8)
     return np.unpackbits(packed, axis=1, bitorder="little").T[slots]
-
-
-def _exists(array: Any, key: int) -> bool:
-    coordinates = (0, key) if array.ndim == 2 else (key,)
-    chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
-    with told(chunk):
-        return bool(sync(chunk.exists()))

@@ -162,6 +162,7 @@ def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[
     with claimed(folder) as holds, told(folder):
         base = open_dataset(path)
         _check_same_features(base, tuple(feature_names))
+        base.check_arrays()
         _drop_unfinished(base)
         writer = DatasetWriter(
             base.path,
@@ -191,8 +192,8 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
     """Delete what an interrupted append left beyond the manifest: other clients would read it."""
     group = open_group(dataset.path, "r+")
     for name, recorded in zip(dataset.manifest["stored"], dataset.checksums.T, strict=True):
-        if (recorded < 0).all() and array_path(name) in group:
-            del group[array_path(name)]
+        if (recorded < 0).all():
+            delete_tree(dataset.path / array_path(name))
     resize(group, dataset.manifest["stored"], dataset.n_chunks)
     for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS):
         table: Any = group[spec.name]

@@ -55,7 +55,8 @@ def what_was_fitted(manifest: Manifest) -> Facts:
         facts.append(("objective", f"{number(manifest['history'][-1], 7)} nats a row"))
     model = models().get(manifest["model"])
     shown = model.shown if model else ()
-    return facts + [(name, _spelled(manifest["diagnostics"][name])) for name in shown]
+    found = manifest["diagnostics"]
+    return facts + [(name, _spelled(found[name])) for name in shown if name in found]
 
 
 def drift_facts(manifest: Manifest) -> Facts:

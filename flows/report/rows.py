@@ -19,6 +19,7 @@ from pipeline.statistics.counts import PairCounts
 from pipeline.using.calibration import Comparison, compare_pairs
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
+from storage.tables import texts_of
 
 Array = NDArray[np.float64]
 
@@ -178,8 +179,8 @@ def _coded(fitted: Fitted, dataset: BinaryDataset, block: BinaryBlock, index: in
 
 
 def _texts(dataset: BinaryDataset, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    categories = dataset.manifest["columns"][name].get("categories")
-    return values if categories is None else np.array([*categories, ""], object)[values]
+    texts = texts_of(f"{dataset.path}: {name}", dataset.manifest["columns"][name], values)
+    return texts.astype(object) if texts.dtype.kind == "U" else texts
 
 
 def _joined(parts: list[CodedRows]) -> CodedRows:
