@@ -235,21 +235,24 @@ def _matched(signs: Signs, items: _Items) -> _Matched:
     """Have rounds until rows rest; those that rest have no more."""
     j, k = np.tril_indices(items.weights.shape[1])
     doubled = items.forms * np.where(j == k, 1, 2)
-    sites, rule = _laplace(signs, items), _rule()
+    sites, rule, n, q = _laplace(signs, items), _rule(), signs.shape[1], items.weights.shape[1]
     tilted = Tilted(*(np.zeros(signs.shape) for _ in Tilted._fields))
-    rounds, under_way = np.zeros(signs.shape[1], np.int64), np.ones(signs.shape[1])
-    before = np.full(signs.shape[1], np.inf)
+    posterior = SitePosterior(np.empty((n, q)), np.empty((n, q, q)), np.full(n, np.inf))
+    rounds, under_way = np.zeros(n, np.int64), np.ones(n, np.bool_)
     for done in range(_MOST_ROUNDS):
-        mean, covariance, value = _gaussians(sites, items)
-        marginals = Marginals(items.weights @ mean.T, doubled @ covariance[:, j, k].T)
-        rates = under_way * (1.0 if done < _UNDAMPED else 0.5)
-        tilt(signs, items.offsets, marginals, rule, rates, sites, tilted, value)
-        rounds += under_way > 0
-        under_way *= np.abs(value - before) > _RESTS
+        found = SitePosterior(*_gaussians(sites, items))
+        second = found.covariance[:, j, k]
+        marginals = Marginals(items.weights @ found.mean.T, doubled @ second.T)
+        rates = np.where(under_way, 1.0 if done < _UNDAMPED else 0.5, 0.0)
+        tilt(signs, items.offsets, marginals, rule, rates, sites, tilted, found.log_likelihood)
+        moved = np.abs(found.log_likelihood - posterior.log_likelihood) > _RESTS
+        for part, now in zip(posterior, found, strict=True):
+            part[under_way] = now[under_way]
+        rounds += under_way
+        under_way &= moved
         if not under_way.any():
             break
-        before = value
-    return _Matched(SitePosterior(mean, covariance, value), tilted, rounds)
+    return _Matched(posterior, tilted, rounds)
 
 
 def _rule() -> Rule:
