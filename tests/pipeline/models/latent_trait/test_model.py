@@ -139,6 +139,31 @@ def test_validation_finds_the_number_of_traits() -> None:
     assert state.working["held_out"] == 0
 
 
+def four_factors() -> Bits:
+    """Each of four independent factors is behind four of the items."""
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.standard_normal((1500, 4)), 4, axis=1)
+    return (rng.random(x.shape) < expit(2.5 * x - 1)).astype(np.uint8)
+
+
+def test_more_than_three_traits_are_found_and_the_limit_of_quadrature_is_said() -> None:
+    X, settings = four_factors(), {"n_components": None, "nodes": 7, "tol": 1e-5}
+    found = fitted(X, **settings)
+    assert found.diagnostics["n_components"] == 4
+    assert found.diagnostics["estimator"] == "ep"
+    assert turned_error(found.params.weights, 2.5 * np.repeat(np.eye(4), 4, axis=0)) < 0.4
+    limited = fitted(X, estimator="quadrature", **settings)
+    assert limited.diagnostics["n_components"] == 3
+    assert any("the most that quadrature takes" in notice.text for notice in limited.warnings)
+
+
+def test_features_without_weight_are_named() -> None:
+    X = np.column_stack([four_factors()[:, :4], np.arange(1500) % 2]).astype(np.uint8)
+    pairs = np.concatenate([X, X ^ np.array([0, 0, 0, 0, 1], np.uint8)])
+    told = fitted(pairs, n_components=1).warnings
+    assert [notice.features for notice in told if "without weight" in notice.text] == [(4,)]
+
+
 def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
     """The end, and the history of every stage."""
     model, rows = LatentTrait(**settings), memory_rows(Data(X))
@@ -315,6 +340,9 @@ def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
     assert 0.8 < scaled.std() < 1.2
     assert abs(scaled.mean()) < 0.25
     assert (model.lower_bound(wider, block, RNG) < found.nats + 0.1).all()
-    assert model.transform(wider, block, RNG)["mean"].shape == (300, 5)
+    codes, truth = (model.transform(p, block, RNG) for p in (wider, params))
+    assert codes["mean"].shape == (300, 5)
+    np.testing.assert_allclose(codes["mean"][:, :2], truth["mean"], atol=0.02)
+    np.testing.assert_allclose(codes["variance"][:, :2], truth["variance"], rtol=0.05)
     again = model.log_likelihood(wider, block_of(X[100:300], first_row=107), RNG)
     assert again.nats.tobytes() == found.nats[100:].tobytes()
