@@ -121,6 +121,7 @@ class LatentTrait(Model):
         "variance": ("component",),
         "covariance": ("component", "component_j"),
     }
+    former: ClassVar[tuple[str, ...]] = ("polish",)
     n_components: int | None = 2
     estimator: Literal["auto", "variational", "quadrature", "ep", "sampling"] = "auto"
     nodes: int | None = None
