@@ -81,7 +81,7 @@ def load_fitted(path: str | Place) -> Fitted:
 
 def _rebuilt(kind: type[Model], artifact: Artifact) -> Model:
     given = artifact.manifest["hyperparameters"]
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    known = {f.name for f in fields(kind)} | {*kind.former}  # type: ignore[arg-type]
     _refuse(artifact, "setting", set(given) - known)
     return recorded_model(kind, given)
 
