@@ -61,7 +61,7 @@ def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
         model = facts.make(**{**settings_, "n_components": done.diagnostics["n_components"]})
         begun = model.warm(start(model, collect_first(model, rows, SERIAL, 0), 0), done.params)
         again = fit(model, rows, SERIAL, state=begun)
-        assert again.iteration <= 3, settings_
+        assert again.iteration <= 7, settings_  # two cycles, which convergence is judged by
         assert again.history[-1] >= done.history[-1] - model.tol, settings_
         assert named_arrays(again.params).keys() == named_arrays(done.params).keys()
 
