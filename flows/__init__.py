@@ -15,7 +15,9 @@ if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_
 
 from flows.running.environment import settle_prefect
 from flows.running.imports import begin_of_imports
+from flows.running.own_packages import refuse_others
 
+refuse_others(is_command=sys.argv[:1] == ["-m"])
 if sys.argv[:1] == ["-m"]:
     begin_of_imports()
 settle_prefect()

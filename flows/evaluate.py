@@ -27,6 +27,7 @@ from flows.cli.splits import named_split, split_to_fit
 from flows.cli.summary import print_json
 from flows.data.datasets import dataset_rows, open_named
 from flows.data.fitted import check_features, load_fitted
+from flows.fitting.training import Training, training_of, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
 from flows.running.memory import check_memory
@@ -66,8 +67,10 @@ HELP = """Say how well fitted models describe the rows of a dataset.
 Give rows that were not fitted: `--split test`. For each artifact: the log-likelihood of a row,
 exact or estimated, or a bound on it, whichever the model offers; how well bits are told from the
 codes of their own row; and the shares of ones and of joint ones, in the data and in rows drawn from
-the model. All come in one table, the best first, beside two simple models fitted to the split
-`train`, or to all rows where there is none.
+the model. All come in one table, the best first, beside two simple models. These are fitted to the
+rows that the first artifact was fitted to; where those are not there any more, to the split
+`train` of the dataset, or to all its rows. What knows the rows that it is judged by is called
+in-sample.
 """
 EXAMPLES = """Examples:
 
@@ -124,6 +127,7 @@ class Named:
     artifact: str | None
     subject: Subject
     n_components: int
+    training: Training | None
     warnings: tuple[str, ...] = ()
 
 
@@ -135,6 +139,7 @@ class Plan:
     dataset: BinaryDataset
     split: str | None
     loaded: Sequence[Named]
+    training: Training
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
 
@@ -161,14 +166,15 @@ def _loaded(path: str, dataset: BinaryDataset) -> Named:
         str(fitted.artifact.path.resolve()),
         Subject(fitted.model, fitted.params, segments),
         fitted.artifact.manifest["n_components"],
+        training_of(fitted.artifact.manifest, dataset),
         tuple(unknown_segments(known, names)),
     )
 
 
 def _baselines(job: Job) -> tuple[list[Named], list[str]]:
     """Fit the simple models; where that cannot be done, say why."""
-    rows, seed = job.rows(split_to_fit(job.dataset, None)), job.options.seed
-    label = FeatureCounts.label
+    training, seed = job.training, job.options.seed
+    rows, label = training.rows(memory_for_rows(job.executor)), FeatureCounts.label
     first = collect(FeatureCounts.of_block, rows, job.executor, label, progress=job.progress)
     fitted, warnings = [], []
     for name, model in baselines(first.n_samples).items():
@@ -180,7 +186,8 @@ def _baselines(job: Job) -> tuple[list[Named], list[str]]:
             warnings.append(f"{name}: {text}")
         else:
             subject = Subject(model, state.params, NO_SEGMENTS)
-            fitted.append(Named(name, None, subject, state.diagnostics["n_components"]))
+            found = Named(name, None, subject, state.diagnostics["n_components"], training)
+            fitted.append(found)
     return fitted, warnings
 
 
@@ -201,11 +208,17 @@ def _evaluated(job: Job, named: Named, observed: PairCounts) -> dict[str, Any]:
         "artifact": named.artifact,
         "model": model.name,
         "n_components": named.n_components,
+        "rows_fitted": _rows_fitted(job, named),
         **likelihood_summary(measure, sums),
         **reconstruction_summary(sums),
         **_calibration(job, subject, sums.values["segment_rows"], observed),
         "warnings": [*named.warnings, *_missing(model)],
     }
+
+
+def _rows_fitted(job: Job, named: Named) -> str:
+    """Tell how many of the rows were fitted: all, some, none, or unknown."""
+    return named.training.among(job.dataset, job.split) if named.training else "unknown"
 
 
 def _calibration(
@@ -261,7 +274,9 @@ def check(options: Options) -> Plan:
     split = named_split(dataset, options.split)
     loaded = [_loaded(path, dataset) for path in options.artifacts]
     check_memory(8 * _MATRICES * dataset.n_features**2, dataset.n_features)
-    return Plan(options, dataset, split, loaded, open_executor)
+    own = whole_training(dataset, split_to_fit(dataset, None))
+    training = next((named.training for named in loaded[:1] if named.training), own)
+    return Plan(options, dataset, split, loaded, training, open_executor)
 
 
 @flow_of("evaluate", Options)
@@ -293,11 +308,22 @@ def run_evaluate(plan: Plan) -> dict[str, Any]:
         "n_samples": observed.n_samples,
         "n_features": dataset.n_features,
         "n_drawn": SAMPLE_ROWS,
-        "baselines_split": split_to_fit(dataset, None),
+        "baselines": _described_baselines(plan),
         "models": models,
         "warnings": warnings,
         "seconds": round(time.perf_counter() - begun, 3),
         "stages": stages.seconds,
+    }
+
+
+def _described_baselines(plan: Plan) -> dict[str, Any]:
+    """Describe the rows that the simple models were fitted to."""
+    training = plan.training
+    return {
+        "dataset": str(training.dataset.path),
+        "split": training.split,
+        "leading_chunks": training.leading_chunks,
+        "as_artifact": any(named.training is training for named in plan.loaded),
     }
 
 

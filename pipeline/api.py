@@ -1,13 +1,15 @@
 """Models in a few lines, for notebooks: `fit`, `transform`, `evaluate`.
 
-`flows` does the same with checkpoints, results on disk and progress.
+`flows` does the same with checkpoints and results on disk. Work runs on all CPUs. At a terminal and
+in a notebook a line tells how far it is once it takes longer than a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +20,16 @@ from pipeline.errors import FitError, suggestion
 from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
+from pipeline.in_python import in_python, speaking_python, told_in_python
 from pipeline.known_segments import known_segments, segment_indices
 from pipeline.models.base import Model
 from pipeline.models.registry import model_class
 from pipeline.models.settings import hyperparameters
 from pipeline.params import named_arrays
+from pipeline.progress import Progress
 from pipeline.random import RowRandom
-from pipeline.runs import rows_by_chunk, runs_of
+from pipeline.runs import Run, rows_by_chunk, runs_of
+from pipeline.telling import telling
 from pipeline.using.evaluate import (
     Subject,
     likelihood_summary,
@@ -36,7 +41,9 @@ from pipeline.using.features import check_features
 from pipeline.using.stored import stored_model
 from pipeline.using.transform import Transform
 
-_THREADS, _ROWS_A_RUN = ThreadsExecutor(2), 1 << 16
+T = TypeVar("T")
+
+_THREADS, _ROWS_A_RUN = ThreadsExecutor(), 1 << 16
 
 
 class Reader(Protocol):
@@ -99,6 +106,8 @@ class Fitted(Shown):
         What to know before trusting it.
     converged
         Whether the last stage of the fit converged.
+    objective_is
+        What the objective is called: `lower bound` where it is one.
     """
 
     model: Model
@@ -108,6 +117,7 @@ class Fitted(Shown):
     history: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
     converged: bool = False
+    objective_is: str = "objective"
 
     @classmethod
     def of(cls, artifact: Stored) -> Self:
@@ -124,8 +134,9 @@ class Fitted(Shown):
             tuple(manifest["feature_names"]),
             tuple(manifest["segment_names"]),
             tuple(manifest["history"]),
-            tuple(manifest["warnings"]),
+            tuple(map(in_python, manifest["warnings"])),
             bool(manifest["converged"]),
+            manifest["diagnostics"].get("objective_is", "objective"),
         )
 
     def _facts(self) -> Facts:
@@ -134,7 +145,7 @@ class Fitted(Shown):
         yield "segments", f"{len(self.segment_names):,}"
         yield "converged", "yes" if self.converged else "no"
         if any(self.history):
-            yield "objective", f"{self.history[-1]:.6g} nats a row"
+            yield self.objective_is, f"{self.history[-1]:.6g} nats a row"
         for name, (dims, values) in named_arrays(self.params).items():
             if values.size and values.ndim:
                 axes = zip(dims, values.shape, strict=True)
@@ -150,6 +161,7 @@ def fit(
     split: str | None = None,
     seed: int = 0,
     executor: Executor = _THREADS,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> Fitted:
     """Fit a model to a dataset.
@@ -168,6 +180,8 @@ def fit(
         Of every random draw.
     executor
         Where the work runs.
+    progress
+        Is told how far it is; None shows a line.
     **settings
         The model's own.
 
@@ -176,16 +190,15 @@ def fit(
     FitError
         If a name or a value cannot be used, or the data cannot be fitted.
     """
-    built = _built(model, components, settings)
-    rows = _rows(dataset, split, 1 << 30, built.reads_columns())
     names = (dataset.feature_names, dataset.segment_names)
-    try:
-        state = fit_model(built, rows, executor, seed)
-    except FitError as error:
-        raise FitError(error.notice.render(*names)) from error
-    warnings = tuple(notice.render(*names) for notice in state.warnings)
+    with _speaking(dataset), telling(progress) as told:
+        built = _built(model, components, settings)
+        rows = _rows(dataset, split, 1 << 30, built.reads_columns())
+        state = fit_model(built, rows, executor, seed, progress=told)
+    warnings = tuple(told_in_python(notice, *names) for notice in state.warnings)
     converged = built.convergence(state).converged(state.history)
-    return Fitted(built, state.params, *names, state.history, warnings, converged)
+    named = state.diagnostics.get("objective_is", "objective")
+    return Fitted(built, state.params, *names, state.history, warnings, converged, named)
 
 
 def transform(
@@ -195,6 +208,7 @@ def transform(
     split: str | None = None,
     seed: int = 0,
     executor: Executor = _THREADS,
+    progress: Progress | None = None,
 ) -> Codes:
     """Give the latent codes of all rows in their original order, such as `mean`, and `row`.
 
@@ -204,7 +218,7 @@ def transform(
         The model.
     dataset, split
         The rows; features must be those of the fit.
-    seed, executor
+    seed, executor, progress
         As for `fit`.
 
     Raises
@@ -212,18 +226,19 @@ def transform(
     FitError
         If the features differ.
     """
-    subject, rows = _subject(fitted, dataset), _rows(dataset, split)
-    arrays = {name: values for name, (_, values) in named_arrays(subject.params).items()}
-    work = Transform(
-        fitted.model,
-        lambda: arrays,
-        RowRandom(seed),
-        rows.read,
-        _segments(fitted, dataset),
-        "float64",
-    )
-    runs = runs_of(rows_by_chunk(rows, executor), _ROWS_A_RUN)
-    parts = list(executor.map(work, runs))
+    with _speaking(dataset), telling(progress) as told:
+        subject, rows = _subject(fitted, dataset), _rows(dataset, split)
+        arrays = {name: values for name, (_, values) in named_arrays(subject.params).items()}
+        work = Transform(
+            fitted.model,
+            lambda: arrays,
+            RowRandom(seed),
+            rows.read,
+            _segments(fitted, dataset),
+            "float64",
+        )
+        runs = runs_of(rows_by_chunk(rows, executor), _ROWS_A_RUN)
+        parts = list(_told(executor.map(work, runs), runs, told))
     return Codes({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
@@ -234,6 +249,7 @@ def evaluate(
     split: str | None = None,
     seed: int = 0,
     executor: Executor = _THREADS,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Say how well a fitted model describes rows; `flows.evaluate` says more.
 
@@ -248,9 +264,10 @@ def evaluate(
     FitError
         If the features differ.
     """
-    subject, rows = _subject(fitted, dataset), _rows(dataset, split)
-    measure = measure_of(subject, rows.n_features)
-    sums = score_rows(subject, measure.name, rows, executor, seed)
+    with _speaking(dataset), telling(progress) as told:
+        subject, rows = _subject(fitted, dataset), _rows(dataset, split)
+        measure = measure_of(subject, rows.n_features)
+        sums = score_rows(subject, measure.name, rows, executor, seed, told)
     return Evaluation({**likelihood_summary(measure, sums), **reconstruction_summary(sums)})
 
 
@@ -301,6 +318,18 @@ def _subject(fitted: Fitted, dataset: Dataset) -> Subject:
     known = known_segments(fitted.params, fitted.segment_names)
     segments = segment_indices(known, dataset.segment_names) if known else np.zeros(0, np.int64)
     return Subject(fitted.model, fitted.params, segments)
+
+
+def _speaking(dataset: Dataset) -> AbstractContextManager[None]:
+    return speaking_python(dataset.feature_names, dataset.segment_names)
+
+
+def _told(parts: Iterable[T], runs: Sequence[Run], progress: Progress) -> Iterator[T]:
+    n_rows = 0
+    for done, (run, part) in enumerate(zip(runs, parts, strict=True), start=1):
+        n_rows += run.stop - run.start
+        progress("transform", done, len(runs), n_rows)
+        yield part
 
 
 def _segments(fitted: Fitted, dataset: Dataset) -> NDArray[np.int64]:

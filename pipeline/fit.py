@@ -31,7 +31,7 @@ from pipeline.models.capabilities import Accelerates, LearnsLocally, PairWork, P
 from pipeline.models.state import Arrays, FitState
 from pipeline.pairs import Pairs, in_memory, taken_up
 from pipeline.params import in_c_order
-from pipeline.progress import Progress, silent
+from pipeline.progress import Progress, ToldMap, silent
 from pipeline.random import RowRandom
 from pipeline.statistics.base import Statistics
 from pipeline.statistics.together import Together
@@ -154,10 +154,11 @@ def fit_pass(
     if statistics is None:
         statistics = collect_pass(model, state, rows, executor, seed, progress)
     parts = iter(statistics.parts if isinstance(statistics, Together) else (statistics,))
+    map_items = ToldMap(executor.map, progress)
     with one_blas_thread():
         if not state.starts:
-            return _stepped(model, state, next(parts), seed, executor.map)
-        return _raced(model, state, parts, seed, executor.map)
+            return _stepped(model, state, next(parts), seed, map_items)
+        return _raced(model, state, parts, seed, map_items)
 
 
 def _raced(

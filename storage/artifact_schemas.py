@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired
+from typing import Annotated, Any, NotRequired
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
 from storage.manifest_types import LARGEST, Checksum, Count, Names, Number, PackedArray, Plain
@@ -127,6 +127,15 @@ class Drift(TypedDict):
     likelihood: NotRequired[Note | Likelihood]
 
 
+def _named(diagnostics: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(diagnostics.get("objective_is", ""), str):
+        raise ValueError("text in objective_is")
+    return diagnostics
+
+
+Diagnostics = Annotated[dict[str, Plain], AfterValidator(_named)]
+
+
 class FitManifest(ArtifactManifest, total=False):
     """What the artifact of a fit has; `pipeline.using.stored` says which parts every one needs."""
 
@@ -143,7 +152,7 @@ class FitManifest(ArtifactManifest, total=False):
     iterations: Count
     converged: bool
     history: list[Number]
-    diagnostics: dict[str, Plain]
+    diagnostics: Diagnostics
     warnings: list[str]
     n_components: Count
     n_samples: Count

@@ -26,6 +26,12 @@ def unpack_rows(rows: Bytes, n_features: int) -> NDArray[np.uint8]:
     return np.unpackbits(rows, axis=1, count=n_features, bitorder="little")
 
 
+def unpack_slots(words: NDArray[np.uint64], slots: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Unpack some slots of feature-major words: (n_features, n_words) to (n_slots, n_features)."""
+    packed = np.ascontiguousarray(words.astype("<u8", copy=False)).view(np.uint8)
+    return np.unpackbits(packed, axis=1, bitorder="little").T[slots]
+
+
 def transpose(rows: Bytes) -> Bytes:
     """Transpose a packed bit matrix: (8 a, b) bytes to (8 b, a) bytes; its own inverse."""
     starts = range(0, len(rows), _ROWS_AT_ONCE)

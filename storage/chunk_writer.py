@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from storage import bits
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
-from storage.layout import PackedRows, blocks_of, codes_of, joined, occupied_slots, rows_that_fit
+from storage.layout import PackedRows, blocks_of, joined, occupied_slots, rows_that_fit
+from storage.levels import Codebook, LevelsWriter, codebook, codes_of
 from storage.locations import Place, checksum
 from storage.manifests import write_manifest
 from storage.schema import (
@@ -24,7 +25,7 @@ from storage.schema import (
     CHECKSUMS,
     CHUNKS,
     DATASET_FORMAT,
-    FORMAT_VERSION,
+    DATASET_VERSION,
     OBSERVED,
     ONES,
     ORDER,
@@ -66,7 +67,8 @@ class DatasetWriter:
     feature_names: tuple[str, ...]
     words_per_chunk: int
     columns: dict[str, dict[str, Any]]
-    segment_names: list[str] = field(default_factory=list)
+    segments: Codebook = field(default_factory=codebook)
+    levels: dict[str, LevelsWriter] = field(default_factory=dict)
     ingest: Mapping[str, Any] = field(default_factory=dict)
     base: BinaryDataset | None = None
     n_rows: int = 0
@@ -107,7 +109,7 @@ class DatasetWriter:
         rows = PackedRows(
             values,
             observed,
-            self._segmentcodes_of(segments, len(batch.X)),
+            self._segment_codes(segments, len(batch.X)),
             {name: self._encode(name, batch.columns[name]) for name in self.columns},
         )
         self._waiting.append(rows)
@@ -121,7 +123,7 @@ class DatasetWriter:
         Raises
         ------
         DataError
-            If there are no rows, or a segment has fewer than two.
+            If there are no rows, or one alone.
         """
         if self._waiting:
             self._write_full_chunks()
@@ -130,6 +132,8 @@ class DatasetWriter:
         self._check_rows()
         resize(self.group, self._stored, self._n_chunks)
         self._write_tables()
+        for name, levels in self.levels.items():
+            self.columns[name] = {"kind": "category", "levels": levels.finish()}
         write_manifest(self.folder, self._manifest())
         return open_dataset(self.folder)
 
@@ -141,18 +145,19 @@ class DatasetWriter:
     def _stored(self) -> list[str]:
         return stored_names(self.columns)
 
-    def _segmentcodes_of(self, segments: NDArray[Any] | None, n_rows: int) -> NDArray[np.int32]:
-        names = np.full(n_rows, _NO_SEGMENT) if segments is None else segments.astype(str)
-        return codes_of(names, self.segment_names)
+    def _segment_codes(self, segments: NDArray[Any] | None, n_rows: int) -> NDArray[np.int32]:
+        if segments is None:
+            return np.full(n_rows, self.segments[_NO_SEGMENT], np.int32)
+        return codes_of(segments, self.segments)
 
     def _encode(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Store whole numbers as int64, numbers as float64, all else as codes of categories."""
+        """Store whole numbers as int64, numbers as float64, all else as codes of texts."""
         spec = self.columns[name]
         kind = {"b": "int", "i": "int", "u": "int", "f": "float"}.get(values.dtype.kind, "category")
         # A split is named by text, also where a source numbers it.
         wanted = spec.setdefault("kind", "category" if name == "split" else kind)
         if wanted == "category":
-            return codes_of(values.astype(str), spec.setdefault("categories", []))
+            return self._levels(name).codes_of(values)
         if kind != wanted and (kind, wanted) != ("int", "float"):
             raise DataError(
                 f"column {name!r}: Expected {wanted} values as in the first rows, got {kind}. "
@@ -164,6 +169,11 @@ class DatasetWriter:
                 f"got {values.max()}. Write the column as text."
             )
         return values.astype(np.int64 if wanted == "int" else np.float64)
+
+    def _levels(self, name: str) -> LevelsWriter:
+        if name not in self.levels:
+            self.levels[name] = LevelsWriter(self.group, name)
+        return self.levels[name]
 
     def _write_full_chunks(self) -> None:
         rows = joined(self._waiting)
@@ -244,15 +254,8 @@ class DatasetWriter:
     def _check_rows(self) -> None:
         if not self._chunks:
             raise DataError("Expected at least one row, got none. Check the sources.")
-        rows = np.zeros(len(self.segment_names), np.int64)
-        blocks = self._all(BLOCKS)
-        np.add.at(rows, blocks[:, 1], blocks[:, 3])
-        if (rows < 2).any():
-            segment = int(np.argmax(rows < 2))
-            raise DataError(
-                f"segment {self.segment_names[segment]!r}: Expected at least 2 rows in every "
-                f"segment, got {rows[segment]}. Check --segment-by or --segments."
-            )
+        if self.n_rows < 2:
+            raise DataError("Expected at least 2 rows, got 1. Check the sources.")
 
     def _all(self, spec: ArraySpec) -> NDArray[np.int64]:
         """The whole of a table: what the base has, then what was added."""
@@ -283,7 +286,7 @@ class DatasetWriter:
         tables = {spec.name: self._all(spec) for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS)}
         described = {
             "feature_names": list(self.feature_names),
-            "segment_names": self.segment_names,
+            "segment_names": list(self.segments),
             "words_per_chunk": self.words_per_chunk,
             "columns": self.columns,
             "n_rows": self.n_rows,
@@ -293,7 +296,7 @@ class DatasetWriter:
             digest.update(table.tobytes())
         return {
             "format": DATASET_FORMAT,
-            "format_version": FORMAT_VERSION,
+            "format_version": DATASET_VERSION,
             "digest": digest.hexdigest(),
             "n_chunks": self._n_chunks,
             "n_blocks": len(tables["blocks"]),

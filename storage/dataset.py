@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -11,6 +12,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from storage.bits import unpack_slots
 from storage.chunk import Chunk, Words, empty_chunk
 from storage.damage import damaged_dataset, unreadable
 from storage.display import Facts, Shown, dataset_facts
@@ -18,11 +20,13 @@ from storage.errors import Damaged, DataError
 from storage.kept_chunks import kept
 from storage.labelled import per_row, to_xarray
 from storage.layout import occupied_slots
+from storage.levels import Levels
 from storage.locations import Place, checksum, open_group, place
 from storage.manifests import read_manifest
 from storage.object_store import store_error
-from storage.schema import DATASET_FORMAT, FORMAT_VERSION, array_path, chunk_exists, open_own
-from storage.tables import check_chunks, check_tables, read_table, texts_of
+from storage.schema import DATASET_FORMAT, DATASET_VERSION, array_path, chunk_exists, open_own
+from storage.table_checks import check_chunks, check_tables
+from storage.tables import read_table
 
 if TYPE_CHECKING:
     import dask.array
@@ -86,10 +90,26 @@ class BinaryDataset(Shown):
         """Names of the per-row columns."""
         return tuple(self.manifest["columns"])
 
+    @cached_property
+    def levels(self) -> Mapping[str, Levels]:
+        """Texts of those per-row columns that hold codes of texts."""
+        kinds = self.manifest["columns"].items()
+        coded = {name: about for name, about in kinds if about["kind"] == "category"}
+        return {name: Levels(self.path, self.group, name, coded[name]) for name in coded}
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self.levels.get("split", ()))
+
+    def texts(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Give values of a per-row column as they were ingested: codes as their texts."""
+        return self.levels[name].texts(values) if name in self.levels else values
+
     def _facts(self) -> Facts:
         observed = self.checksums[:, self.manifest["stored"].index("observed")]
         tables = (self.chunks[:, 2], self.blocks, observed >= 0)
-        return dataset_facts(str(self.path), self.manifest, *tables, self.ones)
+        return dataset_facts(str(self.path), self.manifest, *tables, self.ones, lambda: self.splits)
 
     def read_chunk(
         self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
@@ -129,13 +149,13 @@ class BinaryDataset(Shown):
         return self.blocks[first:last, 1:]
 
     def column(self, name: str) -> NDArray[Any]:
-        """Read a per-row column in the original row order, categories as text."""
+        """Read a per-row column in the original row order."""
         values = np.empty(self.n_rows, self._column(name, 0, 1).dtype)
         for key, (first_row, _, n_words) in enumerate(self.chunks):
             slots = occupied_slots(self._blocks_of(key))
             rows = first_row + self._arrival(key, int(n_words), slots)
             values[rows] = self._column(name, key, int(n_words))[slots]
-        return texts_of(f"{self.path}: {name}", self.manifest["columns"][name], values)
+        return self.levels[name].texts(values).astype(str) if name in self.levels else values
 
     def segments(self) -> NDArray[Any]:
         """Name the segment of every row, (n_rows,), in the original row order."""
@@ -174,10 +194,10 @@ class BinaryDataset(Shown):
         chunk = self.read_chunk(key)
         slots, at = occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
         X = np.empty((len(at), self.n_features), np.uint8)
-        X[at] = _unpack(chunk.words, slots)
+        X[at] = unpack_slots(chunk.words, slots)
         observed = np.ones_like(X)
         if chunk.observed is not None:
-            observed[at] = _unpack(chunk.observed, slots)
+            observed[at] = unpack_slots(chunk.observed, slots)
         return X, observed
 
     def to_dask(self, name: str = "values") -> dask.array.Array:
@@ -211,16 +231,8 @@ class BinaryDataset(Shown):
             ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
             if not np.array_equal(ones, recorded[key]):
                 raise DataError(f"{self.path}: chunk {key}: Expected the recorded ones a feature.")
-
-    def check_arrays(self) -> None:
-        """Open all arrays that hold something; refuse one whose description is damaged."""
-        self.ones()
-        for name, recorded in zip(self.manifest["stored"], self.checksums.T, strict=True):
-            try:
-                if (recorded >= 0).any():
-                    self._array(name)
-            except Exception as error:
-                raise damaged_dataset(self.path, error) from error
+        for levels in self.levels.values():
+            deque(levels, maxlen=0)
 
     def _stored(self, name: str, key: int, n_words: int) -> Words | None:
         if self._recorded(name, key) < 0:
@@ -273,20 +285,19 @@ class BinaryDataset(Shown):
         DataError
             If the dataset has no such split.
         """
-        names = self.manifest["columns"].get("split", {}).get("categories", [])
-        if split not in names:
-            have = ", ".join(names) or "none"
+        if split not in self.splits:
+            have = ", ".join(self.splits) or "none"
             raise DataError(
                 f"{self.path}: --split: Expected a split of the dataset, got {split!r}. "
                 f"It has: {have}."
             )
-        return int(names.index(split))
+        return self.splits.index(split)
 
     def _recorded(self, name: str, key: int) -> int:
         return int(self.checksums[key, self.manifest["stored"].index(name)])
 
-    def _array(self, name: str) -> Any:
-        """Open an array once: its description is an object of its own."""
+    def array(self, name: str) -> Any:
+        """Open an array of `stored` once: its description is an object of its own."""
         if name not in self._arrays:
             array = open_own(self.group, array_path(name))
             check_chunks(name, array, self.manifest)
@@ -300,7 +311,7 @@ class BinaryDataset(Shown):
     def _checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
         """Read a chunk of one array; Zarr reads a missing one as zeros, so look for it too."""
         try:
-            array = self._array(name)
+            array = self.array(name)
             values = np.ascontiguousarray(array[where])
         except DataError as error:
             raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
@@ -324,7 +335,7 @@ def open_dataset(path: str | Place) -> BinaryDataset:
         If there is no whole dataset of a known version.
     """
     folder = place(path)
-    manifest = read_manifest(folder, DATASET_FORMAT, FORMAT_VERSION)
+    manifest = read_manifest(folder, DATASET_FORMAT, DATASET_VERSION)
     try:
         group = open_group(folder)
     except Exception as error:
@@ -387,8 +398,3 @@ def _opened(path: str, digest: str) -> BinaryDataset:
 
 def _dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
     return _opened(path, digest).dense(key)[part]
-
-
-def _unpack(words: Words, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
-    packed = np.ascontiguousarray(words.astype("<u8", copy=False)).view(np.uint8)
-    return np.unpackbits(packed, axis=1, bitorder="little").T[slots]

@@ -50,6 +50,7 @@ def dataset_facts(
     blocks: NDArray[np.int64],
     incomplete: NDArray[np.bool_],
     ones: Callable[[], NDArray[np.int64]],
+    splits: Callable[[], Sequence[str]],
 ) -> Facts:
     """Say what is known of a dataset.
 
@@ -63,6 +64,8 @@ def dataset_facts(
         The table of blocks.
     ones
         Reads the number of ones, (n_chunks, n_features); it is called where they are not many.
+    splits
+        Reads the names of the splits.
     """
     columns, names = manifest["columns"], manifest["feature_names"]
     yield "path", path
@@ -74,8 +77,7 @@ def dataset_facts(
         shown = [f"{_short(name)} ({columns[name]['kind']})" for name in [*columns][:_NAMES]]
         yield "columns", _few(shown, len(columns))
     if "split" in columns:
-        splits = columns["split"]["categories"]
-        yield "splits", _few(_first(splits), len(splits))
+        yield "splits", _splits(splits)
     n, n_chunks = int(incomplete.sum()), len(words)
     yield "missing", f"in {n:,} of {n_chunks:,} chunks" if n else "none"
     if n_chunks * len(names) <= _MOST_COUNTS:
@@ -89,6 +91,15 @@ def _segments(names: Sequence[str], blocks: NDArray[np.int64]) -> list[str]:
     _, segments, _, rows = blocks.T
     n_rows = np.bincount(segments, rows, len(names))
     return [f"{_short(name)} ({n:,.0f})" for name, n in zip(names[:_NAMES], n_rows, strict=False)]
+
+
+def _splits(read: Callable[[], Sequence[str]]) -> str:
+    """Say which splits there are."""
+    try:
+        splits = read()
+    except DataError as error:
+        return str(error)
+    return _few(_first(splits), len(splits))
 
 
 def _ones(names: Sequence[str], n_rows: int, read: Callable[[], NDArray[np.int64]]) -> Facts:

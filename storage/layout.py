@@ -67,14 +67,3 @@ def blocks_of(segments: NDArray[np.int32]) -> NDArray[np.int64]:
 def occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """List the slots of a chunk that hold rows, given its (segment, first_word, n_rows) blocks."""
     return np.concatenate([64 * first + np.arange(rows) for _, first, rows in blocks])
-
-
-def codes_of(values: NDArray[Any], names: list[str]) -> NDArray[np.int32]:
-    """Code values by their place in `names`, which grows by new ones in order of appearance."""
-    found, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    place = {name: i for i, name in enumerate(names)}
-    for i in np.argsort(first):
-        if (name := str(found[i])) not in place:
-            place[name] = len(names)
-            names.append(name)
-    return np.array([place[str(name)] for name in found], np.int32)[inverse]

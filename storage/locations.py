@@ -24,6 +24,10 @@ from storage.object_store import KINDS, told
 MANIFEST = "manifest.json"
 LATEST = "latest"
 _CHECKSUM_BYTES = 1 << 20
+_FILES = (
+    *(".csv", ".tsv", ".txt", ".dat", ".json", ".parquet", ".feather", ".npy", ".npz", ".mtx"),
+    *(".h5", ".hdf5", ".mat", ".pkl", ".xlsx", ".html", ".gz", ".zip"),
+)
 
 Place = Path | ObjectPath
 """Where something lies: on this machine or in an object store."""
@@ -111,8 +115,9 @@ def check_free(target: Place, kind: str, overwrite: bool) -> None:
     Raises
     ------
     DataError
-        If the path is taken.
+        If the path is taken, or its name is that of a file.
     """
+    check_folder_name(target)
     empty = target.is_dir() and not any(target.iterdir())
     if not target.exists() or empty or is_unfinished(target, kind):
         return
@@ -122,6 +127,21 @@ def check_free(target: Place, kind: str, overwrite: bool) -> None:
         )
     if not is_ours(target, kind):
         raise DataError(f"{target}: Expected {named_kind(kind)} to replace, got something else.")
+
+
+def check_folder_name(target: Place) -> None:
+    """Refuse to give a folder the name of a file.
+
+    Raises
+    ------
+    DataError
+        If its suffix is that of another format.
+    """
+    if target.name.lower().endswith(_FILES):
+        raise DataError(
+            f"{target}: Expected the name of a folder, as Zarr arrays are written, got that of a "
+            f"file. Name it {target.name.partition('.')[0]}.zarr."
+        )
 
 
 @contextmanager

@@ -14,17 +14,18 @@ from typing_extensions import TypedDict  # pydantic does not take that of Python
 
 from storage.artifact_schemas import ArtifactManifest, Dataset, FitManifest
 from storage.errors import DataError
-from storage.manifest_types import LARGEST, Checksum, Count, Names
+from storage.manifest_types import LARGEST, Checksum, Count, Names, Pages, Texts
 from storage.schema import ARTIFACT_FORMAT, CODES_FORMAT, DATASET_FORMAT, stored_names
 
 _LONGEST_SHOWN = 60
 
 
 class Column(TypedDict):
-    """A per-row column of a dataset."""
+    """A per-row column of a dataset: where its texts are, in version 1 of the format the texts."""
 
     kind: Literal["int", "float", "category"]
-    categories: NotRequired[Names]
+    categories: NotRequired[Texts]
+    levels: NotRequired[Pages]
 
 
 class Tables(TypedDict):
@@ -174,8 +175,15 @@ def _dataset(manifest: Mapping[str, Any]) -> None:
     if manifest["stored"] != expected:
         raise _Inconsistent("stored", ", ".join(expected)[:200], _shown(manifest["stored"]))
     for name, column in manifest["columns"].items():
-        if (column["kind"] == "category") != ("categories" in column):
-            raise _Inconsistent(f"columns.{name}", "categories of a category", _shown(column))
+        if {*column} & {"categories", "levels"} != _texts_of(column["kind"], manifest):
+            raise _Inconsistent(f"columns.{name}", "texts of a category", _shown(column))
+
+
+def _texts_of(kind: str, manifest: Mapping[str, Any]) -> set[str]:
+    """Name what tells the texts of a per-row column."""
+    if kind != "category":
+        return set()
+    return {"levels"} if manifest["format_version"] > 1 else {"categories"}
 
 
 def _artifact(manifest: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -22,7 +23,31 @@ def _distinct(names: list[str]) -> list[str]:
     return names
 
 
+def _text(value: Any) -> Any:
+    """Take any text: what a person wrote may hold half of a pair of surrogates."""
+    if not isinstance(value, str):
+        raise ValueError("text")
+    return value
+
+
 Names = Annotated[list[str], AfterValidator(_distinct)]
+Texts = Annotated[list[Annotated[Any, AfterValidator(_text)]], AfterValidator(_distinct)]
+
+
+def _growing(pages: list[list[int]]) -> list[list[int]]:
+    """Take pages that end behind each other: so many texts, so many bytes."""
+    ends = [[0, 0], *(page[:2] for page in pages)]
+    if not all(a < c and b < d for (a, b), (c, d) in pairwise(ends)):
+        raise ValueError("pages of texts that end behind each other")
+    return pages
+
+
+Pages = Annotated[
+    list[Annotated[list[Count], Field(min_length=3, max_length=3)]],
+    Field(min_length=1),
+    AfterValidator(_growing),
+]
+"""Of the texts of a column: numbers of texts and of bytes up to the end, and a checksum."""
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from storage.errors import DataError, Unreachable
 from storage.locations import MANIFEST, Place, is_unfinished, named_kind, write_text
+from storage.schema import DATASET_FORMAT
 
 
 def write_manifest(folder: Place, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +83,11 @@ def _why_not_there(folder: Place, kind: str) -> str:
             f"{folder}: Expected {named_kind(kind, 'whole')}, got one whose writing was "
             "interrupted. Run it again."
         )
-    return f"{folder}: Expected {named_kind(kind)}, got something else (no {MANIFEST})."
+    found = f"{folder}: Expected {named_kind(kind)}, got something else (no {MANIFEST})."
+    if kind == DATASET_FORMAT:
+        name = "NAME" if folder.name.endswith(".zarr") else folder.stem
+        return f"{found} Ingest data first: python -m flows.ingest {folder} --dataset {name}.zarr"
+    return found
 
 
 def _digest(body: Mapping[str, Any]) -> str:

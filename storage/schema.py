@@ -20,6 +20,8 @@ DATASET_FORMAT = "latentbits-dataset"
 ARTIFACT_FORMAT = "latentbits-artifact"
 CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1
+DATASET_VERSION = 2
+"""2: texts of per-row columns are arrays; in 1 the manifest holds them."""
 _LONGEST_NAME = 200
 _CODECS = frozenset({"bytes", "zstd", "crc32c"})
 SMALLEST_CHUNK = 1 << 20
@@ -84,14 +86,21 @@ def column_spec(name: str, kind: str) -> ArraySpec:
     return ArraySpec(array_path(f"columns/{name}"), ("slot",), COLUMN_DTYPES[kind], doc)
 
 
+def levels_spec(name: str) -> ArraySpec:
+    """The array of the texts that the codes of one per-row column stand for."""
+    doc = f"Texts of per-row column {name!r}: code k is line k, a JSON string in ASCII."
+    return ArraySpec(array_path(f"levels/{name}"), ("byte",), "uint8", doc)
+
+
 def array_path(name: str) -> str:
     """Give the Zarr path of a stored array; a column's name may hold any character."""
-    if not name.startswith("columns/"):
+    folder, _, column = name.partition("/")
+    if not column:
         return name
-    safe = quote(name.removeprefix("columns/"), safe=" ").replace(".", "%2E")
+    safe = quote(column, safe=" ").replace(".", "%2E")
     if len(safe) > _LONGEST_NAME:
         safe = hashlib.sha256(safe.encode()).hexdigest()
-    return "columns/" + safe
+    return f"{folder}/{safe}"
 
 
 def stored_names(columns: Iterable[str]) -> list[str]:

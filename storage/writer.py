@@ -11,10 +11,13 @@ from typing import Any
 import zarr
 
 from storage.chunk_writer import DatasetWriter, resize
+from storage.damage import damaged_dataset
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
+from storage.levels import LevelsWriter, codebook
 from storage.locations import (
     Place,
+    check_folder_name,
     children,
     claimed,
     clear,
@@ -117,8 +120,9 @@ def replaced_dataset(path: Place, overwrite: bool) -> bool:
     Raises
     ------
     DataError
-        If something is there that may not be replaced.
+        If something is there that may not be replaced, or the name is that of a file.
     """
+    check_folder_name(path)
     target = path.resolve()
     if target.exists() and not target.is_dir():
         raise _taken(target, overwrite)
@@ -162,15 +166,17 @@ def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[
     with claimed(folder) as holds, told(folder):
         base = open_dataset(path)
         _check_same_features(base, tuple(feature_names))
-        base.check_arrays()
+        _check_arrays(base)
         _drop_unfinished(base)
+        group = open_group(base.path, "r+")
         writer = DatasetWriter(
             base.path,
-            open_group(base.path, "r+"),
+            group,
             base.feature_names,
             int(base.manifest["words_per_chunk"]),
             json.loads(json.dumps(base.manifest["columns"])),
-            list(base.segment_names),
+            codebook(base.segment_names),
+            {name: LevelsWriter.after(levels, group) for name, levels in base.levels.items()},
             base.manifest["ingest"],
             base,
             base.n_rows,
@@ -188,6 +194,22 @@ def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[
             raise
 
 
+def _check_arrays(base: BinaryDataset) -> None:
+    """Refuse damage in what an append goes on from, before anything is changed.
+
+    These are descriptions of arrays, and the last texts of each column.
+    """
+    base.ones()
+    for name, recorded in zip(base.manifest["stored"], base.checksums.T, strict=True):
+        try:
+            if (recorded >= 0).any():
+                base.array(name)
+        except Exception as error:
+            raise damaged_dataset(base.path, error) from error
+    for levels in base.levels.values():
+        levels.page(-1)
+
+
 def _drop_unfinished(dataset: BinaryDataset) -> None:
     """Delete what an interrupted append left beyond the manifest: other clients would read it."""
     group = open_group(dataset.path, "r+")
@@ -195,6 +217,8 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
         if (recorded < 0).all():
             delete_tree(dataset.path / array_path(name))
     resize(group, dataset.manifest["stored"], dataset.n_chunks)
+    for levels in dataset.levels.values():
+        levels.cut(group)
     for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS):
         table: Any = group[spec.name]
         length = len(dataset.blocks) if spec is BLOCKS else dataset.n_chunks

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +36,17 @@ def no_machine_credentials() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, address in _NOWHERE.items():
             patch.setenv(name, address)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_pauses() -> Iterator[None]:
+    """Ask a store again after milliseconds at first, as many times as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        for retries, base in ((object_store._PATIENT, 4), (object_store._CURIOUS, 2)):
+            first, longest = timedelta(milliseconds=5), timedelta(seconds=15)
+            pauses = {"init_backoff": first, "max_backoff": longest, "base": base}
+            patch.setitem(retries, "backoff", pauses)
         yield
 
 
@@ -116,12 +128,9 @@ def _bucket(store: Server, address: str, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """The server that `flows` starts by itself, kept for the session."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     with embedded_server() as url:
         os.environ["PREFECT_API_URL"] = url
-        with temporary_settings({PREFECT_API_URL: url}):
-            yield
+        yield
         del os.environ["PREFECT_API_URL"]
 
 

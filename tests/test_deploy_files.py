@@ -7,6 +7,7 @@ a field that they do not know is an error. The commands in them are run by the e
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Literal
@@ -416,3 +417,22 @@ def test_deployments_name_flows_and_their_parameters() -> None:
     text = setup.read_text(encoding="utf-8")
     assert "work-queue create votes --pool latentbits --limit 1" in text
     subprocess.run(["sh", "-n", str(setup)], check=True)
+
+
+def test_what_the_page_makes_is_left_out_of_git(tmp_path: Path) -> None:
+    """Data and secrets that its commands leave in the folder of latentbits."""
+    page = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    folders = re.findall(r"mkdir -p ([\w ]+)$", page, re.MULTILINE)[0].split()
+    keys = re.findall(r"flows\.certificates (\S+)", page)
+    secrets = re.findall(r"^    cp \S+ (\S+)", page, re.MULTILINE)
+    assert (folders, keys, secrets) == (
+        ["incoming", "data"],
+        ["deploy/certificates"],
+        ["deploy/.env"],
+    )
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    shutil.copy(DEPLOY.parent / ".gitignore", tmp_path)
+    left = [f"{folder}/file" for folder in (*folders, *keys)] + secrets
+    asked = ["git", "-C", tmp_path, "check-ignore", *left, "flows/data/datasets.py"]
+    found = subprocess.run(asked, check=True, capture_output=True, text=True)
+    assert found.stdout.split() == left

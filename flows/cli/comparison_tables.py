@@ -17,10 +17,16 @@ MEASURES = (
     "pseudo_log_likelihood",
     "composite_log_likelihood",
 )
+_FITTED = {
+    "all": "in-sample, fitted to these very rows",
+    "some": "partly in-sample, fitted to some of these rows",
+    "unknown": "perhaps in-sample, the rows that were fitted are not there any more",
+}
 _COMPARABLE = {"exact": 0, "estimate": 0, "bound": 0, "pseudo": 1, "composite": 2, "none": 3}
 _KINDS = {
     "exact": "exact",
-    "estimate": "estimated log-likelihood, ± for the choice of rows and ± for the estimate",
+    "estimate": "log-likelihood by quadrature or draws, ± for the choice of rows and ± "
+    "for the estimate",
     "bound": "lower bound on the log-likelihood",
     "pseudo": "sum over features given all others: of no use for comparing with log-likelihoods",
     "composite": "sum over pairs of features: of no use for comparing with log-likelihoods",
@@ -33,6 +39,8 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     console = Console(width=_WIDTH, soft_wrap=True, highlight=False)
     console.print(f"rows: {told_rows(summary['n_samples'], summary['split'])}", markup=False)
     models = ranked(summary["models"])
+    for line in _head(models, summary["baselines"]):
+        console.print(line, markup=False)
     console.print(_compared(models))
     kinds = {model["kind"] for model in models}
     for kind in (kind for kind in _KINDS if kind in kinds and kind != "exact"):
@@ -40,13 +48,22 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     for model in models:
         for line in _told(model):
             console.print(line, markup=False)
-    if any(model["artifact"] is None for model in models):
-        fitted_to = summary["baselines_split"]
-        to = "all rows" if fitted_to is None else f"split {fitted_to}"
-        console.print(f"without an artifact: fitted here, to {to}", markup=False)
     console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model")
     for warning in summary["warnings"]:
         console.print(f"warning: {warning}", markup=False)
+
+
+def _head(models: Sequence[Mapping[str, Any]], baselines: Mapping[str, Any]) -> Iterator[str]:
+    """Tell what the ranks are worth: which models know these rows, and which rows others know."""
+    for fitted, text in _FITTED.items():
+        if names := [model["name"] for model in models if model["rows_fitted"] == fitted]:
+            yield f"{text}: {', '.join(names)}"
+    if any(model["artifact"] is None for model in models):
+        rows = "all rows" if baselines["split"] is None else f"split {baselines['split']}"
+        if leading := baselines["leading_chunks"]:
+            rows += f" of the first {leading} chunks"
+        why = "as the artifact" if baselines["as_artifact"] else "the artifact's data are not there"
+        yield f"without an artifact: fitted here to {rows} of {baselines['dataset']}, {why}"
 
 
 def ranked(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -93,8 +110,12 @@ def _likelihood(model: Mapping[str, Any]) -> tuple[str, str]:
     found = value_of(model)
     if found is None:
         return "", ""
-    estimated = f" ± {model['estimation_error']:.4f}" if model["kind"] == "estimate" else ""
+    estimated = f" ± {_error(model['estimation_error'])}" if model["kind"] == "estimate" else ""
     return f"{found:.4f} ± {model['standard_error']:.4f}{estimated}", f"{model['bits']:.4f}"
+
+
+def _error(error: float) -> str:
+    return f"{error:.4f}" if error >= 5e-5 else f"{error:.0e}"
 
 
 def _told(model: Mapping[str, Any]) -> Iterator[str]:

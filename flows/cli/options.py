@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
 from cyclopts import App, Parameter, Token
-from cyclopts.exceptions import CycloptsError
+from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
 from flows.cli.interrupts import goes_on, note_interrupts
@@ -164,7 +164,7 @@ def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         while_wanted(goes_on, partial(app.meta, exit_on_error=False, print_error=False), arguments)
     except CycloptsError as error:
-        _leave(BAD_INPUT, f"{error} See --help.")
+        _leave(BAD_INPUT, f"{_misuse(error)} See --help.")
     except KeyboardInterrupt:
         _leave(INTERRUPTED, "interrupted")
     except Exception as error:
@@ -177,6 +177,18 @@ def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
         log.exception("failure")
         sys.exit(FAILED)
     sys.exit(DONE)
+
+
+def _misuse(error: CycloptsError) -> str:
+    """Say what is wrong with the words of a command: a word alone is what an option lacks."""
+    words = list(error.unused_tokens or ())
+    if isinstance(error, UnusedCliTokensError):
+        return f"Expected no further words, got {' '.join(words)!r}."
+    lone = words and not any(word.startswith("-") for word in words)
+    if lone and isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.argument.name
+        return f"{name}: Expected a value, got none. Did you mean {name} {words[0]}?"
+    return str(error)
 
 
 def is_bad_input(error: BaseException | None) -> bool:

@@ -71,7 +71,8 @@ class Lines:
             far = f"{done / total:.0%}" if total else f"{rows:,} rows"
             fields = {"stage": label, "done": done, "total": total, "rows": rows}
             pace = self._pace.rate(rows)
-            log.info("%s: %s, %s", label, far, pace, extra={"fields": fields})
+            told = f"{far}, {pace}" if pace else far
+            log.info("%s: %s", label, told, extra={"fields": fields})
         if ended:
             self._ended = _kind(label)
 
@@ -87,7 +88,9 @@ class Pace:
         self._start = time.monotonic()
 
     def rate(self, rows: int) -> str:
-        """Write it, such as `2.1 M rows/s`."""
+        """Write it, such as `2.1 M rows/s`; of central work, which sees no rows, nothing."""
+        if not rows:
+            return ""
         per_second = rows / max(time.monotonic() - self._start, 1e-9)
         for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
             if per_second >= size:

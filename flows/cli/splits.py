@@ -20,7 +20,7 @@ def named_split(dataset: BinaryDataset, split: str | None) -> str | None:
     DataError
         If the dataset has no such split.
     """
-    if split is None or (split == ALL_ROWS and split not in _splits(dataset)):
+    if split is None or (split == ALL_ROWS and split not in dataset.splits):
         return None
     dataset.split_code(split)
     return split
@@ -28,7 +28,7 @@ def named_split(dataset: BinaryDataset, split: str | None) -> str | None:
 
 def split_to_fit(dataset: BinaryDataset, split: str | None) -> str | None:
     """Do the same for a fit, which takes `train` where there is one and no split is named."""
-    if split is None and TRAIN in _splits(dataset):
+    if split is None and TRAIN in dataset.splits:
         return TRAIN
     return named_split(dataset, split)
 
@@ -36,8 +36,3 @@ def split_to_fit(dataset: BinaryDataset, split: str | None) -> str | None:
 def told_rows(n_rows: int, split: str | None) -> str:
     """Write how many rows, and which."""
     return f"{n_rows:,}, " + ("all" if split is None else f"split {split}")
-
-
-def _splits(dataset: BinaryDataset) -> list[str]:
-    names: list[str] = dataset.manifest["columns"].get("split", {}).get("categories", [])
-    return names

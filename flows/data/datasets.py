@@ -14,7 +14,7 @@ from flows.running.environment import examples_path
 from pipeline.blocks import Rows
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import Busy, DataError
-from storage.examples import PREFIX, example_slug
+from storage.examples import PREFIX, example_slug, examples_digest
 
 
 def open_named(name: str) -> BinaryDataset:
@@ -27,7 +27,7 @@ def open_named(name: str) -> BinaryDataset:
     """
     if not name.startswith(PREFIX):
         return open_dataset(name)
-    path = examples_path() / f"{example_slug(name)}.zarr"
+    path = examples_path() / examples_digest() / f"{example_slug(name)}.zarr"
     while True:
         with suppress(DataError):
             return open_dataset(path)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from flows.cli.roles import SOURCES, Roles, check_stored, known_sources, remembered, segmenter
 from flows.data.readahead import batches_in_order
 from pipeline.progress import Progress, silent
@@ -17,6 +19,7 @@ from storage.examples import PREFIX, open_example
 from storage.locations import MANIFEST, Place
 from storage.sources import (
     Arrivals,
+    Source,
     basket_items,
     expand_sources,
     is_baskets,
@@ -24,9 +27,15 @@ from storage.sources import (
     open_source,
     tags_of,
 )
-from storage.writer import append_dataset, create_dataset, replaced_dataset
+from storage.writer import (
+    append_dataset,
+    check_feature_names,
+    create_dataset,
+    replaced_dataset,
+)
 
 _MOST_PADDING = 0.1
+_NAMED = 5
 _NO_ROLES = Roles()
 
 
@@ -127,6 +136,9 @@ def _opened(names: Sequence[str], intake: Intake) -> Intake:
     if base is not None:
         roles = remembered(roles, base)
     opened = _open_sources(names, roles, base)
+    check_feature_names(opened[0].feature_names)
+    if isinstance(opened[0], Source):
+        opened[0].check_first()
     roles = roles.completed(opened[0])
     if base is not None:
         check_stored(roles, base)
@@ -240,6 +252,7 @@ def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
     padding = 1 - dataset.n_rows / (64 * words)
     warned = dataset.n_segments > 1 and padding > _MOST_PADDING
     text = f"padding takes {padding:.0%} of the bits: segments have few rows within a chunk"
+    warnings = [text] if warned else []
     return {
         "dataset": str(dataset.path),
         "n_rows": dataset.n_rows,
@@ -247,6 +260,17 @@ def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
         "n_segments": dataset.n_segments,
         "n_chunks": dataset.n_chunks,
         "columns": list(dataset.column_names),
-        "warnings": [text] if warned else [],
+        "warnings": warnings + _lone_rows(dataset),
         "seconds": round(seconds, 3),
     }
+
+
+def _lone_rows(dataset: BinaryDataset) -> list[str]:
+    """Name the segments of one row, from which models of segments learn nothing."""
+    _, segments, _, rows = dataset.blocks.T
+    lone = np.flatnonzero(np.bincount(segments, rows, dataset.n_segments) == 1)
+    if not len(lone):
+        return []
+    shown = ", ".join(repr(dataset.segment_names[segment]) for segment in lone[:_NAMED])
+    more = f" and {len(lone) - _NAMED:,} more" if len(lone) > _NAMED else ""
+    return [f"segments of one row: {shown}{more}; models that need segments leave them out"]

@@ -121,10 +121,10 @@ def load_state(model: Model, folder: Place) -> FitState | None:
     for path in reversed(children(folder)):
         try:
             arrays, meta = load_packed(path)
-        except Unreachable:
-            raise  # a state that cannot be read now is not to be fitted anew and replaced
             check_parts(str(path), _State, meta, "Fit again.")
             return _state(model, arrays, meta)
+        except Unreachable:
+            raise  # a state that cannot be read now is not to be fitted anew and replaced
         except (DataError, KeyError):  # damaged, or of arrays that are not there
             continue
     return None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from flows.report.plots import COLOURS, Image
+from flows.report.plots import NEGATIVE, Image
 
 Array = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ def pictures(
     """
     shares = np.nan_to_num(images) / np.maximum(scales, 1e-12)[:, None, None]
     return tuple(
-        Image(_data_uri(_coloured(share, COLOURS[0], positive)), caption)
+        Image(_data_uri(_coloured(share, NEGATIVE, positive)), caption)
         for share, caption in zip(shares, captions, strict=True)
     )
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flows.data.fitted import Fitted
 from flows.report.figures import ImageLayout
 from flows.report.labels import Labels, coloured
-from flows.report.lines import half_lines, places_of_names
+from flows.report.lines import Line, half_lines, places_of_names
 from flows.report.plots import (
     COLOURS,
     GREY,
@@ -31,6 +31,8 @@ Array = NDArray[np.float64]
 
 _GRID, _TILES = 61, 9
 _MOST_LINES = 40
+_WIDE = 2.0  # width of a plot of curves, its height being 1
+_NAMES: Any = {"text_font_size": "11px", "text_align": "center", "text_baseline": "middle"}
 _SHOWN_COLUMNS = 6
 _POINT, _LARGEST = 6.0, 26.0
 
@@ -156,13 +158,26 @@ def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     }
     lines = plot.multi_line("xs", "ys", source=data, color="colour", line_width=1.6, alpha=0.8)
     hovering(plot, lines, [("feature", "feature")])
-    alt = f"Probability of 1 over component 1, of {len(moved)} features: {_listed(names)}."
     few = len(looks) <= len(COLOURS)
+    if not few:
+        _name_curves(plot, z, probabilities[:, moved].T, looks)
+    alt = f"Probability of 1 over component 1, of {len(moved)} features: {_listed(names)}."
     hint = "" if few else "Point at a curve for its name."
     shown, total = len(moved), probabilities.shape[1]
     note = f"{shown} of {total:,} features, those that change most." if shown < total else ""
     keys = tuple(looks) if few else ()
     return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
+
+
+def _name_curves(plot: Any, z: Array, curves: Array, looks: list[Key]) -> None:
+    """Put the name of each curve beside it, in its colour."""
+    low, unit = z[0], (z[-1] - z[0]) / _WIDE
+    above = np.array([0.0, 1.0])
+    scaled = [np.column_stack([(z - low) / unit, p]) for p in curves]
+    places = places_of_names([Line(k, points, above) for k, points in enumerate(scaled)])
+    for (x, y), look in zip(places, looks, strict=True):
+        at = ([low + unit * x], [y], [look.name])
+        plot.text(*at, text_color=look.colour, **_NAMES)
 
 
 def _listed(names: list[str]) -> str:
@@ -195,8 +210,7 @@ def _item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     hovering(plot, lines, [("feature", "feature")])
     if found:
         places = places_of_names(found)
-        text: Any = {"text_font_size": "11px", "text_color": COLOURS[1], "text_align": "center"}
-        plot.text(places[:, 0], places[:, 1], names, **text, text_baseline="middle")
+        plot.text(places[:, 0], places[:, 1], names, text_color=COLOURS[1], **_NAMES)
     alt = f"Lines where features are as likely 1 as 0, over {len(coded.codes):,} rows: "
     note = (
         "On a line its feature is as likely 1 as 0; its name stands on the side where 1 is the "

@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 
 from flows.report.figures import ImageLayout
 from flows.report.images import pictures
+from flows.report.intervals import interval_figure
 from flows.report.plots import (
     COLOURS,
     GREY,
+    NEGATIVE,
+    POSITIVE,
+    SIGNS,
     Figure,
     Key,
     curve,
@@ -25,6 +29,7 @@ from storage.artifacts import Artifact
 Array = NDArray[np.float64]
 
 _MOST_ROWS, _MOST_COMPONENTS, _MOST_RANKS = 80, 50, 64
+_LARGEST = ", those with the largest values"
 _LOADINGS, _BY_SEGMENT = {"feature", "component"}, {"segment", "component"}
 
 
@@ -45,6 +50,8 @@ def parameter_figures(artifact: Artifact, layout: ImageLayout | None) -> Iterato
         if values.size:
             drawn = _images(artifact, name, values, layout) if layout else None
             yield drawn or _loadings(artifact, name, values)
+            if (ends := _ends(artifact, name)) is not None:
+                yield _intervals(artifact, name, values, ends)
     for name in _unlike(artifact, _BY_SEGMENT):
         values = _oriented(artifact, name, "segment")
         if values.size:
@@ -125,35 +132,47 @@ def _component_names(values: Array) -> list[str]:
 def _loadings(artifact: Artifact, name: str, values: Array) -> Figure:
     features = artifact.manifest["feature_names"]
     n_features, n_components = values.shape
-    longest = np.argsort(-np.abs(values).max(axis=1), kind="stable")[:_MOST_ROWS]
-    rows, columns = np.sort(longest), slice(_MOST_COMPONENTS)
-    shown = values[rows, columns]
-    interval = _interval(artifact, name, rows, columns)
+    rows, columns = _longest(values), slice(_MOST_COMPONENTS)
+    shown, ends = values[rows, columns], _ends(artifact, name)
     plot, ramp, width = heat_map(
         shown,
         [features[i] for i in rows],
         _component_names(shown),
         ("feature", "component"),
         bool(values.min() < 0),
-        interval,
+        {} if ends is None else {"interval": _written(ends[:, rows, columns])},
     )
-    note = _left_out("features", len(rows), n_features, ", those with the largest values")
+    note = _left_out("features", len(rows), n_features, _LARGEST)
     note += _left_out("components", shown.shape[1], n_components, "")
     alt = f"{_title(name)} of {n_features} features on {n_components} components. "
     alt += _leading(shown, rows, features)
     return Figure(_title(name), alt, plot, note=note, ramp=ramp, width=width)
 
 
-def _interval(
-    artifact: Artifact, name: str, rows: NDArray[np.intp], columns: slice
-) -> dict[str, list[str]]:
-    """Write the intervals of an array, which another named after it may hold."""
+def _longest(values: Array) -> NDArray[np.intp]:
+    """Take the features with the largest values, in order."""
+    return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:_MOST_ROWS])
+
+
+def _ends(artifact: Artifact, name: str) -> Array | None:
+    """Find the intervals of an array in another named after it, (2, …), where there are any."""
     other = f"{name}_interval"
     if other not in artifact or artifact[other].shape[0] != 2:
-        return {}
-    low, high = artifact[other][:, rows, columns].reshape(2, -1)
-    pairs = zip(low, high, strict=True)
-    return {"interval": [f"{number(a)} to {number(b)}" for a, b in pairs]}
+        return None
+    ends: Array = artifact[other]
+    return ends
+
+
+def _written(ends: Array) -> list[str]:
+    low, high = ends.reshape(2, -1)
+    return [f"{number(a)} to {number(b)}" for a, b in zip(low, high, strict=True)]
+
+
+def _intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
+    rows = _longest(values)
+    features = [artifact.manifest["feature_names"][i] for i in rows]
+    note = _left_out("features", len(rows), len(values), _LARGEST)
+    return interval_figure(_title(name), values[rows], ends[:, rows], features, note)
 
 
 def _left_out(noun: str, shown: int, total: int, which: str) -> str:
@@ -176,12 +195,12 @@ def _images(artifact: Artifact, name: str, values: Array, layout: ImageLayout) -
     signed = bool(values.min() < 0)
     alt = f"{_title(name)} of {len(shown)} components as images of {layout.height}x{layout.width}."
     scales = np.abs(shown).max(axis=1)
-    note = "Each image to its own scale: red is positive, blue negative. "
+    note = f"Each image to its own scale: {SIGNS}. "
     if not signed:
         scales[:] = scales.max()
         note = f"Blue from 0 to {number(scales[0], 3)}. "
     note += _left_out("components", len(shown), values.shape[1], "")
-    images = pictures(layout.images(shown), captions, scales, COLOURS[1 if signed else 0])
+    images = pictures(layout.images(shown), captions, scales, POSITIVE if signed else NEGATIVE)
     return Figure(_title(name), alt, images=images, note=note.strip(), width=1060)
 
 

@@ -21,6 +21,8 @@ Array = NDArray[np.float64]
 # too dark for black. A second round has another marker.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus")
+NEGATIVE, POSITIVE = COLOURS[:2]
+SIGNS = "orange is positive, blue negative"
 GREY = "#8c8c8c"
 _FONT = "system-ui, sans-serif"
 _SHADES = 101
@@ -139,15 +141,14 @@ def _cut(name: str) -> str:
 
 
 def ramp_palette(signed: bool) -> list[str]:
-    """Give colours with opacity: blue to nothing to red where signed, else nothing to blue."""
-    blue, red = COLOURS[:2]
+    """Give colours with opacity: blue to nothing to orange where signed, else nothing to blue."""
     if not signed:
-        return [_faded(blue, k / (_SHADES - 1)) for k in range(_SHADES)]
+        return [_faded(NEGATIVE, k / (_SHADES - 1)) for k in range(_SHADES)]
     half = [k / (_SHADES // 2) for k in range(1, _SHADES // 2 + 1)]
     return [
-        *(_faded(blue, share) for share in reversed(half)),
-        _faded(red, 0.0),
-        *(_faded(red, share) for share in half),
+        *(_faded(NEGATIVE, share) for share in reversed(half)),
+        _faded(POSITIVE, 0.0),
+        *(_faded(POSITIVE, share) for share in half),
     ]
 
 

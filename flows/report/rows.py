@@ -19,7 +19,6 @@ from pipeline.statistics.counts import PairCounts
 from pipeline.using.calibration import Comparison, compare_pairs
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
-from storage.tables import texts_of
 
 Array = NDArray[np.float64]
 
@@ -127,7 +126,7 @@ def read_rows(fitted: Fitted, dataset: BinaryDataset) -> Seen:
         segment_rows[block.segment] += block.n_samples
     if not coded:
         raise DataError(f"{dataset.path}: Expected rows of the split fitted, got none.")
-    observed, rows = tree_merge(counts), _joined(coded)
+    observed, rows = tree_merge(counts), _joined(coded, dataset)
     if not isinstance(fitted.model, Samples):
         return Seen(rows, None, features, observed.n_samples, 0)
     drawn = _drawn_pairs(fitted, segment_rows, indices, features)
@@ -174,21 +173,17 @@ def _coded(fitted: Fitted, dataset: BinaryDataset, block: BinaryBlock, index: in
     here = replace(block, segment=index)
     codes = fitted.model.transform(fitted.params, here, RowRandom(0))["mean"]
     names = np.full(block.n_samples, dataset.segment_names[block.segment], object)
-    columns = {name: _texts(dataset, name, block.column(name)) for name in dataset.column_names}
+    columns = {name: block.column(name) for name in dataset.column_names}
     return CodedRows(codes, block.rows, names, columns)
 
 
-def _texts(dataset: BinaryDataset, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    texts = texts_of(f"{dataset.path}: {name}", dataset.manifest["columns"][name], values)
-    return texts.astype(object) if texts.dtype.kind == "U" else texts
-
-
-def _joined(parts: list[CodedRows]) -> CodedRows:
+def _joined(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRows:
+    coded = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
     return CodedRows(
         np.concatenate([part.codes for part in parts]),
         np.concatenate([part.rows for part in parts]),
         np.concatenate([part.segments for part in parts]),
-        {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns},
+        {name: dataset.texts(name, values) for name, values in coded.items()},
     )
 
 

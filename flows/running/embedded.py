@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ _START_SECONDS, _STOP_SECONDS = 120.0, 10.0
 
 @contextmanager
 def embedded_server() -> Iterator[str]:
-    """Serve, and give the address.
+    """Serve, and give the address, with which flows of this process run meanwhile.
 
     Raises
     ------
@@ -35,15 +36,31 @@ def embedded_server() -> Iterator[str]:
     """
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     ready: Future[Server] = Future()
+    had_dot = "." in sys.path
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=_run, args=(listener, ready), name="prefect-server", daemon=True)
         thread.start()
         server = _started(ready)
+        # The migrations of Prefect's database put it first: worker processes, which are given this
+        # path, would take files of the user for our packages.
+        if not had_dot and "." in sys.path:
+            sys.path.remove(".")
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+            with _talking_to(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
+                yield url
         finally:
             server.should_exit = True
             thread.join(_STOP_SECONDS)
+
+
+@contextmanager
+def _talking_to(url: str) -> Iterator[str]:
+    """Let flows report to this server, without heartbeats, whose thread ends up to 1 s late."""
+    from prefect import settings
+
+    here = {settings.PREFECT_API_URL: url, settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    with settings.temporary_settings(here):
+        yield url
 
 
 def _started(ready: Future[Server]) -> Server:

@@ -32,9 +32,8 @@ def with_server(run_flow: Callable[[], T]) -> T:
         return run_flow()
     with importing():
         from prefect.events.worker import EventsWorker
-        from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with embedded_server() as url, temporary_settings({PREFECT_API_URL: url}):
+    with embedded_server():
         try:
             return run_flow()
         finally:

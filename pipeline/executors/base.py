@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -70,7 +71,7 @@ class _OneThread:
             if self._users == 0:
                 # The limit obeys the thread alone that set one first, and says nothing to others.
                 OpenBLASController.clear_controlling_thread(force=True)
-                self._limits = _libraries().limit(limits=1)
+                self._limits = _libraries(len(sys.modules)).limit(limits=1)
             self._users += 1
 
     def __exit__(self, *error: object) -> None:
@@ -83,7 +84,8 @@ class _OneThread:
 
 
 @lru_cache(maxsize=1)
-def _libraries() -> ThreadpoolController:
+def _libraries(n_modules: int) -> ThreadpoolController:
+    """Find the libraries that are loaded, again whenever something was imported."""
     return ThreadpoolController()
 
 

@@ -1,7 +1,12 @@
-"""Runs items on a Dask cluster; only keys go out and only results come back."""
+"""Runs items on a Dask cluster; only keys go out and only results come back.
+
+The function of a map goes out once, as the result of a task of its own: workers hand it to each
+other, and it is computed again where the worker that held it died. Scattered, it would be lost.
+"""
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -10,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import dask
 from distributed import Client, Future, KilledWorker, get_worker
 from distributed.comm import CommClosedError
 
@@ -50,22 +56,30 @@ class DaskExecutor:
         homes = self._threads()
         # Twice as many items as threads keeps workers busy while results come back in order.
         ahead = max(4, 2 * len(homes))
+        held = self._submitted(_itself, function, key=f"{name}-function")
 
         def submit(numbered: tuple[int, T]) -> Future:
             index, item = numbered
-            return self.client.submit(
+            return self._submitted(
                 _run,
-                function,
+                held,
                 item,
                 key=f"{name}-{index}",
                 priority=-index,
-                pure=False,
                 # An item comes back to the worker that may have kept its chunks; idle ones steal.
                 workers=homes[index % max(len(homes), 1) :][:1],
                 allow_other_workers=True,
             )
 
-        yield from in_order(submit, self._result, enumerate(items), ahead, Future.release)
+        try:
+            yield from in_order(submit, self._result, enumerate(items), ahead, Future.release)
+        finally:
+            held.release()
+
+    def _submitted(self, function: Callable[..., Any], *arguments: Any, **where: Any) -> Future:
+        """Submit a task; of large arguments Dask would say that they are sent again and again."""
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": sys.maxsize}):
+            return self.client.submit(function, *arguments, pure=False, **where)
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """Describe the workers there are, by address."""
@@ -140,6 +154,10 @@ def check_workers(client: Client, packages: Sequence[str]) -> None:
                     f"worker {worker}: Expected {name} {value}, as it is here, got "
                     f"{found.get(name)}. Install the same there."
                 )
+
+
+def _itself(function: Callable[[T], R]) -> Callable[[T], R]:
+    return function
 
 
 def _run(function: Callable[[T], R], item: T) -> R:

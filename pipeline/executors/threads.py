@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.executors.base import in_order, one_blas_thread
@@ -15,11 +16,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def n_cpus() -> int:
+    """Count the CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
 class ThreadsExecutor:
     """The executor of one machine without a cluster."""
 
-    n_threads: int
+    n_threads: int = field(default_factory=n_cpus)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield results in the items' order."""

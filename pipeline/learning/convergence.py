@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+_CYCLE = 3  # passes
+_SLOWEST = 0.99  # ratio of gains; a slower one cannot be told from rounding
+
 
 class Convergence(Protocol):
     """Judges the history of objectives of one stage, maximised."""
@@ -24,7 +27,12 @@ class Convergence(Protocol):
 
 @dataclass(frozen=True)
 class ByObjective:
-    """Converged once a pass hardly changes the objective.
+    """Converged once a cycle of passes, and all that are to come, hardly change the objective.
+
+    Gains of EM shrink by a steady ratio in the end, so that those to come are a geometric series
+    (Aitken; D. Böhning et al., Ann. Inst. Statist. Math. 46 (1994)). The ratio is that
+    of one cycle to the one before: three passes, as many as SQUAREM has in a cycle, so that each of
+    them has one extrapolation beside two plain steps wherever it begins.
 
     Attributes
     ----------
@@ -40,13 +48,32 @@ class ByObjective:
     keeps_best: bool = False
 
     def converged(self, history: Sequence[float]) -> bool:
-        """Tell whether the last pass changed nothing that matters."""
+        """Tell whether the last cycle changed nothing that matters, nor would all further ones."""
         if self.max_iter == 1 and self.tol == 0:
             return len(history) >= 1
         if len(history) < 2:
             return False
-        before, last = history[-2:]
-        return abs(last - before) <= self.tol * max(1.0, abs(last))
+        least = self.tol * max(1.0, abs(history[-1]))
+        if len(history) == 2:  # one plain step, as of a warm start: any ratio may follow
+            return abs(history[1] - history[0]) * _SLOWEST / (1 - _SLOWEST) <= least
+        if len(history) <= _CYCLE:
+            return False
+        change = abs(history[-1] - history[-1 - _CYCLE])
+        return change <= least and gain_to_come(history) <= least
+
+
+def gain_to_come(history: Sequence[float]) -> float:
+    """Expect how much further passes would raise the objective, by its last two cycles.
+
+    0 where there are not as many, or the last one raised nothing.
+    """
+    if len(history) <= 2 * _CYCLE:
+        return 0.0
+    before, last = (history[-1 - k] - history[-1 - k - _CYCLE] for k in (_CYCLE, 0))
+    if last <= 0:
+        return 0.0
+    ratio = min(last / before, _SLOWEST) if before > 0 else _SLOWEST
+    return last * ratio / (1 - ratio)
 
 
 @dataclass(frozen=True)

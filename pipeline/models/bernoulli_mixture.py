@@ -7,7 +7,8 @@ Fit by EM with pseudo-counts: every p has a Beta(1 + s, 1 + s) prior and π a Di
 being `smoothing`. A start has the features' margins in every component, their log-odds moved at
 random; the best of a few short runs goes on (C. Biernacki, G. Celeux, G. Govaert, Computational
 Statistics & Data Analysis 41, 2003). Steps are extrapolated by SQUAREM in log p / (1 − p) and
-log π. Missing values are left out of the sums.
+log π. Missing values are left out of a row's likelihood, which is right also where observed values
+decide which are missing; not where the missing ones themselves do.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -102,7 +103,8 @@ class BernoulliMixture(Model):
     max_iter
         Passes at the most, of each start and of what follows, for each number of components tried.
     tol
-        Change of the objective per row, relative where that is above 1, at which to stop.
+        Change of the objective per row, relative where that is above 1, in the last three passes
+        and in all that are to come, at which to stop.
     """
 
     name: ClassVar[str] = "bernoulli-mixture"
@@ -248,19 +250,28 @@ class BernoulliMixture(Model):
             state.params.probabilities[order], state.params.weights[order]
         )
         n_components = len(order)
-        noted = list(state.warnings)
         empty = int((statistics.values["mass"] < 1).sum())
-        if empty:
-            noted.append(Notice(f"components with less than one row: {empty}; ask for fewer"))
-        if self.n_components is None and n_components == MOST_BY_HELD_OUT:
-            text = f"rows held out still gain at {n_components} components; try more"
-            noted.append(Notice(text))
+        noted = (*state.warnings, *self._judge_number(n_components, empty))
         diagnostics = {
             "n_components": n_components,
             "rows_without_values": int(statistics.values["empty_rows"]),
             "held_out_scores": held_out_scores(state.auxiliary).tolist(),
         }
-        return replace(state, params=params, diagnostics=diagnostics, warnings=tuple(noted))
+        return replace(state, params=params, diagnostics=diagnostics, warnings=noted)
+
+    def _judge_number(self, n_components: int, empty: int) -> tuple[Notice, ...]:
+        """Say what is in doubt of the number of components, with one remedy."""
+        told = f"components with less than one row: {empty} of {n_components}"
+        if empty and self.n_components is None:
+            filled = n_components - empty
+            told += f", as auto doubles their number; --components {filled} does without them"
+            return (Notice(told),)
+        if empty:
+            return (Notice(f"{told}; ask for fewer"),)
+        if self.n_components is None and n_components == MOST_BY_HELD_OUT:
+            told = f"rows held out still gain at {n_components} components, where auto ends; "
+            return (Notice(told + "give a larger number"),)
+        return ()
 
     def transform(
         self, params: BernoulliMixtureParams, block: BinaryBlock, rng: RowRandom

@@ -31,11 +31,15 @@ class LogLikelihood(NamedTuple):
         Of the estimate of each row, independent between rows, 0 where exact: (n_samples,).
     shared_error
         Standard error that all rows share, as of an estimated log Z: more rows do not lessen it.
+    integration_error
+        What quadrature may be off by in each row, of one sign or another, so that these add up:
+        (n_samples,).
     """
 
     nats: Array
     standard_error: Array
     shared_error: float = 0.0
+    integration_error: Array | float = 0.0
 
 
 @runtime_checkable

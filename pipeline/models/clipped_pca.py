@@ -23,6 +23,9 @@ Cost a block: n_features² / 2 · n_samples / 64 word operations. One pass.
 Principal components take some of the noise for loadings: with few features communalities come out
 too high. So a fit to rows of the model finds the components of W Wᵀ + ψ, not W: with 10
 features of communalities 0.6 to 0.7 loadings come out 0.01 to 0.05 larger.
+Missing values: margins and pairs are counted where they are observed, which is right where values
+are missing completely at random. Where other items decide which are missing, thresholds and
+correlations are biased; take the latent-trait model by quadrature.
 Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
 among columns of equal eigenvalue.
 """

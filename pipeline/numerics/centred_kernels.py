@@ -16,6 +16,7 @@ Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 _FACTORS = 512  # of up to 2 before a logarithm: 2**512 is no overflow
+REACH = 5.0  # standard deviations within which an edge matters
 _MOST_STEPS, _LEAST_GAIN = 50, 1e-8  # of Newton's method; nats
 
 
@@ -27,12 +28,16 @@ def integrate(
     offsets: Floats,
     x: Floats,
     log_weights: Floats,
+    second: Floats,
     mean: Floats,
     covariance: Floats,
     log_likelihood: Floats,
     standard_error: Floats,
 ) -> None:
-    """Fill in the results of some rows, row by row."""
+    """Fill in the results of some rows, row by row.
+
+    `second` are weights of a second rule relative to those of the points, or none for draws.
+    """
     n_points = x.shape[1]
     scores, scratch = np.empty(n_points), np.empty((x.shape[2] + 2, n_points))
     for n in range(len(X)):
@@ -43,9 +48,49 @@ def integrate(
         total = scores.sum()
         scores /= total
         log_likelihood[n] = largest + math.log(total)
-        excess = (scores**2).sum() - 1 / n_points
-        standard_error[n] = math.sqrt(max(excess, 0.0) * n_points / (n_points - 1))
+        standard_error[n] = _by_second(scores, second) if len(second) else _of_draws(scores)
         _moments(scores, x[n], mean[n], covariance[n])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _of_draws(shares: Floats) -> float:
+    """Standard error of the log of a mean of draws that have these shares."""
+    n = len(shares)
+    return math.sqrt(max((shares**2).sum() - 1 / n, 0.0) * n / (n - 1))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _by_second(shares: Floats, second: Floats) -> float:
+    """How far the log of a sum is from that of a rule of half the points, up to 1 nat."""
+    total = 0.0
+    for point in range(len(shares)):
+        total += shares[point] * second[point]
+    return min(abs(math.log(total)), 1.0) if total > 0 else 1.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def steepest_edges(
+    observed: Bits, weights: Floats, offsets: Floats, mean: Floats, root: Floats, steepest: Floats
+) -> None:
+    """Fill in the steepest slope of an observed item whose edge the Gaussian of a row reaches.
+
+    Slopes are in units of the Gaussian, (n_samples,).
+    """
+    q = mean.shape[1]
+    for n in range(len(mean)):
+        largest = 0.0
+        for i in range(len(weights)):
+            if observed[n, i]:
+                eta, size = offsets[i], 0.0
+                for k in range(q):
+                    eta += weights[i, k] * mean[n, k]
+                    slope = 0.0
+                    for j in range(k, q):
+                        slope += weights[i, j] * root[n, j, k]
+                    size += slope * slope
+                if eta * eta <= REACH * REACH * size:
+                    largest = max(largest, size)
+        steepest[n] = math.sqrt(largest)
 
 
 @kernel

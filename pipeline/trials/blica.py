@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,16 +25,12 @@ from pipeline.fit import collect_first, collect_pass, fit, start
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.identifiability import surplus
 from pipeline.models.binary_ica.moment_matching.exact import match_exactly
+from pipeline.models.binary_ica.moment_matching.held_out import folds_of
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
 from pipeline.models.binary_ica.moment_matching.refinement import calibrated, fit_gaps
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.moment_matching.segments import segments_of
-from pipeline.models.binary_ica.moment_matching.selection import (
-    GRID,
-    choose,
-    folds_of,
-    try_settings,
-)
+from pipeline.models.binary_ica.moment_matching.selection import GRID, choose
 from pipeline.models.binary_ica.params import PROBIT_SCALE
 from pipeline.numerics.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.metrics import mean_cosine_similarity
@@ -44,7 +40,6 @@ from pipeline.statistics.counts import PairCounts
 Array = NDArray[np.float64]
 
 _EXACT_STARTS = 12
-_HALVES = 2
 _change_of_warnings = threading.Lock()
 
 
@@ -208,7 +203,7 @@ def timed_trial(drawn: Drawn) -> dict[str, float]:
     Returns
     -------
     dict
-        `counts` of pairs; `correlations` of all rows and of both halves; `selection` of the ridge;
+        `counts` of pairs; `correlations` of all rows and of the halves; `selection` of the ridge;
         `starts` from which the likelihood is climbed; `refinement` of gaps and variances; `total`:
         seconds each. `iterations` of all starts, and `mcs`.
     """
@@ -233,15 +228,16 @@ def _timed(drawn: Drawn) -> dict[str, float]:
     assert isinstance(counts, PairCounts)
     seeds = {name: values.tolist() for name, values in state.auxiliary.items()}
     with _charged(seconds, "correlations"):
-        every = np.ones((drawn.rows.n_segments, _HALVES), np.int64)
-        segments = segments_of(counts.weighted(_HALVES, every), model.min_rows, executor.map)
-        folds = folds_of(counts, _HALVES, model.min_rows, executor.map)
+        n_groups = model.n_groups(counts.n_features)
+        every = np.ones((drawn.rows.n_segments, n_groups), np.int64)
+        segments = segments_of(counts.weighted(n_groups, every), model.min_rows, executor.map)
+        folds = folds_of(counts, n_groups, model.min_rows, executor.map)
     with _charged(seconds, "selection"):
-        (seed,) = seeds["folds"]
-        r = choose(try_settings(folds, [n_components], GRID, seed, executor.map)).regularization
+        choice = choose(segments, folds, [n_components], GRID, executor.map)
     with _charged(seconds, "starts"):
-        moments = segments.moments(r)
-        optima = maximise_from_seeds(moments, n_components, seeds["starts"], executor.map)
+        r = choice.candidate.regularization
+        fit = partial(maximise_from_seeds, segments.moments(r), n_components, seeds["starts"])
+        optima = fit(executor.map, also=[choice.solution])
     with _charged(seconds, "refinement"):
         best, segments, _ = fit_gaps(optima[0], segments, r, executor.map)
         found = calibrated(best.solution, segments, r, executor.map)

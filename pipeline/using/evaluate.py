@@ -151,14 +151,15 @@ def _parts(block: BinaryBlock) -> Iterator[BinaryBlock]:
 
 
 def _score(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
-    nats, error, shared = _likelihoods(subject, measure, rng, block)
+    found, n = _likelihoods(subject, measure, rng, block), block.n_samples
+    shared = np.broadcast_to(found.shared_error + found.integration_error, n)
     values = {
-        "squared_nats": np.array((nats**2).sum()),
-        "error_variance": np.array((error**2).sum()),
-        "shared_error": np.array(shared * block.n_samples),
+        "squared_nats": np.array((found.nats**2).sum()),
+        "error_variance": np.array((found.standard_error**2).sum()),
+        "shared_error": np.array(shared.sum()),
         **_losses(subject, rng, block),
     }
-    return Sums(block.n_samples, float(nats.sum()), values)
+    return Sums(n, float(found.nats.sum()), values)
 
 
 def _likelihoods(
@@ -205,8 +206,8 @@ def likelihood_summary(measure: Measure, sums: Sums) -> dict[str, Any]:
     dict
         `kind`: exact, estimate, bound, pseudo, composite or none; the mean of a row in nats under
         the name of the measure, and in `bits`; `standard_error` of that mean for the choice of
-        rows, and `estimation_error` of it for how it was estimated: row by row, or for all at once,
-        which more rows do not lessen; `refusals`.
+        rows, and `estimation_error` of it for how it was estimated: row by row, or for all at once
+        or by quadrature, which more rows do not lessen; `refusals`.
     """
     if measure.name is None:
         return {"kind": "none", "refusals": list(measure.refusals)}

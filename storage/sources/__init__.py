@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -91,16 +92,22 @@ def open_source(
     if place.is_dir():
         if is_zarr(path):
             return open_zarr(path, options)
-        raise DataError(
-            f"{path}: Expected a file or a Zarr array, got a directory. "
-            f"Name its files, for example '{place / '*.npz'}'."
-        )
+        raise _a_folder(place)
     if is_baskets(path):
         return open_baskets(path, options, items)
     suffix = _suffix(path)
     if suffix is None:
         raise _unknown(path)
     return _OPENERS[suffix](path, options)
+
+
+def _a_folder(folder: Path) -> DataError:
+    """Say of a folder how to name the files in it, by the kind that most of them are."""
+    found = Counter(filter(None, (_suffix(entry.name) for entry in folder.iterdir())))
+    hint = f"No file in it ends in {', '.join(_OPENERS)}."
+    if found:
+        hint = f"Name its files, for example '{folder}/*{found.most_common(1)[0][0]}'."
+    return DataError(f"{folder}: Expected a file or a Zarr array, got a directory. {hint}")
 
 
 def _unknown(path: str) -> DataError:

@@ -26,6 +26,8 @@ _DESCRIPTIONS = ("X", "M", "G", "shape", "cols", "segnames")
 class NpySource(Source):
     """A `.npy` matrix."""
 
+    streams = True
+
     def batches(self) -> Iterator[Batch]:
         """Read the rows of the memory-mapped array."""
         if not self.n_rows:
@@ -51,6 +53,8 @@ class NpzSource(Source):
     labels
         Names of a column's values 0, 1, …, by column.
     """
+
+    streams = True
 
     array: str
     packed: bool
@@ -109,7 +113,11 @@ def number_batch(
     codes = encode_numbers(values, source.options)
     if observed is not None:
         codes[observed == 0] = MISSING
-    return source.batch(codes, first_row, lambda row, feature: str(values[row, feature]), columns)
+
+    def texts(rows: slice, feature: int) -> list[str]:
+        return [str(value) for value in values[rows, feature]]
+
+    return source.batch(codes, first_row, texts, columns)
 
 
 def open_npy(path: str, options: ReadOptions) -> NpySource:

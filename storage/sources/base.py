@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.sources.advice import advice, shown
 from storage.sources.codes import BAD, MISSING, Codes, ReadOptions, in_row_order
 
 # Large enough to hide the cost of a batch, small enough that a few of them fit any machine.
 BATCH_CELLS = 1 << 22
 _FEWEST_ROWS = 64
-_LONGEST_SHOWN = 60
+_LOOKED_AT = 5000
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -75,6 +76,9 @@ class Source(ABC):
         The per-row columns that the format itself calls segment and split.
     """
 
+    streams: ClassVar[bool] = False
+    """Whether the first batch costs no more than itself."""
+
     path: str
     options: ReadOptions
     feature_names: tuple[str, ...]
@@ -101,6 +105,17 @@ class Source(ABC):
             If the file is damaged or a value is not binary.
         """
 
+    def check_first(self) -> None:
+        """Read the first rows, where that is quick: what is wrong with most is told at once.
+
+        Raises
+        ------
+        DataError
+            If one of their values is not binary.
+        """
+        if self.streams:
+            next(iter(self.batches()), None)
+
     @property
     def n_features(self) -> int:
         """Number of features."""
@@ -121,7 +136,7 @@ class Source(ABC):
         self,
         codes: Codes,
         first_row: int,
-        shown: Callable[[int, int], str],
+        texts: Callable[[slice, int], Sequence[str]],
         columns: Mapping[str, NDArray[Any]] | None = None,
     ) -> Batch:
         """Turn codes into a batch, or refuse the first bad value.
@@ -132,8 +147,8 @@ class Source(ABC):
             Codes of the values, (n_rows, n_features).
         first_row
             Row of the source that `codes` starts at.
-        shown
-            Gives the original value at (row of `codes`, feature), as the message shows it.
+        texts
+            Gives the original values of (rows of `codes`, feature), as a message shows them.
         columns
             Per-row columns of these rows.
         """
@@ -141,21 +156,21 @@ class Source(ABC):
         highest = codes.max(initial=0)
         if highest == BAD:
             row, feature = divmod(int((codes == BAD).argmax()), self.n_features)
-            raise self.not_binary(first_row + row, feature, shown(row, feature))
+            around = texts(slice(max(0, row - _LOOKED_AT), row + _LOOKED_AT), feature)
+            raise self.not_binary(first_row + row, feature, around[min(row, _LOOKED_AT)], around)
         if highest < MISSING:
             return Batch(codes, None, columns or {})
         X, observed = (codes == 1).view(np.uint8), (codes != MISSING).view(np.uint8)
         return Batch(X, observed, columns or {})
 
-    def not_binary(self, row: int, feature: int, shown: str) -> DataError:
-        """Build the error about one value; `row` counts from 0."""
+    def not_binary(self, row: int, feature: int, value: str, column: Sequence[str]) -> DataError:
+        """Build the error about one value of a column; `row` counts from 0."""
         threshold_given = self.options.threshold is not None
         expected = "a number, true, false" if threshold_given else "0, 1, true, false"
-        remedy = "Use" if threshold_given else "Use --threshold T to binarise, or"
+        remedy = advice(self.feature_names[feature], column, threshold_given)
         return DataError(
             f"{self.place(row, feature)}: Expected {expected} or a missing value, "
-            f"got {shown[:_LONGEST_SHOWN]}. "
-            f"{remedy} --missing TOKEN."
+            f"got {shown(value)}. {remedy}"
         )
 
     def place(self, row: int, feature: int) -> str:

@@ -42,7 +42,7 @@ class BasketSource(Source):
             codes = np.zeros((n_rows, self.n_features), np.uint8)
             rows = np.repeat(np.arange(n_rows), counts[first : first + n_rows])
             codes[rows, features[ends[first] : ends[first + n_rows]]] = one
-            yield self.batch(codes, first_row + first, lambda row, feature: "1")
+            yield self.batch(codes, first_row + first, lambda rows, feature: ["1"])
 
     def _unknown_item(
         self, items: NDArray[np.int64], counts: NDArray[np.int64], number: int, first_row: int

@@ -31,6 +31,8 @@ class RowSparseSource(Source):
         Rows and columns of a stored block; (1, 1) for CSR.
     """
 
+    streams = True
+
     n_rows: int
     block: tuple[int, int]
 
@@ -78,12 +80,14 @@ class RowSparseSource(Source):
         codes = np.zeros((n_rows, height, n_columns, width), np.uint8)
         codes[rows, :, columns, :] = encode_numbers(values, self.options)
 
-        def shown(row: int, feature: int) -> str:
-            entry = (rows == row // height) & (columns == feature // width)
-            return str(values[entry.argmax(), row % height, feature % width])
+        def texts(part: slice, feature: int) -> list[str]:
+            column = np.zeros(n_rows * height, values.dtype).reshape(n_rows, height)
+            entries = columns == feature // width
+            column[rows[entries]] = values[entries, :, feature % width]
+            return [str(value) for value in column.reshape(-1)[part]]
 
         dense = codes.reshape(n_rows * height, self.n_features)
-        return self.batch(dense, first * height, shown)
+        return self.batch(dense, first * height, texts)
 
     def _refuse_repeated(self, first: int, cells: NDArray[Any], n_cells: int) -> None:
         present = np.zeros(n_cells, np.bool_)

@@ -74,7 +74,7 @@ def spooled_batches(source: Source, n_rows: int, entries: Iterable[Entries]) -> 
                 for plane in (planes.ones, planes.zeros)
             )
             # Bad values were refused on entry, so there is none to show.
-            yield source.batch(ones + (ones & zeros), first, lambda row, feature: "")
+            yield source.batch(ones + (ones & zeros), first, lambda rows, feature: [])
 
 
 def given_twice(source: Source, row: int, column: int) -> str:
@@ -104,7 +104,9 @@ def _checked_codes(
     codes = encode_numbers(values, source.options)
     if codes.max(initial=0) == BAD:
         entry = int((codes == BAD).argmax())
-        raise source.not_binary(int(rows[entry]), int(columns[entry]), str(values[entry]))
+        others = [str(value) for value in values[columns == columns[entry]]]
+        row, feature, value = int(rows[entry]), int(columns[entry]), str(values[entry])
+        raise source.not_binary(row, feature, value, others)
     return codes
 
 

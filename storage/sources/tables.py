@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -30,6 +30,7 @@ def _any_case(word: str) -> list[str]:
     return ["".join(letters) for letters in product(*({c, c.upper()} for c in word))]
 
 
+_DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'", ",": "','", " ": "spaces"}
 _TRUE, _FALSE = ["1", "1.0", *_any_case("true")], ["0", "0.0", *_any_case("false")]
 
 
@@ -46,6 +47,8 @@ class CsvSource(Source):
     has_header
         Whether the first line holds them.
     """
+
+    streams = True
 
     delimiter: str
     header: tuple[str, ...]
@@ -141,6 +144,8 @@ class CsvSource(Source):
 class ParquetSource(Source):
     """A `.parquet` file."""
 
+    streams = True
+
     def batches(self) -> Iterator[Batch]:
         """Read runs of rows across row groups."""
         first_row = 0
@@ -154,13 +159,13 @@ def _table_batch(source: Source, rows: pa.RecordBatch, first_row: int) -> Batch:
     features = [rows.column(name) for name in source.feature_names]
     codes = table_codes(features, rows.num_rows, source.options)
 
-    def shown(row: int, feature: int) -> str:
-        return repr(features[feature][row].as_py())
+    def texts(part: slice, feature: int) -> list[str]:
+        return [repr(value) for value in features[feature][part].to_pylist()]
 
     columns = {
         name: row_column(source, name, rows.column(name), first_row) for name in source.column_names
     }
-    return source.batch(codes, first_row, shown, columns)
+    return source.batch(codes, first_row, texts, columns)
 
 
 def open_csv(path: str, options: ReadOptions) -> CsvSource:
@@ -174,6 +179,7 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
         words = [word.strip() for word in next(csv.reader([first_line], delimiter=delimiter), [])]
     if not words:
         raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
+    _refuse_other_delimiters(path, words, "tab" if delimiter == "\t" else "comma")
     has_header = bool((token_codes(words, ReadOptions(options.missing)) == BAD).any())
     if has_header and not (token_codes(words, options) == BAD).any():
         raise DataError(
@@ -192,6 +198,16 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
         header=header,
         has_header=has_header,
     )
+
+
+def _refuse_other_delimiters(path: str, words: Sequence[str], expected: str) -> None:
+    """Refuse a first line that is one word to us and several to another delimiter."""
+    other = next((mark for mark in _DELIMITERS if len(words) == 1 and mark in words[0]), None)
+    if other is not None:
+        raise DataError(
+            f"{path}: Expected a {expected} between columns, got one column that looks separated "
+            f"by {_DELIMITERS[other]}. Write commas to a .csv or tabs to a .tsv."
+        )
 
 
 def open_parquet(path: str, options: ReadOptions) -> ParquetSource:

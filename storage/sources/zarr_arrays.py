@@ -31,6 +31,8 @@ class ZarrSource(Source):
         Its path inside the store.
     """
 
+    streams = True
+
     array: str
 
     def batches(self) -> Iterator[Batch]:

@@ -76,11 +76,20 @@ def test_the_mixing_is_found_for_most_seeds(tmp_path, shape, median, worst):
 
 
 @pytest.mark.parametrize("shape", [Shape(6, 2), repeated(Shape(20, 3))], ids=str)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
-def test_the_number_of_components_is_found(tmp_path, shape, seed):
-    fitted, truth = refit(tmp_path, shape, seed, n_components=None)
+def test_the_number_of_components_is_found(tmp_path, shape):
+    fitted, truth = refit(tmp_path, shape, 0, n_components=None)
     assert fitted.diagnostics["n_components"] == shape.n_components
+    assert fitted.diagnostics["stability_of_halves"] > 0.95
     assert mean_cosine_similarity(fitted.params.mixing, truth.mixing) >= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [Shape(6, 2), Shape(20, 3), Shape(30, 5)], ids=str)
+def test_the_number_of_components_is_found_in_most_data(tmp_path, shape):
+    fits = [refit(tmp_path, shape, seed, n_components=None)[0] for seed in range(20)]
+    chosen = [fitted.diagnostics["n_components"] for fitted in fits]
+    print(f"{shape}: {chosen}")
+    assert chosen.count(shape.n_components) >= 18
 
 
 def test_the_variances_are_those_of_the_sources(tmp_path):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from distributed import LocalCluster
 
+from flows.running import clusters, tls
 from tests.data import probit_rows, write
 
 
@@ -62,7 +63,32 @@ def test_a_path_that_is_not_a_dataset(refused, tmp_path):
     (tmp_path / "folder").mkdir()
     assert "dataset" in refused("fit", "--dataset", "folder")
     text(tmp_path / "file.csv", "a,b\n0,1\n")
-    assert "file.csv" in refused("fit", "--dataset", "file.csv")
+    message = refused("fit", "--dataset", "file.csv")
+    assert message.endswith("python -m flows.ingest file.csv --dataset file.zarr")
+
+
+def test_a_dataset_without_its_option(refused, dataset):
+    message = refused("fit", dataset, "--components", "3")
+    assert f"Did you mean --dataset {dataset}?" in message
+    assert "Expected no further words, got 'b'." in refused("fit", "--dataset", dataset, "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [("transform", "--output"), ("sample", "--output"), ("ingest", "--dataset")],
+)
+def test_a_folder_is_not_named_like_a_file(refused, tmp_path, name, output):
+    text(tmp_path / "x.csv", "a,b\n0,1\n1,0\n")
+    more = {
+        "transform": ("--dataset", "d.zarr", "--artifact", "runs"),
+        "sample": ("--artifact", "runs", "--rows", 9),
+        "ingest": ("x.csv",),
+    }
+    message = refused(name, *more[name], output, "ideal.csv")
+    assert message == (
+        "error: ideal.csv: Expected the name of a folder, as Zarr arrays are written, got that of "
+        "a file. Name it ideal.zarr."
+    )
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped"])
@@ -156,6 +182,15 @@ def test_an_unknown_example_gets_a_suggestion(refused):
     assert "'digits'?" in refused("fit", "--dataset", "example:digit")
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    """Wait for a cluster 3 s, not 10."""
+    for module in (clusters, tls):
+        assert module.CONNECT_SECONDS == 10
+        monkeypatch.setattr(module, "CONNECT_SECONDS", 3.0)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_an_unreachable_cluster(refused, dataset):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -185,6 +220,7 @@ def test_an_output_that_cannot_be_written(refused, dataset, tmp_path):
     assert "taken" in refused("fit", "--dataset", dataset, "--output", tmp_path / "taken" / "runs")
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_cluster_without_workers(refused, dataset):
     with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster:
         message = refused("fit", "--dataset", dataset, "--cluster", cluster.scheduler_address)
@@ -247,6 +283,21 @@ def test_zero_rows(refused, tmp_path):
     assert "row" in refused("ingest", "z.csv", "--dataset", "d.zarr")
 
 
+def test_another_delimiter(refused, tmp_path):
+    text(tmp_path / "s.csv", "a;b;c\n0;1;1\n1;0;0\n")
+    message = refused("ingest", "s.csv", "--dataset", "d.zarr")
+    assert "s.csv: Expected a comma" in message
+    assert "looks separated by ';'" in message
+
+
+def test_a_folder_of_files(refused, tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("a.parquet", "b.parquet", "notes.txt", "c.npz"):
+        text(tmp_path / "in" / name, "")
+    message = refused("ingest", "in", "--dataset", "d.zarr")
+    assert message.endswith("Name its files, for example 'in/*.parquet'.")
+
+
 def test_one_feature(refused, tmp_path):
     text(tmp_path / "o.csv", "a\n0\n1\n")
     assert "2 features" in refused("ingest", "o.csv", "--dataset", "d.zarr")
@@ -257,10 +308,18 @@ def test_duplicate_feature_names(refused, tmp_path):
     assert "'a'" in refused("ingest", "n.csv", "--dataset", "d.zarr")
 
 
-def test_a_segment_with_one_row(refused, tmp_path):
-    text(tmp_path / "s.csv", "a,b,year\n0,1,2001\n1,0,2001\n1,1,2002\n")
-    message = refused("ingest", "s.csv", "--dataset", "d.zarr", "--segment-by", "year")
-    assert "'2002'" in message
+def test_a_segment_with_one_row_is_for_models_that_need_none(cli, refused, tmp_path):
+    rows = "\n".join(f"{i % 2},{i // 2 % 2},{i // 3 % 2},{2001 + i // 40}" for i in range(81))
+    text(tmp_path / "s.csv", f"a,b,c,year\n{rows}\n")
+    done = cli("ingest", "s.csv", "--dataset", "d.zarr", "--segment-by", "year", "--json")
+    assert done.code == 0, done.err
+    (warning,) = [text for text in done.json["warnings"] if "one row" in text]
+    assert warning.startswith("segments of one row: '2003';")
+    fitted = cli("fit", "--dataset", "d.zarr", "--components", 1, "--no-report")
+    assert fitted.code == 0, fitted.err
+    message = refused("fit", "--dataset", "d.zarr", "--model", "blica", "--components", 1)
+    assert "Expected at least 3 segments to use, got 2" in message
+    assert "'2003'" in message
 
 
 def test_a_column_that_is_not_there(refused, tmp_path):

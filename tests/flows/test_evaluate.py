@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from pipeline.params import named_arrays
 from storage.artifacts import NamedArray, write_artifact
 from storage.dataset import open_dataset
 from storage.examples import nonstationary_rows, nonstationary_truth
-from tests.data import probit_rows, rows_of, write
+from storage.writer import append_dataset
+from tests.data import Batch, probit_rows, rows_of, write
 
 NAMES = [f"item {i}" for i in range(8)]
 
@@ -68,7 +70,9 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     command = ["--dataset", dataset, "--split", "test"]
     command += [word for name in (pca, trait, mixture) for word in ("--artifact", name)]
     found = evaluated(cli, *command)
-    assert (found["n_samples"], found["split"], found["baselines_split"]) == (500, "test", "train")
+    assert (found["n_samples"], found["split"]) == (500, "test")
+    assert (found["baselines"]["split"], found["baselines"]["as_artifact"]) == ("train", True)
+    assert {model["rows_fitted"] for model in found["models"]} == {"none"}
     by_name = {model["name"]: model for model in found["models"]}
     assert [m["kind"] for m in found["models"]] == ["none", "estimate", "exact", "exact", "exact"]
     assert "log_likelihood" not in by_name[pca]
@@ -92,9 +96,64 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     assert order[-2:] == ["independent features", pca]
     assert f"{by_name[mixture]['log_likelihood']:.4f} ± " in table
     assert "none: the model offers no likelihood" in table
-    assert "without an artifact: fitted here, to split train" in table
+    assert "in-sample" not in table
+    assert f"without an artifact: fitted here to split train of {dataset}, as the" in lines[1]
     gap = by_name[mixture]["pairs"]["largest"][0]
     assert f"pairs: {', '.join(gap['features'])}: observed {gap['observed']:.4f}" in table
+
+
+def nats_of_independent_features(train: np.ndarray, X: np.ndarray) -> float:
+    """With a pseudo-count of ones and of zeros each, by hand."""
+    p = (train.sum(axis=0) + 1) / (len(train) + 2)
+    return float((X * np.log(p) + (1 - X) * np.log1p(-p)).sum(axis=1).mean())
+
+
+def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
+    cli, tmp_path, capsys
+):
+    """Of two datasets with other margins, so that baselines of the wrong one would show."""
+    X, _ = probit_rows(1200, 8, 2, seed=4)
+    old, new = X[:600], np.where(np.arange(8) < 3, 1 - X[600:], X[600:]).astype(np.uint8)
+    train = write(tmp_path / "train.zarr", old, words_per_chunk=1, names=NAMES)
+    test = write(tmp_path / "test.zarr", new, words_per_chunk=1, names=NAMES).path
+    model = fitted(train.path, "bernoulli-mixture", n_components=3)
+
+    def judged(dataset: Path) -> tuple[dict[str, Any], list[str], float]:
+        found = evaluated(cli, "--dataset", dataset, "--artifact", model)
+        by_name = {one["name"]: one for one in found["models"]}
+        capsys.readouterr()
+        print_evaluation(found)
+        fitted_rows = {name: one["rows_fitted"] for name, one in by_name.items()}
+        head = capsys.readouterr().out.split("\nmodel ")[0].splitlines()[1:]
+        return fitted_rows, head, by_name["independent features"]["log_likelihood"]
+
+    simple = ("independent features", "mixture of 20")
+    others, head, nats = judged(test)
+    assert others == dict.fromkeys((model, *simple), "none")
+    (line,) = head
+    assert line == f"without an artifact: fitted here to all rows of {train.path}, as the artifact"
+    assert nats == pytest.approx(nats_of_independent_features(old, new))
+
+    own, head, nats = judged(train.path)
+    assert own == dict.fromkeys((model, *simple), "all")
+    assert head[0].startswith("in-sample, fitted to these very rows: ")
+    assert set(head[0].partition(": ")[2].split(", ")) == {model, *simple}
+    assert nats == pytest.approx(nats_of_independent_features(old, old))
+
+    with append_dataset(train.path, NAMES) as writer:  # the rows fitted are the leading ones
+        writer.add(Batch(new, None, {}))
+    grown, head, nats = judged(train.path)
+    assert grown == dict.fromkeys((model, *simple), "some")
+    assert head[0].startswith("partly in-sample, fitted to some of these rows: ")
+    assert f"to all rows of the first 10 chunks of {train.path}," in head[1]
+    assert nats == pytest.approx(nats_of_independent_features(old, np.concatenate([old, new])))
+
+    shutil.rmtree(train.path)
+    gone, head, nats = judged(test)
+    assert gone == {model: "unknown", **dict.fromkeys(simple, "all")}
+    assert [line.partition(",")[0] for line in head[:2]] == ["in-sample", "perhaps in-sample"]
+    assert head[2].endswith(f"all rows of {test}, the artifact's data are not there")
+    assert nats == pytest.approx(nats_of_independent_features(new, new))
 
 
 def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, cluster):
@@ -102,7 +161,7 @@ def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, clu
     serial = evaluated(cli, *command, "--executor", "serial")
     assert serial["n_samples"] == 1000
     assert 0 < serial["models"][1]["estimation_error"] < 0.01
-    for options in (("--executor", "threads"), ("--executor", "dask"), ("--cluster", cluster)):
+    for options in (("--executor", "threads"), ("--cluster", cluster)):
         assert evaluated(cli, *command, *options)["models"] == serial["models"]
 
 
@@ -110,11 +169,14 @@ def test_baselines_can_be_left_out_or_fail_alone(cli, folder, dataset, mixture):
     alone = evaluated(cli, "--dataset", dataset, "--artifact", mixture, "--no-baselines")
     assert [model["name"] for model in alone["models"]] == [mixture]
     X, _ = probit_rows(200, 8, 2, seed=5)
+    other = write(folder / "other.zarr", X, names=NAMES).path
+    orphan = fitted(other, "bernoulli-mixture", n_components=4)
+    shutil.rmtree(other)
     observed = np.ones_like(X)
     observed[:, 3] = 0
     path = write(folder / "gone.zarr", X * observed, observed, names=NAMES).path
-    found = evaluated(cli, "--dataset", path, "--artifact", mixture)
-    assert [model["name"] for model in found["models"]] == [mixture]
+    found = evaluated(cli, "--dataset", path, "--artifact", orphan)
+    assert [model["name"] for model in found["models"]] == [orphan]
     assert len(found["warnings"]) == 2
     assert "'item 3'" in found["warnings"][0]
     assert found["models"][0]["pairs"]["number"] == 21

@@ -26,24 +26,38 @@ SAMPLES = (PREPARED,)
 every_model = pytest.mark.parametrize("model", SETTINGS)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     X = probit_rows(600, 8, 2, seed=1)[0]
     party = np.array(["left", "right"])[(X.sum(axis=1) > 4).astype(int)]
-    write(tmp_path / "d.zarr", X, words_per_chunk=1, columns={"party": party})
-    return str(tmp_path / "d.zarr")
+    path = tmp_path_factory.mktemp("elsewhere") / "d.zarr"
+    return str(write(path, X, words_per_chunk=1, columns={"party": party}).path)
 
 
 def fitted(cli, data, model, *more):
     asked = ("--model", model, "--components", 2, *SETTINGS[model])
-    done = cli("fit", "--dataset", data, *asked, *more)
+    done = cli("fit", "--dataset", data, *asked, "--json", *more)
     assert done.code == 0, done.err
-    return done.json["artifact"] if "--json" in more else done
+    return done.json["artifact"]
+
+
+@pytest.fixture(scope="module")
+def fits() -> dict[str, str]:
+    """The artifact of each model that was fitted."""
+    return {}
+
+
+@pytest.fixture
+def artifact(cli, data, fits, model) -> str:
+    """A serial fit with a report, which the tests of a model share."""
+    if model not in fits:
+        output = Path(data).parent / model.rpartition(":")[2]
+        fits[model] = fitted(cli, data, model, "--report", "--output", output)
+    return fits[model]
 
 
 @every_model
-def test_it_is_fitted_and_used(cli, data, model, tmp_path):
-    artifact = fitted(cli, data, model, "--json", "--report")
+def test_it_is_fitted_and_used(cli, data, model, artifact):
     assert (Path(artifact) / "report.html").is_file()
     done = cli("transform", "--dataset", data, "--artifact", artifact, "--output", "codes.zarr")
     assert done.code == 0, done.err
@@ -53,14 +67,13 @@ def test_it_is_fitted_and_used(cli, data, model, tmp_path):
     (found,) = done.json["models"]
     assert ("pairs" in found) == (model in SAMPLES)
     assert any("draws no rows" in text for text in found["warnings"]) == (model not in SAMPLES)
-    done = cli("evaluate", "--dataset", data, "--artifact", artifact)
+    done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--no-baselines")
     assert done.code == 0, done.err
     assert artifact in done.out
 
 
 @every_model
-def test_it_is_sampled_or_refused_in_plain_words(cli, data, model):
-    artifact = fitted(cli, data, model, "--json")
+def test_it_is_sampled_or_refused_in_plain_words(cli, model, artifact):
     done = cli("sample", "--artifact", artifact, "--rows", 100, "--output", "drawn.zarr")
     if model in SAMPLES:
         assert open_dataset("drawn.zarr").n_rows == 100
@@ -70,29 +83,32 @@ def test_it_is_sampled_or_refused_in_plain_words(cli, data, model):
         assert not Path("drawn.zarr").exists()
 
 
-@every_model
-def test_every_executor_gives_the_same_bytes(cli, data, model):
-    where = (("--executor", "serial"), ("--executor", "threads"), ("--executor", "dask"))
-    artifacts = [load_artifact(fitted(cli, data, model, "--json", *some)) for some in where]
-    for other in artifacts[1:]:
-        assert {n: a.tobytes() for n, a in other.items()} == {
-            n: a.tobytes() for n, a in artifacts[0].items()
-        }
+@pytest.mark.parametrize("model", [name for name in SETTINGS if name != NEIGHBOURS])
+def test_every_executor_gives_the_same_bytes(cli, data, model, artifact, cluster):
+    expected = arrays_of(artifact)
+    for where in (("--executor", "threads"), ("--cluster", cluster)):
+        assert arrays_of(fitted(cli, data, model, *where)) == expected
 
 
-def test_settings_survive_the_artifact(cli, data):
+def arrays_of(artifact):
+    return {name: array.tobytes() for name, array in load_artifact(artifact).items()}
+
+
+@pytest.mark.parametrize("model", [CODER])
+def test_settings_survive_the_artifact(artifact):
     from flows.data.fitted import load_fitted
 
-    found = load_fitted(fitted(cli, data, CODER, "--json")).model
+    found = load_fitted(artifact).model
     assert (found.layers, found.denoise, found.rate) == ((5, 4), True, 0.5)
 
 
-def test_what_is_prepared_is_stored_and_used(cli, data):
-    artifact = fitted(cli, data, PREPARED, "--json")
+@pytest.mark.parametrize("model", [PREPARED])
+def test_what_is_prepared_is_stored_and_used(cli, data, artifact):
     stored = load_artifact(artifact)
     assert stored["log_z_error"] > 0
-    done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--no-baselines", "--json")
-    (found,) = done.json["models"]
+    done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--json")
+    (found,) = (model for model in done.json["models"] if model["name"] == artifact)
+    assert len(done.json["models"]) > 1  # the simple models beside it
     assert found["kind"] == "estimate"
     # All rows share it, so that it does not shrink with their number.
     assert found["estimation_error"] == pytest.approx(float(stored["log_z_error"]))
@@ -134,8 +150,8 @@ def test_a_package_declares_its_model_by_an_entry_point(data, tmp_path, monkeypa
     assert open_codes(tmp_path / "codes.zarr").n_rows == 600
 
 
-def test_an_artifact_alone_decides_no_import(cli, data, monkeypatch):
-    artifact = fitted(cli, data, CLIMBER, "--json")
+@pytest.mark.parametrize("model", [CLIMBER])
+def test_an_artifact_alone_decides_no_import(data, artifact, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     words = ("flows.transform", "--dataset", data, "--artifact", artifact, "--output", "z.zarr")
     with command(*words) as started:

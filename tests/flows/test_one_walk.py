@@ -95,7 +95,11 @@ def test_a_warm_start_loads_the_fit_before_once(cli, data, reads):
     [("_write", {"states": 1, "first": 1}), ("fit", {"first": 1, "pass": 1})],
     ids=["after the fit", "before it"],
 )
-@pytest.mark.parametrize("options", [(), ITERATIVE], ids=["one pass", "many"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), marks=pytest.mark.matrix), ITERATIVE],
+    ids=["one pass", "many"],
+)
 def test_a_fit_that_goes_on_reads_what_it_needs(
     cli, data, reads, monkeypatch, options, broken, needed
 ):

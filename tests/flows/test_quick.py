@@ -67,6 +67,14 @@ def test_what_is_wrong_is_told_before_prefect_is_imported(name, tmp_path):
     assert not list((tmp_path / "data").glob("**/*.db"))  # nor was a server started
 
 
+def test_a_wrong_value_is_told_before_prefect_is_imported(tmp_path):
+    (tmp_path / "v.csv").write_text("a,b\n0,1\n1,3\n")
+    code, out, told, imported = called("ingest", "v.csv", "--dataset", "d.zarr", folder=tmp_path)
+    assert (code, out, imported) == (2, "", {"pyarrow"})
+    assert told.startswith("error: v.csv: row 2 ")
+    assert not (tmp_path / "d.zarr").exists()
+
+
 def test_a_flow_is_prefects_for_who_imports_it():
     from prefect import Flow
 

@@ -99,7 +99,7 @@ def test_segments_are_as_large_as_they_were(sampled, fitted):
 def test_every_executor_gives_the_same_bytes(sampled, cluster):
     first = sampled("blica", "--executor", "serial")
     serial = files_of(Path("s.zarr"))
-    for options in (("--executor", "dask"), ("--executor", "threads"), ("--cluster", cluster)):
+    for options in (("--executor", "threads"), ("--cluster", cluster)):
         sampled("blica", *options, "--overwrite")
         assert files_of(Path("s.zarr")) == serial, options
     assert sampled("blica", "--seed", 1, "--overwrite").digest != first.digest

@@ -130,7 +130,7 @@ def test_a_split_has_the_codes_of_its_rows(transformed, artifact):
 def test_every_executor_gives_the_same_bytes(transformed, cluster):
     transformed("blica", "--executor", "serial")
     serial = files_of(Path("z.zarr"))
-    for options in (("--executor", "dask"), ("--executor", "threads"), ("--cluster", cluster)):
+    for options in (("--executor", "threads"), ("--cluster", cluster)):
         transformed("blica", *options, "--overwrite")
         assert files_of(Path("z.zarr")) == serial, options
 
@@ -279,6 +279,14 @@ def test_an_artifact_of_an_unknown_model(refused, artifact, tmp_path):
     message = refused(artifact=other)
     assert "'nobody'" in message
     assert "Upgrade" in message
+
+
+def test_an_artifact_with_a_setting_that_is_gone(artifact, tmp_path):
+    made = artifact("latent-trait")
+    recorded = load_artifact(made).manifest["hyperparameters"]
+    of_before = {**recorded, "estimator": "variational", "polish": "quadrature"}
+    other = changed(made, tmp_path / "a", hyperparameters=of_before)
+    assert load_fitted(str(other)).model.estimator == "variational"
 
 
 def test_an_artifact_with_unknown_settings_or_arrays(refused, artifact, tmp_path):

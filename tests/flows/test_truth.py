@@ -34,12 +34,19 @@ def plain(tmp_path: Path) -> Path:
 
 def test_an_example_becomes_a_dataset_that_knows_its_truth(examples):
     dataset = open_named(f"{SMALL},seed=7")
-    assert dataset.path.parent == examples
+    assert dataset.path.parent.parent == examples
     assert dataset.segment_names == ("0", "1", "2")
     assert np.bincount(dataset.blocks[:, 1], dataset.blocks[:, 3]).tolist() == [50, 50, 50]
     for name, drawn in nonstationary_truth(4, 2, 3, seed=7)._asdict().items():
         np.testing.assert_array_equal(dataset.attributes["truth"][name], drawn)
     np.testing.assert_array_equal(true_mixing(dataset), nonstationary_truth(4, 2, 3, 7).mixing)
+
+
+def test_an_example_that_other_code_made_is_made_again(monkeypatch):
+    before = open_named(SMALL)
+    assert open_named(SMALL).path == before.path
+    monkeypatch.setattr(datasets, "examples_digest", lambda: "another")
+    assert open_named(SMALL).path != before.path
 
 
 def test_the_truth_survives_further_rows(cli):

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from pipeline import api
+from pipeline import api, telling
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
+from pipeline.in_python import in_python
+from pipeline.models.binary_ica.blica import BLICA
+from pipeline.progress import silent
 from pipeline.random import RowRandom
+from storage import load_artifact
 from storage.dataset import BinaryDataset
+from storage.errors import DataError
 from tests.data import probit_rows, write
+from tests.fits import write_fit
 
 NAMES = ["<b>", *(f"f{i}" for i in range(1, 8))]
 
@@ -67,7 +77,7 @@ def said(shown: Any) -> set[str]:
 
 
 def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
-    settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 9, "components": "auto"}
+    settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 5, "components": "auto"}
     fits = [
         api.fit(dataset, "latent-trait", executor=executor, **settings)
         for executor in (SerialExecutor(), api._THREADS)
@@ -123,13 +133,98 @@ def test_why_there_is_no_likelihood_is_said() -> None:
         ({"components": "many"}, "components: Expected a whole number or 'auto', got 'many'"),
         ({"estimatr": "arcsine"}, "got 'estimatr'. Did you mean 'estimator'"),
         ({"model": "blica", "split": "train", "min_rows": 10**6}, "at least 3 segments"),
+        ({"model": "latent-trai"}, "^model: Expected one of"),
+        ({"components": 9}, "^components: Expected at most 8"),
+        ({"components": 0}, "^components: Expected at least 1"),
+        ({"seed": -1}, "^seed: Expected 0 to"),
+        ({"split": "tes"}, "d.zarr: split: Expected a split of the dataset, got 'tes'"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(
     dataset: BinaryDataset, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(FitError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         api.fit(dataset, **arguments)
+    assert isinstance(refused.value, FitError | DataError)
+    assert "--" not in str(refused.value)
+
+
+def test_features_named_like_options_stay_as_they_are(tmp_path: Path) -> None:
+    X, _ = probit_rows(200, 4, 1, seed=0)
+    X[:, 1] = 1
+    data = write(tmp_path / "d.zarr", X, names=["a", "--set b=c", "--seed", "d"])
+    said = r"got constant ones: '--set b=c'\. .* by constant_features=\"keep\"\.$"
+    with pytest.raises(FitError, match=said):
+        api.fit(data)
+
+
+def test_warnings_speak_python_also_those_of_an_artifact(tmp_path: Path) -> None:
+    X, _ = probit_rows(910, 4, 2, seed=1)
+    segments = np.array(["a", "b", "c", "d"])[np.arange(910) // 300]
+    data = write(tmp_path / "d.zarr", X, None, segments)
+    artifact = load_artifact(write_fit(tmp_path / "a", BLICA(n_components=2), data))
+    ends = "'d'; --set min_rows=1 keeps them", "'d'; min_rows=1 keeps them"
+    for warnings, end in (
+        (artifact.manifest["warnings"], ends[0]),
+        (api.Fitted.of(artifact).warnings, ends[1]),
+        (api.fit(data, "blica", components=2).warnings, ends[1]),
+    ):
+        assert any(text.endswith(end) for text in warnings)
+
+
+@pytest.mark.parametrize(
+    ("option", "argument"),
+    [
+        ("consider --set repair=nearest", 'consider repair="nearest"'),
+        ("--set nodes=46", "nodes=46"),
+        ("--set prior_precision=0.5.", "prior_precision=0.5."),
+        ("--set equal_slopes=yes", "equal_slopes=True"),
+        ("--set layers=10,20", "layers=(10, 20)"),
+        (
+            "Give --components and --set starts, or",
+            "Give components and starts, or",
+        ),
+        ("--components 6 does", "components=6 does"),
+        ("Choose another --split.", "Choose another split."),
+        ("Ingest with --segment-by COLUMN", "Ingest with --segment-by COLUMN"),
+    ],
+)
+def test_options_become_arguments(option: str, argument: str) -> None:
+    assert in_python(option) == argument
+
+
+def test_all_cpus_are_used() -> None:
+    assert api._THREADS.n_threads == len(psutil.Process().cpu_affinity())
+
+
+def test_a_terminal_shows_how_far_a_fit_is(
+    dataset: BinaryDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(telling, "_SECONDS_BETWEEN", 0.0)
+    fitted, shown = api.fit(dataset, "latent-trait", max_iter=3), []
+    for work in (
+        lambda: api.fit(dataset, "latent-trait", max_iter=3),
+        lambda: api.transform(fitted, dataset),
+        lambda: api.evaluate(fitted, dataset),
+        lambda: api.evaluate(fitted, dataset, progress=silent),
+    ):
+        ours, theirs = pty.openpty()
+        with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", terminal)
+            work()
+            os.write(theirs, b"end")
+        found = b""
+        while not found.endswith(b"end"):
+            found += os.read(ours, 1 << 16)
+        shown.append(found.decode())
+        os.close(ours)
+    fit, transform, evaluate, nothing = shown
+    assert "feature counts: 100%\x1b[K" in fit
+    assert re.search(r"\r[\w-]+, pass 3, -\d\.\d+: 100%\x1b\[K\r\x1b\[Kend$", fit)
+    assert transform.endswith("\rtransform: 100%\x1b[K\r\x1b[Kend")
+    assert evaluate.endswith("\rscore: 100%\x1b[K\r\x1b[Kend")
+    assert nothing == "end"
 
 
 def test_other_features_are_refused(dataset: BinaryDataset, tmp_path: Path) -> None:

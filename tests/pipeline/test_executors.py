@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import psutil
@@ -72,6 +78,7 @@ def test_dask_in_process_gives_the_bytes_of_serial(dataset, expected):
         assert loadings(dataset, DaskExecutor(client)) == expected
 
 
+@pytest.mark.matrix
 def test_one_worker_process_gives_the_bytes_of_serial(dataset, expected):
     with (
         LocalCluster(
@@ -94,7 +101,7 @@ def test_workers_keep_chunks_and_get_them_again(dataset, three_workers, tmp_path
     log = tmp_path / "read"
     logged = LoggedReader(str(dataset.path), dataset.digest, memory=1 << 30, log=str(log))
     rows = replace(rows_of(dataset), read=logged)
-    model = LatentTrait(max_iter=10, tol=1e-12)
+    model = LatentTrait(estimator="variational", max_iter=10, tol=1e-12)
     passes = fit(model, rows, DaskExecutor(three_workers)).iteration
     expected = fit(model, rows_of(dataset), SerialExecutor()).params.weights.tobytes()
     assert fit(model, rows, DaskExecutor(three_workers)).params.weights.tobytes() == expected
@@ -122,10 +129,9 @@ def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
     counts = collect_pass(ClippedPCA(), FitState(None), slow, DaskExecutor(three_workers), seed=0)
     three_workers.cluster.scheduler.remove_plugin(record.name)
     assert counts.n_samples == dataset.n_rows
-    assert len({key for key, _, _ in record.done}) == -(-N_CHUNKS // GROUP_CHUNKS)
-    assert {worker for _, worker, _ in record.done} == set(
-        three_workers.scheduler_info()["workers"]
-    )
+    done = [task for task in record.done if not task[0].endswith("-function")]
+    assert len({key for key, _, _ in done}) == -(-N_CHUNKS // GROUP_CHUNKS)
+    assert {worker for _, worker, _ in done} == set(three_workers.scheduler_info()["workers"])
     folded = sum(array.nbytes for array in counts.arrays().values())
     assert max(nbytes for _, _, nbytes in record.done) <= folded + 4096
 
@@ -187,6 +193,57 @@ def test_what_nobody_waits_for_is_stopped(three_workers, tmp_path):
     eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
 
 
+def test_a_large_function_goes_out_once_and_nobody_is_told(three_workers):
+    function = partial(_weighed, Weighed(np.ones(2 << 20)))
+    items = [np.full(2 << 20, k, np.float64) for k in range(6)]  # large ones go to one task each
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = list(DaskExecutor(three_workers).map(function, items))
+    assert found == [k << 21 for k in range(6)]
+    assert [str(one.message) for one in told if "large graph" in str(one.message)] == []
+    assert 0 < Weighed.sent < len(items)  # Dask pickles it more than once to send it once
+
+
+class Weighed:
+    """Counts how often this process sends it."""
+
+    sent = 0
+
+    def __init__(self, weights: np.ndarray) -> None:
+        self.weights = weights
+
+    def __reduce__(self) -> tuple[type[Weighed], tuple[np.ndarray]]:
+        Weighed.sent += 1
+        return Weighed, (self.weights,)
+
+
+def _weighed(weighed: Weighed, item: np.ndarray) -> int:
+    return int(weighed.weights @ item)
+
+
+def test_a_function_outlives_the_worker_that_held_it(three_workers):
+    executor = DaskExecutor(three_workers)
+    found = executor.map(_own_process, range(300))
+    first = next(found)
+    (holder,) = three_workers.run_on_scheduler(_holders_of_functions)
+    os.kill(three_workers.run(os.getpid)[holder], signal.SIGKILL)
+    processes = [first, *found]
+    assert len(processes) == 300
+    assert len(set(processes)) >= 2
+    three_workers.wait_for_workers(3, timeout=60)
+
+
+def _own_process(number: int) -> int:
+    time.sleep(0.01)
+    return os.getpid()
+
+
+def _holders_of_functions(dask_scheduler: Scheduler) -> list[str]:
+    """Addresses of the workers that held a function first."""
+    tasks = dask_scheduler.tasks.values()
+    return [sorted(w.address for w in t.who_has)[0] for t in tasks if t.key.endswith("-function")]
+
+
 def _number_of_tasks(dask_scheduler: Scheduler) -> int:
     return len(dask_scheduler.tasks)
 
@@ -219,6 +276,23 @@ def test_another_thread_that_limited_first_is_in_nobodys_way():
         assert _limited_threads() == {1}
         assert pool.submit(_limited_threads).result() == {1}
         assert _blas_threads() == found
+
+
+_LATER = """
+from threadpoolctl import threadpool_info
+from pipeline.executors.base import one_blas_thread
+
+with one_blas_thread():
+    pass
+import numpy, scipy.linalg
+with one_blas_thread():
+    print(*{library["num_threads"] for library in threadpool_info()})
+"""
+
+
+def test_a_library_that_is_loaded_later_has_one_thread_too():
+    done = subprocess.run([sys.executable, "-c", _LATER], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def _limited_threads() -> set[int]:

@@ -197,9 +197,8 @@ def test_an_iterative_fit_goes_on_until_it_converges() -> None:
     assert 2 < state.iteration == len(state.history) < model.max_iter
     np.testing.assert_allclose(state.params.share, X.mean(axis=0), atol=1e-4)
     assert np.all(np.diff(state.history) > 0)
-    last, before = state.history[-1], state.history[-2]
-    assert last == pytest.approx(-X.var(axis=0).sum(), abs=1e-6)
-    assert abs(last - before) <= 1e-9 * max(1, abs(last)) < abs(before - state.history[-3])
+    last, limit = state.history[-1], -X.var(axis=0).sum()
+    assert limit - 1e-9 <= last <= limit < state.history[-4] + 1e-6
     assert state.warnings == ()
 
 
@@ -283,16 +282,18 @@ def test_the_loop_asks_the_executor_alone() -> None:
         ([], False, False),
         ([-1.0], False, False),
         ([-1.0, -1.0 + 2e-3], False, False),
-        ([-1.0, -1.0 + 5e-4], True, False),
-        ([-1.0, -0.5, -0.25], False, True),
-        ([-1.0, -0.5, -0.5], True, True),
-        ([-9e3, -9e3 + 5.0], True, False),
+        ([-1.0, -1.0 + 5e-4], False, False),
+        ([-1.0, -1.0 + 5e-6], True, False),
+        ([-1.0, -0.5, -0.25, -0.125], False, True),
+        ([-1.0, -0.5, -0.5, -0.5], False, True),
+        ([-0.5, -0.5 + 5e-4, -0.5 + 7e-4, -0.5 + 8e-4], True, True),
+        ([-9e3, -9e3 + 5.0, -9e3 + 6.0, -9e3 + 7.0], True, True),
     ],
 )
 def test_converged_and_stopped_are_different_answers(
     history: Sequence[float], converged: bool, stopped: bool
 ) -> None:
-    convergence = ByObjective(max_iter=3, tol=1e-3)
+    convergence = ByObjective(max_iter=4, tol=1e-3)
     assert convergence.converged(history) == converged
     assert ended(convergence, history) == (converged or stopped)
     assert bool(stop_warning(convergence, history)) == (stopped and not converged)

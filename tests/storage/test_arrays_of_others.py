@@ -166,7 +166,8 @@ OTHERS = {
 @pytest.fixture
 def kept(tmp_path: Path) -> dict[str, tuple[Path, str, Callable[[], Any]]]:
     """A dataset, an artifact and codes, an array of each, and what reads it."""
-    dataset = write_dataset(tmp_path / "d.zarr", random_bits(100, 3)).path
+    columns = {"id": np.array([f"i{k}" for k in range(100)], object)}
+    dataset = write_dataset(tmp_path / "d.zarr", random_bits(100, 3), columns=columns).path
     arrays = {"mean": NamedArray(("row",), np.arange(9, dtype=np.uint8))}
     artifact = tmp_path / "a"
     write_artifact(artifact, arrays, {})
@@ -175,13 +176,14 @@ def kept(tmp_path: Path) -> dict[str, tuple[Path, str, Callable[[], Any]]]:
     return {
         "dataset": (dataset, "bits", lambda: open_dataset(dataset).verify()),
         "table": (dataset, "chunks", lambda: open_dataset(dataset).verify()),
+        "texts": (dataset, "levels/id", lambda: open_dataset(dataset).verify()),
         "artifact": (artifact, "mean", lambda: load_artifact(artifact)),
         "codes": (codes, "mean", lambda: open_codes(codes).verify()),
     }
 
 
 @pytest.mark.parametrize("change", OTHERS)
-@pytest.mark.parametrize("what", ["dataset", "table", "artifact", "codes"])
+@pytest.mark.parametrize("what", ["dataset", "table", "texts", "artifact", "codes"])
 def test_our_arrays_described_anew(
     kept: dict[str, Any], what: str, change: str, canary: Path
 ) -> None:

@@ -104,11 +104,15 @@ def read_with_zarr_alone(path: Path) -> tuple[Array, Array, Array, dict[str, Arr
         row_of_slot[slots] = group["chunks"][chunk, 0] + arrival
         segment_of_slot[slots] = manifest["segment_names"][segment]
     slots = np.flatnonzero(row_of_slot >= 0)[np.argsort(row_of_slot[row_of_slot >= 0])]
+    texts = {}
+    if "levels" in group:
+        texts = {a.attrs["doc"]: bytes(a[:]).splitlines() for _, a in group["levels"].arrays()}
     columns = {}
-    for name, described in manifest["columns"].items():
+    for name in manifest["columns"]:
         (values,) = (a[slots] for doc, a in per_slot.items() if repr(name) in doc)
-        named = described["kind"] == "category"
-        columns[name] = np.array(described["categories"])[values] if named else values
+        columns[name] = values
+        for lines in (lines for doc, lines in texts.items() if repr(name) in doc):
+            columns[name] = np.array([json.loads(line) for line in lines])[values]
     return bits[:, slots].T, mask_bits[:, slots].T, segment_of_slot[slots], columns
 
 
@@ -215,7 +219,7 @@ def edit_manifest(path: Path) -> None:
 
 
 def write_newer(path: Path) -> None:
-    write_manifest(path, {**manifest_of(path), "format_version": 2})
+    write_manifest(path, {**manifest_of(path), "format_version": 3})
 
 
 def make_artifact(path: Path) -> None:
@@ -254,7 +258,7 @@ NOT_OPENED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "list for a manifest": (lambda path: leave_text(path, "[]"), "Expected a JSON object"),
     "foreign manifest": (lambda path: leave_text(path, "{}"), f"Expected a {DATASET_FORMAT}"),
     "edited manifest": (edit_manifest, "Expected the digest it was written with. Damaged."),
-    "newer": (write_newer, "Expected format version 1 or older, got 2. Upgrade latentbits"),
+    "newer": (write_newer, "Expected format version 2 or older, got 3. Upgrade latentbits"),
     "no group": (lambda path: (path / "zarr.json").unlink(), "Expected a whole dataset"),
     "no chunk table": (lambda path: shutil.rmtree(path / "chunks"), "Expected a whole dataset"),
     "chunk table lost": (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from scipy.stats import kstest, multivariate_normal, norm
+from sklearn.datasets import load_digits
 
 from storage.errors import DataError
 from storage.examples import (
@@ -177,6 +178,20 @@ def test_a_slug_holds_all_parameters() -> None:
     slug = "nonstationary-features3-components2-segments4-rows_per_segment5-seed0"
     assert example_slug(SMALL) == slug
     assert example_slug("example:digits") == "digits"
+
+
+def test_digits_are_dark_pixels_that_are_neither_seldom_set_nor_seldom_clear() -> None:
+    """All pixels kept have both values in a tenth of the images; those left out have not."""
+    example = open_example("example:digits")
+    (batch,) = example.batches()
+    dark = load_digits().images >= 10
+    for row, column in np.ndindex(8, 8):
+        name, pixel = f"r{row}c{column}", dark[:, row, column]
+        is_kept = 0.1 <= pixel.mean() <= 0.9
+        assert (name in example.feature_names) == is_kept
+        if is_kept:
+            bits = batch.X[:, example.feature_names.index(name)]
+            np.testing.assert_array_equal(bits, pixel)
 
 
 REFUSED = {

@@ -15,7 +15,7 @@ import zarr
 from storage.errors import DataError
 from storage.sources import ReadOptions, basket_items, expand_sources, open_source, tables
 
-HINT = "Use --threshold T to binarise, or --missing TOKEN."
+RECODE = "Recode them as 0 and 1; --missing TOKEN takes one as missing."
 VALUES = "Expected 0, 1, true, false or a missing value"
 
 
@@ -34,6 +34,10 @@ def written(tmp_path, name, text):
     return path
 
 
+def hint(around):
+    return f"Values around it: {around}. {RECODE}"
+
+
 def place(name, row, column):
     return f"{name}: row {row} (data rows counted from 1), column {column!r}"
 
@@ -42,9 +46,44 @@ def place(name, row, column):
 def test_first_bad_value_of_a_csv(tmp_path, bad):
     rows = ["1,0,1"] * 40
     rows[16], rows[16 + 5] = f"1,{bad},9", "9,9,9"
-    path = written(tmp_path, "data.csv", "id,age,sex\n" + "\n".join(rows))
-    expected = f"{place('data.csv', 17, 'age')}: {VALUES}, got {bad!r}. {HINT}"
+    path = written(tmp_path, "data.csv", "id,age,sex\n" + "\n".join([*rows, ""]))
+    around = f"'0' (38), {bad!r} (1), '9' (1)"
+    expected = f"{place('data.csv', 17, 'age')}: {VALUES}, got {bad!r}. {hint(around)}"
     assert refusal(path) == expected
+
+
+def test_codes_of_categories_get_no_threshold(tmp_path):
+    """Roll calls: 1 is yea, 6 nay, 9 absent. No threshold makes the right bits of them."""
+    calls = ["1,6"] * 30 + ["6,1"] * 20 + ["9,1"] * 8
+    path = written(tmp_path, "votes.csv", "r1,r2\n" + "\n".join([*calls, ""]))
+    assert refusal(path) == (
+        f"{place('votes.csv', 1, 'r2')}: {VALUES}, got '6'. " + hint("'6' (30), '1' (28)")
+    )
+    codes = np.array([line.split(",") for line in calls], int)
+    np.save(tmp_path / "votes.npy", codes)
+    assert refusal(tmp_path / "votes.npy").endswith(hint("6 (30), 1 (28)"))
+    scipy.sparse.save_npz(tmp_path / "votes.npz", scipy.sparse.csr_array(codes * codes))
+    assert refusal(tmp_path / "votes.npz").endswith(hint("36 (30), 1 (28)"))
+
+
+def test_measured_numbers_get_a_threshold(tmp_path):
+    rows = "\n".join(f"{i / 7},{i}" for i in range(20))
+    message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
+    assert message.endswith("Use --threshold T to binarise, or --missing TOKEN.")
+
+
+def test_a_column_of_names_is_kept_beside(tmp_path):
+    rows = "\n".join(f"1,name {i // 2}" for i in range(40))
+    message = refusal(written(tmp_path, "data.csv", "a,who\n" + rows))
+    assert message.endswith(
+        "'name 4' (2), 15 others. Use --keep who to keep the column beside the features."
+    )
+
+
+def test_missing_values_are_not_among_those_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"a": ["1", "0"], "b": ["y", None]}), path)
+    assert refusal(path).endswith(hint("'y' (1)"))
 
 
 def test_rows_are_counted_across_blocks(tmp_path, monkeypatch):
@@ -111,6 +150,35 @@ def test_unclosed_quote_does_not_swallow_rows(tmp_path):
     assert refusal(path, options).startswith(place("data.csv", 2, "b"))
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        (
+            "a.csv",
+            "a;b",
+            "Expected a comma between columns, got one column that looks separated by ';'",
+        ),
+        (
+            "a.csv",
+            "a\tb",
+            "Expected a comma between columns, got one column that looks separated by tabs",
+        ),
+        (
+            "a.tsv",
+            "a,b",
+            "Expected a tab between columns, got one column that looks separated by ','",
+        ),
+        (
+            "a.csv",
+            "0 1",
+            "Expected a comma between columns, got one column that looks separated by sp",
+        ),
+    ],
+)
+def test_another_delimiter(tmp_path, name, line, message):
+    assert refusal(written(tmp_path, name, line + "\n")).startswith(f"{name}: {message}")
+
+
 def test_absent_row_column(tmp_path):
     path = written(tmp_path, "data.csv", "clas,b,id\n1,0,1\n")
     assert refusal(path, ReadOptions(row_columns=("id", "class"))) == (
@@ -135,7 +203,9 @@ def test_no_feature_left(tmp_path):
 def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": [0, 1, None], "b": [1, 5, 6]}), path)
-    assert refusal(path) == f"{place('a.parquet', 2, 'b')}: {VALUES}, got 5. {HINT}"
+    assert refusal(path) == f"{place('a.parquet', 2, 'b')}: {VALUES}, got 5. " + hint(
+        "1 (1), 5 (1), 6 (1)"
+    )
     assert refusal(path, ReadOptions(row_columns=("a",), missing=("5", "6"))) == (
         f"{place('a.parquet', 3, 'a')}: Expected an integer, got no value. "
         "Fill the column, or store it as text."
@@ -155,8 +225,9 @@ def test_first_bad_number(tmp_path, dtype):
     np.savez(tmp_path / "a.npz", A)
     shown = "4.0" if dtype is np.float32 else "4"
     for name in ("a.npy", "a.npz"):
-        expected = f"{place(name, 98_001, 'f7')}: {VALUES}, got {shown}. {HINT}"
-        assert refusal(tmp_path / name) == expected
+        expected = f"{place(name, 98_001, 'f7')}: {VALUES}, got {shown}. Values around it: "
+        expected += shown.replace("4", "0") + " (6,"
+        assert refusal(tmp_path / name).startswith(expected)
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia"])
@@ -165,7 +236,8 @@ def test_bad_number_in_a_sparse_matrix(tmp_path, kind):
     A[4, 2] = 2
     A[3, 1] = A[4, 3] = 1
     scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.csr_array(A).asformat(kind))
-    assert refusal(tmp_path / "a.npz") == f"{place('a.npz', 5, 'f2')}: {VALUES}, got 2.0. {HINT}"
+    expected = f"{place('a.npz', 5, 'f2')}: {VALUES}, got 2.0. Values around it: "
+    assert refusal(tmp_path / "a.npz").startswith(expected)
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
@@ -265,7 +337,7 @@ def test_zarr(tmp_path):
     shutil.rmtree(path)
     array = zarr.create_array(path, shape=(9, 4), chunks=(2, 2), dtype="i1")
     array[7, 3] = 5
-    assert refusal(path) == f"{place('a.zarr', 8, 'f3')}: {VALUES}, got 5. {HINT}"
+    assert refusal(path) == f"{place('a.zarr', 8, 'f3')}: {VALUES}, got 5. " + hint("0 (8), 5 (1)")
     shutil.rmtree(path)
     group = zarr.create_group(path)
     assert refusal(path) == (
@@ -362,8 +434,8 @@ def test_paths(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     assert refusal(folder) == (
-        "folder: Expected a file or a Zarr array, got a directory. "
-        "Name its files, for example 'folder/*.npz'."
+        "folder: Expected a file or a Zarr array, got a directory. No file in it ends in .npy, "
+        ".npz, .csv, .csv.gz, .tsv, .tsv.gz, .parquet, .mtx, .mtx.gz, .dat, .dat.gz."
     )
     with pytest.raises(DataError, match=r"dat\.txt: Expected an existing .* Did you mean .*data"):
         expand_sources([str(tmp_path / "dat.txt")])

@@ -108,11 +108,7 @@ TWO = np.array([[0, 1], [1, 0]], np.uint8)
 REFUSED: dict[str, Refused] = {
     "no rows": ("at least one row, got none", lambda p: write_dataset(p, TWO[:0])),
     "no batch": ("at least one row, got none", lambda p: create(p, ["a", "b"])),
-    "one row": ("'all': Expected at least 2 rows .*, got 1", lambda p: write_dataset(p, TWO[:1])),
-    "one row in a segment": (
-        "segment 'lone': Expected at least 2 rows in every segment, got 1",
-        lambda p: write_dataset(p, TWO[[0, 1, 0]], segments=np.array(["b", "b", "lone"])),
-    ),
+    "one row": ("Expected at least 2 rows, got 1", lambda p: write_dataset(p, TWO[:1])),
     "one feature": ("at least 2 features, got 1", lambda p: create(p, ["a"])),
     "a name twice": (
         "different feature names, got 'a' twice",
@@ -363,7 +359,6 @@ def test_an_error_while_appending_leaves_things_as_they_were(
     ("rows", "segments", "message"),
     [
         (TAIL_ROWS[:0], None, "Expected at least one row, got none"),
-        (TAIL_ROWS, np.array(["all"] * 199 + ["lone"]), "segment 'lone': Expected at least 2 rows"),
     ],
 )
 def test_a_refused_append_leaves_things_as_they_were(

@@ -28,6 +28,8 @@ exceeds t_i. `sample`, `transform` and the likelihoods use them; μ only says wh
 lie to explain them, and `mean_misfit` how well it does.
 Cost a block: as clipped PCA's, for each segment. One pass. An evaluation of the likelihood costs
 n_segments n_features² n_components.
+Missing values: counted as by clipped PCA, in each segment, so values must be missing completely at
+random within a segment; shares that differ between segments do no harm.
 Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
 size positive, length 1); sources whose variances are proportional over segments.
 """
@@ -47,9 +49,11 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.known_segments import UNKNOWN
 from pipeline.models.base import Model
+from pipeline.models.binary_ica.moment_matching.held_out import MOST_SPLITS
 from pipeline.models.binary_ica.moment_matching.matching import Settings, match_moments
 from pipeline.models.binary_ica.moment_matching.notices import (
     diagnose,
+    judge_choice,
     judge_fit,
     judge_mixing,
     judge_segments,
@@ -67,7 +71,7 @@ from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
 Array = NDArray[np.float64]
 
 MIN_SEGMENTS = 3
-_GROUP_CELLS, _MOST_GROUPS = 1 << 16, 16
+_GROUP_CELLS, _MOST_GROUPS = 1 << 16, 8
 
 
 @dataclass(frozen=True)
@@ -77,17 +81,19 @@ class BLICA(Model):
     Attributes
     ----------
     n_components
-        Number of components; None chooses it by held-out pairwise likelihood, among those that
-        are identifiable.
+        Number of components; None takes the fewest within one standard error of the best
+        held-out pairwise likelihood, among those that are identifiable.
     regularization
-        Condition number r to which correlations are ridged, above 1; None chooses it by held-out
-        pairwise likelihood.
+        Condition number r to which correlations are ridged, above 1; the larger, the weaker the
+        ridge. None takes the weakest within one standard error of the best held-out pairwise
+        likelihood.
     min_rows
         Rows below which a segment is left out.
     starts
         Random starts; the best is kept.
     bootstrap
-        Replicates behind the intervals of the mixing; 0 makes none, else at least 20.
+        Replicates behind the intervals of the mixing; 0 makes none, else at least 20. Each
+        chooses the ridge anew where that is not given; the number of components stays.
     """
 
     name: ClassVar[str] = "blica"
@@ -99,7 +105,11 @@ class BLICA(Model):
         "variance": ("component",),
         "converged": (),
     }
-    shown: ClassVar[tuple[str, ...]] = ("regularization", "stability")
+    shown: ClassVar[tuple[str, ...]] = (
+        "regularization",
+        "stability_of_starts",
+        "stability_of_halves",
+    )
     n_components: int | None = None
     regularization: float | None = None
     min_rows: int = 20
@@ -121,18 +131,23 @@ class BLICA(Model):
 
     def tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut the pairs of features so that a task's counts stay within a budget."""
-        return tiles(n_features, n_segments * self._n_groups(n_features), budget)
+        return tiles(n_features, n_segments * self.n_groups(n_features), budget)
 
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of counts by group, their sums, and correlations of all segments and folds."""
-        matrices = 2 * self._n_groups(n_features) + 12 + 3 * n_threads
+        n_groups = self.n_groups(n_features)
+        # A fold holds correlations and up to four counts.
+        folds = 2 * min(MOST_SPLITS, n_groups - 1)
+        matrices = 2 * n_groups + 2 + 5 * max(2, folds) + 3 * n_threads
         return 8 * n_features**2 * n_segments * matrices
 
-    def _n_groups(self, n_features: int) -> int:
+    def n_groups(self, n_features: int) -> int:
         """Groups that the rows of a segment are dealt to: folds, and what is resampled."""
-        if self.bootstrap:
-            return 2 * max(1, min(_MOST_GROUPS, _GROUP_CELLS // n_features**2) // 2)
-        return 1 if self.n_components and self.regularization else 2
+        if self.n_components and self.regularization and not self.bootstrap:
+            return 1
+        # The same with and without a bootstrap, which must not change what is chosen.
+        fitting = max(2, min(_MOST_GROUPS, _GROUP_CELLS // n_features**2))
+        return 1 << (fitting.bit_length() - 1)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the segments and their margins.
@@ -159,7 +174,6 @@ class BLICA(Model):
         _check_varying((first.ones > 0) & (first.ones < first.observed), usable)
         seeds = {
             "starts": rng.integers(2**63, size=self.starts),
-            "folds": rng.integers(2**63, size=1),
             "bootstrap": rng.integers(2**63, size=self.bootstrap),
         }
         return FitState(no_params(), auxiliary=seeds)
@@ -181,17 +195,17 @@ class BLICA(Model):
         self, params: BLICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts:
         """Count the pairs of a block, its rows dealt to groups."""
-        return PairCounts.of_groups(block, self._n_groups(block.n_features))
+        return PairCounts.of_groups(block, self.n_groups(block.n_features))
 
     def counted(self, n_features: int) -> str:
         """Name the pairs of each segment's groups."""
-        return f"{self._n_groups(n_features)} groups"
+        return f"{self.n_groups(n_features)} groups"
 
     def update(
         self, state: FitState, statistics: PairCounts, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Match the correlations of the segments, and say what is in doubt."""
-        n_groups = self._n_groups(statistics.n_features)
+        n_groups = self.n_groups(statistics.n_features)
         indices = statistics.grouped_segments(n_groups)
         whole = statistics.weighted(n_groups, np.ones((len(indices), n_groups), np.int64))
         segments = segments_of(whole, self.min_rows, map_items)
@@ -204,7 +218,8 @@ class BLICA(Model):
         diagnostics = diagnose(match, params.start_similarities)
         noted = judge_segments(match.segments, indices, self.min_rows, match.ridge)
         noted += judge_mixing(params.mixing)
-        noted += judge_fit(diagnostics, self.starts, params.source_variances[segments.used])
+        noted += judge_choice(match)
+        noted += judge_fit(diagnostics, match.n_starts, params.source_variances[segments.used])
         warnings = (*state.warnings, *noted)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
 

@@ -3,10 +3,12 @@
 Model: x ~ N(0, I_q), P(t_i = 1 | x) = σ(w_i·x + b_i), items independent given x (M. E. Tipping,
 "Probabilistic visualisation of high-dimensional binary data", NIPS 1998).
 
-Fit by EM, with one of three E-steps. `variational`: the paper's, by the bound of Jaakkola & Jordan;
-any q; biased, the slopes of strongly dependent items most. `quadrature`: exact marginal likelihood
-on Gauss–Hermite nodes (Bock & Aitkin 1981), q ≤ 3. `sampling`: the paper's rival, the same over
-fixed random draws of x. Steps are extrapolated by SQUAREM.
+Fit by EM, with one of four E-steps. `variational`: the paper's, by the bound of Jaakkola & Jordan;
+any q; biased, the slopes of strongly dependent items most, and of sparse items towards 0.
+`quadrature`: exact marginal likelihood on Gauss–Hermite nodes (Bock & Aitkin 1981), q ≤ 3. `ep`:
+nearly that likelihood, by expectation propagation (Minka 2001); any q. `sampling`: the paper's
+rival, over fixed random draws of x. `auto` goes on from the variational fit by quadrature, or by
+`ep` where q > 3. Steps are extrapolated by SQUAREM.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -16,7 +18,10 @@ b          offsets         (n_features,)
 =========  ==============  ================================
 
 Cost a block: n_samples n_features q² a round of the variational E-step, of which a row needs 5 to
-20; n_samples n_features n_nodes by quadrature. Passes: tens to hundreds.
+20, and of `ep`, which needs 4, each 10 times as long; n_samples n_features n_nodes by quadrature.
+Passes: tens to hundreds.
+Missing values are left out of a row's likelihood, which is right also where observed values decide
+which are missing; not where the missing ones themselves do.
 Not identifiable: rotations of x; columns of w are its principal axes, the entry of largest size
 positive.
 """
@@ -44,8 +49,8 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.latent_trait.checks import awake, check_settings, doubts, limit_reached
 from pipeline.models.latent_trait.em import (
-    NODES_AN_AXIS,
     LatentTraitParams,
     bare_params,
     e_step,
@@ -54,15 +59,22 @@ from pipeline.models.latent_trait.em import (
     rotated_for_reading,
     variational_posterior,
 )
-from pipeline.models.settings import check_choices, check_components, pooled_margins
+from pipeline.models.latent_trait.nodes import (
+    MOST_AN_AXIS,
+    Grid,
+    finer_stage,
+    first_grid,
+    grid_of,
+)
+from pipeline.models.settings import pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.latent_nodes import (
     MAX_COMPONENTS,
     Nodes,
-    gauss_hermite,
     random_nodes,
 )
+from pipeline.numerics.logistic_sites import site_posterior
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -70,10 +82,6 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _DRAWS = 500
-# Share of an axis that the likeliest node has in a mean row. Objectives of fits (survey, test and
-# simulated data) were off by up to 0.02 nats a row where it was above 0.6, 5e-3 above 0.5, and 1e-3
-# at 0.45. It falls with the root of the number of nodes.
-_COARSE, _FINE = 0.6, 0.45
 
 
 @dataclass(frozen=True)
@@ -85,16 +93,16 @@ class LatentTrait(Model):
     n_components
         Number of traits; None chooses it by the objective of held-out rows.
     estimator
-        `variational`, `quadrature` (up to 3 components) or `sampling`.
-    polish
-        `quadrature` goes on by quadrature once the variational fit has converged.
+        `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation propagation) or
+        `sampling`. `auto` is quadrature up to 3 components and `ep` beyond, from where the
+        variational fit ends.
     nodes
-        Nodes of an axis for quadrature, draws for sampling; None takes 41, 21 or 15 for 1, 2 or 3
-        components, and 500 draws.
+        Nodes of an axis for quadrature, draws for sampling; None begins with 41, 21 or 15 for 1, 2
+        or 3 components and goes up to 300, 61 or 21 where items are steep, and takes 500 draws.
     prior_precision
         Of a normal prior on the weights; above 0 it keeps separable items finite.
     equal_slopes
-        `yes` gives all items one weight; one component and quadrature or sampling.
+        `yes` gives all items one weight; one component, by quadrature or sampling.
     constant_features
         `refuse` them, or `pin` them: weights of 0 and the offset of their margin.
     acceleration
@@ -104,7 +112,8 @@ class LatentTrait(Model):
     max_iter
         Passes at the most, of each number of components tried and of each estimator.
     tol
-        Change of the objective per row, relative where that is above 1, at which to stop.
+        Change of the objective per row, relative where that is above 1, in the last three passes
+        and in all that are to come, at which to stop.
     """
 
     name: ClassVar[str] = "latent-trait"
@@ -116,9 +125,9 @@ class LatentTrait(Model):
         "variance": ("component",),
         "covariance": ("component", "component_j"),
     }
+    former: ClassVar[tuple[str, ...]] = ("polish",)
     n_components: int | None = 2
-    estimator: Literal["variational", "quadrature", "sampling"] = "variational"
-    polish: Literal["none", "quadrature"] = "none"
+    estimator: Literal["auto", "variational", "quadrature", "ep", "sampling"] = "auto"
     nodes: int | None = None
     prior_precision: float = 0.0
     equal_slopes: Literal["no", "yes"] = "no"
@@ -126,44 +135,25 @@ class LatentTrait(Model):
     acceleration: Literal["squarem", "none"] = "squarem"
     rotation: Literal["principal", "varimax", "promax"] = "principal"
     max_iter: int = 500
-    tol: float = 1e-6
+    tol: float = 1e-7
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_components(self)
-        if self.nodes is not None and self.nodes < 2:
-            raise FitError(f"nodes: Expected at least 2, got {self.nodes}.")
-        if not 0 <= self.prior_precision < np.inf:
-            raise FitError(f"prior_precision: Expected at least 0, got {self.prior_precision}.")
-        if self.max_iter < 1:
-            raise FitError(f"max_iter: Expected at least 1, got {self.max_iter}.")
-        if not 0 < self.tol < 1:
-            raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}.")
-        if self._is_exact and (self.n_components or 1) > MAX_COMPONENTS:
-            raise FitError(
-                f"--components: Expected at most {MAX_COMPONENTS} for quadrature, "
-                f"got {self.n_components}. Use --set estimator=variational."
-            )
-        if self.equal_slopes == "yes" and (
-            self.estimator == "variational" or self.n_components != 1
-        ):
-            raise FitError(
-                "equal_slopes: Expected --components 1 and estimator=quadrature or sampling, got "
-                f"{self.n_components} and {self.estimator}."
-            )
+        check_settings(self)
 
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the sums over nodes, or of the curvatures, of the tasks under way."""
         q = self.n_components or n_features
         width = (q + 1) * (q + 2)
-        if self.estimator != "variational" or self.polish == "quadrature":
+        if self.estimator in ("auto", "ep"):
+            width *= 2
+        if self.estimator not in ("variational", "ep"):
             width = max(width, 2 * self._n_nodes(min(q, MAX_COMPONENTS)))
         return 8 * n_features * width * 4 * n_threads
 
     def _n_nodes(self, n_components: int) -> int:
         if self.estimator == "sampling":
             return self.nodes or _DRAWS
-        return int((self.nodes or NODES_AN_AXIS[n_components]) ** n_components)
+        return int((self.nodes or MOST_AN_AXIS[n_components]) ** n_components)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the margins; weights begin at random, offsets with the margins.
@@ -198,18 +188,29 @@ class LatentTrait(Model):
         text = "constant, pinned at their margins: {features}"
         noted = (Notice(text, tuple(constant.tolist())),) if constant.size else ()
         state = FitState(bare_params(weights, offsets), auxiliary=auxiliary, warnings=noted)
-        held_out = 0.0 if self.n_components else HELD_OUT
-        return self._enter(state, weights, held_out, self.estimator)
+        if self.n_components is None:
+            return self._enter(state, weights, HELD_OUT, self._last_estimator(1))
+        is_bound = self.estimator == "auto" and self.equal_slopes == "no"
+        last = self._last_estimator(self.n_components)
+        return self._enter(state, weights, 0.0, "variational" if is_bound else last)
+
+    def _last_estimator(self, n_components: int) -> str:
+        if self.estimator != "auto":
+            return self.estimator
+        return "quadrature" if n_components <= MAX_COMPONENTS else "ep"
 
     def _enter(self, state: FitState, weights: Array, held_out: float, estimator: str) -> FitState:
         """Begin a stage: other weights, another E-step or other rows."""
         params, q = bare_params(weights, state.params.offsets), weights.shape[1]
         working = {"held_out": np.array(held_out)}
         if estimator == "quadrature":
-            working |= gauss_hermite(self.nodes or NODES_AN_AXIS[q], q)._asdict()
+            grid = Grid(self.nodes, q) if self.nodes else first_grid(weights)
+            working |= grid.working()
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
             working |= random_nodes(self.nodes or _DRAWS, q, rng)._asdict()
+        elif estimator == "ep":
+            working["by_sites"] = np.array(1)
         return replace(state, params=params, working=working)
 
     def warm(self, state: FitState, params: LatentTraitParams) -> FitState:
@@ -218,19 +219,18 @@ class LatentTrait(Model):
         axes = np.eye(params.weights.shape[1]) if params.axes is None else params.axes
         weights, offsets = params.weights @ axes.T, params.offsets.copy()
         weights[constant], offsets[constant] = 0.0, margins[constant]
-        polished = self.polish == "quadrature" and self.estimator == "variational"
         at = replace(state, params=replace(params, offsets=offsets))
-        return self._enter(at, weights, 0.0, self.polish if polished else self.estimator)
+        return self._enter(at, weights, 0.0, self._last_estimator(weights.shape[1]))
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
-        one = partial(e_step, params, _nodes(working))
+        one = partial(e_step, params, _nodes(working), "by_sites" in working)
         return e_step_apart(one, float(working["held_out"]), block, rng)
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
-        """Give the bound or the log-likelihood of a row, less the prior's share: nats."""
+        """Give the log-likelihood of a row, its bound or estimate, less the prior's share: nats."""
         penalty = 0.5 * self.prior_precision * float((params.weights**2).sum())
         return (statistics.objective - penalty) / statistics.n_samples
 
@@ -243,6 +243,8 @@ class LatentTrait(Model):
         constant = state.auxiliary["constant"]
         packed[constant], diverging[constant] = 0.0, False
         packed[constant, -1] = state.auxiliary["margins"][constant]
+        if (grid := grid_of(state.working)) is not None:
+            diverging |= grid.diverging(packed[:, :-1])
         auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(diverging)}
         return replace(state, params=state.params.unpacked(packed), auxiliary=auxiliary)
 
@@ -255,31 +257,30 @@ class LatentTrait(Model):
         return params.unpacked(packed)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Go on with more components, with all rows or by quadrature."""
+        """Go on with more components, with all rows, from the bound to what is better, finer."""
         if state.working["held_out"] > 0:
             return self._grown(state, statistics)
-        if self.polish == "quadrature" and _nodes(state.working) is None:
-            return self._enter(state, state.params.weights, 0.0, "quadrature")
-        return None
+        if self.estimator == "auto" and _is_bound(state.working):
+            weights = awake(state.params.weights, _random(state), state.auxiliary["constant"])
+            return self._enter(state, weights, 0.0, self._last_estimator(weights.shape[1]))
+        return finer_stage(state) if self.nodes is None else None
 
     def _grown(self, state: FitState, statistics: Sums) -> FitState:
         """Add a component while that helps rows held out; then fit all rows with the best."""
         auxiliary, is_best = judged(state.params, state.auxiliary, statistics)
         state = replace(state, auxiliary=auxiliary)
         n_features, q = state.params.weights.shape
-        most = min(n_features - 1, MAX_COMPONENTS if self._is_exact else n_features - 1)
-        if is_best and q < most:
-            rng = np.random.default_rng([int(state.auxiliary["seed"][0]), q])
-            column = 0.5 * rng.standard_normal((n_features, 1))
+        most = MAX_COMPONENTS if self.estimator == "quadrature" else n_features - 1
+        if is_best and q < min(most, n_features - 1):
+            column = 0.5 * _random(state).standard_normal((n_features, 1))
             column[state.auxiliary["constant"]] = 0.0
             weights = np.column_stack([state.params.weights, column])
-            return self._enter(state, weights, HELD_OUT, self.estimator)
+            return self._enter(state, weights, HELD_OUT, self._last_estimator(q + 1))
+        if is_best and q == most:
+            state = replace(state, warnings=(*state.warnings, limit_reached(q)))
         state = replace(state, params=best_judged(LatentTraitParams, auxiliary))
-        return self._enter(state, state.params.weights, 0.0, self.estimator)
-
-    @property
-    def _is_exact(self) -> bool:
-        return "quadrature" in (self.estimator, self.polish)
+        weights = state.params.weights
+        return self._enter(state, weights, 0.0, self._last_estimator(weights.shape[1]))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Turn the weights, and say what is in doubt."""
@@ -290,23 +291,23 @@ class LatentTrait(Model):
         if nodes is not None and params.axes is not None:
             working = {**working, "points": nodes.points @ params.axes}
         sums = statistics.values
+        q, is_bound = params.weights.shape[1], _is_bound(working)
+        estimator = "variational" if is_bound else self._last_estimator(q)
         diagnostics = {
-            "n_components": params.weights.shape[1],
+            "n_components": q,
             "rows_without_values": int(sums["empty_rows"]),
             "held_out_scores": held_out_scores(state.auxiliary).tolist(),
-            "estimator": "variational" if nodes is None else "nodes",
+            "estimator": estimator,
         }
+        if is_bound:
+            diagnostics["objective_is"] = "lower bound"
         if "rounds" in sums:
             diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
-        noted = list(state.warnings)
-        if (diverging := state.auxiliary["diverging"]).size:
-            text = "weights diverge, the data separate: {features}; --set prior_precision=1"
-            noted.append(Notice(text, tuple(diverging.tolist())))
-        if nodes is not None and self._is_exact:
-            noted += _coarseness(nodes, float(sums["peak"]) / statistics.n_samples)
-        if diagnostics["rows_without_values"]:
-            text = f"rows without any value: {diagnostics['rows_without_values']}, codes are 0"
-            noted.append(Notice(text))
+        noted = [*state.warnings, *doubts(params.weights, state.auxiliary, diagnostics)]
+        if (grid := grid_of(working)) is not None:
+            peak = float(sums["peak"]) / statistics.n_samples
+            noted += grid.doubts(state.params.weights, state.auxiliary["diverging"], peak)
+            diagnostics["nodes_an_axis"] = grid.an_axis
         done = replace(state, params=params, working=working)
         return replace(done, diagnostics=diagnostics, warnings=tuple(noted))
 
@@ -315,13 +316,15 @@ class LatentTrait(Model):
     ) -> Mapping[str, NDArray[Any]]:
         """Give the posterior of x: `mean`, `variance` (n_samples, n_components), `covariance`.
 
-        By quadrature for up to 3 components, else variational.
+        By quadrature for up to 3 components, else by expectation propagation: with 10 traits behind
+        16 x 16 digits its means are 0.005 standard deviations off in the median and 0.06 at most,
+        its variances 0.98 of the true ones in the median and 0.74 at least.
         """
-        q = params.weights.shape[1]
-        if q <= MAX_COMPONENTS:
-            found: Any = posterior_by_quadrature(block.dense(), block.observed(), params.items)
+        X, observed = block.dense(), block.observed()
+        if params.weights.shape[1] <= MAX_COMPONENTS:
+            found: Any = posterior_by_quadrature(X, observed, params.items)
         else:
-            found = variational_posterior(params, block)
+            found = site_posterior(X, observed, params.weights, params.offsets)
         variance = np.diagonal(found.covariance, axis1=1, axis2=2)
         return {"mean": found.mean, "variance": variance, "covariance": found.covariance}
 
@@ -332,12 +335,13 @@ class LatentTrait(Model):
     def log_likelihood(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Give log P(t) of each row, by quadrature for up to 3 components, else estimated."""
+        """Give log P(t) of each row, by quadrature for up to 3 components, else by draws."""
         X, observed = block.dense(), block.observed()
         if params.weights.shape[1] <= MAX_COMPONENTS:
             found = posterior_by_quadrature(X, observed, params.items)
-        else:
-            found = posterior_by_sampling(X, observed, params.items, rng, block.rows)
+            nats, error = found.log_likelihood, found.standard_error
+            return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
+        found = posterior_by_sampling(X, observed, params.items, rng, block.rows)
         return LogLikelihood(found.log_likelihood, found.standard_error)
 
     def sample(
@@ -365,15 +369,10 @@ def _nodes(working: Arrays) -> Nodes | None:
     return Nodes(working["points"], working["log_weights"]) if "points" in working else None
 
 
-def _coarseness(nodes: Nodes, peak: float) -> list[Notice]:
-    """Warn where nodes lie too far apart: by the share that the likeliest has of a mean row."""
-    q = nodes.points.shape[1]
-    an_axis, share = round(len(nodes.points) ** (1 / q)), peak ** (1 / q)
-    if share <= _COARSE:
-        return []
-    enough = int(np.ceil(an_axis * (share / _FINE) ** 2))
-    text = (
-        f"{an_axis} nodes an axis lie farther apart than many rows' posteriors are wide: the "
-        f"objective may be off by 0.01 nats a row; --set nodes={enough}"
-    )
-    return [Notice(text)]
+def _is_bound(working: Arrays) -> bool:
+    return _nodes(working) is None and "by_sites" not in working
+
+
+def _random(state: FitState) -> np.random.Generator:
+    """Draws for components that are added to as many as there are."""
+    return np.random.default_rng([int(state.auxiliary["seed"][0]), state.params.weights.shape[1]])

@@ -16,6 +16,7 @@ from nbclient import NotebookClient
 from flows.data.ingesting import ingest_sources
 from pipeline import api
 from storage.dataset import BinaryDataset
+from tests.data import probit_rows, write
 
 pytestmark = pytest.mark.matrix
 NOTEBOOK = Path(__file__).with_name("digits.ipynb")
@@ -78,7 +79,7 @@ def test_data_and_codes_show_themselves(notebook: Any, digits: BinaryDataset) ->
     data = table(notebook, "ingest")
     assert data["path"] == "digits.zarr"
     assert data["rows"] == f"{digits.n_rows:,}" == "1,797"
-    assert data["features"].startswith("54: r0c1, r0c2")
+    assert data["features"].startswith("34: r0c2, r0c3")
     assert data["segments"].startswith("10: 0 (178), 1 (182)")
     assert table(notebook, "transform")["mean"] == "row 1,797 × 2, float64"
 
@@ -94,7 +95,7 @@ def test_fits_and_their_numbers_are_those_of_the_same_calls(
         assert shown["model"] == html.escape(repr(fitted.model))
         assert shown["objective"] == f"{fitted.history[-1]:.6g} nats a row"
         assert shown["converged"] == "yes"
-    assert table(notebook, "traits")["weights"] == "feature 54 × component 2"
+    assert table(notebook, "traits")["weights"] == "feature 34 × component 2"
     found = {fitted.model.name: api.evaluate(fitted, digits) for fitted in (mixture, traits)}
     lines = [f"{name}: {one['log_likelihood']:.4f}" for name, one in found.items()]
     assert printed(notebook, "evaluate").splitlines() == lines
@@ -109,3 +110,33 @@ def test_values_by_name_are_those_of_the_rows(notebook: Any, digits: BinaryDatas
     assert said == f"r0c3 is set in {np.mean(threes):.4f} of the threes\n"
     (shown,) = (one.data for one in outputs(notebook, "names") if "data" in one)
     assert "xarray.Dataset" in shown["text/html"]
+
+
+def test_a_cell_shows_how_far_a_fit_is_and_keeps_what_it_printed(tmp_path: Path) -> None:
+    """Work that takes longer than a second, which here is none, has a line that is empty then."""
+    cell = (
+        "from pipeline import api, telling\n"
+        "from storage import open_dataset\n"
+        "telling._QUIET_SECONDS = telling._SECONDS_BETWEEN = 0.0\n"
+        "print('before')\n"
+        "updates = []\n"
+        "send = get_ipython().display_pub.publish\n"
+        "def seen(data, metadata=None, **more):\n"
+        "    updates.append(data)\n"
+        "    return send(data, metadata, **more)\n"
+        "get_ipython().display_pub.publish = seen\n"
+        "fitted = api.fit(open_dataset('d.zarr'), 'latent-trait', max_iter=3)\n"
+        "print(any(', pass 3, -' in one['text/plain'] for one in updates), len(updates) > 4)\n"
+    )
+    write(tmp_path / "d.zarr", probit_rows(500, 6, 2, seed=1)[0])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+            patch.setenv(name, str(tmp_path / name))
+        resources = {"metadata": {"path": str(tmp_path)}}
+        NotebookClient(notebook, timeout=120, resources=resources).execute()
+    shown = notebook.cells[0].outputs
+    assert (
+        "".join(one.text for one in shown if one.get("name") == "stdout") == "before\nTrue True\n"
+    )
+    assert [one["data"] for one in shown if "data" in one] == [{"text/plain": ""}]

@@ -48,11 +48,10 @@ def test_chunks_do_not_matter(facts: Facts, data: Data, draw: st.DataObject) -> 
 def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
     rows = memory_rows(probit(), [200] * 20)
     model = facts.make(n_components=None)
-    states = [fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3), SERIAL)]
-    for other in states[1:]:
-        assert other.history == states[0].history
-        for key, values in params_of(states[0]).items():
-            assert params_of(other)[key].tobytes() == values.tobytes(), key
+    serial, threads = (fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
+    assert threads.history == serial.history
+    for key, values in params_of(serial).items():
+        assert params_of(threads)[key].tobytes() == values.tobytes(), key
 
 
 def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
@@ -62,7 +61,7 @@ def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
         model = facts.make(**{**settings_, "n_components": done.diagnostics["n_components"]})
         begun = model.warm(start(model, collect_first(model, rows, SERIAL, 0), 0), done.params)
         again = fit(model, rows, SERIAL, state=begun)
-        assert again.iteration <= 3, settings_
+        assert again.iteration <= 7, settings_  # two cycles, which convergence is judged by
         assert again.history[-1] >= done.history[-1] - model.tol, settings_
         assert named_arrays(again.params).keys() == named_arrays(done.params).keys()
 

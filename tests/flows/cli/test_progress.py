@@ -11,6 +11,7 @@ from rich.progress import Progress, TextColumn
 
 from flows.cli import progress
 from flows.cli.progress import Bars, Lines
+from pipeline.progress import ToldMap, labelled
 
 
 def passes(tell: progress.Progress, n_passes: int) -> None:
@@ -62,3 +63,16 @@ def test_passes_of_a_kind_share_a_bar() -> None:
         passes(tell, 3)
         assert [task.description for task in bars.tasks] == ["feature counts", "E-step, pass 3"]
         assert all(task.finished for task in bars.tasks)
+
+
+def test_central_work_is_told_without_a_pace(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock[0] = 6.0
+    lines = Lines()
+    told = labelled(ToldMap(map, lines), "choose, 5 components", 4)
+    with caplog.at_level(logging.INFO, "latentbits"):
+        assert list(told(abs, [-1, 2, -3, 4])) == [1, 2, 3, 4]
+    assert caplog.messages[0].startswith("choose, 5 components: ")
+    assert caplog.messages[-1] == "choose, 5 components: 100%"
+    assert not any("rows" in line for line in caplog.messages)

@@ -211,7 +211,11 @@ def arrays_of(artifact: str) -> dict[str, bytes]:
     return {name: found[name].tobytes() for name in found}
 
 
-@pytest.mark.parametrize("options", [(), ("--model", "blica")], ids=["clipped-pca", "blica"])
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(("--model", "blica"), marks=pytest.mark.matrix)],
+    ids=["clipped-pca", "blica"],
+)
 def test_a_refit_reads_what_was_appended_and_gives_the_same_bytes(
     cli, tmp_path: Path, roomy, monkeypatch, options: tuple[str, ...]
 ) -> None:

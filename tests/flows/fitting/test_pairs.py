@@ -131,7 +131,7 @@ def test_damage_after_the_work_is_told(cli, data, monkeypatch):
 
 def test_the_same_bytes_everywhere(fitted, data, cluster):
     expected = fitted()
-    for where in (("--executor", "threads"), ("--executor", "dask"), ("--cluster", cluster)):
+    for where in (("--executor", "threads"), ("--cluster", cluster)):
         assert fitted(*where) == expected
     dataset = open_dataset(data)
     alone = api.fit(dataset, NAME, split="train", executor=SerialExecutor())

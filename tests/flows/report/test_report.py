@@ -19,8 +19,10 @@ from flows.data.fitted import load_fitted
 from flows.report.labels import TOLD_APART, Labels, coloured
 from flows.report.lines import half_lines, places_of_names
 from flows.report.page import draw_report, write_report
+from flows.report.parameters import parameter_figures
 from flows.report.plots import number
 from flows.report.rows import read_rows
+from flows.report.still import still
 from flows.report.subject import FILE
 from pipeline.blocks import block_of
 from pipeline.models.registry import models
@@ -70,6 +72,25 @@ def fitted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact of clipped PCA, made without a flow; leave it as it is."""
     model = build_model("clipped-pca", "2", [])
     return write_fit(tmp_path_factory.mktemp("fitted") / "artifact", model, open_dataset(data))
+
+
+def test_bootstrap_intervals_are_drawn_beside_the_weights(data, tmp_path):
+    model = build_model("blica", "1", ["bootstrap=20", "regularization=20"])
+    path = write_fit(tmp_path / "blica", model, open_dataset(data))
+    artifact = load_artifact(path)
+    (figure,) = [
+        f for f in parameter_figures(artifact, None) if f.title == "Mixing: 95 % intervals"
+    ]
+    lines, marks = (renderer.data_source.data for renderer in figure.plot.renderers)
+    low, high = artifact["mixing_interval"][:, :, 0]
+    np.testing.assert_array_equal(lines["xs"], np.column_stack([low, high]))
+    np.testing.assert_array_equal(marks["x"], artifact["mixing"][:, 0])
+    n_sure = int(((low > 0) | (high < 0)).sum())
+    assert figure.note == f"{n_sure} of {N_FEATURES} intervals leave out 0."
+    assert still(figure).startswith(b"\x89PNG")
+    plain = build_model("blica", "1", ["regularization=20"])
+    other = load_artifact(write_fit(tmp_path / "plain", plain, open_dataset(data)))
+    assert not any("intervals" in figure.title for figure in parameter_figures(other, None))
 
 
 def test_a_fit_leaves_a_report_in_its_artifact(plain_cli, data):

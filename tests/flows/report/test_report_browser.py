@@ -116,7 +116,7 @@ def test_every_model_is_drawn(browser, data, tmp_path, model):
         check(browser, page)
 
 
-@pytest.mark.parametrize("n_components", [1, 2])
+@pytest.mark.parametrize("n_components", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_hostile_names_do_no_harm(browser, tmp_path, n_components):
     X, _ = probit_rows(400, len(HOSTILE), 1, seed=5)
     labels = np.array(HOSTILE, object)[np.arange(400) % len(HOSTILE)].astype(str)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import warnings
+from colorsys import rgb_to_hsv
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from bokeh.models import Label
 from bokeh.transform import linear_cmap
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Sheet
 from matplotlib.font_manager import findfont, get_font
 from PIL import Image as Picture
@@ -26,6 +29,7 @@ from flows.report.still import still
 from flows.report.subject import Options
 from pipeline.errors import FitError
 from pipeline.models.registry import models
+from storage import load_artifact
 from storage.dataset import open_dataset
 from tests.data import probit_rows, write
 from tests.fits import write_fit
@@ -308,3 +312,37 @@ def test_files_have_names_of_their_own():
     assert slug("Votes_2026 / Café") == "votes-2026-cafe"
     assert slug("…") == "unnamed"
     assert slugs(["A b", "a_b", "c"]) == ["a-b", "a-b-2", "c"]
+
+
+def test_many_curves_have_their_names_beside_them_in_their_colours(tmp_path):
+    names = [f"item {k}" for k in range(12)]
+    X, _ = probit_rows(900, 12, 1, seed=3)
+    dataset = write(tmp_path / "d.zarr", X, names=names)
+    artifact = write_fit(tmp_path / "a", build_model("latent-trait", "1", []), dataset)
+    (figure,) = (f for f in draw_report(artifact).figures if f.title.startswith("Features over"))
+    axes = drawn(figure.plot)
+    (curves,) = axes.collections
+    colours = np.array(curves.get_colors())[:, :3]
+    told = {text.get_text(): text for text in axes.texts}
+    assert sorted(told) == sorted(names)
+    for name, line, colour in zip(names, curves.get_segments(), colours, strict=True):
+        (x, y), text = told[name].get_position(), told[name]
+        np.testing.assert_allclose(to_rgb(text.get_color()), colour)
+        assert abs(np.interp(x, *line.T) - y) < 0.1
+
+
+def test_words_on_signs_name_the_colours_of_the_pictures(data, tmp_path):
+    artifact = write_fit(tmp_path / "a", build_model("clipped-pca", "2", []), open_dataset(data))
+    figures = draw_report(artifact, Options(image_shape="3x3")).figures
+    (figure,) = (figure for figure in figures if figure.images)
+    assert "orange is positive, blue negative" in figure.note
+    loadings = load_artifact(artifact)["loadings"].T.reshape(2, 3, 3)
+    hues = {"orange": (0.05, 0.12), "blue": (0.5, 0.7)}  # red is at 0
+    for image, values in zip(figure.images, loadings, strict=True):
+        file = BytesIO(base64.b64decode(image.uri.partition(",")[2]))
+        picture = np.asarray(Picture.open(file))
+        step = picture.shape[0] // 3
+        for (row, column), value in np.ndenumerate(values):
+            red, green, blue, _ = picture[row * step, column * step] / 255
+            low, high = hues["orange" if value > 0 else "blue"]
+            assert low < rgb_to_hsv(red, green, blue)[0] < high

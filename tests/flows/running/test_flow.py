@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
@@ -46,6 +47,11 @@ def test_deployments_give_parameters_that_the_flows_take():
         flow = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
         validate(one["parameters"], parameter_schema(flow).model_dump())
     assert len(deployments) == 4
+
+
+def test_the_embedded_server_asks_for_no_heartbeats(prefect_server):
+    """A run ends when their thread does, which looks once a second whether to end."""
+    assert get_current_settings().flows.heartbeat_frequency is None
 
 
 def test_a_run_by_hand_is_recorded_with_its_options(cli, prefect_server, tmp_path):

@@ -22,7 +22,9 @@ async def task_runs_of_the_last_flow() -> list[str]:
     return [task.name for task in found]
 
 
-@pytest.mark.parametrize("model", ["clipped-pca", "latent-trait"])
+@pytest.mark.parametrize(
+    "model", ["latent-trait", pytest.param("clipped-pca", marks=pytest.mark.matrix)]
+)
 def test_a_fit_to_many_chunks_has_few_task_runs(cli, tmp_path, model):
     X, _ = probit_rows(400 * 64, 6, 2, seed=1)
     path = write(tmp_path / "d.zarr", X, words_per_chunk=1).path

@@ -4,7 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.learning.convergence import ByPasses, ByPatience, ended
+from pipeline.learning.convergence import ByObjective, ByPasses, ByPatience, ended, gain_to_come
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.9, 0.97])
+def test_what_is_to_come_is_the_rest_of_the_series(ratio: float) -> None:
+    history = [-2.0 - ratio**k for k in range(30)]
+    assert gain_to_come(history) == pytest.approx(-2.0 - history[-1], rel=1e-6)
+    assert gain_to_come(history[:6]) == 0
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.9, 0.97])
+def test_a_slow_climb_ends_where_all_that_is_to_come_is_within_tol(ratio: float) -> None:
+    """The change of a single pass is within tol long before, where the ratio is near 1."""
+    criterion, history = ByObjective(500, 1e-4), [-0.5 - 0.1]
+    while not criterion.converged(history):
+        history.append(-0.5 - 0.1 * ratio ** len(history))
+    assert -0.5 - history[-1] <= 1e-4
+    assert 4 <= len(history) < 500
+
+
+def test_a_plateau_that_only_rounding_moves_is_the_end() -> None:
+    history = [-3.0 + k * 1e-15 for k in range(8)]
+    assert ByObjective(500, 1e-7).converged(history)
+
+
+def test_objectives_that_fall_have_not_converged() -> None:
+    assert not ByObjective(500, 1e-7).converged([-1.0, -1.1, -1.2, -1.3, -1.4])
 
 
 @pytest.mark.parametrize(

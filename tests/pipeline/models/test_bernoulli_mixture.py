@@ -15,6 +15,7 @@ from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import collect_pass, fit
+from pipeline.models import bernoulli_mixture
 from pipeline.models.bernoulli_mixture import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.state import FitState
 from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
@@ -188,6 +189,27 @@ def test_constant_features_and_needless_components_are_told() -> None:
     told = fitted(X, n_components=60).warnings
     assert [notice.features for notice in told if "constant" in notice.text] == [(4,)]
     assert any("less than one row" in notice.text for notice in told)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "n_components", "said"),
+    [
+        (6, None, "2 of 8, as auto doubles their number; --components 6 does without them"),
+        (40, None, "still gain at 8 components, where auto ends; give a larger number"),
+        (6, 8, "2 of 8; ask for fewer"),
+        (6, 6, None),
+    ],
+)
+def test_of_the_number_of_components_one_thing_is_advised(
+    kinds: int, n_components: int | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bernoulli_mixture, "MOST_BY_HELD_OUT", 8)
+    rng = np.random.default_rng(1)
+    patterns = (rng.random((kinds, 24)) < 0.5).astype(np.uint8)
+    state = fitted(patterns[rng.integers(kinds, size=400)], n_components=n_components)
+    told = [notice.text for notice in state.warnings if "components" in notice.text]
+    assert len(told) == (said is not None)
+    assert all(text.endswith(str(said)) for text in told)
 
 
 @pytest.mark.parametrize(

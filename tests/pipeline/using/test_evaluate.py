@@ -91,6 +91,13 @@ class Estimated(BySegment):
         return LogLikelihood(np.full(n, -2.0), np.full(n, 0.5))
 
 
+class Integrated(BySegment):
+    def log_likelihood(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        n = block.n_samples
+        nats, errors = np.full(n, -2.0), np.where(block.rows % 2, 0.03, 0.01)
+        return LogLikelihood(nats, np.zeros(n), integration_error=errors)
+
+
 class Bounded(BySegment):
     def lower_bound(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
         return np.full(block.n_samples, -3.0)
@@ -169,6 +176,7 @@ def test_large_blocks_are_scored_in_parts_and_by_threads_alike() -> None:
     [
         (Exact, {"kind": "exact", "log_likelihood": -2.0, "estimation_error": 0.0}),
         (Estimated, {"kind": "estimate", "log_likelihood": -2.0, "estimation_error": 0.5 / 30}),
+        (Integrated, {"kind": "estimate", "log_likelihood": -2.0, "estimation_error": 0.02}),
         (Bounded, {"kind": "bound", "lower_bound": -3.0}),
         (
             Refusing,

@@ -15,18 +15,22 @@ from pipeline.models.binary_ica.moment_matching.objective import Solution
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise, spread_over
 from pipeline.models.binary_ica.moment_matching.segments import Segments, SegmentStatus, segments_of
 from pipeline.numerics.metrics import matched_columns
+from pipeline.progress import labelled
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
+_TOLERANCE = 1e-6
+"""Of replicates: it moves them by about a tenth of what they differ by."""
 
 
 def mixing_interval(
     counts: PairCounts,
     n_groups: int,
-    regularization: float,
-    solution: Solution,
+    regularizations: Sequence[float],
+    optimum: Solution,
+    mixing: Array,
     segments: Segments,
     seeds: Sequence[int],
     map_items: Map,
@@ -43,10 +47,12 @@ def mixing_interval(
         Counts by segment and group, see `PairCounts.of_groups`.
     n_groups
         Groups a segment, at least 2.
-    regularization
-        Condition number to ridge to.
-    solution
-        Where every fit starts: of all segments, the mixing with columns of length 1.
+    regularizations
+        Condition number to ridge to, one a replicate.
+    optimum
+        Where every fit starts: of the segments used, as the likelihood found it.
+    mixing
+        Whose order and signs of columns the replicates take, (n_features, n_components).
     segments
         Those of the fit: what it left out is left out here.
     seeds
@@ -60,10 +66,11 @@ def mixing_interval(
         Lower and upper ends, (2, n_features, n_components); without seeds (0, …).
     """
     if not seeds:
-        return np.zeros((0, *solution.mixing.shape))
-    fit = partial(_replicate, regularization, solution, segments.status)
-    drawn = _resampled(counts, n_groups, seeds)
-    found = spread_over(fit, drawn, counts.joint.nbytes, map_items)
+        return np.zeros((0, *mixing.shape))
+    fit = partial(_replicate, optimum, mixing, segments.status)
+    drawn = zip(_resampled(counts, n_groups, seeds), regularizations, strict=True)
+    told = labelled(map_items, "bootstrap", len(seeds))
+    found = spread_over(fit, drawn, counts.joint.nbytes, told)
     tail = (1 - LEVEL) / 2
     interval: Array = np.quantile(np.array(found), [tail, 1 - tail], axis=0)
     return interval
@@ -78,21 +85,24 @@ def _resampled(counts: PairCounts, n_groups: int, seeds: Iterable[int]) -> Itera
 
 
 def _replicate(
-    regularization: float,
-    solution: Solution,
+    optimum: Solution,
+    mixing: Array,
     status: NDArray[np.uint8],
-    counts: PairCounts,
+    task: tuple[PairCounts, float],
     spread: Map = map,
 ) -> Array:
-    """Fit resampled counts; the mixing with columns of length 1, in the order of the solution's."""
+    """Fit resampled counts; the mixing with columns of length 1, in the order of the one given."""
+    counts, regularization = task
     drawn = segments_of(counts, 1, spread)  # A part of the rows is not to be too few.
-    drawn = replace(drawn, status=np.where(status == SegmentStatus.USED, drawn.status, status))
-    used = drawn.used
-    if not used.any():
+    fitted = status == SegmentStatus.USED
+    drawn = replace(drawn, status=np.where(fitted, drawn.status, status))
+    if not drawn.used.any():
         raise FitError(
             "bootstrap: Expected segments that can be used when a part of their rows is drawn, "
             "got none. Fit without --set bootstrap."
         )
-    start = Solution(solution.mixing, solution.log_variances[used], solution.log_precisions[used])
-    mixing = maximise(drawn.moments(regularization), start, spread=spread).solution.mixing
-    return matched_columns(mixing / np.linalg.norm(mixing, axis=0), solution.mixing)
+    here = drawn.used[fitted]
+    start = Solution(optimum.mixing, optimum.log_variances[here], optimum.log_precisions[here])
+    moments = drawn.moments(regularization)
+    found = maximise(moments, start, _TOLERANCE, spread).solution.mixing
+    return matched_columns(found / np.linalg.norm(found, axis=0), mixing)

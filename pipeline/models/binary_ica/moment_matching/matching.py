@@ -11,18 +11,24 @@ from numpy.typing import NDArray
 from pipeline.executors.base import Map
 from pipeline.models.binary_ica.identifiability import surplus
 from pipeline.models.binary_ica.moment_matching.bootstrap import mixing_interval
+from pipeline.models.binary_ica.moment_matching.held_out import (
+    Candidate,
+    Fold,
+    folds_of,
+    independence,
+)
 from pipeline.models.binary_ica.moment_matching.objective import Solution
 from pipeline.models.binary_ica.moment_matching.optimiser import Optimum, maximise_from_seeds
 from pipeline.models.binary_ica.moment_matching.refinement import calibrated, fit_gaps, readable
 from pipeline.models.binary_ica.moment_matching.segments import Segments
 from pipeline.models.binary_ica.moment_matching.selection import (
     GRID,
-    Candidate,
+    Choice,
+    agreement_of_halves,
     choose,
-    folds_of,
-    independence,
-    try_settings,
+    resampled_ridges,
 )
+from pipeline.progress import labelled
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
@@ -57,8 +63,14 @@ class Match:
     ----------
     n_components, regularization
         The setting used.
+    choice
+        What was chosen on held-out rows; None where nothing was.
+    agreement
+        Mean cosine similarity of the mixings of two halves of the rows; None as well.
     tried
         Settings scored on held-out rows, independence first.
+    n_starts
+        Random starts, and that of the choice.
     optima
         Of the starts that stayed finite, best first, before gaps were filled.
     best
@@ -77,7 +89,10 @@ class Match:
 
     n_components: int
     regularization: float
+    choice: Choice | None
+    agreement: float | None
     tried: Sequence[Candidate]
+    n_starts: int
     optima: Sequence[Optimum]
     best: Optimum
     gap_rounds: int
@@ -105,23 +120,44 @@ def match_moments(
     settings
         How to match.
     seeds
-        `starts` and `bootstrap` replicates, one seed each; `folds`, one for all.
+        `starts` and `bootstrap` replicates, one seed each.
     map_items
         Where starts, folds and replicates run.
     """
-    tried, n_components, r = _settled(counts, segments, settings, seeds, map_items)
-    optima = maximise_from_seeds(
-        segments.moments(r), n_components, seeds["starts"].tolist(), map_items
-    )
+    n_components, r = settings.n_components, settings.regularization
+    choice: Choice | None = None
+    agreement: float | None = None
+    tried: Sequence[Candidate] = ()
+    if not (n_components and r):
+        folds = folds_of(counts, settings.n_groups, settings.min_rows, map_items)
+        choice = _chosen(segments, folds, settings, map_items)
+        n_components, r = choice.candidate.n_components, choice.candidate.regularization
+        agreement = agreement_of_halves(folds, choice.candidate, map_items)
+        tried = (independence(folds), *choice.tried)
+    starts, also = seeds["starts"].tolist(), [choice.solution] if choice else []
+    told = labelled(map_items, "starts", len(starts) + len(also))
+    optima = maximise_from_seeds(segments.moments(r), n_components, starts, told, also=also)
     best, segments, gap_rounds = fit_gaps(optima[0], segments, r, map_items)
     solution = readable(calibrated(best.solution, segments, r, map_items), segments)
+    replicates = seeds["bootstrap"].tolist()
+    ridges = resampled_ridges(choice.ridges, replicates) if choice else [r] * len(replicates)
     interval = mixing_interval(
-        counts, settings.n_groups, r, solution, segments, seeds["bootstrap"].tolist(), map_items
+        counts,
+        settings.n_groups,
+        ridges,
+        best.solution,
+        solution.mixing,
+        segments,
+        replicates,
+        map_items,
     )
     return Match(
         n_components,
         r,
+        choice,
+        agreement,
         tried,
+        len(starts) + len(also),
         optima,
         best,
         gap_rounds,
@@ -132,27 +168,13 @@ def match_moments(
     )
 
 
-def _settled(
-    counts: PairCounts,
-    segments: Segments,
-    settings: Settings,
-    seeds: Mapping[str, NDArray[np.int64]],
-    map_items: Map,
-) -> tuple[Sequence[Candidate], int, float]:
+def _chosen(
+    segments: Segments, folds: Sequence[Fold], settings: Settings, map_items: Map
+) -> Choice:
     """Choose on held-out rows what is not given, among components that are identifiable."""
-    n_components, regularization = settings.n_components, settings.regularization
-    if n_components and regularization:
-        return (), n_components, regularization
-    n, n_used = counts.n_features, int(segments.used.sum())
+    n_components, r = settings.n_components, settings.regularization
+    n, n_used = segments.correlation.shape[1], int(segments.used.sum())
     # By the paper's own count: beside it the fit would warn of what it chose itself.
     identifiable = [k for k in range(1, n + 1) if surplus(n, k, n_used) >= 0] or [1]
-    folds = folds_of(counts, settings.n_groups, settings.min_rows, map_items)
-    tried = try_settings(
-        folds,
-        [n_components] if n_components else identifiable,
-        [regularization] if regularization else GRID,
-        int(seeds["folds"][0]),
-        map_items,
-    )
-    best = choose(tried)
-    return (independence(folds), *tried), best.n_components, best.regularization
+    components = [n_components] if n_components else identifiable
+    return choose(segments, folds, components, [r] if r else GRID, map_items)

@@ -18,6 +18,7 @@ from pipeline.models.binary_ica.moment_matching.segments import (
     Segments,
     SegmentStatus,
 )
+from pipeline.models.binary_ica.moment_matching.selection import GRID
 from pipeline.numerics.tetrachoric import PairStatus
 
 Array = NDArray[np.float64]
@@ -27,6 +28,7 @@ _PROPORTIONAL = 0.2
 """Standard deviation over segments of the log ratio of two variances."""
 _SHRUNK = 9.0
 _ALONE, _PARALLEL = 0.95, 0.98
+_UNSTEADY = 0.7
 
 
 def diagnose(match: Match, start_similarities: Array) -> dict[str, Any]:
@@ -45,7 +47,8 @@ def diagnose(match: Match, start_similarities: Array) -> dict[str, Any]:
         "n_components": n_components,
         "regularization": match.regularization,
         "surplus": surplus(n_features, n_components, int(match.segments.used.sum())),
-        "stability": float(start_similarities[1:2].min(initial=1.0)),
+        "stability_of_starts": float(start_similarities[1:2].min(initial=1.0)),
+        **({} if match.agreement is None else {"stability_of_halves": match.agreement}),
         "starts_finite": len(match.optima),
         "iterations": match.best.iterations,
         "optimiser_converged": match.best.converged,
@@ -105,12 +108,16 @@ def judge_segments(
         text = f"constant within a segment and left out there, {constant.sum()} times: "
         text += "{features}, in some of the segments {segments}; `varies` says which"
         found.append(Notice(text, tuple(features), tuple(where)))
-    gaps = segments.undefined() & used[:, None, None]
-    if gaps.any():
-        text = f"pairs without a correlation, set to the model's: {gaps.sum() // 2}, among "
-        features = np.flatnonzero(gaps.any(axis=(0, 1))).tolist()
-        where = indices[gaps.any(axis=(1, 2))].tolist()
-        found.append(Notice(text + "{features} in {segments}", tuple(features), tuple(where)))
+    told = {
+        "pairs with an empty cell, estimated with ½ more in every cell": segments.empty_cells(),
+        "pairs without a correlation, set to the model's": segments.undefined(),
+    }
+    for text, pairs in told.items():
+        if (here := pairs & used[:, None, None]).any():
+            features = np.flatnonzero(here.any(axis=(0, 1))).tolist()
+            where = indices[here.any(axis=(1, 2))].tolist()
+            text += f": {here.sum() // 2}, among {{features}} in {{segments}}"
+            found.append(Notice(text, tuple(features), tuple(where)))
     nowhere = np.where(used[:, None, None], segments.undefined(), True).all(axis=0)
     if nowhere.any():
         text = "pairs without a correlation in any segment, so the mixing is in doubt: {features}"
@@ -135,6 +142,27 @@ def judge_mixing(mixing: Array) -> tuple[Notice, ...]:
         text = f"components {k + 1} and {l + 1} are all but the same; "
         found.append(Notice(text + "fewer components or a smaller regularization may do better"))
     return tuple(found)
+
+
+def judge_choice(match: Match) -> tuple[Notice, ...]:
+    """Say where the ridge ended at an end of the grid, and where halves of the rows disagree."""
+    if match.choice is None or match.agreement is None:
+        return ()
+    found, r = [], match.regularization
+    if len({candidate.regularization for candidate in match.choice.ridges}) > 1:
+        if r == GRID[0]:
+            found.append(f"regularization {r:g} is the strongest that auto tries")
+        if r == GRID[-1] and match.ridge.any():
+            found.append(
+                f"regularization {r:g} is the weakest that auto tries: held-out rows ask for no "
+                "more ridge than keeps correlations positive definite"
+            )
+    if match.agreement < _UNSTEADY:
+        found.append(
+            "halves of the rows disagree on the mixing: mean cosine similarity "
+            f"{match.agreement:.3f}; take fewer components or more rows"
+        )
+    return tuple(map(Notice, found))
 
 
 def judge_fit(
@@ -166,11 +194,11 @@ def judge_fit(
         found.append(f"{diverged} of {n_starts} starts diverged and were left out")
     if not diagnostics["optimiser_converged"]:
         found.append(f"stopped after {diagnostics['iterations']} iterations before converging")
-    if diagnostics["stability"] < _DISAGREE:
+    if diagnostics["stability_of_starts"] < _DISAGREE:
         found.append(
             "the two best starts disagree: mean cosine similarity "
-            f"{diagnostics['stability']:.3f}; the likelihood has several optima, or the mixing "
-            "is not identifiable"
+            f"{diagnostics['stability_of_starts']:.3f}; the likelihood has several optima, or "
+            "the mixing is not identifiable"
         )
     if diagnostics["gap_rounds"] == MOST_ROUNDS:
         found.append("pairs set to the model's correlations had not come to rest")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from pipeline.models.binary_ica.moment_matching.objective import (
     likelihood,
     unflatten,
 )
+from pipeline.progress import in_this_process
 
 Array = NDArray[np.float64]
 R = TypeVar("R")
@@ -32,6 +33,7 @@ _MEMORY = 20
 # Bounds that no sensible solution meets; they keep exponentials finite while steps are wild.
 _LOG_VARIANCE, _LOG_PRECISION = 25.0, 12.0
 _BYTES_TO_SEND = 8 << 20
+_LEAST_VALUE, _RELATIVE_VARIANCES = 0.05, (0.1, 5.0)
 
 
 class Optimum(NamedTuple):
@@ -61,8 +63,9 @@ def maximise_from_seeds(
     seeds: Iterable[int],
     map_items: Map,
     tol: float = TOLERANCE,
+    also: Sequence[Solution] = (),
 ) -> list[Optimum]:
-    """Maximise from random starts.
+    """Maximise from random starts, and others.
 
     Parameters
     ----------
@@ -77,6 +80,8 @@ def maximise_from_seeds(
         each on all its cores, because the moments would have to be sent with every start.
     tol
         Of the stopping rule, see `maximise`.
+    also
+        Further starts.
 
     Returns
     -------
@@ -88,7 +93,7 @@ def maximise_from_seeds(
     FitError
         If none did.
     """
-    starts = (random_start(moments, n_components, seed) for seed in seeds)
+    starts = [*also, *(random_start(moments, n_components, seed) for seed in seeds)]
     fit = partial(maximise, moments, tol=tol)
     found = spread_over(fit, starts, moments.correlation.nbytes, map_items)
     finite = [optimum for optimum in found if np.isfinite(optimum.objective)]
@@ -106,7 +111,7 @@ def spread_over(
     if n_bytes <= _BYTES_TO_SEND:
         return list(map_items(function, items))
     threads = ThreadsExecutor(os.cpu_count() or 1)
-    return [function(item, spread=threads.map) for item in items]
+    return list(in_this_process(map_items)(partial(function, spread=threads.map), items))
 
 
 def random_start(moments: Moments, n_components: int, seed: int) -> Solution:
@@ -120,6 +125,26 @@ def random_start(moments: Moments, n_components: int, seed: int) -> Solution:
     spread = 0.5 * rng.standard_normal((moments.n_segments, n_components))
     precision = np.tile(0.5 * np.log1p((mixing**2).sum(axis=1)), (moments.n_segments, 1))
     return Solution(mixing, spread, precision)
+
+
+def grown(moments: Moments, solution: Solution) -> Solution:
+    """Add a component along the leading eigenvector of what the solution leaves unexplained."""
+    left = np.zeros_like(moments.correlation)
+    for u, delta in enumerate(moments.ridge):
+        left[u] = moments.correlation[u] / (1 + delta) - solution.implied_correlation(u)
+        np.fill_diagonal(left[u], 0.0)
+    mean = np.tensordot(moments.weights, left, axes=1)
+    n = moments.n_features
+    (value,), vectors = scipy.linalg.eigh(mean, subset_by_index=(n - 1, n - 1))
+    column = vectors[:, 0] * np.exp(solution.log_precisions).mean(axis=0)
+    variances = np.einsum("i,uij,j->u", vectors[:, 0], left, vectors[:, 0])
+    # A start need not be exact, but each variance has to be one.
+    relative = np.log(np.clip(variances / max(value, _LEAST_VALUE), *_RELATIVE_VARIANCES))
+    return Solution(
+        np.column_stack([solution.mixing, np.sqrt(max(value, _LEAST_VALUE)) * column]),
+        np.column_stack([solution.log_variances, relative]),
+        solution.log_precisions,
+    )
 
 
 def maximise(

@@ -78,6 +78,11 @@ class Segments:
         """Pairs of features that vary, but whose correlation is unknown."""
         return _undefined(self.varies, self.pair_status)
 
+    def empty_cells(self) -> NDArray[np.bool_]:
+        """Pairs whose table has an empty cell; of features that do not vary there was word."""
+        empty: NDArray[np.bool_] = self.pair_status == PairStatus.EMPTY_CELL
+        return empty
+
     def moments(self, regularization: float) -> Moments:
         """Moments of the segments used, ridged to a condition number."""
         used = self.used

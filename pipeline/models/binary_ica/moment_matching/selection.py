@@ -1,225 +1,249 @@
-"""Chooses the ridge and the number of components by held-out pairwise likelihood."""
+"""Chooses the ridge and the number of components by held-out pairwise likelihood.
+
+Both are the plainest setting within one standard error of the best (Breiman, Friedman, Olshen,
+Stone, "Classification and Regression Trees", 1984, section 3.4.3): the fewest components, and the
+weakest ridge, because a ridge biases the mixing however many rows there are. The standard error is
+that of a sum of differences over segments; the folds of a segment are not independent.
+
+Fits to halves begin where the fit to all rows ended, which is the best of several starts: scores
+then compare settings, and not the optima that this or that start happened to find.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import FitError
 from pipeline.executors.base import Map
+from pipeline.models.binary_ica.moment_matching.held_out import (
+    Candidate,
+    Fold,
+    starts_of,
+    try_setting,
+)
 from pipeline.models.binary_ica.moment_matching.objective import Solution
-from pipeline.models.binary_ica.moment_matching.optimiser import maximise, random_start, spread_over
-from pipeline.models.binary_ica.moment_matching.segments import Segments, segments_of
-from pipeline.numerics.pair_likelihood import pair_log_likelihood
-from pipeline.statistics.counts import PairCounts
+from pipeline.models.binary_ica.moment_matching.optimiser import (
+    grown,
+    maximise_from_seeds,
+)
+from pipeline.models.binary_ica.moment_matching.segments import Segments, ridge
+from pipeline.numerics.metrics import mean_cosine_similarity
+from pipeline.progress import labelled
 
 Array = NDArray[np.float64]
 
 GRID = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 1e4)
-"""Condition numbers to choose from."""
+"""Condition numbers to choose from: the larger, the weaker the ridge."""
 _FIRST = GRID.index(10.0)
 _PATIENCE = 2
-_TOLERANCE = 1e-6
-"""Of fits to half of the rows: their sampling error is larger still."""
+_STARTS = 2
+_TOLERANCE = 1e-5
+_UNSTEADY = 0.05
+"""A strong ridge makes halves agree on what is biased, so little is asked of a weaker one."""
 
 
-class Candidate(NamedTuple):
-    """A setting that was tried.
+class Trial(NamedTuple):
+    """A number of components that was tried.
 
     Attributes
     ----------
-    n_components, regularization
-        The setting.
-    nats
-        Held-out log-likelihood of each fold's segments, all pairs and rows, (n,).
-    n_pairs
-        Pairs and rows that these are of.
+    solution
+        The best fit to all rows, of the segments used, with the ridge that it began with.
+    candidates
+        The ridges tried, from the strongest.
     """
 
-    n_components: int
-    regularization: float
-    nats: Array
-    n_pairs: float
+    solution: Solution
+    candidates: Sequence[Candidate]
 
     @property
-    def score(self) -> float:
-        """Nats a pair of features and row."""
-        return float(self.nats.sum() / self.n_pairs)
+    def best(self) -> Candidate:
+        """The ridge of the highest score; of equals, the strongest."""
+        return max(self.candidates, key=lambda candidate: candidate.score)
 
 
-@dataclass(frozen=True)
-class Fold:
-    """Correlations of one half of the rows, and the counts of the other, a row a segment."""
+class Choice(NamedTuple):
+    """What was chosen, and from what.
 
-    train: Segments
-    test: PairCounts
-
-
-def folds_of(counts: PairCounts, n_groups: int, min_rows: int, map_items: Map) -> list[Fold]:
-    """Split counts by groups: even against odd ones, and the other way round.
-
-    Parameters
+    Attributes
     ----------
-    counts
-        Counts by segment and group, see `PairCounts.of_groups`.
-    n_groups
-        Groups a segment.
-    min_rows
-        Rows that a segment must have; half of them in a fold.
-    map_items
-        Where correlations are estimated.
-
-    Raises
-    ------
-    FitError
-        If a half of the rows leaves no segment to use.
+    candidate
+        The setting.
+    solution
+        A fit to all rows with so many components: a start for the last one.
+    ridges
+        Candidates with so many components.
+    tried
+        All candidates, in the order of components.
     """
-    odd = np.tile(np.arange(n_groups) % 2, (len(counts.grouped_segments(n_groups)), 1))
-    halves = [counts.weighted(n_groups, 1 - odd), counts.weighted(n_groups, odd)]
-    folds = [
-        Fold(segments_of(train, max(1, min_rows // 2), map_items), test)
-        for train, test in (halves, halves[::-1])
-    ]
-    if not all(fold.train.used.any() for fold in folds):
-        raise FitError(
-            "Expected segments that can be used when half of their rows are held out, got none. "
-            "Give --components and --set regularization, or longer segments."
-        )
-    return folds
+
+    candidate: Candidate
+    solution: Solution
+    ridges: Sequence[Candidate]
+    tried: Sequence[Candidate]
 
 
-def try_settings(
+def choose(
+    whole: Segments,
     folds: Sequence[Fold],
     components: Sequence[int],
     grid: Sequence[float],
-    seed: int,
     map_items: Map,
-) -> list[Candidate]:
-    """Score numbers of components in turn, each with the ridges that seem best.
+) -> Choice:
+    """Choose the number of components, each tried at its best ridge, and then the ridge.
 
     Parameters
     ----------
+    whole
+        Segments of all rows.
     folds
         What `folds_of` gives.
     components
-        Numbers of components, ascending; they end once two in a row were no better than the best.
+        Numbers of components, one by one; they end once two in a row were not better by a standard
+        error.
     grid
         Condition numbers, ascending.
-    seed
-        Of the random starts.
     map_items
         Where folds are fitted.
-
-    Returns
-    -------
-    list of Candidate
-        In the order tried.
     """
-    tried: list[Candidate] = []
+    trials = try_components(whole, folds, components, grid, map_items)
+    trial = fewest(trials)
+    trial = trial._replace(candidates=_towards_weaker(folds, trial, grid, map_items))
+    by_number = {t.best.n_components: t for t in (*trials, trial)}
+    tried = [c for t in by_number.values() for c in t.candidates]
+    return Choice(weakest(trial.candidates), trial.solution, trial.candidates, tried)
+
+
+def try_components(
+    whole: Segments,
+    folds: Sequence[Fold],
+    components: Sequence[int],
+    grid: Sequence[float],
+    map_items: Map,
+) -> list[Trial]:
+    """Score numbers of components in turn, each with the ridges that seem best."""
+    trials: list[Trial] = []
     first, last_better = min(_FIRST, len(grid) - 1), 0
     for place, n_components in enumerate(components):
-        tried += _try_grid(folds, n_components, grid, first, seed, map_items)
-        best = best_of(tried)
-        if best.n_components == n_components:
-            first, last_better = grid.index(best.regularization), place
+        before = trials[-1].solution if trials else None
+        solution = _fit_whole(whole, n_components, grid[first], before, map_items)
+        trials.append(Trial(solution, _climb(whole, folds, solution, grid, first, map_items)))
+        first = grid.index(trials[-1].best.regularization)
+        if not _as_good(trials[last_better].best, trials[place].best):
+            last_better = place
         elif place - last_better >= _PATIENCE:
             break
-    return tried
+    return trials
 
 
-def independence(folds: Sequence[Fold]) -> Candidate:
-    """Score independent features: no components, or what a condition number of 1 leaves."""
-    none = np.eye(folds[0].test.n_features)
-    scored = [
-        _held_out(fold, place, none)
-        for fold in folds
-        for place in np.flatnonzero(fold.train.used).tolist()
-    ]
-    nats, n_pairs = np.array(scored).T
-    return Candidate(0, 1.0, nats, float(n_pairs.sum()))
+def fewest(trials: Sequence[Trial]) -> Trial:
+    """Take the fewest components that are within one standard error of the best score."""
+    best = max((trial.best for trial in trials), key=lambda candidate: candidate.score)
+    return next(trial for trial in trials if _as_good(trial.best, best))
 
 
-def best_of(tried: Sequence[Candidate]) -> Candidate:
-    """Take the candidate of the highest score; of equals, the first."""
-    return max(tried, key=lambda candidate: candidate.score)
+def weakest(ridges: Sequence[Candidate]) -> Candidate:
+    """Take the weakest ridge within one standard error of the best score, and as steady."""
+    best = max(ridges, key=lambda candidate: candidate.score)
+    return next(c for c in reversed(ridges) if _as_good(c, best) and _as_steady(c, best))
 
 
-def choose(tried: Sequence[Candidate]) -> Candidate:
-    """Take the fewest components that are within one standard error of the best score.
-
-    The standard error is that of the sum of differences over segments and folds.
-    """
-    best = best_of(tried)
-    for n_components in sorted({candidate.n_components for candidate in tried}):
-        fewer = best_of([c for c in tried if c.n_components == n_components])
-        lost = best.nats - fewer.nats
-        if lost.sum() <= np.sqrt(len(lost)) * lost.std(ddof=1):
-            return fewer
-    return best
+def resampled_ridges(ridges: Sequence[Candidate], seeds: Sequence[int]) -> list[float]:
+    """Choose the ridge anew, once a seed, from scores of segments drawn with replacement."""
+    n_segments = ridges[0].nats.shape[1]
+    chosen = []
+    for seed in seeds:
+        drawn = np.random.default_rng([seed, 1]).integers(n_segments, size=n_segments)
+        anew = [c._replace(nats=c.nats[:, drawn]) for c in ridges]
+        chosen.append(weakest(anew).regularization)
+    return chosen
 
 
-def _try_grid(
+def similarity_of_halves(candidate: Candidate) -> float:
+    """Mean over splits of the mean cosine similarity of the mixings of their two halves."""
+    mixings = [end.mixing for end in candidate.ends]
+    pairs = zip(mixings[::2], mixings[1::2], strict=True)
+    return float(np.mean([mean_cosine_similarity(a, b) for a, b in pairs]))
+
+
+def agreement_of_halves(folds: Sequence[Fold], chosen: Candidate, map_items: Map) -> float:
+    """Fit two halves of the rows by themselves; the mean cosine similarity of their mixings."""
+    label = f"halves, {chosen.n_components} components"
+    told, mixings = labelled(map_items, label, _STARTS + 1), []
+    for fold, end in zip(folds[:2], chosen.ends, strict=False):
+        moments, seeds = fold.train.moments(chosen.regularization), range(_STARTS)
+        fits = maximise_from_seeds(moments, chosen.n_components, seeds, told, also=[end])
+        mixings.append(fits[0].solution.mixing)
+    return mean_cosine_similarity(*mixings)
+
+
+def _as_good(candidate: Candidate, best: Candidate) -> bool:
+    """Whether a score is within one standard error of the best, over segments."""
+    lost = (best.nats - candidate.nats).sum(axis=0)[best.nats.any(axis=0)]
+    error = np.sqrt(len(lost)) * lost.std(ddof=1) if len(lost) > 1 else 0.0
+    return bool(lost.sum() <= error)
+
+
+def _as_steady(candidate: Candidate, best: Candidate) -> bool:
+    """Whether halves of the rows agree on the mixing: of few rows a weak ridge leaves nothing."""
+    return similarity_of_halves(candidate) >= similarity_of_halves(best) - _UNSTEADY
+
+
+def _fit_whole(
+    whole: Segments, n_components: int, r: float, before: Solution | None, map_items: Map
+) -> Solution:
+    """Fit all rows from random starts of a fixed stream, and from one component less."""
+    moments = whole.moments(r)
+    also = [] if before is None else [grown(moments, before)]
+    label = f"choose, {n_components} components, all rows"
+    told, seeds = labelled(map_items, label, _STARTS + len(also)), range(_STARTS)
+    found = maximise_from_seeds(moments, n_components, seeds, told, _TOLERANCE, also)
+    return found[0].solution
+
+
+def _climb(
+    whole: Segments,
     folds: Sequence[Fold],
-    n_components: int,
+    solution: Solution,
     grid: Sequence[float],
     first: int,
-    seed: int,
     map_items: Map,
 ) -> list[Candidate]:
     """Climb the grid from its place `first`; each fit begins where the one beside it ended."""
-    done: dict[int, Candidate] = {}
-    ends: dict[int, Sequence[Solution]] = {}
-
-    def visit(place: int, beside: int | None) -> float:
-        starts = [None] * len(folds) if beside is None else ends[beside]
-        fit = partial(_fit_fold, n_components, grid[place], seed)
-        tasks = zip(folds, starts, strict=True)
-        largest = max(fold.train.correlation.nbytes for fold in folds)
-        nats, n_pairs, ends[place] = zip(*spread_over(fit, tasks, largest, map_items), strict=True)
-        done[place] = Candidate(n_components, grid[place], np.concatenate(nats), sum(n_pairs))
-        return done[place].score
-
-    visit(first, None)
+    n_components, done = solution.mixing.shape[1], {}
+    starts: Sequence[Solution] = starts_of(folds, solution, whole.used)
+    done[first] = try_setting(folds, n_components, grid[first], starts, map_items)
     for step in (1, -1):
         place = first
-        while 0 <= place + step < len(grid) and visit(place + step, place) > done[place].score:
+        while 0 <= place + step < len(grid) and (step < 0 or ridged(folds, grid[place])):
+            beside = done[place]
+            done[place + step] = try_setting(
+                folds, n_components, grid[place + step], beside.ends, map_items
+            )
+            if done[place + step].score <= beside.score:
+                break
             place += step
         if place != first:
             break  # What rises on one side of the start falls on the other.
-    return list(done.values())
+    return [done[place] for place in sorted(done)]
 
 
-def _fit_fold(
-    n_components: int,
-    regularization: float,
-    seed: int,
-    task: tuple[Fold, Solution | None],
-    spread: Map = map,
-) -> tuple[Array, float, Solution]:
-    """Fit one half; held-out nats of its segments, pairs and rows they are of, the solution."""
-    fold, start = task
-    moments = fold.train.moments(regularization)
-    begin = random_start(moments, n_components, seed) if start is None else start
-    end = maximise(moments, begin, _TOLERANCE, spread).solution
-    places = np.flatnonzero(fold.train.used)
-    held_out = [
-        _held_out(fold, place, end.stretched_correlation(u, moments.ridge[u]))
-        for u, place in enumerate(places.tolist())
-    ]
-    nats, n_pairs = np.array(held_out).T
-    return nats, float(n_pairs.sum()), end
+def _towards_weaker(
+    folds: Sequence[Fold], trial: Trial, grid: Sequence[float], map_items: Map
+) -> list[Candidate]:
+    """Try weaker ridges too, as long as they are within one standard error of the best."""
+    ridges = list(trial.candidates)
+    while weakest(ridges) is (last := ridges[-1]) and ridged(folds, last.regularization):
+        if (place := grid.index(last.regularization) + 1) == len(grid):
+            break
+        ridges.append(try_setting(folds, last.n_components, grid[place], last.ends, map_items))
+    return ridges
 
 
-def _held_out(fold: Fold, segment: int, correlation: Array) -> tuple[float, float]:
-    """Log-likelihood of a segment's tables under thresholds and correlations of the other half."""
-    table, thresholds = fold.test.table(segment), fold.train.thresholds[segment]
-    i, j = np.triu_indices(len(thresholds), 1)
-    n, ones_i, ones_j, joint = (np.broadcast_to(a, correlation.shape)[i, j] for a in table)
-    latent = (thresholds[i], thresholds[j], correlation[i, j])
-    nats = pair_log_likelihood(n, ones_i, ones_j, joint, *latent)
-    return float(nats.sum()), float(n.sum())
+def ridged(folds: Sequence[Fold], regularization: float) -> bool:
+    """Whether a ridge does anything; if not, weaker ones are the same."""
+    trained = [fold.train for fold in folds]
+    return any(ridge(t.extremes[t.used], regularization).any() for t in trained)

@@ -30,10 +30,14 @@ def summed(counts: PairCounts, n_groups: int) -> PairCounts:
     return counts.weighted(n_groups, np.ones((N_SEGMENTS, n_groups), np.int64))
 
 
+def optimum(counts: PairCounts) -> Solution:
+    """The one next to the truth."""
+    return maximise(segments_of(counts, 20, map).moments(REGULARIZATION), TRUTH).solution
+
+
 def estimate(counts: PairCounts) -> Solution:
-    """The optimum next to the truth."""
-    segments = segments_of(counts, 20, map)
-    return readable(maximise(segments.moments(REGULARIZATION), TRUTH).solution, segments)
+    """The same for reading."""
+    return readable(optimum(counts), segments_of(counts, 20, map))
 
 
 def data_of(seed: int, n_groups: int, n_rows: int = N_ROWS) -> PairCounts:
@@ -46,8 +50,9 @@ def interval_of(seed: int, n_groups: int, replicates: int = 40, n_rows: int = N_
     counts = data_of(seed, n_groups, n_rows)
     solution = estimate(summed(counts, n_groups))
     segments = segments_of(summed(counts, n_groups), 20, map)
-    settings_ = (n_groups, REGULARIZATION)
-    lower, upper = mixing_interval(counts, *settings_, solution, segments, range(replicates), map)
+    settings_ = (n_groups, [REGULARIZATION] * replicates)
+    found = (optimum(summed(counts, n_groups)), solution.mixing, segments)
+    lower, upper = mixing_interval(counts, *settings_, *found, range(replicates), map)
     matched = matched_columns(solution.mixing, TRUTH.mixing)
     cosines = solution.mixing.T @ matched
     order = np.abs(cosines).argmax(axis=0)
@@ -93,9 +98,9 @@ def test_more_rows_make_narrower_intervals() -> None:
 
 def test_without_seeds_there_is_no_interval() -> None:
     counts = data_of(0, 2)
-    solution = estimate(summed(counts, 2))
     segments = segments_of(summed(counts, 2), 20, map)
-    interval = mixing_interval(counts, 2, REGULARIZATION, solution, segments, [], map)
+    found = (optimum(summed(counts, 2)), estimate(summed(counts, 2)).mixing, segments)
+    interval = mixing_interval(counts, 2, [], *found, [], map)
     assert interval.shape == (0, 5, 2)
 
 
@@ -104,8 +109,10 @@ def test_intervals_are_percentiles_and_the_same_wherever_they_are_made(
 ) -> None:
     counts = data_of(0, 4)
     segments = segments_of(summed(counts, 4), 20, map)
-    arguments = (counts, 4, REGULARIZATION, estimate(summed(counts, 4)), segments)
-    single = [mixing_interval(*arguments, [seed], map) for seed in range(5)]
+    ridges = [5.0, 20.0, 20.0, 50.0, 20.0]
+    found = (optimum(summed(counts, 4)), estimate(summed(counts, 4)).mixing, segments)
+    arguments = (counts, 4, ridges, *found)
+    single = [mixing_interval(counts, 4, [r], *found, [seed], map) for seed, r in enumerate(ridges)]
     for lower, upper in single:
         np.testing.assert_array_equal(lower, upper)
     replicates = [lower for lower, _ in single]

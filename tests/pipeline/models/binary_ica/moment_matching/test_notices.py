@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import norm
 
 from pipeline.errors import FitError, Notice
 from pipeline.models.binary_ica.moment_matching import optimiser
+from pipeline.models.binary_ica.moment_matching.notices import judge_choice
 from pipeline.models.state import FitState
 from pipeline.params import named_arrays
 from storage.examples import nonstationary_truth
@@ -62,6 +66,40 @@ def test_unidentifiable_numbers_of_components_are_not_chosen() -> None:
     data = small(1000)
     params = fitted(data.take(data.labels < 3)).params
     assert params.candidate_components.max() <= 3
+
+
+def test_a_choice_at_an_end_of_the_grid_is_told() -> None:
+    """Two features that are all but the same, and as many rows: every ridge only biases."""
+    data = small(2000)
+    data.X[:, 1] = data.X[:, 0]
+    data.X[::400, 1] ^= 1
+    state = fitted(data, n_components=2)
+    assert state.diagnostics["regularization"] == 1e4
+    assert len(notices(state, "regularization 10000 is the weakest that auto tries")) == 1
+    assert not notices(fitted(data, n_components=2, regularization=1e4), "that auto tries")
+
+
+def test_the_strongest_ridge_is_told_where_others_were_tried() -> None:
+    at = [SimpleNamespace(regularization=r) for r in (2.0, 5.0)]
+    match: Any = SimpleNamespace(
+        choice=SimpleNamespace(ridges=at), regularization=2.0, ridge=np.ones(3), agreement=0.9
+    )
+    (notice,) = judge_choice(match)
+    assert notice.text.startswith("regularization 2 is the strongest that auto tries")
+    match.choice.ridges = at[:1]  # given, not chosen
+    assert judge_choice(match) == ()
+
+
+def test_halves_that_disagree_are_told() -> None:
+    noise = np.random.default_rng(0).integers(0, 2, (240, 5), dtype=np.uint8)
+    state = fitted(Data(noise, None, np.arange(240) % 6), n_components=3)
+    assert state.diagnostics["stability_of_halves"] < 0.7
+    assert len(notices(state, "halves of the rows disagree")) == 1
+    sound = fitted(small(2000), n_components=2)
+    assert sound.diagnostics["stability_of_halves"] > 0.9
+    assert not notices(sound, "halves of the rows disagree")
+    given = fitted(small(), n_components=2, regularization=10.0)
+    assert "stability_of_halves" not in given.diagnostics
 
 
 def test_a_feature_constant_in_a_segment_is_named_and_left_out_there() -> None:
@@ -148,6 +186,20 @@ def test_undefined_pairs_are_named_and_take_the_correlations_of_the_model() -> N
     whole = fitted(data, n_components=2, regularization=50.0).params
     found = state.params.correlations[3, 0, 2]
     assert found == pytest.approx(whole.correlations[3, 0, 2], abs=0.15)
+
+
+def test_pairs_with_an_empty_cell_are_named() -> None:
+    data = small(200)
+    X = data.X.copy()
+    here = np.flatnonzero(data.labels == 3)
+    X[here, 0] = np.arange(len(here)) < 20
+    X[here[:20], 2] = 0  # in this segment 0 and 2 are never 1 together
+    state = fitted(Data(X, None, data.segments), n_components=2, regularization=50.0)
+    (notice,) = notices(state, "pairs with an empty cell")
+    assert "½ more in every cell: 1, among" in notice.text
+    assert (notice.features, notice.segments) == ((0, 2), (3,))
+    assert state.diagnostics["pairs_empty_cell"] == 1
+    assert not notices(fitted(data, n_components=2, regularization=50.0), "empty cell")
 
 
 @pytest.mark.parametrize("n_segments", [4, 12])

@@ -11,17 +11,26 @@ import pytest
 from scipy.stats import multivariate_normal, norm
 
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.models.binary_ica.moment_matching import optimiser, selection
-from pipeline.models.binary_ica.moment_matching.objective import Moments, Solution
-from pipeline.models.binary_ica.moment_matching.optimiser import Optimum
-from pipeline.models.binary_ica.moment_matching.selection import (
-    GRID,
+from pipeline.models.binary_ica.moment_matching import held_out, optimiser, selection
+from pipeline.models.binary_ica.moment_matching.held_out import (
     Candidate,
     Fold,
-    best_of,
-    choose,
     folds_of,
-    try_settings,
+    starts_of,
+    try_setting,
+)
+from pipeline.models.binary_ica.moment_matching.objective import Moments, Solution
+from pipeline.models.binary_ica.moment_matching.optimiser import Optimum
+from pipeline.models.binary_ica.moment_matching.segments import Segments, segments_of
+from pipeline.models.binary_ica.moment_matching.selection import (
+    GRID,
+    Choice,
+    Trial,
+    choose,
+    fewest,
+    resampled_ridges,
+    try_components,
+    weakest,
 )
 from pipeline.statistics.counts import PairCounts
 from tests.pipeline.models.binary_ica.moment_matching import (
@@ -46,6 +55,11 @@ def folds(n_rows: int) -> list[Fold]:
     return folds_of(counted(n_rows), 2, 20, map)
 
 
+@lru_cache
+def whole(n_rows: int) -> Segments:
+    return segments_of(counts_of(drawn(TRUTH, n_rows, np.random.default_rng(0), 0.4)), 20, map)
+
+
 # --- folds ---------------------------------------------------------------------------------------
 
 
@@ -54,19 +68,28 @@ def test_folds_share_the_rows_between_them(n_groups: int) -> None:
     rng = np.random.default_rng(1)
     data = drawn(TRUTH, 301, rng)
     data = Data(data.X, (rng.random(data.X.shape) < 0.9).astype(np.uint8), data.segments)
-    whole = counts_of(data)
-    first, second = folds_of(counts_of(data, n_groups), n_groups, 20, map)
-    for name, counts in whole.arrays().items():
-        if name != "segments":
-            halves = [fold.test.arrays()[name] for fold in (first, second)]
-            np.testing.assert_array_equal(halves[0] + halves[1], counts)
-    for fold, other in ((first, second), (second, first)):
-        np.testing.assert_array_equal(fold.test.segments, whole.segments)
+    everything = counts_of(data)
+    folds = folds_of(counts_of(data, n_groups), n_groups, 20, map)
+    assert len(folds) == (2 if n_groups == 2 else 4)
+    for first, second in zip(folds[::2], folds[1::2], strict=True):
+        for name, counts in everything.arrays().items():
+            if name != "segments":
+                halves = [fold.test.arrays()[name] for fold in (first, second)]
+                np.testing.assert_array_equal(halves[0] + halves[1], counts)
+    pairs = [(folds[at], folds[at ^ 1]) for at in range(len(folds))]
+    for fold, other in pairs:
+        np.testing.assert_array_equal(fold.test.segments, everything.segments)
         np.testing.assert_array_equal(fold.train.rows, other.test.rows)
-        np.testing.assert_array_equal(fold.train.rows + fold.test.rows, whole.rows)
+        np.testing.assert_array_equal(fold.train.rows + fold.test.rows, everything.rows)
         assert np.abs(fold.train.rows - 150.5).max() <= n_groups
         observed, ones = other.test.margins()
         np.testing.assert_allclose(fold.train.thresholds, norm.isf(ones / observed))
+
+
+def test_splits_share_half_of_every_half() -> None:
+    """Splits that hold out much the same rows would repeat each other."""
+    first, second = np.array(held_out._halves(8))
+    assert (first.sum(), second.sum(), (first & second).sum()) == (4, 4, 2)
 
 
 def test_half_the_rows_are_enough_for_a_half() -> None:
@@ -125,9 +148,9 @@ def scored(correlations: Floats, n_rows: int, monkeypatch: pytest.MonkeyPatch) -
         ridged = correlations / (1 + moments.ridge[:, None, None])
         return Optimum(Fixed(ridged, start.log_variances, start.log_precisions), 0.0, 1, True)
 
-    monkeypatch.setattr(selection, "maximise", maximise)
-    (candidate,) = try_settings(folds(n_rows), [2], [5.0], 0, map)
-    return candidate
+    monkeypatch.setattr(held_out, "maximise", maximise)
+    starts = starts_of(folds(n_rows), TRUTH, whole(n_rows).used)
+    return try_setting(folds(n_rows), 2, 5.0, starts, map)
 
 
 def test_a_score_is_the_pairwise_log_likelihood_of_the_other_half(
@@ -140,7 +163,7 @@ def test_a_score_is_the_pairwise_log_likelihood_of_the_other_half(
         for fold in folds(200)
         for u, correlation in enumerate(correlations)
     ]
-    np.testing.assert_allclose(candidate.nats, expected, rtol=1e-6)
+    np.testing.assert_allclose(candidate.nats.ravel(), expected, rtol=1e-6)
     assert candidate.n_pairs == 15 * 200 * 8
     assert candidate.score == pytest.approx(sum(expected) / (15 * 200 * 8))
 
@@ -160,30 +183,42 @@ def test_true_correlations_score_higher_than_wrong_ones(monkeypatch: pytest.Monk
         worse = scored(correlations, 2000, monkeypatch)
         assert best.score > worse.score, name
         lost = best.nats - worse.nats
-        assert lost.sum() > 3 * np.sqrt(len(lost)) * lost.std(), name
+        assert lost.sum() > 3 * np.sqrt(lost.size) * lost.std(), name
 
 
 # --- the climb -----------------------------------------------------------------------------------
 
 
-def scripted(score: Callable[[int, float], float]) -> Callable[..., Any]:
-    def fit_fold(k: int, r: float, seed: int, task: Any, spread: Any = map) -> Any:
-        return np.array([score(k, r), score(k, r)]), 2.0, TRUTH
+def scripted(score: Callable[[int, float], float], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Give scores in place of fits, all segments alike; note the settings tried, and the starts."""
+    seen: list[Any] = []
 
-    return fit_fold
+    def tried(folds: Any, k: int, r: float, starts: Any, map_items: Any) -> Candidate:
+        seen.append((k, r, starts))
+        return Candidate(k, r, np.full((2, 4), score(k, r)), 8.0, [TRUTH, TRUTH])
+
+    monkeypatch.setattr(selection, "try_setting", tried)
+    monkeypatch.setattr(selection, "ridged", lambda folds, r: True)
+    return seen
+
+
+def trials(components: Any, grid: Any = GRID) -> list[Trial]:
+    return try_components(whole(200), folds(200), components, grid, map)
+
+
+def chosen(components: Any, grid: Any = GRID) -> Choice:
+    return choose(whole(200), folds(200), components, grid, map)
 
 
 @pytest.mark.parametrize("peak", range(len(GRID)))
 def test_the_climb_ends_at_the_peak_of_a_unimodal_score(
     peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        selection, "_fit_fold", scripted(lambda k, r: -float(abs(GRID.index(r) - peak)))
-    )
-    tried = try_settings(folds(200), [1], GRID, 0, map)
-    assert best_of(tried).regularization == GRID[peak]
-    visited = [GRID.index(candidate.regularization) for candidate in tried]
-    assert len(set(visited)) == len(visited)
+    scripted(lambda k, r: -float(abs(GRID.index(r) - peak)), monkeypatch)
+    (trial,) = trials([1])
+    assert trial.best.regularization == GRID[peak]
+    visited = [GRID.index(candidate.regularization) for candidate in trial.candidates]
+    assert visited == sorted(set(visited))
     # No further than one beyond the peak.
     assert min(peak, GRID.index(10.0)) - 1 <= min(visited)
     assert max(visited) <= max(peak, GRID.index(10.0)) + 1
@@ -193,39 +228,62 @@ def test_the_next_number_of_components_begins_at_the_best_ridge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     peak = GRID.index(1000.0)
-    monkeypatch.setattr(
-        selection, "_fit_fold", scripted(lambda k, r: k - float(abs(GRID.index(r) - peak)))
-    )
-    tried = try_settings(folds(200), [1, 2], GRID, 0, map)
-    second = [c.regularization for c in tried if c.n_components == 2]
-    assert second == [1000.0, 1e4, 500.0]
+    seen = scripted(lambda k, r: k - float(abs(GRID.index(r) - peak)), monkeypatch)
+    trials([1, 2])
+    assert [r for k, r, _ in seen if k == 2] == [1000.0, 1e4, 500.0]
 
 
 def test_components_end_after_two_that_are_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {1: 0.0, 2: 1.0, 3: 0.5, 4: 2.0, 5: 1.5, 6: 2.0, 7: 9.0}
-    monkeypatch.setattr(selection, "_fit_fold", scripted(lambda k, r: scores[k]))
-    tried = try_settings(folds(200), range(1, 8), [10.0], 0, map)
-    assert [candidate.n_components for candidate in tried] == [1, 2, 3, 4, 5, 6]
-    assert best_of(tried).n_components == 4
+    scripted(lambda k, r: scores[k], monkeypatch)
+    numbers = [trial.best.n_components for trial in trials(range(1, 7), [10.0])]
+    assert numbers == [1, 2, 3, 4, 5, 6]
+    assert fewest(trials(range(1, 7), [10.0])).best.n_components == 4
 
 
-def test_fits_go_on_where_the_one_beside_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[float, bool]] = []
+def test_a_gain_below_a_standard_error_does_not_prolong_the_search() -> None:
+    """Scores of halves creep up long after the last component that is there."""
+    truth = planted(7, 2, 8, seed=2)
+    counts = counts_of(drawn(truth, 2000, np.random.default_rng(0)), 8)
+    segments = segments_of(counts_of(drawn(truth, 2000, np.random.default_rng(0))), 20, map)
+    found = try_components(segments, folds_of(counts, 8, 20, map), range(1, 8), [1000.0], map)
+    assert [trial.best.n_components for trial in found] == [1, 2, 3, 4]
 
-    def fit_fold(k: int, r: float, seed: int, task: Any, spread: Any = map) -> Any:
-        given.append((r, task[1] is None))
-        return np.array([r, r]), 2.0, TRUTH
 
-    monkeypatch.setattr(selection, "_fit_fold", fit_fold)
-    try_settings(folds(200), [1], [2.0, 5.0, 10.0, 20.0], 0, map)
-    assert given == [(10.0, True), (10.0, True), (20.0, False), (20.0, False)]
+def test_folds_begin_where_all_rows_ended_and_go_on_from_ridge_to_ridge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = scripted(lambda k, r: r, monkeypatch)
+    (trial,) = trials([2], [2.0, 5.0, 10.0, 20.0])
+    assert [r for _, r, _ in seen] == [10.0, 20.0]
+    first, second = (starts for _, _, starts in seen)
+    for start in first:
+        np.testing.assert_array_equal(start.mixing, trial.solution.mixing)
+    assert second == [TRUTH, TRUTH]
+
+
+def test_where_nothing_is_ridged_no_weaker_ridge_is_tried() -> None:
+    truth = planted(6, 1, 8)
+    data = drawn(truth, 4000, np.random.default_rng(0))
+    halves = folds_of(counts_of(data, 2), 2, 20, map)
+    found = choose(segments_of(counts_of(data), 20, map), halves, [1], GRID, map)
+    tried = [c.regularization for c in found.ridges]
+    assert tried[-1] < GRID[-1]
+    assert found.candidate.regularization == tried[-1]
 
 
 # --- the choice ----------------------------------------------------------------------------------
 
 
-def candidate(n_components: int, nats: list[float], regularization: float = 10.0) -> Candidate:
-    return Candidate(n_components, regularization, np.array(nats), 10.0)
+def candidate(
+    n_components: int, nats: list[float], r: float = 10.0, ends: Any = (TRUTH, TRUTH)
+) -> Candidate:
+    """Nats by segment, in one fold."""
+    return Candidate(n_components, r, np.array([nats]), 10.0, ends)
+
+
+def trial_of(*candidates: Candidate) -> Trial:
+    return Trial(TRUTH, candidates)
 
 
 def test_fewer_components_are_taken_within_one_standard_error() -> None:
@@ -233,40 +291,92 @@ def test_fewer_components_are_taken_within_one_standard_error() -> None:
     # Differences 1 ± s of four terms: their sum is 4, its standard error 2 · s √(4 / 3).
     for s, expected in ((1.7, 3), (1.8, 2)):
         fewer = candidate(2, [9 - s, 9 + s, 9 - s, 9 + s])
-        assert choose([fewer, best]).n_components == expected
+        assert fewest([trial_of(fewer), trial_of(best)]).best.n_components == expected
+
+
+def test_folds_of_a_segment_count_as_one_term_of_the_standard_error() -> None:
+    best = Candidate(3, 10.0, np.full((2, 4), 10.0), 10.0)
+    for s, expected in ((1.7, 3), (1.8, 2)):
+        fewer = best._replace(n_components=2, nats=np.full((2, 4), 9.0) + s * np.array([1, -1] * 2))
+        assert fewest([trial_of(fewer), trial_of(best)]).best.n_components == expected
 
 
 def test_the_fewest_within_the_error_win_each_at_its_best_ridge() -> None:
     tried = [
-        candidate(1, [0.0, 0.0, 0.0, 0.0]),
-        candidate(2, [3.0, 17.0, 5.0, 13.0], 5.0),
-        candidate(2, [4.0, 17.0, 5.0, 13.0], 20.0),
-        candidate(3, [9.0, 9.5, 10.0, 10.0]),
-        candidate(4, [10.0, 10.0, 10.0, 10.0]),
+        trial_of(candidate(1, [0.0, 0.0, 0.0, 0.0])),
+        trial_of(
+            candidate(2, [3.0, 17.0, 5.0, 13.0], 5.0), candidate(2, [4.0, 17.0, 5.0, 13.0], 20.0)
+        ),
+        trial_of(candidate(3, [9.0, 9.5, 10.0, 10.0])),
+        trial_of(candidate(4, [10.0, 10.0, 10.0, 10.0])),
     ]
-    chosen = choose(tried)
-    assert (chosen.n_components, chosen.regularization) == (2, 20.0)
+    best = fewest(tried).best
+    assert (best.n_components, best.regularization) == (2, 20.0)
 
 
-def test_the_ridge_has_no_such_rule() -> None:
-    tried = [candidate(2, [9.9, 10.2], 5.0), candidate(2, [10.0, 10.2], 20.0)]
-    assert choose(tried).regularization == 20.0
+def test_the_weakest_ridge_within_one_standard_error_is_taken() -> None:
+    strong = candidate(2, [10.0, 10.0, 10.0, 10.0], 2.0)
+    near = candidate(2, [9.0, 10.9, 9.1, 10.8], 5.0)
+    far = candidate(2, [8.0, 8.1, 8.0, 8.1], 20.0)
+    assert weakest([strong, near]).regularization == 5.0
+    assert weakest([strong, near, far]).regularization == 5.0
+    assert weakest([strong, far]).regularization == 2.0
+
+
+def test_a_weaker_ridge_at_which_halves_disagree_is_not_taken() -> None:
+    other = TRUTH._replace(mixing=planted(6, 2, 8, seed=5).mixing)
+    best = candidate(2, [10.0, 10.0, 10.0, 10.0], 20.0)
+    apart = candidate(2, [9.0, 10.9, 9.1, 10.9], 200.0, (TRUTH, other))
+    assert weakest([best, apart]).regularization == 20.0
+    assert weakest([best, apart._replace(ends=best.ends)]).regularization == 200.0
+
+
+def test_the_weaker_ridges_within_the_error_are_tried_at_the_chosen_number_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noise = np.array([1.0, -1.0, 1.0, -1.0])
+
+    def tried(folds: Any, k: int, r: float, starts: Any, map_items: Any) -> Candidate:
+        place = GRID.index(r)
+        nats = 10.0 * (k > 1) - 0.1 * abs(place - 2) + (place % 2) * noise
+        return Candidate(k, r, nats[None], 4.0, [TRUTH, TRUTH])
+
+    monkeypatch.setattr(selection, "try_setting", tried)
+    monkeypatch.setattr(selection, "ridged", lambda folds, r: True)
+    found = chosen([1, 2, 3])
+    assert found.candidate.n_components == 2
+    assert found.candidate.regularization > 10.0
+    weakest_tried = {c.n_components: c.regularization for c in found.tried}
+    assert weakest_tried[2] > weakest_tried[1] == weakest_tried[3] == 20.0
+
+
+def test_ridges_of_replicates_vary_as_scores_do() -> None:
+    rng = np.random.default_rng(0)
+    sure = [candidate(2, [10.0] * 12, 5.0), candidate(2, [0.0] * 12, 20.0)]
+    assert set(resampled_ridges(sure, range(40))) == {5.0}
+    close = [
+        candidate(2, (10 + rng.standard_normal(12)).tolist(), 5.0),
+        candidate(2, (9.5 + rng.standard_normal(12)).tolist(), 20.0),
+    ]
+    assert set(resampled_ridges(close, range(40))) == {5.0, 20.0}
+    assert resampled_ridges(close, range(40)) == resampled_ridges(close, range(40))
 
 
 def test_the_true_number_of_components_is_chosen() -> None:
     for n_components in (1, 2, 3):
         truth = planted(7, n_components, 8, seed=n_components)
-        counts = counts_of(drawn(truth, 2000, np.random.default_rng(0)), 2)
-        tried = try_settings(folds_of(counts, 2, 20, map), range(1, 6), GRID, 0, map)
-        assert choose(tried).n_components == n_components
+        data = drawn(truth, 2000, np.random.default_rng(0))
+        halves = folds_of(counts_of(data, 8), 8, 20, map)
+        found = choose(segments_of(counts_of(data), 20, map), halves, range(1, 6), GRID, map)
+        assert found.candidate.n_components == n_components
 
 
 def test_scores_have_the_same_bytes_wherever_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def scores(map_items: Any) -> list[tuple[Any, ...]]:
-        tried = try_settings(folds(200), [1, 2], [5.0, 10.0], 3, map_items)
-        return [(c.n_components, c.regularization, c.nats.tobytes()) for c in tried]
+        found = choose(whole(200), folds(200), [1, 2], [5.0, 10.0], map_items)
+        return [(c.n_components, c.regularization, c.nats.tobytes()) for c in found.tried]
 
     here = scores(map)
     assert scores(ThreadsExecutor(2).map) == here
