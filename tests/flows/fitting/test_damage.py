@@ -136,7 +136,7 @@ def test_what_is_no_damage_is_never_skipped(damaged, monkeypatch):
     assert not reader.is_whole(11)
     for error in (PermissionError(13, "no"), OSError(24, "Too many open files"), MemoryError()):
         with monkeypatch.context() as patch:
-            patch.setattr("storage.dataset.BinaryDataset._array", failing(error))
+            patch.setattr("storage.dataset.BinaryDataset.array", failing(error))
             with pytest.raises(DataError, match="cannot be read") as raised:
                 reader.is_whole(0)
         assert not isinstance(raised.value, Damaged)
