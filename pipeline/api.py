@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
+from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
 from pipeline.in_python import in_python, speaking_python, told_in_python
-from pipeline.known_segments import known_segments, segment_indices
+from pipeline.known_segments import known_segments, segment_indices, unknown_segments
 from pipeline.models.base import Model
 from pipeline.models.registry import model_class
 from pipeline.models.settings import hyperparameters
@@ -313,9 +314,11 @@ def _rows(
 
 
 def _subject(fitted: Fitted, dataset: Dataset) -> Subject:
-    """Check the features, and find the segments."""
+    """Check the features, and find the segments; warn of those that were not fitted."""
     check_features(fitted.feature_names, dataset.feature_names)
     known = known_segments(fitted.params, fitted.segment_names)
+    for text in unknown_segments(known, dataset.segment_names):
+        warn(text, stacklevel=3)
     segments = segment_indices(known, dataset.segment_names) if known else np.zeros(0, np.int64)
     return Subject(fitted.model, fitted.params, segments)
 

@@ -9,6 +9,7 @@ import copy
 import json
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,13 +84,15 @@ def transformed(
     names = (str(dataset), str(artifact), str(output))
     options = transform.Options(*names, where=SERIAL, resume=resume)
     transform.run_transform(transform.check(options))
-    return {name: values.tobytes() for name, values in open_codes(output).items()}
+    codes = open_codes(output)
+    said = {"warnings": "\n".join(codes.manifest["warnings"]).encode()}
+    return {name: values.tobytes() for name, values in codes.items()} | said
 
 
-def evaluated(artifact: Path, dataset: Path) -> list[float]:
+def evaluated(artifact: Path, dataset: Path) -> list[Any]:
     options = evaluate.Options(str(dataset), (str(artifact),), with_baselines=False, where=SERIAL)
     (found,) = evaluate.run_evaluate(evaluate.check(options))["models"]
-    return [value for value in found.values() if isinstance(value, float)]
+    return [[value for value in found.values() if isinstance(value, float)], found["warnings"]]
 
 
 def sampled(artifact: Path, output: Path) -> list[bytes]:
@@ -162,9 +165,11 @@ def uses_of_artifact(
 
 def in_notebook(artifact: Path, dataset: BinaryDataset) -> list[Any]:
     fitted = api.Fitted.of(load_artifact(artifact))
-    found = api.transform(fitted, dataset)
-    numbers = [v for v in api.evaluate(fitted, dataset).values() if isinstance(v, float)]
-    return [shown(fitted), numbers, *(values.tobytes() for values in found.values())]
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        found = api.transform(fitted, dataset)
+        numbers = [v for v in api.evaluate(fitted, dataset).values() if isinstance(v, float)]
+    said = [str(warning.message) for warning in caught]
+    return [shown(fitted), numbers, *(values.tobytes() for values in found.values()), said]
 
 
 def uses_of_codes(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -195,6 +200,11 @@ def same(found: Any, expected: Any) -> bool:
     if isinstance(found, dict):
         return bool(found) and found.items() <= expected.items()
     return bool(found == expected)
+
+
+def says_unknown(found: Any) -> bool:
+    """Tell whether a result says that it is of segments that were not fitted."""
+    return "segments that were not fitted" in str(found)
 
 
 # Manifests that were changed and sealed again
