@@ -195,6 +195,9 @@ PLACES = {
     "kept statistics": (in_kept_statistics, 3, 100),
 }
 
+HEALED = ("unfinished codes", "kept statistics")
+"""Where all that is damaged is made again, so that nothing is refused."""
+
 
 @pytest.fixture
 def room_for_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +217,10 @@ def test_much_damage(made: World, room_for_statistics: None, name: str) -> None:
     where, _, number = PLACES[name]
     folder, use, renew = where(made)
     told = check_damage(folder, use, number, renew)
-    assert told > (0 if renew else number // 5)
+    if name in HEALED:
+        assert told == 0
+    else:
+        assert told > (0 if renew else number // 5)
 
 
 @pytest.mark.matrix

@@ -243,6 +243,8 @@ def test_segments_that_were_not_fitted_are_told(dataset: BinaryDataset) -> None:
     fitted = api.fit(dataset, "blica", components=2, regularization=10.0)
     others = replace(fitted, segment_names=(*fitted.segment_names[:3], "e"))
     for use in (api.transform, api.evaluate):
-        with pytest.warns(UserWarning, match=f"not fitted, .*: '{fitted.segment_names[3]}'$") as caught:
+        with pytest.warns(
+            UserWarning, match=f"not fitted, .*: '{fitted.segment_names[3]}'$"
+        ) as caught:
             use(others, dataset)
         assert [warning.filename for warning in caught] == [__file__]
