@@ -52,8 +52,7 @@ def what_was_fitted(manifest: Manifest) -> Facts:
         ("passes", f"{manifest['iterations']:,}, {ended}"),
     ]
     if manifest["history"] and manifest["history"][-1]:
-        named = manifest["diagnostics"].get("objective_is", "objective")
-        facts.append((named, f"{number(manifest['history'][-1], 7)} nats a row"))
+        facts.append(("objective", f"{number(manifest['history'][-1], 7)} nats a row"))
     model = models().get(manifest["model"])
     shown = model.shown if model else ()
     found = manifest["diagnostics"]
