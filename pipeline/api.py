@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
+from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,11 @@ from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
 from pipeline.in_python import in_python, speaking_python, told_in_python
-from pipeline.known_segments import known_segments, segment_indices
+from pipeline.known_segments import known_segments, segment_indices, unknown_segments
 from pipeline.models.base import Model
-from pipeline.models.registry import known_model, model_class
-from pipeline.models.settings import hyperparameters, recorded_model
-from pipeline.params import named_arrays, params_from_arrays
+from pipeline.models.registry import model_class
+from pipeline.models.settings import hyperparameters
+from pipeline.params import named_arrays
 from pipeline.progress import Progress
 from pipeline.random import RowRandom
 from pipeline.runs import Run, rows_by_chunk, runs_of
@@ -38,6 +39,7 @@ from pipeline.using.evaluate import (
     score_rows,
 )
 from pipeline.using.features import check_features
+from pipeline.using.stored import stored_model
 from pipeline.using.transform import Transform
 
 T = TypeVar("T")
@@ -117,12 +119,16 @@ class Fitted(Shown):
 
     @classmethod
     def of(cls, artifact: Stored) -> Self:
-        """Take a fitted model from its artifact."""
+        """Take a fitted model from its artifact.
+
+        Raises
+        ------
+        FitError
+            If it is not that of a fit, or of one that this version does not know.
+        """
         manifest = artifact.manifest
-        kind = known_model(manifest["model"])
         return cls(
-            recorded_model(kind, manifest["hyperparameters"]),
-            params_from_arrays(kind.params, artifact),  # type: ignore[arg-type]
+            *stored_model(manifest, artifact),  # type: ignore[arg-type]
             tuple(manifest["feature_names"]),
             tuple(manifest["segment_names"]),
             tuple(manifest["history"]),
@@ -303,9 +309,11 @@ def _rows(
 
 
 def _subject(fitted: Fitted, dataset: Dataset) -> Subject:
-    """Check the features, and find the segments."""
+    """Check the features, and find the segments; warn of those that were not fitted."""
     check_features(fitted.feature_names, dataset.feature_names)
     known = known_segments(fitted.params, fitted.segment_names)
+    for text in unknown_segments(known, dataset.segment_names):
+        warn(text, stacklevel=3)
     segments = segment_indices(known, dataset.segment_names) if known else np.zeros(0, np.int64)
     return Subject(fitted.model, fitted.params, segments)
 

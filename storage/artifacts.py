@@ -14,20 +14,11 @@ from numpy.typing import NDArray
 from storage.display import Facts, Shown, artifact_facts, described
 from storage.errors import DataError
 from storage.labelled import to_xarray
-from storage.locations import (
-    LATEST,
-    Place,
-    checksum,
-    delete_tree,
-    open_group,
-    place,
-    read_manifest,
-    write_manifest,
-    zarr_place,
-)
+from storage.locations import LATEST, Place, checksum, delete_tree, open_group, place, zarr_place
+from storage.manifests import read_manifest, write_manifest
 from storage.object_path import AT_ONCE
 from storage.object_store import store_error, told
-from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array
+from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array, open_own
 
 if TYPE_CHECKING:
     import xarray
@@ -76,7 +67,7 @@ class Artifact(Shown, Mapping[str, NDArray[Any]]):
         """Give all arrays with the names of features and segments."""
         segments = self.manifest.get("segment_names", ())
         if "segments" in self:
-            segments = [segments[index] for index in self["segments"]]
+            segments = [segments[k] for k in self["segments"].tolist() if 0 <= k < len(segments)]
         names = {"feature": self.manifest.get("feature_names", ()), "segment": segments}
         return to_xarray(self._arrays, names, {"path": str(self.path), **self.manifest})
 
@@ -147,7 +138,10 @@ def _resolved(path: Place) -> Place:
     pointer = path / LATEST
     if not pointer.is_file():
         return path
-    return path / pointer.read_text(encoding="utf-8", errors="replace").strip()
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise DataError(f"{pointer}: Expected the name of an artifact beside it, got {name!r:.60}.")
+    return path / name
 
 
 def _write_array(group: zarr.Group, name: str, dims: tuple[str, ...], values: NDArray[Any]) -> None:
@@ -177,11 +171,13 @@ def _read_array(
     folder: Place, group: zarr.Group, name: str, described: Mapping[str, Any]
 ) -> NDArray[Any]:
     try:
-        array: Any = group[name]
+        array = open_own(group, name, described["shape"])
         values = np.asarray(array[...])
+    except DataError as error:
+        raise DataError(f"{folder}: {error} Fit again.") from error
     except Exception as error:
         raise _damaged(folder, name, error) from error
-    if list(values.shape) != described["shape"] or checksum(values) != described["checksum"]:
+    if checksum(values) != described["checksum"]:
         raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
     return values
 

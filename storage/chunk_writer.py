@@ -17,7 +17,8 @@ from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 from storage.layout import PackedRows, blocks_of, joined, occupied_slots, rows_that_fit
 from storage.levels import Codebook, LevelsWriter, codebook, codes_of
-from storage.locations import Place, checksum, write_manifest
+from storage.locations import Place, checksum
+from storage.manifests import write_manifest
 from storage.schema import (
     BITS,
     BLOCKS,
@@ -33,6 +34,8 @@ from storage.schema import (
     array_path,
     column_spec,
     create_array,
+    open_own,
+    stored_names,
 )
 
 _NO_SEGMENT = "all"
@@ -140,7 +143,7 @@ class DatasetWriter:
 
     @property
     def _stored(self) -> list[str]:
-        return ["bits", "observed", "order", *(f"columns/{name}" for name in self.columns)]
+        return stored_names(self.columns)
 
     def _segment_codes(self, segments: NDArray[Any] | None, n_rows: int) -> NDArray[np.int32]:
         if segments is None:
@@ -240,7 +243,7 @@ class DatasetWriter:
 
     def _opened(self, name: str, lead: tuple[int, ...], width: int) -> Any:
         if array_path(name) in self.group:
-            found: Any = self.group[array_path(name)]
+            found = open_own(self.group, array_path(name))
             return found.with_config({"write_empty_chunks": True})
         known = {spec.name: spec for spec in (BITS, OBSERVED, ORDER)}
         spec = known.get(name) or column_spec(

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.core.sync import sync
 
 from storage.display import Facts, Shown, codes_facts
 from storage.errors import DataError, Unreachable
 from storage.labelled import to_xarray
-from storage.locations import (
-    Place,
-    checksum,
-    open_array,
-    open_group,
-    place,
-    read_manifest,
-    write_manifest,
-    zarr_place,
-)
+from storage.locations import Place, checksum, open_array, open_group, place, zarr_place
+from storage.manifests import read_manifest, write_manifest
 from storage.object_store import store_error, told
-from storage.schema import CODES_FORMAT, FORMAT_VERSION, ArraySpec, create_array
+from storage.schema import (
+    CODES_FORMAT,
+    FORMAT_VERSION,
+    ArraySpec,
+    chunk_exists,
+    create_array,
+    open_own,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -77,6 +75,8 @@ class CodesWriter:
 
     def holds(self, key: int, checksums: Sequence[int]) -> bool:
         """Tell whether a run lies there as it was written."""
+        if len(checksums) != len(self.names):
+            return False
         group = open_group(place(self.folder))
         try:
             for name, recorded in zip(self.names, checksums, strict=True):
@@ -112,16 +112,38 @@ def create_codes(
     keep
         Leave the arrays that an interrupted writer of the same codes made.
     """
-    mode: Literal["a", "w"] = "a" if keep else "w"
-    attributes: dict[str, Any] = {"format": CODES_FORMAT}
-    with told(folder):
-        group = zarr.open_group(zarr_place(folder), mode=mode, attributes=attributes, zarr_format=3)
-        for name, (dims, shape, dtype) in arrays.items():
-            if name not in group:
-                spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
-                chunks = (rows_per_chunk, *(max(1, length) for length in shape))
-                create_array(group, spec, (n_rows, *shape), chunks)
+    described = [*_described_chunks(arrays, n_rows, rows_per_chunk)]
+    if not (keep and _are_there(folder, described)):
+        with told(folder):
+            group = zarr.create_group(
+                zarr_place(folder), overwrite=True, attributes={"format": CODES_FORMAT}
+            )
+            for spec, shape, chunks in described:
+                create_array(group, spec, shape, chunks)
     return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, rows_per_chunk)
+
+
+def _described_chunks(
+    arrays: Mapping[str, CodeArray], n_rows: int, rows_per_chunk: int
+) -> Iterator[tuple[ArraySpec, tuple[int, ...], tuple[int, ...]]]:
+    """Describe each array, its shape and that of its chunks."""
+    for name, (dims, shape, dtype) in arrays.items():
+        spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
+        yield spec, (n_rows, *shape), (rows_per_chunk, *(max(1, length) for length in shape))
+
+
+def _are_there(folder: Place, arrays: Iterable[Any]) -> bool:
+    """Tell whether arrays lie there as they would be made: their descriptions may be damaged."""
+    try:
+        group = open_group(folder)
+        found = [
+            (open_own(group, spec.name, shape), spec, chunks) for spec, shape, chunks in arrays
+        ]
+    except Exception as error:
+        if (unreachable := store_error(str(folder), error)) is not None:
+            raise unreachable from error
+        return False
+    return all((a.chunks, a.dtype) == (chunks, spec.dtype) for a, spec, chunks in found)
 
 
 def seal_codes(
@@ -225,10 +247,11 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
             self.read_chunk(key)
 
     def _part(self, name: str, key: int) -> NDArray[Any]:
-        recorded = self.manifest["arrays"][name]["checksums"][key]
+        array = self.manifest["arrays"][name]
         rows = _rows_of(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
         try:
-            return _read(self.group, name, key, rows, recorded)
+            checksum_of_run = array["checksums"][key]
+            return _read(self.group, name, key, rows, checksum_of_run, array["shape"])
         except Unreachable:
             raise
         except DataError as error:
@@ -260,24 +283,30 @@ def _rows_of(key: int, rows_per_chunk: int, n_rows: int) -> slice:
     return slice(key * rows_per_chunk, min((key + 1) * rows_per_chunk, n_rows))
 
 
-def _read(group: zarr.Group, name: str, key: int, rows: slice, recorded: int) -> NDArray[Any]:
+def _read(
+    group: zarr.Group,
+    name: str,
+    key: int,
+    rows: slice,
+    recorded: int,
+    shape: Sequence[int] | None = None,
+) -> NDArray[Any]:
     """Read a run of one array; Zarr reads a missing chunk as zeros, so look for it too."""
     try:
-        array: Any = group[name]
+        array = open_own(group, name, shape)
         values = np.asarray(array[rows])
+    except DataError:
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         damaged = DataError(f"{name}: chunk {key} is damaged ({reason}).")
         raise store_error(f"{group.store_path}", error) or damaged from error
     if checksum(values) != recorded:
         raise DataError(f"{name}: chunk {key} is damaged or missing (checksum).")
-    if values.size and not values.any() and not _exists(array, key):
+    if (
+        values.size
+        and not values.any()
+        and not chunk_exists(array, key, *(0 for _ in array.shape[1:]))
+    ):
         raise DataError(f"{name}: chunk {key} is missing.")
     return values
-
-
-def _exists(array: Any, key: int) -> bool:
-    coordinates = (key, *(0 for _ in array.shape[1:]))
-    chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
-    with told(chunk):
-        return bool(sync(chunk.exists()))

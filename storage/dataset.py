@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.core.sync import sync
 
 from storage.bits import unpack_slots
 from storage.chunk import Chunk, Words, empty_chunk
@@ -22,9 +21,11 @@ from storage.kept_chunks import kept
 from storage.labelled import per_row, to_xarray
 from storage.layout import occupied_slots
 from storage.levels import Levels
-from storage.locations import Place, checksum, open_group, place, read_manifest
-from storage.object_store import store_error, told
-from storage.schema import DATASET_FORMAT, DATASET_VERSION, array_path
+from storage.locations import Place, checksum, open_group, place
+from storage.manifests import read_manifest
+from storage.object_store import store_error
+from storage.schema import DATASET_FORMAT, DATASET_VERSION, array_path, chunk_exists, open_own
+from storage.table_checks import check_chunks, check_tables
 from storage.tables import read_table
 
 if TYPE_CHECKING:
@@ -295,10 +296,12 @@ class BinaryDataset(Shown):
     def _recorded(self, name: str, key: int) -> int:
         return int(self.checksums[key, self.manifest["stored"].index(name)])
 
-    def _array(self, name: str) -> Any:
-        """Open an array once: its description is an object of its own."""
+    def array(self, name: str) -> Any:
+        """Open an array of `stored` once: its description is an object of its own."""
         if name not in self._arrays:
-            self._arrays[name] = self.group[array_path(name)]
+            array = open_own(self.group, array_path(name))
+            check_chunks(name, array, self.manifest)
+            self._arrays[name] = array
         return self._arrays[name]
 
     @cached_property
@@ -308,14 +311,18 @@ class BinaryDataset(Shown):
     def _checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
         """Read a chunk of one array; Zarr reads a missing one as zeros, so look for it too."""
         try:
-            array = self._array(name)
+            array = self.array(name)
             values = np.ascontiguousarray(array[where])
+        except DataError as error:
+            raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
         except Exception as error:
             found = store_error(str(self.path), error)
             raise found or unreadable(f"{self.path}: {name}: chunk {key}", error) from error
-        if checksum(values) == self._recorded(name, key) and (values.any() or _exists(array, key)):
+        at = (0, key) if array.ndim == 2 else (key,)
+        is_same = checksum(values) == self._recorded(name, key)
+        if is_same and (values.any() or chunk_exists(array, *at)):
             return values
-        state = "damaged (checksum)" if _exists(array, key) else "missing"
+        state = "damaged (checksum)" if chunk_exists(array, *at) else "missing"
         raise Damaged(f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again.")
 
 
@@ -335,6 +342,7 @@ def open_dataset(path: str | Place) -> BinaryDataset:
         raise damaged_dataset(folder, error) from error
     names = ("chunks", "blocks", "checksums")
     tables = {name: read_table(folder, manifest, group, name) for name in names}
+    check_tables(folder, manifest, **tables)
     return BinaryDataset(folder, manifest, group, **tables)
 
 
@@ -390,10 +398,3 @@ def _opened(path: str, digest: str) -> BinaryDataset:
 
 def _dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
     return _opened(path, digest).dense(key)[part]
-
-
-def _exists(array: Any, key: int) -> bool:
-    coordinates = (0, key) if array.ndim == 2 else (key,)
-    chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
-    with told(chunk):
-        return bool(sync(chunk.exists()))

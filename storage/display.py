@@ -126,6 +126,9 @@ def artifact_facts(path: str, manifest: Mapping[str, Any], arrays: Mapping[str, 
     `arrays` are described by `described`.
     """
     yield "path", path
+    if "model" not in manifest:  # of what a fit leaves half-way; what else it records is its own
+        yield from arrays.items()
+        return
     yield from _origin(manifest)
     if "n_samples" in manifest:
         yield "rows", f"{manifest['n_samples']:,}"
@@ -136,7 +139,7 @@ def artifact_facts(path: str, manifest: Mapping[str, Any], arrays: Mapping[str, 
         yield "components", str(manifest["n_components"])
     if "converged" in manifest:
         answer = "yes" if manifest["converged"] else "no"
-        yield "converged", f"{answer}, iterations: {manifest['iterations']}"
+        yield "converged", f"{answer}, iterations: {manifest.get('iterations', 'not known')}"
     yield from arrays.items()
     yield from (("warning", text) for text in manifest.get("warnings", ()))
 

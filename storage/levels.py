@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from storage.damage import damaged_dataset
 from storage.errors import DataError
-from storage.locations import Place, checksum
-from storage.schema import SMALLEST_CHUNK, array_path, create_array, levels_spec
+from storage.locations import Place, checksum, delete_tree
+from storage.schema import SMALLEST_CHUNK, array_path, create_array, levels_spec, open_own
 
 PAGE = 1 << 16
 """Texts after which a page is full."""
@@ -153,7 +153,7 @@ class Levels:
         """Give the text of each code, (n,), and read only the pages that these are on."""
         ends = np.array([end for end, _, _ in self.pages])
         found, on_page = np.empty(len(codes), object), np.searchsorted(ends, codes, side="right")
-        if on_page.max(initial=0) == len(ends):
+        if on_page.max(initial=0) == len(ends) or codes.min(initial=0) < 0:
             raise self._damaged()
         for page in np.unique(on_page):
             at = on_page == page
@@ -175,30 +175,36 @@ class Levels:
         n_before, begin, _ = self.pages[page - 1] if page else (0, 0, 0)
         n_after, end, recorded = self.pages[page]
         levels = self._read(begin, end, recorded)
-        if len(levels) != n_after - n_before or not all(isinstance(text, str) for text in levels):
+        are_texts = all(isinstance(text, str) for text in levels)
+        if not are_texts or not len(levels) == len({*levels}) == n_after - n_before:
             raise self._damaged()
         return levels
 
     def cut(self, group: zarr.Group) -> None:
         """Drop what an interrupted append left behind these, given the group to write to."""
         path = array_path(f"levels/{self.name}")
-        if not self.are_arrays and "levels" in group:
-            del group["levels"]
+        if not self.are_arrays:
+            delete_tree(self.folder / "levels")
         elif path in group:
             array: Any = group[path]
             array.resize((self.pages[-1][1],))
 
     def _read(self, begin: int, end: int, recorded: int) -> list[Any]:
         try:
-            array: Any = self.group[array_path(f"levels/{self.name}")]
+            array = open_own(self.group, array_path(f"levels/{self.name}"))
+            if array.chunks != (SMALLEST_CHUNK,):
+                expected = f"{array.path}: Expected chunks of {(SMALLEST_CHUNK,)}"
+                raise DataError(f"{expected}, got {array.chunks}.")
             lines = np.asarray(array[begin:end])
+        except DataError as error:
+            raise DataError(f"{self.folder}: {error} Ingest the dataset again.") from error
         except Exception as error:
             raise damaged_dataset(self.folder, error) from error
         if checksum(lines) != recorded:
             raise self._damaged()
         try:
             levels: list[Any] = json.loads(b"[" + lines.tobytes()[:-1].replace(b"\n", b",") + b"]")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._damaged() from None
         return levels
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,6 @@ from storage.errors import Busy, DataError, Unreachable
 from storage.leases import leased
 from storage.object_path import ObjectPath, is_url, object_path
 from storage.object_store import KINDS, told
-from storage.schema import DATASET_FORMAT
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -101,81 +99,7 @@ def _replace_text(path: Path, text: str) -> None:
         raise
 
 
-def write_manifest(folder: Place, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Seal a manifest with its own digest and write it: from here on the folder counts as whole."""
-    # Only what JSON gives back can be checked later: its keys are text, its lists are no tuples.
-    body = json.loads(json.dumps(manifest))
-    body.pop("manifest_digest", None)
-    sealed = {**body, "manifest_digest": _digest(body)}
-    write_text(folder / MANIFEST, json.dumps(sealed, indent=1) + "\n")
-    return sealed
-
-
-def read_manifest(folder: Place, kind: str, newest: int) -> dict[str, Any]:
-    """Read a manifest and refuse what is not whole, not ours or too new.
-
-    Parameters
-    ----------
-    folder
-        The dataset's or artifact's folder.
-    kind
-        Its `format` name, such as `latentbits-dataset`.
-    newest
-        The newest format version this package reads.
-
-    Raises
-    ------
-    DataError
-        If the manifest is missing, damaged, of another kind or of a newer version.
-    """
-    manifest = _read_json(folder, kind)
-    if manifest.get("format") != kind:
-        raise DataError(f"{folder}: Expected a {kind}, got {manifest.get('format')!r}.")
-    version = manifest.get("format_version")
-    if not isinstance(version, int) or version > newest:
-        raise DataError(
-            f"{folder}: Expected format version {newest} or older, got {version}. "
-            "Upgrade latentbits to read it."
-        )
-    body = {name: value for name, value in manifest.items() if name != "manifest_digest"}
-    if manifest.get("manifest_digest") != _digest(body):
-        raise DataError(f"{folder / MANIFEST}: Expected the digest it was written with. Damaged.")
-    return manifest
-
-
-def _read_json(folder: Place, kind: str) -> dict[str, Any]:
-    try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(_why_not_there(folder, kind)) from None
-    except Unreachable:
-        raise
-    except OSError as error:
-        raise DataError(f"{folder / MANIFEST}: {error.strerror}.") from None
-    except ValueError:
-        raise DataError(f"{folder / MANIFEST}: Expected JSON, got damaged text.") from None
-    if not isinstance(manifest, dict):
-        raise DataError(f"{folder / MANIFEST}: Expected a JSON object, got something else.")
-    return manifest
-
-
-def _why_not_there(folder: Place, kind: str) -> str:
-    if not folder.exists():
-        return f"{folder}: Expected {_named(kind)}, got a path that does not exist."
-    if is_unfinished(folder, kind):
-        return (
-            f"{folder}: Expected {_named(kind, 'whole')}, got one whose writing was interrupted. "
-            "Run it again."
-        )
-    found = f"{folder}: Expected {_named(kind)}, got something else (no {MANIFEST})."
-    if kind == DATASET_FORMAT:
-        name = "NAME" if folder.name.endswith(".zarr") else folder.stem
-        return f"{found} Ingest data first: python -m flows.ingest {folder} --dataset {name}.zarr"
-    return found
-
-
-def _named(kind: str, adjective: str = "") -> str:
+def named_kind(kind: str, adjective: str = "") -> str:
     """Name what a format holds, such as `an artifact` or `whole codes`."""
     noun = f"{adjective} {kind.removeprefix('latentbits-')}".strip()
     if noun.endswith("s"):
@@ -202,7 +126,7 @@ def check_free(target: Place, kind: str, overwrite: bool) -> None:
             f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
         )
     if not is_ours(target, kind):
-        raise DataError(f"{target}: Expected {_named(kind)} to replace, got something else.")
+        raise DataError(f"{target}: Expected {named_kind(kind)} to replace, got something else.")
 
 
 def check_folder_name(target: Place) -> None:
@@ -292,10 +216,6 @@ def checksum(values: NDArray[Any]) -> int:
     for start in range(0, len(flat), _CHECKSUM_BYTES):  # in parts: the library wants copies
         found = google_crc32c.extend(found, flat[start : start + _CHECKSUM_BYTES].tobytes())
     return int(found)
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def replace_folder(new: Place, target: Place) -> None:

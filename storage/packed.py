@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,7 +54,10 @@ def load_packed(folder: Place) -> Packed:
     found = load_artifact(folder)
     if _PACKED not in found:
         raise DataError(f"{folder}: Expected arrays packed in one, got an older layout.")
-    small = dict(_cut(found[_PACKED], found.manifest[_PACKED]))
+    layout = found.manifest.get(_PACKED, [])
+    if sum(_size(dtype, shape) for _, dtype, shape in layout) != found[_PACKED].nbytes:
+        raise DataError(f"{folder}: Expected arrays as long as their layout says, got others.")
+    small = dict(_cut(found[_PACKED], layout))
     return Packed({**small, **{n: found[n] for n in found if n != _PACKED}}, found.manifest)
 
 
@@ -76,6 +80,10 @@ def _cut(
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     start = 0
     for name, dtype, shape in layout:
-        stop = start + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        stop = start + _size(dtype, shape)
         yield name, values[start:stop].copy().view(dtype).reshape(shape)
         start = stop
+
+
+def _size(dtype: str, shape: Sequence[int]) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize

@@ -7,6 +7,7 @@ in the end that lists what must exist.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,13 +34,19 @@ class WrittenRuns:
         return self.folder / "codes"
 
     def finished(self) -> list[list[int]]:
-        """Give the checksums of the runs that are done: the first so many."""
-        return [
-            checksums
-            for page in children(self.folder / "finished")
-            if page.suffix != ".partial"  # what a killed writer left
-            for checksums in json.loads(page.read_text())
-        ]
+        """Give the checksums of the runs that are done: the first so many.
+
+        Those on a page that is damaged, and after it, count as not done.
+        """
+        done: list[list[int]] = []
+        for page in children(self.folder / "finished"):
+            if page.suffix == ".partial":  # what a killed writer left
+                continue
+            noted = _noted(page)
+            if not noted or page.name != _page(len(done)):
+                break
+            done += noted
+        return done
 
     def note(self, finished: Sequence[Sequence[int]]) -> None:
         """Note the last of the runs that are done, given the checksums of all of them.
@@ -47,6 +54,20 @@ class WrittenRuns:
         They are noted on pages, of which the last one is written again.
         """
         first = (len(finished) - 1) // _PAGE * _PAGE
-        page = self.folder / "finished" / f"{first:09d}"
+        page = self.folder / "finished" / _page(first)
         page.parent.mkdir(parents=True, exist_ok=True)
         write_text(page, json.dumps([list(checksums) for checksums in finished[first:]]))
+
+
+def _page(first: int) -> str:
+    """Name the page that begins with a run."""
+    return f"{first:09d}"
+
+
+def _noted(page: Place) -> list[list[int]]:
+    """Read a page; nothing where it is damaged."""
+    try:
+        noted = json.loads(page.read_text(encoding="utf-8"))
+        return [[operator.index(checksum) for checksum in checksums] for checksums in noted]
+    except (ValueError, TypeError):
+        return []

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.core.sync import sync
+
+from storage.codecs import check_codecs
+from storage.errors import DataError
+from storage.object_store import told
 
 DATASET_FORMAT = "latentbits-dataset"
 ARTIFACT_FORMAT = "latentbits-artifact"
@@ -17,6 +23,7 @@ FORMAT_VERSION = 1
 DATASET_VERSION = 2
 """2: texts of per-row columns are arrays; in 1 the manifest holds them."""
 _LONGEST_NAME = 200
+_CODECS = frozenset({"bytes", "zstd", "crc32c"})
 SMALLEST_CHUNK = 1 << 20
 """Bytes below which a chunk is not worth an object of its own."""
 
@@ -94,6 +101,45 @@ def array_path(name: str) -> str:
     if len(safe) > _LONGEST_NAME:
         safe = hashlib.sha256(safe.encode()).hexdigest()
     return f"{folder}/{safe}"
+
+
+def stored_names(columns: Iterable[str]) -> list[str]:
+    """Name the arrays that hold the data of chunks, given the per-row columns."""
+    return [BITS.name, OBSERVED.name, ORDER.name, *(f"columns/{name}" for name in columns)]
+
+
+def open_own(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -> Any:
+    """Open an array that `create_array` made.
+
+    Parameters
+    ----------
+    group
+        Where it lies.
+    path
+        Its path there.
+    shape
+        What the manifest says.
+
+    Raises
+    ------
+    DataError
+        If its values or their codecs are others than those that we write: some run code of
+        whoever wrote them. Or if its shape is not that of the manifest.
+    """
+    array: Any = group[path]
+    check_codecs(path, array.metadata.to_dict(), _CODECS)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{path}: Expected numbers, got {array.dtype}.")
+    if shape is not None and tuple(array.shape) != tuple(shape):
+        raise DataError(f"{path}: Expected shape {tuple(shape)}, got {tuple(array.shape)}.")
+    return array
+
+
+def chunk_exists(array: Any, *coordinates: int) -> bool:
+    """Tell whether a chunk lies there: Zarr reads a missing one as zeros."""
+    chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
+    with told(chunk):
+        return bool(sync(chunk.exists()))
 
 
 def create_array(

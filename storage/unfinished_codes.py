@@ -71,7 +71,8 @@ class UnfinishedCodes:
 
     def _begin(self, resume: bool) -> None:
         mark = self.folder / "fingerprint"
-        if not (resume and mark.is_file() and mark.read_text() == self.fingerprint):
+        text = mark.read_text(encoding="utf-8", errors="replace") if mark.is_file() else ""
+        if not resume or text != self.fingerprint:
             clear(self.folder)
         if not mark.exists():
             write_text(mark, self.fingerprint)

@@ -11,6 +11,7 @@ from typing import Any
 import zarr
 
 from storage.chunk_writer import DatasetWriter, resize
+from storage.damage import damaged_dataset
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 from storage.levels import LevelsWriter, codebook
@@ -165,6 +166,7 @@ def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[
     with claimed(folder) as holds, told(folder):
         base = open_dataset(path)
         _check_same_features(base, tuple(feature_names))
+        _check_arrays(base)
         _drop_unfinished(base)
         group = open_group(base.path, "r+")
         writer = DatasetWriter(
@@ -192,12 +194,28 @@ def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[
             raise
 
 
+def _check_arrays(base: BinaryDataset) -> None:
+    """Refuse damage in what an append goes on from, before anything is changed.
+
+    These are descriptions of arrays, and the last texts of each column.
+    """
+    base.ones()
+    for name, recorded in zip(base.manifest["stored"], base.checksums.T, strict=True):
+        try:
+            if (recorded >= 0).any():
+                base.array(name)
+        except Exception as error:
+            raise damaged_dataset(base.path, error) from error
+    for levels in base.levels.values():
+        levels.page(-1)
+
+
 def _drop_unfinished(dataset: BinaryDataset) -> None:
     """Delete what an interrupted append left beyond the manifest: other clients would read it."""
     group = open_group(dataset.path, "r+")
     for name, recorded in zip(dataset.manifest["stored"], dataset.checksums.T, strict=True):
-        if (recorded < 0).all() and array_path(name) in group:
-            del group[array_path(name)]
+        if (recorded < 0).all():
+            delete_tree(dataset.path / array_path(name))
     resize(group, dataset.manifest["stored"], dataset.n_chunks)
     for levels in dataset.levels.values():
         levels.cut(group)

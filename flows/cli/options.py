@@ -220,8 +220,8 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def _leave(code: int, message: str) -> NoReturn:
-    """Print one line: a message never spreads over several."""
-    line = " ".join(message.split())
+    """Print one line: a message never spreads over several, nor does it command a terminal."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
     if logs_are_json():
         log.error(line, extra={"fields": {"exit_code": code}})
     else:

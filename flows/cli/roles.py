@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
+from storage.locations import MANIFEST
 from storage.sources import Batch, ReadOptions
 
 SOURCES = "sources"
@@ -80,10 +81,39 @@ def remembered(roles: Roles, base: BinaryDataset) -> Roles:
     """Read new rows as the rows before them were read, where the options say nothing else."""
     before = _told(base.manifest["ingest"])
     before.pop(SOURCES, None)
+    _check(before, base)
     given = _told(asdict(roles))
     if "segments" in given or "segment_by" in given:
         before = {k: v for k, v in before.items() if k not in ("segments", "segment_by")}
     return Roles.of({**before, **given})
+
+
+def _check(before: Mapping[str, Any], base: BinaryDataset) -> None:
+    """Refuse what another program may have put there."""
+    from storage.manifest_schemas import check_parts  # pydantic takes its time to be imported
+
+    remedy = "Ingest all rows anew with --overwrite."
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in before.items()}
+    if odd := sorted({*values} - {f.name for f in fields(Roles)}):
+        raise DataError(
+            f"{base.path / MANIFEST}: ingest: Expected options of flows.ingest, got {odd[0]!r:.60}."
+            f" {remedy}"
+        )
+    hints = get_type_hints(Roles)
+    for name, value in values.items():
+        check_parts(f"{base.path / MANIFEST}: ingest.{name}", hints[name], value, remedy)
+
+
+def known_sources(base: BinaryDataset | None) -> dict[str, str]:
+    """Give the tags of the files that a dataset was made from, by path."""
+    if base is None:
+        return {}
+    from storage.manifest_schemas import check_parts
+
+    found: dict[str, str] = base.manifest["ingest"].get(SOURCES, {})
+    place = f"{base.path / MANIFEST}: ingest.{SOURCES}"
+    check_parts(place, dict[str, str], found, "Ingest all rows anew with --overwrite.")
+    return found
 
 
 def _told(roles: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -45,14 +45,17 @@ def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
     DataError
         If the dataset does not know it, or knows one of other features.
     """
-    truth = dataset.attributes.get("truth", {})
-    if "mixing" not in truth:
+    truth = dataset.attributes.get("truth")
+    if not isinstance(truth, Mapping) or "mixing" not in truth:
         raise DataError(
             "--truth: Expected a dataset that knows its truth, such as example:nonstationary, "
             f"got {dataset.path}. Leave out --truth."
         )
-    mixing = np.array(truth["mixing"], np.float64)
-    if mixing.ndim != 2 or len(mixing) != dataset.n_features:
+    try:
+        mixing = np.array(truth["mixing"], np.float64)
+    except (TypeError, ValueError, OverflowError):
+        mixing = np.empty(0)
+    if not np.isfinite(mixing).all() or mixing.ndim != 2 or len(mixing) != dataset.n_features:
         raise DataError(
             f"--truth: Expected a mixing of the {dataset.n_features} features of {dataset.path} "
             f"in its truth, got one of shape {mixing.shape}. Leave out --truth."

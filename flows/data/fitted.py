@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import FitError
 from pipeline.known_segments import known_segments
 from pipeline.models.base import Model
-from pipeline.models.registry import VARIABLE, models
-from pipeline.models.settings import recorded_model
-from pipeline.params import odd_arrays, params_from_arrays
 from pipeline.using import features
+from pipeline.using.stored import stored_model
 from storage.artifacts import Artifact, load_artifact
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.locations import Place
-
-_RECORDED = ("model", "hyperparameters", "feature_names", "segment_names")
 
 
 @dataclass(frozen=True)
@@ -63,41 +59,10 @@ def load_fitted(path: str | Place) -> Fitted:
         If there is no whole artifact of a model that is known here.
     """
     artifact = load_artifact(path)
-    manifest = artifact.manifest
-    if missing := [name for name in _RECORDED if name not in manifest]:
-        raise DataError(
-            f"{artifact.path}: Expected the artifact of a fit, got another without "
-            f"{', '.join(missing)}. Give one that `flows.fit` wrote."
-        )
-    kind = models().get(manifest["model"])
-    if kind is None:
-        raise DataError(
-            f"{artifact.path}: Expected a model among {', '.join(sorted(models()))}, "
-            f"got {manifest['model']!r}. Upgrade latentbits to read it, or name the model's class "
-            f"in {VARIABLE} if you trust its code."
-        )
-    return Fitted(artifact, _rebuilt(kind, artifact), _params(kind, artifact))
-
-
-def _rebuilt(kind: type[Model], artifact: Artifact) -> Model:
-    given = artifact.manifest["hyperparameters"]
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    _refuse(artifact, "setting", set(given) - known)
-    return recorded_model(kind, given)
-
-
-def _params(kind: type[Model], artifact: Artifact) -> Any:
-    _refuse(artifact, "array", odd_arrays(kind.params, artifact))
-    return params_from_arrays(kind.params, artifact)
-
-
-def _refuse(artifact: Artifact, what: str, odd: set[str]) -> None:
-    """Refuse what another version of the model has and this one has not, or the reverse."""
-    if odd:
-        raise DataError(
-            f"{artifact.path}: Expected {what}s of {artifact.manifest['model']} as this version "
-            f"has them, got others: {', '.join(sorted(odd))}. Fit again."
-        )
+    try:
+        return Fitted(artifact, *stored_model(artifact.manifest, artifact))
+    except FitError as error:
+        raise DataError(f"{artifact.path}: {error}") from None
 
 
 def check_features(fitted: Fitted, dataset: BinaryDataset) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.cli.roles import SOURCES, Roles, check_stored, remembered, segmenter
+from flows.cli.roles import SOURCES, Roles, check_stored, known_sources, remembered, segmenter
 from flows.data.readahead import batches_in_order
 from pipeline.progress import Progress, silent
 from storage.chunk_writer import DatasetWriter
@@ -125,7 +125,7 @@ def open_new(folders: Sequence[str], path: Place, roles: Roles) -> Intake:
         If a file cannot be used, or one that was read before has changed.
     """
     base = open_dataset(path) if (path / MANIFEST).exists() else None
-    found = new_files(folders, base.manifest["ingest"].get(SOURCES, {}) if base else {})
+    found = new_files(folders, known_sources(base))
     intake = Intake((), path, roles, base, arrivals=found)
     return _opened(found.new, intake) if found.new else intake
 
@@ -191,7 +191,7 @@ def _writing(intake: Intake, n_rows: int | None) -> Iterator[DatasetWriter]:
     with append_dataset(path, names) as writer:
         if writer.ingest != base.manifest["ingest"]:
             raise Busy(f"{path}: Expected no other writer, got one in between. Run it again.")
-        writer.ingest = {**writer.ingest, SOURCES: {**writer.ingest.get(SOURCES, {}), **tags}}
+        writer.ingest = {**writer.ingest, SOURCES: {**known_sources(base), **tags}}
         yield writer
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
 from pipeline.errors import Notice
 from pipeline.models.base import Model
@@ -17,6 +18,7 @@ from pipeline.statistics.base import Statistics
 from pipeline.statistics.together import of_pass
 from storage.errors import DataError, Unreachable
 from storage.locations import Place, children, delete_tree
+from storage.manifest_schemas import check_parts
 from storage.packed import load_packed, part, write_packed
 
 _MAPPINGS = ("working", "auxiliary", "acceleration")
@@ -95,16 +97,36 @@ def _described(state: FitState) -> dict[str, Any]:
     }
 
 
+class _Note(TypedDict):
+    """A warning of a state."""
+
+    text: str
+    features: list[int]
+    segments: list[int]
+
+
+class _State(TypedDict):
+    """What `_described` records."""
+
+    iteration: int
+    history: list[float]
+    diagnostics: dict[str, Any]
+    warnings: list[_Note]
+    starts: list[_State]
+    done: bool
+
+
 def load_state(model: Model, folder: Place) -> FitState | None:
     """Load the latest whole state, or None if there is none."""
     for path in reversed(children(folder)):
         try:
             arrays, meta = load_packed(path)
+            check_parts(str(path), _State, meta, "Fit again.")
+            return _state(model, arrays, meta)
         except Unreachable:
             raise  # a state that cannot be read now is not to be fitted anew and replaced
-        except DataError:
+        except (DataError, KeyError):  # damaged, or of arrays that are not there
             continue
-        return _state(model, arrays, meta)
     return None
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 
+import numpy as np
+
 from flows.fitting.job import Job
 from storage.dataset import BinaryDataset
-from storage.locations import write_text
+from storage.locations import MANIFEST
+from storage.packed import load_packed, write_packed
 
 _NAMED = 8
 
@@ -23,9 +25,9 @@ def find_damaged(job: Job) -> tuple[int, ...]:
     DataError
         If a chunk cannot be read for another reason, such as a store that does not answer.
     """
-    record = job.run.work / "skipped.json"
-    if job.options.resume and record.is_file():
-        return tuple(json.loads(record.read_text(encoding="utf-8")))
+    record = job.run.work / "skipped"
+    if job.options.resume and (record / MANIFEST).exists():
+        return tuple(load_packed(record).arrays["skipped"].tolist())
     read = job.dataset.reader(job.split, job.memory)
     whole: list[bool] = []
     with closing(job.executor.map(read.is_whole, range(job.dataset.n_chunks))) as found:
@@ -33,7 +35,7 @@ def find_damaged(job: Job) -> tuple[int, ...]:
             whole.append(is_whole)
             job.progress("check chunks", len(whole), job.dataset.n_chunks, 0)
     damaged = tuple(key for key, is_whole in enumerate(whole) if not is_whole)
-    write_text(record, json.dumps(damaged))
+    write_packed(record, {"skipped": np.array(damaged, np.int64)}, {})
     return damaged
 
 

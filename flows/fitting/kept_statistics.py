@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
 from pipeline.blocks import Tile
 from pipeline.code_digest import code_digest
@@ -20,7 +21,9 @@ from pipeline.reduce import Folded
 from pipeline.statistics.base import Statistics
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import Place, children, claimed, delete_tree, read_manifest
+from storage.locations import Place, children, claimed, delete_tree
+from storage.manifest_schemas import check_parts
+from storage.manifests import read_manifest
 from storage.packed import Packed, load_packed, part, write_packed
 from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION
 
@@ -85,12 +88,13 @@ class _Sums:
 
     def _loaded(self, tile: Tile | None, code: str) -> Folded[Any]:
         try:
-            found = load_packed(self._folder(tile, code))
-            n_chunks = int(found.manifest["n_chunks"])
+            found = load_packed(folder := self._folder(tile, code))
+            check_parts(str(folder), _Described, found.manifest, "Delete it.")
+            n_chunks = found.manifest["n_chunks"]
             if found.manifest["rows"] != leading_digest(self.dataset, n_chunks):
                 return Folded()
             return self._folded(found)
-        except DataError:
+        except (DataError, KeyError):  # damaged, or of arrays that are not there
             return Folded()
 
     def save(self, tile: Tile | None, folded: Folded[Any]) -> None:
@@ -154,11 +158,25 @@ class _Sums:
         return int(8 * self.dataset.chunks[:, 2].sum()) * self.dataset.n_features
 
 
+class _Described(TypedDict):
+    """What is recorded beside sums."""
+
+    n_chunks: int
+    heights: list[int]
+    open: bool
+    rows: str
+    bytes: int
+    modules: list[str]
+    code: str
+
+
 def _manifest(folder: Place) -> dict[str, Any]:
     try:
-        return read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
+        manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
+        check_parts(str(folder), _Described, manifest, "Delete it.")
     except DataError:
         return {}
+    return manifest
 
 
 def _drop_outdated(folder: Place) -> None:
@@ -172,7 +190,7 @@ def _is_outdated(manifest: Mapping[str, Any]) -> bool:
     """Tell whether other code than that of now summed."""
     try:
         return manifest.get("code") != code_digest(*manifest["modules"])
-    except (KeyError, ModuleNotFoundError):
+    except (KeyError, ModuleNotFoundError, ValueError):  # a name that none can have
         return True
 
 

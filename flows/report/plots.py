@@ -91,6 +91,8 @@ class Figure:
 
 def number(value: float, digits: int = 4) -> str:
     """Write a number with sensible digits."""
+    if not np.isfinite(value):
+        return str(value)
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}".replace("-", "−")
     size = int(np.floor(np.log10(abs(value))))

@@ -44,10 +44,12 @@ def write_runs(
     tuple
         What wrote the runs, and the checksums of each.
     """
-    before, total = written.finished(), sum(n_rows)
+    total = sum(n_rows)
     size, coded = rows_per_run(arrays, total), {n: CodeArray(*a) for n, a in arrays.items()}
+    runs = list(runs_of(n_rows, size))
+    before = written.finished()[: len(runs)]
     writer = create_codes(written.codes, coded, total, size, keep=bool(before))
-    runs = [r._replace(done=done) for r, done in zip_longest(runs_of(n_rows, size), before)]
+    runs = [run._replace(done=done) for run, done in zip_longest(runs, before)]
     checksums: list[list[int]] = []
     told(0, len(runs), 0)
     with closing(executor.map(partial(write_run, make, writer), runs)) as found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from storage.codecs import HARMLESS, check_codecs
 from storage.errors import DataError
 from storage.locations import MANIFEST
 from storage.schema import DATASET_FORMAT
@@ -53,9 +55,14 @@ def is_zarr(path: str) -> bool:
 def open_zarr(path: str, options: ReadOptions) -> ZarrSource:
     """Open a Zarr array, or the array `X` of a Zarr group."""
     with reading(path):
-        array, name = _matrix(path)
+        try:
+            _check_described(path)
+            array, name = _matrix(path)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"no description of an array ({error})") from error
     if array.ndim != 2:
         raise DataError(f"{path}: Expected a matrix (2 dimensions), got {array.ndim}.")
+    check_codecs(path, array.metadata.to_dict(), HARMLESS)
     check_numeric(path, array.dtype)
     n_rows, n_features = array.shape
     return ZarrSource(
@@ -65,6 +72,14 @@ def open_zarr(path: str, options: ReadOptions) -> ZarrSource:
         n_rows=n_rows,
         array=name,
     )
+
+
+def _check_described(path: str) -> None:
+    """Refuse codecs by name where Zarr would say that it has no such type."""
+    for folder in (Path(path), Path(path) / "X"):
+        for file in (folder / ".zarray", folder / "zarr.json"):
+            if file.is_file():
+                check_codecs(path, json.loads(file.read_text(encoding="utf-8")), HARMLESS)
 
 
 def _matrix(path: str) -> tuple[zarr.Array[Any], str]:

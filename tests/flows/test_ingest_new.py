@@ -173,7 +173,8 @@ def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, 
     program = (
         "import os\n"
         "from storage import chunk_writer\n"
-        "from storage.locations import place, write_manifest\n"
+        "from storage.locations import place\n"
+        "from storage.manifests import write_manifest\n"
         "from tests.flows.test_ingest_new import take_in\n"
         "def killed(*arguments):\n"
         f"    if {step == 'after'}: write_manifest(*arguments)\n"

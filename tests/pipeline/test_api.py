@@ -237,3 +237,14 @@ def test_other_features_are_refused(dataset: BinaryDataset, tmp_path: Path) -> N
         FitError, match="feature 'f2' of the fit at position 3, got no more feature"
     ):
         api.evaluate(fitted, fewer)
+
+
+def test_segments_that_were_not_fitted_are_told(dataset: BinaryDataset) -> None:
+    fitted = api.fit(dataset, "blica", components=2, regularization=10.0)
+    others = replace(fitted, segment_names=(*fitted.segment_names[:3], "e"))
+    for use in (api.transform, api.evaluate):
+        with pytest.warns(
+            UserWarning, match=f"not fitted, .*: '{fitted.segment_names[3]}'$"
+        ) as caught:
+            use(others, dataset)
+        assert [warning.filename for warning in caught] == [__file__]

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from storage.artifacts import NamedArray, load_artifact, write_artifact
 from storage.errors import DataError
-from storage.locations import write_manifest
+from storage.manifests import write_manifest
 from tests.storage.conftest import Array, files_of, new_path, write_dataset
 
 NUMBERS = (
@@ -224,8 +224,9 @@ def test_the_latest_is_found_from_the_folder_of_runs(path: Path) -> None:
     assert "path that does not exist" in refusal(lambda: load_artifact(path.parent))
     (path.parent / "latest").write_bytes(b"\xff\xfe\n")
     assert "path that does not exist" in refusal(lambda: load_artifact(path.parent))
-    (path.parent / "latest").write_text("")
-    assert "got something else" in refusal(lambda: load_artifact(path.parent))
+    for elsewhere in ("", "..", "/etc", "../artifact"):
+        (path.parent / "latest").write_text(elsewhere)
+        assert "the name of an artifact beside it" in refusal(lambda: load_artifact(path.parent))
 
 
 def test_writing_replaces_what_was_there(path: Path) -> None:

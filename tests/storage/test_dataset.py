@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from storage.artifacts import NamedArray, write_artifact
 from storage.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.errors import DataError
-from storage.locations import checksum, write_manifest
+from storage.locations import checksum
+from storage.manifests import write_manifest
 from storage.schema import DATASET_FORMAT
 from tests.storage.conftest import (
     Array,

@@ -104,7 +104,7 @@ def test_an_artifact(tmp_path: Path) -> None:
     }
     manifest = {
         "model": "clipped-pca",
-        "dataset": {"path": "votes.zarr"},
+        "dataset": {"path": "votes.zarr", "digest": "d", "n_rows": 5000, "n_chunks": 1},
         "split": None,
         "n_samples": 5000,
         "feature_names": [SCRIPT, "b"],

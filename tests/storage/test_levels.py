@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from storage import levels
 from storage.dataset import open_dataset
 from storage.errors import DataError
-from storage.locations import write_manifest
+from storage.locations import checksum
+from storage.manifests import write_manifest
 from storage.sources import Batch
 from storage.writer import append_dataset
 from tests.storage.conftest import files_of, new_path, random_bits, write_dataset
@@ -90,12 +91,13 @@ def test_texts_come_back_however_they_are_cut(texts, share, batch, old):
     first = 2 + int(share * (len(texts) - 2))
     values, X = np.array(texts, object), random_bits(len(texts), 3)
     with new_path() as path, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levels, "PAGE", 4)
+        patch.setattr(levels, "PAGE", levels.PAGE if old else 4)  # version 1 named a text once
         cuts = [*range(batch, first, batch)]
         write_dataset(path, X[:first], columns={"who": values[:first]}, cuts=cuts)
         if old:
             as_version_1(path)
             assert open_dataset(path).column("who").tolist() == texts[:first]
+            patch.setattr(levels, "PAGE", 4)
         if first < len(texts):
             columns, cuts = {"who": values[first:]}, [*range(batch, len(texts) - first, batch)]
             write_dataset(path, X[first:], columns=columns, cuts=cuts, append=True)
@@ -152,3 +154,50 @@ def test_splits_are_few(tmp_path):
     with pytest.raises(DataError, match="column 'split': Expected at most 4 different texts"):
         write_dataset(tmp_path / "d.zarr", random_bits(9, 3), columns={"split": ids(0, 9)})
     assert not (tmp_path / "d.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    "texts", ['"a"\n"a"\n', '"a"\n\n', '"a"\n"b","c"\n', '"a"\n1\n', '"a"\n' + 9999 * "["]
+)
+def test_texts_of_others_are_refused_before_an_append(tmp_path, texts):
+    names = np.array(["a", "b"], object)[np.arange(66) % 2]
+    path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"who": names}).path
+    lines = np.frombuffer(texts.encode(), np.uint8)
+    array = zarr.open_group(path)["levels/who"]
+    array.resize(lines.shape)
+    array[:] = lines
+    manifest = manifest_of(path)
+    manifest["columns"]["who"]["levels"] = [[2, len(lines), checksum(lines)]]
+    write_manifest(path, manifest)
+    before = files_of(path)
+    for act in (
+        open_dataset(path).verify,
+        lambda: write_dataset(
+            path, random_bits(5, 3), columns={"who": names[:5]}, cuts=[], append=True
+        ),
+    ):
+        with pytest.raises(DataError, match="levels/who: Expected the texts of the manifest"):
+            act()
+    assert files_of(path) == before
+
+
+@pytest.mark.parametrize("pages", [[], [[0, 0, 0]], [[2, 8]], [[2, 8, 0], [2, 9, 0]], [[-1, 8, 0]]])
+def test_pages_of_others_are_refused(tmp_path, pages):
+    names = np.array(["a", "b"], object)[np.arange(66) % 2]
+    path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"who": names}).path
+    manifest = manifest_of(path)
+    manifest["columns"]["who"]["levels"] = pages
+    write_manifest(path, manifest)
+    with pytest.raises(DataError, match=r"manifest.json: columns.who.levels.*: Expected"):
+        open_dataset(path)
+
+
+@pytest.mark.parametrize("code", [-1, 2])
+def test_codes_without_a_text_are_refused(tmp_path, code):
+    names = np.array(["a", "b"], object)[np.arange(66) % 2]
+    path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"who": names}).path
+    for old in (False, True):
+        if old:
+            as_version_1(path)
+        with pytest.raises(DataError, match="levels/who: Expected the texts of the manifest"):
+            open_dataset(path).texts("who", np.array([0, code]))

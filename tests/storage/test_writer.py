@@ -24,7 +24,7 @@ from zarr.storage import LocalStore
 
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
-from storage.locations import write_manifest
+from storage.manifests import write_manifest
 from storage.writer import append_dataset, create_dataset
 from tests.data import Batch
 from tests.storage.conftest import (

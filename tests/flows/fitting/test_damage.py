@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from storage import load_artifact, open_dataset
 from storage.errors import Damaged, DataError
+from storage.packed import load_packed
 from tests.data import probit_rows, write
 from tests.faults import flip
 from tests.object_proxy import DENIED, Request
@@ -119,8 +119,8 @@ def test_a_resumed_fit_leaves_out_the_same(cli, fitted, damaged, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("flows.fitting.stages.collect_pass", interrupted)
         assert cli("fit", "--dataset", damaged, "--skip-corrupt").code == 130
-    record = next(Path("runs/d/.unfinished").glob("*/skipped.json"))
-    assert json.loads(record.read_text()) == [3, 11]
+    record = next(Path("runs/d/.unfinished").glob("*/skipped"))
+    assert load_packed(record).arrays["skipped"].tolist() == [3, 11]
     flip(chunk(damaged, 3))
     assert arrays_of(fitted(damaged, "--skip-corrupt", "--resume")) == expected
     assert arrays_of(fitted(damaged, "--skip-corrupt")) != expected
@@ -136,7 +136,7 @@ def test_what_is_no_damage_is_never_skipped(damaged, monkeypatch):
     assert not reader.is_whole(11)
     for error in (PermissionError(13, "no"), OSError(24, "Too many open files"), MemoryError()):
         with monkeypatch.context() as patch:
-            patch.setattr("storage.dataset.BinaryDataset._array", failing(error))
+            patch.setattr("storage.dataset.BinaryDataset.array", failing(error))
             with pytest.raises(DataError, match="cannot be read") as raised:
                 reader.is_whole(0)
         assert not isinstance(raised.value, Damaged)

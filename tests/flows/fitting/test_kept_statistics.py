@@ -18,7 +18,7 @@ from pipeline.executors.serial import SerialExecutor
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts import load_artifact
 from storage.dataset import BinaryDataset, open_dataset
-from storage.locations import read_manifest
+from storage.manifests import read_manifest
 from storage.schema import ARTIFACT_FORMAT
 from storage.writer import append_dataset, create_dataset
 from tests.clusters import LoggedReader

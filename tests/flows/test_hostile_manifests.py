@@ -1,0 +1,105 @@
+"""Manifests changed and sealed again: refused in one line, or without consequence."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import outside
+from tests.outside import SETTINGS, World, manifest_of, mutated, refusal, same, says_unknown, seal
+
+MOST_MEMORY = 1 << 20  # KiB
+KINDS = ("dataset", "codes", *SETTINGS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_prefect() -> Iterator[None]:
+    """Run the stages of flows by themselves: hundreds of calls would take Prefect long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flows.running.stages.run_task", lambda name, work: work())
+        yield
+
+
+@pytest.fixture(scope="module")
+def small(without_prefect: None, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return outside.world(tmp_path_factory.mktemp("small") / "world", ("latent-trait",))
+
+
+@pytest.fixture
+def made(small: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return outside.copied(small, tmp_path / "world")
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return outside.world(tmp_path / "world")
+
+
+def uses(kind: str, made: World, out: Path) -> list[tuple[str, Callable[[], Any]]]:
+    if kind == "dataset":
+        return [*outside.uses_of_dataset(made, out)]
+    if kind == "codes":
+        return [*outside.uses_of_codes(made.codes)]
+    return [*outside.uses_of_artifact(made, made.fits[kind], out)]
+
+
+def folder_of(kind: str, made: World) -> Path:
+    return {"dataset": made.dataset, "codes": made.codes, **made.fits}[kind]
+
+
+def results(kind: str, made: World, out: Path) -> Iterator[tuple[str, Any, str]]:
+    """Do all that is done with one; what is refused leaves nothing."""
+    out.mkdir()
+    for name, use in uses(kind, made, out):
+        before = {*out.iterdir()}
+        found, line = refusal(use)
+        assert not line or {*out.iterdir()} == before, (name, line, [*out.iterdir()])
+        yield name, found, line
+
+
+def check_mutations(kind: str, made: World, number: int, seed: int) -> int:
+    """Give how many were refused by at least one use."""
+    folder, rng, inputs = folder_of(kind, made), random.Random(seed), {*made.folder.rglob("*")}
+    whole, root = manifest_of(folder), made.folder.parent
+    expected = {name: found for name, found, _ in results(kind, made, root / "out")}
+    n_refused, memory = 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for k in range(number):
+        how, changed = mutated(whole, rng)
+        seal(folder, changed)
+        is_renamed = changed.get("segment_names") != whole.get("segment_names")
+        lines = []
+        try:
+            for name, found, line in results(kind, made, root / f"out{k}"):
+                told = line or (is_renamed and says_unknown(found))
+                assert told or same(found, expected[name]), name
+                lines += [line] if line else []
+        except BaseException as error:
+            error.add_note(f"{kind}, mutation {k} of seed {seed}: {how}")
+            raise
+        n_refused += bool(lines)
+        assert {*made.folder.rglob("*")} == inputs, how
+        assert not any(Path.cwd().iterdir()), how
+    seal(folder, whole)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < MOST_MEMORY
+    return n_refused
+
+
+@pytest.mark.parametrize(("kind", "number"), [("dataset", 4), ("codes", 12), ("latent-trait", 3)])
+def test_some_changes(made: World, kind: str, number: int) -> None:
+    assert check_mutations(kind, made, number, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_changes(full: World, kind: str) -> None:
+    number = 300 if kind == "codes" else 150  # of codes more is said that nothing depends on
+    assert check_mutations(kind, full, number, seed=1) > 75
