@@ -61,8 +61,8 @@ def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
         model = facts.make(**{**settings_, "n_components": done.diagnostics["n_components"]})
         begun = model.warm(start(model, collect_first(model, rows, SERIAL, 0), 0), done.params)
         again = fit(model, rows, SERIAL, state=begun)
-        # Two cycles, which convergence is judged by, or half of what it took.
-        assert again.iteration <= max(7, done.iteration // 2), settings_
+        # Two cycles, which convergence is judged by, or two thirds of what it took.
+        assert again.iteration <= max(7, 2 * done.iteration // 3), settings_
         assert again.history[-1] >= done.history[-1] - model.tol, settings_
         assert named_arrays(again.params).keys() == named_arrays(done.params).keys()
 

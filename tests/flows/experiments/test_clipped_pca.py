@@ -295,7 +295,7 @@ def artifact(tmp_path: Path) -> Path:
     }
     manifest = {
         "model": "clipped-pca",
-        "dataset": {"path": "d.zarr"},
+        "dataset": {"path": "d.zarr", "digest": "0", "n_rows": 9, "n_chunks": 1},
         "feature_names": [f"f{i}" for i in range(6)],
     }
     return write_artifact(tmp_path / "artifact", arrays, manifest)
