@@ -81,7 +81,7 @@ class BLICA(Model):
     Attributes
     ----------
     n_components
-        Number of components; None takes the fewest within three standard errors of the best
+        Number of components; None takes the fewest within 2.7 standard errors of the best
         held-out pairwise likelihood, among those that are identifiable.
     regularization
         Condition number r to which correlations are ridged, above 1; the larger, the weaker the
