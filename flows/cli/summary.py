@@ -97,7 +97,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         name = Path(summary["warm_start"]["path"]).name
         rows.append(("started", f"from {name}, with as many components"))
     if summary["objective"]:
-        rows.append(("objective", f"{summary['objective']:.6f} nats a row"))
+        named = summary["diagnostics"].get("objective_is", "objective")
+        rows.append((named, f"{summary['objective']:.6f} nats a row"))
     for name in model_class(summary["model"]).shown:
         if name in summary["diagnostics"]:
             rows.append((name.replace("_", " "), f"{summary['diagnostics'][name]:,.5g}"))

@@ -231,6 +231,20 @@ def _root_and_expm1(square: float) -> tuple[float, float]:
 @inlined
 def expm1_of_minus(xi: float) -> float:
     """Return exp(−ξ) − 1 for ξ >= 0."""
+    scale, change = _scale_and_change(xi)
+    return float(fma(scale, change, scale - 1.0))
+
+
+@inlined
+def exp_of_minus(xi: float) -> float:
+    """Return exp(−ξ) for ξ >= 0, and exp(−700) beyond."""
+    scale, change = _scale_and_change(xi)
+    return float(fma(scale, change, scale))
+
+
+@inlined
+def _scale_and_change(xi: float) -> tuple[float, float]:
+    """Split exp(−ξ) into 2**k and 1 + change."""
     capped = xi if xi < 700.0 else 700.0  # exp(−700) is nothing beside 1, and not yet subnormal
     shifted = fma(capped, -1.0 / _LN_2, _TO_INTEGER)
     k = shifted - _TO_INTEGER
@@ -238,8 +252,7 @@ def expm1_of_minus(xi: float) -> float:
     p = _EXPM1[-1]
     for power in range(len(_EXPM1) - 2, -1, -1):
         p = fma(p, r, _EXPM1[power])
-    scale = _power_of_two(shifted)
-    return float(fma(scale, r * p, scale - 1.0))
+    return _power_of_two(shifted), r * p
 
 
 @inlined

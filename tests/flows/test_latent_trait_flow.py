@@ -38,13 +38,14 @@ def weights(artifact: str) -> bytes:
 @pytest.mark.parametrize(
     "settings",
     [
-        (),
+        ("--set", "estimator=variational"),
+        ("--components", "4"),
         ("--set", "estimator=quadrature", "--set", "nodes=7", "--components", "auto"),
         pytest.param(
             ("--set", "estimator=sampling", "--set", "nodes=40"), marks=pytest.mark.matrix
         ),
     ],
-    ids=["variational", "quadrature", "sampling"],
+    ids=["variational", "ep", "quadrature", "sampling"],
 )
 def test_every_executor_gives_the_same_bytes(cli, short, cluster, settings):
     command = ("fit", "--dataset", short, *LATENT_TRAIT, *settings, "--set", "max_iter=5")
@@ -96,6 +97,6 @@ def test_chunks_are_read_once(cli, dataset, monkeypatch):
 
     monkeypatch.setattr(BinaryDataset, "read_chunk", counted)
     command = ("fit", "--dataset", dataset, *LATENT_TRAIT, "--no-report", "--json")
-    done = cli(*command, "--set", "max_iter=6")
+    done = cli(*command, "--set", "max_iter=6", "--set", "nodes=7")
     assert done.json["iterations"] >= 6
     np.testing.assert_array_equal(sorted(read), np.arange(-(-20_000 // 640)))

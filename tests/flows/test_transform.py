@@ -281,6 +281,14 @@ def test_an_artifact_of_an_unknown_model(refused, artifact, tmp_path):
     assert "Upgrade" in message
 
 
+def test_an_artifact_with_a_setting_that_is_gone(artifact, tmp_path):
+    made = artifact("latent-trait")
+    recorded = load_artifact(made).manifest["hyperparameters"]
+    of_before = {**recorded, "estimator": "variational", "polish": "quadrature"}
+    other = changed(made, tmp_path / "a", hyperparameters=of_before)
+    assert load_fitted(str(other)).model.estimator == "variational"
+
+
 def test_an_artifact_with_unknown_settings_or_arrays(refused, artifact, tmp_path):
     other = changed(artifact("blica"), tmp_path / "a", hyperparameters={"speed": 3})
     assert "settings of blica" in (message := refused(artifact=other))

@@ -101,7 +101,7 @@ def test_workers_keep_chunks_and_get_them_again(dataset, three_workers, tmp_path
     log = tmp_path / "read"
     logged = LoggedReader(str(dataset.path), dataset.digest, memory=1 << 30, log=str(log))
     rows = replace(rows_of(dataset), read=logged)
-    model = LatentTrait(max_iter=10, tol=1e-12)
+    model = LatentTrait(estimator="variational", max_iter=10, tol=1e-12)
     passes = fit(model, rows, DaskExecutor(three_workers)).iteration
     expected = fit(model, rows_of(dataset), SerialExecutor()).params.weights.tobytes()
     assert fit(model, rows, DaskExecutor(three_workers)).params.weights.tobytes() == expected

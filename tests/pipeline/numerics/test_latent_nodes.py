@@ -109,7 +109,7 @@ def test_the_most_nodes_an_axis_still_make_a_rule() -> None:
             21,
             5,
             r"Expected at most 3 components for quadrature, got 5\. "
-            r"Use estimator=variational or sampling\.",
+            r"Use estimator=auto\.",
         ),
         (1, 1, "Expected 2 to 300 nodes an axis, got 1"),
         (301, 1, "Expected 2 to 300 nodes an axis, got 301"),
