@@ -48,7 +48,7 @@ Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 _BATCH_ENTRIES = 2**15  # items times rows: 256 KiB an array
-_BATCH_STEP = 64  # rows; whole tiles of any BLAS
+_BATCH_STEP, _MOST_ROWS = 64, 256  # whole tiles of any BLAS; few empty rows beside few rows
 _NODES = 12
 _MOST_ROUNDS, _UNDAMPED, _RESTS = 30, 10, 1e-4  # rounds; change of a row's log-likelihood, nats
 _MOST_STEPS, _LEAST_GAIN = 30, 1e-2  # of Newton's method; nats
@@ -205,6 +205,7 @@ def _batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, Signs]]:
     BLAS takes other paths for other shapes, with sums in another order.
     """
     height = max(_BATCH_ENTRIES // X.shape[1] // _BATCH_STEP, 1) * _BATCH_STEP
+    height = min(height, _MOST_ROWS)
     for start in range(0, len(X), height):
         check_wanted()
         rows = slice(start, min(start + height, len(X)))
