@@ -158,7 +158,7 @@ def test_validation_finds_the_number_of_traits() -> None:
 def four_factors() -> Bits:
     """Each of four independent factors is behind four of the items."""
     rng = np.random.default_rng(0)
-    x = np.repeat(rng.standard_normal((1500, 4)), 4, axis=1)
+    x = np.repeat(rng.standard_normal((3000, 4)), 4, axis=1)
     return (rng.random(x.shape) < expit(2.5 * x - 1)).astype(np.uint8)
 
 
@@ -174,7 +174,7 @@ def test_more_than_three_traits_are_found_and_the_limit_of_quadrature_is_said() 
 
 
 def test_features_without_weight_are_named() -> None:
-    X = np.column_stack([four_factors()[:, :4], np.arange(1500) % 2]).astype(np.uint8)
+    X = np.column_stack([four_factors()[:, :4], np.arange(3000) % 2]).astype(np.uint8)
     pairs = np.concatenate([X, X ^ np.array([0, 0, 0, 0, 1], np.uint8)])
     told = fitted(pairs, n_components=1).warnings
     assert [notice.features for notice in told if "without weight" in notice.text] == [(4,)]
