@@ -202,9 +202,9 @@ def test_a_terminal_shows_how_far_a_fit_is(
 ) -> None:
     monkeypatch.setattr(telling, "_QUIET_SECONDS", 0.0)
     monkeypatch.setattr(telling, "_SECONDS_BETWEEN", 0.0)
-    fitted, shown = api.fit(dataset, "latent-trait", max_iter=3), []
+    fitted, shown = api.fit(dataset, "latent-trait", estimator="variational", max_iter=3), []
     for work in (
-        lambda: api.fit(dataset, "latent-trait", max_iter=3),
+        lambda: api.fit(dataset, "latent-trait", estimator="variational", max_iter=3),
         lambda: api.transform(fitted, dataset),
         lambda: api.evaluate(fitted, dataset),
         lambda: api.evaluate(fitted, dataset, progress=silent),
