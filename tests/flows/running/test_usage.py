@@ -23,11 +23,11 @@ def burn(seconds: float) -> float:
 
 def test_work_and_bytes_of_this_process_are_counted(tmp_path: Path) -> None:
     before = read_usage(SerialExecutor())
-    burn(0.2)
+    burn(0.25)  # the system counts in hundredths
     (tmp_path / "x").write_bytes(bytes(3_000_000))
     (tmp_path / "x").read_bytes()
     used = usage_since(before, read_usage(SerialExecutor()))
-    assert 0.18 <= used["cpu_seconds"] < 2  # the system counts in hundredths
+    assert 0.2 <= used["cpu_seconds"] < 2
     assert used["seconds"] >= 0.2
     assert used["bytes_written"] >= 3_000_000
     assert used["bytes_read"] >= 3_000_000
