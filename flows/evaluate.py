@@ -82,7 +82,6 @@ Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 app = command("evaluate", HELP, EXAMPLES)
 
 NO_SEGMENTS = np.zeros(0, np.int64)
-_LARGEST = 5
 _MATRICES = 32  # of n_features² counts and shares that are held at once
 
 
@@ -248,20 +247,11 @@ def _missing(model: Model) -> list[str]:
 
 def _described(shares: Comparison, names: Sequence[str]) -> dict[str, Any]:
     """Describe how shares in the data and in the model differ, the largest differences by name."""
-    largest = [
-        {
-            "features": [names[i] for i in shares.features[at]],
-            "observed": float(shares.observed[at]),
-            "implied": float(shares.implied[at]),
-            "z": float(shares.z[at]),
-        }
-        for at in shares.largest(_LARGEST)
-    ]
     return {
         "number": len(shares.observed),
         "rmse": shares.rmse,
         "rmse_by_chance": shares.rmse_by_chance,
-        "largest": largest,
+        "largest": shares.largest_by_name(names),
         "calibration": shares.binned(),
     }
 

@@ -107,6 +107,8 @@ class Fitted(Shown):
         What to know before trusting it.
     converged
         Whether the last stage of the fit converged.
+    objective_is
+        What the objective is called: `lower bound` or `pseudo-likelihood` where it is one.
     """
 
     model: Model
@@ -116,6 +118,7 @@ class Fitted(Shown):
     history: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
     converged: bool = False
+    objective_is: str = "objective"
 
     @classmethod
     def of(cls, artifact: Stored) -> Self:
@@ -134,6 +137,7 @@ class Fitted(Shown):
             tuple(manifest["history"]),
             tuple(map(in_python, manifest["warnings"])),
             bool(manifest["converged"]),
+            manifest["diagnostics"].get("objective_is", "objective"),
         )
 
     def _facts(self) -> Facts:
@@ -142,7 +146,7 @@ class Fitted(Shown):
         yield "segments", f"{len(self.segment_names):,}"
         yield "converged", "yes" if self.converged else "no"
         if any(self.history):
-            yield "objective", f"{self.history[-1]:.6g} nats a row"
+            yield self.objective_is, f"{self.history[-1]:.6g} nats a row"
         for name, (dims, values) in named_arrays(self.params).items():
             if values.size and values.ndim:
                 axes = zip(dims, values.shape, strict=True)
@@ -194,7 +198,8 @@ def fit(
         state = fit_model(built, rows, executor, seed, progress=told)
     warnings = tuple(told_in_python(notice, *names) for notice in state.warnings)
     converged = built.convergence(state).converged(state.history)
-    return Fitted(built, state.params, *names, state.history, warnings, converged)
+    named = state.diagnostics.get("objective_is", "objective")
+    return Fitted(built, state.params, *names, state.history, warnings, converged, named)
 
 
 def transform(

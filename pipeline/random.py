@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
@@ -39,7 +40,7 @@ class RowRandom:
         digest = blake2b(name.encode(), digest_size=8, key=before).digest()
         return replace(self, stream_key=int.from_bytes(digest, "little"))
 
-    @property
+    @cached_property
     def key(self) -> np.uint64:
         """What seed, pass and stream come to: kernels are given it in place of this object."""
         with np.errstate(over="ignore"):

@@ -54,14 +54,13 @@ class LoggedReader(ChunkReader):
 
 @dataclass(frozen=True)
 class Endless:
-    """Gives back 0 at once; with other numbers it goes on until nobody wants the result."""
+    """Gives back numbers below 1 at once; with others it goes on until nobody wants the result."""
 
     log: str
 
     def __call__(self, number: int) -> int:
-        if number:
-            self.file("began", number).touch()
-        while number:
+        self.file("gave" if number < 1 else "began", number).touch()
+        while number > 0:
             try:
                 check_wanted()
             except Unwanted:

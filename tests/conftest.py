@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tests.prefect_home  # isort: skip  # noqa: F401  (before Prefect is imported)
 
+import importlib
 import json
 import os
 import uuid
@@ -149,28 +150,39 @@ class Result:
         """The error line, the last on standard error."""
         return self.err.strip().splitlines()[-1]
 
+    def refusal(self) -> str:
+        """Give the error line of a command that must have been refused, and print nothing."""
+        assert (self.code, self.out) == (2, ""), (self.code, self.out, self.err)
+        assert "Traceback" not in self.err
+        assert self.message.startswith("error: ")
+        return self.message
+
 
 @pytest.fixture
 def plain_cli(
     prefect_server: None, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch
 ) -> Callable[..., Result]:
     """As `cli`, with the defaults of the commands."""
-    from flows import evaluate, fit, ingest, sample, transform
     from flows.cli.options import run
-    from flows.report import __main__ as report
 
     monkeypatch.chdir(tmp_path)
-    modules = (evaluate, fit, ingest, report, sample, transform)
-    apps = {flow.__name__.split(".")[1]: flow.app for flow in modules}
 
     def call(name: str, *arguments: object) -> Result:
         capsys.readouterr()
         with pytest.raises(SystemExit) as leaving:
-            run(apps[name], [str(argument) for argument in arguments])
+            run(_app(name), [str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Result(int(leaving.value.code or 0), captured.out, captured.err)
 
     return call
+
+
+def _app(name: str) -> Any:
+    """Give the command line of `python -m flows.NAME`."""
+    module = f"flows.{name}"
+    if importlib.import_module(module).__spec__.submodule_search_locations:
+        module += ".__main__"
+    return importlib.import_module(module).app
 
 
 WHERE = {"--executor", "--workers", "--cluster"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,15 +36,15 @@ def commands() -> list[list[str]]:
     return [line.replace("example:digits", "d.zarr").split() for line in lines]
 
 
-def test_the_commands_of_the_page_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_work(here: Path, cli: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert len(commands()) == 2
-    for words in commands():
-        with command(*words) as started:
-            assert started.ended()[0] == 0
-    use = ("flows.transform", "--dataset", "d.zarr", "--artifact", "runs/d", "--output", "z.zarr")
-    with command(*use, LATENTBITS_MODELS="two_kinds:TwoKinds") as started:
+    fit, show = commands()
+    with command(*fit) as started:  # with worker processes, which find the file as well
         assert started.ended()[0] == 0
+    assert cli("fit", *show[1:]).code == 0
+    use = ("--dataset", here / "d.zarr", "--artifact", here / "runs/d", "--output", "z.zarr")
+    monkeypatch.setenv("LATENTBITS_MODELS", "two_kinds:TwoKinds")
+    assert cli("transform", *use).code == 0
     assert open_codes("z.zarr")["mean"].shape == (3000, 2)
 
 

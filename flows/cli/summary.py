@@ -85,8 +85,9 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     from pipeline.models.registry import model_class  # takes its time to be imported
 
     stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in summary["stages"].items())
+    n = summary["n_components"]
     rows = [
-        ("model", f"{summary['model']}, {summary['n_components']} components"),
+        ("model", f"{summary['model']}, {n} component{'s' * (n != 1)}"),
         ("rows", told_rows(summary["n_samples"], summary["split"])),
         ("features", f"{summary['n_features']:,}"),
         ("segments", f"{summary['n_segments']:,}"),
@@ -97,7 +98,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         name = Path(summary["warm_start"]["path"]).name
         rows.append(("started", f"from {name}, with as many components"))
     if summary["objective"]:
-        rows.append(("objective", f"{summary['objective']:.6f} nats a row"))
+        named = summary["diagnostics"].get("objective_is", "objective")
+        rows.append((named, f"{summary['objective']:.6f} nats a row"))
     for name in model_class(summary["model"]).shown:
         if name in summary["diagnostics"]:
             rows.append((name.replace("_", " "), f"{summary['diagnostics'][name]:,.5g}"))

@@ -28,7 +28,6 @@ from storage.locations import LATEST
 _MOST_FEATURES = 1500
 _SCORED_ROWS, _SCORED_CELLS = 10_000, 1 << 22
 _MOST_BYTES = 64 << 20
-_LARGEST = 5
 _CHANCE = "asymptotic standard errors of tetrachoric correlations, delta method, all rows together"
 
 
@@ -120,21 +119,12 @@ def _correlations(job: Job, first: int, statistics: Statistics | None) -> dict[s
         moved = compare_correlations(whole, new, job.executor.map)
     if not len(moved.z):
         return {"note": "left out: the new rows are too few for any pair of features"}
-    largest = [
-        {
-            "features": [names[i] for i in moved.features[at]],
-            "before": float(moved.implied[at]),
-            "new": float(moved.observed[at]),
-            "z": float(moved.z[at]),
-        }
-        for at in moved.largest(_LARGEST)
-    ]
     return {
         "pairs": len(moved.z),
         "rms": moved.rmse,
         "rms_by_chance": moved.rmse_by_chance,
         "chance": _CHANCE,
-        "largest": largest,
+        "largest": moved.largest_by_name(names, observed="new", implied="before"),
     }
 
 

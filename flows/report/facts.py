@@ -52,7 +52,8 @@ def what_was_fitted(manifest: Manifest) -> Facts:
         ("passes", f"{manifest['iterations']:,}, {ended}"),
     ]
     if manifest["history"] and manifest["history"][-1]:
-        facts.append(("objective", f"{number(manifest['history'][-1], 7)} nats a row"))
+        named = manifest["diagnostics"].get("objective_is", "objective")
+        facts.append((named, f"{number(manifest['history'][-1], 7)} nats a row"))
     model = models().get(manifest["model"])
     shown = model.shown if model else ()
     found = manifest["diagnostics"]

@@ -18,6 +18,8 @@ _EMBEDDED = {
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_CLI_PROMPT": "false",
+    # Nobody makes automations there, yet every event would be held against them.
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
     # A dependency of the server has all its modules rewritten to check types, at every start.
     "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",
 }

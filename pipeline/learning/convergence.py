@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -86,15 +87,36 @@ class ByPatience:
         Number of passes at the most.
     patience
         Passes to wait for something better.
+    tol
+        Gain that counts as better, relative where the score is above 1 in size.
+    astray
+        Score below which nothing better is waited for: the passes have diverged.
+    comes_to_rest
+        Whether passes change less and less, so that all of them done is as good as converged.
     """
 
     max_iter: int
     patience: int
+    tol: float = 0.0
+    astray: float = -math.inf
+    comes_to_rest: bool = False
     keeps_best: bool = True
+
+    def waited(self, history: Sequence[float]) -> int:
+        """Count the passes since the last that was better."""
+        best, at = -math.inf, 0
+        for k, score in enumerate(history):
+            if k == 0 or score > best + self.tol * max(1.0, abs(best)):
+                best, at = score, k
+        return len(history) - 1 - at
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether the best pass is that long ago."""
-        return bool(history) and len(history) - 1 - history.index(max(history)) >= self.patience
+        if not history:
+            return False
+        if self.comes_to_rest and len(history) >= self.max_iter:
+            return True
+        return self.waited(history) >= self.patience or history[-1] < self.astray
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
+from pipeline.numerics.row_random import first_draws
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
@@ -18,6 +20,18 @@ HELD_OUT = 0.1
 """Share of the rows that the number of components is chosen on."""
 HELD_OUT_PASS = 1 << 32
 """Number of a pass that never comes."""
+
+
+def are_held_out(rows: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+    """Tell which original rows are held out, (n_rows,): the same in every pass."""
+    held_out: NDArray[np.bool_] = first_draws(_held_out_draws(seed).key, rows) < share
+    return held_out
+
+
+@lru_cache(maxsize=1)
+def _held_out_draws(seed: int) -> RowRandom:
+    """Keep the draws from batch to batch: a key takes longer than those of a batch."""
+    return RowRandom(seed, HELD_OUT_PASS)
 
 
 def e_step_apart(
@@ -44,7 +58,7 @@ def e_step_apart(
     """
     if share == 0:
         return e_step(block)
-    valid = RowRandom(rng.seed, HELD_OUT_PASS).uniform(block.rows, 1)[:, 0] < share
+    valid = are_held_out(block.rows, share, rng.seed)
     scored = e_step(block.taken(np.flatnonzero(valid)))
     fitted = e_step(block.taken(np.flatnonzero(~valid)))
     held_out = {

@@ -48,6 +48,8 @@ class Model(Protocol):
     `feature`, or these with `_j`."""
     shown: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that a summary of a fit shows, where it has them."""
+    former: ClassVar[tuple[str, ...]] = ()
+    """Settings that artifacts of earlier versions record, and that no longer change anything."""
     max_iter: int
     tol: float
     n_components: int | None

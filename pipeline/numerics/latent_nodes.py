@@ -120,7 +120,7 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
     if n_components > MAX_COMPONENTS:
         raise FitError(
             f"Expected at most {MAX_COMPONENTS} components for quadrature, got {n_components}. "
-            "Use estimator=variational or sampling."
+            "Use estimator=auto."
         )
     if not 2 <= n_per_axis <= MAX_PER_AXIS:
         raise FitError(

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numba.extending import intrinsic
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
+
+from pipeline.numerics.intrinsics import fma_of, power_of_two_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -61,28 +62,9 @@ def _expm1_coefficients(degree: int = 9) -> tuple[float, ...]:
 _EXPM1 = _expm1_coefficients()
 
 
-def _generate_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """Generate a b + c, rounded once."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return types.float64(types.float64, types.float64, types.float64), generate
-
-
-def _generate_power_of_two(typing_context: Any, k: Any) -> Any:
-    """Generate 2**k for k given as _TO_INTEGER + k, whose low bits become the exponent."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        integer, real = (context.get_value_type(kind) for kind in (types.int64, types.float64))
-        exponent = builder.shl(builder.bitcast(arguments[0], integer), integer(52))
-        return builder.bitcast(builder.add(exponent, integer(1023 << 52)), real)
-
-    return types.float64(types.float64), generate
-
-
-fma: Any = intrinsic(_generate_fma)
-_power_of_two: Any = intrinsic(_generate_power_of_two)
+fma = fma_of(types.float64)
+# of k given as _TO_INTEGER + k
+_power_of_two = power_of_two_of(types.float64, 52, 1023)
 
 
 @inlined
@@ -231,6 +213,20 @@ def _root_and_expm1(square: float) -> tuple[float, float]:
 @inlined
 def expm1_of_minus(xi: float) -> float:
     """Return exp(−ξ) − 1 for ξ >= 0."""
+    scale, change = _scale_and_change(xi)
+    return float(fma(scale, change, scale - 1.0))
+
+
+@inlined
+def exp_of_minus(xi: float) -> float:
+    """Return exp(−ξ) for ξ >= 0, and exp(−700) beyond."""
+    scale, change = _scale_and_change(xi)
+    return float(fma(scale, change, scale))
+
+
+@inlined
+def _scale_and_change(xi: float) -> tuple[float, float]:
+    """Split exp(−ξ) into 2**k and 1 + change."""
     capped = xi if xi < 700.0 else 700.0  # exp(−700) is nothing beside 1, and not yet subnormal
     shifted = fma(capped, -1.0 / _LN_2, _TO_INTEGER)
     k = shifted - _TO_INTEGER
@@ -238,8 +234,7 @@ def expm1_of_minus(xi: float) -> float:
     p = _EXPM1[-1]
     for power in range(len(_EXPM1) - 2, -1, -1):
         p = fma(p, r, _EXPM1[power])
-    scale = _power_of_two(shifted)
-    return float(fma(scale, r * p, scale - 1.0))
+    return _power_of_two(shifted), r * p
 
 
 @inlined

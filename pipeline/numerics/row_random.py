@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -23,8 +24,22 @@ def row_state(key: np.uint64, row: int) -> np.uint64:
     return _mixed(np.uint64(row) * _GOLDEN + key)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def word_at(state: np.uint64, draw: int) -> np.uint64:
+    """Give the 64 bits that the draw of this index is made from."""
+    return _mixed(state + np.uint64(draw + 1) * _GOLDEN)
+
+
 @njit(nogil=True, cache=True)
 def uniform_at(state: np.uint64, draw: int) -> float:
     """Give the draw of this index: that of `RowRandom.uniform` in the row and column."""
-    bits = _mixed(state + np.uint64(draw + 1) * _GOLDEN)
-    return (float(bits >> _HIGH) + 0.5) * 2.0**-53
+    return (float(word_at(state, draw) >> _HIGH) + 0.5) * 2.0**-53
+
+
+@njit(nogil=True, cache=True)
+def first_draws(key: np.uint64, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Give the first draw of each row, (n_rows,): `RowRandom.uniform(rows, 1)` as a vector."""
+    draws = np.empty(len(rows))
+    for n in range(len(rows)):
+        draws[n] = uniform_at(row_state(key, rows[n]), 0)
+    return draws

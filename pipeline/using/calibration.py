@@ -31,6 +31,7 @@ SAMPLE_ROWS = 200_000
 """Rows drawn from a model."""
 EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
 """Edges of the bins of implied shares."""
+_LARGEST = 5  # differences that are told by name
 
 
 class Comparison(NamedTuple):
@@ -70,6 +71,28 @@ class Comparison(NamedTuple):
     def largest(self, number: int) -> NDArray[np.intp]:
         """Give the places of the largest differences in standard errors."""
         return np.argsort(-np.abs(self.z), kind="stable")[:number]
+
+    def largest_by_name(
+        self, names: Sequence[str], observed: str = "observed", implied: str = "implied"
+    ) -> list[dict[str, Any]]:
+        """Give the largest differences with the names of their features, for a manifest or a table.
+
+        Parameters
+        ----------
+        names
+            Of the features.
+        observed, implied
+            What these shares are called.
+        """
+        return [
+            {
+                "features": [names[i] for i in self.features[at]],
+                observed: float(self.observed[at]),
+                implied: float(self.implied[at]),
+                "z": float(self.z[at]),
+            }
+            for at in self.largest(_LARGEST)
+        ]
 
     def binned(self) -> list[dict[str, float]]:
         """Give the mean shares of those whose implied share lies between two edges."""

@@ -53,7 +53,7 @@ def stored_model(
             f"Upgrade latentbits to read it, or name the model's class in {VARIABLE} if you trust "
             "its code."
         )
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    known = {f.name for f in fields(kind)} | {*kind.former}  # type: ignore[arg-type]
     _refuse(kind, "setting", {*manifest["hyperparameters"]} - known)
     _refuse(kind, "array", odd_arrays(kind.params, arrays))
     params = params_from_arrays(kind.params, arrays)

@@ -1,7 +1,8 @@
 """BLICA finds the mixing that data were made with: the simulation of its paper.
 
 Hyttinen, Barin-Pacela & Hyvärinen (2022), section 6: 40 segments, options left at their defaults.
-Run all seeds with `pytest -m slow tests/acceptance/test_blica_accuracy.py`; that takes a minute.
+Run all seeds with `pytest -m slow tests/acceptance/test_blica_accuracy.py`; that takes a quarter of
+an hour.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def test_the_mixing_is_found(tmp_path, shape):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "median", "worst"),
-    list(zip(SHAPES, (0.995, 0.987, 0.990, 0.98), (0.97, 0.97, 0.97, 0.85), strict=True)),
+    list(zip(SHAPES, (0.995, 0.987, 0.990, 0.98), (0.97, 0.97, 0.97, 0.92), strict=True)),
     ids=map(str, SHAPES),
 )
 def test_the_mixing_is_found_for_most_seeds(tmp_path, shape, median, worst):
@@ -75,7 +76,8 @@ def test_the_mixing_is_found_for_most_seeds(tmp_path, shape, median, worst):
     assert found.min() >= worst
 
 
-@pytest.mark.parametrize("shape", [Shape(6, 2), repeated(Shape(20, 3))], ids=str)
+@pytest.mark.matrix
+@pytest.mark.parametrize("shape", [Shape(6, 2), Shape(20, 3)], ids=str)
 def test_the_number_of_components_is_found(tmp_path, shape):
     fitted, truth = refit(tmp_path, shape, 0, n_components=None)
     assert fitted.diagnostics["n_components"] == shape.n_components

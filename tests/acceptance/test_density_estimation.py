@@ -140,7 +140,7 @@ def test_a_number_chosen_by_rows_held_out_is_as_good_on_others(name: str, least:
 @lru_cache
 def bound(name: str, n_components: int | None) -> tuple[float, int]:
     """Fit variationally; give the bound on training rows, and the number of traits."""
-    model = LatentTrait(n_components=n_components, constant_features="pin")
+    model = LatentTrait(n_components, estimator="variational", constant_features="pin")
     state = fit(model, split_rows(name, "train"), ThreadsExecutor(2))
     return state.history[-1], state.params.weights.shape[1]
 

@@ -2,7 +2,7 @@
 
 Each cell runs a command in a process of its own on a cluster of its own kind and sets the fault off
 at an exact task. What is marked matrix or slow repeats a fault at another stage or with another
-model.
+model, or one that tests of the commands set off in their own process.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ CELLS = {
     "second writer": [(PASS, PCA), (FIT, TRAIT), (TRANSFORM, TRAIT)],
 }
 ALWAYS = {
-    ("worker killed", PASS, PCA), ("scheduler killed", FIT, TRAIT),
-    ("client killed", TRANSFORM, PCA), ("disk full", WRITE, PCA), ("chunk damaged", PASS, PCA),
-    ("interrupted", TRANSFORM, PCA), ("interrupted, on threads", FIT, TRAIT),
+    ("worker killed", PASS, PCA), ("interrupted", TRANSFORM, PCA),
 }  # fmt: skip
 REPEATED = {
     ("worker killed", FIT, TRAIT), ("worker killed", TRANSFORM, PCA),
-    ("scheduler killed", FIRST, PCA), ("client killed", FIRST, TRAIT),
+    ("scheduler killed", FIT, TRAIT), ("scheduler killed", FIRST, PCA),
+    ("client killed", FIRST, TRAIT), ("client killed", TRANSFORM, PCA),
+    ("chunk damaged", PASS, PCA), ("disk full", WRITE, PCA),
     ("disk full", PASS, PCA), ("disk full", FIT, TRAIT), ("disk full", TRANSFORM, PCA),
-    ("interrupted", FIT, TRAIT), ("interrupted, on threads", FIRST, PCA),
+    ("interrupted", FIT, TRAIT), ("interrupted, on threads", FIT, TRAIT),
+    ("interrupted, on threads", FIRST, PCA),
     ("second writer", PASS, PCA),  # as when two fits share a folder
 }  # fmt: skip
 
@@ -365,7 +366,13 @@ def test_a_second_writer_is_refused(work, cluster, stage, model):
     cell.check()
 
 
-@pytest.mark.parametrize("kind", ["disk", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("disk", marks=pytest.mark.matrix),
+        pytest.param("s3", marks=pytest.mark.slow),
+    ],
+)
 def test_two_fits_share_a_folder(work, cluster, request, kind):
     """Another fit ends while the first is held; the latest is the one that ended last."""
     cell = work(PASS, PCA)
@@ -394,6 +401,7 @@ def test_two_fits_share_a_folder(work, cluster, request, kind):
     assert not [found for found in names if found.startswith(".")]
 
 
+@pytest.mark.matrix
 def test_an_interrupt_while_connecting(work):
     """Whoever is at that address takes the connection and says nothing."""
     cell = work(FIRST, PCA)

@@ -1,6 +1,7 @@
 """The commands of the README's examples, run as they stand, and the pictures they leave.
 
-`pytest -m slow tests/acceptance/test_readme_examples.py` runs all; the questionnaire always is.
+`pytest -m "slow or matrix" tests/acceptance/test_readme_examples.py` runs all; `.ci/run` runs the
+questionnaire alone.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ slow = pytest.mark.slow
     "title",
     [
         pytest.param("Roll calls", marks=slow),
-        "A questionnaire",
+        pytest.param("A questionnaire", marks=pytest.mark.matrix),
         pytest.param("Handwritten digits", marks=slow),
     ],
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from dask.system import CPU_COUNT
@@ -129,7 +130,8 @@ def recover() -> None:
     rng = np.random.default_rng(0)
     params = truth(20, rng)
     rows = memory_rows(Data(drawn(params, 100_000, rng)), [5000] * 20)
-    for settings in ({"estimator": "quadrature"}, {}, {"polish": "quadrature"}):
+    for estimator in ("quadrature", "variational", "ep", "auto"):
+        settings: dict[str, Any] = {"estimator": estimator}
         model = LatentTrait(**settings)
         fit(LatentTrait(**{**settings, "max_iter": 2}), rows, SerialExecutor())
         start = time.process_time()
@@ -139,7 +141,7 @@ def recover() -> None:
         gaps = found.params.weights @ left @ right - params.weights
         shrunk = np.linalg.norm(found.params.weights) / np.linalg.norm(params.weights)
         print(
-            f"{settings or 'variational'}: {spent:.2f} CPU seconds, {found.iteration} passes, "
+            f"{estimator}: {spent:.2f} CPU seconds, {found.iteration} passes, "
             f"root mean square error of slopes {np.sqrt((gaps**2).mean()):.4f}, "
             f"their size {shrunk:.3f} of the true"
         )

@@ -22,7 +22,7 @@ def facts(request: pytest.FixtureRequest) -> Facts:
 @pytest.fixture(scope="module")
 def stored(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The artifact of a fit to `varied`."""
-    folder, data = tmp_path_factory.mktemp("stored"), varied()
+    folder, data = tmp_path_factory.mktemp("stored"), varied(facts.n_varied)
     named = [f"s{k}" for k in data.labels]
     label = (data.X.sum(axis=1) > 5).astype(np.int64)
     dataset = write(folder / "rows.zarr", data.X, segments=named, columns={"label": label})

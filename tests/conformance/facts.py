@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,11 @@ class Facts:
     errors
         Standard error of the worst entry of what is recovered, times √rows: root mean square of
         20 refits to rows that fits to `varied` sampled.
+    n_varied
+        Rows of `varied` that are fitted and stored.
+    n_sampled, shares_off
+        Rows that a flexible model samples to be refitted, and how far shares of pairs may be off
+        after that: five seeds stay below it.
     """
 
     name: str
@@ -78,6 +83,9 @@ class Facts:
     consistent: Mapping[str, Any] = field(default_factory=dict)
     recovered: Callable[[Any, Any], Pairs] = every_array
     errors: Mapping[str, float] = field(default_factory=dict)
+    n_varied: int = 20_000
+    n_sampled: int = 20_000
+    shares_off: float = 0.015
 
     @property
     def model(self) -> type[Any]:
@@ -87,6 +95,11 @@ class Facts:
     def make(self, **more: Any) -> Any:
         """The model with 2 components and plain settings."""
         return self.model(**{"n_components": 2, **self.plain, **more})
+
+    def make_brief(self, max_iter: int, **more: Any) -> Any:
+        """The same, that ends after so many passes where a setting says how many."""
+        capped = {field.name for field in fields(self.model) if field.init} & {"max_iter"}
+        return self.make(**{**dict.fromkeys(capped, max_iter), **more})
 
     def make_tolerant(self, **more: Any) -> Any:
         """The same, with settings that accept degenerate columns."""

@@ -62,12 +62,12 @@ def with_column(kind: str) -> Data:
 
 
 @lru_cache
-def varied() -> Data:
+def varied(n_rows: int = 20_000) -> Data:
     """Rows of 4 segments, whose 2 sources are the stronger ones by turns."""
     rng = np.random.default_rng(3)
     mixing = rng.uniform(0.6, 1.2, (10, 2)) * np.where(np.arange(10)[:, None] % [2, 3], 1, -1)
     deviations = np.array([[1.6, 0.4], [0.4, 1.2], [1.2, 1.0], [0.4, 0.4]])
-    segments = rng.choice(4, 20_000, p=[0.35, 0.3, 0.2, 0.15])
+    segments = rng.choice(4, n_rows, p=[0.35, 0.3, 0.2, 0.15])
     y = rng.standard_normal((len(segments), 2)) * deviations[segments] @ mixing.T
     noise = rng.standard_normal(y.shape)
     return Data((y + noise > np.linspace(-0.6, 0.6, 10)).astype(np.uint8), None, segments)

@@ -5,4 +5,4 @@ from __future__ import annotations
 from tests.conformance.facts import Facts
 from tests.conformance.laws import *  # noqa: F403
 
-FACTS = Facts("tests.models.neighbours:Neighbours", variants=({"k": 1},))
+FACTS = Facts("tests.models.neighbours:Neighbours", variants=({"k": 1},), n_varied=4000)

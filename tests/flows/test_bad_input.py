@@ -35,14 +35,10 @@ def refused(cli, tmp_path):
 
     def call(name: str, *arguments: object) -> str:
         before = set(tmp_path.rglob("*"))
-        done = cli(name, *arguments)
-        assert done.code == 2, (done.code, done.out, done.err)
-        assert done.message.startswith("error: ")
-        assert "Traceback" not in done.err
-        assert done.out == ""
+        line = cli(name, *arguments).refusal()
         left = set(tmp_path.rglob("*")) - before
         assert not left
-        return done.message
+        return line
 
     return call
 
@@ -91,7 +87,10 @@ def test_a_folder_is_not_named_like_a_file(refused, tmp_path, name, output):
     )
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped"])
+@pytest.mark.parametrize(
+    "damage",
+    ["flipped", *(pytest.param(d, marks=pytest.mark.matrix) for d in ("missing", "empty", "cut"))],
+)
 def test_a_damaged_chunk(refused, dataset, damage):
     chunk = dataset / "bits" / "c" / "0" / "1"
     data = bytearray(chunk.read_bytes())
@@ -184,10 +183,10 @@ def test_an_unknown_example_gets_a_suggestion(refused):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Wait for a cluster 3 s, not 10."""
+    """Wait for a cluster 1 s, not 10."""
     for module in (clusters, tls):
         assert module.CONNECT_SECONDS == 10
-        monkeypatch.setattr(module, "CONNECT_SECONDS", 3.0)
+        monkeypatch.setattr(module, "CONNECT_SECONDS", 1.0)
 
 
 @pytest.mark.usefixtures("hasty")

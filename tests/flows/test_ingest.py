@@ -213,12 +213,15 @@ def test_a_dataset_with_a_damaged_manifest_can_be_replaced(cli, bits):
     assert open_dataset("x.zarr").n_rows == 300
 
 
-@pytest.mark.parametrize("column", ["..", "zarr.json", "a/b", "é" * 60, "%2F"])
-def test_a_column_may_have_any_name(cli, bits, column):
-    write_csv(Path("v.csv"), bits, **{column: [str(i % 7) for i in range(300)]})
-    done = cli("ingest", "v.csv", "--dataset", "v.zarr", "--keep", column)
+def test_a_column_may_have_any_name(cli, bits):
+    names = ["..", "zarr.json", "a/b", "é" * 60, "%2F"]
+    columns = {name: [str(i % n) for i in range(300)] for n, name in enumerate(names, start=2)}
+    write_csv(Path("v.csv"), bits, **columns)
+    keep = [word for name in names for word in ("--keep", name)]
+    done = cli("ingest", "v.csv", "--dataset", "v.zarr", *keep)
     assert done.code == 0, done.err
-    assert list(open_dataset("v.zarr").column(column)) == [str(i % 7) for i in range(300)]
+    dataset = open_dataset("v.zarr")
+    assert {name: list(dataset.column(name)) for name in names} == columns
 
 
 def test_examples_and_files_keep_the_order_given(cli):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,16 +36,19 @@ def weights(artifact: str) -> bytes:
     return load_artifact(artifact)["weights"].tobytes()
 
 
+def repeated(*settings: str) -> Any:
+    return pytest.param(settings, marks=pytest.mark.matrix)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        (),
-        ("--set", "estimator=quadrature", "--set", "nodes=7", "--components", "auto"),
-        pytest.param(
-            ("--set", "estimator=sampling", "--set", "nodes=40"), marks=pytest.mark.matrix
-        ),
+        ("--components", "4"),
+        repeated("--set", "estimator=variational"),
+        repeated("--set", "estimator=quadrature", "--set", "nodes=7", "--components", "auto"),
+        repeated("--set", "estimator=sampling", "--set", "nodes=40"),
     ],
-    ids=["variational", "quadrature", "sampling"],
+    ids=["ep", "variational", "quadrature", "sampling"],
 )
 def test_every_executor_gives_the_same_bytes(cli, short, cluster, settings):
     command = ("fit", "--dataset", short, *LATENT_TRAIT, *settings, "--set", "max_iter=5")
@@ -96,6 +100,6 @@ def test_chunks_are_read_once(cli, dataset, monkeypatch):
 
     monkeypatch.setattr(BinaryDataset, "read_chunk", counted)
     command = ("fit", "--dataset", dataset, *LATENT_TRAIT, "--no-report", "--json")
-    done = cli(*command, "--set", "max_iter=6")
+    done = cli(*command, "--set", "max_iter=6", "--set", "nodes=7")
     assert done.json["iterations"] >= 6
     np.testing.assert_array_equal(sorted(read), np.arange(-(-20_000 // 640)))

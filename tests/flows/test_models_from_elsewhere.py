@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pipeline.models import registry
 from storage import load_artifact, open_codes, open_dataset
 from tests.data import probit_rows, write
-from tests.processes import command
 
 CODER, CLIMBER = "tests.models.coder:Coder", "tests.models.climber:Climber"
 LABELLED, PREPARED = "tests.models.labelled:Labelled", "tests.models.prepared:PreparedMixture"
@@ -23,7 +25,16 @@ SETTINGS = {
 }
 """Options of each, beside the number of components."""
 SAMPLES = (PREPARED,)
-every_model = pytest.mark.parametrize("model", SETTINGS)
+
+
+def matrix(*names: str) -> list[Any]:
+    """Models whose tests are for the matrix."""
+    return [pytest.param(name, marks=pytest.mark.matrix) for name in names]
+
+
+every_model = pytest.mark.parametrize(
+    "model", [LABELLED, PREPARED, *matrix(CODER, CLIMBER, NEIGHBOURS)]
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +60,18 @@ def fits() -> dict[str, str]:
 
 @pytest.fixture
 def artifact(cli, data, fits, model) -> str:
-    """A serial fit with a report, which the tests of a model share."""
+    """A serial fit, which the tests of a model share."""
     if model not in fits:
         output = Path(data).parent / model.rpartition(":")[2]
-        fits[model] = fitted(cli, data, model, "--report", "--output", output)
+        fits[model] = fitted(cli, data, model, "--output", output)
     return fits[model]
 
 
 @every_model
 def test_it_is_fitted_and_used(cli, data, model, artifact):
-    assert (Path(artifact) / "report.html").is_file()
+    done = cli("report", "--artifact", artifact, "--output", "page.html")
+    assert done.code == 0, done.err
+    assert Path("page.html").is_file()
     done = cli("transform", "--dataset", data, "--artifact", artifact, "--output", "codes.zarr")
     assert done.code == 0, done.err
     assert open_codes("codes.zarr")["mean"].shape == (600, 2)
@@ -83,7 +96,7 @@ def test_it_is_sampled_or_refused_in_plain_words(cli, model, artifact):
         assert not Path("drawn.zarr").exists()
 
 
-@pytest.mark.parametrize("model", [name for name in SETTINGS if name != NEIGHBOURS])
+@pytest.mark.parametrize("model", [CODER, LABELLED, *matrix(CLIMBER, PREPARED)])
 def test_every_executor_gives_the_same_bytes(cli, data, model, artifact, cluster):
     expected = arrays_of(artifact)
     for where in (("--executor", "threads"), ("--cluster", cluster)):
@@ -134,28 +147,39 @@ def test_what_is_no_model_is_refused(cli, data, name, message):
     assert message in done.message
 
 
-def test_a_package_declares_its_model_by_an_entry_point(data, tmp_path, monkeypatch):
+@pytest.fixture
+def as_in_a_new_process(monkeypatch) -> Iterator[None]:
+    """Forget which models were named."""
+    monkeypatch.setattr(registry, "_foreign", {})
+    registry._entry_points.cache_clear()
+    yield
+    registry._entry_points.cache_clear()
+
+
+def test_a_package_declares_its_model_by_an_entry_point(
+    cli, data, tmp_path, monkeypatch, as_in_a_new_process
+):
     folder = tmp_path / "site" / "elsewhere-1.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
     declared = f"[latentbits.models]\nclimber = {CLIMBER}\n"
     (folder / "entry_points.txt").write_text(declared)
-    monkeypatch.setenv("PYTHONPATH", f"{folder.parent}:{Path(__file__).parents[2]}")
-    runs, codes = tmp_path / "runs", tmp_path / "codes.zarr"
-    fit = ("flows.fit", "--dataset", data, "--model", "climber", "--no-report", "--output", runs)
-    transform = ("flows.transform", "--dataset", data, "--artifact", runs, "--output", codes)
-    for words in (fit, transform):  # by its name alone, in processes of their own
-        with command(*words, "--executor", "serial") as started:
-            assert started.ended()[0] == 0
-    assert open_codes(tmp_path / "codes.zarr").n_rows == 600
+    monkeypatch.syspath_prepend(folder.parent)
+    fit = ("fit", "--dataset", data, "--model", "climber", "--output", "runs")
+    transform = ("transform", "--dataset", data, "--artifact", "runs", "--output", "codes.zarr")
+    for words in (fit, transform):  # by its name alone
+        done = cli(*words)
+        assert done.code == 0, done.err
+        monkeypatch.setattr(registry, "_foreign", {})
+    assert open_codes("codes.zarr").n_rows == 600
 
 
-@pytest.mark.parametrize("model", [CLIMBER])
-def test_an_artifact_alone_decides_no_import(data, artifact, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    words = ("flows.transform", "--dataset", data, "--artifact", artifact, "--output", "z.zarr")
-    with command(*words) as started:
-        code, message = started.ended()
-    assert (code, "LATENTBITS_MODELS" in message) == (2, True)
-    with command(*words, LATENTBITS_MODELS=CLIMBER) as started:
-        assert started.ended()[0] == 0
+@pytest.mark.parametrize("model", [LABELLED])
+def test_an_artifact_alone_decides_no_import(
+    cli, data, artifact, model, monkeypatch, as_in_a_new_process
+):
+    words = ("transform", "--dataset", data, "--artifact", artifact, "--output", "z.zarr")
+    done = cli(*words)
+    assert (done.code, "LATENTBITS_MODELS" in done.message) == (2, True)
+    monkeypatch.setenv("LATENTBITS_MODELS", model)
+    assert cli(*words).code == 0

@@ -28,6 +28,7 @@ from tests.object_proxy import (
 )
 from tests.object_servers import SERVERS
 
+SERIAL = ("--executor", "serial")
 MIXTURE = ("--model", "bernoulli-mixture", "--components", 2, "--set", "starts=1")
 MIXTURE = (*MIXTURE, "--set", "max_iter=4", "--set", "tol=1e-12")
 
@@ -54,19 +55,20 @@ def ingest(cli, source: Path | str, dataset: object):
     return worked(cli("ingest", source, "--dataset", dataset, *options))
 
 
-def results(cli, source: Path, root: str, where: tuple[object, ...]) -> list:
+def results(cli, source: Path, root: str, where: tuple[object, ...], *more: object) -> list:
     """What all commands find and write below a root."""
     data, runs, drawn = f"{root}/d.zarr", f"{root}/runs", f"{root}/drawn.zarr"
-    serial = ("--executor", "serial", "--json")
+    serial = (*SERIAL, "--json")
     ingest(cli, source, data)
-    fitted = worked(cli("fit", "--dataset", data, "--output", runs, *where, "--report", "--json"))
+    options = ("--components", 2, *where, *more)
+    worked(cli("fit", "--dataset", data, "--output", runs, *options, "--json"))
     coded = ("--dataset", data, "--artifact", runs, "--output", f"{root}/z", "--split", "test")
     worked(cli("transform", *coded, *where, "--json"))
-    scored = worked(cli("evaluate", "--dataset", data, "--artifact", runs, *serial))
+    scored = worked(
+        cli("evaluate", "--dataset", data, "--artifact", runs, "--no-baselines", *serial)
+    )
     worked(cli("sample", "--artifact", runs, "--rows", 500, "--output", drawn, *serial))
     codes = open_codes(f"{root}/z")
-    assert place(fitted["report"]) == place(fitted["artifact"]) / "report.html"
-    assert place(fitted["report"]).read_text().startswith("<!DOCTYPE html>")
     return [
         open_dataset(data).digest,
         open_dataset(drawn).digest,
@@ -79,7 +81,7 @@ def results(cli, source: Path, root: str, where: tuple[object, ...]) -> list:
 @pytest.mark.parametrize(
     ("store", "where"),
     [
-        ("s3", ("--executor", "serial")),
+        ("s3", SERIAL),
         *(pytest.param(s, ("--workers", 2), marks=pytest.mark.matrix) for s in SERVERS),
     ],
     indirect=["store"],
@@ -87,9 +89,10 @@ def results(cli, source: Path, root: str, where: tuple[object, ...]) -> list:
 )
 def test_everything_in_the_store_is_as_on_disk(cli, bucket, source, where):
     root = f"{bucket}/all"
-    assert results(cli, source, root, where) == results(
-        cli, source, "local", ("--executor", "serial")
-    )
+    there = results(cli, source, root, where, "--report")
+    assert there == results(cli, source, "local", SERIAL)
+    page = load_artifact(f"{root}/runs").path / "report.html"
+    assert page.read_text().startswith("<!DOCTYPE html>")
     done = cli("report", "--artifact", f"{root}/runs", "--output", "page.html")
     assert done.code == 0, done.err
     assert Path("page.html").is_file()
@@ -235,13 +238,9 @@ def refused(cli):
 
     def call(*arguments: object) -> str:
         done = cli(*arguments)
-        assert done.code == 2, (done.code, done.out, done.err)
-        assert done.message.startswith("error: ")
-        assert "Traceback" not in done.err
         assert "a-secret-of-tests" not in done.err
         assert "hunter2" not in done.err
-        assert done.out == ""
-        return done.message
+        return done.refusal()
 
     return call
 

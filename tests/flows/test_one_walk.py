@@ -18,7 +18,7 @@ from storage.artifact_reader import ArtifactReader
 from tests.data import probit_rows, rows_of, write
 
 SERIAL = ("--executor", "serial", "--no-report")
-ITERATIVE = ("--model", "latent-trait", "--components", 1, "--set", "max_iter=30")
+ITERATIVE = ("--model", "latent-trait", "--components", 1, "--set", "max_iter=6")
 
 
 @pytest.fixture

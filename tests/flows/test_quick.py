@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 COMMANDS = (
     *("ingest", "fit", "transform", "evaluate", "sample", "report", "experiments"),
@@ -25,51 +24,60 @@ REFUSED = {
 }
 DEAR = ("prefect", "distributed", "bokeh", "matplotlib", "pyarrow", "sklearn", "uvicorn")
 WATCHED = """
-import runpy, sys
+import contextlib, io, json, runpy, sys
 
-name, sys.argv = sys.argv[1], sys.argv[1:]
-try:
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
-finally:
-    print("imported:", *sorted(set(sys.modules)), file=sys.stderr)
+told = []
+for name, *words in json.loads(sys.argv[1]):
+    sys.argv, out, err = [name, *words], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_module(f"flows.{name}", run_name="__main__", alter_sys=True)
+        except SystemExit as leaving:
+            told.append((leaving.code or 0, out.getvalue(), err.getvalue()))
+print(json.dumps((told, [*sys.modules])))
 """
 
 
-def called(name: str, *arguments: str, folder: Path) -> tuple[int, str, str, set[str]]:
-    """Give exit code, output, the last message and what was imported of the dear packages."""
+def called(*commands: tuple[str, ...], folder: Path) -> tuple[list[tuple[int, str, str]], set[str]]:
+    """Call commands in one process; give what each left, and what was imported of the dear.
+
+    What a command left is its exit code, its output and its last message.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT")}
     done = subprocess.run(
-        [sys.executable, "-c", WATCHED, f"flows.{name}", *arguments],
+        [sys.executable, "-c", WATCHED, json.dumps(commands)],
         cwd=folder,
         env={**kept, "HOME": str(folder), "XDG_DATA_HOME": str(folder / "data")},
-        capture_output=True,
-        text=True,
-        check=False,
+        stdout=subprocess.PIPE,
+        check=True,
     )
-    *told, imported = done.stderr.strip().splitlines()
-    assert imported.startswith("imported: ")
-    return done.returncode, done.stdout, "".join(told[-1:]), set(imported.split()) & set(DEAR)
+    left, imported = json.loads(done.stdout)
+    last = [(code, out, "".join(err.strip().splitlines()[-1:])) for code, out, err in left]
+    return last, {*imported} & {*DEAR}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_needs_no_prefect_and_no_dask(name, tmp_path):
-    code, out, told, imported = called(name, "--help", folder=tmp_path)
-    assert (code, told, imported) == (0, "", set())
-    assert f"Usage: python -m flows.{name}" in out
+def test_help_needs_no_prefect_and_no_dask(tmp_path):
+    left, imported = called(*((name, "--help") for name in COMMANDS), folder=tmp_path)
+    assert imported == set()
+    for name, (code, out, told) in zip(COMMANDS, left, strict=True):
+        assert (code, told) == (0, "")
+        assert f"Usage: python -m flows.{name}" in out
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_told_before_prefect_is_imported(name, tmp_path):
-    arguments, expected = REFUSED[name]
-    code, out, told, imported = called(name, *arguments, folder=tmp_path)
-    assert (code, out, imported) == (2, "", set())
-    assert told.startswith(f"error: {expected}")
+def test_what_is_wrong_is_told_before_prefect_is_imported(tmp_path):
+    commands = ((name, *arguments) for name, (arguments, _) in REFUSED.items())
+    left, imported = called(*commands, folder=tmp_path)
+    assert imported == set()
+    for (_, expected), (code, out, told) in zip(REFUSED.values(), left, strict=True):
+        assert (code, out) == (2, "")
+        assert told.startswith(f"error: {expected}")
     assert not list((tmp_path / "data").glob("**/*.db"))  # nor was a server started
 
 
 def test_a_wrong_value_is_told_before_prefect_is_imported(tmp_path):
     (tmp_path / "v.csv").write_text("a,b\n0,1\n1,3\n")
-    code, out, told, imported = called("ingest", "v.csv", "--dataset", "d.zarr", folder=tmp_path)
+    command = ("ingest", "v.csv", "--dataset", "d.zarr")
+    ((code, out, told),), imported = called(command, folder=tmp_path)
     assert (code, out, imported) == (2, "", {"pyarrow"})
     assert told.startswith("error: v.csv: row 2 ")
     assert not (tmp_path / "d.zarr").exists()

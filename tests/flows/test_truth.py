@@ -127,6 +127,7 @@ def test_the_table_shows_the_similarity(cli, plain, capsys):
 def test_a_fit_is_compared_with_the_truth(cli):
     made = "example:nonstationary:features=6,components=2,segments=10,rows_per_segment=200"
     options = ("--dataset", made, "--model", "blica", "--components", 2, "--truth")
+    options += ("--set", "regularization=20", "--set", "starts=1")
     done = cli("fit", *options, "--json")
     assert done.code == 0, done.err
     assert 0.9 < done.json["mcs"] <= 1

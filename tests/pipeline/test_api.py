@@ -33,7 +33,7 @@ NAMES = ["<b>", *(f"f{i}" for i in range(1, 8))]
 
 @pytest.fixture(scope="module")
 def X() -> np.ndarray:
-    return probit_rows(3000, 8, 2, seed=3)[0]
+    return probit_rows(1000, 8, 2, seed=3)[0]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_model_in_three_lines(dataset: BinaryDataset, X: np.ndarray, model: st
         assert set(re.findall(r"<(\w+)", table)) == {"table", "caption", "tr", "th", "td"}
         assert "color" not in table
         assert table.count("<tr>") == len(lines) - 1 < 40
-    assert "mean: row 3,000 × 2, float64" in said(codes)
+    assert "mean: row 1,000 × 2, float64" in said(codes)
     assert f"wrong_bits: {found['wrong_bits']:.6g}" in said(found)
     assert {"features: 8", "segments: 4", "converged: yes"} < said(fitted)
 
@@ -77,13 +77,14 @@ def said(shown: Any) -> set[str]:
 
 
 def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
-    settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 5, "components": "auto"}
+    settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 5, "max_iter": 3}
     fits = [
-        api.fit(dataset, "latent-trait", executor=executor, **settings)
+        api.fit(dataset, "latent-trait", components="auto", executor=executor, **settings)
         for executor in (SerialExecutor(), api._THREADS)
     ]
     assert fits[0].params.weights.tobytes() == fits[1].params.weights.tobytes()
     assert fits[0].model.n_components is None
+    assert {name: getattr(fits[0].model, name) for name in settings} == settings
 
 
 @pytest.mark.parametrize("model", ["clipped-pca", "latent-trait", "blica", "bernoulli-mixture"])
@@ -162,12 +163,13 @@ def test_warnings_speak_python_also_those_of_an_artifact(tmp_path: Path) -> None
     X, _ = probit_rows(910, 4, 2, seed=1)
     segments = np.array(["a", "b", "c", "d"])[np.arange(910) // 300]
     data = write(tmp_path / "d.zarr", X, None, segments)
-    artifact = load_artifact(write_fit(tmp_path / "a", BLICA(n_components=2), data))
+    settings: dict[str, Any] = {"n_components": 2, "regularization": 10.0}
+    artifact = load_artifact(write_fit(tmp_path / "a", BLICA(**settings), data))
     ends = "'d'; --set min_rows=1 keeps them", "'d'; min_rows=1 keeps them"
     for warnings, end in (
         (artifact.manifest["warnings"], ends[0]),
         (api.Fitted.of(artifact).warnings, ends[1]),
-        (api.fit(data, "blica", components=2).warnings, ends[1]),
+        (api.fit(data, "blica", components=2, regularization=10.0).warnings, ends[1]),
     ):
         assert any(text.endswith(end) for text in warnings)
 
@@ -202,9 +204,9 @@ def test_a_terminal_shows_how_far_a_fit_is(
 ) -> None:
     monkeypatch.setattr(telling, "_QUIET_SECONDS", 0.0)
     monkeypatch.setattr(telling, "_SECONDS_BETWEEN", 0.0)
-    fitted, shown = api.fit(dataset, "latent-trait", max_iter=3), []
+    fitted, shown = api.fit(dataset, "latent-trait", estimator="variational", max_iter=3), []
     for work in (
-        lambda: api.fit(dataset, "latent-trait", max_iter=3),
+        lambda: api.fit(dataset, "latent-trait", estimator="variational", max_iter=3),
         lambda: api.transform(fitted, dataset),
         lambda: api.evaluate(fitted, dataset),
         lambda: api.evaluate(fitted, dataset, progress=silent),

@@ -32,7 +32,7 @@ from tests.storage.conftest import (
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(table=tables())
 def test_rows_come_back_in_their_order(table: Table) -> None:
     with new_path() as path:
@@ -72,7 +72,7 @@ def check_layout(dataset: BinaryDataset, key: int, table: Table) -> None:
     assert (chunk.observed is not None) == missing
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(table=tables())
 def test_any_zarr_client_reads_it(table: Table) -> None:
     with new_path() as path:

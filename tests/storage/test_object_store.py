@@ -142,7 +142,7 @@ with opened as writer:
 """
 
 
-@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("append", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_killed_writer_is_followed_at_once(bucket, append):
     folder, X = place(f"{bucket}/d.zarr"), random_bits(100, 4)
     if append:
@@ -185,29 +185,37 @@ def test_who_lost_the_claim_leaves_the_dataset_to_the_other(bucket, monkeypatch,
     other.verify()
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        *(("bits/c/0/1", damage) for damage in ("missing", "cut", "flipped", "empty")),
-        ("order/c/1", "missing"),
-        ("chunks/c/0/0", "flipped"),
-        ("bits/zarr.json", "missing"),
-    ],
-)
-def test_damage_is_seen(bucket, name, damage):
+DAMAGES = [
+    *(("bits/c/0/1", damage) for damage in ("missing", "cut", "flipped", "empty")),
+    ("order/c/1", "missing"),
+    ("chunks/c/0/0", "flipped"),
+    ("bits/zarr.json", "missing"),
+]
+
+
+def test_damage_is_seen(bucket):
     folder = place(f"{bucket}/d.zarr")
     write_labelled(folder)
-    damaged = folder / name
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 4
-    cut = bytes(content[: len(content) // 2])
+    for name, damage in DAMAGES:
+        whole = (folder / name).read_bytes()
+        _damage(folder / name, damage)
+        with pytest.raises(DataError) as told:
+            open_dataset(folder).verify()
+        assert str(folder) in str(told.value), (name, damage)
+        (folder / name).write_bytes(whole)
+    open_dataset(folder).verify()
+
+
+def _damage(path: Place, damage: str) -> None:
+    content = path.read_bytes()
+    middle = len(content) // 2
+    flipped = bytes([content[middle] ^ 4])
     if damage == "missing":
-        damaged.unlink()
+        path.unlink()
+    elif damage == "flipped":
+        path.write_bytes(content[:middle] + flipped + content[middle + 1 :])
     else:
-        damaged.write_bytes({"cut": cut, "flipped": bytes(content), "empty": b""}[damage])
-    with pytest.raises(DataError) as told:
-        open_dataset(folder).verify()
-    assert str(folder) in str(told.value)
+        path.write_bytes(content[: middle if damage == "cut" else 0])
 
 
 def test_a_missing_chunk_of_zeros_is_seen(bucket):
@@ -275,7 +283,7 @@ def test_a_billion_rows_of_a_thousand_features_are_thousands_of_objects(expected
 
 def test_an_artifact_has_the_same_objects_as_files(bucket, tmp_path):
     rng = np.random.default_rng(0)
-    arrays = {f"a{i}": NamedArray(("x", "y"), rng.random((i, 3))) for i in range(30)}
+    arrays = {f"a{i}": NamedArray(("x", "y"), rng.random((i, 3))) for i in range(12)}
     arrays["scalar"] = NamedArray((), np.array(2.5))
     folder, path = place(f"{bucket}/runs/fit"), tmp_path / "fit"
     for target in (folder, path, folder):  # the second time something lies there

@@ -39,7 +39,7 @@ from tests.storage.conftest import (
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(table=tables())
 def test_batches_leave_no_trace(table: Table) -> None:
     with new_path() as whole, new_path() as cut:

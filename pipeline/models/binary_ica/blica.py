@@ -86,7 +86,7 @@ class BLICA(Model):
     regularization
         Condition number r to which correlations are ridged, above 1; the larger, the weaker the
         ridge. None takes the weakest within one standard error of the best held-out pairwise
-        likelihood.
+        likelihood that halves of the rows agree on.
     min_rows
         Rows below which a segment is left out.
     starts

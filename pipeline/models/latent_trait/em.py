@@ -21,6 +21,7 @@ from pipeline.numerics.logistic_bound import (
     bound_statistics,
 )
 from pipeline.numerics.logistic_regression import logistic_m_step
+from pipeline.numerics.logistic_sites import site_m_step, site_statistics
 from pipeline.numerics.rotation import principal_axes, promax, varimax
 from pipeline.params import array, optional_array
 from pipeline.statistics.sums import Sums
@@ -71,10 +72,14 @@ def bare_params(weights: Array, offsets: Array) -> LatentTraitParams:
     return LatentTraitParams(weights, offsets, weights, np.eye(n_components), np.eye(n_components))
 
 
-def e_step(params: LatentTraitParams, nodes: Nodes | None, block: BinaryBlock) -> Sums:
-    """Sum what the M-step needs, on the nodes if there are any, else variationally."""
+def e_step(
+    params: LatentTraitParams, nodes: Nodes | None, by_sites: bool, block: BinaryBlock
+) -> Sums:
+    """Sum what the M-step needs: on nodes if there are any, by sites, or variationally."""
     if nodes is not None:
         return _e_step_on_nodes(params, nodes, block)
+    if by_sites:
+        return _e_step_by_sites(params, block)
     found = bound_statistics(
         block.words, block.observed_words, block.n_samples, params.weights, params.offsets
     )
@@ -99,6 +104,17 @@ def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock
     return Sums(block.n_samples, found.log_likelihood, values)
 
 
+def _e_step_by_sites(params: LatentTraitParams, block: BinaryBlock) -> Sums:
+    found = site_statistics(block.dense(), block.observed(), params.weights, params.offsets)
+    values = {
+        "gradient": found.gradient,
+        "curvature": found.curvature,
+        "rounds": np.array(found.rounds),
+        "empty_rows": np.array(block.n_without_values()),
+    }
+    return Sums(block.n_samples, found.log_likelihood, values)
+
+
 def m_step(
     params: LatentTraitParams,
     nodes: Nodes | None,
@@ -115,6 +131,10 @@ def m_step(
         (n_features,).
     """
     values = sums.values
+    if "gradient" in values:
+        gradient, curvature = values["gradient"], values["curvature"]
+        packed = site_m_step(gradient, curvature, params.packed, prior_precision)
+        return packed, np.linalg.norm(packed[:, :-1], axis=1) > _STEEP
     if nodes is None:
         weights, offsets = bound_m_step(values["curvature"], values["target"], prior_precision)
         diverging = np.linalg.norm(weights, axis=1) > _STEEP

@@ -3,10 +3,12 @@
 Model: x ~ N(0, I_q), P(t_i = 1 | x) = σ(w_i·x + b_i), items independent given x (M. E. Tipping,
 "Probabilistic visualisation of high-dimensional binary data", NIPS 1998).
 
-Fit by EM, with one of three E-steps. `variational`: the paper's, by the bound of Jaakkola & Jordan;
-any q; biased, the slopes of strongly dependent items most. `quadrature`: exact marginal likelihood
-on Gauss–Hermite nodes (Bock & Aitkin 1981), q ≤ 3. `sampling`: the paper's rival, the same over
-fixed random draws of x. Steps are extrapolated by SQUAREM.
+Fit by EM, with one of four E-steps. `variational`: the paper's, by the bound of Jaakkola & Jordan;
+any q; biased, the slopes of strongly dependent items most, and of sparse items towards 0.
+`quadrature`: exact marginal likelihood on Gauss–Hermite nodes (Bock & Aitkin 1981), q ≤ 3. `ep`:
+nearly that likelihood, by expectation propagation (Minka 2001); any q. `sampling`: the paper's
+rival, over fixed random draws of x. `auto` goes on from the variational fit by quadrature, or by
+`ep` where q > 3. Steps are extrapolated by SQUAREM.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -16,7 +18,8 @@ b          offsets         (n_features,)
 =========  ==============  ================================
 
 Cost a block: n_samples n_features q² a round of the variational E-step, of which a row needs 5 to
-20; n_samples n_features n_nodes by quadrature. Passes: tens to hundreds.
+20, and of `ep`, which needs 4, each 10 times as long; n_samples n_features n_nodes by quadrature.
+Passes: tens to hundreds.
 Missing values are left out of a row's likelihood, which is right also where observed values decide
 which are missing; not where the missing ones themselves do.
 Not identifiable: rotations of x; columns of w are its principal axes, the entry of largest size
@@ -37,6 +40,7 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
+from pipeline.learning.convergence import ByObjective, Convergence
 from pipeline.learning.held_out import (
     HELD_OUT,
     best_judged,
@@ -46,6 +50,13 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.latent_trait.checks import (
+    awake,
+    check_settings,
+    doubts,
+    limit_reached,
+    stronger_prior,
+)
 from pipeline.models.latent_trait.em import (
     LatentTraitParams,
     bare_params,
@@ -62,7 +73,7 @@ from pipeline.models.latent_trait.nodes import (
     first_grid,
     grid_of,
 )
-from pipeline.models.settings import check_choices, check_components, pooled_margins
+from pipeline.models.settings import pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.latent_nodes import (
@@ -70,6 +81,7 @@ from pipeline.numerics.latent_nodes import (
     Nodes,
     random_nodes,
 )
+from pipeline.numerics.logistic_sites import site_posterior
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -77,6 +89,7 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _DRAWS = 500
+_BEGINNING_TOL = 1e-4  # of a bound that another estimator goes on from
 
 
 @dataclass(frozen=True)
@@ -88,16 +101,16 @@ class LatentTrait(Model):
     n_components
         Number of traits; None chooses it by the objective of held-out rows.
     estimator
-        `variational`, `quadrature` (up to 3 components) or `sampling`.
-    polish
-        `quadrature` goes on by quadrature once the variational fit has converged.
+        `auto`, `variational`, `quadrature` (up to 3 components), `ep` (expectation propagation) or
+        `sampling`. `auto` is quadrature up to 3 components and `ep` beyond, from where the
+        variational fit ends.
     nodes
         Nodes of an axis for quadrature, draws for sampling; None begins with 41, 21 or 15 for 1, 2
         or 3 components and goes up to 300, 61 or 21 where items are steep, and takes 500 draws.
     prior_precision
         Of a normal prior on the weights; above 0 it keeps separable items finite.
     equal_slopes
-        `yes` gives all items one weight; one component and quadrature or sampling.
+        `yes` gives all items one weight; one component, by quadrature or sampling.
     constant_features
         `refuse` them, or `pin` them: weights of 0 and the offset of their margin.
     acceleration
@@ -108,7 +121,7 @@ class LatentTrait(Model):
         Passes at the most, of each number of components tried and of each estimator.
     tol
         Change of the objective per row, relative where that is above 1, in the last three passes
-        and in all that are to come, at which to stop.
+        and in all that are to come, at which to stop; the beginning of `auto` stops at 1e-4.
     """
 
     name: ClassVar[str] = "latent-trait"
@@ -120,9 +133,9 @@ class LatentTrait(Model):
         "variance": ("component",),
         "covariance": ("component", "component_j"),
     }
+    former: ClassVar[tuple[str, ...]] = ("polish",)
     n_components: int | None = 2
-    estimator: Literal["variational", "quadrature", "sampling"] = "variational"
-    polish: Literal["none", "quadrature"] = "none"
+    estimator: Literal["auto", "variational", "quadrature", "ep", "sampling"] = "auto"
     nodes: int | None = None
     prior_precision: float = 0.0
     equal_slopes: Literal["no", "yes"] = "no"
@@ -133,34 +146,15 @@ class LatentTrait(Model):
     tol: float = 1e-7
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_components(self)
-        if self.nodes is not None and self.nodes < 2:
-            raise FitError(f"nodes: Expected at least 2, got {self.nodes}.")
-        if not 0 <= self.prior_precision < np.inf:
-            raise FitError(f"prior_precision: Expected at least 0, got {self.prior_precision}.")
-        if self.max_iter < 1:
-            raise FitError(f"max_iter: Expected at least 1, got {self.max_iter}.")
-        if not 0 < self.tol < 1:
-            raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}.")
-        if self._is_exact and (self.n_components or 1) > MAX_COMPONENTS:
-            raise FitError(
-                f"--components: Expected at most {MAX_COMPONENTS} for quadrature, "
-                f"got {self.n_components}. Use --set estimator=variational."
-            )
-        if self.equal_slopes == "yes" and (
-            self.estimator == "variational" or self.n_components != 1
-        ):
-            raise FitError(
-                "equal_slopes: Expected --components 1 and estimator=quadrature or sampling, got "
-                f"{self.n_components} and {self.estimator}."
-            )
+        check_settings(self)
 
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the sums over nodes, or of the curvatures, of the tasks under way."""
         q = self.n_components or n_features
         width = (q + 1) * (q + 2)
-        if self.estimator != "variational" or self.polish == "quadrature":
+        if self.estimator in ("auto", "ep"):
+            width *= 2
+        if self.estimator not in ("variational", "ep"):
             width = max(width, 2 * self._n_nodes(min(q, MAX_COMPONENTS)))
         return 8 * n_features * width * 4 * n_threads
 
@@ -202,8 +196,16 @@ class LatentTrait(Model):
         text = "constant, pinned at their margins: {features}"
         noted = (Notice(text, tuple(constant.tolist())),) if constant.size else ()
         state = FitState(bare_params(weights, offsets), auxiliary=auxiliary, warnings=noted)
-        held_out = 0.0 if self.n_components else HELD_OUT
-        return self._enter(state, weights, held_out, self.estimator)
+        if self.n_components is None:
+            return self._enter(state, weights, HELD_OUT, self._last_estimator(1))
+        is_bound = self.estimator == "auto" and self.equal_slopes == "no"
+        last = self._last_estimator(self.n_components)
+        return self._enter(state, weights, 0.0, "variational" if is_bound else last)
+
+    def _last_estimator(self, n_components: int) -> str:
+        if self.estimator != "auto":
+            return self.estimator
+        return "quadrature" if n_components <= MAX_COMPONENTS else "ep"
 
     def _enter(self, state: FitState, weights: Array, held_out: float, estimator: str) -> FitState:
         """Begin a stage: other weights, another E-step or other rows."""
@@ -215,6 +217,8 @@ class LatentTrait(Model):
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
             working |= random_nodes(self.nodes or _DRAWS, q, rng)._asdict()
+        elif estimator == "ep":
+            working["by_sites"] = np.array(1)
         return replace(state, params=params, working=working)
 
     def warm(self, state: FitState, params: LatentTraitParams) -> FitState:
@@ -223,21 +227,25 @@ class LatentTrait(Model):
         axes = np.eye(params.weights.shape[1]) if params.axes is None else params.axes
         weights, offsets = params.weights @ axes.T, params.offsets.copy()
         weights[constant], offsets[constant] = 0.0, margins[constant]
-        polished = self.polish == "quadrature" and self.estimator == "variational"
         at = replace(state, params=replace(params, offsets=offsets))
-        return self._enter(at, weights, 0.0, self.polish if polished else self.estimator)
+        return self._enter(at, weights, 0.0, self._last_estimator(weights.shape[1]))
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
-        one = partial(e_step, params, _nodes(working))
+        one = partial(e_step, params, _nodes(working), "by_sites" in working)
         return e_step_apart(one, float(working["held_out"]), block, rng)
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
-        """Give the bound or the log-likelihood of a row, less the prior's share: nats."""
+        """Give the log-likelihood of a row, its bound or estimate, less the prior's share: nats."""
         penalty = 0.5 * self.prior_precision * float((params.weights**2).sum())
         return (statistics.objective - penalty) / statistics.n_samples
+
+    def convergence(self, state: FitState) -> Convergence:
+        """Judge the bound's stage sooner where another one follows it."""
+        is_beginning = self.estimator == "auto" and _is_bound(state.working)
+        return ByObjective(self.max_iter, max(self.tol, is_beginning * _BEGINNING_TOL))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
@@ -262,11 +270,12 @@ class LatentTrait(Model):
         return params.unpacked(packed)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Go on with more components, with all rows, by quadrature or on more nodes."""
+        """Go on with more components, with all rows, from the bound to what is better, finer."""
         if state.working["held_out"] > 0:
             return self._grown(state, statistics)
-        if self.polish == "quadrature" and _nodes(state.working) is None:
-            return self._enter(state, state.params.weights, 0.0, "quadrature")
+        if self.estimator == "auto" and _is_bound(state.working):
+            weights = awake(state.params.weights, _random(state), state.auxiliary["constant"])
+            return self._enter(state, weights, 0.0, self._last_estimator(weights.shape[1]))
         return finer_stage(state) if self.nodes is None else None
 
     def _grown(self, state: FitState, statistics: Sums) -> FitState:
@@ -274,19 +283,17 @@ class LatentTrait(Model):
         auxiliary, is_best = judged(state.params, state.auxiliary, statistics)
         state = replace(state, auxiliary=auxiliary)
         n_features, q = state.params.weights.shape
-        most = min(n_features - 1, MAX_COMPONENTS if self._is_exact else n_features - 1)
-        if is_best and q < most:
-            rng = np.random.default_rng([int(state.auxiliary["seed"][0]), q])
-            column = 0.5 * rng.standard_normal((n_features, 1))
+        most = MAX_COMPONENTS if self.estimator == "quadrature" else n_features - 1
+        if is_best and q < min(most, n_features - 1):
+            column = 0.5 * _random(state).standard_normal((n_features, 1))
             column[state.auxiliary["constant"]] = 0.0
             weights = np.column_stack([state.params.weights, column])
-            return self._enter(state, weights, HELD_OUT, self.estimator)
+            return self._enter(state, weights, HELD_OUT, self._last_estimator(q + 1))
+        if is_best and q == most:
+            state = replace(state, warnings=(*state.warnings, limit_reached(q)))
         state = replace(state, params=best_judged(LatentTraitParams, auxiliary))
-        return self._enter(state, state.params.weights, 0.0, self.estimator)
-
-    @property
-    def _is_exact(self) -> bool:
-        return "quadrature" in (self.estimator, self.polish)
+        weights = state.params.weights
+        return self._enter(state, weights, 0.0, self._last_estimator(weights.shape[1]))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Turn the weights, and say what is in doubt."""
@@ -297,25 +304,24 @@ class LatentTrait(Model):
         if nodes is not None and params.axes is not None:
             working = {**working, "points": nodes.points @ params.axes}
         sums = statistics.values
+        q, is_bound = params.weights.shape[1], _is_bound(working)
+        estimator = "variational" if is_bound else self._last_estimator(q)
         diagnostics = {
-            "n_components": params.weights.shape[1],
+            "n_components": q,
             "rows_without_values": int(sums["empty_rows"]),
             "held_out_scores": held_out_scores(state.auxiliary).tolist(),
-            "estimator": "variational" if nodes is None else "nodes",
+            "estimator": estimator,
         }
+        if is_bound:
+            diagnostics["objective_is"] = "lower bound"
         if "rounds" in sums:
             diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
-        noted = list(state.warnings)
-        if (diverging := state.auxiliary["diverging"]).size:
-            text = "weights diverge, the data separate: {features}; --set prior_precision=1"
-            noted.append(Notice(text, tuple(diverging.tolist())))
+        prior = stronger_prior(self.prior_precision)
+        noted = [*state.warnings, *doubts(params.weights, state.auxiliary, diagnostics, prior)]
         if (grid := grid_of(working)) is not None:
             peak = float(sums["peak"]) / statistics.n_samples
-            noted += grid.doubts(state.params.weights, diverging, peak)
+            noted += grid.doubts(state.params.weights, state.auxiliary["diverging"], peak, prior)
             diagnostics["nodes_an_axis"] = grid.an_axis
-        if diagnostics["rows_without_values"]:
-            text = f"rows without any value: {diagnostics['rows_without_values']}, codes are 0"
-            noted.append(Notice(text))
         done = replace(state, params=params, working=working)
         return replace(done, diagnostics=diagnostics, warnings=tuple(noted))
 
@@ -324,13 +330,15 @@ class LatentTrait(Model):
     ) -> Mapping[str, NDArray[Any]]:
         """Give the posterior of x: `mean`, `variance` (n_samples, n_components), `covariance`.
 
-        By quadrature for up to 3 components, else variational.
+        By quadrature for up to 3 components, else by expectation propagation: with 10 traits behind
+        16 x 16 digits its means are 0.005 standard deviations off in the median and 0.06 at most,
+        its variances 0.98 of the true ones in the median and 0.74 at least.
         """
-        q = params.weights.shape[1]
-        if q <= MAX_COMPONENTS:
-            found: Any = posterior_by_quadrature(block.dense(), block.observed(), params.items)
+        X, observed = block.dense(), block.observed()
+        if params.weights.shape[1] <= MAX_COMPONENTS:
+            found: Any = posterior_by_quadrature(X, observed, params.items)
         else:
-            found = variational_posterior(params, block)
+            found = site_posterior(X, observed, params.weights, params.offsets)
         variance = np.diagonal(found.covariance, axis1=1, axis2=2)
         return {"mean": found.mean, "variance": variance, "covariance": found.covariance}
 
@@ -373,3 +381,12 @@ class LatentTrait(Model):
 def _nodes(working: Arrays) -> Nodes | None:
     """Give what the E-step sums over; None for the variational one."""
     return Nodes(working["points"], working["log_weights"]) if "points" in working else None
+
+
+def _is_bound(working: Arrays) -> bool:
+    return _nodes(working) is None and "by_sites" not in working
+
+
+def _random(state: FitState) -> np.random.Generator:
+    """Draws for components that are added to as many as there are."""
+    return np.random.default_rng([int(state.auxiliary["seed"][0]), state.params.weights.shape[1]])

@@ -80,10 +80,11 @@ class Grid:
         is_finest = self.an_axis >= MOST_AN_AXIS[self.n_components]
         return np.asarray(is_finest & (np.linalg.norm(weights, axis=1) > _STEEP))
 
-    def doubts(self, weights: Array, diverging: Indices, peak: float) -> list[Notice]:
+    def doubts(self, weights: Array, diverging: Indices, peak: float, prior: str) -> list[Notice]:
         """Warn of features too steep for the nodes, and of rows whose posterior is too narrow.
 
-        `peak` is the share that the likeliest node has of a mean row.
+        `peak` is the share that the likeliest node has of a mean row, `prior` a setting that keeps
+        weights smaller.
         """
         steep = np.setdiff1d(self.too_steep(weights), diverging)
         enough = needed(weights[steep])
@@ -91,7 +92,7 @@ class Grid:
             remedy = f"nodes={enough}, or " if enough > self.an_axis else ""
             text = (
                 f"too steep for {self.an_axis} nodes an axis, so that weights may be far off or "
-                f"diverge: {{features}}; --set {remedy}prior_precision=1"
+                f"diverge: {{features}}; --set {remedy}{prior}"
             )
             return [Notice(text, tuple(steep.tolist()))]
         share = peak ** (1 / self.n_components)

@@ -32,7 +32,7 @@ from tests.strategies import (
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(data=small_tables, draw=st.data())
 def test_chunks_do_not_matter(facts: Facts, data: Data, draw: st.DataObject) -> None:
     model, sizes = facts.make_tolerant(), draw.draw(chunkings(len(data.X)))
@@ -47,7 +47,7 @@ def test_chunks_do_not_matter(facts: Facts, data: Data, draw: st.DataObject) -> 
 
 def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
     rows = memory_rows(probit(), [200] * 20)
-    model = facts.make(n_components=None)
+    model = facts.make_brief(5, n_components=None)
     serial, threads = (fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
     assert threads.history == serial.history
     for key, values in params_of(serial).items():
@@ -61,9 +61,11 @@ def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
         model = facts.make(**{**settings_, "n_components": done.diagnostics["n_components"]})
         begun = model.warm(start(model, collect_first(model, rows, SERIAL, 0), 0), done.params)
         again = fit(model, rows, SERIAL, state=begun)
-        # Two cycles, which convergence is judged by, or two thirds of what it took.
-        assert again.iteration <= max(7, 2 * done.iteration // 3), settings_
-        assert again.history[-1] >= done.history[-1] - model.tol, settings_
+        if model.convergence(begun).keeps_best:  # it looks around, and returns if that is in vain
+            assert again.history[0] >= max(done.history) - model.tol, settings_
+        else:  # where the objective is flat, a fresh extrapolation still finds a little
+            assert again.iteration <= max(4, done.iteration // 5), settings_
+            assert again.history[-1] >= done.history[-1] - model.tol, settings_
         assert named_arrays(again.params).keys() == named_arrays(done.params).keys()
 
 
@@ -75,11 +77,11 @@ def test_the_seed_alone_decides_the_start(facts: Facts) -> None:
 
 
 def test_the_objective_never_falls(facts: Facts) -> None:
-    whole = probit(12)
+    whole = probit(12).take(slice(0, 1000))
     mask = (np.random.default_rng(5).random(whole.X.shape) < 0.8).astype(np.uint8)
     for data in (whole, replace(whole, observed=mask)):
         for settings_, slack in facts.rising:
-            history = fit(facts.make(**settings_), memory_rows(data), SERIAL).history
+            history = fit(facts.make_brief(100, **settings_), memory_rows(data), SERIAL).history
             assert min(np.diff(history), default=0.0) >= -slack, settings_
 
 

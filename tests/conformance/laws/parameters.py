@@ -51,7 +51,7 @@ def test_parameters_of_segments_say_of_which(facts: Facts, stored: Artifact) -> 
         assert values.dtype.kind == "i"
         assert values.shape == indices.shape
         assert not lengths or named[key][0] == ("segment",)
-    sizes = Counter(f"s{k}" for k in varied().labels)
+    sizes = Counter(f"s{k}" for k in varied(facts.n_varied).labels)
     found = {names[index]: n for index, n in zip(indices, rows, strict=True)}
     assert found == (sizes if lengths else {})
     assert known_segments(params, names) == {names[index]: index for index in indices}

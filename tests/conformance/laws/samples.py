@@ -33,12 +33,13 @@ from tests.strategies import (
 
 def test_a_fit_recovers_the_model_that_it_sampled(facts: Facts) -> None:
     offered(facts, Samples)
-    flexible, segments = facts.flexible, np.arange(50_000) % 3
+    flexible, segments = facts.flexible, np.arange(facts.n_sampled) % 3
     model, params = facts.make(**flexible), fitted(facts, MANY, **flexible).params
     drawn = model.sample(params, len(segments), np.random.default_rng(1), segments)
     again = fit(model, memory_rows(Data(drawn, None, segments)), SERIAL)
+    segments = np.arange(50_000) % 3
     redrawn = model.sample(again.params, len(segments), np.random.default_rng(2), segments)
-    np.testing.assert_allclose(pair_shares(redrawn), pair_shares(drawn), atol=0.015)
+    np.testing.assert_allclose(pair_shares(redrawn), pair_shares(drawn), atol=facts.shares_off)
     shares = drawn.mean(axis=0)
     dependence = np.abs(pair_shares(drawn) - np.outer(shares, shares))
     assert (dependence > 0.05).mean() > 0.3
@@ -126,6 +127,7 @@ def test_samples_are_well_formed(facts: Facts) -> None:
     offered(facts, Samples)
     model, params = facts.make(), fitted(facts).params
     drawn = [model.sample(params, 50, np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    assert model.sample(params, 0, np.random.default_rng(0)).shape == (0, drawn[0].shape[1])
     assert drawn[0].shape == (50, N_FEATURES)
     assert drawn[0].dtype == np.uint8
     assert set(np.unique(drawn)) == {0, 1}

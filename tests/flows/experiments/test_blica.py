@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import pickle
 import warnings
@@ -11,7 +10,6 @@ from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -29,8 +27,9 @@ from pipeline.blocks import blocks_of
 from pipeline.executors.base import one_blas_thread
 from pipeline.trials.blica import rows_in_memory, sample_trial, timed_trial
 from storage.examples import nonstationary_rows, nonstationary_truth
+from tests.flows.experiments.tables import table
 
-Call = Callable[..., SimpleNamespace]
+Call = Callable[..., Any]
 SMALL = Shape(features=4, components=2, segments=5, rows_per_segment=100)
 NAMES = ("identifiability", "samples", "scaling")
 
@@ -41,9 +40,9 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched, one_blas_thread():
         patched.setattr(blica_identifiability, "_QUICK_FEATURES", (2, 7))
         patched.setattr(blica_identifiability, "_QUICK_SEGMENTS", (4,))
-        patched.setattr(blica_samples, "_QUICK_MODELS", 2)
-        patched.setattr(blica_samples, "_QUICK_SHAPES", ((4, 2), (5, 2)))
-        patched.setattr(blica_samples, "_SEGMENTS", 10)
+        patched.setattr(blica_samples, "_QUICK_MODELS", 1)
+        patched.setattr(blica_samples, "_QUICK_SHAPES", ((5, 2), (6, 2)))
+        patched.setattr(blica_samples, "_SEGMENTS", 6)
         patched.setattr(blica_samples, "_QUICK_ROWS", (64, 2000))
         patched.setattr(blica_scaling, "_BASE", SMALL)
         patched.setattr(blica_scaling, "_QUICK_FEATURES", (4, 8))
@@ -64,29 +63,6 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
         assert leaving.value.code == 0
         (folder / f"{name}.out").write_text(printed.getvalue(), encoding="utf-8")
     return folder
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> Call:
-    """Call the command line in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(*arguments: object) -> SimpleNamespace:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as leaving:
-            run(app, [str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=leaving.value.code, out=captured.out, err=captured.err)
-
-    return called
-
-
-def table(stem: Path) -> list[dict[str, Any]]:
-    """Read a table from its JSON, and see that the CSV says the same."""
-    rows = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-    with stem.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        assert list(csv.DictReader(file)) == [{k: str(v) for k, v in row.items()} for row in rows]
-    return rows
 
 
 # Trials
@@ -116,7 +92,7 @@ def test_a_trial_has_the_rows_of_its_truth():
     np.testing.assert_array_equal(X, batch.X)
 
 
-@pytest.mark.parametrize("shape", [SMALL, Shape(4, 4, 8, 300)])
+@pytest.mark.parametrize("shape", [SMALL, Shape(3, 3, 8, 100)])
 def test_the_timed_parts_are_the_fit(shape):
     found = timed_trial(drawn(shape, 0, 0))
     assert found["mcs"] == pytest.approx(sample_trial(drawn(shape, 0, 0))["BLICA"], abs=1e-12)
@@ -137,16 +113,17 @@ def test_linear_ica_may_fail_to_converge(monkeypatch):
     assert 0 < found["FastICA"] <= 1
 
 
-def test_trials_are_the_same_everywhere(prefect_server):
-    def found(name: str, alone: bool = False) -> list[Any]:
-        where = Where(name=name, workers=None, cluster=None)
-        return trials_stage(sample_trial, drawn, [SMALL], 3, 7, where, alone)
+@pytest.mark.matrix
+def test_trials_are_the_same_everywhere(prefect_server, cluster):
+    def found(name: str, address: str | None = None, alone: bool = False) -> list[Any]:
+        where = Where(name=name, workers=None, cluster=address)
+        return trials_stage(sample_trial, drawn, [SMALL], 2, 7, where, alone)
 
     expected = found("serial")
-    assert [row["model"] for row in expected] == [0, 1, 2]
-    assert len({row["BLICA"] for row in expected}) == 3
+    assert [row["model"] for row in expected] == [0, 1]
+    assert len({row["BLICA"] for row in expected}) == 2
     assert found("threads", alone=True) == expected
-    assert found("dask") == expected
+    assert found("dask", cluster) == expected
 
 
 def test_a_trial_can_be_sent_to_another_process():
@@ -162,6 +139,7 @@ def test_medians_are_of_each_group():
 # Commands
 
 
+@pytest.mark.matrix
 def test_identifiability(finished):
     folder = finished / "identifiability"
     trials, middle = table(folder / "identifiability"), table(folder / "identifiability_medians")
@@ -176,17 +154,19 @@ def test_identifiability(finished):
     assert too_few == np.median([row["distance"] for row in trials[:3]])
 
 
+@pytest.mark.matrix
 def test_samples(finished):
     folder = finished / "samples"
     trials, middle = table(folder / "samples"), table(folder / "samples_medians")
-    assert len(trials) == 2 * 2 * 2
+    assert len(trials) == 2 * 2
     assert [(row["features"], row["rows_per_segment"]) for row in middle] == [
-        (n, rows) for n in (4, 5) for rows in (64, 2000)
+        (n, rows) for n in (5, 6) for rows in (64, 2000)
     ]
     assert all(row["BLICA"] > 0.95 > row["FastICA"] for row in middle[1::2])
     assert {type(row["FastICA_converged"]) for row in trials} == {bool}
 
 
+@pytest.mark.matrix
 def test_scaling(finished):
     folder = finished / "scaling"
     rows, middle = table(folder / "scaling"), table(folder / "scaling_medians")
@@ -196,6 +176,7 @@ def test_scaling(finished):
     assert all(row["total"] > row["starts"] > 0 and row["iterations"] > 0 for row in rows)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 def test_the_picture_can_be_read(finished, name):
     (path,) = (finished / name).glob("*.png")
@@ -206,16 +187,18 @@ def test_the_picture_can_be_read(finished, name):
     assert ElementTree.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
 
 
+@pytest.mark.matrix
 def test_json_is_one_object(finished):
     summary = json.loads((finished / "scaling.out").read_text())
     assert summary["medians"] == table(finished / "scaling/scaling_medians")
     assert summary["files"] == sorted(map(str, (finished / "scaling").iterdir()))
 
 
+@pytest.mark.matrix
 def test_the_table_is_printed(finished):
     lines = (finished / "samples.out").read_text().splitlines()
     assert lines[0].split()[:3] == ["features", "components", "segments"]
-    assert lines[1].split()[:4] == ["4", "2", "10", "64"]
+    assert lines[1].split()[:4] == ["5", "2", "6", "64"]
     assert lines[-1] == str(finished / "samples/samples_medians.json")
 
 
@@ -239,18 +222,13 @@ def test_the_table_is_printed(finished):
 )
 def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
     done = call(f"blica-{name}", "--quick", *options)
-    (line,) = done.err.splitlines()
-    assert (done.code, done.out) == (2, "")
-    assert line.startswith("error: ")
-    assert said in line
+    assert said in done.refusal()
+    assert len(done.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_trial_that_cannot_be_is_refused_in_one_line(prefect_server, call, monkeypatch):
+def test_a_trial_that_cannot_be_is_refused_in_one_line(call, monkeypatch):
     monkeypatch.setattr(blica_samples, "_SEGMENTS", 2)
     done = call("blica-samples", "--quick", "--executor", "serial")
-    *_, line = done.err.splitlines()
-    assert done.code == 2
-    assert line.startswith("error: Expected at least 3 segments, got 2.")
-    assert "Traceback" not in done.err
+    assert done.refusal().startswith("error: Expected at least 3 segments, got 2.")
     assert not Path("runs").exists()

@@ -59,7 +59,11 @@ def fitted(cli, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+@pytest.mark.parametrize(
+    "model",
+    [MODELS[0], *(pytest.param(model, marks=pytest.mark.matrix) for model in MODELS[1:])],
+    ids=NAMES,
+)
 def test_damaged_chunks_are_left_out_and_recorded(cli, fitted, damaged, cluster, model):
     options = (*model, "--skip-corrupt")
     artifact = fitted(damaged, *options, "--executor", "serial")
@@ -113,6 +117,7 @@ def test_sums_beside_the_dataset_are_of_all_chunks(fitted, damaged, monkeypatch)
     assert skipping["n_samples"] == N_ROWS - CHUNK_ROWS
 
 
+@pytest.mark.matrix
 def test_a_resumed_fit_leaves_out_the_same(cli, fitted, damaged, monkeypatch):
     """What was mended meanwhile stays out: the first counts were made without it."""
     expected = arrays_of(fitted(damaged, "--skip-corrupt"))

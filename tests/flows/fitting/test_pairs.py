@@ -88,6 +88,7 @@ def runs_begun(rows: list[int]) -> set[int]:
     return {int(np.searchsorted(train, row)) // RUN for row in rows}
 
 
+@pytest.mark.matrix
 def test_runs_that_a_killed_fit_finished_are_not_done_again(fitted, data, compared):
     given = ("--dataset", data, "--model", NAME, "--executor", "serial", "--no-report")
     program = [sys.executable, "-c", KILLED_AFTER_THREE_RUNS, *map(str, given)]
@@ -146,6 +147,7 @@ def test_damaged_chunks_are_left_out_of_the_pairs(fitted, data):
     assert len(found["smoothed"]) == 8 * 2 * (600 - left_out)
 
 
+@pytest.mark.matrix
 def test_results_in_an_object_store_are_those_on_disk(fitted, s3):
     expected = fitted()
     assert fitted("--output", f"{s3}/runs", "--executor", "threads") == expected

@@ -94,7 +94,7 @@ def test_bootstrap_intervals_are_drawn_beside_the_weights(data, tmp_path):
 
 
 def test_a_fit_leaves_a_report_in_its_artifact(plain_cli, data):
-    done = plain_cli("fit", "--dataset", data, "--components", 2)
+    done = plain_cli("fit", "--dataset", data, "--components", 2, "--executor", "serial")
     assert done.code == 0, done.err
     report = Path(load_artifact("runs/probit").path, FILE)
     assert f"report: {report}" in done.out

@@ -23,7 +23,7 @@ from tests.data import probit_rows, write
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(3000, 30, 3, seed=4)
+    X, _ = probit_rows(3000, 12, 3, seed=4)
     return write(tmp_path_factory.mktemp("data") / "d.zarr", X, words_per_chunk=2).path
 
 
@@ -55,11 +55,8 @@ def refused(cli, dataset, tmp_path):
 
     def call(address: str, *options: object) -> str:
         done = cli("fit", "--dataset", dataset, "--cluster", address, *options)
-        assert done.code == 2, (done.code, done.err)
-        assert done.message.startswith("error: ")
-        assert "Traceback" not in done.err
         assert not (tmp_path / "runs").exists()
-        return done.message
+        return done.refusal()
 
     return call
 
@@ -75,6 +72,7 @@ def test_a_fit_over_tls_has_the_bytes_of_a_serial_one(cli, dataset, encrypted, f
         assert got[name].tobytes() == expected[name].tobytes(), name
 
 
+@pytest.mark.matrix
 def test_other_commands_take_the_cluster_of_the_environment(
     plain_cli, dataset, encrypted, files, monkeypatch
 ):
@@ -194,6 +192,7 @@ def test_certificates_are_not_replaced_by_accident(tmp_path, capsys):
     assert "evelopment" in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 def test_evaluate_takes_a_cluster(cli, dataset, encrypted, files):
     done = cli("fit", "--dataset", dataset, "--executor", "serial", "--no-report", "--json")
     fitted = ["--dataset", dataset, "--artifact", done.json["artifact"], "--no-baselines"]

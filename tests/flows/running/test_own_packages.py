@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.data import probit_rows, write
+
 IN_THE_WAY = {"storage": "storage/__init__.py", "pipeline": "pipeline.py"}
 
 
@@ -42,14 +44,18 @@ def test_a_folder_without_code_is_not_in_the_way(tmp_path):
     assert called(tmp_path, "-m", "flows.fit", "--help").returncode == 0
 
 
-def test_worker_processes_leave_the_folder_out_too(tmp_path, monkeypatch):
-    """Also with a server within the command, which puts the folder in the path."""
+@pytest.mark.matrix
+def test_worker_processes_leave_the_folder_out_too(prefect_server, tmp_path, monkeypatch):
+    """Also with a server within the command, which puts the folder in the path.
+
+    Its database is that of the tests' own server, which is there already.
+    """
     for name in ("PREFECT_API_URL", "PREFECT_PROFILES_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    X, _ = probit_rows(200, 4, 1, seed=0)
+    write(tmp_path / "d.zarr", X)
     made(tmp_path, "flows/__init__.py", *IN_THE_WAY.values())
-    run = ("--dataset", "example:digits", "--workers", "1", "--no-report", "--components", "2")
+    run = ("--dataset", "d.zarr", "--workers", "1", "--no-report", "--components", "1")
     done = called(tmp_path, "-P", "-m", "flows.fit", *run)
     assert done.returncode == 0, done.stderr
     assert "artifact: " in done.stdout

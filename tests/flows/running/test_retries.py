@@ -73,6 +73,7 @@ def run_fit(**where):
     return fit.fit("d.zarr", report=False, where=where)
 
 
+@pytest.mark.matrix
 def test_a_scheduled_run_connects_again_after_a_lost_cluster(
     prefect_server, cluster, attempts, monkeypatch
 ):
@@ -84,23 +85,25 @@ def test_a_scheduled_run_connects_again_after_a_lost_cluster(
     assert all(got[name].tobytes() == expected[name].tobytes() for name in expected)
 
 
-def test_bad_input_is_not_tried_again(prefect_server, attempts, monkeypatch):
+def test_bad_input_is_not_tried_again(prefect_server, cluster, attempts, monkeypatch):
     seen = attempts(FitError("Expected other data."))
     monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
     with pytest.raises(FitError):
-        run_fit()
+        run_fit(cluster=cluster)
     assert len(seen) == 1
 
 
-def test_by_hand_nothing_is_tried_again(prefect_server, attempts):
+def test_by_hand_nothing_is_tried_again(prefect_server, cluster, attempts):
     seen = attempts(ClusterLost("gone"))
     with pytest.raises(ClusterLost):
-        run_fit()
+        run_fit(cluster=cluster)
     assert len(seen) == 1
 
 
 @pytest.mark.parametrize(("hours", "said"), [(1, r"360\d s ahead"), (-2, r"7\d\d\d s behind")])
-def test_a_schedule_by_another_clock_is_refused(prefect_server, attempts, monkeypatch, hours, said):
+def test_a_schedule_by_another_clock_is_refused(
+    prefect_server, cluster, attempts, monkeypatch, hours, said
+):
     class Skewed(datetime):
         @classmethod
         def now(cls, tz=None):
@@ -108,9 +111,9 @@ def test_a_schedule_by_another_clock_is_refused(prefect_server, attempts, monkey
 
     seen = attempts()
     monkeypatch.setattr(server, "datetime", Skewed)
-    run_fit()
+    run_fit(cluster=cluster)
     monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
     expected = rf"^PREFECT_API_URL: .* got one {said}\. .* set the time\.$"
     with pytest.raises(FitError, match=expected):
-        run_fit()
+        run_fit(cluster=cluster)
     assert len(seen) == 1

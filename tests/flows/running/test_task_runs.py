@@ -26,7 +26,7 @@ async def task_runs_of_the_last_flow() -> list[str]:
     "model", ["latent-trait", pytest.param("clipped-pca", marks=pytest.mark.matrix)]
 )
 def test_a_fit_to_many_chunks_has_few_task_runs(cli, tmp_path, model):
-    X, _ = probit_rows(400 * 64, 6, 2, seed=1)
+    X, _ = probit_rows(100 * 64, 6, 2, seed=1)
     path = write(tmp_path / "d.zarr", X, words_per_chunk=1).path
     done = cli("fit", "--dataset", path, "--model", model, "--components", 2, "--report")
     assert done.code == 0, done.err

@@ -53,3 +53,19 @@ def test_patience_ends_two_passes_after_the_best(
 
 def test_a_fixed_number_of_passes_is_made() -> None:
     assert [ended(ByPasses(2), (0.0,) * n) for n in range(4)] == [False, False, True, True]
+
+
+def test_patience_waits_for_gains_that_count_and_for_nothing_once_astray() -> None:
+    slight = ByPatience(50, patience=2, tol=0.1)
+    assert slight.waited([-3.0, -2.9, -2.8]) == 2
+    assert slight.waited([-3.0, -2.9, -2.5]) == 0
+    assert slight.converged([-3.0, -2.9, -2.8])
+    assert ByPatience(50, patience=9, astray=-10.0).converged([-3.0, -11.0])
+    assert not ByPatience(50, patience=9, astray=-10.0).converged([-3.0, -9.0])
+
+
+@pytest.mark.parametrize("comes_to_rest", [False, True])
+def test_all_passes_done_is_converged_where_they_come_to_rest(comes_to_rest: bool) -> None:
+    criterion = ByPatience(3, patience=9, comes_to_rest=comes_to_rest)
+    assert criterion.converged([-3.0, -2.0, -1.0]) == comes_to_rest
+    assert not criterion.converged([-3.0, -2.0])

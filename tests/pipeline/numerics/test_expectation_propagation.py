@@ -143,7 +143,7 @@ def test_evidence_of_all_rows_sums_to_one():
 def test_correction_bounds_the_error_of_few_confident_features():
     rng = np.random.default_rng(8)
     weights, offsets = low_rank_model(rng, 10, 2, (0.9, 0.999))
-    X = rows_of(rng, weights, offsets, 40)
+    X = rows_of(rng, weights, offsets, 20)
     posterior = probit_posterior(X, weights, offsets, *standard(2))
     mean, variance, _ = integrate_on_grid(X, weights, offsets, n_points=601)
     error = abs(posterior.variance / variance - 1).max(axis=1)
@@ -202,13 +202,26 @@ def test_a_row_does_not_depend_on_its_batch(seed, cuts):
         assert np.concatenate(pieces).tobytes() == values.tobytes()
 
 
-def test_process_that_compiles_and_one_that_does_not_agree(tmp_path):
-    program = """
+POSTERIORS = """
 import hashlib
 from tests.pipeline.numerics.test_expectation_propagation import probit_posterior, random_problem
 posterior = probit_posterior(*random_problem(1, 2000, 64, 7))
 print(hashlib.sha256(b"".join(values.tobytes() for values in posterior)).hexdigest())
 """
+NORMAL = """
+import numpy as np
+from pipeline.numerics.bivariate_normal import bivariate_normal_cdf_array
+h, k, rho = np.random.default_rng(1).uniform(-1, 1, (3, 20_000))
+print(bivariate_normal_cdf_array(3 * h, 3 * k, rho).tobytes().hex())
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [NORMAL, pytest.param(POSTERIORS, marks=pytest.mark.matrix)],
+    ids=["normal", "posterior"],
+)
+def test_process_that_compiles_and_one_that_does_not_agree(program, tmp_path):
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -118,7 +118,7 @@ def log_likelihood(T, weights, offsets, n_nodes):
 def test_rounds_agree_with_the_formulas(n_features, q, masked):
     rng = np.random.default_rng([n_features, q])
     model = random_model(rng, n_features, q)
-    T, mask = draw(rng, *model, 150)
+    T, mask = draw(rng, *model, 70)
     data = T, mask if masked else None
     for limits in ({}, {"tol": 0, "max_rounds": 3}, {"tol": 0, "max_rounds": 60}):
         found = posterior_of(*data, *model, **limits)
@@ -126,7 +126,7 @@ def test_rounds_agree_with_the_formulas(n_features, q, masked):
         np.testing.assert_array_equal(found.rounds, expected.rounds)
         for value, reference in zip(found[:3], expected[:3], strict=True):
             np.testing.assert_allclose(value, reference, rtol=0, atol=1e-11)
-    assert len({*reference_posterior(*data, *model).rounds}) > 2
+        assert limits or len({*expected.rounds}) > 2
 
 
 @pytest.mark.parametrize("masked", [False, True])

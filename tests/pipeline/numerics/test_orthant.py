@@ -180,7 +180,7 @@ def test_against_scipy(n_features):
 
 def polygon_probability(directions, signs, thresholds):
     """P(signs · (directions g) < signs · thresholds) of a standard normal g in the plane."""
-    g = np.linspace(-9, 9, 2_000_001)
+    g = np.linspace(-9, 9, 200_001)
     low, high = np.full(g.shape, -np.inf), np.full(g.shape, np.inf)
     for (along, across), sign, threshold in zip(directions, signs, thresholds, strict=True):
         end = (threshold - along * g) / across

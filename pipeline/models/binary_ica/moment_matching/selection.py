@@ -2,10 +2,11 @@
 
 Both are the plainest setting that is not clearly worse than the best (Breiman, Friedman, Olshen,
 Stone, "Classification and Regression Trees", 1984, section 3.4.3): the fewest components within
-2.7 standard errors, and the weakest ridge within one, because a ridge biases the mixing however
-many rows there are. The standard error is that of a sum of differences over segments. It is too
-small, as folds of a segment are not independent: in simulated data one component too many has
-gained 2.5 of them. One too few lost 3.0 with 8 segments and 6 to 14 with 40.
+2.7 standard errors, and the weakest ridge within one that halves of the rows agree on, because a
+ridge biases the mixing however many rows there are. The standard error is that of a sum of
+differences over segments. It is too small, as folds of a segment are not independent: in simulated
+data one component too many has gained 2.5 of them. One too few lost 3.0 with 8 segments and 6 to 14
+with 40.
 
 Fits to halves begin where the fit to all rows ended, which is the best of several starts: scores
 then compare settings, and not the optima that this or that start happened to find.
@@ -44,8 +45,9 @@ _PATIENCE = 2
 _STARTS = 2
 _TOLERANCE = 1e-5
 _FEWER_MAY_LOSE = 2.7
-_UNSTEADY = 0.05
-"""A strong ridge makes halves agree on what is biased, so little is asked of a weaker one."""
+_STEADY, _UNSTEADIER = 0.9, 0.05
+"""Similarity of halves to ask for, and how much less than that of the best score: a strong ridge
+makes halves agree on what is biased, so little is asked of a weaker one."""
 
 
 class Trial(NamedTuple):
@@ -149,9 +151,15 @@ def fewest(trials: Sequence[Trial]) -> Trial:
 
 
 def weakest(ridges: Sequence[Candidate]) -> Candidate:
-    """Take the weakest ridge within one standard error of the best score, and as steady."""
+    """Take the weakest steady ridge within one standard error of the best score.
+
+    Of few rows every weak ridge leaves nothing: where none is steady it is the strongest of them.
+    """
     best = max(ridges, key=lambda candidate: candidate.score)
-    return next(c for c in reversed(ridges) if _as_good(c, best) and _as_steady(c, best))
+    good = [candidate for candidate in ridges if _as_good(candidate, best)]
+    asked = max(_STEADY, similarity_of_halves(best) - _UNSTEADIER)
+    steady = [candidate for candidate in good if similarity_of_halves(candidate) >= asked]
+    return steady[-1] if steady else good[0]
 
 
 def resampled_ridges(ridges: Sequence[Candidate], seeds: Sequence[int]) -> list[float]:
@@ -188,11 +196,6 @@ def _as_good(candidate: Candidate, best: Candidate, n_errors: float = 1.0) -> bo
     lost = (best.nats - candidate.nats).sum(axis=0)[best.nats.any(axis=0)]
     error = np.sqrt(len(lost)) * lost.std(ddof=1) if len(lost) > 1 else 0.0
     return bool(lost.sum() <= n_errors * error)
-
-
-def _as_steady(candidate: Candidate, best: Candidate) -> bool:
-    """Whether halves of the rows agree on the mixing: of few rows a weak ridge leaves nothing."""
-    return similarity_of_halves(candidate) >= similarity_of_halves(best) - _UNSTEADY
 
 
 def _fit_whole(

@@ -106,13 +106,11 @@ def test_the_number_of_components_and_the_ridge_are_chosen() -> None:
 
 def test_neither_the_seed_nor_another_option_moves_the_choice() -> None:
     def choice(**more: Any) -> tuple[Any, ...]:
-        state = fitted(small(300), **more)
+        state = fitted(truth_and_data(4, 2, 5, 300)[1], **more)
         tried = {n: a.tobytes() for n, a in arrays_of(state.params).items() if "candidate" in n}
         return state.diagnostics["n_components"], state.diagnostics["regularization"], tried
 
-    first = choice()
-    others = ({"seed": 1}, {"seed": 2}, {"bootstrap": 20}, {"starts": 1})
-    assert [choice(**more) == first for more in others] == [True] * len(others)
+    assert choice(seed=1, starts=1, bootstrap=20) == choice()
 
 
 def test_a_ridge_that_gains_less_than_chance_is_not_taken() -> None:
@@ -125,13 +123,13 @@ def test_a_ridge_that_gains_less_than_chance_is_not_taken() -> None:
 
 
 def test_what_is_given_is_not_tried() -> None:
-    _, data = truth_and_data(*SHAPE)
-    both = fitted(data, n_components=3, regularization=50.0)
+    _, data = truth_and_data(4, 2, 5, 300)
+    both = fitted(data, n_components=2, regularization=50.0)
     assert both.params.candidate_scores.shape == (0,)
     assert both.diagnostics["regularization"] == 50.0
-    ridge = fitted(data, n_components=3).params
+    ridge = fitted(data, n_components=2).params
     assert ridge.candidate_components.tolist()[0] == 0  # independence
-    assert set(ridge.candidate_components[1:]) == {3}
+    assert set(ridge.candidate_components[1:]) == {2}
     components = fitted(data, regularization=50.0).params
     assert set(components.candidate_regularization[1:]) == {50.0}
 
@@ -256,7 +254,7 @@ def test_held_out_rows_are_likelier_under_the_fit_than_under_independence() -> N
     truth, state = example()
     data = nonstationary(truth, 300, seed=9)
     gained = []
-    for u in range(12):
+    for u in range(0, 12, 3):
         X = data.X[data.labels == u]
         model = MODEL.log_likelihood(state.params, block_of(X, None, u), RNG).nats
         z = state.params.thresholds[u]
@@ -340,7 +338,7 @@ def check_awkward(data: Data, **more: Any) -> FitState | None:
     return state
 
 
-awkward = settings(deadline=None, max_examples=25)
+awkward = settings(deadline=None, max_examples=10)
 small_tables = tables(st.integers(1, 5), st.integers(3, 60))
 n_components = st.sampled_from([None, 1, 2])
 regularization = st.sampled_from([None, 1.01, 10.0, 1e9])
@@ -361,7 +359,7 @@ def test_sparse_tables_are_refused_or_fitted_finite(
 ) -> None:
     """Rarer values, more segments and more missing than strategies draw by themselves."""
     rng = np.random.default_rng(seed)
-    shape = (int(rng.integers(20, 150)), int(rng.integers(2, 6)))
+    shape = (int(rng.integers(20, 150)), int(rng.integers(2, 5)))
     X = (rng.random(shape) < rng.choice([0.1, 0.5, 0.9], shape[1])).astype(np.uint8)
     X[:, -1] = X[:, 0]
     mask = (rng.random(shape) < rng.choice([0.4, 0.8])).astype(np.uint8)
@@ -373,13 +371,13 @@ def test_halves_without_a_segment_to_use_are_refused_or_fitted() -> None:
     """Every feature is constant in the first half of every segment."""
     data = small(40)
     data.X[np.arange(len(data.X)) % 40 < 20] = 1
-    check_awkward(data, n_components=2, min_rows=20)
+    check_awkward(data, n_components=1, min_rows=20)
 
 
 @pytest.mark.parametrize("kind", ["the same", "complementary", "independent", "one pair"])
 def test_extreme_dependence_is_fitted_finite(kind: str) -> None:
     rng = np.random.default_rng(0)
-    X = rng.integers(0, 2, (600, 5), dtype=np.uint8)
+    X = rng.integers(0, 2, (600, 4), dtype=np.uint8)
     if kind == "the same":
         X[:] = X[:, :1]
     elif kind == "complementary":
@@ -387,7 +385,8 @@ def test_extreme_dependence_is_fitted_finite(kind: str) -> None:
     elif kind == "one pair":
         X[:, 1] = X[:, 0]
     data = Data(X, None, np.arange(600) % 4)
-    for more in ({}, {"n_components": 5}, {"n_components": 2, "regularization": 1e12}):
+    given = ({"n_components": k, "regularization": r} for k, r in ((4, 10.0), (2, 1e12)))
+    for more in ({}, *given):
         assert check_awkward(data, **more) is not None
 
 

@@ -15,7 +15,12 @@ from pipeline.models.binary_ica.moment_matching.notices import judge_choice
 from pipeline.models.state import FitState
 from pipeline.params import named_arrays
 from storage.examples import nonstationary_truth
-from tests.pipeline.models.binary_ica.moment_matching import fitted, nonstationary, small
+from tests.pipeline.models.binary_ica.moment_matching import (
+    fitted,
+    nonstationary,
+    small,
+    truth_and_data,
+)
 from tests.strategies import Data
 
 
@@ -70,13 +75,15 @@ def test_unidentifiable_numbers_of_components_are_not_chosen() -> None:
 
 def test_a_choice_at_an_end_of_the_grid_is_told() -> None:
     """Two features that are all but the same, and as many rows: every ridge only biases."""
-    data = small(2000)
-    data.X[:, 1] = data.X[:, 0]
-    data.X[::400, 1] ^= 1
-    state = fitted(data, n_components=2)
+    _, data = truth_and_data(3, 2, 4, 1000)
+    X = data.X.copy()
+    X[:, 1] = X[:, 0]
+    X[::400, 1] ^= 1
+    data = Data(X, None, data.segments)
+    state = fitted(data, n_components=1)
     assert state.diagnostics["regularization"] == 1e4
     assert len(notices(state, "regularization 10000 is the weakest that auto tries")) == 1
-    assert not notices(fitted(data, n_components=2, regularization=1e4), "that auto tries")
+    assert not notices(fitted(data, n_components=1, regularization=1e4), "that auto tries")
 
 
 def test_the_strongest_ridge_is_told_where_others_were_tried() -> None:
@@ -91,8 +98,8 @@ def test_the_strongest_ridge_is_told_where_others_were_tried() -> None:
 
 
 def test_halves_that_disagree_are_told() -> None:
-    noise = np.random.default_rng(0).integers(0, 2, (240, 5), dtype=np.uint8)
-    state = fitted(Data(noise, None, np.arange(240) % 6), n_components=3)
+    noise = np.random.default_rng(0).integers(0, 2, (160, 5), dtype=np.uint8)
+    state = fitted(Data(noise, None, np.arange(160) % 4), n_components=2)
     assert state.diagnostics["stability_of_halves"] < 0.7
     assert len(notices(state, "halves of the rows disagree")) == 1
     sound = fitted(small(2000), n_components=2)

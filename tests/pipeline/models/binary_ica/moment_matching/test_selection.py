@@ -236,9 +236,9 @@ def test_the_next_number_of_components_begins_at_the_best_ridge(
 def test_components_end_after_two_that_are_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {1: 0.0, 2: 1.0, 3: 0.5, 4: 2.0, 5: 1.5, 6: 2.0, 7: 9.0}
     scripted(lambda k, r: scores[k], monkeypatch)
-    numbers = [trial.best.n_components for trial in trials(range(1, 7), [10.0])]
-    assert numbers == [1, 2, 3, 4, 5, 6]
-    assert fewest(trials(range(1, 7), [10.0])).best.n_components == 4
+    found = trials(range(1, 7), [10.0])
+    assert [trial.best.n_components for trial in found] == [1, 2, 3, 4, 5, 6]
+    assert fewest(found).best.n_components == 4
 
 
 def test_a_gain_below_a_standard_error_does_not_prolong_the_search() -> None:
@@ -331,6 +331,16 @@ def test_a_weaker_ridge_at_which_halves_disagree_is_not_taken() -> None:
     assert weakest([best, apart._replace(ends=best.ends)]).regularization == 200.0
 
 
+def test_where_halves_disagree_at_every_ridge_the_strongest_within_the_error_is_taken() -> None:
+    other = TRUTH._replace(mixing=planted(6, 2, 8, seed=5).mixing)
+    halves = {"ends": (TRUTH, other)}
+    worse = candidate(2, [8.0, 8.1, 8.0, 8.1], 5.0, **halves)
+    strong = candidate(2, [9.0, 10.9, 9.1, 10.8], 20.0, **halves)
+    best = candidate(2, [10.0, 10.0, 10.0, 10.0], 50.0, **halves)
+    weak = strong._replace(regularization=200.0)
+    assert weakest([worse, strong, best, weak]).regularization == 20.0
+
+
 def test_the_weaker_ridges_within_the_error_are_tried_at_the_chosen_number_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -367,7 +377,9 @@ def test_the_true_number_of_components_is_chosen() -> None:
         truth = planted(7, n_components, 8, seed=n_components)
         data = drawn(truth, 2000, np.random.default_rng(0))
         halves = folds_of(counts_of(data, 8), 8, 20, map)
-        found = choose(segments_of(counts_of(data), 20, map), halves, range(1, 6), GRID, map)
+        found = choose(
+            segments_of(counts_of(data), 20, map), halves, range(1, 6), [10.0, 50.0], map
+        )
         assert found.candidate.n_components == n_components
 
 

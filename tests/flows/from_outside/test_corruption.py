@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,26 +24,6 @@ from tests import outside
 from tests.outside import World, refusal, same
 
 FAULTS = ("flip", "flip", "truncate", "delete", "swap")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_prefect() -> Iterator[None]:
-    """Run the stages of flows by themselves: hundreds of calls would take Prefect long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flows.running.stages.run_task", lambda name, work: work())
-        yield
-
-
-@pytest.fixture(scope="module")
-def small(without_prefect: None, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return outside.world(tmp_path_factory.mktemp("small") / "world", ("latent-trait",))
-
-
-@pytest.fixture
-def made(small: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return outside.copied(small, tmp_path / "world")
 
 
 def files(folder: Place) -> list[Any]:

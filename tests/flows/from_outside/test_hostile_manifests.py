@@ -17,26 +17,6 @@ MOST_MEMORY = 1 << 20  # KiB
 KINDS = ("dataset", "codes", *SETTINGS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_prefect() -> Iterator[None]:
-    """Run the stages of flows by themselves: hundreds of calls would take Prefect long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flows.running.stages.run_task", lambda name, work: work())
-        yield
-
-
-@pytest.fixture(scope="module")
-def small(without_prefect: None, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return outside.world(tmp_path_factory.mktemp("small") / "world", ("latent-trait",))
-
-
-@pytest.fixture
-def made(small: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return outside.copied(small, tmp_path / "world")
-
-
 @pytest.fixture
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     (tmp_path / "here").mkdir()

@@ -1,0 +1,209 @@
+"""Steps that a task takes through batches of its rows: contrastive divergence, plain or persistent.
+
+Biases are weights of a unit that is always on: E = −(x, 1)ᵀ Θ (h, 1) with Θ = [[W, b], [cᵀ, 0]], so
+that one product of matrices gives the whole gradient, ⟨x hᵀ⟩ of the rows less that of the chains
+(figure 36.13). It is taken of the model written around means, E = −(x − μ)ᵀ W (h − λ) − …, which is
+the same model but not the same step: features that are mostly on, or mostly off, do not drag all
+weights along (J. Melchior, A. Fischer, L. Wiskott, "How to center deep Boltzmann machines", JMLR
+17, 2016, eqs 11 to 13). Single precision is enough for steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.learning.batches import Batch
+from pipeline.learning.optimisers import Memory, Optimiser
+from pipeline.numerics.gradient_steps import centre
+from pipeline.numerics.logistic_units import fill_draws, fill_probabilities, states_of, words_of
+from pipeline.random import RowRandom
+
+Singles = NDArray[np.float32]
+Bits = NDArray[np.uint8]
+RowNumbers = NDArray[np.int64]
+
+_FILLING = 3
+"""Times that missing values are drawn, given the hidden units, before a step."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a batch becomes a step.
+
+    Attributes
+    ----------
+    optimiser
+        Turns gradients into steps.
+    n_steps
+        Gibbs steps of the chains for a batch.
+    batch
+        Rows of a batch at the most.
+    rate
+        Length of a step.
+    weight_decay
+        Times the weights, is taken off their gradient.
+    sparsity, target
+        Strength with which hidden units are pulled to a share of ones, and that share.
+    """
+
+    optimiser: Optimiser
+    n_steps: int
+    batch: int
+    rate: float
+    weight_decay: float
+    sparsity: float
+    target: float
+
+
+class Draws:
+    """Draws of some rows: no word of theirs is used twice."""
+
+    def __init__(self, rng: RowRandom, rows: RowNumbers) -> None:
+        self._states, self._first = states_of(rng.key, rows), 0
+
+    def fill(self, inputs: Singles, width: int, out: Singles) -> None:
+        """Draw units by their inputs."""
+        fill_draws(inputs, width, self._states, self._first, out)
+        self._first += words_of(width)
+
+
+class Learner:
+    """Parameters on their way through the batches of a task.
+
+    Attributes
+    ----------
+    theta
+        Θ, (n_features + 1, n_components + 1).
+    memory
+        Of the optimiser.
+    n_rows
+        Rows that steps were taken with.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        theta: Singles,
+        shares: Singles,
+        memory: Memory,
+        chains: Bits,
+        rng: RowRandom,
+    ) -> None:
+        """Begin; `theta` and `memory` are changed in place.
+
+        Parameters
+        ----------
+        rule, theta, memory, rng
+            As above.
+        shares
+            μ, (n_features,).
+        chains
+            Where chains that go on begin, (n_chains, n_features); none where they begin at the
+            rows of every batch.
+        """
+        self._rule, self.theta, self.memory, self._shares = rule, theta, memory, shares
+        self._missing, self._rng = rng.stream("missing"), rng.stream("chains")
+        self._n_chains, self._first, self.n_rows = len(chains), -1, 0
+        places = rule.batch + (len(chains) or rule.batch)
+        # Rows of a batch end where the chains begin, so that both are one matrix.
+        self._units = np.ones((places, theta.shape[0]), np.float32)
+        self._hidden = np.ones((places, theta.shape[1]), np.float32)
+        self._units[rule.batch : rule.batch + len(chains), :-1] = chains
+        self._draws: Draws | None = None
+
+    @property
+    def chains(self) -> Bits:
+        """Where the chains are, (n_chains, n_features); none where they do not go on."""
+        stop = self._rule.batch + self._n_chains
+        return self._units[self._rule.batch : stop, :-1].astype(np.uint8)
+
+    @property
+    def chain_keys(self) -> NDArray[np.float64]:
+        """Draw for each chain, above all others where no step was taken: (n_chains,)."""
+        if self._draws is None:
+            return np.full(self._n_chains, 2.0)
+        keys = self._rng.stream(f"kept, row {self._first}")
+        return keys.uniform(np.arange(self._n_chains), 1)[:, 0]
+
+    def step(self, batch: Batch, at: RowNumbers) -> None:
+        """Take the step of some rows of a batch; none where there are no rows."""
+        if not len(at):
+            return
+        middle, rows = self._rule.batch, batch.rows[at]
+        own = slice(middle - len(at), middle)
+        self._units[own, :-1] = batch.X[at]
+        if batch.observed is not None:
+            self._fill_missing(own, batch.observed[at], Draws(self._missing, rows))
+        inputs = self._hidden_inputs(own)
+        self._fill_hidden(own, inputs, 1 / len(at))
+        chains = self._advanced(inputs, rows)
+        both = slice(own.start, chains.stop)
+        slope = self._units[both].T @ self._hidden[both]
+        activity = self._hidden[own, :-1].sum(axis=0)
+        centre(slope, self._shares, activity)
+        self._climb(self._regularised(slope, activity))
+        self.n_rows += len(at)
+
+    def _hidden_inputs(self, at: slice) -> Singles:
+        return self._units[at] @ self.theta[:, :-1]
+
+    def _visible_inputs(self, hidden: Singles) -> Singles:
+        return hidden @ self.theta[:-1].T
+
+    def _fill_hidden(self, at: slice, inputs: Singles, weight: float) -> None:
+        """Set hidden units to their probabilities times the weight of a row."""
+        hidden = self._hidden[at]
+        hidden[:, -1] = 1
+        fill_probabilities(inputs, inputs.shape[1], hidden)
+        hidden *= np.float32(weight)
+
+    def _advanced(self, inputs: Singles, rows: RowNumbers) -> slice:
+        """Let the chains take their steps; give where they are."""
+        middle, goes_on = self._rule.batch, self._n_chains > 0
+        n_chains = self._n_chains or len(rows)
+        chains = slice(middle, middle + n_chains)
+        draws = self._draws_from(rows[0]) if goes_on else Draws(self._rng, rows)
+        inputs = self._hidden_inputs(chains) if goes_on else inputs
+        for _ in range(self._rule.n_steps):
+            self._fill_visible(chains, inputs, draws)
+            inputs = self._hidden_inputs(chains)
+        self._fill_hidden(chains, inputs, -1 / n_chains)
+        return chains
+
+    def _draws_from(self, row: int) -> Draws:
+        """Give the draws of chains that go on, keyed by the first row of the task."""
+        if self._draws is None:
+            self._first = row
+            numbered = np.arange(self._n_chains)
+            self._draws = Draws(self._rng.stream(f"row {row}"), numbered)
+        return self._draws
+
+    def _fill_visible(self, at: slice, inputs: Singles, draws: Draws) -> None:
+        """Draw hidden units by their inputs, then visible ones."""
+        hidden = np.ones((len(inputs), self.theta.shape[1]), np.float32)
+        draws.fill(inputs, inputs.shape[1], hidden)
+        draws.fill(self._visible_inputs(hidden), len(self._shares), self._units[at])
+
+    def _fill_missing(self, own: slice, observed: Bits, draws: Draws) -> None:
+        """Draw missing values, from their shares at first, then given the hidden units."""
+        units, known = self._units[own], self._units[own, :-1].copy()
+        seen = observed.astype(np.bool_)
+        units[:, :-1] = np.where(seen, known, self._shares)
+        for _ in range(_FILLING):
+            self._fill_visible(own, self._hidden_inputs(own), draws)
+            np.copyto(units[:, :-1], known, where=seen)
+
+    def _regularised(self, slope: Singles, activity: Singles) -> Singles:
+        rule = self._rule
+        if rule.weight_decay:
+            slope[:-1, :-1] -= np.float32(rule.weight_decay) * self.theta[:-1, :-1]
+        if rule.sparsity:
+            slope[-1, :-1] += np.float32(rule.sparsity) * (np.float32(rule.target) - activity)
+        return slope
+
+    def _climb(self, slope: Singles) -> None:
+        rule = self._rule
+        rule.optimiser.step(self.theta.reshape(-1), slope.reshape(-1), self.memory, rule.rate)

@@ -1,0 +1,359 @@
+"""Restricted Boltzmann machine: bits that depend on hidden bits, and these on them.
+
+Model: P(x, h) = exp(xᵀWh + bᵀx + cᵀh) / Z (M. Sugiyama, "Introduction to statistical machine
+learning", 2016, eqs 36.6 and 36.7; P. Smolensky 1986). Both layers are independent given the other:
+P(h_j = 1 | x) = σ(c_j + Σ_i x_i W_ij), P(x_i = 1 | h) = σ(b_i + Σ_j W_ij h_j).
+
+Fit by contrastive divergence (figure 36.13; G. E. Hinton, Neural Computation 14, 2002): steps along
+⟨x hᵀ⟩ of a batch less that of chains, which take `steps` Gibbs steps from the batch's rows (`cd`),
+or go on from batch to batch (`pcd`; T. Tieleman, ICML 2008). Every task takes its own steps, and
+the pass moves by their mean, weighted by rows. All tasks begin with the same chains, and after the
+pass each chain goes on from where a task drawn by lot has it. Steps grow
+shorter in a line, from `rate` to 0 after `max_iter` passes: chains that follow long steps do not
+stand for the model. Passes are judged by the pseudo-likelihood of rows held out: a tenth, 5,000 at
+the most; of less than 1,000 rows none is held out, and all are judged by.
+
+Missing values are drawn in each step, given the hidden units given what is observed, and so weigh
+as the model expects them; codes and pseudo-likelihoods put them at their mean field. The likelihood
+of a row is that of what is observed, by 100 draws of its hidden units. This is right also where
+observed values decide which are missing.
+
+=========  ==============  =====================================================
+symbol     field           shape
+=========  ==============  =====================================================
+W          weights         (n_features, n_components)
+b          visible_biases  (n_features,)
+c          hidden_biases   (n_components,)
+b0         log_odds        (n_features,): of the data, where annealing begins
+log Z      log_z           (): with the standard error `log_z_error`, 0 if exact
+=========  ==============  =====================================================
+
+Log Z is exact by enumeration where a layer has 20 units at the most; else it is estimated once
+after the fit by annealed importance sampling, and all rows share its error.
+
+Cost a row: 10 n_features n_components multiplications, and `steps` times 4 more. Passes: tens.
+Not identifiable: the order of hidden units, and for each which of its states is 1: with h_j → 1 −
+h_j go W_ij → −W_ij, c_j → −c_j, b_i → b_i + W_ij. Contrastive divergence leaves a bias where chains
+mix slowly, less with `pcd` or more `steps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
+from pipeline.learning.batches import batches
+from pipeline.learning.convergence import ByPatience, Convergence
+from pipeline.learning.held_out import are_held_out
+from pipeline.learning.optimisers import Optimiser
+from pipeline.models.base import Model
+from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.rbm.checks import check_settings
+from pipeline.models.rbm.contrast import Learner, Rule
+from pipeline.models.rbm.judged import Judged
+from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z, is_enumerable
+from pipeline.models.rbm.params import RBMParams
+from pipeline.models.rbm.steps import Steps, steps_of
+from pipeline.models.settings import pooled_margins
+from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.boltzmann_partition import annealed
+from pipeline.numerics.boltzmann_rows import (
+    hidden_probabilities,
+    minus_free_energy,
+    minus_free_energy_of_observed,
+    pseudo_likelihoods,
+)
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+
+Array = NDArray[np.float64]
+
+MOST_BY_DEFAULT = 64
+"""Hidden units where no number is given."""
+_HELD_OUT, _MOST_HELD_OUT, _LEAST_ROWS = 0.1, 5000, 1000
+_FIRST_WEIGHTS = 0.01  # standard deviation
+_SMOOTHING = 0.5
+_RATES = {"adam": 0.01, "momentum": 0.05}
+_FLOOR = 0.03  # a slope has about this deviation from batch to batch
+_DRAWS_OF_MISSING = 100
+_CHAINS, _BURN_IN, _APART = 2000, 500, 10  # of samples
+
+
+@dataclass(frozen=True)
+class RestrictedBoltzmannMachine(Model):
+    """Hyperparameters of the restricted Boltzmann machine.
+
+    Attributes
+    ----------
+    n_components
+        Number of hidden units; None takes as many as there are features, 64 at the most.
+    method
+        Chains begin at the rows of every batch (cd), or go on from batch to batch (pcd).
+    steps
+        Gibbs steps of the chains for a batch.
+    batch
+        Rows of a step.
+    rate
+        Length of the first steps, that of the last is 0; None takes what suits the optimizer.
+    optimizer
+        How a gradient becomes a step.
+    momentum
+        Share that the mean gradient keeps of itself from step to step.
+    weight_decay
+        Times the weights, is taken off their gradient.
+    sparsity
+        Strength with which hidden units are pulled to the share of ones `target`.
+    target
+        Share of ones of hidden units, where `sparsity` is above 0.
+    patience
+        Passes to wait for something better.
+    chains
+        Chains that log Z is estimated with.
+    temperatures
+        Steps of each chain from independent features to the model.
+    max_iter
+        Passes at the most.
+    tol
+        Gain of the objective per row, relative where that is above 1, that counts as better.
+    """
+
+    name: ClassVar[str] = "rbm"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[Steps]] = Steps
+    params: ClassVar[type[RBMParams]] = RBMParams
+    n_components: int | None = None
+    method: Literal["cd", "pcd"] = "pcd"
+    steps: int = 1
+    batch: int = 100
+    rate: float | None = None
+    optimizer: Literal["adam", "momentum"] = "adam"
+    momentum: float = 0.5
+    weight_decay: float = 0.0
+    sparsity: float = 0.0
+    target: float = 0.1
+    patience: int = 20
+    chains: int = 500
+    temperatures: int = 2000
+    max_iter: int = 100
+    tol: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of the parameters with their gradient and memory, and of units, of each task."""
+        n_hidden = self.n_components or MOST_BY_DEFAULT
+        numbers = 8 * (n_features + 1) * (n_hidden + 1)
+        units = 20 * max(self.batch, self.chains) * (n_features + n_hidden)
+        return (n_threads + 1) * (10 * numbers + units)
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Begin at independent features, with weights that tell hidden units apart.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed.
+        """
+        observed, ones = pooled_margins(first)
+        log_odds = logit((ones + _SMOOTHING) / (observed + 2 * _SMOOTHING))
+        n_hidden = self.n_components or min(len(ones), MOST_BY_DEFAULT)
+        weights = _FIRST_WEIGHTS * rng.standard_normal((len(ones), n_hidden))
+        params = RBMParams(weights, log_odds, np.zeros(n_hidden), log_odds)
+        is_large = first.n_samples >= _LEAST_ROWS
+        share = is_large * min(_HELD_OUT, _MOST_HELD_OUT / first.n_samples)
+        working = {
+            "rate": np.array(self.first_rate),
+            "held_out": np.array(share),
+            "chains": self._first_chains(params.shares, rng),
+            **self._optimiser.memory(params.theta.size),
+        }
+        constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
+        told = Notice("constant, so that nothing else depends on them: {features}", constant)
+        return FitState(params, working, warnings=(told,) if constant else ())
+
+    def _first_chains(self, shares: Array, rng: np.random.Generator) -> NDArray[np.uint8]:
+        """Draw the chains that go on from independent features; none where they begin at rows."""
+        n_chains = self.batch if self.method == "pcd" else 0
+        return (rng.random((n_chains, len(shares))) < shares).astype(np.uint8)
+
+    @property
+    def first_rate(self) -> float:
+        """Length of the first steps."""
+        return _RATES[self.optimizer] if self.rate is None else self.rate
+
+    @property
+    def _optimiser(self) -> Optimiser:
+        return Optimiser(self.optimizer, self.momentum, _FLOOR)
+
+    def warm(self, state: FitState, params: RBMParams) -> FitState:
+        """Begin at the weights of an earlier fit."""
+        begun = replace(params, log_odds=state.params.log_odds, log_z=None, log_z_error=None)
+        return replace(state, params=begun)
+
+    def learn(
+        self,
+        params: RBMParams,
+        working: Arrays,
+        blocks: Callable[[], Iterator[BinaryBlock]],
+        rng: RowRandom,
+    ) -> Steps | None:
+        """Step through the rows; give the change of Θ times the rows, and the score of others."""
+        share, before = float(working["held_out"]), params.theta.astype(np.float32)
+        memory = {name: working[name].copy() for name in self._optimiser.memory(0)}
+        shares, chains = params.shares.astype(np.float32), working["chains"]
+        learner = Learner(self._rule(working), before.copy(), shares, memory, chains, rng)
+        n_rows, judged = 0, Judged()
+        for batch in batches(blocks(), self.batch, rng):
+            apart = are_held_out(batch.rows, share, rng.seed)
+            judged.add(batch, np.flatnonzero(apart if share else ~apart))
+            learner.step(batch, np.flatnonzero(~apart))
+            n_rows += len(batch.rows)
+        if not n_rows:
+            return None
+        n_judged, nats = judged.score(params.machine)
+        change = learner.theta.astype(np.float64) - before
+        return steps_of(learner, change, n_rows, n_judged, nats)
+
+    def _rule(self, working: Arrays) -> Rule:
+        return Rule(
+            self._optimiser,
+            self.steps,
+            self.batch,
+            float(working["rate"]),
+            self.weight_decay,
+            self.sparsity,
+            self.target,
+        )
+
+    def objective(self, params: RBMParams, statistics: Steps) -> float:
+        """Give the pseudo-log-likelihood of a row held out, nats; far down if it is no number."""
+        score = statistics.objective / max(int(statistics.values["n_judged"]), 1)
+        return score if np.isfinite(score) else 2 * _astray(params)
+
+    def convergence(self, state: FitState) -> Convergence:
+        """Wait for something better; end at once where training went astray."""
+        astray = _astray(state.params)
+        return ByPatience(self.max_iter, self.patience, self.tol, astray, comes_to_rest=True)
+
+    def update(
+        self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Move by the mean change of all tasks; the next steps are shorter."""
+        values, n_fitted = statistics.values, max(int(statistics.values["n_fitted"]), 1)
+        kept = {n: values[n] / n_fitted for n in self._optimiser.memory(0)}
+        memory = {name: a.astype(np.float32) for name, a in kept.items()}
+        rate = np.array(self.first_rate * max(1 - (len(state.history) + 1) / self.max_iter, 0.0))
+        working = {**state.working, **memory, "chains": values["chains"], "rate": rate}
+        return replace(
+            state, params=state.params.moved(values["theta"] / n_fitted), working=working
+        )
+
+    def finish(self, state: FitState, statistics: Steps) -> FitState:
+        """Say how many hidden units there are, and what went wrong."""
+        n_components = len(state.params.hidden_biases)
+        diagnostics = {"n_components": n_components, "objective_is": "pseudo-likelihood"}
+        noted = (*state.warnings, *self._judge(state))
+        return replace(state, diagnostics=diagnostics, warnings=noted)
+
+    def _judge(self, state: FitState) -> tuple[Notice, ...]:
+        """Say so where passes went astray, or the first was the best."""
+        history, at = state.history, int(np.argmax(state.history))
+        shorter = f"take shorter steps, such as --set rate={self.first_rate / 10:g}"
+        if history[-1] < _astray(state.params):
+            told = (
+                f"training diverged: after {len(history) - 1} passes a row had "
+                f"{history[-1]:.4g} nats, {state.params.independent:.4g} with independent "
+                f"features; the parameters are those after {at}; {shorter}"
+            )
+            return (Notice(told),)
+        is_alone = history[0] < 0.99 * state.params.independent
+        if at == 0 and is_alone and len(history) > self.patience:
+            return (Notice(f"no pass was better than independent features; {shorter}"),)
+        return ()
+
+    def prepare(self, params: RBMParams, rng: np.random.Generator, map_items: Map) -> RBMParams:
+        """Find log Z: by enumeration where a layer is small, else by annealing."""
+        machine, seed = params.machine, int(rng.integers(2**63))
+        if is_enumerable(machine):
+            log_z, error = exact_log_z(machine, map_items), 0.0
+        else:
+            log_z, error = estimated_log_z(
+                machine, params.log_odds, seed, self.chains, self.temperatures, map_items
+            )
+        return replace(params, log_z=np.array(log_z), log_z_error=np.array(error))
+
+    def transform(
+        self, params: RBMParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give P(h = 1 | x) as `mean`, (n_samples, n_components)."""
+        return {"mean": hidden_probabilities(params.machine, block.dense(), block.observed())}
+
+    def log_likelihood(
+        self, params: RBMParams, block: BinaryBlock, rng: RowRandom
+    ) -> LogLikelihood:
+        """Give log P(x) of each row, of the observed values where some are missing.
+
+        Raises
+        ------
+        FitError
+            If log Z is not known, as before the end of a fit.
+        """
+        if params.log_z is None or params.log_z_error is None:
+            raise FitError("Expected log Z, which the end of a fit estimates. Fit to the end.")
+        X, observed = block.dense(), block.observed()
+        if observed is None:
+            nats = minus_free_energy(params.machine, X)
+            error = np.zeros_like(nats)
+        else:
+            key = rng.stream("missing").key
+            nats, error = minus_free_energy_of_observed(
+                params.machine, X, observed, key, block.rows, _DRAWS_OF_MISSING
+            )
+        return LogLikelihood(nats - params.log_z, error, float(params.log_z_error))
+
+    def pseudo_log_likelihood(self, params: RBMParams, block: BinaryBlock, rng: RowRandom) -> Array:
+        """Give Σ_i log P(x_i | the others) of each row over its observed values, (n_samples,)."""
+        return pseudo_likelihoods(params.machine, block.dense(), block.observed())
+
+    def sample(
+        self,
+        params: RBMParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows by block Gibbs sampling, (n_samples, n_features); segments do not matter.
+
+        Chains are annealed from independent features, and taken as often as their weights in the
+        estimate of Z say; then each gives a row after every ten steps.
+        """
+        key, n_chains = RowRandom(int(rng.integers(2**63))).key, max(min(n_samples, _CHAINS), 1)
+        chains = annealed(params.machine, params.log_odds, key, n_chains, _BURN_IN)
+        chains.resample(rng)
+        drawn = np.empty((n_samples, len(params.visible_biases)), np.uint8)
+        for first in range(0, n_samples, n_chains):
+            for _ in range(_APART):
+                chains.step(1.0)
+            drawn[first : first + n_chains] = chains.units[: n_samples - first]
+        return drawn
+
+    def reconstruct(
+        self, params: RBMParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Give σ(b + W codes), (n_samples, n_features); segments do not matter."""
+        probabilities: Array = expit(codes @ params.weights.T + params.visible_biases)
+        return probabilities
+
+
+def _astray(params: RBMParams) -> float:
+    """Give the objective below which training has diverged: far under independent features."""
+    return 2 * params.independent - 1

@@ -1,0 +1,31 @@
+"""A small world of files of ours, for others to have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import outside
+from tests.outside import World
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_prefect() -> Iterator[None]:
+    """Run the stages of flows by themselves: hundreds of calls would take Prefect long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flows.running.stages.run_task", lambda name, work: work())
+        yield
+
+
+@pytest.fixture(scope="module")
+def small(without_prefect: None, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return outside.world(tmp_path_factory.mktemp("small") / "world", ("latent-trait",))
+
+
+@pytest.fixture
+def made(small: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return outside.copied(small, tmp_path / "world")

@@ -1,0 +1,391 @@
+"""The restricted Boltzmann machine against enumeration, finite differences and the truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import expit, logit, logsumexp
+
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import fit
+from pipeline.learning.batches import Batch
+from pipeline.learning.optimisers import Optimiser
+from pipeline.models.rbm import RestrictedBoltzmannMachine
+from pipeline.models.rbm.contrast import Learner, Rule
+from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z
+from pipeline.models.rbm.params import RBMParams
+from pipeline.models.rbm.steps import Steps
+from pipeline.models.state import FitState
+from pipeline.numerics.boltzmann_rows import Machine
+from pipeline.numerics.gradient_steps import centre
+from pipeline.random import RowRandom
+from tests.strategies import Data, memory_rows
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+SERIAL, RNG, MODEL = SerialExecutor(), RowRandom(0), RestrictedBoltzmannMachine()
+
+
+def states(n_units: int) -> Floats:
+    """All states of some units, (2**n_units, n_units)."""
+    return (np.arange(2**n_units)[:, None] >> np.arange(n_units) & 1).astype(np.float64)
+
+
+def random_params(n_features: int, n_hidden: int, seed: int, scale: float = 1.0) -> RBMParams:
+    rng = np.random.default_rng(seed)
+    weights = scale * rng.standard_normal((n_features, n_hidden))
+    visible, hidden = rng.standard_normal(n_features), rng.standard_normal(n_hidden)
+    log_odds = visible + 0.5 * weights.sum(axis=1)
+    return RBMParams(weights, visible, hidden, np.clip(log_odds, -3, 3))
+
+
+def prepared(params: RBMParams) -> RBMParams:
+    return MODEL.prepare(params, np.random.default_rng(0), map)
+
+
+def joint_logs(params: RBMParams) -> Floats:
+    """−E of all pairs of states, (2**n_features, 2**n_hidden), with nothing saved."""
+    x, h = states(len(params.visible_biases)), states(len(params.hidden_biases))
+    below, above = x @ params.visible_biases, h @ params.hidden_biases
+    return x @ params.weights @ h.T + below[:, None] + above
+
+
+def log_probabilities(params: RBMParams) -> Floats:
+    logs = joint_logs(params)
+    return logsumexp(logs, axis=1) - logsumexp(logs)
+
+
+def fitted(X: Bits, observed: Bits | None = None, **more: Any) -> FitState:
+    model, data = RestrictedBoltzmannMachine(**more), Data(X, observed)
+    return fit(model, memory_rows(data, [len(X) // 2, len(X) - len(X) // 2]), SERIAL)
+
+
+def pair_shares(X: Bits) -> Floats:
+    return X.T.astype(np.float64) @ X / len(X)
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_features", "n_hidden"), [(5, 3), (3, 6), (7, 1)])
+def test_likelihoods_are_those_of_enumeration(n_features: int, n_hidden: int) -> None:
+    params = prepared(random_params(n_features, n_hidden, 1))
+    X = states(n_features).astype(np.uint8)
+    found = MODEL.log_likelihood(params, block_of(X), RNG)
+    np.testing.assert_allclose(found.nats, log_probabilities(params), atol=1e-10)
+    assert found.shared_error == 0
+    assert not found.standard_error.any()
+
+
+def test_codes_are_conditional_probabilities() -> None:
+    params = random_params(5, 3, 2)
+    joint = np.exp(joint_logs(params))
+    expected = joint @ states(3) / joint.sum(axis=1, keepdims=True)
+    codes = MODEL.transform(params, block_of(states(5).astype(np.uint8)), RNG)["mean"]
+    np.testing.assert_allclose(codes, expected, atol=1e-12)
+    given_h = joint.T @ states(5) / joint.sum(axis=0)[:, None]
+    np.testing.assert_allclose(MODEL.reconstruct(params, states(3)), given_h, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_pseudo_likelihoods_are_those_of_enumeration(scale: float) -> None:
+    params = random_params(6, 4, 3, scale)
+    logs, x = log_probabilities(params), states(6)
+    flipped = np.arange(64)[:, None] ^ (1 << np.arange(6))
+    expected = -np.logaddexp(0, logs[flipped] - logs[:, None]).sum(axis=1)
+    found = MODEL.pseudo_log_likelihood(params, block_of(x.astype(np.uint8)), RNG)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_likelihoods_sum_over_missing_values() -> None:
+    params = prepared(random_params(6, 3, 4))
+    X = states(6).astype(np.uint8)
+    observed = np.ones_like(X)
+    observed[:, [1, 4]] = 0
+    found = MODEL.log_likelihood(params, block_of(X, observed, first_row=5), RNG)
+    same = (X[:, None] == X)[:, :, [0, 2, 3, 5]].all(axis=2)
+    expected = np.log(same @ np.exp(log_probabilities(params)))
+    z = (found.nats - expected) / found.standard_error
+    assert (found.standard_error > 0).all()
+    assert np.abs(z).max() < 4
+    assert np.abs(found.nats - expected).max() < 0.3
+
+
+def test_rows_without_values_are_certain() -> None:
+    params = prepared(random_params(6, 3, 5))
+    nothing = block_of(np.zeros((4, 6), np.uint8), np.zeros((4, 6), np.uint8))
+    found = MODEL.log_likelihood(params, nothing, RNG)
+    assert (np.abs(found.nats) < 4 * found.standard_error).all()
+    assert not MODEL.pseudo_log_likelihood(params, nothing, RNG).any()
+
+
+# --- log Z ---------------------------------------------------------------------------------------
+
+
+def exact(machine: Machine) -> float:
+    return exact_log_z(machine, map)
+
+
+def test_enumeration_takes_the_smaller_layer() -> None:
+    for shape in ((12, 4), (4, 12)):
+        params = random_params(*shape, 6)
+        assert exact(params.machine) == pytest.approx(logsumexp(joint_logs(params)), abs=1e-9)
+
+
+def test_annealing_agrees_with_enumeration() -> None:
+    for seed in range(20):
+        params = random_params(14, 8, seed)
+        found, error = estimated_log_z(params.machine, params.log_odds, 100 + seed, 200, 300, map)
+        assert 0 < error < 0.2
+        assert abs(found - exact(params.machine)) < 3 * error, seed
+
+
+def spread_over_error(params: RBMParams, n_repeats: int, n_temperatures: int) -> float:
+    given = (params.machine, params.log_odds)
+    found = [estimated_log_z(*given, seed, 200, n_temperatures, map) for seed in range(n_repeats)]
+    log_z, errors = np.array(found).T
+    return float(log_z.std(ddof=1) / np.sqrt((errors**2).mean()))
+
+
+def test_the_error_of_annealing_is_right() -> None:
+    assert 0.7 < spread_over_error(random_params(14, 8, 1), 50, 100) < 1.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_the_error_of_annealing_is_right_for_larger_machines(seed: int) -> None:
+    params = random_params(100, 18, seed, 0.5)
+    assert 0.7 < spread_over_error(params, 50, 1000) < 1.4
+
+
+def test_log_z_is_estimated_where_both_layers_are_large() -> None:
+    params = random_params(24, 22, 7, 0.5)
+    model = RestrictedBoltzmannMachine(chains=150, temperatures=200)
+    found, again = (model.prepare(params, np.random.default_rng(0), m) for m in (map, SERIAL.map))
+    assert found.log_z_error > 0
+    assert found.log_z == again.log_z
+    assert MODEL.log_likelihood(found, block_of(np.eye(24, dtype=np.uint8)), RNG).shared_error > 0
+    with pytest.raises(FitError, match="Expected log Z"):
+        MODEL.log_likelihood(params, block_of(np.eye(24, dtype=np.uint8)), RNG)
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def statistics_of(params: RBMParams, mass: Floats) -> Floats:
+    """⟨(x, 1) (h, 1)ᵀ⟩ over rows of these probabilities, h given each."""
+    x = states(len(params.visible_biases))
+    h = expit(x @ params.weights + params.hidden_biases)
+    ones = np.ones((len(x), 1))
+    return np.hstack([x, ones]).T @ (mass[:, None] * np.hstack([h, ones]))
+
+
+def test_contrasted_statistics_are_the_gradient() -> None:
+    """By finite differences of the exact log-likelihood, plain and around means."""
+    params, rng = random_params(5, 3, 8), np.random.default_rng(8)
+    mass, mu, lam = rng.dirichlet(np.ones(32)), rng.random(5), rng.random(3)
+    slope = statistics_of(params, mass) - statistics_of(params, np.exp(log_probabilities(params)))
+
+    def likelihood(change: Floats) -> float:
+        return float(mass @ log_probabilities(params.moved(change)))
+
+    def around_means(change: Floats) -> Floats:
+        moved = change.copy()
+        moved[:-1, -1] -= change[:-1, :-1] @ lam
+        moved[-1, :-1] -= mu @ change[:-1, :-1]
+        return moved
+
+    def differences(place: Any) -> Floats:
+        found = np.zeros((6, 4))
+        for at in np.ndindex(6, 4):
+            step = np.zeros((6, 4))
+            step[at] = 1e-5
+            found[at] = (likelihood(place(step)) - likelihood(place(-step))) / 2e-5
+        found[-1, -1] = 0
+        return found
+
+    np.testing.assert_allclose(slope, differences(lambda change: change), atol=1e-8)
+    centre(slope, mu, lam)
+    np.testing.assert_allclose(slope, around_means(differences(around_means)), atol=1e-8)
+
+
+def step_of(params: RBMParams, X: Bits, chains: Bits, seed: int, n_steps: int) -> Floats:
+    """Θ after one step of length 1, less Θ before."""
+    optimiser, theta = Optimiser("momentum", 0.0), params.theta.astype(np.float32)
+    rule = Rule(optimiser, n_steps, len(X), 1.0, 0.0, 0.0, 0.1)
+    memory = optimiser.memory(theta.size)
+    shares = np.full(X.shape[1], 0.5, np.float32)
+    learner = Learner(rule, theta.copy(), shares, memory, chains, RowRandom(seed))
+    numbers = np.arange(len(X))
+    learner.step(Batch(X, None, numbers, numbers, {}), numbers)
+    return learner.theta - theta
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_steps_are_contrasted_statistics_on_the_average(goes_on: bool) -> None:
+    params = random_params(4, 2, 9)
+    X = np.array([[1, 0, 1, 1], [0, 0, 1, 0]], np.uint8)
+    begun = np.array([[0, 1, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1]], np.uint8) if goes_on else X
+    x, joint = states(4), np.exp(joint_logs(params))
+    kernel = (joint / joint.sum(axis=1, keepdims=True)) @ (joint / joint.sum(axis=0)).T
+    own = (X[:, None] == x).all(axis=2).mean(axis=0)
+    after = (begun[:, None] == x).all(axis=2).mean(axis=0) @ kernel @ kernel
+    expected = statistics_of(params, own) - statistics_of(params, after)
+    centre(expected, np.full(4, 0.5), expit(X @ params.weights + params.hidden_biases).mean(axis=0))
+    chains = begun if goes_on else begun[:0]
+    found = np.array([step_of(params, X, chains, seed, 2) for seed in range(2000)])
+    z = (found.mean(axis=0) - expected)[:-1] / (found.std(axis=0)[:-1] / np.sqrt(2000) + 1e-6)
+    assert np.abs(z).max() < 4
+
+
+def test_chains_go_on_from_one_task_each() -> None:
+    def part(key: list[float], bit: int) -> Steps:
+        chains = {"chains": np.full((2, 3), bit, np.uint8), "chain_keys": np.array(key)}
+        return Steps(1, -1.0, {"theta": np.ones(4), **chains})
+
+    parts = [part([0.5, 0.2], 0), part([0.1, 0.9], 1), part([0.3, 0.4], 0)]
+    left = parts[0].merge(parts[1]).merge(parts[2])
+    right = parts[0].merge(parts[1].merge(parts[2]))
+    for merged in (left, right):
+        assert merged.values["chains"].tolist() == [[1, 1, 1], [0, 0, 0]]
+        assert merged.values["theta"].tolist() == [3, 3, 3, 3]
+        assert merged.n_samples == 3
+
+
+# --- fits ----------------------------------------------------------------------------------------
+
+
+def truth() -> RBMParams:
+    weights = np.repeat(np.eye(3), 4, axis=0) * 2.5
+    visible = np.linspace(-2, -0.5, 12)
+    return prepared(RBMParams(weights, visible, np.array([-3.8, -5.0, -6.2]), visible))
+
+
+def drawn(n_rows: int, seed: int) -> Bits:
+    return MODEL.sample(truth(), n_rows, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "cd", "steps": 5}, {"optimizer": "momentum"}])
+def test_a_refit_is_as_likely_as_the_truth(settings: dict[str, Any]) -> None:
+    state = fitted(drawn(10_000, 1), n_components=6, max_iter=30, **settings)
+    block = block_of(drawn(10_000, 2))
+    best, found = (MODEL.log_likelihood(p, block, RNG).nats for p in (truth(), state.params))
+    margins = expit(state.params.log_odds)
+    alone = (np.log(margins) * block.dense() + np.log1p(-margins) * (1 - block.dense())).sum(axis=1)
+    assert found.mean() > best.mean() - 0.02
+    assert best.mean() > alone.mean() + 0.5
+    assert state.warnings == ()
+
+
+@pytest.mark.parametrize("by_others", [False, True])
+def test_missing_values_do_not_matter_to_the_truth(by_others: bool) -> None:
+    """Missing at random, and by the values of others, where shares of those seen are off."""
+    X = drawn(10_000, 3)
+    chance = np.where(X[:, :1], 0.8, 0.1) if by_others else np.full((len(X), 1), 0.4)
+    observed = (np.random.default_rng(4).random(X.shape) >= chance).astype(np.uint8)
+    observed[:, :2] = 1
+    state = fitted(X * observed, observed, n_components=6, max_iter=30)
+    redrawn = MODEL.sample(state.params, 20_000, np.random.default_rng(5))
+    off = np.abs(pair_shares(redrawn) - pair_shares(X)).max()
+    seen = np.abs((X * observed).sum(axis=0) / observed.sum(axis=0) - X.mean(axis=0)).max()
+    assert off < 0.04
+    assert not by_others or seen > 0.06
+
+
+def test_hidden_units_come_near_the_share_wanted() -> None:
+    X = drawn(3000, 6)
+    plain, sparse = (
+        fitted(X, n_components=6, max_iter=40, sparsity=s, target=0.2) for s in (0.0, 5.0)
+    )
+    active = [MODEL.transform(s.params, block_of(X), RNG)["mean"].mean() for s in (plain, sparse)]
+    assert abs(active[1] - 0.2) < 0.1 < abs(active[0] - 0.2)
+
+
+def test_weight_decay_makes_weights_smaller() -> None:
+    X = drawn(2000, 7)
+    sizes = [
+        np.abs(fitted(X, n_components=3, max_iter=60, weight_decay=decay).params.weights).max()
+        for decay in (0.0, 0.02)
+    ]
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+def test_constant_features_are_told() -> None:
+    X = drawn(300, 8)
+    X[:, 5] = 1
+    (notice,) = fitted(X, n_components=2, max_iter=2).warnings
+    assert notice.features == (5,)
+
+
+def test_identical_rows_are_fitted() -> None:
+    X = np.tile(np.array([1, 0, 1, 1], np.uint8), (200, 1))
+    state = fitted(X, n_components=2, max_iter=5)
+    sampled = MODEL.sample(state.params, 500, np.random.default_rng(0))
+    assert (sampled == X[:1]).mean() > 0.95
+
+
+# --- what is refused and told --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [100.0, 1e30])
+def test_diverging_training_is_told_and_the_last_good_parameters_kept(rate: float) -> None:
+    X = drawn(2000, 9)
+    state = fitted(X, n_components=5, rate=rate, optimizer="momentum")
+    (notice,) = state.warnings
+    assert "training diverged" in notice.text
+    assert f"such as --set rate={rate / 10:g}" in notice.text
+    assert state.iteration < 20
+    model = RestrictedBoltzmannMachine()
+    nats = model.pseudo_log_likelihood(state.params, block_of(X), RNG).mean()
+    assert nats > state.params.independent - 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("rate", 0.0),
+        ("rate", -1.0),
+        ("rate", np.inf),
+        ("n_components", 0),
+        ("batch", 0),
+        ("steps", 0),
+        ("chains", 1),
+        ("momentum", 1.0),
+        ("target", 1.0),
+        ("weight_decay", -0.1),
+        ("method", "sgd"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
+    name = "--components" if setting == "n_components" else setting
+    with pytest.raises(FitError, match=f"{name}: Expected .* got '?{value}'?") as refusal:
+        RestrictedBoltzmannMachine(**{setting: value})
+    assert "\n" not in str(refusal.value)
+
+
+def test_units_by_default_are_as_many_as_features() -> None:
+    told = {"n_components": 12, "objective_is": "pseudo-likelihood"}
+    assert fitted(drawn(100, 10), max_iter=1).diagnostics == told
+
+
+def test_a_warm_start_keeps_weights_and_forgets_log_z() -> None:
+    X = drawn(500, 11)
+    state = fitted(X, n_components=2, max_iter=2)
+    begun = MODEL.warm(replace(state, params=random_params(12, 2, 0)), state.params)
+    assert begun.params.log_z is None
+    np.testing.assert_array_equal(begun.params.weights, state.params.weights)
+    np.testing.assert_array_equal(begun.params.log_odds, random_params(12, 2, 0).log_odds)
+
+
+def test_margins_are_what_annealing_begins_at() -> None:
+    X = drawn(500, 12)
+    state = fitted(X, n_components=2, max_iter=1)
+    expected = (X.sum(axis=0) + 0.5) / (len(X) + 1)
+    np.testing.assert_allclose(state.params.log_odds, logit(expected))
+    np.testing.assert_allclose(state.params.shares, expected)
