@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -69,46 +69,34 @@ class CsvSource(Source):
 
     def _parse(self, block: bytes, first_row: int) -> pa.Table:
         typed = pa.bool_() if self.options.threshold is None else pa.float64()
+        with suppress(pa.ArrowInvalid):
+            return self._read(typed, block)
         try:
-            return self._parse_as(typed, block, first_row)
-        except pa.ArrowInvalid:
-            pass
-        try:
-            return self._parse_as(pa.string(), block, first_row)
+            return self._read(pa.string(), block)
         except pa.ArrowInvalid as error:
+            self._refuse_ragged(block, first_row)
             raise DataError(
                 f"{self.row_place(first_row)} or after: Expected UTF-8 text of delimited values, "
                 f"got an error: {' '.join(str(error).split())}. Correct the file."
             ) from error
 
-    def _parse_as(self, kind: pa.DataType, block: bytes, first_row: int) -> pa.Table:
-        ragged: list[pa.csv.InvalidRow] = []
-        try:
-            table = self._read(kind, block, ragged, threads=True)
-        except pa.ArrowInvalid:
-            if not ragged:
-                raise
-        if ragged:
-            raise self._ragged(block, first_row)
-        return table
-
     def _read(
-        self, kind: pa.DataType, block: bytes, ragged: list[pa.csv.InvalidRow], threads: bool
+        self,
+        kind: pa.DataType,
+        block: bytes,
+        note_ragged: Callable[[pa.csv.InvalidRow], str] | None = None,
     ) -> pa.Table:
-        """Parse lines with features of the given type; notes ragged rows and leaves them out."""
+        """Parse lines with features of the given type; on one thread where rows are noted."""
         features = dict.fromkeys(self.feature_names, kind)
         columns = dict.fromkeys(self.column_names, pa.string())
-
-        def note(row: pa.csv.InvalidRow) -> str:
-            ragged.append(row)
-            return "skip"
-
         return pa.csv.read_csv(
             pa.BufferReader(block),
             pa.csv.ReadOptions(
-                column_names=self.header, use_threads=threads, block_size=len(block) + 1
+                column_names=self.header,
+                use_threads=note_ragged is None,
+                block_size=len(block) + 1,
             ),
-            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note),
+            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note_ragged),
             pa.csv.ConvertOptions(
                 column_types=features | columns,
                 null_values=_missing_words(self.options),
@@ -117,16 +105,21 @@ class CsvSource(Source):
             ),
         )
 
-    def _ragged(self, block: bytes, first_row: int) -> DataError:
-        """Parse again, as rows only know their number without threads."""
+    def _refuse_ragged(self, block: bytes, first_row: int) -> None:
+        """Parse again on one thread: rows know their number, and Arrow notes them in this one."""
         ragged: list[pa.csv.InvalidRow] = []
+
+        def note(row: pa.csv.InvalidRow) -> str:
+            ragged.append(row)
+            return "skip"
+
         with suppress(pa.ArrowInvalid):
-            self._read(pa.string(), block, ragged, threads=False)
-        row = ragged[0]
-        return DataError(
-            f"{self.row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
-            f"columns, got {row.actual_columns}. Correct the row."
-        )
+            self._read(pa.string(), block, note)
+        for row in ragged[:1]:
+            raise DataError(
+                f"{self.row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
+                f"columns, got {row.actual_columns}. Correct the row."
+            )
 
     def _refuse_line_breaks(self, table: pa.Table, first_row: int) -> None:
         """An unclosed quote would swallow the rows that follow it."""

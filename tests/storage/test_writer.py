@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +36,7 @@ from tests.storage.conftest import (
     tables,
     write_dataset,
 )
+from tests.traced_memory import peak_of, tracing_process
 
 
 @settings(max_examples=12, deadline=None)
@@ -86,20 +86,22 @@ def test_all_missing_rows_are_kept(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dataset.dense(0)[1], observed[:64])
 
 
-def test_memory_of_writing_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+def _write_batches(path: Path, n_batches: int) -> None:
     batch = random_bits(8192, 64, 0)
+    with create_dataset(path, feature_names(64), words_per_chunk=100) as writer:
+        for _ in range(n_batches):
+            writer.add(Batch(batch, None, {}))
 
-    def peak(n_batches: int) -> int:
-        tracemalloc.start()
-        with create_dataset(tmp_path / str(n_batches), feature_names(64), words_per_chunk=100) as w:
-            for _ in range(n_batches):
-                w.add(Batch(batch, None, {}))
-        used = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return used
 
-    peak(2)
-    few, many = peak(4), peak(24)
+def test_memory_of_writing_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    with tracing_process() as process:
+
+        def peak(n_batches: int) -> int:
+            path = tmp_path / str(n_batches)
+            return process.submit(peak_of, _write_batches, path, n_batches).result()[1]
+
+        peak(2)
+        few, many = peak(4), peak(24)
     assert many < 1.25 * few
 
 
