@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,12 @@ class BinaryDataset(Shown):
     def texts(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Give values of a per-row column as they were ingested: codes as their texts."""
         return self.levels[name].texts(values) if name in self.levels else values
+
+    def present(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Give values of a per-row column, codes of empty texts as -1."""
+        if name not in self.levels or not len(empty := self.levels[name].empty):
+            return values
+        return np.where(np.isin(values, empty), values.dtype.type(-1), values)
 
     def _facts(self) -> Facts:
         observed = self.checksums[:, self.manifest["stored"].index("observed")]
@@ -355,7 +361,7 @@ class ChunkReader:
     path, digest
         The dataset, and what it must be.
     split, columns
-        As for `BinaryDataset.read_chunk`.
+        As for `BinaryDataset.read_chunk`; a text that is empty, as a missing one is kept, is -1.
     memory
         Bytes of chunks that a process keeps, so that they are read once.
     skipped
@@ -385,7 +391,9 @@ class ChunkReader:
         return True
 
     def _read(self, key: int) -> Chunk:
-        return _opened(self.path, self.digest).read_chunk(key, self.split, self.columns)
+        dataset = _opened(self.path, self.digest)
+        chunk = dataset.read_chunk(key, self.split, self.columns)
+        return replace(chunk, columns={n: dataset.present(n, a) for n, a in chunk.columns.items()})
 
 
 @lru_cache(maxsize=8)

@@ -149,6 +149,11 @@ class Levels:
             return list(self.described["levels"])
         return [[len(self.described["categories"]), 0, 0]]
 
+    @cached_property
+    def empty(self) -> NDArray[np.int64]:
+        """Codes of the empty text, which stands for a text that was missing."""
+        return np.array([code for code, text in enumerate(self) if not text], np.int64)
+
     def texts(self, codes: NDArray[Any]) -> NDArray[np.object_]:
         """Give the text of each code, (n,), and read only the pages that these are on."""
         ends = np.array([end for end, _, _ in self.pages])
