@@ -156,6 +156,7 @@ class FitManifest(ArtifactManifest, total=False):
     diagnostics: Diagnostics
     warnings: list[str]
     n_components: Count
+    labels: list[str]
     n_samples: Count
     created: str
     skipped_chunks: list[Skipped]

@@ -44,7 +44,7 @@ class BottleneckParams:
         It is the same network, but steps are not dragged along by features that are mostly on.
         """
         around = self.biases + self.means @ self.weights
-        return self.network._replace(biases=around).flat()
+        return np.asarray(self.network._replace(biases=around).flat())
 
     def moved(self, change: NDArray[Any]) -> BottleneckParams:
         """Add to Θ."""
@@ -55,10 +55,10 @@ class BottleneckParams:
     def wanted(self, labels: Array) -> Array:
         """Give what the outputs should be, (n_samples, n_outputs), of labels that are known."""
         if self.categories is not None:
-            return (labels[:, None] == self.categories).astype(np.float64)
+            return np.asarray(labels[:, None] == self.categories, np.float64)
         assert self.number is not None
         mean, deviation = self.number
-        return ((labels - mean) / deviation)[:, None]
+        return np.asarray(((labels - mean) / deviation)[:, None])
 
     @property
     def alone(self) -> float:
