@@ -61,12 +61,12 @@ from pipeline.statistics.labels import (
     as_numbers,
     labels_of,
 )
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import Steps
 
 Array = NDArray[np.float64]
 
 _BY_DEFAULT = 10
-_RATES = {"adam": 0.02, "momentum": 0.1}
+_RATES = {"adam": 0.05, "momentum": 0.1}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Bottleneck(Model):
 
     name: ClassVar[str] = "bottleneck"
     first: ClassVar[type[LabelCounts]] = LabelCounts
-    statistics: ClassVar[type[Sums]] = Sums
+    statistics: ClassVar[type[Steps]] = Steps
     params: ClassVar[type[BottleneckParams]] = BottleneckParams
     n_components: int | None = None
     column: str = SEGMENT
@@ -182,7 +182,7 @@ class Bottleneck(Model):
         working: Arrays,
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
-    ) -> Sums | None:
+    ) -> Steps | None:
         """Step through the rows that have a label."""
         training, rate = self._training, float(working["rate"])
         memory = training.memory(working)
@@ -196,7 +196,7 @@ class Bottleneck(Model):
             if known.any():
                 yield block if known.all() else block.taken(np.flatnonzero(known))
 
-    def objective(self, params: BottleneckParams, statistics: Sums) -> float:
+    def objective(self, params: BottleneckParams, statistics: Steps) -> float:
         """Give the score of a row held out, nats."""
         return finite_score(statistics, params.alone)
 
@@ -205,14 +205,14 @@ class Bottleneck(Model):
         return self._training.convergence(state.params.alone)
 
     def update(
-        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks; the next steps are shorter."""
         n_passes = len(state.history) + 1
         change, working = self._training.moved(state.working, statistics, n_passes)
         return replace(state, params=state.params.moved(change), working=working)
 
-    def finish(self, state: FitState, statistics: Sums) -> FitState:
+    def finish(self, state: FitState, statistics: Steps) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         is_category = state.params.is_category
         named = "log-probability of the label" if is_category else "score of the label"
