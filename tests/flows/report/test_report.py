@@ -25,6 +25,7 @@ from flows.report.rows import read_rows
 from flows.report.still import still
 from flows.report.subject import FILE
 from pipeline.blocks import block_of
+from pipeline.models.capabilities import Samples
 from pipeline.models.registry import models
 from pipeline.random import RowRandom
 from storage import load_artifact
@@ -147,7 +148,7 @@ def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     by_segment = [n for n in artifact if set(artifact.dims(n)) == {"segment", "component"}]
     assert text.count(" by segment") >= len(by_segment)
     assert ("Convergence" in text) == (len(artifact.manifest["history"]) > 1)
-    assert "Calibration of pairs" in text
+    assert ("Calibration of pairs" in text) == isinstance(built, Samples)
     assert "Rows in latent space" in text or "Share of components" in text
 
 
