@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.bits import unpack_slots
-from storage.chunk import Chunk, Words, empty_chunk
+from storage.chunk import Chunk, Words, empty_chunk, with_missing_texts
 from storage.damage import damaged_dataset, unreadable
 from storage.display import Facts, Shown, dataset_facts
 from storage.errors import Damaged, DataError
@@ -106,12 +106,6 @@ class BinaryDataset(Shown):
         """Give values of a per-row column as they were ingested: codes as their texts."""
         return self.levels[name].texts(values) if name in self.levels else values
 
-    def present(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Give values of a per-row column, codes of empty texts as -1."""
-        if name not in self.levels or not len(empty := self.levels[name].empty):
-            return values
-        return np.where(np.isin(values, empty), values.dtype.type(-1), values)
-
     def _facts(self) -> Facts:
         observed = self.checksums[:, self.manifest["stored"].index("observed")]
         tables = (self.chunks[:, 2], self.blocks, observed >= 0)
@@ -139,11 +133,10 @@ class BinaryDataset(Shown):
         n_words = int(self.chunks[key, 2])
         blocks = self._blocks_of(key)
         slots = occupied_slots(blocks)
-        observed = self._stored("observed", key, n_words)
         return Chunk(
             key=key,
             words=self._required("bits", key, n_words),
-            observed=observed,
+            observed=self._stored("observed", key, n_words),
             blocks=blocks,
             rows=self.chunks[key, 0] + self._arrival(key, n_words, slots),
             columns={name: self._column(name, key, n_words)[slots] for name in columns},
@@ -361,7 +354,7 @@ class ChunkReader:
     path, digest
         The dataset, and what it must be.
     split, columns
-        As for `BinaryDataset.read_chunk`; a text that is empty, as a missing one is kept, is -1.
+        As for `BinaryDataset.read_chunk`; texts that are empty, as missing ones are kept, are -1.
     memory
         Bytes of chunks that a process keeps, so that they are read once.
     skipped
@@ -392,8 +385,7 @@ class ChunkReader:
 
     def _read(self, key: int) -> Chunk:
         dataset = _opened(self.path, self.digest)
-        chunk = dataset.read_chunk(key, self.split, self.columns)
-        return replace(chunk, columns={n: dataset.present(n, a) for n, a in chunk.columns.items()})
+        return with_missing_texts(dataset.read_chunk(key, self.split, self.columns), dataset.levels)
 
 
 @lru_cache(maxsize=8)

@@ -118,13 +118,13 @@ def labels_for(model: Model, params: Any, names: Sequence[str], data: Labelled) 
     if values is None:
         if texts is not None:
             raise FitError(
-                f"Expected numbers in column {model.column!r}, as were fitted, got texts. Keep the "
+                f"column {model.column!r}: Expected numbers, as were fitted, got texts. Keep the "
                 "column as numbers."
             )
         return Labels(model.column, np.zeros(0), None)
-    if len(names) != len(values):
+    if not len(names) == len({*names}) == len(values):
         raise FitError(
-            f"Expected a name of each of {len(values)} categories, got {len(names)}. Fit again."
+            f"Expected a name of each of {len(values)} categories, got {len({*names})}. Fit again."
         )
     index = {name: k for k, name in enumerate(names)}
     found = _numbered(index) if texts is None else _named(index, texts)
@@ -197,7 +197,7 @@ def prediction_summary(labels: Labels | None, sums: Mapping[str, NDArray[Any]]) 
     n = int(sums["labelled"])
     if not n:
         raise FitError(
-            f"Expected labels in column {labels.column!r}, got none in these rows. Choose others."
+            f"column {labels.column!r}: Expected labels, got none in these rows. Choose others."
         )
     told = {"column": labels.column, "rows": n, "rows_without": int(sums["unlabelled"])}
     found = _of_number(n, sums) if labels.categories is None else _of_categories(n, sums)

@@ -221,8 +221,8 @@ def test_rows_without_labels_cannot_be_judged_by(cli, folder, fitted, tmp_path):
     texts = write(tmp_path / "texts.zarr", X, columns={"size": KINDS[kind]}).path
     for path, column, message in (
         (bare, "kind", "Expected a per-row column, got 'kind'. It has: none."),
-        (empty, "kind", "Expected labels in column 'kind', got none in these rows"),
-        (texts, "size", "Expected numbers in column 'size', as were fitted, got texts"),
+        (empty, "kind", "column 'kind': Expected labels, got none in these rows"),
+        (texts, "size", "column 'size': Expected numbers, as were fitted, got texts"),
     ):
         done = cli("evaluate", "--dataset", path, "--artifact", fitted(column), "--no-baselines")
         assert done.code == 2, path

@@ -26,7 +26,7 @@ def are_categories(first: LabelCounts, column: str, kind: Kind) -> bool:
     if kind == "number" and n_texts:
         raise FitError(
             f"kind: Expected numbers in column {column!r}, got texts. Keep the column as numbers, "
-            "as Parquet and NPZ files do."
+            "as from a Parquet or NPZ file."
         )
     if kind == "number" or (kind == "auto" and not n_texts and (n_fractions or is_many)):
         return False

@@ -99,7 +99,7 @@ def test_names_must_be_as_many_as_categories() -> None:
 
 
 def test_numbers_are_not_texts() -> None:
-    with pytest.raises(FitError, match="Expected numbers in column 'y', as were fitted, got texts"):
+    with pytest.raises(FitError, match="column 'y': Expected numbers, as were fitted, got texts"):
         of(Told(), (), Described({"y": ["3"]}))
 
 
@@ -137,7 +137,7 @@ def test_equal_numbers_have_no_r2() -> None:
 
 
 def test_without_any_label_there_is_nothing_to_judge_by() -> None:
-    with pytest.raises(FitError, match="Expected labels in column 'y', got none in these rows"):
+    with pytest.raises(FitError, match="column 'y': Expected labels, got none in these rows"):
         summary(Told(says=np.zeros(3)), (), np.full(3, np.nan))
 
 
