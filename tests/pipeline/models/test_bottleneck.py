@@ -13,8 +13,12 @@ from pipeline.blocks import Rows, block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import fit
+from pipeline.learning.batches import Batch
+from pipeline.learning.optimisers import Optimiser
 from pipeline.models.bottleneck import Bottleneck
+from pipeline.models.bottleneck.learner import Learner
 from pipeline.models.state import FitState
+from pipeline.numerics.three_layers import slopes
 from pipeline.random import RowRandom
 from tests.strategies import Data, MemoryReader, memory_rows
 
@@ -90,6 +94,29 @@ def test_it_learns_though_something_is_missing(missing: str) -> None:
     assert state.params.categories.tolist() == [0, 1]
     right = predicted(state, X).argmax(axis=1) != X[:, 0]
     assert right.mean() > 0.99
+
+
+def test_a_step_goes_along_the_slope_with_missing_values_at_their_means() -> None:
+    X, rng = bits(40), np.random.default_rng(6)
+    observed, y = (rng.random(X.shape) < 0.6).astype(np.uint8), np.arange(40) % 3
+    params = fitted(labelled(X, y, n_chunks=1), max_iter=1).params
+    optimiser = Optimiser("momentum", 0.0, 1e-8)
+    memory, at = optimiser.memory(len(params.theta)), np.arange(5, 30)
+    learner = Learner(params, "y", optimiser, memory, 0.1)
+    rows, segments = np.arange(40), np.zeros(40, np.int64)
+    learner.step(Batch(X & observed, observed, rows, segments, {"y": y}), at)
+    inputs = np.where(observed, X, params.means)[at] - params.means
+    around = params.network.filled(params.theta)
+    slope = slopes(around, inputs, np.eye(3)[y[at]], True).flat()
+    np.testing.assert_allclose(learner.theta - params.theta, 0.1 * slope, atol=1e-6)
+    assert learner.n_rows == 25
+    moved = params.moved(0.1 * slope)
+    np.testing.assert_allclose(moved.theta, params.theta + 0.1 * slope)
+    blocks = [block_of(X & observed, observed), block_of(X)]
+    for block, filled in zip(blocks, (np.where(observed, X, params.means), X), strict=True):
+        inputs_of_units = filled @ moved.weights + moved.biases
+        codes = Bottleneck().transform(moved, block, RNG)["mean"]
+        np.testing.assert_allclose(codes, 1 / (1 + np.exp(-inputs_of_units)))
 
 
 def test_nothing_is_learnt_from_rows_without_a_label() -> None:
