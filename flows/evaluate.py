@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from flows.cli.progress import reporting
 from flows.cli.splits import named_split, split_to_fit
 from flows.cli.summary import print_json
 from flows.data.datasets import dataset_rows, open_named
-from flows.data.fitted import check_features, load_fitted
+from flows.data.fitted import Fitted, check_features, load_fitted
 from flows.fitting.training import Training, training_of, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
@@ -39,7 +39,7 @@ from pipeline.executors.base import Executor
 from pipeline.fit import check_seed, fit, start
 from pipeline.known_segments import segment_indices, unknown_segments
 from pipeline.models.base import Model
-from pipeline.models.capabilities import Reconstructs, Samples
+from pipeline.models.capabilities import Reconstructs, Samples, Supervised
 from pipeline.progress import Progress
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.using.calibration import (
@@ -58,6 +58,7 @@ from pipeline.using.evaluate import (
     reconstruction_summary,
     score_rows,
 )
+from pipeline.using.prediction import Labels, labels_for, prediction_summary
 from storage.dataset import BinaryDataset
 from storage.kept_chunks import forget_chunks
 from storage.locations import place
@@ -66,11 +67,11 @@ HELP = """Say how well fitted models describe the rows of a dataset.
 
 Give rows that were not fitted: `--split test`. For each artifact: the log-likelihood of a row,
 exact or estimated, or a bound on it, whichever the model offers; how well bits are told from the
-codes of their own row; and the shares of ones and of joint ones, in the data and in rows drawn from
-the model. All come in one table, the best first, beside two simple models. These are fitted to the
-rows that the first artifact was fitted to; where those are not there any more, to the split
-`train` of the dataset, or to all its rows. What knows the rows that it is judged by is called
-in-sample.
+codes of their own row; how well labels are predicted, by a model that does; and the shares of ones
+and of joint ones, in the data and in rows drawn from the model. All come in one table, the best
+first, beside two simple models. These are fitted to the rows that the first artifact was fitted to;
+where those are not there any more, to the split `train` of the dataset, or to all its rows. What
+knows the rows that it is judged by is called in-sample.
 """
 EXAMPLES = """Examples:
 
@@ -149,9 +150,10 @@ class Job(Plan):
     executor: Executor
     progress: Progress
 
-    def rows(self, split: str | None) -> Rows:
-        """Give the rows of a split; they stay in memory, as every model goes over them."""
-        return dataset_rows(self.dataset, split, memory_for_rows(self.executor))
+    def rows(self, columns: tuple[str, ...] = ()) -> Rows:
+        """Give the rows to judge by; they stay in memory, as every model goes over them."""
+        memory = memory_for_rows(self.executor)
+        return dataset_rows(self.dataset, self.split, memory, columns=columns)
 
 
 def _loaded(path: str, dataset: BinaryDataset) -> Named:
@@ -163,11 +165,20 @@ def _loaded(path: str, dataset: BinaryDataset) -> Named:
     return Named(
         path,
         str(fitted.artifact.path.resolve()),
-        Subject(fitted.model, fitted.params, segments),
+        Subject(fitted.model, fitted.params, segments, _labels(fitted, dataset)),
         fitted.artifact.manifest["n_components"],
         training_of(fitted.artifact.manifest, dataset),
         tuple(unknown_segments(known, names)),
     )
+
+
+def _labels(fitted: Fitted, dataset: BinaryDataset) -> Labels | None:
+    """Find the labels that a model predicts; the dataset must have them."""
+    if not isinstance(fitted.model, Supervised):
+        return None
+    dataset.check_columns(fitted.model.reads_columns())
+    names = fitted.artifact.manifest.get("labels", ())
+    return labels_for(fitted.model, fitted.params, names, dataset)
 
 
 def _baselines(job: Job) -> tuple[list[Named], list[str]]:
@@ -195,9 +206,9 @@ def _evaluated(job: Job, named: Named, observed: PairCounts) -> dict[str, Any]:
     subject, model = named.subject, named.subject.model
     try:
         measure = measure_of(subject, job.dataset.n_features)
-        sums = score_rows(
-            subject, measure.name, job.rows(job.split), job.executor, job.options.seed, job.progress
-        )
+        rows = job.rows(subject.labels.columns if subject.labels else ())
+        sums = score_rows(subject, measure.name, rows, job.executor, job.options.seed, job.progress)
+        predicted = prediction_summary(subject.labels, sums.values)
     except FitError as error:
         notice = error.notice
         text = f"{named.name}: {notice.text}"
@@ -210,8 +221,9 @@ def _evaluated(job: Job, named: Named, observed: PairCounts) -> dict[str, Any]:
         "rows_fitted": _rows_fitted(job, named),
         **likelihood_summary(measure, sums),
         **reconstruction_summary(sums),
+        **predicted,
         **_calibration(job, subject, sums.values["segment_rows"], observed),
-        "warnings": [*named.warnings, *_missing(model)],
+        "warnings": [*named.warnings, *_left_out(predicted), *_missing(model)],
     }
 
 
@@ -234,6 +246,20 @@ def _calibration(
         "marginals": _described(compare_features(observed, implied), names),
         "pairs": _described(compare_pairs(observed, implied), names),
     }
+
+
+def _left_out(predicted: Mapping[str, Any]) -> list[str]:
+    """Say which labels were not looked at, or could not be right."""
+    found = predicted.get("prediction", {})
+    told = {
+        "rows_without": "rows have no label, and are left out",
+        "unseen": "rows have a label that was not fitted, which counts as wrong",
+    }
+    return [
+        f"column {found['column']!r}: {found[name]:,} {text}"
+        for name, text in told.items()
+        if found.get(name)
+    ]
 
 
 def _missing(model: Model) -> list[str]:
@@ -318,7 +344,7 @@ def _described_baselines(plan: Plan) -> dict[str, Any]:
 
 
 def _observed(job: Job) -> PairCounts:
-    return observed_pairs(job.rows(job.split), job.executor, job.progress)
+    return observed_pairs(job.rows(), job.executor, job.progress)
 
 
 @app.default

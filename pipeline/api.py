@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypeVar
 from warnings import warn
 
@@ -40,6 +40,7 @@ from pipeline.using.evaluate import (
     score_rows,
 )
 from pipeline.using.features import check_features
+from pipeline.using.prediction import category_names, labels_for, prediction_summary
 from pipeline.using.stored import stored_model, stored_objective
 from pipeline.using.transform import Transform
 
@@ -65,6 +66,10 @@ class Dataset(Protocol):
     @property
     def segment_names(self) -> tuple[str, ...]:
         """Names of the segments."""
+
+    @property
+    def levels(self) -> Mapping[str, Iterable[str]]:
+        """Texts of those per-row columns that hold codes of texts."""
 
     @property
     def n_chunks(self) -> int:
@@ -112,6 +117,8 @@ class Fitted(Shown):
         What the objective is called: `lower bound` or `pseudo-likelihood` where it is one.
     objective
         That of the parameters, nats a row; None of a fit without passes.
+    labels
+        Names of the categories that it predicts, if it does.
     """
 
     model: Model
@@ -123,6 +130,7 @@ class Fitted(Shown):
     converged: bool = False
     objective_is: str = "objective"
     objective: float | None = None
+    labels: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, artifact: Stored) -> Self:
@@ -143,6 +151,7 @@ class Fitted(Shown):
             bool(manifest["converged"]),
             manifest["diagnostics"].get("objective_is", "objective"),
             stored_objective(manifest),
+            tuple(manifest.get("labels", ())),
         )
 
     def _facts(self) -> Facts:
@@ -206,7 +215,10 @@ def fit(
     converged = convergence.converged(history)
     named = state.diagnostics.get("objective_is", "objective")
     objective = kept_objective(convergence, history) if history else None
-    return Fitted(built, state.params, *names, history, warnings, converged, named, objective)
+    labels = category_names(built, state.params, dataset)
+    return Fitted(
+        built, state.params, *names, history, warnings, converged, named, objective, labels
+    )
 
 
 def transform(
@@ -265,18 +277,22 @@ def evaluate(
     -------
     Evaluation
         `kind` and value of the likelihood of a row in nats, its standard error, `wrong_bits` and
-        `nll_per_bit` of reconstructions.
+        `nll_per_bit` of reconstructions, and `prediction` of labels, each where the model gives it.
 
     Raises
     ------
     FitError
-        If the features differ.
+        If the features differ, or no row has a label to predict.
     """
     with _speaking(dataset), telling(progress) as told:
-        subject, rows = _subject(fitted, dataset), _rows(dataset, split)
+        labels = labels_for(fitted.model, fitted.params, fitted.labels, dataset)
+        subject = replace(_subject(fitted, dataset), labels=labels)
+        rows = _rows(dataset, split, columns=labels.columns if labels else ())
         measure = measure_of(subject, rows.n_features)
         sums = score_rows(subject, measure.name, rows, executor, seed, told)
-    return Evaluation({**likelihood_summary(measure, sums), **reconstruction_summary(sums)})
+    predicted = prediction_summary(labels, sums.values)
+    found = {**likelihood_summary(measure, sums), **reconstruction_summary(sums), **predicted}
+    return Evaluation(found)
 
 
 class Evaluation(Shown, dict[str, Any]):

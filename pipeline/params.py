@@ -23,7 +23,8 @@ def array(*dims: str) -> Any:
 def optional_array(*dims: str) -> Any:
     """Declare an array that may be absent, and is None then.
 
-    It is one that `prepare` makes once after the fit, or that artifacts of earlier versions lack.
+    It is one that `prepare` makes once after the fit, that only some data call for, or that
+    artifacts of earlier versions lack.
     """
     return field(default=None, metadata={"dims": dims})
 

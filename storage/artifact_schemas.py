@@ -7,7 +7,16 @@ from typing import Annotated, Any, NotRequired
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
-from storage.manifest_types import LARGEST, Checksum, Count, Names, Number, PackedArray, Plain
+from storage.manifest_types import (
+    LARGEST,
+    Checksum,
+    Count,
+    Names,
+    Number,
+    PackedArray,
+    Plain,
+    Texts,
+)
 
 
 class ArtifactArray(TypedDict):
@@ -156,6 +165,7 @@ class FitManifest(ArtifactManifest, total=False):
     diagnostics: Diagnostics
     warnings: list[str]
     n_components: Count
+    labels: Texts
     n_samples: Count
     created: str
     skipped_chunks: list[Skipped]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from storage.levels import Levels
 
 Words = NDArray[np.uint64]
 
@@ -48,6 +50,13 @@ class Chunk:
         arrays = (self.words, self.observed, self.blocks, self.rows, self.keep)
         held = [array for array in (*arrays, *self.columns.values()) if array is not None]
         return sum(array.nbytes for array in held)
+
+
+def with_missing_texts(chunk: Chunk, levels: Mapping[str, Levels]) -> Chunk:
+    """Give the columns of a chunk with -1 for the codes of empty texts."""
+    coded = {name: a for name, a in chunk.columns.items() if name in levels}
+    marked = {name: levels[name].marked(codes) for name, codes in coded.items()}
+    return replace(chunk, columns={**chunk.columns, **marked})
 
 
 def empty_chunk(key: int) -> Chunk:

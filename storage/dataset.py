@@ -13,7 +13,7 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.bits import unpack_slots
-from storage.chunk import Chunk, Words, empty_chunk
+from storage.chunk import Chunk, Words, empty_chunk, with_missing_texts
 from storage.damage import damaged_dataset, unreadable
 from storage.display import Facts, Shown, dataset_facts
 from storage.errors import Damaged, DataError
@@ -133,11 +133,10 @@ class BinaryDataset(Shown):
         n_words = int(self.chunks[key, 2])
         blocks = self._blocks_of(key)
         slots = occupied_slots(blocks)
-        observed = self._stored("observed", key, n_words)
         return Chunk(
             key=key,
             words=self._required("bits", key, n_words),
-            observed=observed,
+            observed=self._stored("observed", key, n_words),
             blocks=blocks,
             rows=self.chunks[key, 0] + self._arrival(key, n_words, slots),
             columns={name: self._column(name, key, n_words)[slots] for name in columns},
@@ -355,7 +354,7 @@ class ChunkReader:
     path, digest
         The dataset, and what it must be.
     split, columns
-        As for `BinaryDataset.read_chunk`.
+        As for `BinaryDataset.read_chunk`; texts that are empty, as missing ones are kept, are -1.
     memory
         Bytes of chunks that a process keeps, so that they are read once.
     skipped
@@ -385,7 +384,8 @@ class ChunkReader:
         return True
 
     def _read(self, key: int) -> Chunk:
-        return _opened(self.path, self.digest).read_chunk(key, self.split, self.columns)
+        dataset = _opened(self.path, self.digest)
+        return with_missing_texts(dataset.read_chunk(key, self.split, self.columns), dataset.levels)
 
 
 @lru_cache(maxsize=8)

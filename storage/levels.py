@@ -149,6 +149,14 @@ class Levels:
             return list(self.described["levels"])
         return [[len(self.described["categories"]), 0, 0]]
 
+    def marked(self, codes: NDArray[Any]) -> NDArray[Any]:
+        """Give codes with -1 for those of the empty text, which stands for a missing one: (n,)."""
+        return np.where(np.isin(codes, self._empty), codes.dtype.type(-1), codes)
+
+    @cached_property
+    def _empty(self) -> NDArray[np.int64]:
+        return np.array([code for code, text in enumerate(self) if not text], np.int64)
+
     def texts(self, codes: NDArray[Any]) -> NDArray[np.object_]:
         """Give the text of each code, (n,), and read only the pages that these are on."""
         ends = np.array([end for end, _, _ in self.pages])

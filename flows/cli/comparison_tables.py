@@ -30,7 +30,7 @@ _KINDS = {
     "bound": "lower bound on the log-likelihood",
     "pseudo": "sum over features given all others: of no use for comparing with log-likelihoods",
     "composite": "sum over pairs of features: of no use for comparing with log-likelihoods",
-    "none": "the model offers no likelihood; compare bits, marginals and pairs",
+    "none": "the model offers no likelihood; compare bits, labels, marginals and pairs",
 }
 
 
@@ -67,11 +67,12 @@ def _head(models: Sequence[Mapping[str, Any]], baselines: Mapping[str, Any]) -> 
 
 
 def ranked(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Sort by the likelihood of a row, what cannot be compared last, by lost bits there."""
+    """Sort by the likelihood of a row, what has none last, by lost bits and labels."""
 
     def rank(model: Mapping[str, Any]) -> tuple[float, ...]:
         found, lost = value_of(model), model.get("nll_per_bit", float("inf"))
-        return _COMPARABLE[model["kind"]], 0.0 if found is None else -found, lost
+        right = model.get("prediction", {}).get("accuracy", 0.0)
+        return _COMPARABLE[model["kind"]], 0.0 if found is None else -found, lost, -right
 
     return sorted(models, key=rank)
 
@@ -84,7 +85,8 @@ def value_of(model: Mapping[str, Any]) -> float | None:
 def _compared(models: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     columns = ("model", "components", "nats a row", "bits a row", "kind")
-    for name in (*columns, "wrong bits", "nats a bit", "pairs rmse (by chance)"):
+    labels = ["labels"] if any("prediction" in model for model in models) else []
+    for name in (*columns, "wrong bits", "nats a bit", *labels, "pairs rmse (by chance)"):
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
         table.add_row(
@@ -94,9 +96,17 @@ def _compared(models: Sequence[Mapping[str, Any]]) -> Table:
             model["kind"],
             f"{model['wrong_bits']:.2%}" if "wrong_bits" in model else "",
             f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
+            *(_predicted(model.get("prediction", {})) for _ in labels),
             _distance(model),
         )
     return table
+
+
+def _predicted(found: Mapping[str, Any]) -> str:
+    """Tell how well labels are predicted; nothing of a model that predicts none."""
+    if "accuracy" in found:
+        return f"{found['accuracy']:.2%} right"
+    return f"R² {found['r2']:.4f}" if found.get("r2") is not None else ""
 
 
 def _distance(model: Mapping[str, Any]) -> str:
@@ -123,6 +133,7 @@ def _told(model: Mapping[str, Any]) -> Iterator[str]:
     if model["artifact"] is not None:
         yield f"\n{model['name']}: {model['model']}"
         yield from (f"  {refusal}" for refusal in model["refusals"])
+        yield from _told_prediction(model.get("prediction", {}))
         for what in ("marginals", "pairs"):
             for gap in model.get(what, {}).get("largest", ()):
                 names = ", ".join(gap["features"])
@@ -132,3 +143,14 @@ def _told(model: Mapping[str, Any]) -> Iterator[str]:
             shares = f"mean implied {row['implied']:.4f}, observed {row['observed']:.4f}"
             yield f"  pairs implied {row['from']:g} to {row['to']:g}: {row['number']}, {shares}"
     yield from (f"warning: {model['name']}: {warning}" for warning in model["warnings"])
+
+
+def _told_prediction(found: Mapping[str, Any]) -> Iterator[str]:
+    """Tell how well labels are predicted, and how well by chance."""
+    if "accuracy" in found:
+        right = f"{found['accuracy']:.4f} ± {found['standard_error']:.4f} right"
+        alone = f"{found['commonest']:.4f} by the commonest alone"
+        yield f"  {found['column']}: {right} of {found['rows']:,} rows, {alone}"
+    elif found:
+        r2 = "no R², all are the same" if found["r2"] is None else f"R² {found['r2']:.4f}"
+        yield f"  {found['column']}: {r2}, error {found['rmse']:.4g} in {found['rows']:,} rows"

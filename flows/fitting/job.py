@@ -25,9 +25,10 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed
 from pipeline.models.base import Model
-from pipeline.models.capabilities import PairWork
+from pipeline.models.capabilities import PairWork, Supervised
 from pipeline.progress import Progress
 from pipeline.statistics.base import Statistics
+from pipeline.statistics.labels import SEGMENT
 from storage.dataset import BinaryDataset
 from storage.locations import place
 from storage.runs import RunFolder
@@ -115,7 +116,7 @@ def check(options: FitOptions) -> Plan:
     check_seed(options.seed)
     dataset = open_named(options.dataset)
     split = split_to_fit(dataset, options.split)
-    dataset.check_columns(model.reads_columns())
+    _check_labels(model, dataset)
     truth = _truth(model, dataset) if options.truth else None
     stem = dataset.path.resolve().stem
     runs, start = place(options.output) if options.output else place("runs") / stem, None
@@ -127,6 +128,18 @@ def check(options: FitOptions) -> Plan:
     }
     run = RunFolder(runs, model.name, fingerprint(described))
     return Plan(options, model, dataset, split, start, truth, described, run, open_executor)
+
+
+def _check_labels(model: Model, dataset: BinaryDataset) -> None:
+    """Refuse a column that is not there, and segments as labels where all rows are of one."""
+    dataset.check_columns(model.reads_columns())
+    is_of_segments = isinstance(model, Supervised) and model.column == SEGMENT
+    if is_of_segments and dataset.n_segments < 2:
+        have = ", ".join(dataset.column_names) or "none"
+        raise FitError(
+            f"{dataset.path}: Expected at least two segments to tell apart, got one. Give a "
+            f"per-row column: --set column=NAME. It has: {have}."
+        )
 
 
 def _truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:

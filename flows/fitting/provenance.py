@@ -14,6 +14,7 @@ from pipeline.code_digest import code_digest
 from pipeline.learning.convergence import kept_objective
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
+from pipeline.using.prediction import category_names
 from storage.dataset import BinaryDataset
 
 
@@ -74,6 +75,7 @@ def outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, 
     """Describe what a fit ended with."""
     names = (dataset.feature_names, dataset.segment_names)
     convergence, history = model.convergence(state), state.history
+    labels = category_names(model, state.params, dataset)
     return {
         "iterations": state.iteration,
         "converged": convergence.converged(history),
@@ -82,4 +84,5 @@ def outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, 
         "diagnostics": state.diagnostics,
         "warnings": [notice.render(*names) for notice in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),
+        **({"labels": labels} if labels else {}),
     }

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flows.report.plots import COLOURS, GREY, MARKERS, Key, Ramp, blend
 from flows.report.rows import CodedRows
-from flows.report.subject import SEGMENT
+from pipeline.statistics.labels import SEGMENT
 
 TOLD_APART = 2 * len(COLOURS)
 """Labels that have a colour and marker of their own."""

@@ -24,8 +24,8 @@ from flows.report.plots import (
     square_plot,
 )
 from flows.report.rows import CodedRows
-from flows.report.subject import SEGMENT
 from pipeline.models.capabilities import Reconstructs, reconstructor
+from pipeline.statistics.labels import SEGMENT
 
 Array = NDArray[np.float64]
 

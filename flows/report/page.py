@@ -79,7 +79,8 @@ def drawn(subject: Subject) -> Report:
 def write_report(report: Report, output: Place) -> None:
     """Write a report as a page, which is replaced at once or not at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(output, _rendered(report))
+    # Half of a pair of surrogates, which manifests may hold, cannot be written.
+    write_text(output, _rendered(report).encode("utf-8", "replace").decode())
 
 
 def _row_figures(subject: Subject, dataset: BinaryDataset) -> Iterator[Figure]:

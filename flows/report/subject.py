@@ -9,13 +9,12 @@ from flows.data.fitted import Fitted, load_fitted
 from flows.report.figures import ImageLayout, image_layout
 from flows.report.rows import fitted_dataset
 from pipeline.errors import FitError
+from pipeline.statistics.labels import SEGMENT
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.locations import Place, place
 
 FILE = "report.html"
-SEGMENT = "segment"
-"""What the label of a row is called that is its segment."""
 
 
 @dataclass(frozen=True)

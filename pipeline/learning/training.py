@@ -25,7 +25,7 @@ from pipeline.learning.convergence import ByPatience
 from pipeline.learning.held_out import are_held_out
 from pipeline.learning.optimisers import Kind, Memory, Optimiser
 from pipeline.random import RowRandom
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import Steps, Sums
 
 Arrays = Mapping[str, NDArray[Any]]
 Score = Callable[[Batch], NDArray[np.float64]]
@@ -233,7 +233,7 @@ def learnt(
     blocks: Iterable[BinaryBlock],
     working: Arrays,
     rng: RowRandom,
-) -> Sums | None:
+) -> Steps | None:
     """Step through the rows of a task; None where there are none.
 
     Parameters
@@ -251,7 +251,7 @@ def learnt(
 
     Returns
     -------
-    Sums
+    Steps
         The change of Θ (`theta`) and the optimiser's memory, times the rows that steps were taken
         with (`n_fitted`). The objective is the score, summed over `n_judged` rows.
     """
@@ -268,7 +268,7 @@ def learnt(
     means = {"theta": learner.theta.astype(np.float64) - before, **learner.memory}
     values = {name: learner.n_rows * np.asarray(a, np.float64) for name, a in means.items()}
     counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_judged)}
-    return Sums(n_rows, nats, {**values, **counts})
+    return Steps(n_rows, nats, {**values, **counts})
 
 
 class _Judged:

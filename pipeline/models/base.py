@@ -65,7 +65,8 @@ class Model(Protocol):
     def reads_columns(self) -> tuple[str, ...]:
         """Name the per-row columns that passes read: a block has them in `columns`.
 
-        Categories are whole numbers there, in the order of the dataset's list.
+        Texts are whole numbers there (int32), in the order of the dataset's list, -1 where empty;
+        whole numbers are int64, and fractions float64, not a number where missing.
         """
         return ()
 

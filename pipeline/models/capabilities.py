@@ -112,6 +112,21 @@ class Reconstructs(Protocol):
 
 
 @runtime_checkable
+class Supervised(Protocol):
+    """Predicts a label of each row: a per-row column, or `segment`, the index of its segment."""
+
+    column: str
+
+    def predict(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
+        """MAP: give P(y | x), (n_samples, n_categories), or the expected number, (n_samples, 1)."""
+        ...
+
+    def categories(self, params: Any) -> Array | None:
+        """Give the values of the categories in the data fitted, rising; None of a number."""
+        ...
+
+
+@runtime_checkable
 class Prepares(Protocol):
     """Completes its parameters once after the fit, such as by an estimate of log Z."""
 

@@ -57,3 +57,10 @@ class Sums:
             float(arrays["objective"]),
             {name.removeprefix("sum_"): array for name, array in sums.items()},
         )
+
+
+@dataclass(frozen=True)
+class Steps(Sums):
+    """What tasks give of the steps that they took."""
+
+    label: ClassVar[str] = "steps"

@@ -32,6 +32,7 @@ from pipeline.numerics.metrics import reconstruction_losses
 from pipeline.progress import Progress, silent
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
+from pipeline.using.prediction import Labels, prediction_sums
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -55,11 +56,14 @@ class Subject:
         The fitted model.
     segments
         The model's index of every segment of the data; empty where the model has none.
+    labels
+        What the model predicts, as the data have it; None where it predicts nothing.
     """
 
     model: Model
     params: Any
     segments: Counts
+    labels: Labels | None = None
 
 
 class Measure(NamedTuple):
@@ -134,13 +138,14 @@ def score_rows(
 
 
 def _score_block(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
+    predicted = prediction_sums(subject.labels, subject.model, subject.params, block, rng)
     segment_rows = np.zeros(len(subject.segments), np.int64)
     here = block
     if len(subject.segments):
         segment_rows[block.segment] = block.n_samples
         here = replace(block, segment=int(subject.segments[block.segment]))
     scored = reduce(Sums.merge, (_score(subject, measure, rng, part) for part in _parts(here)))
-    return replace(scored, values={**scored.values, "segment_rows": segment_rows})
+    return replace(scored, values={**scored.values, **predicted, "segment_rows": segment_rows})
 
 
 def _parts(block: BinaryBlock) -> Iterator[BinaryBlock]:

@@ -101,17 +101,14 @@ def _rebuilt(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
 
 
 def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
-    """Refuse names that are not as many as the parameters are of, or the reverse."""
-    sizes = {
-        dim: (name, size)
-        for name, (dims, values) in named_arrays(params).items()
-        for dim, size in zip(dims, values.shape, strict=False)
-    }
+    """Refuse arrays that are not of as many as are named, or not as many as each other."""
     expected = {"feature": len(manifest["feature_names"]), "component": manifest["n_components"]}
-    for dim, number in expected.items():
-        name, size = sizes.get(dim, ("", number))
-        if size != number:
-            raise FitError(f"Expected {name} of {number} {dim}s, got {size}. Fit again.")
+    for name, (dims, values) in named_arrays(params).items():
+        if values.ndim != len(dims):
+            raise FitError(f"Expected {name} of {len(dims)} dimensions, got {values.ndim}.")
+        for dim, size in zip(dims, values.shape, strict=True):
+            if (number := expected.setdefault(dim, size)) != size:
+                raise FitError(f"Expected {name} of {number} {dim}s, got {size}. Fit again.")
     indices, _ = fitted_segments(params)
     n_segments = len(manifest["segment_names"])
     if len(indices) and not 0 <= indices.min() <= indices.max() < n_segments:

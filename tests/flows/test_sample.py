@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flows.data.fitted import load_fitted
+from pipeline.models.capabilities import Samples
 from pipeline.models.registry import models
 from storage import load_artifact, open_dataset
 from storage.dataset import BinaryDataset
@@ -67,6 +68,7 @@ def pair_shares(X: np.ndarray) -> np.ndarray:
         if name in {"bernoulli-mixture", "blica"}
         else pytest.param(name, marks=pytest.mark.matrix)
         for name in sorted(models())
+        if isinstance(facts_of(name).make(), Samples)
     ],
 )
 def test_a_sample_has_the_pair_shares_of_the_model(sampled, fitted, name):

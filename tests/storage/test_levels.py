@@ -201,3 +201,16 @@ def test_codes_without_a_text_are_refused(tmp_path, code):
             as_version_1(path)
         with pytest.raises(DataError, match="levels/who: Expected the texts of the manifest"):
             open_dataset(path).texts("who", np.array([0, code]))
+
+
+def test_readers_give_empty_texts_as_missing(tmp_path, small_pages):
+    names = np.array(["a", "", "b", "c", "d", "e", "", "f"], object)
+    dataset = write_dataset(
+        tmp_path / "d.zarr", random_bits(8, 3), columns={"who": names}, cuts=[5]
+    )
+    whole, read = dataset.read_chunk(0, columns=("who",)), dataset.reader(columns=("who",))(0)
+    assert dataset.texts("who", whole.columns["who"]).tolist() == names.tolist()
+    codes = read.columns["who"]
+    assert codes.dtype == np.int32
+    assert (codes == -1).tolist() == (names == "").tolist()
+    np.testing.assert_array_equal(codes[codes >= 0], whole.columns["who"][codes >= 0])

@@ -14,6 +14,7 @@ from tests import outside
 from tests.outside import SETTINGS, World, manifest_of, mutated, refusal, same, says_unknown, seal
 
 MOST_MEMORY = 1 << 20  # KiB
+NAMES = ("segment_names", "labels")
 KINDS = ("dataset", "codes", *SETTINGS)
 
 
@@ -55,7 +56,7 @@ def check_mutations(kind: str, made: World, number: int, seed: int) -> int:
     for k in range(number):
         how, changed = mutated(whole, rng)
         seal(folder, changed)
-        is_renamed = changed.get("segment_names") != whole.get("segment_names")
+        is_renamed = any(changed.get(name) != whole.get(name) for name in NAMES)
         lines = []
         try:
             for name, found, line in results(kind, made, root / f"out{k}"):

@@ -25,6 +25,7 @@ from flows.report.rows import read_rows
 from flows.report.still import still
 from flows.report.subject import FILE
 from pipeline.blocks import block_of
+from pipeline.models.capabilities import Samples
 from pipeline.models.registry import models
 from pipeline.random import RowRandom
 from storage import load_artifact
@@ -32,6 +33,7 @@ from storage.dataset import open_dataset
 from tests.data import probit_rows, write
 from tests.fits import write_fit
 from tests.flows.hostile import HOSTILE
+from tests.outside import manifest_of, seal
 
 N_ROWS, N_FEATURES = 900, 9
 
@@ -147,8 +149,18 @@ def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     by_segment = [n for n in artifact if set(artifact.dims(n)) == {"segment", "component"}]
     assert text.count(" by segment") >= len(by_segment)
     assert ("Convergence" in text) == (len(artifact.manifest["history"]) > 1)
-    assert "Calibration of pairs" in text
+    assert ("Calibration of pairs" in text) == isinstance(built, Samples)
     assert "Rows in latent space" in text or "Share of components" in text
+
+
+def test_text_that_no_file_can_hold_is_drawn_with_a_stand_in(data, tmp_path):
+    artifact = write_fit(
+        tmp_path / "artifact", build_model("clipped-pca", "2", []), open_dataset(data)
+    )
+    manifest = manifest_of(artifact)
+    seal(artifact, {**manifest, "versions": {**manifest["versions"], "numpy": "half\ud800"}})
+    write_report(draw_report(artifact), tmp_path / FILE)
+    assert "numpy half?" in Page(tmp_path / FILE).text
 
 
 def test_parallel_analysis_is_drawn(data, tmp_path):

@@ -1,0 +1,243 @@
+"""Bottleneck: a few hidden units through which a network predicts a label of each row.
+
+Model: h = σ(Wᵀx + b), o = Vᵀh + c; a category has P(y = k | x) = exp(o_k) / Σ_l exp(o_l), a number
+the mean μ_y + σ_y o (M. Sugiyama, "Introduction to statistical machine learning", 2016, 36.2:
+dimensionality reduction by a three-layer network, trained to predict the output). Codes are h.
+
+Fit by maximum likelihood, least squares for a number, in steps along the gradient of batches
+(back-propagation), as `pipeline.learning.training` tells. Passes are judged by log P(y | x), or
+−(y − ŷ)² / 2σ_y², of rows held out.
+
+Missing values stand at the mean of their feature. That is right where they are missing at random
+and say little; nothing is learnt from which values are missing. Rows without a label are left out.
+
+============  =============  ================================================================
+symbol        field          shape
+============  =============  ================================================================
+W             weights        (n_features, n_components)
+b             biases         (n_components,)
+V             outputs        (n_components, n_outputs): a category each, or the number
+c             output_biases  (n_outputs,)
+x̄             means          (n_features,): shares of ones of the data
+y             categories     (n_outputs,): code, whole number or segment of each, rising
+P(y = k)      shares         (n_outputs,): of the data; both only of categories
+(μ_y, σ_y)    number         (2,): of the data; only of a number
+============  =============  ================================================================
+
+Cost a row and pass: 6 n_components (n_features + n_outputs) multiplications. Passes: tens.
+Not identifiable: the order of hidden units, and for each which of its ends is 1: with h_j → 1 − h_j
+go W_ij → −W_ij, b_j → −b_j, V_jk → −V_jk, c_k → c_k + V_jk; nor a number that is added to all c_k
+and V_jk of a unit, where outputs are categories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
+from pipeline.learning.convergence import Convergence
+from pipeline.learning.training import Training, finite_score, learnt
+from pipeline.models.base import Model
+from pipeline.models.bottleneck.labels import are_categories, described
+from pipeline.models.bottleneck.learner import Learner, score
+from pipeline.models.bottleneck.params import BottleneckParams
+from pipeline.models.settings import check_choices, check_components, pooled_margins
+from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.three_layers import hidden_units, outputs_of
+from pipeline.random import RowRandom
+from pipeline.statistics.labels import (
+    MOST_CATEGORIES,
+    SEGMENT,
+    LabelCounts,
+    as_numbers,
+    labels_of,
+)
+from pipeline.statistics.sums import Steps
+
+Array = NDArray[np.float64]
+
+_BY_DEFAULT = 10
+_RATES = {"adam": 0.05, "momentum": 0.1}
+
+
+@dataclass(frozen=True)
+class Bottleneck(Model):
+    """Hyperparameters of the bottleneck.
+
+    Attributes
+    ----------
+    n_components
+        Number of hidden units; None takes 10.
+    column
+        The per-row column that is predicted; `segment` stands for the segments.
+    kind
+        What the column is: auto takes texts and whole numbers as categories, and fractions, or
+        whole numbers of more than 1,000 values, as a number.
+    batch
+        Rows of a step.
+    rate
+        Length of the first steps, that of the last is 0; None takes what suits the optimizer.
+    optimizer
+        How a gradient becomes a step.
+    momentum
+        Share that the mean gradient keeps of itself from step to step.
+    patience
+        Passes to wait for something better.
+    max_iter
+        Passes at the most.
+    tol
+        Gain of the objective per row, relative where that is above 1, that counts as better.
+    """
+
+    name: ClassVar[str] = "bottleneck"
+    first: ClassVar[type[LabelCounts]] = LabelCounts
+    statistics: ClassVar[type[Steps]] = Steps
+    params: ClassVar[type[BottleneckParams]] = BottleneckParams
+    n_components: int | None = None
+    column: str = SEGMENT
+    kind: Literal["auto", "category", "number"] = "auto"
+    batch: int = 100
+    rate: float | None = None
+    optimizer: Literal["adam", "momentum"] = "adam"
+    momentum: float = 0.9
+    patience: int = 10
+    max_iter: int = 100
+    tol: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_components(self)
+        check_choices(self)
+        if not self.column:
+            raise FitError("column: Expected the name of a per-row column, got ''. Give one.")
+        Training.of(self, _RATES)
+
+    @property
+    def _training(self) -> Training:
+        return Training.of(self, _RATES)
+
+    def reads_columns(self) -> tuple[str, ...]:
+        """Name the column of the labels."""
+        return () if self.column == SEGMENT else (self.column,)
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of the parameters with their gradient and memory, and of a batch, of each task."""
+        n_hidden = self.n_components or _BY_DEFAULT
+        width = n_features + n_hidden + MOST_CATEGORIES
+        return (n_threads + 1) * 8 * width * (10 * (n_hidden + 1) + 2 * self.batch)
+
+    def first_of(self, block: BinaryBlock, rng: RowRandom) -> LabelCounts:
+        """MAP: count features and labels."""
+        return LabelCounts.of_block(block, self.column)
+
+    def first_counted(self, seed: int) -> str:
+        """Name the column, too."""
+        return f"first, labels {self.column}"
+
+    def initialize(self, first: LabelCounts, rng: np.random.Generator) -> FitState:
+        """Begin at outputs that hardly depend on the row, with units that differ.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed, all rows are the same, or labels cannot be learnt.
+        """
+        observed, ones = pooled_margins(first.counts)
+        is_constant = (ones == 0) | (ones == observed)
+        if is_constant.all():
+            raise FitError(
+                "Expected rows that differ, got the same values in all of them. Check the data."
+            )
+        is_category = are_categories(first, self.column, self.kind)
+        labels = described(first, is_category, self.column)
+        params = self._first_params(ones / observed, labels, rng)
+        working = self._training.first(int(first.moments[0]), params.theta.size)
+        constant = tuple(np.flatnonzero(is_constant).tolist())
+        told = Notice("constant, so that they tell nothing of the label: {features}", constant)
+        return FitState(params, working, warnings=(told,) if constant else ())
+
+    def _first_params(
+        self, means: Array, labels: Mapping[str, Array], rng: np.random.Generator
+    ) -> BottleneckParams:
+        """Draw weights with which inputs of hidden units have variance 1 / 4."""
+        n_hidden = self.n_components or _BY_DEFAULT
+        spread = 0.5 / np.sqrt((means * (1 - means)).sum())
+        weights = spread * rng.standard_normal((len(means), n_hidden))
+        at_rest = np.log(labels["shares"]) if "shares" in labels else np.zeros(1)
+        outputs = 0.1 * rng.standard_normal((n_hidden, len(at_rest)))
+        biases = -means @ weights
+        return BottleneckParams(weights, biases, outputs, at_rest, means, **labels)
+
+    def learn(
+        self,
+        params: BottleneckParams,
+        working: Arrays,
+        blocks: Callable[[], Iterator[BinaryBlock]],
+        rng: RowRandom,
+    ) -> Steps | None:
+        """Step through the rows that have a label."""
+        training, rate = self._training, float(working["rate"])
+        memory = training.memory(working)
+        learner = Learner(params, self.column, training.optimiser, memory, rate)
+        judge, share = partial(score, params, self.column), float(working["held_out"])
+        return learnt(learner, judge, self._labelled(blocks()), self.batch, share, rng)
+
+    def _labelled(self, blocks: Iterator[BinaryBlock]) -> Iterator[BinaryBlock]:
+        for block in blocks:
+            known = np.isfinite(as_numbers(labels_of(block, self.column)))
+            if known.any():
+                yield block if known.all() else block.taken(np.flatnonzero(known))
+
+    def objective(self, params: BottleneckParams, statistics: Steps) -> float:
+        """Give the score of a row held out, nats."""
+        return finite_score(statistics, params.alone)
+
+    def convergence(self, state: FitState) -> Convergence:
+        """Wait for something better; end at once where training went astray."""
+        return self._training.convergence(state.params.alone)
+
+    def update(
+        self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Move by the mean change of all tasks; the next steps are shorter."""
+        n_passes = len(state.history) + 1
+        change, working = self._training.moved(state.working, statistics, n_passes)
+        return replace(state, params=state.params.moved(change), working=working)
+
+    def finish(self, state: FitState, statistics: Steps) -> FitState:
+        """Say how many hidden units there are, and what is in doubt."""
+        is_category = state.params.is_category
+        named = "log-probability of the label" if is_category else "score of the label"
+        diagnostics = {"n_components": len(state.params.biases), "objective_is": named}
+        doubts = self._training.doubts(state.history, state.params.alone)
+        return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
+
+    def transform(
+        self, params: BottleneckParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give h as `mean`, (n_samples, n_components); labels are not looked at."""
+        return {"mean": self._hidden(params, block)}
+
+    def _hidden(self, params: BottleneckParams, block: BinaryBlock) -> Array:
+        return hidden_units(params.network, params.means, block.dense(), block.observed())
+
+    def predict(self, params: BottleneckParams, block: BinaryBlock, rng: RowRandom) -> Array:
+        """Give P(y | x), (n_samples, n_categories), or the expected number, (n_samples, 1)."""
+        outputs = outputs_of(params.network, self._hidden(params, block))
+        if params.number is not None:
+            mean, deviation = params.number
+            return np.asarray(mean + deviation * outputs)
+        found: Array = softmax(outputs, axis=1)
+        return found
+
+    def categories(self, params: BottleneckParams) -> Array | None:
+        """Give the values that stand for the categories in the data fitted; None of a number."""
+        return params.categories

@@ -1,0 +1,210 @@
+"""The bottleneck: what it learns, what it leaves out, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.blocks import Rows, block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import fit
+from pipeline.learning.batches import Batch
+from pipeline.learning.optimisers import Optimiser
+from pipeline.models.bottleneck import Bottleneck
+from pipeline.models.bottleneck.learner import Learner
+from pipeline.models.state import FitState
+from pipeline.numerics.three_layers import slopes
+from pipeline.random import RowRandom
+from tests.strategies import Data, MemoryReader, memory_rows
+
+Floats = NDArray[np.float64]
+SERIAL, RNG = SerialExecutor(), RowRandom(0)
+N_FEATURES = 8
+
+
+def labelled(X: Any, y: NDArray[Any], observed: Any = None, n_chunks: int = 4) -> Rows:
+    """Rows with a column `y`."""
+    rows = memory_rows(Data(X, observed), [len(part) for part in np.array_split(X, n_chunks)])
+    chunks = [rows.read(key) for key in range(rows.n_chunks)]
+    with_labels = (replace(chunk, columns={"y": y[chunk.rows]}) for chunk in chunks)
+    return replace(rows, read=MemoryReader(tuple(with_labels)))
+
+
+def fitted(rows: Rows, **settings: Any) -> FitState:
+    return fit(Bottleneck(**{"n_components": 2, "column": "y", **settings}), rows, SERIAL)
+
+
+def bits(n_rows: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 2, (n_rows, N_FEATURES), dtype=np.uint8)
+
+
+def hidden(X: Any) -> Floats:
+    """Two units, steep enough for bends that no straight line follows."""
+    weights = np.random.default_rng(5).standard_normal((N_FEATURES, 2)) * 2
+    return 1 / (1 + np.exp(-((X - 0.5) @ weights)))
+
+
+def predicted(state: FitState, X: Any, observed: Any = None) -> Floats:
+    return Bottleneck().predict(state.params, block_of(X, observed), RNG)
+
+
+def test_it_finds_the_probabilities_that_labels_were_drawn_by() -> None:
+    X = bits(20_000)
+    logits = hidden(X) @ np.array([[4.0, -2.0, 0.0], [-1.0, 4.0, 0.0]]) - 1
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    draws = np.random.default_rng(1).random(len(X))
+    y = (draws[:, None] > p.cumsum(axis=1)[:, :2]).sum(axis=1)
+    state = fitted(labelled(X, 10 * y + 7, n_chunks=1), max_iter=60)
+    assert state.params.categories.tolist() == [7, 17, 27]
+    found = predicted(state, X)
+    assert np.abs(found - p).mean() < 0.02
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+    entropy = -(p * np.log(p)).sum(axis=1).mean()
+    assert max(state.history) == pytest.approx(-entropy, abs=0.04)
+    assert state.params.alone < -entropy - 0.1
+
+
+def test_it_finds_the_mean_of_a_number() -> None:
+    X = bits(10_000)
+    mean = 1000 + hidden(X) @ [50.0, -30.0]
+    y = mean + 5 * np.random.default_rng(1).standard_normal(len(X))
+    state = fitted(labelled(X, y, n_chunks=1), max_iter=60)
+    assert state.params.categories is None
+    assert np.sqrt(((predicted(state, X)[:, 0] - mean) ** 2).mean()) < 1.5
+    noise_share = 25 / y.var()
+    assert max(state.history) == pytest.approx(-noise_share / 2, rel=0.15)
+
+
+@pytest.mark.parametrize("missing", ["rows", "values"])
+def test_it_learns_though_something_is_missing(missing: str) -> None:
+    X, rng = bits(4000), np.random.default_rng(2)
+    y = (X[:, 0] ^ 1).astype(np.float64)
+    observed = None
+    if missing == "rows":
+        y[rng.random(len(X)) < 0.5] = np.nan
+    else:
+        observed = (rng.random(X.shape) < 0.8).astype(np.uint8)
+        observed[:, 0] |= rng.random(len(X)) < 0.5
+    state = fitted(labelled(X, y, observed), max_iter=15)
+    assert state.params.categories.tolist() == [0, 1]
+    right = predicted(state, X).argmax(axis=1) != X[:, 0]
+    assert right.mean() > 0.99
+
+
+def test_a_step_goes_along_the_slope_with_missing_values_at_their_means() -> None:
+    X, rng = bits(40), np.random.default_rng(6)
+    observed, y = (rng.random(X.shape) < 0.6).astype(np.uint8), np.arange(40) % 3
+    params = fitted(labelled(X, y, n_chunks=1), max_iter=1).params
+    optimiser = Optimiser("momentum", 0.0, 1e-8)
+    memory, at = optimiser.memory(len(params.theta)), np.arange(5, 30)
+    learner = Learner(params, "y", optimiser, memory, 0.1)
+    rows, segments = np.arange(40), np.zeros(40, np.int64)
+    learner.step(Batch(X & observed, observed, rows, segments, {"y": y}), at)
+    inputs = np.where(observed, X, params.means)[at] - params.means
+    around = params.network.filled(params.theta)
+    slope = slopes(around, inputs, np.eye(3)[y[at]], True).flat()
+    np.testing.assert_allclose(learner.theta - params.theta, 0.1 * slope, atol=1e-6)
+    assert learner.n_rows == 25
+    moved = params.moved(0.1 * slope)
+    np.testing.assert_allclose(moved.theta, params.theta + 0.1 * slope)
+    blocks = [block_of(X & observed, observed), block_of(X)]
+    for block, filled in zip(blocks, (np.where(observed, X, params.means), X), strict=True):
+        inputs_of_units = filled @ moved.weights + moved.biases
+        codes = Bottleneck().transform(moved, block, RNG)["mean"]
+        np.testing.assert_allclose(codes, 1 / (1 + np.exp(-inputs_of_units)))
+
+
+def test_nothing_is_learnt_from_rows_without_a_label() -> None:
+    X, rng = bits(1500), np.random.default_rng(4)
+    y = np.where(rng.random(len(X)) < 0.3, np.nan, X[:, 1])
+    shuffled = X.copy()
+    at = np.flatnonzero(np.isnan(y))
+    shuffled[at] = X[rng.permutation(at)]  # means of features stay
+    found, other = (fitted(labelled(rows, y), max_iter=3) for rows in (X, shuffled))
+    assert found.params.weights.tobytes() == other.params.weights.tobytes()
+    assert found.history == other.history
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "is_category"),
+    [
+        (np.array([0.0, 1.0, 5.0]), {}, True),
+        (np.array([0.0, 1.0, 5.5]), {}, False),
+        (np.array([0.0, 1.0, 5.5]), {"kind": "category"}, True),
+        (np.array([0, 1, 5]), {}, True),
+        (np.array([0, 1, 5]), {"kind": "number"}, False),
+        (np.arange(1001), {}, False),
+        (np.arange(1000), {}, True),
+        (np.array([0, 1], np.int32), {}, True),
+    ],
+)
+def test_the_kind_of_the_column_decides(values: Any, settings: Any, is_category: bool) -> None:
+    y = values[np.arange(1200) % len(values)]
+    state = fitted(labelled(bits(1200), y), max_iter=1, **settings)
+    assert state.params.is_category == is_category
+
+
+SOME = bits(100)
+CODES = np.arange(100, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "settings", "message"),
+    [
+        (SOME, np.full(100, 3), {}, "column 'y': Expected labels that differ, got the same in all"),
+        (SOME, np.full(100, 2.5), {}, "column 'y': Expected labels that differ, got the same"),
+        (SOME, np.full(100, np.nan), {}, "column 'y': Expected labels that differ, got none"),
+        (SOME, CODES, {"column": "segment"}, "column: Expected at least two segments"),
+        (SOME, CODES, {"kind": "number"}, "kind: Expected numbers in column 'y', got texts"),
+        (np.ones_like(SOME), CODES, {}, "Expected rows that differ, got the same values in all"),
+        (SOME, np.arange(100) * 1e200, {}, "Expected numbers with a variance, got one of inf"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused(X: Any, y: Any, settings: Any, message: str) -> None:
+    settings = {"kind": "number" if y.dtype == np.float64 else "auto", **settings}
+    with np.errstate(over="ignore"), pytest.raises(FitError, match=message) as refused:
+        fitted(labelled(X, y), **settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_too_many_categories_are_refused() -> None:
+    X = bits(1100)
+    for y, remedy in ((np.arange(1100, dtype=np.int32), r"column\."), (np.arange(1100), "number")):
+        with pytest.raises(FitError, match=f"at most 1,000 different labels, got more.*{remedy}"):
+            fitted(labelled(X, y), kind="category")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_components": 0}, "--components: Expected at least 1, got 0"),
+        ({"rate": 0.0}, r"rate: Expected above 0, got 0\.0"),
+        ({"rate": -1.0}, r"rate: Expected above 0, got -1\.0"),
+        ({"column": ""}, "column: Expected the name of a per-row column, got ''"),
+        ({"momentum": 1.0}, "momentum: Expected at least 0 and below 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises(FitError, match=message):
+        Bottleneck(**settings)
+
+
+@pytest.mark.parametrize("kind", ["category", "number"])
+def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> None:
+    X = bits(2000)
+    y = (X[:, 0] + 2 * X[:, 1] + 1 * X[:, 2]).astype(np.int64)
+    state = fitted(labelled(X, y), kind=kind, rate=1e4)
+    (told,) = [w.text for w in state.warnings if "training diverged" in w.text]
+    assert "Take shorter steps: --set rate=0.05." in told
+    assert len(state.history) < 5
+    assert np.isfinite(state.params.weights).all()
+    best = int(np.argmax(state.history))
+    assert f"the parameters are those of pass {best + 1}" in told
+    calm = fitted(labelled(X, y), kind=kind)
+    assert max(calm.history) > max(state.history) + 0.2
+    assert not calm.warnings
