@@ -206,10 +206,11 @@ def test_rows_that_are_all_the_same_are_refused(cli, tmp_path):
 
 def test_training_that_diverges_is_told(cli, folder):
     given = ("--dataset", folder / "d.zarr", *BOTTLENECK, "--set", "column=kind", "--json")
-    done = cli("fit", *given, "--set", "rate=1e6")
+    done = cli("fit", *given, "--set", "rate=1e30", "--set", "max_iter=5")
     assert done.code == 0, done.err
-    (told,) = done.json["warnings"]
+    told, stopped = done.json["warnings"]
     assert "training diverged" in told
+    assert "stopped at max_iter=5" in stopped
     assert "Take shorter steps: --set rate=0.05." in told
     assert not done.json["converged"]
 

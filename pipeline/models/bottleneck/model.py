@@ -83,7 +83,7 @@ class Bottleneck(Model):
         What the column is: auto takes texts and whole numbers as categories, and fractions, or
         whole numbers of more than 1,000 values, as a number.
     batch
-        Rows of a step.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps, that of the last is 0; None takes what suits the optimizer.
     optimizer
@@ -105,7 +105,7 @@ class Bottleneck(Model):
     n_components: int | None = None
     column: str = SEGMENT
     kind: Literal["auto", "category", "number"] = "auto"
-    batch: int = 100
+    batch: int | None = None
     rate: float | None = None
     optimizer: Literal["adam", "momentum"] = "adam"
     momentum: float = 0.9
@@ -132,7 +132,7 @@ class Bottleneck(Model):
         """Bytes of the parameters with their gradient and memory, and of a batch, of each task."""
         n_hidden = self.n_components or _BY_DEFAULT
         width = n_features + n_hidden + MOST_CATEGORIES
-        return (n_threads + 1) * 8 * width * (10 * (n_hidden + 1) + 2 * self.batch)
+        return (n_threads + 1) * 8 * width * (10 * (n_hidden + 1) + 2 * (self.batch or 100))
 
     def first_of(self, block: BinaryBlock, rng: RowRandom) -> LabelCounts:
         """MAP: count features and labels."""
@@ -187,8 +187,8 @@ class Bottleneck(Model):
         training, rate = self._training, float(working["rate"])
         memory = training.memory(working)
         learner = Learner(params, self.column, training.optimiser, memory, rate)
-        judge, share = partial(score, params, self.column), float(working["held_out"])
-        return learnt(learner, judge, self._labelled(blocks()), self.batch, share, rng)
+        judge = partial(score, params, self.column)
+        return learnt(learner, judge, self._labelled(blocks()), working, rng)
 
     def _labelled(self, blocks: Iterator[BinaryBlock]) -> Iterator[BinaryBlock]:
         for block in blocks:
@@ -201,23 +201,23 @@ class Bottleneck(Model):
         return finite_score(statistics, params.alone)
 
     def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better; end at once where training went astray."""
-        return self._training.convergence(state.params.alone)
+        """Wait for something better."""
+        return self._training.convergence(state, state.params.alone)
 
     def update(
         self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
-        """Move by the mean change of all tasks; the next steps are shorter."""
-        n_passes = len(state.history) + 1
-        change, working = self._training.moved(state.working, statistics, n_passes)
-        return replace(state, params=state.params.moved(change), working=working)
+        """Move by the mean change of all tasks, or back; the next steps are shorter."""
+        change, working = self._training.moved(state, statistics, state.params.alone)
+        params = state.best if change is None else state.params.moved(change)
+        return replace(state, params=params, working=working)
 
     def finish(self, state: FitState, statistics: Steps) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         is_category = state.params.is_category
         named = "log-probability of the label" if is_category else "score of the label"
         diagnostics = {"n_components": len(state.params.biases), "objective_is": named}
-        doubts = self._training.doubts(state.history, state.params.alone)
+        doubts = self._training.doubts(state, state.params.alone)
         return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
 
     def transform(

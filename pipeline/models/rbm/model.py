@@ -58,7 +58,7 @@ from pipeline.models.rbm.checks import RATES, check_settings
 from pipeline.models.rbm.contrast import Learner, Rule
 from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z, is_enumerable
 from pipeline.models.rbm.params import RBMParams
-from pipeline.models.rbm.steps import Steps, steps_of
+from pipeline.models.rbm.steps import ChainSteps, steps_of
 from pipeline.models.settings import pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.boltzmann_partition import annealed
@@ -121,7 +121,7 @@ class RestrictedBoltzmannMachine(Model):
 
     name: ClassVar[str] = "rbm"
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
-    statistics: ClassVar[type[Steps]] = Steps
+    statistics: ClassVar[type[ChainSteps]] = ChainSteps
     params: ClassVar[type[RBMParams]] = RBMParams
     n_components: int | None = None
     method: Literal["cd", "pcd"] = "pcd"
@@ -190,7 +190,7 @@ class RestrictedBoltzmannMachine(Model):
         working: Arrays,
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
-    ) -> Steps | None:
+    ) -> ChainSteps | None:
         """Step through the rows; give the change of Θ times the rows, and the score of others."""
         theta, memory = params.theta.astype(np.float32), self._training.memory(working)
         shares, chains = params.shares.astype(np.float32), working["chains"]
@@ -208,7 +208,7 @@ class RestrictedBoltzmannMachine(Model):
             self.target,
         )
 
-    def objective(self, params: RBMParams, statistics: Steps) -> float:
+    def objective(self, params: RBMParams, statistics: ChainSteps) -> float:
         """Give the pseudo-log-likelihood of a row held out, nats."""
         return finite_score(statistics, params.independent)
 
@@ -217,7 +217,7 @@ class RestrictedBoltzmannMachine(Model):
         return self._training.convergence(state, state.params.independent)
 
     def update(
-        self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: ChainSteps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks, or back; the next steps are shorter."""
         change, working = self._training.moved(state, statistics, state.params.independent)
@@ -227,7 +227,7 @@ class RestrictedBoltzmannMachine(Model):
         working = {**working, "chains": statistics.values["chains"]}
         return replace(state, params=state.params.moved(change), working=working)
 
-    def finish(self, state: FitState, statistics: Steps) -> FitState:
+    def finish(self, state: FitState, statistics: ChainSteps) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         n_components = len(state.params.hidden_biases)
         diagnostics = {"n_components": n_components, "objective_is": "pseudo-likelihood"}

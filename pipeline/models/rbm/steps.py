@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 
 from pipeline.models.rbm.contrast import Learner
 from pipeline.models.state import Arrays
-from pipeline.statistics.sums import Sums
+from pipeline.statistics.sums import Steps
 
 
 @dataclass(frozen=True)
-class Steps(Sums):
+class ChainSteps(Steps):
     """Sums over rows; but `chains`, (n_chains, n_features), and `chain_keys`, (n_chains,), are not.
 
     Each chain is that of the task with the smallest key.
     """
-
-    label: ClassVar[str] = "steps"
 
     def merge(self, other: Self) -> Self:
         """Add further rows, and choose among chains."""
@@ -32,9 +30,9 @@ class Steps(Sums):
         return replace(added, values={**added.values, **chosen})
 
 
-def steps_of(learner: Learner, sums: Sums | None) -> Steps | None:
+def steps_of(learner: Learner, sums: Steps | None) -> ChainSteps | None:
     """Add where the chains of a task are; None where it had no rows."""
     if sums is None:
         return None
     chains: Arrays = {"chains": learner.chains, "chain_keys": learner.chain_keys}
-    return Steps(sums.n_samples, sums.objective, {**sums.values, **chains})
+    return ChainSteps(sums.n_samples, sums.objective, {**sums.values, **chains})

@@ -192,19 +192,3 @@ def test_too_many_categories_are_refused() -> None:
 def test_settings_out_of_range_are_refused(settings: Any, message: str) -> None:
     with pytest.raises(FitError, match=message):
         Bottleneck(**settings)
-
-
-@pytest.mark.parametrize("kind", ["category", "number"])
-def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> None:
-    X = bits(2000)
-    y = (X[:, 0] + 2 * X[:, 1] + 1 * X[:, 2]).astype(np.int64)
-    state = fitted(labelled(X, y), kind=kind, rate=1e4)
-    (told,) = [w.text for w in state.warnings if "training diverged" in w.text]
-    assert "Take shorter steps: --set rate=0.05." in told
-    assert len(state.history) < 5
-    assert np.isfinite(state.params.weights).all()
-    best = int(np.argmax(state.history))
-    assert f"the parameters are those of pass {best + 1}" in told
-    calm = fitted(labelled(X, y), kind=kind)
-    assert max(calm.history) > max(state.history) + 0.2
-    assert not calm.warnings

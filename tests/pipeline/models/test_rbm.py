@@ -20,7 +20,7 @@ from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.rbm.contrast import Learner, Rule
 from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z
 from pipeline.models.rbm.params import RBMParams
-from pipeline.models.rbm.steps import Steps
+from pipeline.models.rbm.steps import ChainSteps
 from pipeline.models.state import FitState
 from pipeline.numerics.boltzmann_rows import Machine
 from pipeline.numerics.gradient_steps import centre, move_centred
@@ -251,9 +251,9 @@ def test_steps_are_contrasted_statistics_on_the_average(goes_on: bool) -> None:
 
 
 def test_chains_go_on_from_one_task_each() -> None:
-    def part(key: list[float], bit: int) -> Steps:
+    def part(key: list[float], bit: int) -> ChainSteps:
         chains = {"chains": np.full((2, 3), bit, np.uint8), "chain_keys": np.array(key)}
-        return Steps(1, -1.0, {"theta": np.ones(4), **chains})
+        return ChainSteps(1, -1.0, {"theta": np.ones(4), **chains})
 
     parts = [part([0.5, 0.2], 0), part([0.1, 0.9], 1), part([0.3, 0.4], 0)]
     left = parts[0].merge(parts[1]).merge(parts[2])
