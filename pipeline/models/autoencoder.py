@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit
+from scipy.special import expit
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
@@ -44,7 +44,10 @@ from pipeline.learning.batches import Batch
 from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
+    Corruption,
     NetworkLearner,
+    check_noise,
+    corrupted,
     first_layer,
     reconstruction_scores,
     singles,
@@ -68,14 +71,12 @@ from pipeline.numerics.layered_network import (
     flat_of,
     layers_of,
 )
-from pipeline.numerics.logistic_units import fill_draws, states_of
 from pipeline.params import array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
-Singles = NDArray[np.float32]
 
 MOST_BY_DEFAULT = 64
 """Hidden units where no number is given."""
@@ -146,7 +147,7 @@ class Autoencoder(Model):
     params: ClassVar[type[AutoencoderParams]] = AutoencoderParams
     n_components: int | None = None
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
-    corruption: Literal["none", "flip", "mask"] = "none"
+    corruption: Corruption = "none"
     noise: float = 0.1
     sparsity: float = 0.0
     penalty: Literal["l1", "kl"] = "kl"
@@ -162,9 +163,9 @@ class Autoencoder(Model):
     def __post_init__(self) -> None:
         check_components(self)
         check_choices(self)
-        for name in ("noise", "target"):
-            if not 0 < (value := getattr(self, name)) < 1:
-                raise FitError(f"{name}: Expected above 0 and below 1, got {value}.")
+        check_noise(self.noise)
+        if not 0 < self.target < 1:
+            raise FitError(f"target: Expected above 0 and below 1, got {self.target}.")
         if not 0 <= self.sparsity < np.inf:
             raise FitError(f"sparsity: Expected at least 0, got {self.sparsity}.")
         Training.of(self, RATES)
@@ -225,9 +226,7 @@ class Autoencoder(Model):
     def _fill(self, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers) -> None:
         """Fill in the slopes of a batch."""
         wanted, seen = singles(batch)
-        given = corrupted(self.corruption, self.noise, wanted, batch.rows, draws)
-        if seen is not None:
-            given = given * seen
+        given = corrupted(wanted, seen, self.corruption, self.noise, batch.rows, draws)
         pull = self._pull if self.sparsity else None
         fill_slopes(layers, given, wanted, seen, slopes, squared=self._is_squared, pull=pull)
 
@@ -273,28 +272,3 @@ class Autoencoder(Model):
         """Give σ(W codes + c), (n_samples, n_features); segments do not matter."""
         probabilities: Array = expit(codes @ params.weights.T + params.visible_biases)
         return probabilities
-
-
-def corrupted(
-    kind: str, share: float, X: Singles, rows: NDArray[np.int64], draws: RowRandom
-) -> Singles:
-    """Flip or mask a share of the bits, drawn by their rows.
-
-    Parameters
-    ----------
-    kind
-        `none`, `flip` or `mask`.
-    share
-        Of the bits.
-    X
-        Rows, (n_samples, n_features).
-    rows
-        Their original numbers, (n_samples,).
-    draws
-        Of the pass.
-    """
-    if kind == "none":
-        return X
-    hit = np.empty_like(X)
-    fill_draws(np.full_like(X, logit(share)), X.shape[1], states_of(draws.key, rows), 0, hit)
-    return np.abs(X - hit) if kind == "flip" else X * (1 - hit)

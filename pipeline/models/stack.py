@@ -9,8 +9,10 @@ Fit in L + 1 stages. The first L learn a layer each, which must bring back what 
 make of a row, probabilities above the first: as autoencoders by cross-entropy (figure 36.10), or as
 restricted Boltzmann machines by contrastive divergence (figure 36.13). The last unrolls the network
 and goes along the gradient of Σ_i x_i log x̂_i + (1 − x_i) log(1 − x̂_i) in all its parameters, by
-back-propagation. Steps and their judgement are those of `pipeline.learning.training`, each stage
-judged by what its layers bring back. `pretrain=0` leaves out the first L stages: random weights.
+back-propagation. Bits of the rows that go in are masked, lest the network learn these rows by heart
+(P. Vincent et al., JMLR 11, 2010). Steps and their judgement are those of
+`pipeline.learning.training`, each stage judged by how well its layers bring back clean rows.
+`pretrain=0` leaves out the first L stages: random weights.
 
 Missing values are left out of the sums: of W_1ᵀx, as if they were 0, and of the score.
 
@@ -46,7 +48,10 @@ from pipeline.learning.batches import Batch
 from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
+    Corruption,
     NetworkLearner,
+    check_noise,
+    corrupted,
     first_layer,
     reconstruction_scores,
     singles,
@@ -85,7 +90,7 @@ Array = NDArray[np.float64]
 
 MOST_BY_DEFAULT = 16
 """Codes where no number is given."""
-_USUAL_LAYERS = (256, 64)  # below the codes
+_USUAL_LAYERS = (256, 128)  # below the codes
 _MOST_GROWTH = 10
 _SMOOTHING = 0.5
 
@@ -125,12 +130,17 @@ class Stack(Model):
         Units of the last layer; None takes as many as `layers` says, or else as there are features,
         16 at the most.
     layers
-        Units of each layer from the data up, the last being the components; None takes 256 and 64
+        Units of each layer from the data up, the last being the components; None takes 256 and 128
         below the components, no more than there are features and no less than components.
     block
         What a layer is learned as: a restricted Boltzmann machine (rbm) or an autoencoder.
     pretrain
         Passes that each layer is learned by itself; 0 begins all at once at random weights.
+    corruption
+        How rows go in while all layers are learned, or the first as an autoencoder: as they are
+        (none), with bits flipped (flip) or set to 0 (mask); clean ones should come out.
+    noise
+        Share of the bits that are flipped or masked.
     batch
         Rows of a step.
     rate
@@ -157,6 +167,8 @@ class Stack(Model):
     layers: tuple[int, ...] | None = None
     block: Literal["rbm", "autoencoder"] = "autoencoder"
     pretrain: int = 20
+    corruption: Corruption = "mask"
+    noise: float = 0.2
     batch: int = 50
     rate: float | None = None
     optimizer: Literal["adam", "momentum"] = "adam"
@@ -172,6 +184,7 @@ class Stack(Model):
             self._check_layers(self.layers)
         if self.pretrain < 0:
             raise FitError(f"pretrain: Expected at least 0, got {self.pretrain}. Give more.")
+        check_noise(self.noise)
         Training.of(self, RATES)
 
     def _check_layers(self, layers: tuple[int, ...]) -> None:
@@ -265,13 +278,22 @@ class Stack(Model):
         stage = int(working["stage"])
         (below, learns), is_last = _parts(params, stage), stage == len(params.weights)
         below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
-        fill = partial(_fill_reconstruction, below)
+        fill = partial(self._fill_reconstruction, below, rng.stream("corruption"))
         if self.block == "rbm" and not is_last:
             fill = partial(_fill_contrast, below, rng.stream("hidden"))
         learner = NetworkLearner(self._training_of(stage, params.sizes), working, learns, fill)
         before = layers_of(learner.theta.copy(), sizes_of(learns))
         score, share = partial(_score, below, before), float(working["held_out"])
         return learnt(learner, score, blocks(), self.batch, share, rng)
+
+    def _fill_reconstruction(
+        self, below: Layers, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers
+    ) -> None:
+        """Fill in the slopes of a batch; what layers make of data goes in as it is."""
+        wanted, seen = _given(below, batch)
+        kind = "none" if below else self.corruption
+        given = corrupted(wanted, seen, kind, self.noise, batch.rows, draws)
+        fill_slopes(layers, given, wanted, seen, slopes)
 
     def objective(self, params: StackParams, statistics: Sums) -> float:
         """Give the score of a row held out, nats: how well the layers learnt bring back."""
@@ -353,11 +375,6 @@ def _given(below: Layers, batch: Batch) -> Any:
     """Give what goes into the layers that are learnt, and where it counts."""
     X, seen = singles(batch)
     return (upward(below, X)[-1], None) if below else (X, seen)
-
-
-def _fill_reconstruction(below: Layers, batch: Batch, layers: Layers, slopes: Layers) -> None:
-    given, seen = _given(below, batch)
-    fill_slopes(layers, given, given, seen, slopes)
 
 
 def _fill_contrast(

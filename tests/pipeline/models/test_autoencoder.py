@@ -14,13 +14,16 @@ from pipeline.blocks import BinaryBlock, block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import collect_first, fit, start
-from pipeline.learning.layered import first_layer, reconstruction_scores, unlearnt_score
-from pipeline.models.autoencoder import Autoencoder, AutoencoderParams, corrupted
+from pipeline.learning.layered import (
+    corrupted,
+    first_layer,
+    reconstruction_scores,
+    unlearnt_score,
+)
+from pipeline.models.autoencoder import Autoencoder, AutoencoderParams
 from pipeline.models.state import FitState
 from pipeline.numerics.layered_network import flat_of, upward
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import PairCounts
-from pipeline.trials.linear_pca import linear_pca
 from tests.strategies import Data, memory_rows
 
 Bits = NDArray[np.uint8]
@@ -104,14 +107,19 @@ def test_steps_go_along_the_slope_of_score_less_penalty(loss: Any, penalised: An
 
 def test_bits_are_flipped_or_masked_by_their_rows_and_passes() -> None:
     X, rows = kinds(3000, 4).astype(np.float32), np.arange(3000)
-    assert corrupted("none", 0.2, X, rows, RNG) is X
-    flipped, masked = (corrupted(kind, 0.2, X, rows, RNG) for kind in ("flip", "mask"))
+    assert corrupted(X, None, "none", 0.2, rows, RNG) is X
+    flipped, masked = (corrupted(X, None, k, 0.2, rows, RNG) for k in ("flip", "mask"))
     hit = flipped != X
     assert abs(hit.mean() - 0.2) < 0.005
     assert np.abs(hit.mean(axis=0) - 0.2).max() < 0.04
     np.testing.assert_array_equal(masked, np.where(hit, 0, X))
-    np.testing.assert_array_equal(corrupted("flip", 0.2, X[7:9], rows[7:9], RNG), flipped[7:9])
-    assert (corrupted("flip", 0.2, X, rows, RowRandom(0, 1)) != flipped).mean() > 0.2
+    few = slice(7, 9)
+    again = corrupted(X[few], None, "flip", 0.2, rows[few], RNG)
+    np.testing.assert_array_equal(again, flipped[few])
+    assert (corrupted(X, None, "flip", 0.2, rows, RowRandom(0, 1)) != flipped).mean() > 0.2
+    seen = (np.random.default_rng(5).random(X.shape) < 0.5).astype(np.float32)
+    found = corrupted(X * seen, seen, "flip", 0.2, rows, RNG)
+    np.testing.assert_array_equal(found, flipped * seen)
 
 
 def test_clean_rows_should_come_out() -> None:
@@ -127,12 +135,11 @@ def test_clean_rows_should_come_out() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"loss": "squared"}, {"optimizer": "momentum"}])
-def test_rows_come_back_better_than_by_linear_pca(settings: dict[str, Any]) -> None:
+def test_rows_of_few_kinds_come_back_from_few_units(settings: dict[str, Any]) -> None:
     X, new = kinds(3000, 5), kinds(1000, 6)
-    state = fitted(X, n_components=3, max_iter=60, **settings)
-    linear = linear_pca(PairCounts.of_block(block_of(X), pooled=True), 3)
-    of_linear = float(((linear.reconstruct(new, None, 3) > 0.5) != new).mean())
-    assert wrong_bits(state.params, new) < 0.8 * of_linear
+    state = fitted(X, n_components=4, max_iter=40, **settings)
+    assert wrong_bits(state.params, new) < 0.06  # 0.05 are noise
+    assert ((X.mean(axis=0) > 0.5) != new).mean() > 0.25
     assert state.warnings == ()
 
 

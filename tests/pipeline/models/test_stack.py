@@ -134,7 +134,7 @@ def test_missing_values_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("n_features", "settings", "sizes"),
     [
-        (300, {}, (300, 256, 64, 16)),
+        (300, {}, (300, 256, 128, 16)),
         (20, {}, (20, 20, 20, 16)),
         (20, {"n_components": 3}, (20, 20, 20, 3)),
         (20, {"n_components": 30}, (20, 30, 30, 30)),
