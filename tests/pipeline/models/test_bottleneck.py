@@ -192,3 +192,28 @@ def test_too_many_categories_are_refused() -> None:
 def test_settings_out_of_range_are_refused(settings: Any, message: str) -> None:
     with pytest.raises(FitError, match=message):
         Bottleneck(**settings)
+
+
+@pytest.mark.parametrize("kind", ["category", "number"])
+def test_steps_that_are_too_long_are_shortened_and_told(kind: Any) -> None:
+    X = bits(2000)
+    y = (X[:, 0] + 2 * X[:, 1] + 1 * X[:, 2]).astype(np.int64)
+    state = fitted(labelled(X, y), kind=kind, rate=1e4)
+    (told,) = [w.text for w in state.warnings]
+    assert "steps were too long at first" in told
+    assert np.isfinite(state.params.weights).all()
+    calm = fitted(labelled(X, y), kind=kind)
+    assert max(state.history) > max(calm.history) - 0.1
+    assert not calm.warnings
+
+
+@pytest.mark.parametrize("kind", ["category", "number"])
+def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> None:
+    X = bits(2000)
+    y = (X[:, 0] + 2 * X[:, 1] + 1 * X[:, 2]).astype(np.int64)
+    state = fitted(labelled(X, y), kind=kind, rate=1e30, max_iter=10)
+    told = [w.text for w in state.warnings]
+    assert told[0].startswith("training diverged: no pass was better than having learnt nothing.")
+    assert told[0].endswith("Take shorter steps: --set rate=0.05.")
+    assert "stopped at max_iter=10 before converging" in told[1]
+    assert np.isfinite(state.params.weights).all()
