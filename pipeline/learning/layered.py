@@ -32,8 +32,9 @@ Fill = Callable[[Batch, Layers, Layers], None]
 """Fills in the slopes of layers, summed over the rows of a batch: given batch, layers, slopes."""
 
 RATES = {"adam": 0.03, "momentum": 0.1}
-USUAL_BATCH = 50
 """Length of the first steps where none is given, by optimizer."""
+USUAL_BATCH = 50
+"""Rows of a step where no number is given."""
 _STEEPNESS = 4.0  # a sigmoid rises by ¼: with flatter curves signals fade from layer to layer
 
 

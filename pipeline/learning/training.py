@@ -183,7 +183,7 @@ class Training:
             Score of a row where nothing was learnt, nats.
         """
         patience = self.patience + int(state.working["n_lost"])
-        at_rest = not _is_unlearnt(state, unlearnt)
+        at_rest = not _has_diverged(state, unlearnt)
         return ByPatience(self.max_iter, patience, self.tol, comes_to_rest=at_rest)
 
     def doubts(self, state: Any, unlearnt: float) -> tuple[Notice, ...]:
@@ -191,11 +191,11 @@ class Training:
         n_lost = int(state.working["n_lost"])
         if not n_lost:
             return ()
-        if _is_unlearnt(state, unlearnt):
+        if _has_diverged(state, unlearnt):
             rate = min(self.usual_rate, self.rate / 10)
             return (
                 Notice(
-                    "training diverged: no pass was better than having learnt nothing. Take "
+                    "training diverged: no pass was better than before the first step. Take "
                     f"shorter steps: --set rate={rate:g}."
                 ),
             )
@@ -204,7 +204,7 @@ class Training:
             Notice(
                 f"steps were too long at first: {times} much of what was learnt was lost, and "
                 "training went on from the best pass with shorter ones. "
-                f"--set rate={self._rate_after(n_lost):.2g} begins with those."
+                f"--set rate={min(self._rate_after(n_lost), self.usual_rate):.2g} begins with such."
             ),
         )
 
@@ -212,10 +212,11 @@ class Training:
         return float(self.rate / _SHORTER**n_lost)
 
 
-def _is_unlearnt(state: Any, unlearnt: float) -> bool:
-    """Tell whether passes were lost, and none was better than nothing learnt."""
-    best = max(state.history, default=-math.inf)
-    return bool(state.working["n_lost"]) and best <= unlearnt + _LEAST_LOST * abs(unlearnt)
+def _has_diverged(state: Any, unlearnt: float) -> bool:
+    """Tell whether passes were lost, and none was better than before the first step."""
+    history = state.history or (-math.inf,)
+    gained = max(history) - history[0]
+    return bool(state.working["n_lost"]) and not gained > _LEAST_LOST * abs(unlearnt)
 
 
 def _is_lost(best: float, score: float, unlearnt: float) -> bool:

@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
-from pipeline.errors import FitError
+from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.learning.batches import Batch
 from pipeline.learning.convergence import Convergence

@@ -140,7 +140,7 @@ def test_a_score_that_is_no_number_is_far_down() -> None:
     [
         ((-10.0, -5.0), 0, None),
         ((-10.0, -8.0, -5.0), 1, "once much of what was learnt was lost"),
-        ((-10.0, -8.0, -5.0), 2, "--set rate=0.022 begins with those."),
+        ((-10.0, -8.0, -5.0), 2, "--set rate=0.022 begins with such."),
         ((-10.0, -50.0), 1, "Take shorter steps: --set rate=0.02."),
     ],
 )

@@ -202,9 +202,8 @@ def test_steps_that_are_too_long_are_shortened_and_told(kind: Any) -> None:
     (told,) = [w.text for w in state.warnings]
     assert "steps were too long at first" in told
     assert np.isfinite(state.params.weights).all()
-    calm = fitted(labelled(X, y), kind=kind)
-    assert max(state.history) > max(calm.history) - 0.1
-    assert not calm.warnings
+    assert max(state.history) > state.history[0] + 0.3
+    assert not fitted(labelled(X, y), kind=kind).warnings
 
 
 @pytest.mark.parametrize("kind", ["category", "number"])
@@ -213,7 +212,7 @@ def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> Non
     y = (X[:, 0] + 2 * X[:, 1] + 1 * X[:, 2]).astype(np.int64)
     state = fitted(labelled(X, y), kind=kind, rate=1e30, max_iter=10)
     told = [w.text for w in state.warnings]
-    assert told[0].startswith("training diverged: no pass was better than having learnt nothing.")
+    assert told[0].startswith("training diverged: no pass was better than before the first step.")
     assert told[0].endswith("Take shorter steps: --set rate=0.05.")
     assert "stopped at max_iter=10 before converging" in told[1]
     assert np.isfinite(state.params.weights).all()
