@@ -5,6 +5,7 @@ Matplotlib is imported where a figure is drawn: it takes its time, and most runs
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,14 +99,20 @@ def image_layout(feature_names: Sequence[str], shape: str | None) -> ImageLayout
     if size is None:
         raise FitError(
             f"--image-shape: Expected HEIGHTxWIDTH for {n_features} features not named "
-            "r0c0, r0c1 and so on, got none."
+            f"r0c0, r0c1 and so on, got none. {_such_as(n_features)}"
         )
     if size[0] * size[1] != n_features:
         raise FitError(
             f"--image-shape: Expected a height times width of the {n_features} features, "
-            f"got {shape} = {size[0] * size[1]}."
+            f"got {shape} = {size[0] * size[1]}. {_such_as(n_features)}"
         )
     return ImageLayout(*size, np.arange(n_features))
+
+
+def _such_as(n_features: int) -> str:
+    """Name the shape that is nearest to a square."""
+    height = next(n for n in range(math.isqrt(n_features), 0, -1) if n_features % n == 0)
+    return f"Give that of the images, such as {height}x{n_features // height}."
 
 
 def _size(shape: str) -> tuple[int, int]:
@@ -314,6 +321,39 @@ def draw_ranges(
     for colour, (x, values) in zip(_COLOURS, series.values(), strict=False):
         low, high = values.min(axis=1), values.max(axis=1)
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def draw_spread(
+    axes: Axes,
+    series: Mapping[str, Sequence[Sequence[float]]],
+    names: Sequence[str],
+    label: str,
+) -> None:
+    """Draw repeated values of several series along lines that are named, with a bar at the median.
+
+    Parameters
+    ----------
+    axes
+        Where to draw.
+    series
+        By name: the values of each line, from the uppermost down.
+    names
+        What stands to the left of each line.
+    label
+        What stands below.
+    """
+    for k, (name, lines) in enumerate(series.items()):
+        colour, marker = _COLOURS[k], _MARKERS[k]
+        heights = np.arange(len(lines)) + 0.3 * (k - (len(series) - 1) / 2)
+        x, y = np.concatenate(lines), np.repeat(heights, [len(values) for values in lines])
+        style: Any = {"color": colour, "markersize": 4, "alpha": 0.55, "markeredgewidth": 0}
+        axes.plot(x, y, marker, label=name, **style)
+        medians = [float(np.median(values)) for values in lines]
+        axes.vlines(medians, heights - 0.14, heights + 0.14, color=colour, linewidth=2)
+    axes.set(xlabel=label, yticks=range(len(names)), yticklabels=names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def scale_by_ratio(axes: Axes, last: int) -> None:
