@@ -45,9 +45,9 @@ OUTPUT = "runs/experiments/denoising"
 HELP = """Clean noisy images by models of clean ones, as Sugiyama (2016, figures 36.11 and 36.15).
 
 The images are the 2s of `example:digits`, or the rows of `--dataset`. Models are fitted to 100 of
-the first two thirds of the images, another 100 for each seed, and to all of these. In the last third
-a random 10 % of the pixels are set to 1, and another 10 % to 0. A model turns what comes of it into
-codes, and these back into bits; linear PCA is cut at the threshold that is best for the training
+the first two thirds of the images, another 100 for each seed, and to all of them. In the last
+third a random 10 % of the pixels are set to 1, and another 10 % to 0. A model turns these into
+codes, and those back into bits; linear PCA is cut at the threshold that is best for the training
 images with noise of their own.
 
 `wrong_bits` is the share of wrong bits among those. `wrong_bits_weighed` is that of the likeliest
@@ -64,7 +64,7 @@ EXAMPLES = """Examples:
 _EXAMPLE = "example:digits"
 _MODELS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("clipped PCA", "clipped-pca", {"constant_features": "keep"}),
-    ("latent trait", "latent-trait", {"constant_features": "pin"}),
+    ("latent trait", "latent-trait", {"constant_features": "pin", "prior_precision": 1.0}),
     ("mixture", "bernoulli-mixture", {}),
     ("RBM", "rbm", {}),
     # Chosen by images held out of those to learn from.
