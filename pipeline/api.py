@@ -23,6 +23,7 @@ from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
 from pipeline.in_python import in_python, speaking_python, told_in_python
 from pipeline.known_segments import known_segments, segment_indices, unknown_segments
+from pipeline.learning.convergence import kept_objective
 from pipeline.models.base import Model
 from pipeline.models.registry import model_class
 from pipeline.models.settings import hyperparameters
@@ -39,7 +40,7 @@ from pipeline.using.evaluate import (
     score_rows,
 )
 from pipeline.using.features import check_features
-from pipeline.using.stored import stored_model
+from pipeline.using.stored import stored_model, stored_objective
 from pipeline.using.transform import Reconstruction, Transform
 
 T = TypeVar("T")
@@ -109,6 +110,8 @@ class Fitted(Shown):
         Whether the last stage of the fit converged.
     objective_is
         What the objective is called: `lower bound` or `pseudo-likelihood` where it is one.
+    objective
+        That of the parameters, nats a row; None of a fit without passes.
     """
 
     model: Model
@@ -119,6 +122,7 @@ class Fitted(Shown):
     warnings: tuple[str, ...] = ()
     converged: bool = False
     objective_is: str = "objective"
+    objective: float | None = None
 
     @classmethod
     def of(cls, artifact: Stored) -> Self:
@@ -138,6 +142,7 @@ class Fitted(Shown):
             tuple(map(in_python, manifest["warnings"])),
             bool(manifest["converged"]),
             manifest["diagnostics"].get("objective_is", "objective"),
+            stored_objective(manifest),
         )
 
     def _facts(self) -> Facts:
@@ -145,8 +150,8 @@ class Fitted(Shown):
         yield "features", f"{len(self.feature_names):,}"
         yield "segments", f"{len(self.segment_names):,}"
         yield "converged", "yes" if self.converged else "no"
-        if any(self.history):
-            yield self.objective_is, f"{self.history[-1]:.6g} nats a row"
+        if self.objective:
+            yield self.objective_is, f"{self.objective:.6g} nats a row"
         for name, (dims, values) in named_arrays(self.params).items():
             if values.size and values.ndim:
                 axes = zip(dims, values.shape, strict=True)
@@ -197,9 +202,11 @@ def fit(
         rows = _rows(dataset, split, 1 << 30, built.reads_columns())
         state = fit_model(built, rows, executor, seed, progress=told)
     warnings = tuple(told_in_python(notice, *names) for notice in state.warnings)
-    converged = built.convergence(state).converged(state.history)
+    convergence, history = built.convergence(state), state.history
+    converged = convergence.converged(history)
     named = state.diagnostics.get("objective_is", "objective")
-    return Fitted(built, state.params, *names, state.history, warnings, converged, named)
+    objective = kept_objective(convergence, history) if history else None
+    return Fitted(built, state.params, *names, history, warnings, converged, named, objective)
 
 
 def transform(

@@ -152,6 +152,7 @@ class FitManifest(ArtifactManifest, total=False):
     iterations: Count
     converged: bool
     history: list[Number]
+    objective: Number | None
     diagnostics: Diagnostics
     warnings: list[str]
     n_components: Count

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.splits import told_rows
+from pipeline.using.stored import stored_objective
 
 _TOP = 8
 
@@ -23,7 +24,7 @@ def fit_summary(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
         **{name: manifest[name] for name in names},
         "n_features": len(manifest["feature_names"]),
         "n_segments": len(manifest["segment_names"]),
-        "objective": manifest["history"][-1] if manifest["history"] else None,
+        "objective": stored_objective(manifest),
         "diagnostics": manifest["diagnostics"],
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],

@@ -11,6 +11,7 @@ from typing import Any
 from flows.data.fitted import Fitted
 from flows.fitting.kept_statistics import leading_digest
 from pipeline.code_digest import code_digest
+from pipeline.learning.convergence import kept_objective
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from storage.dataset import BinaryDataset
@@ -72,10 +73,12 @@ def fingerprint(described: dict[str, Any]) -> str:
 def outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
     """Describe what a fit ended with."""
     names = (dataset.feature_names, dataset.segment_names)
+    convergence, history = model.convergence(state), state.history
     return {
         "iterations": state.iteration,
-        "converged": model.convergence(state).converged(state.history),
-        "history": state.history,
+        "converged": convergence.converged(history),
+        "history": history,
+        "objective": kept_objective(convergence, history) if history else None,
         "diagnostics": state.diagnostics,
         "warnings": [notice.render(*names) for notice in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),

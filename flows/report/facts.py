@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flows.cli.splits import told_rows
 from flows.report.plots import number
 from pipeline.models.registry import models
+from pipeline.using.stored import stored_objective
 from storage.artifacts import Artifact
 
 Facts = list[tuple[str, str]]
@@ -51,9 +52,9 @@ def what_was_fitted(manifest: Manifest) -> Facts:
         ("components", f"{manifest['n_components']:,}"),
         ("passes", f"{manifest['iterations']:,}, {ended}"),
     ]
-    if manifest["history"] and manifest["history"][-1]:
+    if objective := stored_objective(manifest):
         named = manifest["diagnostics"].get("objective_is", "objective")
-        facts.append((named, f"{number(manifest['history'][-1], 7)} nats a row"))
+        facts.append((named, f"{number(objective, 7)} nats a row"))
     model = models().get(manifest["model"])
     shown = model.shown if model else ()
     found = manifest["diagnostics"]

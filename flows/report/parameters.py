@@ -24,6 +24,7 @@ from flows.report.plots import (
     heat_map,
     number,
 )
+from pipeline.using.stored import stored_objective
 from storage.artifacts import Artifact
 
 Array = NDArray[np.float64]
@@ -78,11 +79,16 @@ def _history(artifact: Artifact) -> Iterator[Figure]:
     if len(history) < 2:
         return
     passes = np.arange(1, len(history) + 1)
-    plot = curve(passes, history, ("pass", "objective, nats a row"))
+    named = artifact.manifest["diagnostics"].get("objective_is", "objective")
+    plot = curve(passes, history, ("pass", f"{named}, nats a row"))
     first, last = number(history[0], 6), number(history[-1], 6)
     ended = "converged" if artifact.manifest["converged"] else "stopped before it converged"
-    alt = f"The objective went from {first} to {last} nats a row in {len(history)} passes; {ended}."
+    alt = f"The {named} went from {first} to {last} nats a row in {len(history)} passes; {ended}."
     note = f"{first} → {last} nats a row; {ended}."
+    kept = stored_objective(artifact.manifest)
+    if kept is not None and kept > history[-1]:
+        best = int(history.argmax()) + 1
+        note += f" The parameters are those of pass {best}, with {number(kept, 6)}."
     n_passes = artifact.manifest["iterations"]
     if n_passes > len(history):
         note += (

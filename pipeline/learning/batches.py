@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +58,7 @@ def batches(blocks: Iterable[BinaryBlock], size: int, rng: RowRandom) -> Iterato
         shuffled = _unpacked(portion, np.argsort(order.uniform(rows, 1)[:, 0], kind="stable"))
         for first in range(0, len(rows), size):
             check_wanted()
-            yield _cut(shuffled, slice(first, first + size))
+            yield taken(shuffled, slice(first, first + size))
 
 
 def _portions(blocks: Iterable[BinaryBlock], size: int) -> Iterator[list[BinaryBlock]]:
@@ -96,11 +96,24 @@ def _unpacked(blocks: list[BinaryBlock], order: NDArray[np.intp]) -> Batch:
     )
 
 
-def _cut(batch: Batch, at: slice) -> Batch:
+def taken(batch: Batch, at: NDArray[np.int64] | slice) -> Batch:
+    """Take some rows of a batch."""
     return Batch(
         batch.X[at],
         None if batch.observed is None else batch.observed[at],
         batch.rows[at],
         batch.segments[at],
         {name: values[at] for name, values in batch.columns.items()},
+    )
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Put batches together that all have a mask, or none has."""
+    X, observed, rows, segments, columns = zip(*parts, strict=True)
+    return Batch(
+        np.concatenate(X),
+        None if observed[0] is None else np.concatenate(observed),
+        np.concatenate(rows),
+        np.concatenate(segments),
+        {name: np.concatenate([c[name] for c in columns]) for name in columns[0]},
     )

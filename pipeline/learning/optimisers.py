@@ -40,7 +40,7 @@ class Optimiser:
 
     kind: Kind
     momentum: float
-    floor: float = 1e-8
+    floor: float
 
     def memory(self, n_numbers: int, dtype: str = "float32") -> Memory:
         """Give the memory before the first step of so many parameters."""

@@ -23,6 +23,16 @@ RECORDED = (
 """What every fit records."""
 
 
+def stored_objective(manifest: Mapping[str, Any]) -> float | None:
+    """Give the objective of the parameters that were kept; None of a fit without passes.
+
+    Artifacts of before record those of all passes alone, of which they kept the last.
+    """
+    history = manifest["history"]
+    objective: float | None = manifest.get("objective", history[-1] if history else None)
+    return objective
+
+
 def stored_model(
     manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[Model, Any]:

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import FitError
+from pipeline.learning.training import Training
 from pipeline.models.settings import check_choices, check_components
 
-_COUNTS = ("steps", "batch", "patience", "max_iter", "temperatures")
+RATES = {"adam": 0.01, "momentum": 0.05}
+"""Length of the first steps where none is given."""
+_COUNTS = ("steps", "temperatures")
 
 
 def check_settings(model: Any) -> None:
@@ -25,13 +28,9 @@ def check_settings(model: Any) -> None:
     for name, least in (*((name, 1) for name in _COUNTS), ("chains", 2)):
         if (value := getattr(model, name)) < least:
             raise FitError(f"{name}: Expected at least {least}, got {value}. Give more.")
-    if model.rate is not None and not 0 < model.rate < np.inf:
-        raise FitError(f"rate: Expected above 0, got {model.rate}. Give more.")
     for name in ("weight_decay", "sparsity"):
         if not 0 <= (value := getattr(model, name)) < np.inf:
             raise FitError(f"{name}: Expected at least 0, got {value}.")
-    if not 0 <= model.momentum < 1:
-        raise FitError(f"momentum: Expected at least 0 and below 1, got {model.momentum}.")
-    for name in ("target", "tol"):
-        if not 0 < (value := getattr(model, name)) < 1:
-            raise FitError(f"{name}: Expected above 0 and below 1, got {value}.")
+    if not 0 < model.target < 1:
+        raise FitError(f"target: Expected above 0 and below 1, got {model.target}.")
+    Training.of(model, RATES)

@@ -6,12 +6,10 @@ P(h_j = 1 | x) = σ(c_j + Σ_i x_i W_ij), P(x_i = 1 | h) = σ(b_i + Σ_j W_ij h_
 
 Fit by contrastive divergence (figure 36.13; G. E. Hinton, Neural Computation 14, 2002): steps along
 ⟨x hᵀ⟩ of a batch less that of chains, which take `steps` Gibbs steps from the batch's rows (`cd`),
-or go on from batch to batch (`pcd`; T. Tieleman, ICML 2008). Every task takes its own steps, and
-the pass moves by their mean, weighted by rows. All tasks begin with the same chains, and after the
-pass each chain goes on from where a task drawn by lot has it. Steps grow
-shorter in a line, from `rate` to 0 after `max_iter` passes: chains that follow long steps do not
-stand for the model. Passes are judged by the pseudo-likelihood of rows held out: a tenth, 5,000 at
-the most; of less than 1,000 rows none is held out, and all are judged by.
+or go on from batch to batch (`pcd`; T. Tieleman, ICML 2008). Steps and their judgement are those of
+`pipeline.learning.training`: chains that follow long steps do not stand for the model, so they grow
+shorter. All tasks begin with the same chains, and after the pass each chain goes on from where a
+task drawn by lot has it. Passes are judged by the pseudo-likelihood.
 
 Missing values are drawn in each step, given the hidden units given what is observed, and so weigh
 as the model expects them; codes and pseudo-likelihoods put them at their mean field. The likelihood
@@ -41,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -50,15 +49,13 @@ from scipy.special import expit, logit
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
-from pipeline.learning.batches import batches
-from pipeline.learning.convergence import ByPatience, Convergence
-from pipeline.learning.held_out import are_held_out
-from pipeline.learning.optimisers import Optimiser
+from pipeline.learning.batches import Batch
+from pipeline.learning.convergence import Convergence
+from pipeline.learning.training import Training, finite_score, learnt
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.rbm.checks import check_settings
+from pipeline.models.rbm.checks import RATES, check_settings
 from pipeline.models.rbm.contrast import Learner, Rule
-from pipeline.models.rbm.judged import Judged
 from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z, is_enumerable
 from pipeline.models.rbm.params import RBMParams
 from pipeline.models.rbm.steps import Steps, steps_of
@@ -78,11 +75,8 @@ Array = NDArray[np.float64]
 
 MOST_BY_DEFAULT = 64
 """Hidden units where no number is given."""
-_HELD_OUT, _MOST_HELD_OUT, _LEAST_ROWS = 0.1, 5000, 1000
 _FIRST_WEIGHTS = 0.01  # standard deviation
 _SMOOTHING = 0.5
-_RATES = {"adam": 0.01, "momentum": 0.05}
-_FLOOR = 0.03  # a slope has about this deviation from batch to batch
 _DRAWS_OF_MISSING = 100
 _CHAINS, _BURN_IN, _APART = 2000, 500, 10  # of samples
 
@@ -168,13 +162,9 @@ class RestrictedBoltzmannMachine(Model):
         n_hidden = self.n_components or min(len(ones), MOST_BY_DEFAULT)
         weights = _FIRST_WEIGHTS * rng.standard_normal((len(ones), n_hidden))
         params = RBMParams(weights, log_odds, np.zeros(n_hidden), log_odds)
-        is_large = first.n_samples >= _LEAST_ROWS
-        share = is_large * min(_HELD_OUT, _MOST_HELD_OUT / first.n_samples)
         working = {
-            "rate": np.array(self.first_rate),
-            "held_out": np.array(share),
+            **self._training.first(first.n_samples, params.theta.size),
             "chains": self._first_chains(params.shares, rng),
-            **self._optimiser.memory(params.theta.size),
         }
         constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
         told = Notice("constant, so that nothing else depends on them: {features}", constant)
@@ -186,13 +176,8 @@ class RestrictedBoltzmannMachine(Model):
         return (rng.random((n_chains, len(shares))) < shares).astype(np.uint8)
 
     @property
-    def first_rate(self) -> float:
-        """Length of the first steps."""
-        return _RATES[self.optimizer] if self.rate is None else self.rate
-
-    @property
-    def _optimiser(self) -> Optimiser:
-        return Optimiser(self.optimizer, self.momentum, _FLOOR)
+    def _training(self) -> Training:
+        return Training.of(self, RATES)
 
     def warm(self, state: FitState, params: RBMParams) -> FitState:
         """Begin at the weights of an earlier fit."""
@@ -207,25 +192,15 @@ class RestrictedBoltzmannMachine(Model):
         rng: RowRandom,
     ) -> Steps | None:
         """Step through the rows; give the change of Θ times the rows, and the score of others."""
-        share, before = float(working["held_out"]), params.theta.astype(np.float32)
-        memory = {name: working[name].copy() for name in self._optimiser.memory(0)}
+        theta, memory = params.theta.astype(np.float32), self._training.memory(working)
         shares, chains = params.shares.astype(np.float32), working["chains"]
-        learner = Learner(self._rule(working), before.copy(), shares, memory, chains, rng)
-        n_rows, judged = 0, Judged()
-        for batch in batches(blocks(), self.batch, rng):
-            apart = are_held_out(batch.rows, share, rng.seed)
-            judged.add(batch, np.flatnonzero(apart if share else ~apart))
-            learner.step(batch, np.flatnonzero(~apart))
-            n_rows += len(batch.rows)
-        if not n_rows:
-            return None
-        n_judged, nats = judged.score(params.machine)
-        change = learner.theta.astype(np.float64) - before
-        return steps_of(learner, change, n_rows, n_judged, nats)
+        learner = Learner(self._rule(working), theta, shares, memory, chains, rng)
+        score, share = partial(_score, params), float(working["held_out"])
+        return steps_of(learner, learnt(learner, score, blocks(), self.batch, share, rng))
 
     def _rule(self, working: Arrays) -> Rule:
         return Rule(
-            self._optimiser,
+            self._training.optimiser,
             self.steps,
             self.batch,
             float(working["rate"]),
@@ -235,50 +210,28 @@ class RestrictedBoltzmannMachine(Model):
         )
 
     def objective(self, params: RBMParams, statistics: Steps) -> float:
-        """Give the pseudo-log-likelihood of a row held out, nats; far down if it is no number."""
-        score = statistics.objective / max(int(statistics.values["n_judged"]), 1)
-        return score if np.isfinite(score) else 2 * _astray(params)
+        """Give the pseudo-log-likelihood of a row held out, nats."""
+        return finite_score(statistics, params.independent)
 
     def convergence(self, state: FitState) -> Convergence:
         """Wait for something better; end at once where training went astray."""
-        astray = _astray(state.params)
-        return ByPatience(self.max_iter, self.patience, self.tol, astray, comes_to_rest=True)
+        return self._training.convergence(state.params.independent)
 
     def update(
         self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks; the next steps are shorter."""
-        values, n_fitted = statistics.values, max(int(statistics.values["n_fitted"]), 1)
-        kept = {n: values[n] / n_fitted for n in self._optimiser.memory(0)}
-        memory = {name: a.astype(np.float32) for name, a in kept.items()}
-        rate = np.array(self.first_rate * max(1 - (len(state.history) + 1) / self.max_iter, 0.0))
-        working = {**state.working, **memory, "chains": values["chains"], "rate": rate}
-        return replace(
-            state, params=state.params.moved(values["theta"] / n_fitted), working=working
-        )
+        n_passes = len(state.history) + 1
+        change, working = self._training.moved(state.working, statistics, n_passes)
+        working = {**working, "chains": statistics.values["chains"]}
+        return replace(state, params=state.params.moved(change), working=working)
 
     def finish(self, state: FitState, statistics: Steps) -> FitState:
-        """Say how many hidden units there are, and what went wrong."""
+        """Say how many hidden units there are, and what is in doubt."""
         n_components = len(state.params.hidden_biases)
         diagnostics = {"n_components": n_components, "objective_is": "pseudo-likelihood"}
-        noted = (*state.warnings, *self._judge(state))
-        return replace(state, diagnostics=diagnostics, warnings=noted)
-
-    def _judge(self, state: FitState) -> tuple[Notice, ...]:
-        """Say so where passes went astray, or the first was the best."""
-        history, at = state.history, int(np.argmax(state.history))
-        shorter = f"take shorter steps, such as --set rate={self.first_rate / 10:g}"
-        if history[-1] < _astray(state.params):
-            told = (
-                f"training diverged: after {len(history) - 1} passes a row had "
-                f"{history[-1]:.4g} nats, {state.params.independent:.4g} with independent "
-                f"features; the parameters are those after {at}; {shorter}"
-            )
-            return (Notice(told),)
-        is_alone = history[0] < 0.99 * state.params.independent
-        if at == 0 and is_alone and len(history) > self.patience:
-            return (Notice(f"no pass was better than independent features; {shorter}"),)
-        return ()
+        doubts = self._training.doubts(state.history, state.params.independent)
+        return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
 
     def prepare(self, params: RBMParams, rng: np.random.Generator, map_items: Map) -> RBMParams:
         """Find log Z: by enumeration where a layer is small, else by annealing."""
@@ -354,6 +307,5 @@ class RestrictedBoltzmannMachine(Model):
         return probabilities
 
 
-def _astray(params: RBMParams) -> float:
-    """Give the objective below which training has diverged: far under independent features."""
-    return 2 * params.independent - 1
+def _score(params: RBMParams, batch: Batch) -> Array:
+    return pseudo_likelihoods(params.machine, batch.X, batch.observed)

@@ -6,13 +6,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.models.rbm.contrast import Learner
 from pipeline.models.state import Arrays
 from pipeline.statistics.sums import Sums
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -35,22 +32,9 @@ class Steps(Sums):
         return replace(added, values={**added.values, **chosen})
 
 
-def steps_of(learner: Learner, change: Array, n_rows: int, n_judged: int, nats: float) -> Steps:
-    """Give what a task has done.
-
-    Parameters
-    ----------
-    learner
-        After the last batch.
-    change
-        Of Θ.
-    n_rows
-        All rows of the task.
-    n_judged, nats
-        Rows that the pass is judged by, and their score.
-    """
-    means = {"theta": change, **learner.memory}
-    values = {name: learner.n_rows * np.asarray(a, np.float64) for name, a in means.items()}
-    counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_judged)}
+def steps_of(learner: Learner, sums: Sums | None) -> Steps | None:
+    """Add where the chains of a task are; None where it had no rows."""
+    if sums is None:
+        return None
     chains: Arrays = {"chains": learner.chains, "chain_keys": learner.chain_keys}
-    return Steps(n_rows, nats, {**values, **counts, **chains})
+    return Steps(sums.n_samples, sums.objective, {**sums.values, **chains})

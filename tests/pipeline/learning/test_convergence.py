@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.learning.convergence import ByObjective, ByPasses, ByPatience, ended, gain_to_come
+from pipeline.learning.convergence import (
+    ByObjective,
+    ByPasses,
+    ByPatience,
+    Convergence,
+    ended,
+    gain_to_come,
+    kept_objective,
+    stop_warning,
+)
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.9, 0.97])
@@ -55,13 +64,35 @@ def test_a_fixed_number_of_passes_is_made() -> None:
     assert [ended(ByPasses(2), (0.0,) * n) for n in range(4)] == [False, False, True, True]
 
 
-def test_patience_waits_for_gains_that_count_and_for_nothing_once_astray() -> None:
+def test_patience_waits_for_gains_that_count() -> None:
     slight = ByPatience(50, patience=2, tol=0.1)
     assert slight.waited([-3.0, -2.9, -2.8]) == 2
     assert slight.waited([-3.0, -2.9, -2.5]) == 0
     assert slight.converged([-3.0, -2.9, -2.8])
-    assert ByPatience(50, patience=9, astray=-10.0).converged([-3.0, -11.0])
-    assert not ByPatience(50, patience=9, astray=-10.0).converged([-3.0, -9.0])
+
+
+@pytest.mark.parametrize(("last", "is_astray"), [(-11.0, True), (-9.0, False)])
+@pytest.mark.parametrize("max_iter", [2, 50])
+def test_a_stage_that_goes_astray_ends_diverged(
+    last: float, is_astray: bool, max_iter: int
+) -> None:
+    criterion = ByPatience(max_iter, 9, astray=-10.0, remedy="Rest.", comes_to_rest=True)
+    history = [-3.0, last]
+    is_over = is_astray or max_iter == 2
+    assert ended(criterion, history) == is_over
+    assert criterion.converged(history) == (is_over and not is_astray)
+    told = stop_warning(criterion, history)
+    assert told == (
+        "training diverged: pass 2 came to -11 nats a row; the parameters are those of pass 1, "
+        "the best, with -3. Rest."
+        if is_astray
+        else None
+    )
+
+
+@pytest.mark.parametrize(("criterion", "kept"), [(ByPatience(9, 2), -2.0), (ByPasses(3), -4.0)])
+def test_the_objective_is_that_of_the_parameters_kept(criterion: Convergence, kept: float) -> None:
+    assert kept_objective(criterion, [-3.0, -2.0, -4.0]) == kept
 
 
 @pytest.mark.parametrize("comes_to_rest", [False, True])

@@ -217,7 +217,7 @@ def test_contrasted_statistics_are_the_gradient() -> None:
 
 def step_of(params: RBMParams, X: Bits, chains: Bits, seed: int, n_steps: int) -> Floats:
     """Θ after one step of length 1, less Θ before."""
-    optimiser, theta = Optimiser("momentum", 0.0), params.theta.astype(np.float32)
+    optimiser, theta = Optimiser("momentum", 0.0, 0.0), params.theta.astype(np.float32)
     rule = Rule(optimiser, n_steps, len(X), 1.0, 0.0, 0.0, 0.1)
     memory = optimiser.memory(theta.size)
     shares = np.full(X.shape[1], 0.5, np.float32)
@@ -339,7 +339,7 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept(rate: floa
     state = fitted(X, n_components=5, rate=rate, optimizer="momentum")
     (notice,) = state.warnings
     assert "training diverged" in notice.text
-    assert f"such as --set rate={rate / 10:g}" in notice.text
+    assert notice.text.endswith("Take shorter steps: --set rate=0.05.")
     assert state.iteration < 20
     model = RestrictedBoltzmannMachine()
     nats = model.pseudo_log_likelihood(state.params, block_of(X), RNG).mean()
