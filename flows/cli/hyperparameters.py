@@ -33,7 +33,9 @@ _TYPES = {
 _INDENTED: dict[str, Any] = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 
 
-def build_model(name: str, components: str | None, settings: Sequence[str]) -> Model:
+def build_model(
+    name: str, components: str | None, settings: Sequence[str], layers: str | None = None
+) -> Model:
     """Make a model's hyperparameters from the options.
 
     Parameters
@@ -44,6 +46,8 @@ def build_model(name: str, components: str | None, settings: Sequence[str]) -> M
         A number, `auto`, or None for the model's default.
     settings
         `NAME=VALUE` each.
+    layers
+        Whole numbers with commas, or None for the model's default.
 
     Raises
     ------
@@ -55,9 +59,11 @@ def build_model(name: str, components: str | None, settings: Sequence[str]) -> M
     values: dict[str, Any] = {}
     if components is not None:
         values["n_components"] = _number_of_components(components)
+    if layers is not None:
+        values["layers"] = _layers(model, layers)
     for setting in settings:
         key, value = _named(setting, hyperparameters(model))
-        values[key] = _converted(key, value, hints[key])
+        values[key] = _converted(f"--set {key}", value, hints[key])
     return model(**values)
 
 
@@ -112,6 +118,15 @@ def _number_of_components(text: str) -> int | None:
         raise FitError(message) from None
 
 
+def _layers(model: type[Model], text: str) -> Any:
+    """Take the setting `layers`, which has an option of its own, of a model that has it."""
+    if "layers" not in hyperparameters(model):
+        raise FitError(
+            f"--layers: Expected a model in layers, such as stack, got {model.name}. Leave it out."
+        )
+    return _converted("--layers", text, get_type_hints(model)["layers"])
+
+
 def _named(setting: str, known: Sequence[str]) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
     if not equals:
@@ -123,13 +138,14 @@ def _named(setting: str, known: Sequence[str]) -> tuple[str, str]:
     return key, value
 
 
-def _converted(key: str, value: str, kind: Any) -> Any:
+def _converted(option: str, value: str, kind: Any) -> Any:
     if value == AUTO and NoneType in get_args(kind):
         return None
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     is_listed = any(get_origin(one) is tuple for one in kinds)
+    given = (value.split(",") if value else []) if is_listed else value
     try:
-        return TypeAdapter(kind).validate_python(value.split(",") if is_listed else value)
+        return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Input should be ")
-        raise FitError(f"--set {key}: Expected {reason}, got {value!r}.") from None
+        raise FitError(f"{option}: Expected {reason}, got {value!r}.") from None

@@ -111,7 +111,7 @@ def check(options: FitOptions) -> Plan:
         If the fit cannot be done.
     """
     open_executor = executor_to_open(**options.where)
-    model = build_model(options.model, options.components, options.settings)
+    model = build_model(options.model, options.components, options.settings, options.layers)
     check_seed(options.seed)
     dataset = open_named(options.dataset)
     split = split_to_fit(dataset, options.split)

@@ -19,6 +19,13 @@ class FitOptions:
     components: Annotated[
         str | None, Option(help="Number of latent components, or auto. [default: the model's]")
     ] = None
+    layers: Annotated[
+        str | None,
+        Option(
+            help="Hidden units of each layer from the data up, such as 256,64,16, the last being "
+            "the components; for models in layers. [default: the model's]"
+        ),
+    ] = None
     settings: Annotated[
         tuple[str, ...],
         Option(

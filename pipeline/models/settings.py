@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from pipeline.errors import FitError
+from pipeline.errors import FitError, Notice
 from pipeline.models.base import Model
 from pipeline.statistics.counts import Counts, FeatureCounts
 
@@ -71,3 +71,10 @@ def pooled_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
             missing.tolist(),
         )
     return observed, ones
+
+
+def notices_of_constants(observed: Counts, ones: Counts) -> tuple[Notice, ...]:
+    """Tell which features are constant, by the margins of `pooled_margins`."""
+    constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
+    told = Notice("constant, so that nothing else depends on them: {features}", constant)
+    return (told,) if constant else ()

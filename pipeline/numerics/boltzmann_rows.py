@@ -66,12 +66,13 @@ def hidden_inputs(machine: Machine, X: Bits, observed: Bits | None) -> Array:
 def hidden_probabilities(machine: Machine, X: Bits, observed: Bits | None) -> Array:
     """Give σ(a), (n_samples, n_components); parameters as for `hidden_inputs`."""
     values = hidden_inputs(machine, X, observed)
-    _to_probabilities(values)
+    to_probabilities(values)
     return values
 
 
 @_kernel
-def _to_probabilities(values: Array) -> None:
+def to_probabilities(values: Array) -> None:
+    """Turn inputs of units into probabilities, in place: (n_samples, n_units)."""
     for n in range(len(values)):
         for j in range(values.shape[1]):
             values[n, j] = _sigmoid(values[n, j])

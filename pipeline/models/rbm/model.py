@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from pipeline.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
+from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.learning.batches import Batch
 from pipeline.learning.convergence import Convergence
@@ -59,7 +59,7 @@ from pipeline.models.rbm.contrast import Learner, Rule
 from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z, is_enumerable
 from pipeline.models.rbm.params import RBMParams
 from pipeline.models.rbm.steps import Steps, steps_of
-from pipeline.models.settings import pooled_margins
+from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.boltzmann_partition import annealed
 from pipeline.numerics.boltzmann_rows import (
@@ -166,9 +166,7 @@ class RestrictedBoltzmannMachine(Model):
             **self._training.first(first.n_samples, params.theta.size),
             "chains": self._first_chains(params.shares, rng),
         }
-        constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-        told = Notice("constant, so that nothing else depends on them: {features}", constant)
-        return FitState(params, working, warnings=(told,) if constant else ())
+        return FitState(params, working, warnings=notices_of_constants(observed, ones))
 
     def _first_chains(self, shares: Array, rng: np.random.Generator) -> NDArray[np.uint8]:
         """Draw the chains that go on from independent features; none where they begin at rows."""

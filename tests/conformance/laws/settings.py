@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -15,12 +16,11 @@ from tests.conformance.facts import Facts
 
 def bad_values(kind: Any) -> list[Any]:
     """Values that no setting of this type takes."""
-    if get_origin(kind) is tuple:
-        return [(0,)]
-    kinds = get_args(kind) or (kind,)
     if get_origin(kind) is Literal:
         return ["no-such-choice"]
-    return [-3] * (int in kinds) + [float("nan")] * (float in kinds)
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    lists = [(0,)] * any(get_origin(one) is tuple for one in kinds)
+    return lists + [-3] * (int in kinds) + [float("nan")] * (float in kinds)
 
 
 def test_bad_hyperparameters_are_refused_by_name(facts: Facts, subtests: pytest.Subtests) -> None:

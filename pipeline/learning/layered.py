@@ -1,0 +1,124 @@
+"""Steps of layered networks through batches, for `pipeline.learning.training`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logit
+
+from pipeline.learning.batches import Batch, taken
+from pipeline.learning.training import Arrays, Training
+from pipeline.numerics.layered_network import (
+    Layer,
+    Layers,
+    cross_entropies,
+    downward,
+    flat_of,
+    layers_of,
+    squared_errors,
+    upward,
+)
+
+Array = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Fill = Callable[[Batch, Layers, Layers], None]
+"""Fills in the slopes of layers, summed over the rows of a batch: given batch, layers, slopes."""
+
+RATES = {"adam": 0.03, "momentum": 0.1}
+"""Length of the first steps where none is given, by optimizer."""
+_STEEPNESS = 4.0  # a sigmoid rises by ¼: with flatter curves signals fade from layer to layer
+
+
+class NetworkLearner:
+    """Parameters of layers on their way through the batches of a task.
+
+    Attributes
+    ----------
+    theta
+        All of them, as `flat_of` puts them.
+    memory
+        Of the optimiser.
+    n_rows
+        Rows that steps were taken with.
+    """
+
+    def __init__(self, training: Training, working: Arrays, layers: Layers, fill: Fill) -> None:
+        self.theta: Singles = flat_of(layers).astype(np.float32)
+        self.memory, self.n_rows = training.memory(working), 0
+        self._optimiser, self._rate, self._fill = training.optimiser, float(working["rate"]), fill
+        self._slope, sizes = np.empty_like(self.theta), sizes_of(layers)
+        self._layers, self._slopes = layers_of(self.theta, sizes), layers_of(self._slope, sizes)
+
+    def step(self, batch: Batch, at: NDArray[np.int64]) -> None:
+        """Take the step of some rows of a batch; none where there are no rows."""
+        if not len(at):
+            return
+        self._fill(taken(batch, at), self._layers, self._slopes)
+        self._slope /= np.float32(len(at))
+        self._optimiser.step(self.theta, self._slope, self.memory, self._rate)
+        self.n_rows += len(at)
+
+
+def first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> Layer:
+    """Give weights that tell units apart, and biases by which nothing is learnt yet.
+
+    Units above are near ½ for the mean row, and what comes back is near the shares.
+
+    Parameters
+    ----------
+    shares
+        Of ones of the units below, (n_below,).
+    n_above
+        Units above.
+    rng
+        Draws the weights.
+    """
+    spread = _STEEPNESS / np.sqrt(len(shares) + n_above)
+    weights = spread * rng.standard_normal((len(shares), n_above))
+    return Layer(weights, logit(shares) - weights.sum(axis=1) / 2, -shares @ weights)
+
+
+def unlearnt_score(shares: Array, seen: Array, *, squared: bool = False) -> float:
+    """Give the score of a row by shares of ones alone, nats.
+
+    Parameters
+    ----------
+    shares
+        Of ones of each unit, (n_units,).
+    seen
+        Of rows that the unit counts in, (n_units,).
+    squared
+        As of `reconstruction_scores`.
+    """
+    if squared:
+        return float(-0.5 * seen @ (shares * (1 - shares)))
+    return float(seen @ (shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
+
+
+def sizes_of(layers: Layers) -> tuple[int, ...]:
+    """Count the units, from those of the data up."""
+    return (len(layers[0].visible), *(len(layer.hidden) for layer in layers))
+
+
+def singles(batch: Batch) -> tuple[Singles, Singles | None]:
+    """Give rows as numbers, 0 where a value is missing, and the mask: (n_samples, n_features)."""
+    X = batch.X.astype(np.float32)
+    if batch.observed is None:
+        return X, None
+    seen = batch.observed.astype(np.float32)
+    return X * seen, seen
+
+
+def reconstruction_scores(
+    layers: Layers, given: NDArray[Any], seen: NDArray[Any] | None, *, squared: bool = False
+) -> Array:
+    """Give how well rows come back from their codes, nats, (n_samples,).
+
+    Cross-entropy, or else half the squared error, which is that of Gaussians of variance 1 but for
+    a constant.
+    """
+    inputs = downward(layers, upward(layers, given)[-1])[-1]
+    return (squared_errors if squared else cross_entropies)(inputs, given, seen)

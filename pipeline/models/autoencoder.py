@@ -1,0 +1,283 @@
+"""Autoencoder: a row comes back from a few hidden units, up and down by the same weights.
+
+Model: h = σ(Wᵀx + b), x̂ = σ(W h + c) (M. Sugiyama, "Introduction to statistical machine learning",
+2016, section 36.3 and figure 36.10, whose W is this one's transpose). There is no P(x): it neither
+draws rows nor says how likely they are.
+
+Fit by steps along the closed-form gradient of Σ_i x_i log x̂_i + (1 − x_i) log(1 − x̂_i), or of half
+the squared error. `sparsity` takes off λ Σ_j h_j (`l1`), or λ Σ_j KL(ρ ‖ h̄_j) of the means over a
+batch (`kl`), ρ the `target`. With `corruption` the row goes in with bits flipped, or ones masked,
+and the clean one should come out (P. Vincent et al., JMLR 11, 2010). Steps and their judgement are
+those of `pipeline.learning.training`; passes are judged by clean rows.
+
+Missing values are left out of the sums: of Wᵀx, as if they were 0, and of the score. Codes of rows
+with many missing values are therefore not comparable with those of rows with few.
+
+=========  ==============  ===========================
+symbol     field           shape
+=========  ==============  ===========================
+W          weights         (n_features, n_components)
+c          visible_biases  (n_features,)
+b          hidden_biases   (n_components,)
+=========  ==============  ===========================
+
+Cost a row: 6 n_features n_components multiplications. Passes: tens.
+Not identifiable: the order of hidden units; how far a unit's range is used, where W is small and
+the curves are near straight; and whatever reconstructs as well. The error has many local minima.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError
+from pipeline.executors.base import Map
+from pipeline.learning.batches import Batch
+from pipeline.learning.convergence import Convergence
+from pipeline.learning.layered import (
+    RATES,
+    NetworkLearner,
+    first_layer,
+    reconstruction_scores,
+    singles,
+    unlearnt_score,
+)
+from pipeline.learning.training import Training, finite_score, learnt
+from pipeline.models.base import Model
+from pipeline.models.settings import (
+    check_choices,
+    check_components,
+    notices_of_constants,
+    pooled_margins,
+)
+from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.layer_rows import codes_of
+from pipeline.numerics.layered_network import (
+    Layer,
+    Layers,
+    Numbers,
+    fill_slopes,
+    flat_of,
+    layers_of,
+)
+from pipeline.numerics.logistic_units import fill_draws, states_of
+from pipeline.params import array
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+Singles = NDArray[np.float32]
+
+MOST_BY_DEFAULT = 64
+"""Hidden units where no number is given."""
+_LEAST_SHARE = 1e-6
+"""Of ones of a hidden unit: beyond, the slope of KL(ρ ‖ h̄) is that of this share."""
+_SMOOTHING = 0.5
+
+
+@dataclass(frozen=True)
+class AutoencoderParams:
+    """Parameters; the table of the module gives shapes."""
+
+    weights: Array = array("feature", "component")
+    visible_biases: Array = array("feature")
+    hidden_biases: Array = array("component")
+
+    @property
+    def layers(self) -> tuple[Layer]:
+        """As a network of one layer."""
+        return (Layer(self.weights, self.visible_biases, self.hidden_biases),)
+
+    def moved(self, change: Array) -> AutoencoderParams:
+        """Add to all parameters, as `flat_of` puts them."""
+        sizes = self.weights.shape
+        (layer,) = layers_of(flat_of(self.layers) + change, sizes)
+        return AutoencoderParams(*layer)
+
+
+@dataclass(frozen=True)
+class Autoencoder(Model):
+    """Hyperparameters of the autoencoder.
+
+    Attributes
+    ----------
+    n_components
+        Number of hidden units; None takes as many as there are features, 64 at the most.
+    loss
+        What to reconstruct well by: cross-entropy, or half the squared error.
+    corruption
+        How rows go in: as they are (none), with bits flipped (flip) or set to 0 (mask).
+    noise
+        Share of the bits that are flipped or masked.
+    sparsity
+        Strength of the penalty on hidden units, 0 for none.
+    penalty
+        On how far units are on (l1), or on how far their means are from `target` (kl).
+    target
+        Share of ones that the penalty kl pulls hidden units to.
+    batch
+        Rows of a step.
+    rate
+        Length of the first steps, that of the last is 0; None takes what suits the optimizer.
+    optimizer
+        How a gradient becomes a step.
+    momentum
+        Share that the mean gradient keeps of itself from step to step.
+    patience
+        Passes to wait for something better.
+    max_iter
+        Passes at the most.
+    tol
+        Gain of the objective per row, relative where that is above 1, that counts as better.
+    """
+
+    name: ClassVar[str] = "autoencoder"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[Sums]] = Sums
+    params: ClassVar[type[AutoencoderParams]] = AutoencoderParams
+    n_components: int | None = None
+    loss: Literal["cross-entropy", "squared"] = "cross-entropy"
+    corruption: Literal["none", "flip", "mask"] = "none"
+    noise: float = 0.1
+    sparsity: float = 0.0
+    penalty: Literal["l1", "kl"] = "kl"
+    target: float = 0.1
+    batch: int = 50
+    rate: float | None = None
+    optimizer: Literal["adam", "momentum"] = "adam"
+    momentum: float = 0.9
+    patience: int = 20
+    max_iter: int = 100
+    tol: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_components(self)
+        check_choices(self)
+        for name in ("noise", "target"):
+            if not 0 < (value := getattr(self, name)) < 1:
+                raise FitError(f"{name}: Expected above 0 and below 1, got {value}.")
+        if not 0 <= self.sparsity < np.inf:
+            raise FitError(f"sparsity: Expected at least 0, got {self.sparsity}.")
+        Training.of(self, RATES)
+
+    @property
+    def _training(self) -> Training:
+        return Training.of(self, RATES)
+
+    @property
+    def _is_squared(self) -> bool:
+        return self.loss == "squared"
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of the parameters with their gradient and memory, and of units, of each task."""
+        n_hidden = self.n_components or MOST_BY_DEFAULT
+        numbers = 8 * (n_features + 1) * (n_hidden + 1)
+        units = 40 * self.batch * (n_features + n_hidden)
+        return (n_threads + 1) * (10 * numbers + units)
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Begin at independent features, with weights that tell hidden units apart.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed.
+        """
+        observed, ones = pooled_margins(first)
+        shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
+        n_hidden = self.n_components or min(len(shares), MOST_BY_DEFAULT)
+        params = AutoencoderParams(*first_layer(shares, n_hidden, rng))
+        unlearnt = unlearnt_score(shares, observed / first.n_samples, squared=self._is_squared)
+        working = self._training.first(first.n_samples, len(flat_of(params.layers)))
+        begun = {**working, "unlearnt": np.array(unlearnt)}
+        return FitState(params, begun, warnings=notices_of_constants(observed, ones))
+
+    def warm(self, state: FitState, params: AutoencoderParams) -> FitState:
+        """Begin at the weights of an earlier fit."""
+        return replace(state, params=params)
+
+    def learn(
+        self,
+        params: AutoencoderParams,
+        working: Arrays,
+        blocks: Callable[[], Iterator[BinaryBlock]],
+        rng: RowRandom,
+    ) -> Sums | None:
+        """Step through the rows; give the change of all parameters, and the score of others."""
+        fill = partial(self._fill, rng.stream("corruption"))
+        learner = NetworkLearner(self._training, working, params.layers, fill)
+        before, share = layers_of(learner.theta.copy(), params.weights.shape), working["held_out"]
+        score = partial(self._score, before)
+        return learnt(learner, score, blocks(), self.batch, float(share), rng)
+
+    def _score(self, layers: Layers, batch: Batch) -> Array:
+        return reconstruction_scores(layers, *singles(batch), squared=self._is_squared)
+
+    def _fill(self, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers) -> None:
+        """Fill in the slopes of a batch."""
+        wanted, seen = singles(batch)
+        given = self._corrupted(wanted, batch.rows, draws)
+        if seen is not None:
+            given = given * seen
+        pull = self._pull if self.sparsity else None
+        fill_slopes(layers, given, wanted, seen, slopes, squared=self._is_squared, pull=pull)
+
+    def _corrupted(self, X: Singles, rows: NDArray[np.int64], draws: RowRandom) -> Singles:
+        if self.corruption == "none":
+            return X
+        odds = np.full_like(X, logit(self.noise))
+        hit = np.empty_like(X)
+        fill_draws(odds, X.shape[1], states_of(draws.key, rows), 0, hit)
+        return np.abs(X - hit) if self.corruption == "flip" else X * (1 - hit)
+
+    def _pull(self, means: Numbers) -> Numbers:
+        """Give the slope of minus the penalty, times the rows, by the hidden units of a row."""
+        if self.penalty == "l1":
+            return np.full_like(means, -self.sparsity)
+        kept = np.clip(means, _LEAST_SHARE, 1 - _LEAST_SHARE)
+        pull: Numbers = self.sparsity * (self.target / kept - (1 - self.target) / (1 - kept))
+        return pull
+
+    def objective(self, params: AutoencoderParams, statistics: Sums) -> float:
+        """Give the score of a row held out, nats: minus its loss."""
+        return finite_score(statistics, -len(params.visible_biases))
+
+    def convergence(self, state: FitState) -> Convergence:
+        """Wait for something better; end at once where training went astray."""
+        return self._training.convergence(float(state.working["unlearnt"]))
+
+    def update(
+        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Move by the mean change of all tasks; the next steps are shorter."""
+        n_passes = len(state.history) + 1
+        change, working = self._training.moved(state.working, statistics, n_passes)
+        return replace(state, params=state.params.moved(change), working=working)
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Say how many hidden units there are, and what is in doubt."""
+        told = {"n_components": len(state.params.hidden_biases), "objective_is": "reconstruction"}
+        doubts = self._training.doubts(state.history, float(state.working["unlearnt"]))
+        return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
+
+    def transform(
+        self, params: AutoencoderParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give the hidden units as `mean`, (n_samples, n_components)."""
+        return {"mean": codes_of(params.layers, block.dense(), block.observed())}
+
+    def reconstruct(
+        self, params: AutoencoderParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Give σ(W codes + c), (n_samples, n_features); segments do not matter."""
+        probabilities: Array = expit(codes @ params.weights.T + params.visible_biases)
+        return probabilities

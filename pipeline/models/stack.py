@@ -1,0 +1,371 @@
+"""Stack: layers of hidden units, learned one upon the other, then all together.
+
+Model: h_k = σ(W_kᵀ h_{k−1} + b_k) up from h_0 = x to the codes h_L, and back down by the same
+weights, ĥ_{k−1} = σ(W_k ĥ_k + c_k) from ĥ_L = h_L to x̂ = ĥ_0 (M. Sugiyama, "Introduction to
+statistical machine learning", 2016, section 36.5; G. E. Hinton, R. R. Salakhutdinov, Science 313,
+2006, who let the ways up and down part in the end). There is no P(x).
+
+Fit in L + 1 stages. The first L learn a layer each, which must bring back what the layers below
+make of a row, probabilities above the first: as autoencoders by cross-entropy (figure 36.10), or as
+restricted Boltzmann machines by contrastive divergence (figure 36.13). The last unrolls the network
+and goes along the gradient of Σ_i x_i log x̂_i + (1 − x_i) log(1 − x̂_i) in all its parameters, by
+back-propagation. Steps and their judgement are those of `pipeline.learning.training`, each stage
+judged by what its layers bring back. `pretrain=0` leaves out the first L stages: random weights.
+
+Missing values are left out of the sums: of W_1ᵀx, as if they were 0, and of the score.
+
+========  =================  ==============================================
+symbol    field              shape
+========  =================  ==============================================
+W_k       weights_{k−1}      (n_units of layer k − 1, n_units of layer k)
+c_k       visible_biases_…   (n_units of layer k − 1,)
+b_k       hidden_biases_…    (n_units of layer k,); layer 0 is the features
+========  =================  ==============================================
+
+Cost a row: in the last stage 6 Σ_k n_{k−1} n_k multiplications. Passes: `pretrain` a layer, and
+`max_iter`.
+Not identifiable: the order of units within a layer, and whatever reconstructs as well. The error
+has many local minima.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError
+from pipeline.executors.base import Map
+from pipeline.learning.batches import Batch
+from pipeline.learning.convergence import Convergence
+from pipeline.learning.layered import (
+    RATES,
+    NetworkLearner,
+    first_layer,
+    reconstruction_scores,
+    singles,
+    sizes_of,
+    unlearnt_score,
+)
+from pipeline.learning.training import Training, finite_score, learnt
+from pipeline.models.base import Model
+from pipeline.models.settings import (
+    check_choices,
+    check_components,
+    notices_of_constants,
+    pooled_margins,
+)
+from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.contrast import fill_contrast
+from pipeline.numerics.layer_rows import codes_of
+from pipeline.numerics.layered_network import (
+    Layer,
+    Layers,
+    count_numbers,
+    downward,
+    fill_slopes,
+    flat_of,
+    layers_of,
+    sigmoid,
+    upward,
+)
+from pipeline.numerics.logistic_units import states_of
+from pipeline.params import array_per_layer
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+
+MOST_BY_DEFAULT = 16
+"""Codes where no number is given."""
+_USUAL_LAYERS = (256, 64)  # below the codes
+_MOST_GROWTH = 10
+_SMOOTHING = 0.5
+
+
+@dataclass(frozen=True)
+class StackParams:
+    """Parameters; the table of the module gives shapes."""
+
+    weights: tuple[Array, ...] = array_per_layer("unit_{layer}", "unit_{above}")
+    visible_biases: tuple[Array, ...] = array_per_layer("unit_{layer}")
+    hidden_biases: tuple[Array, ...] = array_per_layer("unit_{above}")
+
+    @classmethod
+    def of(cls, layers: Layers) -> StackParams:
+        """Take layers, from the lowest up."""
+        return cls(*map(tuple, zip(*layers, strict=True)))
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """As a network."""
+        parts = zip(self.weights, self.visible_biases, self.hidden_biases, strict=True)
+        return tuple(Layer(*part) for part in parts)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of units, from the features up."""
+        return (len(self.visible_biases[0]), *map(len, self.hidden_biases))
+
+
+@dataclass(frozen=True)
+class Stack(Model):
+    """Hyperparameters of the stack.
+
+    Attributes
+    ----------
+    n_components
+        Units of the last layer; None takes as many as `layers` says, or else as there are features,
+        16 at the most.
+    layers
+        Units of each layer from the data up, the last being the components; None takes 256 and 64
+        below the components, no more than there are features and no less than components.
+    block
+        What a layer is learned as: a restricted Boltzmann machine (rbm) or an autoencoder.
+    pretrain
+        Passes that each layer is learned by itself; 0 begins all at once at random weights.
+    batch
+        Rows of a step.
+    rate
+        Length of the first steps of each stage, that of the last is 0; None takes what suits the
+        optimizer.
+    optimizer
+        How a gradient becomes a step.
+    momentum
+        Share that the mean gradient keeps of itself from step to step.
+    patience
+        Passes to wait for something better.
+    max_iter
+        Passes of the last stage at the most.
+    tol
+        Gain of the objective per row, relative where that is above 1, that counts as better.
+    """
+
+    name: ClassVar[str] = "stack"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[type[Sums]] = Sums
+    params: ClassVar[type[StackParams]] = StackParams
+    shown: ClassVar[tuple[str, ...]] = ("before_fine_tuning",)
+    n_components: int | None = None
+    layers: tuple[int, ...] | None = None
+    block: Literal["rbm", "autoencoder"] = "autoencoder"
+    pretrain: int = 20
+    batch: int = 50
+    rate: float | None = None
+    optimizer: Literal["adam", "momentum"] = "adam"
+    momentum: float = 0.9
+    patience: int = 20
+    max_iter: int = 100
+    tol: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_components(self)
+        check_choices(self)
+        if self.layers is not None:
+            self._check_layers(self.layers)
+        if self.pretrain < 0:
+            raise FitError(f"pretrain: Expected at least 0, got {self.pretrain}. Give more.")
+        Training.of(self, RATES)
+
+    def _check_layers(self, layers: tuple[int, ...]) -> None:
+        if min(layers, default=0) < 1:
+            raise FitError(f"layers: Expected at least one unit in each, got {layers}. Give more.")
+        _check_growth(layers)
+        if self.n_components not in (None, layers[-1]):
+            raise FitError(
+                f"--components: Expected {layers[-1]}, the last of layers, got "
+                f"{self.n_components}. Leave out one of the two."
+            )
+
+    @property
+    def _training(self) -> Training:
+        return Training.of(self, RATES)
+
+    def _training_of(self, stage: int, sizes: tuple[int, ...]) -> Training:
+        """Give how steps of a stage are taken; stages are numbered as the layers."""
+        is_last = stage == len(sizes) - 1
+        return self._training if is_last else replace(self._training, max_iter=self.pretrain)
+
+    def _sizes(self, n_features: int) -> tuple[int, ...]:
+        if self.layers is not None:
+            return (n_features, *self.layers)
+        n_codes = self.n_components or min(n_features, MOST_BY_DEFAULT)
+        between = (max(n_codes, min(n_features, usual)) for usual in _USUAL_LAYERS)
+        return (n_features, *between, n_codes)
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of the parameters with their gradient and memory, and of units, of each task."""
+        sizes = self._sizes(n_features)
+        return (n_threads + 1) * (80 * count_numbers(sizes) + 40 * self.batch * sum(sizes))
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        """Begin at independent features, with weights that tell units apart.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed, or the first layer is beyond sense.
+        """
+        observed, ones = pooled_margins(first)
+        sizes = self._sizes(len(ones))
+        _check_growth(sizes)
+        shares_of_features = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
+        below = [shares_of_features, *(np.full(size, 0.5) for size in sizes[1:-1])]
+        layers = [first_layer(s, n, rng) for s, n in zip(below, sizes[1:], strict=True)]
+        unlearnt = unlearnt_score(below[0], observed / first.n_samples)
+        state = FitState(
+            StackParams.of(layers),
+            auxiliary={"unlearnt": np.array(unlearnt), "n_samples": np.array(first.n_samples)},
+            warnings=notices_of_constants(observed, ones),
+        )
+        stage = 0 if self.pretrain else len(layers)
+        return self._begun(state, stage)
+
+    def _begun(self, state: FitState, stage: int) -> FitState:
+        """Begin a stage."""
+        sizes, unlearnt = state.params.sizes, state.auxiliary["unlearnt"]
+        n_samples = int(state.auxiliary["n_samples"])
+        _, learns = _parts(state.params, stage)
+        if 0 < stage < len(sizes) - 1:
+            unlearnt = np.array(-sizes[stage] * np.log(2))
+        first = self._training_of(stage, sizes).first(n_samples, len(flat_of(learns)))
+        return replace(state, working={**first, "stage": np.array(stage), "unlearnt": unlearnt})
+
+    def warm(self, state: FitState, params: StackParams) -> FitState:
+        """Begin the last stage at the weights of an earlier fit.
+
+        Raises
+        ------
+        FitError
+            If its layers are others.
+        """
+        if params.sizes != state.params.sizes:
+            wanted, there = (_spelled(p.sizes[1:]) for p in (state.params, params))
+            raise FitError(
+                f"--warm-start: Expected a fit with layers {wanted}, got one with {there}. "
+                f"Give --layers {there}, or fit without --warm-start."
+            )
+        return self._begun(replace(state, params=params), len(params.weights))
+
+    def learn(
+        self,
+        params: StackParams,
+        working: Arrays,
+        blocks: Callable[[], Iterator[BinaryBlock]],
+        rng: RowRandom,
+    ) -> Sums | None:
+        """Step through the rows; give the change of what is learnt, and the score of others."""
+        stage = int(working["stage"])
+        (below, learns), is_last = _parts(params, stage), stage == len(params.weights)
+        below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
+        fill = partial(_fill_reconstruction, below)
+        if self.block == "rbm" and not is_last:
+            fill = partial(_fill_contrast, below, rng.stream("hidden"))
+        learner = NetworkLearner(self._training_of(stage, params.sizes), working, learns, fill)
+        before = layers_of(learner.theta.copy(), sizes_of(learns))
+        score, share = partial(_score, below, before), float(working["held_out"])
+        return learnt(learner, score, blocks(), self.batch, share, rng)
+
+    def objective(self, params: StackParams, statistics: Sums) -> float:
+        """Give the score of a row held out, nats: how well the layers learnt bring back."""
+        return finite_score(statistics, -max(params.sizes))
+
+    def convergence(self, state: FitState) -> Convergence:
+        """Wait for something better; end at once where training went astray."""
+        training = self._training_of(int(state.working["stage"]), state.params.sizes)
+        return training.convergence(float(state.working["unlearnt"]))
+
+    def update(
+        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Move by the mean change of all tasks; the next steps are shorter."""
+        stage, n_passes = int(state.working["stage"]), len(state.history) + 1
+        training = self._training_of(stage, state.params.sizes)
+        change, working = training.moved(state.working, statistics, n_passes)
+        return replace(state, params=_moved(state.params, stage, change), working=working)
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Go on with the next layer, or with all of them."""
+        stage = int(state.working["stage"]) + 1
+        if stage > len(state.params.weights):
+            return None
+        return self._begun(state, stage)
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Say how many components there are, what pretraining came to, and what is in doubt."""
+        sizes = state.params.sizes
+        told = {
+            "n_components": sizes[-1],
+            "layers": list(sizes[1:]),
+            "objective_is": "reconstruction",
+            "before_fine_tuning": state.history[0],
+        }
+        doubts = self._training.doubts(state.history, float(state.working["unlearnt"]))
+        return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
+
+    def transform(
+        self, params: StackParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give the units of the last layer as `mean`, (n_samples, n_components)."""
+        return {"mean": codes_of(params.layers, block.dense(), block.observed())}
+
+    def reconstruct(
+        self, params: StackParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Give x̂ of codes, (n_samples, n_features); segments do not matter."""
+        return sigmoid(downward(params.layers, codes)[-1])
+
+
+def _spelled(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
+
+
+def _check_growth(sizes: tuple[int, ...]) -> None:
+    for below, above in pairwise(sizes):
+        if above > _MOST_GROWTH * below:
+            raise FitError(
+                f"layers: Expected at most {_MOST_GROWTH} times the {below} units below, got "
+                f"{above}. Give fewer."
+            )
+
+
+def _parts(params: StackParams, stage: int) -> tuple[Layers, Layers]:
+    """Give the layers below those that a stage learns, and these: one, or in the end all."""
+    layers = params.layers
+    return ((), layers) if stage == len(layers) else (layers[:stage], layers[stage : stage + 1])
+
+
+def _moved(params: StackParams, stage: int, change: Array) -> StackParams:
+    """Add to what a stage learns."""
+    below, learns = _parts(params, stage)
+    moved = layers_of(flat_of(learns) + change, sizes_of(learns))
+    return StackParams.of([*below, *moved, *params.layers[len(below) + len(moved) :]])
+
+
+def _given(below: Layers, batch: Batch) -> Any:
+    """Give what goes into the layers that are learnt, and where it counts."""
+    X, seen = singles(batch)
+    return (upward(below, X)[-1], None) if below else (X, seen)
+
+
+def _fill_reconstruction(below: Layers, batch: Batch, layers: Layers, slopes: Layers) -> None:
+    given, seen = _given(below, batch)
+    fill_slopes(layers, given, given, seen, slopes)
+
+
+def _fill_contrast(
+    below: Layers, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers
+) -> None:
+    given, seen = _given(below, batch)
+    fill_contrast(layers[0], given, seen, states_of(draws.key, batch.rows), slopes[0])
+
+
+def _score(below: Layers, layers: Layers, batch: Batch) -> Array:
+    return reconstruction_scores(layers, *_given(below, batch))

@@ -1,0 +1,16 @@
+"""The stack keeps the laws."""
+
+from __future__ import annotations
+
+from tests.conformance.facts import Facts
+from tests.conformance.laws import *  # noqa: F403
+
+FACTS = Facts(
+    "stack",
+    plain={"pretrain": 4, "max_iter": 20},
+    variants=(
+        {"block": "rbm", "layers": (5, 3, 2)},
+        {"pretrain": 0, "optimizer": "momentum"},
+    ),
+    rising=(),
+)
