@@ -32,6 +32,7 @@ from flows.running.stages import run_task
 from pipeline.errors import FitError
 from pipeline.models.registry import model_class
 from pipeline.trials.denoising import (
+    NOISE,
     Bits,
     Cleaned,
     Trial,
@@ -62,25 +63,19 @@ EXAMPLES = """Examples:
     python -m flows.experiments denoising --dataset usps.zarr --split 2 --image-shape 16x16
 """
 _EXAMPLE = "example:digits"
+_LONG = {"batch": 10, "max_iter": 500, "patience": 500}
 _MODELS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("clipped PCA", "clipped-pca", {"constant_features": "keep"}),
     ("latent trait", "latent-trait", {"constant_features": "pin", "prior_precision": 1.0}),
     ("mixture", "bernoulli-mixture", {}),
     ("RBM", "rbm", {}),
-    # Chosen by images held out of those to learn from.
-    (
-        "RBM, small weights",
-        "rbm",
-        {
-            "method": "cd",
-            "batch": 10,
-            "weight_decay": 0.01,
-            "max_iter": 500,
-            "patience": 500,
-        },
-    ),
+    ("RBM, weight decay", "rbm", {"method": "cd", "weight_decay": 0.01, **_LONG}),
+    ("autoencoder", "autoencoder", {}),
+    ("autoencoder, flips", "autoencoder", {"corruption": "flip", "noise": NOISE, **_LONG}),
+    ("stack", "stack", {}),
 )
-"""What models are called, their names, and their settings."""
+"""What models are called, their names, and their settings: chosen by images held out of those to
+learn from."""
 _CLEAN, _COMPONENTS, _SEEDS = 100, 10, 5
 _QUICK_SEEDS, _QUICK_ROWS = 1, 150
 _VALUES = ("wrong_bits", "wrong_bits_weighed")

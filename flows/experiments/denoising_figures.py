@@ -48,7 +48,8 @@ class Pictures:
             for axes, n_images in zip(panels, numbers, strict=True):
                 _draw_errors(axes, [row for row in rows if row["images"] == n_images], names)
                 axes.set_title(f"fitted to {n_images:,} images")
-            panels[-1].legend(loc="lower right", fontsize=8, frameon=True, framealpha=0.9)
+            handles, labels = panels[0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
 
     def images(
         self,
