@@ -225,19 +225,11 @@ class Autoencoder(Model):
     def _fill(self, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers) -> None:
         """Fill in the slopes of a batch."""
         wanted, seen = singles(batch)
-        given = self._corrupted(wanted, batch.rows, draws)
+        given = corrupted(self.corruption, self.noise, wanted, batch.rows, draws)
         if seen is not None:
             given = given * seen
         pull = self._pull if self.sparsity else None
         fill_slopes(layers, given, wanted, seen, slopes, squared=self._is_squared, pull=pull)
-
-    def _corrupted(self, X: Singles, rows: NDArray[np.int64], draws: RowRandom) -> Singles:
-        if self.corruption == "none":
-            return X
-        odds = np.full_like(X, logit(self.noise))
-        hit = np.empty_like(X)
-        fill_draws(odds, X.shape[1], states_of(draws.key, rows), 0, hit)
-        return np.abs(X - hit) if self.corruption == "flip" else X * (1 - hit)
 
     def _pull(self, means: Numbers) -> Numbers:
         """Give the slope of minus the penalty, times the rows, by the hidden units of a row."""
@@ -281,3 +273,28 @@ class Autoencoder(Model):
         """Give σ(W codes + c), (n_samples, n_features); segments do not matter."""
         probabilities: Array = expit(codes @ params.weights.T + params.visible_biases)
         return probabilities
+
+
+def corrupted(
+    kind: str, share: float, X: Singles, rows: NDArray[np.int64], draws: RowRandom
+) -> Singles:
+    """Flip or mask a share of the bits, drawn by their rows.
+
+    Parameters
+    ----------
+    kind
+        `none`, `flip` or `mask`.
+    share
+        Of the bits.
+    X
+        Rows, (n_samples, n_features).
+    rows
+        Their original numbers, (n_samples,).
+    draws
+        Of the pass.
+    """
+    if kind == "none":
+        return X
+    hit = np.empty_like(X)
+    fill_draws(np.full_like(X, logit(share)), X.shape[1], states_of(draws.key, rows), 0, hit)
+    return np.abs(X - hit) if kind == "flip" else X * (1 - hit)

@@ -1,0 +1,240 @@
+"""The autoencoder against finite differences, linear PCA and rows of known make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import xlogy
+
+from pipeline.blocks import BinaryBlock, block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import collect_first, fit, start
+from pipeline.learning.layered import first_layer, reconstruction_scores, unlearnt_score
+from pipeline.models.autoencoder import Autoencoder, AutoencoderParams, corrupted
+from pipeline.models.state import FitState
+from pipeline.numerics.layered_network import flat_of, upward
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import PairCounts
+from pipeline.trials.linear_pca import linear_pca
+from tests.strategies import Data, memory_rows
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+SERIAL, RNG, MODEL = SerialExecutor(), RowRandom(0), Autoencoder()
+
+
+def kinds(n_rows: int, seed: int, noise: float = 0.05) -> Bits:
+    """Rows of 6 random kinds of 24 features, each bit flipped now and then."""
+    of_kinds = np.random.default_rng(99).random((6, 24)) < 0.4
+    rng = np.random.default_rng(seed)
+    rows = of_kinds[rng.integers(0, 6, n_rows)]
+    return (rows ^ (rng.random(rows.shape) < noise)).astype(np.uint8)
+
+
+def fitted(X: Bits, observed: Bits | None = None, **more: Any) -> FitState:
+    data = Data(X, observed)
+    return fit(Autoencoder(**more), memory_rows(data, [len(X) // 2, len(X) - len(X) // 2]), SERIAL)
+
+
+def reconstructed(params: AutoencoderParams, X: Bits, observed: Bits | None = None) -> Floats:
+    codes = MODEL.transform(params, block_of(X, observed), RNG)["mean"]
+    return MODEL.reconstruct(params, codes)
+
+
+def wrong_bits(params: AutoencoderParams, X: Bits, clean: Bits | None = None) -> float:
+    return float(((reconstructed(params, X) > 0.5) != (X if clean is None else clean)).mean())
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def change_of(model: Autoencoder, params: AutoencoderParams, block: BinaryBlock) -> Floats:
+    """What a task gives for a single step of length 1: the mean slope of its rows."""
+    rows = memory_rows(Data(block.dense(), block.observed()))
+    state = start(model, collect_first(model, rows, SERIAL, 0), 0)
+    part = model.learn(params, state.working, lambda: iter([block]), RNG)
+    assert part is not None
+    return part.values["theta"] / int(part.values["n_fitted"])
+
+
+def differences(function: Callable[[AutoencoderParams], float], at: AutoencoderParams) -> Floats:
+    steps = 1e-5 * np.eye(flat_of(at.layers).size)
+    return np.array([(function(at.moved(s)) - function(at.moved(-s))) / 2e-5 for s in steps])
+
+
+def penalty(model: Autoencoder, params: AutoencoderParams, X: Floats) -> float:
+    h = upward(params.layers, X)[-1]
+    if model.penalty == "l1":
+        return float(model.sparsity * h.sum(axis=1).mean())
+    mean, rho = h.mean(axis=0), model.target
+    return float(
+        model.sparsity * (xlogy(rho, rho / mean) + xlogy(1 - rho, (1 - rho) / (1 - mean))).sum()
+    )
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "squared"])
+@pytest.mark.parametrize("penalised", [{}, {"penalty": "l1"}, {"penalty": "kl", "target": 0.2}])
+def test_steps_go_along_the_slope_of_score_less_penalty(loss: Any, penalised: Any) -> None:
+    model = Autoencoder(
+        3,
+        loss,
+        sparsity=0.7 if penalised else 0.0,
+        optimizer="momentum",
+        momentum=0.0,
+        rate=1.0,
+        **penalised,
+    )
+    X = kinds(40, 1)[:, :7]
+    observed = (np.random.default_rng(2).random(X.shape) < 0.8).astype(np.uint8)
+    params = AutoencoderParams(*first_layer(np.full(7, 0.3), 3, np.random.default_rng(3)))
+    known, seen = (X * observed).astype(np.float64), observed.astype(np.float64)
+
+    def objective(at: AutoencoderParams) -> float:
+        scores = reconstruction_scores(at.layers, known, seen, squared=loss == "squared")
+        return float(scores.mean()) - penalty(model, at, known)
+
+    found = change_of(model, params, block_of(X, observed))
+    np.testing.assert_allclose(found, differences(objective, params), atol=2e-5)
+
+
+def test_bits_are_flipped_or_masked_by_their_rows_and_passes() -> None:
+    X, rows = kinds(3000, 4).astype(np.float32), np.arange(3000)
+    assert corrupted("none", 0.2, X, rows, RNG) is X
+    flipped, masked = (corrupted(kind, 0.2, X, rows, RNG) for kind in ("flip", "mask"))
+    hit = flipped != X
+    assert abs(hit.mean() - 0.2) < 0.005
+    assert np.abs(hit.mean(axis=0) - 0.2).max() < 0.04
+    np.testing.assert_array_equal(masked, np.where(hit, 0, X))
+    np.testing.assert_array_equal(corrupted("flip", 0.2, X[7:9], rows[7:9], RNG), flipped[7:9])
+    assert (corrupted("flip", 0.2, X, rows, RowRandom(0, 1)) != flipped).mean() > 0.2
+
+
+def test_clean_rows_should_come_out() -> None:
+    """With weights of 0 what comes out is c alone, and its slope the mean error."""
+    X, zeros = kinds(900, 4), AutoencoderParams(np.zeros((24, 2)), np.zeros(24), np.zeros(2))
+    steps = {"optimizer": "momentum", "momentum": 0.0, "rate": 1.0, "batch": 900}
+    model = Autoencoder(2, corruption="mask", noise=0.5, **steps)
+    moved = zeros.moved(change_of(model, zeros, block_of(X)))
+    np.testing.assert_allclose(moved.visible_biases, X.mean(axis=0) - 0.5, atol=1e-6)
+
+
+# --- fits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss": "squared"}, {"optimizer": "momentum"}])
+def test_rows_come_back_better_than_by_linear_pca(settings: dict[str, Any]) -> None:
+    X, new = kinds(3000, 5), kinds(1000, 6)
+    state = fitted(X, n_components=3, max_iter=60, **settings)
+    linear = linear_pca(PairCounts.of_block(block_of(X), pooled=True), 3)
+    of_linear = float(((linear.reconstruct(new, None, 3) > 0.5) != new).mean())
+    assert wrong_bits(state.params, new) < 0.8 * of_linear
+    assert state.warnings == ()
+
+
+def test_the_objective_is_the_score_of_rows_held_out() -> None:
+    X = kinds(800, 7)  # so few that all rows are judged by
+    state = fitted(X, n_components=4, max_iter=30)
+    scores = reconstruction_scores(state.params.layers, X.astype(np.float64), None)
+    assert max(state.history) == pytest.approx(scores.mean(), abs=1e-4)
+    assert state.diagnostics == {"n_components": 4, "objective_is": "reconstruction"}
+
+
+def test_learning_by_corrupted_rows_takes_noise_away() -> None:
+    X, clean = kinds(3000, 8, noise=0.0), kinds(1000, 9, noise=0.0)
+    noisy = clean ^ (np.random.default_rng(10).random(clean.shape) < 0.2).astype(np.uint8)
+    errors = {
+        corruption: wrong_bits(
+            fitted(X, n_components=20, max_iter=40, corruption=corruption, noise=0.2).params,
+            noisy,
+            clean,
+        )
+        for corruption in ("none", "flip")
+    }
+    assert errors["flip"] < 0.6 * errors["none"]
+
+
+def test_penalties_make_codes_sparse() -> None:
+    X = kinds(2000, 11)
+    settings = ({}, {"sparsity": 3.0, "target": 0.15}, {"sparsity": 1.0, "penalty": "l1"})
+    fits = [fitted(X, n_components=8, max_iter=40, **more) for more in settings]
+    plain, pulled, small = (MODEL.transform(s.params, block_of(X), RNG)["mean"] for s in fits)
+    assert np.abs(pulled.mean(axis=0) - 0.15).max() < 0.1 < np.abs(plain.mean(axis=0) - 0.15).max()
+    assert small.mean() < 0.5 * plain.mean()
+
+
+def test_missing_values_are_left_out() -> None:
+    X, rng = kinds(4000, 12), np.random.default_rng(13)
+    observed = (rng.random(X.shape) < 0.8).astype(np.uint8)
+    noise = rng.integers(0, 2, X.shape, dtype=np.uint8)
+    states = [
+        fitted(np.where(observed, X, other).astype(np.uint8), observed, n_components=6, max_iter=30)
+        for other in (0, noise)
+    ]
+    np.testing.assert_array_equal(states[0].params.weights, states[1].params.weights)
+    guessed = reconstructed(states[0].params, X, observed) > 0.5
+    by_margins = np.broadcast_to(X.mean(axis=0) > 0.5, X.shape)
+    wrong, of_margins = ((g != X)[observed == 0].mean() for g in (guessed, by_margins))
+    assert wrong < 0.5 * of_margins
+
+
+def test_identical_rows_are_fitted() -> None:
+    X = np.tile(np.array([1, 0, 1, 1], np.uint8), (200, 1))
+    state = fitted(X, n_components=2, max_iter=20)
+    assert wrong_bits(state.params, X[:1]) == 0
+    (notice,) = state.warnings
+    assert notice.features == (0, 1, 2, 3)
+
+
+def test_a_warm_start_begins_at_the_weights_before() -> None:
+    state = fitted(kinds(500, 14), n_components=3, max_iter=3)
+    other = fitted(kinds(500, 15), n_components=3, max_iter=1)
+    assert MODEL.warm(other, state.params).params is state.params
+
+
+# --- what is refused and told --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [300.0, 1e30])
+def test_diverging_training_is_told_and_the_last_good_parameters_kept(rate: float) -> None:
+    X = kinds(2000, 16)
+    state = fitted(X, n_components=5, rate=rate, optimizer="momentum")
+    (notice,) = state.warnings
+    assert "diverged" in notice.text
+    assert "--set rate=0.1" in notice.text
+    assert state.iteration < 20
+    shares = X.mean(axis=0)
+    kept = reconstruction_scores(state.params.layers, X.astype(np.float64), None).mean()
+    assert kept > unlearnt_score(shares, np.ones(24)) - 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("n_components", 0),
+        ("rate", 0.0),
+        ("rate", -1.0),
+        ("rate", np.inf),
+        ("batch", 0),
+        ("noise", 1.0),
+        ("noise", 0.0),
+        ("sparsity", -0.1),
+        ("target", 1.0),
+        ("loss", "hinge"),
+        ("corruption", "salt"),
+        ("penalty", "l2"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
+    name = "--components" if setting == "n_components" else setting
+    with pytest.raises(FitError, match=f"{name}: Expected .* got '?{value}'?") as refusal:
+        Autoencoder(**{setting: value})
+    assert "\n" not in str(refusal.value)
+
+
+def test_units_by_default_are_as_many_as_features() -> None:
+    assert fitted(kinds(100, 17), max_iter=1).diagnostics["n_components"] == 24
