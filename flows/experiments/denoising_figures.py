@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flows.report.figures import ImageLayout, ImageRow, draw_spread, drawing, save_images
+from flows.report.figures import (
+    COLOURS,
+    MARKERS,
+    ImageLayout,
+    ImageRow,
+    drawing,
+    save_images,
+)
 from pipeline.trials.denoising import Bits, Cleaned
 
 if TYPE_CHECKING:
@@ -82,7 +89,25 @@ def _draw_errors(axes: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence[
         label: [[row[measure] for row in rows if row["model"] == name] for name in names]
         for label, measure in _MEASURES.items()
     }
-    draw_spread(axes, series, names, "share of wrong bits")
+    _draw_spread(axes, series, names, "share of wrong bits")
     noisy = float(np.median([row["wrong_bits"] for row in rows if row["model"] == NOISY]))
     axes.axvline(noisy, color="black", ls=":", lw=1, label="noisy images")
     axes.set_xlim(left=0)
+
+
+def _draw_spread(
+    axes: Axes, series: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str], label: str
+) -> None:
+    """Draw what all seeds gave along a line for each model, with a bar at the median."""
+    for k, (name, lines) in enumerate(series.items()):
+        colour, marker = COLOURS[k], MARKERS[k]
+        heights = np.arange(len(lines)) + 0.3 * (k - (len(series) - 1) / 2)
+        x, y = np.concatenate(lines), np.repeat(heights, [len(values) for values in lines])
+        style: Any = {"color": colour, "markersize": 4, "alpha": 0.55, "markeredgewidth": 0}
+        axes.plot(x, y, marker, label=name, **style)
+        medians = [float(np.median(values)) for values in lines]
+        axes.vlines(medians, heights - 0.14, heights + 0.14, color=colour, linewidth=2)
+    axes.set(xlabel=label, yticks=range(len(names)), yticklabels=names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)

@@ -27,8 +27,8 @@ Array = NDArray[np.float64]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe & Ito's colours, told apart by the colour-blind; the marker tells them apart in grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9")
+MARKERS = ("o", "s", "^", "D")
 _MUTED = "#555555"
 _BLANK = "#d9d9d9"
 _STYLE: Any = {
@@ -283,7 +283,7 @@ def draw_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -
     for k, (name, values) in enumerate(series.items()):
         ranks = np.arange(1, len(values) + 1)
         at = ranks + (k - (len(series) - 1) / 2) * width
-        axes.bar(at, values, width, color=_COLOURS[k], label=name)
+        axes.bar(at, values, width, color=COLOURS[k], label=name)
     axes.set(title=title, xlabel="rank", ylabel=label, xticks=ranks)
     axes.legend()
 
@@ -298,7 +298,7 @@ def draw_curves(
     """Draw (x, y) of several series as marks, joined or not; `labels` are those of the axes."""
     width = 1.2 if lines else 0.0
     for k, (name, (x, y)) in enumerate(series.items()):
-        colour, marker = _COLOURS[k], _MARKERS[k]
+        colour, marker = COLOURS[k], MARKERS[k]
         axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=width, label=name)
     axes.set(title=title, xlabel=labels[0], ylabel=labels[1])
     axes.grid(color="#e6e6e6", linewidth=0.6)
@@ -318,42 +318,9 @@ def draw_ranges(
     """
     medians = {name: (x, np.median(values, axis=1)) for name, (x, values) in series.items()}
     draw_curves(axes, medians, labels, title)
-    for colour, (x, values) in zip(_COLOURS, series.values(), strict=False):
+    for colour, (x, values) in zip(COLOURS, series.values(), strict=False):
         low, high = values.min(axis=1), values.max(axis=1)
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-
-
-def draw_spread(
-    axes: Axes,
-    series: Mapping[str, Sequence[Sequence[float]]],
-    names: Sequence[str],
-    label: str,
-) -> None:
-    """Draw repeated values of several series along lines that are named, with a bar at the median.
-
-    Parameters
-    ----------
-    axes
-        Where to draw.
-    series
-        By name: the values of each line, from the uppermost down.
-    names
-        What stands to the left of each line.
-    label
-        What stands below.
-    """
-    for k, (name, lines) in enumerate(series.items()):
-        colour, marker = _COLOURS[k], _MARKERS[k]
-        heights = np.arange(len(lines)) + 0.3 * (k - (len(series) - 1) / 2)
-        x, y = np.concatenate(lines), np.repeat(heights, [len(values) for values in lines])
-        style: Any = {"color": colour, "markersize": 4, "alpha": 0.55, "markeredgewidth": 0}
-        axes.plot(x, y, marker, label=name, **style)
-        medians = [float(np.median(values)) for values in lines]
-        axes.vlines(medians, heights - 0.14, heights + 0.14, color=colour, linewidth=2)
-    axes.set(xlabel=label, yticks=range(len(names)), yticklabels=names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.grid(color="#e6e6e6", linewidth=0.6)
-    axes.set_axisbelow(True)
 
 
 def scale_by_ratio(axes: Axes, last: int) -> None:
