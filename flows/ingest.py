@@ -23,9 +23,10 @@ from storage.locations import place
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 
-Sources: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: item numbers a line), Zarr arrays;
-several files or a quoted glob are read in parallel and stored in the order given. Files in an
-object store, such as s3://BUCKET/PATH or a quoted glob, are downloaded to temporary files.
+Sources: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: item numbers a line), Zarr arrays,
+bits that `flows.transform --reconstruct` wrote; several files or a quoted glob are read in parallel
+and stored in the order given. Files in an object store, such as s3://BUCKET/PATH or a quoted glob,
+are downloaded to temporary files.
 
 Values are 0, 1, true, false or missing; anything else is refused with its row and column.
 """

@@ -38,10 +38,11 @@ from flows.running.stages import Stages
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed
 from pipeline.known_segments import segment_indices, unknown_segments
+from pipeline.models.capabilities import reconstructor
 from pipeline.progress import Progress
 from pipeline.random import RowRandom
 from pipeline.runs import ROW, Described, rows_by_chunk
-from pipeline.using.transform import Transform, described_codes
+from pipeline.using.transform import Reconstruction, Transform, described_codes
 from storage.artifact_reader import ArtifactReader
 from storage.codes import CodesWriter, open_codes, seal_codes
 from storage.dataset import BinaryDataset
@@ -58,11 +59,17 @@ are left out, and the array `row` says which row of the dataset each code is of,
 
 Features must be those of the fit, in its order. Segments are found by name; those that were not
 fitted are taken as the mean of those that were, with a warning.
+
+`--reconstruct probabilities` adds what the model makes of each row's codes, P(x = 1 | codes) of
+every feature, missing values among them; `--reconstruct bits` adds bits, 1 where that is above
+½. `flows.ingest` makes a dataset of bits, with the names of the features.
 """
 EXAMPLES = """Examples:
 
     python -m flows.transform --dataset votes.zarr --artifact runs/votes --output codes.zarr
     python -m flows.transform --dataset clicks.zarr --artifact runs/clicks --output z.zarr --resume
+    python -m flows.transform --dataset a.zarr --artifact runs/a --output z.zarr --reconstruct bits
+    python -m flows.ingest z.zarr --dataset reconstructed.zarr
 
 Read them with `storage.open_codes("codes.zarr")["mean"]`, or with any Zarr client.
 
@@ -83,6 +90,10 @@ class Options:
     output: Annotated[str, Option(help="Folder of the codes to write.")]
     split: Split = None
     dtype: Annotated[Dtype, Option(help="Type that the codes are stored in.")] = "float32"
+    reconstruct: Annotated[
+        Reconstruction | None,
+        Option(help="Write also what the codes say of every feature, or the likelier bit."),
+    ] = None
     seed: Seed = 0
     where: Where = field(default_factory=Where)
     resume: Resume = False
@@ -107,6 +118,7 @@ class Job:
             **provenance(self.fitted.model, self.dataset, self.split, self.options.seed, DOING),
             "artifact": self.fitted.digest,
             "dtype": self.options.dtype,
+            "reconstruct": self.options.reconstruct,
         }
 
     @cached_property
@@ -127,8 +139,9 @@ def _rows_by_chunk(job: Job, executor: Executor) -> list[int]:
 
 def _arrays(job: Job) -> Described:
     """Describe the arrays to write."""
-    model, params = job.fitted.model, job.fitted.params
-    found = described_codes(model, params, job.dataset.n_features, job.options.dtype)
+    model, params, options = job.fitted.model, job.fitted.params, job.options
+    n_features = job.dataset.n_features
+    found = described_codes(model, params, n_features, options.dtype, options.reconstruct)
     return found if job.split is None else {**found, ROW: ((), (), "int64")}
 
 
@@ -143,6 +156,7 @@ def _write(
         dataset_rows(job.dataset, job.split).read,
         segment_indices(job.fitted.segments, job.dataset.segment_names),
         job.options.dtype,
+        job.options.reconstruct,
     )
     told = partial(progress, "transform")
     return write_runs(transforming, _arrays(job), n_rows, job.work.runs, executor, told)
@@ -176,12 +190,14 @@ def _artifact_path(job: Job) -> str:
 
 
 def check(options: Options) -> Job:
-    """Refuse what can be refused at once: a place that is taken, other features, no such split."""
+    """Refuse what can be refused at once, such as a place that is taken, or other features."""
     open_executor = executor_to_open(**options.where)
     check_seed(options.seed)
     output = place(options.output)
     check_free(output, CODES_FORMAT, options.overwrite)
     fitted = load_fitted(place(options.artifact))
+    if options.reconstruct:
+        reconstructor(fitted.model)
     dataset = open_named(options.dataset)
     check_features(fitted, dataset)
     split = named_split(dataset, options.split)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, get_args
 from warnings import warn
 
 import numpy as np
@@ -42,7 +42,7 @@ from pipeline.using.evaluate import (
 from pipeline.using.features import check_features
 from pipeline.using.prediction import category_names, labels_for, prediction_summary
 from pipeline.using.stored import stored_model, stored_objective
-from pipeline.using.transform import Transform
+from pipeline.using.transform import Reconstruction, Transform
 
 T = TypeVar("T")
 
@@ -226,6 +226,7 @@ def transform(
     dataset: Dataset,
     *,
     split: str | None = None,
+    reconstruct: Reconstruction | None = None,
     seed: int = 0,
     executor: Executor = _THREADS,
     progress: Progress | None = None,
@@ -238,16 +239,23 @@ def transform(
         The model.
     dataset, split
         The rows; features must be those of the fit.
+    reconstruct
+        Give also `probabilities` of ones given the codes, or the likelier `bits`:
+        (n_rows, n_features).
     seed, executor, progress
         As for `fit`.
 
     Raises
     ------
     FitError
-        If the features differ.
+        If the features differ, or the model does not turn codes back into probabilities.
     """
     with _speaking(dataset), telling(progress) as told:
         subject, rows = _subject(fitted, dataset), _rows(dataset, split)
+        if reconstruct not in (None, *get_args(Reconstruction)):
+            raise FitError(
+                f"reconstruct: Expected 'probabilities', 'bits' or None, got {reconstruct!r}."
+            )
         arrays = {name: values for name, (_, values) in named_arrays(subject.params).items()}
         work = Transform(
             fitted.model,
@@ -256,6 +264,7 @@ def transform(
             rows.read,
             _segments(fitted, dataset),
             "float64",
+            reconstruct,
         )
         runs = runs_of(rows_by_chunk(rows, executor), _ROWS_A_RUN)
         parts = list(_told(executor.map(work, runs), runs, told))

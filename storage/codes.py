@@ -219,20 +219,21 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
     def _facts(self) -> Facts:
         return codes_facts(str(self.path), self.manifest)
 
-    def read_chunk(self, key: int) -> dict[str, NDArray[Any]]:
-        """Read a run of rows of all arrays and check it against the manifest.
+    def read_chunk(self, key: int, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Read a run of rows, of all arrays or those named, and check it against the manifest.
 
         Raises
         ------
         DataError
             If it is missing or damaged.
         """
-        return {name: self._part(name, key) for name in self}
+        return {name: self._part(name, key) for name in (self if names is None else names)}
 
     def to_xarray(self) -> xarray.Dataset:
         """Give all codes, with the original row of each."""
         variables = {name: (self.dims(name), self[name]) for name in self if name != "row"}
-        names = {"row": self["row"].tolist() if "row" in self else range(self.n_rows)}
+        rows = self["row"].tolist() if "row" in self else range(self.n_rows)
+        names = {"row": rows, "feature": self.manifest.get("feature_names", ())}
         return to_xarray(variables, names, {"path": str(self.path)})
 
     def verify(self) -> None:

@@ -73,6 +73,7 @@ class CodesManifest(TypedDict):
     artifact_path: NotRequired[str]
     dataset: NotRequired[Dataset]
     split: NotRequired[str | None]
+    feature_names: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
 
 

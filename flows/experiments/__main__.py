@@ -8,6 +8,7 @@ from flows.experiments import (
     blica_samples,
     blica_scaling,
     clipped_pca,
+    denoising,
     loadings,
     tipping,
 )
@@ -20,6 +21,7 @@ _MODULES = {
     "blica-identifiability": blica_identifiability,
     "blica-samples": blica_samples,
     "blica-scaling": blica_scaling,
+    "denoising": denoising,
     "loadings": loadings,
     "tipping": tipping,
 }

@@ -5,6 +5,7 @@ Matplotlib is imported where a figure is drawn: it takes its time, and most runs
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,8 @@ Array = NDArray[np.float64]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe & Ito's colours, told apart by the colour-blind; the marker tells them apart in grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9")
+MARKERS = ("o", "s", "^", "D")
 _MUTED = "#555555"
 _BLANK = "#d9d9d9"
 _STYLE: Any = {
@@ -98,14 +99,20 @@ def image_layout(feature_names: Sequence[str], shape: str | None) -> ImageLayout
     if size is None:
         raise FitError(
             f"--image-shape: Expected HEIGHTxWIDTH for {n_features} features not named "
-            "r0c0, r0c1 and so on, got none."
+            f"r0c0, r0c1 and so on, got none. {_such_as(n_features)}"
         )
     if size[0] * size[1] != n_features:
         raise FitError(
             f"--image-shape: Expected a height times width of the {n_features} features, "
-            f"got {shape} = {size[0] * size[1]}."
+            f"got {shape} = {size[0] * size[1]}. {_such_as(n_features)}"
         )
     return ImageLayout(*size, np.arange(n_features))
+
+
+def _such_as(n_features: int) -> str:
+    """Name the shape that is nearest to a square."""
+    height = next(n for n in range(math.isqrt(n_features), 0, -1) if n_features % n == 0)
+    return f"Give that of the images, such as {height}x{n_features // height}."
 
 
 def _size(shape: str) -> tuple[int, int]:
@@ -276,7 +283,7 @@ def draw_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -
     for k, (name, values) in enumerate(series.items()):
         ranks = np.arange(1, len(values) + 1)
         at = ranks + (k - (len(series) - 1) / 2) * width
-        axes.bar(at, values, width, color=_COLOURS[k], label=name)
+        axes.bar(at, values, width, color=COLOURS[k], label=name)
     axes.set(title=title, xlabel="rank", ylabel=label, xticks=ranks)
     axes.legend()
 
@@ -291,7 +298,7 @@ def draw_curves(
     """Draw (x, y) of several series as marks, joined or not; `labels` are those of the axes."""
     width = 1.2 if lines else 0.0
     for k, (name, (x, y)) in enumerate(series.items()):
-        colour, marker = _COLOURS[k], _MARKERS[k]
+        colour, marker = COLOURS[k], MARKERS[k]
         axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=width, label=name)
     axes.set(title=title, xlabel=labels[0], ylabel=labels[1])
     axes.grid(color="#e6e6e6", linewidth=0.6)
@@ -311,7 +318,7 @@ def draw_ranges(
     """
     medians = {name: (x, np.median(values, axis=1)) for name, (x, values) in series.items()}
     draw_curves(axes, medians, labels, title)
-    for colour, (x, values) in zip(_COLOURS, series.values(), strict=False):
+    for colour, (x, values) in zip(COLOURS, series.values(), strict=False):
         low, high = values.min(axis=1), values.max(axis=1)
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 

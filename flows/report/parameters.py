@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,12 @@ Array = NDArray[np.float64]
 
 _MOST_ROWS, _MOST_COMPONENTS, _MOST_RANKS = 80, 50, 64
 _LARGEST = ", those with the largest values"
-_LOADINGS, _BY_SEGMENT = {"feature", "component"}, {"segment", "component"}
+_OF_FEATURES = (
+    (("feature", "component"), ""),
+    (("unit_0", "unit_1"), "Weights of the first layer"),
+)
+_BY_SEGMENT = {"segment", "component"}
+_MOST_IMAGES = 64
 
 
 def parameter_figures(artifact: Artifact, layout: ImageLayout | None) -> Iterator[Figure]:
@@ -46,17 +52,26 @@ def parameter_figures(artifact: Artifact, layout: ImageLayout | None) -> Iterato
     """
     yield from _history(artifact)
     yield from _spectra(artifact)
-    for name in _unlike(artifact, _LOADINGS):
-        values = _oriented(artifact, name, "feature")
-        if values.size:
-            drawn = _images(artifact, name, values, layout) if layout else None
-            yield drawn or _loadings(artifact, name, values)
-            if (ends := _ends(artifact, name)) is not None:
-                yield _intervals(artifact, name, values, ends)
+    for dims, title in _OF_FEATURES:
+        for name in _unlike(artifact, set(dims)):
+            values = _oriented(artifact, name, dims[0])
+            yield from _of_features(artifact, name, title or _title(name), values, layout)
     for name in _unlike(artifact, _BY_SEGMENT):
         values = _oriented(artifact, name, "segment")
         if values.size:
             yield _segment_map(artifact, name, values)
+
+
+def _of_features(
+    artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout | None
+) -> Iterator[Figure]:
+    """Draw an array as (n_features, n_components), and its intervals where there are some."""
+    if not values.size:
+        return
+    draw = partial(_images, layout=layout) if layout else _loadings
+    yield draw(artifact, name, title, values)
+    if (ends := _ends(artifact, name)) is not None:
+        yield _intervals(artifact, name, values, ends)
 
 
 def _unlike(artifact: Artifact, dims: set[str]) -> list[str]:
@@ -135,7 +150,7 @@ def _component_names(values: Array) -> list[str]:
     return [str(k + 1) for k in range(values.shape[1])]
 
 
-def _loadings(artifact: Artifact, name: str, values: Array) -> Figure:
+def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
     features = artifact.manifest["feature_names"]
     n_features, n_components = values.shape
     rows, columns = _longest(values), slice(_MOST_COMPONENTS)
@@ -150,9 +165,9 @@ def _loadings(artifact: Artifact, name: str, values: Array) -> Figure:
     )
     note = _left_out("features", len(rows), n_features, _LARGEST)
     note += _left_out("components", shown.shape[1], n_components, "")
-    alt = f"{_title(name)} of {n_features} features on {n_components} components. "
+    alt = f"{title} of {n_features} features on {n_components} components. "
     alt += _leading(shown, rows, features)
-    return Figure(_title(name), alt, plot, note=note, ramp=ramp, width=width)
+    return Figure(title, alt, plot, note=note, ramp=ramp, width=width)
 
 
 def _longest(values: Array) -> NDArray[np.intp]:
@@ -195,11 +210,13 @@ def _leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> 
     return "Largest of " + "; ".join(leading) + "."
 
 
-def _images(artifact: Artifact, name: str, values: Array, layout: ImageLayout) -> Figure:
-    shown = values.T[:_MOST_COMPONENTS]
+def _images(
+    artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout
+) -> Figure:
+    shown = values.T[:_MOST_IMAGES]
     captions = _captions(artifact, len(shown))
     signed = bool(values.min() < 0)
-    alt = f"{_title(name)} of {len(shown)} components as images of {layout.height}x{layout.width}."
+    alt = f"{title} of {len(shown)} components as images of {layout.height}x{layout.width}."
     scales = np.abs(shown).max(axis=1)
     note = f"Each image to its own scale: {SIGNS}. "
     if not signed:
@@ -207,7 +224,7 @@ def _images(artifact: Artifact, name: str, values: Array, layout: ImageLayout) -
         note = f"Blue from 0 to {number(scales[0], 3)}. "
     note += _left_out("components", len(shown), values.shape[1], "")
     images = pictures(layout.images(shown), captions, scales, POSITIVE if signed else NEGATIVE)
-    return Figure(_title(name), alt, images=images, note=note.strip(), width=1060)
+    return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
 
 def _captions(artifact: Artifact, n: int) -> list[str]:

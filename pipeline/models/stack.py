@@ -9,8 +9,8 @@ Fit in L + 1 stages. The first L learn a layer each, which must bring back what 
 make of a row, probabilities above the first: as autoencoders by cross-entropy (figure 36.10), or as
 restricted Boltzmann machines by contrastive divergence (figure 36.13). The last unrolls the network
 and goes along the gradient of Σ_i x_i log x̂_i + (1 − x_i) log(1 − x̂_i) in all its parameters, by
-back-propagation. Bits of the rows that go in are masked, lest the network learn these rows by heart
-(P. Vincent et al., JMLR 11, 2010). Steps and their judgement are those of
+back-propagation. Bits of the rows that go in are masked, so that the network does not learn these
+rows by heart (P. Vincent et al., JMLR 11, 2010). Steps and their judgement are those of
 `pipeline.learning.training`, each stage judged by how well its layers bring back clean rows.
 `pretrain=0` leaves out the first L stages: random weights.
 

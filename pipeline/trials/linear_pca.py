@@ -45,14 +45,21 @@ class LinearPCA:
 
         A value that is not observed counts as its mean.
         """
-        leading = self.vectors[:, :n_components]
-        centred = X - self.mean
-        kept = centred if observed is None else centred * observed
-        projected = self.mean + kept @ leading @ leading.T
+        projected = self.projected(X, observed, n_components)
         probabilities: Array = scipy.special.ndtr(
             (projected - 0.5) / np.sqrt(self._noise(n_components))
         )
         return probabilities
+
+    def projected(
+        self, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, n_components: int
+    ) -> Array:
+        """Project rows on the leading components, and back: (n_samples, n_features)."""
+        leading = self.vectors[:, :n_components]
+        centred = X - self.mean
+        kept = centred if observed is None else centred * observed
+        projected: Array = self.mean + kept @ leading @ leading.T
+        return projected
 
     def sample(
         self, n_components: int, n_samples: int, rng: np.random.Generator

@@ -1,10 +1,10 @@
-"""Latent codes of all rows, a run of rows a task."""
+"""Latent codes of all rows, and rows made of them again, a run of rows a task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock, Chunk, block_of
 from pipeline.errors import FitError
 from pipeline.models.base import Model
+from pipeline.models.capabilities import reconstructor
 from pipeline.params import params_from_arrays
 from pipeline.random import RowRandom
 from pipeline.runs import ROW, Described, Run, put, rows_of_run
 from pipeline.wanted import check_wanted
+
+Reconstruction = Literal["probabilities", "bits"]
+"""What rows are turned back into: P(x = 1 | codes), or whether it is above ½."""
 
 _CELLS_AT_ONCE = 1 << 18  # seconds of work even where a row takes a millisecond
 
@@ -38,6 +42,8 @@ class Transform:
         The model's index of every segment of the data, (n_segments,).
     dtype
         Type that fractions are stored in.
+    reconstruction
+        What to make of the codes beside them, under this name; None makes nothing.
     """
 
     model: Model
@@ -46,9 +52,12 @@ class Transform:
     read: Callable[[int], Chunk]
     segments: NDArray[np.int64]
     dtype: str
+    reconstruction: Reconstruction | None = None
 
     def __call__(self, run: Run) -> dict[str, NDArray[Any]]:
         """Give the codes of a run in original row order, and `row`, the original rows.
+
+        With a reconstruction also its array, (n_samples, n_features).
 
         Raises
         ------
@@ -61,8 +70,9 @@ class Transform:
         codes: dict[str, NDArray[Any]] = {}
         for block, places in self._parts(run):
             check_wanted()
-            found = {ROW: block.rows, **self.model.transform(params, block, self.rng)}
             rows = block.rows
+            coded = _coded(self.model, params, block, self.rng, self.reconstruction)
+            found = {ROW: rows, **coded}
             stored = {name: _stored(name, a, rows, self.dtype) for name, a in found.items()}
             put(codes, run, places, stored)
         return codes
@@ -75,18 +85,42 @@ class Transform:
                 yield replace(block.taken(at[some]), segment=segment), places[some]
 
 
-def described_codes(model: Model, params: Any, n_features: int, dtype: str) -> Described:
-    """Describe the arrays that `transform` gives, without data."""
+def described_codes(
+    model: Model,
+    params: Any,
+    n_features: int,
+    dtype: str,
+    reconstruction: Reconstruction | None = None,
+) -> Described:
+    """Describe the arrays that `Transform` gives, without data."""
     nothing = block_of(np.empty((0, n_features), np.uint8))
-    found = model.transform(params, nothing, RowRandom(0))
+    found = _coded(model, params, nothing, RowRandom(0), reconstruction)
     return {
         name: (
-            model.codes[name],
+            ("feature",) if name == reconstruction else model.codes[name],
             values.shape[1:],
             str(_stored(name, values, nothing.rows, dtype).dtype),
         )
         for name, values in found.items()
     }
+
+
+def _coded(
+    model: Model,
+    params: Any,
+    block: BinaryBlock,
+    rng: RowRandom,
+    reconstruction: Reconstruction | None,
+) -> dict[str, NDArray[Any]]:
+    """Give the codes of a block's rows, and what they are turned back into."""
+    codes = dict(model.transform(params, block, rng))
+    if reconstruction is None:
+        return codes
+    segments = np.full(block.n_samples, block.segment)
+    made: NDArray[Any] = reconstructor(model).reconstruct(params, codes["mean"], segments)
+    if reconstruction == "bits":
+        made = (made > 0.5).astype(np.uint8)
+    return {**codes, reconstruction: made}
 
 
 def _portions(n_rows: int, n_features: int) -> Iterator[slice]:

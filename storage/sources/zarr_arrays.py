@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from storage.codecs import HARMLESS, check_codecs
 from storage.errors import DataError
 from storage.locations import MANIFEST
-from storage.schema import DATASET_FORMAT
+from storage.schema import CODES_FORMAT, DATASET_FORMAT
 from storage.sources.arrays import number_batch
 from storage.sources.base import Batch, Source, reading, unnamed
 from storage.sources.codes import ReadOptions, check_numeric
+from storage.sources.reconstructed import open_reconstructed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +53,15 @@ def is_zarr(path: str) -> bool:
     return any((Path(path) / name).exists() for name in ("zarr.json", ".zarray", ".zgroup"))
 
 
-def open_zarr(path: str, options: ReadOptions) -> ZarrSource:
-    """Open a Zarr array, or the array `X` of a Zarr group."""
+def open_zarr(path: str, options: ReadOptions) -> Source:
+    """Open a Zarr array, the array `X` of a Zarr group, or rows that codes were turned into."""
     with reading(path):
         try:
             _check_described(path)
-            array, name = _matrix(path)
+            node = zarr.open(path, mode="r")
+            if node.attrs.get("format") == CODES_FORMAT:
+                return open_reconstructed(path, options)
+            array, name = _matrix(path, node)
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no description of an array ({error})") from error
     if array.ndim != 2:
@@ -82,8 +86,7 @@ def _check_described(path: str) -> None:
                 check_codecs(path, json.loads(file.read_text(encoding="utf-8")), HARMLESS)
 
 
-def _matrix(path: str) -> tuple[zarr.Array[Any], str]:
-    node = zarr.open(path, mode="r")
+def _matrix(path: str, node: zarr.Array[Any] | zarr.Group) -> tuple[zarr.Array[Any], str]:
     if isinstance(node, zarr.Array):
         return node, ""
     if node.attrs.get("format") == DATASET_FORMAT or (Path(path) / MANIFEST).exists():

@@ -17,7 +17,8 @@ import pytest
 from flows.data.fitted import load_fitted
 from pipeline.blocks import block_of
 from pipeline.known_segments import UNKNOWN
-from pipeline.models.registry import models
+from pipeline.models.capabilities import Reconstructs
+from pipeline.models.registry import model_class, models
 from pipeline.random import RowRandom
 from storage import load_artifact, open_codes, open_dataset
 from storage.artifacts import NamedArray, write_artifact
@@ -133,10 +134,11 @@ def test_a_split_has_the_codes_of_its_rows(transformed, artifact):
 
 
 def test_every_executor_gives_the_same_bytes(transformed, cluster):
-    transformed("blica", "--executor", "serial")
+    made = ("--reconstruct", "probabilities")
+    transformed("blica", "--executor", "serial", *made)
     serial = files_of(Path("z.zarr"))
     for options in (("--executor", "threads"), ("--cluster", cluster)):
-        transformed("blica", *options, "--overwrite")
+        transformed("blica", *options, *made, "--overwrite")
         assert files_of(Path("z.zarr")) == serial, options
 
 
@@ -147,6 +149,83 @@ def test_the_table_ends_with_the_codes(cli, folder, artifact):
     lines = done.out.splitlines()
     assert lines[-1] == "codes: z.zarr"
     assert any(line.split() == ["mean", "400", "x", "2"] for line in lines)
+
+
+# What codes are turned back into
+
+
+def reconstructed(path: Path, codes: dict[str, np.ndarray]) -> np.ndarray:
+    """P(x = 1) of each row, by the model itself."""
+    fitted, (*_, segments, _) = load_fitted(path), rows()
+    indices = np.array([fitted.segments.get(name, UNKNOWN) for name in segments])
+    return fitted.model.reconstruct(fitted.params, codes["mean"], indices)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in {"blica", "rbm"} else pytest.param(name, marks=pytest.mark.matrix)
+        for name in sorted(models())
+        if isinstance(facts_of(name).make(), Reconstructs)
+    ],
+)
+def test_rows_are_made_of_codes_again(transformed, artifact, name):
+    made = artifact(name)
+    codes = row_by_row(made)
+    expected = reconstructed(made, codes)
+    transformed(name, "--reconstruct", "probabilities")
+    found = open_codes("z.zarr")
+    assert set(found) == {*codes, "probabilities"}
+    assert found.dims("probabilities") == ("row", "feature")
+    assert found["probabilities"].dtype == np.float32
+    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
+    transformed(name, "--reconstruct", "bits", "--split", "test", "--overwrite")
+    found, test = open_codes("z.zarr"), np.flatnonzero(rows()[3] == "test")
+    assert found["bits"].dtype == np.uint8
+    np.testing.assert_array_equal(found["bits"], expected[test] > 0.5)
+
+
+def test_bits_made_of_codes_are_data_again(cli, transformed, folder):
+    transformed("blica", "--reconstruct", "bits")
+    found, names = open_codes("z.zarr"), open_dataset(folder / "d.zarr").feature_names
+    assert cli("ingest", "z.zarr", "--dataset", "again.zarr").code == 0
+    again = open_dataset("again.zarr")
+    assert again.feature_names == names
+    np.testing.assert_array_equal(again.dense(0)[0], found["bits"])
+    refusal = cli("ingest", "z.zarr", "--dataset", "t.zarr", "--threshold", 0.3).refusal()
+    assert "Expected codes with probabilities of all features, got mean, variance" in refusal
+    assert "--reconstruct probabilities" in refusal
+    Path("z.zarr/bits/c/3/0").write_bytes(b"")
+    assert "bits: chunk 3 is damaged" in cli("ingest", "z.zarr", "--dataset", "o.zarr").refusal()
+
+
+def test_probabilities_are_data_by_a_threshold(cli, transformed):
+    transformed("clipped-pca", "--reconstruct", "probabilities")
+    assert cli("ingest", "z.zarr", "--dataset", "again.zarr", "--threshold", 0.3).code == 0
+    expected = open_codes("z.zarr")["probabilities"] > np.float32(0.3)
+    np.testing.assert_array_equal(open_dataset("again.zarr").dense(0)[0], expected)
+
+
+def test_what_is_reconstructed_resumes_to_the_same_bytes(cli, folder, artifact, transformed):
+    note = WrittenRuns.note
+
+    def interrupted(self: WrittenRuns, checksums: list[list[int]]) -> None:
+        note(self, checksums)
+        if len(checksums) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    given = ("--dataset", folder / "d.zarr", "--artifact", artifact("clipped-pca"))
+    made = ("--reconstruct", "bits")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WrittenRuns, "note", interrupted)
+        assert cli("transform", *given, "--output", "z.zarr", *made).code == 130
+    kept = Path(".z.zarr.unfinished/codes/bits/c/0/0")
+    assert (inode := kept.stat().st_ino)
+    transformed("clipped-pca", *made, "--resume")
+    assert Path("z.zarr/bits/c/0/0").stat().st_ino == inode
+    resumed = files_of(Path("z.zarr"))
+    transformed("clipped-pca", *made, "--overwrite")
+    assert files_of(Path("z.zarr")) == resumed
 
 
 # What interruptions leave
@@ -338,12 +417,21 @@ def test_a_place_that_is_taken(refused, folder, tmp_path):
         (("--dtype", "int8"), "--dtype"),
         (("--seed", -1), "--seed"),
         (("--workers", 0), "--workers"),
+        (("--reconstruct", "rows"), "--reconstruct"),
         (("--cluster", "tcp://127.0.0.1:1"), "127.0.0.1:1"),
     ],
 )
 def test_options_that_cannot_be(refused, monkeypatch, options, word):
     monkeypatch.setattr("flows.running.tls.CONNECT_SECONDS", 0.5)
     assert word in refused(*options, output="new/z.zarr")
+
+
+def test_a_model_that_turns_no_codes_back(refused, folder):
+    model = model_class("tests.models.neighbours:Neighbours")(n_components=2)
+    other = write_fit(folder / "neighbours", model, open_dataset(folder / "fitted.zarr"))
+    message = refused("--reconstruct", "bits", artifact=other)
+    assert "Expected a model that turns codes back into probabilities of ones" in message
+    assert "got neighbours, which does not." in message
 
 
 def test_a_damaged_chunk_of_the_dataset(refused, folder, tmp_path):

@@ -50,7 +50,12 @@ def dataset(X: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> BinaryDa
 def test_a_model_in_three_lines(dataset: BinaryDataset, X: np.ndarray, model: str) -> None:
     fitted = api.fit(dataset, model, components=2, split="train")
     codes = api.transform(fitted, dataset)
+    made = api.transform(fitted, dataset, reconstruct="bits")
     found = api.evaluate(fitted, dataset, split="test")
+    assert made["bits"].shape == X.shape
+    if model != "blica":  # its segments count
+        expected = fitted.model.reconstruct(fitted.params, codes["mean"])
+        np.testing.assert_array_equal(made["bits"], expected > 0.5)
     assert codes["row"].tolist() == list(range(len(X)))
     assert codes["mean"].shape == (len(X), 2)
     assert np.isfinite(found["nll_per_bit"])
@@ -250,3 +255,9 @@ def test_segments_that_were_not_fitted_are_told(dataset: BinaryDataset) -> None:
         ) as caught:
             use(others, dataset)
         assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_what_codes_cannot_be_turned_into(dataset: BinaryDataset) -> None:
+    fitted = api.fit(dataset, components=1)
+    with pytest.raises(FitError, match="Expected 'probabilities', 'bits' or None, got 'rows'"):
+        api.transform(fitted, dataset, reconstruct="rows")  # type: ignore[arg-type]

@@ -8,14 +8,17 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
+from flows.report.figures import image_layout
 from flows.report.labels import TOLD_APART, Labels, coloured
 from flows.report.lines import half_lines, places_of_names
 from flows.report.page import draw_report, write_report
@@ -36,6 +39,11 @@ from tests.flows.hostile import HOSTILE
 from tests.outside import manifest_of, seal
 
 N_ROWS, N_FEATURES = 900, 9
+
+
+def png_pixels(source: str) -> np.ndarray:
+    """Red, green, blue and opacity of a picture within a page."""
+    return np.asarray(Picture.open(BytesIO(base64.b64decode(source.split(",", 1)[1]))))
 
 
 class Page(HTMLParser):
@@ -144,8 +152,10 @@ def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     write_report(draw_report(artifact.path), tmp_path / FILE)
     text = Page(tmp_path / FILE).text
     drawn = [name for name in artifact if set(artifact.dims(name)) == {"feature", "component"}]
-    assert drawn
-    assert any(name.replace("_", " ").capitalize() in text for name in drawn)
+    titles = [name.replace("_", " ").capitalize() for name in drawn]
+    if "weights_0" in artifact:
+        titles.append("Weights of the first layer")
+    assert any(title in text for title in titles)
     by_segment = [n for n in artifact if set(artifact.dims(n)) == {"segment", "component"}]
     assert text.count(" by segment") >= len(by_segment)
     assert ("Convergence" in text) == (len(artifact.manifest["history"]) > 1)
@@ -374,3 +384,33 @@ def test_pixels_become_images(cli, fitted):
     ]
     assert "Images over latent space" in page.text
     assert "by group" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "title", "array"),
+    [
+        ("rbm", ["max_iter=2"], "Weights", "weights"),
+        (
+            "stack",
+            ["layers=5,2", "max_iter=2", "pretrain=2"],
+            "Weights of the first layer",
+            "weights_0",
+        ),
+    ],
+)
+def test_each_hidden_units_weights_become_an_image(data, tmp_path, name, settings, title, array):
+    n_units = "70" if name == "rbm" else "2"
+    made = write_fit(tmp_path / name, build_model(name, n_units, settings), open_dataset(data))
+    artifact = load_artifact(made)
+    layout = image_layout([f"f{i}" for i in range(N_FEATURES)], "3x3")
+    (figure,) = [f for f in parameter_figures(artifact, layout) if f.images]
+    assert figure.title == title
+    weights = artifact[array]
+    assert len(figure.images) == min(weights.shape[1], 64)
+    assert ("64 of 70 components are shown." in figure.note) == (name == "rbm")
+    for image, column in zip(figure.images, weights.T, strict=False):
+        pixels = png_pixels(image.uri)[18::37, 18::37].astype(float)
+        opacity = np.abs(column / np.abs(column).max()).reshape(3, 3)
+        np.testing.assert_allclose(pixels[..., 3] / 255, opacity, atol=0.003)
+        is_red = pixels[..., 0] > pixels[..., 2]
+        np.testing.assert_array_equal(is_red, column.reshape(3, 3) > 0)

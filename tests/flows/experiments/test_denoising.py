@@ -1,0 +1,163 @@
+"""The experiment on denoising: its tables, its pictures, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from sklearn.decomposition import PCA
+
+from flows.cli.options import run
+from flows.data import datasets
+from flows.experiments import denoising
+from flows.experiments.__main__ import app
+from flows.experiments.denoising import parted
+from flows.experiments.tipping import opened_images
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.models.registry import model_class
+from pipeline.trials.denoising import with_noise
+from tests.data import probit_rows, write
+from tests.flows.experiments.tables import table
+
+Call = Callable[..., Any]
+FEW = (("mixture", "bernoulli-mixture", {}), ("RBM", "rbm", {"max_iter": 5}))
+REAL = denoising._MODELS
+NAMES = ("noisy", "linear PCA", "mixture", "RBM")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make quick runs quicker still."""
+    folder = tmp_path_factory.mktemp("examples")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(datasets, "examples_path", lambda: folder)
+        patched.setattr(denoising, "_MODELS", FEW)
+        patched.setattr(denoising, "_QUICK_SEEDS", 3)
+        patched.setattr(denoising, "_QUICK_ROWS", 90)
+        patched.setattr(denoising, "_CLEAN", 40)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of one quick run, and what it printed."""
+    output = tmp_path_factory.mktemp("denoising") / "output"
+    options = ["--quick", "--executor", "serial", "--seed", "3", "--output", str(output), "--json"]
+    with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
+        run(app, ["denoising", *options, "--components", "4"])
+    assert leaving.value.code == 0
+    (output.parent / "summary.json").write_text(printed.getvalue(), encoding="utf-8")
+    return output
+
+
+def test_every_model_is_fitted_to_few_and_to_all_from_every_seed(finished: Path) -> None:
+    rows = table(finished / "denoising")
+    assert [(row["images"], row["model"], row["seed"]) for row in rows] == [
+        (images, name, seed) for images in (40, 60) for name in NAMES for seed in (3, 4, 5)
+    ]
+    assert all(0 < row["wrong_bits_weighed"] < 0.5 for row in rows)
+    middle = table(finished / "denoising_medians")
+    assert [(row["images"], row["model"]) for row in middle] == [
+        (images, name) for images in (40, 60) for name in NAMES
+    ]
+    for k, row in enumerate(middle):
+        shares = [one["wrong_bits"] for one in rows[3 * k : 3 * k + 3]]
+        assert row["wrong_bits"] == np.median(shares)
+
+
+def test_errors_are_those_of_rows_that_no_model_saw(finished: Path) -> None:
+    """Of the noisy rows as they are, and of linear PCA of all rows, by another's projection."""
+    train, test = parted(opened_images(None, None, None, 90))
+    assert (len(train), len(test)) == (60, 30)
+    rows = [row for row in table(finished / "denoising") if row["images"] == 60]
+    for seed, as_it_is, linear in zip((3, 4, 5), rows[:3], rows[3:6], strict=True):
+        noisy = with_noise(test, seed)
+        assert as_it_is["wrong_bits"] == (noisy != test).mean()
+        found = PCA(4).fit(train.astype(float))
+        back = found.inverse_transform(found.transform(noisy.astype(float)))
+        by_threshold = [((back > t) != test).mean() for t in np.linspace(0.05, 0.95, 91)]
+        assert min(by_threshold) <= linear["wrong_bits"] < min(by_threshold) + 0.02
+
+
+def test_the_models_are_there_and_their_settings_too() -> None:
+    names = [name for name, *_ in REAL]
+    assert len({*names}) == len(names)
+    for _, kind, settings in REAL:
+        assert model_class(kind)(n_components=3, **settings).n_components == 3
+
+
+@pytest.mark.parametrize("name", ["errors", "images_40", "images_60"])
+def test_the_picture_can_be_read(finished: Path, name: str) -> None:
+    path = finished / f"denoising_{name}.png"
+    pixels = imread(path)
+    assert min(pixels.shape[:2]) > 500
+    assert pixels[0, 0, :3].min() == 1  # a light background
+    assert 0.01 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.8
+    # Nothing is cut off at the edges.
+    for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]):
+        assert edge[..., :3].min() == 1
+    svg = path.with_suffix(".svg")
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    text = svg.read_text(encoding="utf-8")
+    assert all(f"<!-- {label} -->" in text for label in NAMES[1:])
+
+
+def test_json_and_the_table_say_what_was_found(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = json.loads((finished.parent / "summary.json").read_text())
+    assert summary["medians"] == table(finished / "denoising_medians")
+    assert summary["files"] == sorted(map(str, finished.iterdir()))
+    denoising.print_summary(summary)
+    title, head, *lines = capsys.readouterr().out.splitlines()
+    assert title.startswith("medians")
+    assert head.split() == ["images", "model", "from", "codes", "weighed"]
+    assert lines[0].split()[:2] == ["40", "noisy"]
+    assert lines[1].split()[3] == f"{summary['medians'][1]['wrong_bits']:.2%}"
+    assert lines[8:] == summary["files"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
+        (("--split", "2"), "--split: Expected --dataset beside it"),
+        (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
+        (("--components", "34"), "--components: Expected 1 to 33, below the number of"),
+        (("--components", "0"), "--components"),
+    ],
+)
+def test_options_are_refused_in_one_line(call: Call, options: tuple[str, ...], said: str) -> None:
+    assert said in call("denoising", "--quick", *options).refusal()
+    assert not list(Path().iterdir())
+
+
+def test_features_that_make_no_image_are_refused(call: Call, tmp_path: Path) -> None:
+    X, _ = probit_rows(40, 12, 2, seed=1)
+    path = write(tmp_path / "d.zarr", X).path
+    said = call("denoising", "--dataset", path).refusal()
+    assert "Expected HEIGHTxWIDTH for 12 features" in said
+    assert said.endswith("Give that of the images, such as 3x4.")
+    said = call("denoising", "--dataset", path, "--image-shape", "4x4").refusal()
+    assert "got 4x4 = 16. Give that of the images, such as 3x4." in said
+
+
+def test_images_that_cannot_be_used(tmp_path: Path) -> None:
+    X, _ = probit_rows(100, 12, 2, seed=1)
+    observed = np.ones_like(X)
+    observed[3, 5] = 0
+    path = str(write(tmp_path / "d.zarr", X, observed).path)
+    with pytest.raises(FitError, match="without missing values"):
+        parted(opened_images(path, None, "3x4", None))
+    with pytest.raises(FitError, match="at least 6 images, got 5"):
+        parted(opened_images(path, None, "3x4", None)._replace(block=block_of(X[:5])))
