@@ -51,6 +51,7 @@ from pipeline.learning.layered import (
     first_layer,
     reconstruction_scores,
     singles,
+    unlearnt_now,
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
@@ -126,7 +127,7 @@ class Autoencoder(Model):
     target
         Share of ones that the penalty kl pulls hidden units to.
     batch
-        Rows of a step.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps, that of the last is 0; None takes what suits the optimizer.
     optimizer
@@ -152,7 +153,7 @@ class Autoencoder(Model):
     sparsity: float = 0.0
     penalty: Literal["l1", "kl"] = "kl"
     target: float = 0.1
-    batch: int = 50
+    batch: int | None = None
     rate: float | None = None
     optimizer: Literal["adam", "momentum"] = "adam"
     momentum: float = 0.9
@@ -182,7 +183,7 @@ class Autoencoder(Model):
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
         n_hidden = self.n_components or MOST_BY_DEFAULT
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
-        units = 40 * self.batch * (n_features + n_hidden)
+        units = 40 * (self.batch or 100) * (n_features + n_hidden)
         return (n_threads + 1) * (10 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -216,9 +217,8 @@ class Autoencoder(Model):
         """Step through the rows; give the change of all parameters, and the score of others."""
         fill = partial(self._fill, rng.stream("corruption"))
         learner = NetworkLearner(self._training, working, params.layers, fill)
-        before, share = layers_of(learner.theta.copy(), params.weights.shape), working["held_out"]
-        score = partial(self._score, before)
-        return learnt(learner, score, blocks(), self.batch, float(share), rng)
+        before = layers_of(learner.theta.copy(), params.weights.shape)
+        return learnt(learner, partial(self._score, before), blocks(), working, rng)
 
     def _score(self, layers: Layers, batch: Batch) -> Array:
         return reconstruction_scores(layers, *singles(batch), squared=self._is_squared)
@@ -243,21 +243,21 @@ class Autoencoder(Model):
         return finite_score(statistics, -len(params.visible_biases))
 
     def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better; end at once where training went astray."""
-        return self._training.convergence(float(state.working["unlearnt"]))
+        """Wait for something better."""
+        return self._training.convergence(state, unlearnt_now(state))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
     ) -> FitState:
-        """Move by the mean change of all tasks; the next steps are shorter."""
-        n_passes = len(state.history) + 1
-        change, working = self._training.moved(state.working, statistics, n_passes)
-        return replace(state, params=state.params.moved(change), working=working)
+        """Move by the mean change of all tasks, or back; the next steps are shorter."""
+        change, working = self._training.moved(state, statistics, unlearnt_now(state))
+        params = state.best if change is None else state.params.moved(change)
+        return replace(state, params=params, working=working)
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         told = {"n_components": len(state.params.hidden_biases), "objective_is": "reconstruction"}
-        doubts = self._training.doubts(state.history, float(state.working["unlearnt"]))
+        doubts = self._training.doubts(state, unlearnt_now(state))
         return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
 
     def transform(

@@ -56,6 +56,7 @@ from pipeline.learning.layered import (
     reconstruction_scores,
     singles,
     sizes_of,
+    unlearnt_now,
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
@@ -142,7 +143,7 @@ class Stack(Model):
     noise
         Share of the bits that are flipped or masked.
     batch
-        Rows of a step.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps of each stage, that of the last is 0; None takes what suits the
         optimizer.
@@ -169,7 +170,7 @@ class Stack(Model):
     pretrain: int = 20
     corruption: Corruption = "mask"
     noise: float = 0.2
-    batch: int = 50
+    batch: int | None = None
     rate: float | None = None
     optimizer: Literal["adam", "momentum"] = "adam"
     momentum: float = 0.9
@@ -206,6 +207,9 @@ class Stack(Model):
         is_last = stage == len(sizes) - 1
         return self._training if is_last else replace(self._training, max_iter=self.pretrain)
 
+    def _training_now(self, state: FitState) -> Training:
+        return self._training_of(int(state.working["stage"]), state.params.sizes)
+
     def _sizes(self, n_features: int) -> tuple[int, ...]:
         if self.layers is not None:
             return (n_features, *self.layers)
@@ -216,7 +220,7 @@ class Stack(Model):
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
         sizes = self._sizes(n_features)
-        return (n_threads + 1) * (80 * count_numbers(sizes) + 40 * self.batch * sum(sizes))
+        return (n_threads + 1) * (80 * count_numbers(sizes) + 40 * (self.batch or 100) * sum(sizes))
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin at independent features, with weights that tell units apart.
@@ -283,8 +287,7 @@ class Stack(Model):
             fill = partial(_fill_contrast, below, rng.stream("hidden"))
         learner = NetworkLearner(self._training_of(stage, params.sizes), working, learns, fill)
         before = layers_of(learner.theta.copy(), sizes_of(learns))
-        score, share = partial(_score, below, before), float(working["held_out"])
-        return learnt(learner, score, blocks(), self.batch, share, rng)
+        return learnt(learner, partial(_score, below, before), blocks(), working, rng)
 
     def _fill_reconstruction(
         self, below: Layers, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers
@@ -300,28 +303,32 @@ class Stack(Model):
         return finite_score(statistics, -max(params.sizes))
 
     def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better; end at once where training went astray."""
-        training = self._training_of(int(state.working["stage"]), state.params.sizes)
-        return training.convergence(float(state.working["unlearnt"]))
+        """Wait for something better."""
+        return self._training_now(state).convergence(state, unlearnt_now(state))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
     ) -> FitState:
-        """Move by the mean change of all tasks; the next steps are shorter."""
-        stage, n_passes = int(state.working["stage"]), len(state.history) + 1
-        training = self._training_of(stage, state.params.sizes)
-        change, working = training.moved(state.working, statistics, n_passes)
-        return replace(state, params=_moved(state.params, stage, change), working=working)
+        """Move by the mean change of all tasks, or back; the next steps are shorter."""
+        stage, training = int(state.working["stage"]), self._training_now(state)
+        change, working = training.moved(state, statistics, unlearnt_now(state))
+        params = state.best if change is None else _moved(state.params, stage, change)
+        return replace(state, params=params, working=working)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Go on with the next layer, or with all of them."""
         stage = int(state.working["stage"]) + 1
         if stage > len(state.params.weights):
             return None
-        return self._begun(state, stage)
+        return self._begun(self._doubted(state), stage)
+
+    def _doubted(self, state: FitState) -> FitState:
+        """Say what is in doubt of a stage, once where it is said of several."""
+        doubts = self._training_now(state).doubts(state, unlearnt_now(state))
+        return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *doubts))))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
-        """Say how many components there are, what pretraining came to, and what is in doubt."""
+        """Say how many components there are, what there was before, and what is in doubt."""
         sizes = state.params.sizes
         told = {
             "n_components": sizes[-1],
@@ -329,8 +336,7 @@ class Stack(Model):
             "objective_is": "reconstruction",
             "before_fine_tuning": state.history[0],
         }
-        doubts = self._training.doubts(state.history, float(state.working["unlearnt"]))
-        return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
+        return replace(self._doubted(state), diagnostics=told)
 
     def transform(
         self, params: StackParams, block: BinaryBlock, rng: RowRandom
