@@ -8,7 +8,7 @@ Fit by steps along the closed-form gradient of Σ_i x_i log x̂_i + (1 − x_i) 
 the squared error. `sparsity` takes off λ Σ_j h_j (`l1`), or λ Σ_j KL(ρ ‖ h̄_j) of the means over a
 batch (`kl`), ρ the `target`. With `corruption` the row goes in with bits flipped, or ones masked,
 and the clean one should come out (P. Vincent et al., JMLR 11, 2010). Steps and their judgement are
-those of `pipeline.learning.training`; passes are judged by clean rows.
+those of `pipeline.learning.training`; passes are judged by clean rows, less the penalty.
 
 Missing values are left out of the sums: of Wᵀx, as if they were 0, and of the score. Codes of rows
 with many missing values are therefore not comparable with those of rows with few.
@@ -71,6 +71,7 @@ from pipeline.numerics.layered_network import (
     fill_slopes,
     flat_of,
     layers_of,
+    upward,
 )
 from pipeline.params import array
 from pipeline.random import RowRandom
@@ -221,7 +222,18 @@ class Autoencoder(Model):
         return learnt(learner, partial(self._score, before), blocks(), working, rng)
 
     def _score(self, layers: Layers, batch: Batch) -> Array:
-        return reconstruction_scores(layers, *singles(batch), squared=self._is_squared)
+        X, seen = singles(batch)
+        scores = reconstruction_scores(layers, X, seen, squared=self._is_squared)
+        return scores - self._penalties(upward(layers, X)[-1]) if self.sparsity else scores
+
+    def _penalties(self, h: Numbers) -> Array:
+        """Give the penalty of each row, (n_samples,): one of means is the same for all."""
+        if self.penalty == "l1":
+            sums: Array = h.sum(axis=1, dtype=np.float64)
+            return self.sparsity * sums
+        mean, rho = np.clip(h.mean(axis=0), _LEAST_SHARE, 1 - _LEAST_SHARE), self.target
+        divergences = rho * np.log(rho / mean) + (1 - rho) * np.log((1 - rho) / (1 - mean))
+        return np.full(len(h), self.sparsity * float(divergences.sum()))
 
     def _fill(self, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers) -> None:
         """Fill in the slopes of a batch."""
@@ -239,7 +251,7 @@ class Autoencoder(Model):
         return pull
 
     def objective(self, params: AutoencoderParams, statistics: Sums) -> float:
-        """Give the score of a row held out, nats: minus its loss."""
+        """Give the score of a row held out, nats: minus its loss and penalty."""
         return finite_score(statistics, -len(params.visible_biases))
 
     def convergence(self, state: FitState) -> Convergence:
@@ -256,7 +268,8 @@ class Autoencoder(Model):
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
-        told = {"n_components": len(state.params.hidden_biases), "objective_is": "reconstruction"}
+        named = "reconstruction less penalty" if self.sparsity else "reconstruction"
+        told = {"n_components": len(state.params.hidden_biases), "objective_is": named}
         doubts = self._training.doubts(state, unlearnt_now(state))
         return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
 

@@ -152,6 +152,17 @@ def test_the_objective_is_the_score_of_rows_held_out() -> None:
     assert state.diagnostics == {"n_components": 4, "objective_is": "reconstruction"}
 
 
+@pytest.mark.parametrize("kind", ["l1", "kl"])
+def test_passes_are_judged_by_the_penalty_too(kind: Any) -> None:
+    X = kinds(800, 7)
+    state = fitted(X, n_components=4, max_iter=5, sparsity=0.5, penalty=kind)
+    rows, model = X.astype(np.float64), Autoencoder(sparsity=0.5, penalty=kind)
+    scores = reconstruction_scores(state.params.layers, rows, None)
+    expected = scores.mean() - penalty(model, state.params, rows)
+    assert max(state.history) == pytest.approx(expected, abs=0.01)
+    assert state.diagnostics["objective_is"] == "reconstruction less penalty"
+
+
 def test_learning_by_corrupted_rows_takes_noise_away() -> None:
     X, clean = kinds(3000, 8, noise=0.0), kinds(1000, 9, noise=0.0)
     noisy = clean ^ (np.random.default_rng(10).random(clean.shape) < 0.2).astype(np.uint8)

@@ -35,7 +35,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -50,7 +49,6 @@ from pipeline.learning.layered import (
     RATES,
     Corruption,
     NetworkLearner,
-    check_noise,
     corrupted,
     first_layer,
     reconstruction_scores,
@@ -61,12 +59,9 @@ from pipeline.learning.layered import (
 )
 from pipeline.learning.training import Training, finite_score, learnt
 from pipeline.models.base import Model
-from pipeline.models.settings import (
-    check_choices,
-    check_components,
-    notices_of_constants,
-    pooled_margins,
-)
+from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.stack.checks import check_growth, check_settings
+from pipeline.models.stack.params import StackParams, moved, parts_of, spelled
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.contrast import fill_contrast
 from pipeline.numerics.layer_rows import codes_of
@@ -82,7 +77,6 @@ from pipeline.numerics.layered_network import (
     upward,
 )
 from pipeline.numerics.logistic_units import states_of
-from pipeline.params import array_per_layer
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -92,33 +86,7 @@ Array = NDArray[np.float64]
 MOST_BY_DEFAULT = 16
 """Codes where no number is given."""
 _USUAL_LAYERS = (256, 128)  # below the codes
-_MOST_GROWTH = 10
 _SMOOTHING = 0.5
-
-
-@dataclass(frozen=True)
-class StackParams:
-    """Parameters; the table of the module gives shapes."""
-
-    weights: tuple[Array, ...] = array_per_layer("unit_{layer}", "unit_{above}")
-    visible_biases: tuple[Array, ...] = array_per_layer("unit_{layer}")
-    hidden_biases: tuple[Array, ...] = array_per_layer("unit_{above}")
-
-    @classmethod
-    def of(cls, layers: Layers) -> StackParams:
-        """Take layers, from the lowest up."""
-        return cls(*map(tuple, zip(*layers, strict=True)))
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """As a network."""
-        parts = zip(self.weights, self.visible_biases, self.hidden_biases, strict=True)
-        return tuple(Layer(*part) for part in parts)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers of units, from the features up."""
-        return (len(self.visible_biases[0]), *map(len, self.hidden_biases))
 
 
 @dataclass(frozen=True)
@@ -179,24 +147,7 @@ class Stack(Model):
     tol: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
-        if self.layers is not None:
-            self._check_layers(self.layers)
-        if self.pretrain < 0:
-            raise FitError(f"pretrain: Expected at least 0, got {self.pretrain}. Give more.")
-        check_noise(self.noise)
-        Training.of(self, RATES)
-
-    def _check_layers(self, layers: tuple[int, ...]) -> None:
-        if min(layers, default=0) < 1:
-            raise FitError(f"layers: Expected at least one unit in each, got {layers}. Give more.")
-        _check_growth(layers)
-        if self.n_components not in (None, layers[-1]):
-            raise FitError(
-                f"--components: Expected {layers[-1]}, the last of layers, got "
-                f"{self.n_components}. Leave out one of the two."
-            )
+        check_settings(self)
 
     @property
     def _training(self) -> Training:
@@ -232,7 +183,7 @@ class Stack(Model):
         """
         observed, ones = pooled_margins(first)
         sizes = self._sizes(len(ones))
-        _check_growth(sizes)
+        check_growth(sizes)
         shares_of_features = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         below = [shares_of_features, *(np.full(size, 0.5) for size in sizes[1:-1])]
         layers = [first_layer(s, n, rng) for s, n in zip(below, sizes[1:], strict=True)]
@@ -249,7 +200,7 @@ class Stack(Model):
         """Begin a stage."""
         sizes, unlearnt = state.params.sizes, state.auxiliary["unlearnt"]
         n_samples = int(state.auxiliary["n_samples"])
-        _, learns = _parts(state.params, stage)
+        _, learns = parts_of(state.params, stage)
         if 0 < stage < len(sizes) - 1:
             unlearnt = np.array(-sizes[stage] * np.log(2))
         first = self._training_of(stage, sizes).first(n_samples, len(flat_of(learns)))
@@ -264,7 +215,7 @@ class Stack(Model):
             If its layers are others.
         """
         if params.sizes != state.params.sizes:
-            wanted, there = (_spelled(p.sizes[1:]) for p in (state.params, params))
+            wanted, there = (spelled(p.sizes[1:]) for p in (state.params, params))
             raise FitError(
                 f"--warm-start: Expected a fit with layers {wanted}, got one with {there}. "
                 f"Give --layers {there}, or fit without --warm-start."
@@ -280,7 +231,7 @@ class Stack(Model):
     ) -> Sums | None:
         """Step through the rows; give the change of what is learnt, and the score of others."""
         stage = int(working["stage"])
-        (below, learns), is_last = _parts(params, stage), stage == len(params.weights)
+        (below, learns), is_last = parts_of(params, stage), stage == len(params.weights)
         below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
         fill = partial(self._fill_reconstruction, below, rng.stream("corruption"))
         if self.block == "rbm" and not is_last:
@@ -312,7 +263,7 @@ class Stack(Model):
         """Move by the mean change of all tasks, or back; the next steps are shorter."""
         stage, training = int(state.working["stage"]), self._training_now(state)
         change, working = training.moved(state, statistics, unlearnt_now(state))
-        params = state.best if change is None else _moved(state.params, stage, change)
+        params = state.best if change is None else moved(state.params, stage, change)
         return replace(state, params=params, working=working)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
@@ -349,32 +300,6 @@ class Stack(Model):
     ) -> Array:
         """Give x̂ of codes, (n_samples, n_features); segments do not matter."""
         return sigmoid(downward(params.layers, codes)[-1])
-
-
-def _spelled(sizes: tuple[int, ...]) -> str:
-    return ",".join(map(str, sizes))
-
-
-def _check_growth(sizes: tuple[int, ...]) -> None:
-    for below, above in pairwise(sizes):
-        if above > _MOST_GROWTH * below:
-            raise FitError(
-                f"layers: Expected at most {_MOST_GROWTH} times the {below} units below, got "
-                f"{above}. Give fewer."
-            )
-
-
-def _parts(params: StackParams, stage: int) -> tuple[Layers, Layers]:
-    """Give the layers below those that a stage learns, and these: one, or in the end all."""
-    layers = params.layers
-    return ((), layers) if stage == len(layers) else (layers[:stage], layers[stage : stage + 1])
-
-
-def _moved(params: StackParams, stage: int, change: Array) -> StackParams:
-    """Add to what a stage learns."""
-    below, learns = _parts(params, stage)
-    moved = layers_of(flat_of(learns) + change, sizes_of(learns))
-    return StackParams.of([*below, *moved, *params.layers[len(below) + len(moved) :]])
 
 
 def _given(below: Layers, batch: Batch) -> Any:
