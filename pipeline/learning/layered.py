@@ -33,8 +33,6 @@ Fill = Callable[[Batch, Layers, Layers], None]
 
 RATES = {"adam": 0.03, "momentum": 0.1}
 """Length of the first steps where none is given, by optimizer."""
-USUAL_BATCH = 50
-"""Rows of a step where no number is given."""
 _STEEPNESS = 4.0  # a sigmoid rises by ¼: with flatter curves signals fade from layer to layer
 
 
@@ -102,6 +100,12 @@ def unlearnt_score(shares: Array, seen: Array, *, squared: bool = False) -> floa
     if squared:
         return float(-0.5 * seen @ (shares * (1 - shares)))
     return float(seen @ (shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
+
+
+def unlearnt_now(state: Any) -> float:
+    """Give the score of a row where a stage has learnt nothing: by shares, or as it begins."""
+    by_shares = float(state.working["unlearnt"])
+    return max(by_shares, float(state.history[0])) if state.history else by_shares
 
 
 def sizes_of(layers: Layers) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ _FLOOR = 0.03  # a slope has about this deviation from batch to batch
 _MOST_LOST = 0.1  # of what was gained
 _LEAST_LOST = 0.01  # of the score where nothing was learnt
 _SHORTER = 3
-_LEAST_BATCH, _STEPS = 10, 20
+_MOST_BATCH, _LEAST_BATCH, _STEPS = 100, 10, 20
 _COUNTS = ("batch", "patience", "max_iter")
 
 
@@ -69,12 +69,11 @@ class Training:
     optimizer, momentum
         As of `Optimiser`.
     batch
-        Rows of a step; None takes `usual_batch`, or fewer, 10 at the least, so that a pass has 20
-        steps.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps.
-    usual_rate, usual_batch
-        What they are where none is given.
+    usual_rate
+        What it is where none is given.
     max_iter
         Passes at the most.
     patience
@@ -88,13 +87,12 @@ class Training:
     batch: int | None
     rate: float
     usual_rate: float
-    usual_batch: int
     max_iter: int
     patience: int
     tol: float
 
     @classmethod
-    def of(cls, model: Any, rates: Mapping[str, float], usual_batch: int = 100) -> Training:
+    def of(cls, model: Any, rates: Mapping[str, float]) -> Training:
         """Take the settings of a model, whose rate of None stands for one by optimizer.
 
         Raises
@@ -114,7 +112,7 @@ class Training:
             raise FitError(f"momentum: Expected at least 0 and below 1, got {model.momentum}.")
         if not 0 < model.tol < 1:
             raise FitError(f"tol: Expected above 0 and below 1, got {model.tol}.")
-        steps = (model.batch, rate, usual, usual_batch)
+        steps = (model.batch, rate, usual)
         passes = (model.max_iter, model.patience, model.tol)
         return cls(model.optimizer, model.momentum, *steps, *passes)
 
@@ -130,7 +128,7 @@ class Training:
         is_large = n_samples >= _LEAST_ROWS
         share = is_large * min(_HELD_OUT, _MOST_HELD_OUT / n_samples)
         memory = self.optimiser.memory(n_numbers)
-        fewer = min(max(n_samples // _STEPS, _LEAST_BATCH), self.usual_batch)
+        fewer = min(max(n_samples // _STEPS, _LEAST_BATCH), _MOST_BATCH)
         steps = {"batch": np.array(self.batch or fewer), "rate": np.array(self.rate)}
         return {**steps, "n_lost": np.array(0), "held_out": np.array(share), **memory}
 

@@ -8,7 +8,7 @@ Fit by steps along the closed-form gradient of Σ_i x_i log x̂_i + (1 − x_i) 
 the squared error. `sparsity` takes off λ Σ_j h_j (`l1`), or λ Σ_j KL(ρ ‖ h̄_j) of the means over a
 batch (`kl`), ρ the `target`. With `corruption` the row goes in with bits flipped, or ones masked,
 and the clean one should come out (P. Vincent et al., JMLR 11, 2010). Steps and their judgement are
-those of `pipeline.learning.training`; passes are judged by clean rows.
+those of `pipeline.learning.training`; passes are judged by clean rows, less the penalty.
 
 Missing values are left out of the sums: of Wᵀx, as if they were 0, and of the score. Codes of rows
 with many missing values are therefore not comparable with those of rows with few.
@@ -44,7 +44,6 @@ from pipeline.learning.batches import Batch
 from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
-    USUAL_BATCH,
     Corruption,
     NetworkLearner,
     check_noise,
@@ -52,6 +51,7 @@ from pipeline.learning.layered import (
     first_layer,
     reconstruction_scores,
     singles,
+    unlearnt_now,
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
@@ -71,6 +71,7 @@ from pipeline.numerics.layered_network import (
     fill_slopes,
     flat_of,
     layers_of,
+    upward,
 )
 from pipeline.params import array
 from pipeline.random import RowRandom
@@ -127,7 +128,7 @@ class Autoencoder(Model):
     target
         Share of ones that the penalty kl pulls hidden units to.
     batch
-        Rows of a step; None takes 50, or fewer, 10 at the least, so that a pass has 20 steps.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps, that of the last is 0; None takes what suits the optimizer.
     optimizer
@@ -169,11 +170,11 @@ class Autoencoder(Model):
             raise FitError(f"target: Expected above 0 and below 1, got {self.target}.")
         if not 0 <= self.sparsity < np.inf:
             raise FitError(f"sparsity: Expected at least 0, got {self.sparsity}.")
-        Training.of(self, RATES, USUAL_BATCH)
+        Training.of(self, RATES)
 
     @property
     def _training(self) -> Training:
-        return Training.of(self, RATES, USUAL_BATCH)
+        return Training.of(self, RATES)
 
     @property
     def _is_squared(self) -> bool:
@@ -183,7 +184,7 @@ class Autoencoder(Model):
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
         n_hidden = self.n_components or MOST_BY_DEFAULT
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
-        units = 40 * (self.batch or USUAL_BATCH) * (n_features + n_hidden)
+        units = 40 * (self.batch or 100) * (n_features + n_hidden)
         return (n_threads + 1) * (10 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -221,7 +222,18 @@ class Autoencoder(Model):
         return learnt(learner, partial(self._score, before), blocks(), working, rng)
 
     def _score(self, layers: Layers, batch: Batch) -> Array:
-        return reconstruction_scores(layers, *singles(batch), squared=self._is_squared)
+        X, seen = singles(batch)
+        scores = reconstruction_scores(layers, X, seen, squared=self._is_squared)
+        return scores - self._penalties(upward(layers, X)[-1]) if self.sparsity else scores
+
+    def _penalties(self, h: Numbers) -> Array:
+        """Give the penalty of each row, (n_samples,): one of means is the same for all."""
+        if self.penalty == "l1":
+            sums: Array = h.sum(axis=1, dtype=np.float64)
+            return self.sparsity * sums
+        mean, rho = np.clip(h.mean(axis=0), _LEAST_SHARE, 1 - _LEAST_SHARE), self.target
+        divergences = rho * np.log(rho / mean) + (1 - rho) * np.log((1 - rho) / (1 - mean))
+        return np.full(len(h), self.sparsity * float(divergences.sum()))
 
     def _fill(self, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers) -> None:
         """Fill in the slopes of a batch."""
@@ -239,25 +251,26 @@ class Autoencoder(Model):
         return pull
 
     def objective(self, params: AutoencoderParams, statistics: Steps) -> float:
-        """Give the score of a row held out, nats: minus its loss."""
+        """Give the score of a row held out, nats: minus its loss and penalty."""
         return finite_score(statistics, -len(params.visible_biases))
 
     def convergence(self, state: FitState) -> Convergence:
         """Wait for something better."""
-        return self._training.convergence(state, float(state.working["unlearnt"]))
+        return self._training.convergence(state, unlearnt_now(state))
 
     def update(
         self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks, or back; the next steps are shorter."""
-        change, working = self._training.moved(state, statistics, float(state.working["unlearnt"]))
+        change, working = self._training.moved(state, statistics, unlearnt_now(state))
         params = state.best if change is None else state.params.moved(change)
         return replace(state, params=params, working=working)
 
     def finish(self, state: FitState, statistics: Steps) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
-        told = {"n_components": len(state.params.hidden_biases), "objective_is": "reconstruction"}
-        doubts = self._training.doubts(state, float(state.working["unlearnt"]))
+        named = "reconstruction less penalty" if self.sparsity else "reconstruction"
+        told = {"n_components": len(state.params.hidden_biases), "objective_is": named}
+        doubts = self._training.doubts(state, unlearnt_now(state))
         return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
 
     def transform(
