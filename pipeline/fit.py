@@ -25,7 +25,7 @@ from pipeline.collect import (
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Executor, Map, one_blas_thread
 from pipeline.learning.acceleration import Step, squarem_step
-from pipeline.learning.convergence import diverged, ended, kept_objective, stop_warning
+from pipeline.learning.convergence import ended, kept_objective, stop_warning
 from pipeline.models.base import Model
 from pipeline.models.capabilities import Accelerates, LearnsLocally, PairWork, Prepares
 from pipeline.models.state import Arrays, FitState
@@ -228,10 +228,7 @@ def _accelerated(
 def _after_stage(model: Model, state: FitState, statistics: Statistics) -> FitState:
     following = model.next_stage(state, statistics)
     if following is not None:
-        convergence = model.convergence(state)
-        went_astray = diverged(convergence, state.history)
-        told = stop_warning(convergence, state.history) if went_astray else None
-        return _begun(_warned(following, told))
+        return _begun(following)
     finished = model.finish(state, statistics)
     return replace(finished, params=in_c_order(finished.params), done=True)
 
@@ -307,8 +304,5 @@ def _completed(model: Model, state: FitState, executor: Executor, seed: int) -> 
         with one_blas_thread():
             prepared = in_c_order(model.prepare(state.params, rng, executor.map))
         state = replace(state, params=prepared)
-    return _warned(state, stop_warning(model.convergence(state), state.history))
-
-
-def _warned(state: FitState, warning: str | None) -> FitState:
+    warning = stop_warning(model.convergence(state), state.history)
     return replace(state, warnings=(*state.warnings, *([Notice(warning)] if warning else [])))

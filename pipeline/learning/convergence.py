@@ -22,14 +22,6 @@ class Convergence(Protocol):
     def keeps_best(self) -> bool:
         """Whether the stage ends with the parameters of its best pass instead of its last."""
 
-    @property
-    def astray(self) -> float:
-        """Objective below which the passes have diverged, and the stage ends."""
-
-    @property
-    def remedy(self) -> str:
-        """Say what to do where they have."""
-
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether further passes would change nothing that matters."""
 
@@ -55,8 +47,6 @@ class ByObjective:
     max_iter: int
     tol: float
     keeps_best: bool = False
-    astray: float = -math.inf
-    remedy: str = ""
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether the last cycle changed nothing that matters, nor would all further ones."""
@@ -99,10 +89,6 @@ class ByPatience:
         Passes to wait for something better.
     tol
         Gain that counts as better, relative where the score is above 1 in size.
-    astray
-        Score below which nothing better is waited for: the passes have diverged.
-    remedy
-        What to do where they have.
     comes_to_rest
         Whether passes change less and less, so that all of them done is as good as converged.
     """
@@ -110,8 +96,6 @@ class ByPatience:
     max_iter: int
     patience: int
     tol: float = 0.0
-    astray: float = -math.inf
-    remedy: str = ""
     comes_to_rest: bool = False
     keeps_best: bool = True
 
@@ -125,7 +109,7 @@ class ByPatience:
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether the best pass is that long ago."""
-        if not history or diverged(self, history):
+        if not history:
             return False
         if self.comes_to_rest and len(history) >= self.max_iter:
             return True
@@ -138,23 +122,15 @@ class ByPasses:
 
     max_iter: int
     keeps_best: bool = False
-    astray: float = -math.inf
-    remedy: str = ""
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether all passes are done."""
         return len(history) >= self.max_iter
 
 
-def diverged(convergence: Convergence, history: Sequence[float]) -> bool:
-    """Tell whether the last pass went astray."""
-    return bool(history) and history[-1] < convergence.astray
-
-
 def ended(convergence: Convergence, history: Sequence[float]) -> bool:
-    """Tell whether a stage is over: converged, diverged or out of passes."""
-    is_over = convergence.converged(history) or diverged(convergence, history)
-    return is_over or len(history) >= convergence.max_iter
+    """Tell whether a stage is over, converged or not."""
+    return convergence.converged(history) or len(history) >= convergence.max_iter
 
 
 def kept_objective(convergence: Convergence, history: Sequence[float]) -> float:
@@ -166,12 +142,5 @@ def stop_warning(convergence: Convergence, history: Sequence[float]) -> str | No
     """Say so when the fit stopped before it converged."""
     if convergence.converged(history) or not ended(convergence, history):
         return None
-    if diverged(convergence, history):
-        best = max(history)
-        return (
-            f"training diverged: pass {len(history)} came to {history[-1]:.4g} nats a row; the "
-            f"parameters are those of pass {history.index(best) + 1}, the best, with {best:.4g}. "
-            f"{convergence.remedy}"
-        )
     last = ", ".join(f"{value:.6f}" for value in history[-2:])
     return f"stopped at max_iter={convergence.max_iter} before converging; last objectives: {last}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit
 
+from pipeline.errors import FitError
 from pipeline.learning.batches import Batch, taken
 from pipeline.learning.training import Arrays, Training
 from pipeline.numerics.layered_network import (
@@ -21,9 +22,12 @@ from pipeline.numerics.layered_network import (
     squared_errors,
     upward,
 )
+from pipeline.numerics.logistic_units import fill_draws, states_of
+from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
+Corruption = Literal["none", "flip", "mask"]
 Fill = Callable[[Batch, Layers, Layers], None]
 """Fills in the slopes of layers, summed over the rows of a batch: given batch, layers, slopes."""
 
@@ -98,6 +102,12 @@ def unlearnt_score(shares: Array, seen: Array, *, squared: bool = False) -> floa
     return float(seen @ (shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
 
 
+def unlearnt_now(state: Any) -> float:
+    """Give the score of a row where a stage has learnt nothing: by shares, or as it begins."""
+    by_shares = float(state.working["unlearnt"])
+    return max(by_shares, float(state.history[0])) if state.history else by_shares
+
+
 def sizes_of(layers: Layers) -> tuple[int, ...]:
     """Count the units, from those of the data up."""
     return (len(layers[0].visible), *(len(layer.hidden) for layer in layers))
@@ -122,3 +132,44 @@ def reconstruction_scores(
     """
     inputs = downward(layers, upward(layers, given)[-1])[-1]
     return (squared_errors if squared else cross_entropies)(inputs, given, seen)
+
+
+def check_noise(share: float) -> None:
+    """Refuse a share of bits to corrupt that is none.
+
+    Raises
+    ------
+    FitError
+        Naming it.
+    """
+    if not 0 < share < 1:
+        raise FitError(f"noise: Expected above 0 and below 1, got {share}.")
+
+
+def corrupted(
+    X: Singles,
+    seen: Singles | None,
+    kind: Corruption,
+    share: float,
+    rows: NDArray[np.int64],
+    draws: RowRandom,
+) -> Singles:
+    """Flip a share of the bits, or mask it, drawn by their rows; what is missing stays 0.
+
+    Parameters
+    ----------
+    X, seen
+        As `singles` gives them.
+    kind, share
+        What to do, and with what share of the bits.
+    rows
+        Original numbers of the rows, (n_samples,).
+    draws
+        Of the pass.
+    """
+    if kind == "none":
+        return X
+    hit = np.empty_like(X)
+    fill_draws(np.full_like(X, logit(share)), X.shape[1], states_of(draws.key, rows), 0, hit)
+    given = np.abs(X - hit) if kind == "flip" else X * (1 - hit)
+    return given if seen is None else given * seen

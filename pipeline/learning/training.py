@@ -3,13 +3,15 @@
 Every task takes its own steps through its rows, from where the pass begins, and the pass moves by
 their mean, weighted by rows. Steps grow shorter in a line, from `rate` to 0 after `max_iter`
 passes. Passes are judged by the score of rows held out: a tenth, 5,000 at the most; of less than
-1,000 rows none is held out, and all are judged by. Parameters of the best pass are kept.
+1,000 rows none is held out, and all are judged by. Parameters of the best pass are kept. Where
+a pass has lost much of what was learnt, training goes on from the best one with steps a third as
+long.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +32,10 @@ Score = Callable[[Batch], NDArray[np.float64]]
 
 _HELD_OUT, _MOST_HELD_OUT, _LEAST_ROWS = 0.1, 5000, 1000
 _FLOOR = 0.03  # a slope has about this deviation from batch to batch
+_MOST_LOST = 0.1  # of what was gained
+_LEAST_LOST = 0.01  # of the score where nothing was learnt
+_SHORTER = 3
+_MOST_ROWS, _LEAST_ROWS_OF_STEP, _STEPS = 100, 10, 20
 _COUNTS = ("batch", "patience", "max_iter")
 
 
@@ -63,7 +69,7 @@ class Training:
     optimizer, momentum
         As of `Optimiser`.
     batch
-        Rows of a step.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps.
     usual_rate
@@ -78,7 +84,7 @@ class Training:
 
     optimizer: Kind
     momentum: float
-    batch: int
+    batch: int | None
     rate: float
     usual_rate: float
     max_iter: int
@@ -95,7 +101,8 @@ class Training:
             Naming the first that is out of range.
         """
         for name in _COUNTS:
-            if (value := getattr(model, name)) < 1:
+            value = getattr(model, name)
+            if value is not None and value < 1:
                 raise FitError(f"{name}: Expected at least 1, got {value}. Give more.")
         usual = rates[model.optimizer]
         rate = usual if model.rate is None else model.rate
@@ -114,82 +121,117 @@ class Training:
         return Optimiser(self.optimizer, self.momentum, _FLOOR)
 
     def first(self, n_samples: int, n_numbers: int) -> Arrays:
-        """Give the working state before the first pass: rate, share held out and memory."""
+        """Give the working state before the first pass: rows of a step, rate, share held out and
+        memory.
+        """
         is_large = n_samples >= _LEAST_ROWS
         share = is_large * min(_HELD_OUT, _MOST_HELD_OUT / n_samples)
         memory = self.optimiser.memory(n_numbers)
-        return {"rate": np.array(self.rate), "held_out": np.array(share), **memory}
+        fewer = min(max(n_samples // _STEPS, _LEAST_ROWS_OF_STEP), _MOST_ROWS)
+        steps = {"batch": np.array(self.batch or fewer), "rate": np.array(self.rate)}
+        return {**steps, "n_lost": np.array(0), "held_out": np.array(share), **memory}
 
     def memory(self, working: Arrays) -> Memory:
         """Copy the memory that a pass begins with."""
         return {name: working[name].copy() for name in self.optimiser.memory(0)}
 
     def moved(
-        self, working: Arrays, statistics: Sums, n_passes: int
-    ) -> tuple[NDArray[np.float64], Arrays]:
+        self, state: Any, statistics: Sums, unlearnt: float
+    ) -> tuple[NDArray[np.float64] | None, Arrays]:
         """Give the mean change of Θ, and the working state of the next pass.
 
         Parameters
         ----------
-        working, statistics
+        state
+            Of the fit, before the pass.
+        statistics
             Of the pass.
-        n_passes
-            Passes that its stage has had, this one with them.
+        unlearnt
+            Score of a row where nothing was learnt, nats.
+
+        Returns
+        -------
+        tuple
+            The change, or None where steps were so long that much of what was learnt is lost: then
+            training goes on from the best pass, with shorter ones.
         """
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
-        memory = {
-            name: (sums[name] / n_rows).astype(np.float32) for name in self.optimiser.memory(0)
-        }
-        rate = np.array(self.rate * max(1 - n_passes / self.max_iter, 0.0))
-        return sums["theta"] / n_rows, {**working, **memory, "rate": rate}
+        is_lost = bool(state.history) and _is_lost(
+            max(state.history), finite_score(statistics, unlearnt), unlearnt
+        )
+        n_lost = int(state.working["n_lost"]) + is_lost
+        share = max(1 - (len(state.history) + 1) / self.max_iter, 0.0)
+        if is_lost:
+            memory = self.optimiser.memory(sums["theta"].size)
+        else:
+            names = self.optimiser.memory(0)
+            memory = {name: (sums[name] / n_rows).astype(np.float32) for name in names}
+        rates = {"n_lost": np.array(n_lost), "rate": np.array(self._rate_after(n_lost) * share)}
+        return None if is_lost else sums["theta"] / n_rows, {**state.working, **memory, **rates}
 
-    def convergence(self, unlearnt: float) -> ByPatience:
-        """Wait for something better; end at once where training went astray.
+    def convergence(self, state: Any, unlearnt: float) -> ByPatience:
+        """Wait for something better; passes that were lost do not count.
 
         Parameters
         ----------
+        state
+            Of the fit.
         unlearnt
-            Score of a row where nothing was learnt, nats. Training that comes far below has
-            diverged.
+            Score of a row where nothing was learnt, nats.
         """
-        return ByPatience(
-            self.max_iter,
-            self.patience,
-            self.tol,
-            astray=_astray(unlearnt),
-            remedy=self._remedy,
-            comes_to_rest=True,
+        patience = self.patience + int(state.working["n_lost"])
+        at_rest = not _is_unlearnt(state, unlearnt)
+        return ByPatience(self.max_iter, patience, self.tol, comes_to_rest=at_rest)
+
+    def doubts(self, state: Any, unlearnt: float) -> tuple[Notice, ...]:
+        """Say so where steps were too long."""
+        n_lost = int(state.working["n_lost"])
+        if not n_lost:
+            return ()
+        if _is_unlearnt(state, unlearnt):
+            rate = min(self.usual_rate, self.rate / 10)
+            return (
+                Notice(
+                    "training diverged: no pass was better than having learnt nothing. Take "
+                    f"shorter steps: --set rate={rate:g}."
+                ),
+            )
+        times = "once" if n_lost == 1 else f"{n_lost} times"
+        return (
+            Notice(
+                f"steps were too long at first: {times} much of what was learnt was lost, and "
+                "training went on from the best pass with shorter ones. "
+                f"--set rate={self._rate_after(n_lost):.2g} begins with those."
+            ),
         )
 
-    def doubts(self, history: Sequence[float], unlearnt: float) -> tuple[Notice, ...]:
-        """Say so where the best pass was the first, though that had learnt nothing."""
-        at_first = history[0] <= 0.99 * unlearnt and history[0] >= max(history)
-        if at_first and len(history) > self.patience:
-            return (Notice(f"no pass was better than having learnt nothing. {self._remedy}"),)
-        return ()
-
-    @property
-    def _remedy(self) -> str:
-        rate = self.usual_rate if self.rate > self.usual_rate else self.rate / 10
-        return f"Take shorter steps: --set rate={rate:g}."
+    def _rate_after(self, n_lost: int) -> float:
+        return float(self.rate / _SHORTER**n_lost)
 
 
-def _astray(unlearnt: float) -> float:
-    return 2 * unlearnt - 1
+def _is_unlearnt(state: Any, unlearnt: float) -> bool:
+    """Tell whether passes were lost, and none was better than nothing learnt."""
+    best = max(state.history, default=-math.inf)
+    return bool(state.working["n_lost"]) and best <= unlearnt + _LEAST_LOST * abs(unlearnt)
+
+
+def _is_lost(best: float, score: float, unlearnt: float) -> bool:
+    """Tell whether a score fell far, measured by what was gained and by what there was to gain."""
+    most = _MOST_LOST * max(best - unlearnt, 0.0) + _LEAST_LOST * abs(unlearnt)
+    return best - score > most
 
 
 def finite_score(statistics: Sums, unlearnt: float) -> float:
     """Give the mean score of the rows that a pass is judged by; far down if it is no number."""
     score = statistics.objective / max(int(statistics.values["n_judged"]), 1)
-    return score if math.isfinite(score) else 2 * _astray(unlearnt)
+    return score if math.isfinite(score) else 10 * unlearnt - 10
 
 
 def learnt(
     learner: Learner,
     score: Score,
     blocks: Iterable[BinaryBlock],
-    size: int,
-    held_out: float,
+    working: Arrays,
     rng: RowRandom,
 ) -> Sums | None:
     """Step through the rows of a task; None where there are none.
@@ -202,10 +244,8 @@ def learnt(
         Gives nats of rows by the parameters of that beginning, (n_samples,).
     blocks
         The rows.
-    size
-        Rows of a batch.
-    held_out
-        Share of rows that no step is taken with.
+    working
+        Rows of a batch, and the share of rows that no step is taken with.
     rng
         Of the pass.
 
@@ -216,7 +256,8 @@ def learnt(
         with (`n_fitted`). The objective is the score, summed over `n_judged` rows.
     """
     before, judged, n_rows = learner.theta.copy(), _Judged(), 0
-    for batch in batches(blocks, size, rng):
+    held_out = float(working["held_out"])
+    for batch in batches(blocks, int(working["batch"]), rng):
         apart = are_held_out(batch.rows, held_out, rng.seed)
         judged.add(taken(batch, np.flatnonzero(apart if held_out else ~apart)))
         learner.step(batch, np.flatnonzero(~apart))

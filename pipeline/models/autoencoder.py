@@ -8,7 +8,7 @@ Fit by steps along the closed-form gradient of Σ_i x_i log x̂_i + (1 − x_i) 
 the squared error. `sparsity` takes off λ Σ_j h_j (`l1`), or λ Σ_j KL(ρ ‖ h̄_j) of the means over a
 batch (`kl`), ρ the `target`. With `corruption` the row goes in with bits flipped, or ones masked,
 and the clean one should come out (P. Vincent et al., JMLR 11, 2010). Steps and their judgement are
-those of `pipeline.learning.training`; passes are judged by clean rows.
+those of `pipeline.learning.training`; passes are judged by clean rows, less the penalty.
 
 Missing values are left out of the sums: of Wᵀx, as if they were 0, and of the score. Codes of rows
 with many missing values are therefore not comparable with those of rows with few.
@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit
+from scipy.special import expit
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
@@ -44,10 +44,14 @@ from pipeline.learning.batches import Batch
 from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
+    Corruption,
     NetworkLearner,
+    check_noise,
+    corrupted,
     first_layer,
     reconstruction_scores,
     singles,
+    unlearnt_now,
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
@@ -67,15 +71,14 @@ from pipeline.numerics.layered_network import (
     fill_slopes,
     flat_of,
     layers_of,
+    upward,
 )
-from pipeline.numerics.logistic_units import fill_draws, states_of
 from pipeline.params import array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
-Singles = NDArray[np.float32]
 
 MOST_BY_DEFAULT = 64
 """Hidden units where no number is given."""
@@ -125,7 +128,7 @@ class Autoencoder(Model):
     target
         Share of ones that the penalty kl pulls hidden units to.
     batch
-        Rows of a step.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps, that of the last is 0; None takes what suits the optimizer.
     optimizer
@@ -146,12 +149,12 @@ class Autoencoder(Model):
     params: ClassVar[type[AutoencoderParams]] = AutoencoderParams
     n_components: int | None = None
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
-    corruption: Literal["none", "flip", "mask"] = "none"
+    corruption: Corruption = "none"
     noise: float = 0.1
     sparsity: float = 0.0
     penalty: Literal["l1", "kl"] = "kl"
     target: float = 0.1
-    batch: int = 50
+    batch: int | None = None
     rate: float | None = None
     optimizer: Literal["adam", "momentum"] = "adam"
     momentum: float = 0.9
@@ -162,9 +165,9 @@ class Autoencoder(Model):
     def __post_init__(self) -> None:
         check_components(self)
         check_choices(self)
-        for name in ("noise", "target"):
-            if not 0 < (value := getattr(self, name)) < 1:
-                raise FitError(f"{name}: Expected above 0 and below 1, got {value}.")
+        check_noise(self.noise)
+        if not 0 < self.target < 1:
+            raise FitError(f"target: Expected above 0 and below 1, got {self.target}.")
         if not 0 <= self.sparsity < np.inf:
             raise FitError(f"sparsity: Expected at least 0, got {self.sparsity}.")
         Training.of(self, RATES)
@@ -181,7 +184,7 @@ class Autoencoder(Model):
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
         n_hidden = self.n_components or MOST_BY_DEFAULT
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
-        units = 40 * self.batch * (n_features + n_hidden)
+        units = 40 * (self.batch or 100) * (n_features + n_hidden)
         return (n_threads + 1) * (10 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -215,19 +218,27 @@ class Autoencoder(Model):
         """Step through the rows; give the change of all parameters, and the score of others."""
         fill = partial(self._fill, rng.stream("corruption"))
         learner = NetworkLearner(self._training, working, params.layers, fill)
-        before, share = layers_of(learner.theta.copy(), params.weights.shape), working["held_out"]
-        score = partial(self._score, before)
-        return learnt(learner, score, blocks(), self.batch, float(share), rng)
+        before = layers_of(learner.theta.copy(), params.weights.shape)
+        return learnt(learner, partial(self._score, before), blocks(), working, rng)
 
     def _score(self, layers: Layers, batch: Batch) -> Array:
-        return reconstruction_scores(layers, *singles(batch), squared=self._is_squared)
+        X, seen = singles(batch)
+        scores = reconstruction_scores(layers, X, seen, squared=self._is_squared)
+        return scores - self._penalties(upward(layers, X)[-1]) if self.sparsity else scores
+
+    def _penalties(self, h: Numbers) -> Array:
+        """Give the penalty of each row, (n_samples,): one of means is the same for all."""
+        if self.penalty == "l1":
+            sums: Array = h.sum(axis=1, dtype=np.float64)
+            return self.sparsity * sums
+        mean, rho = np.clip(h.mean(axis=0), _LEAST_SHARE, 1 - _LEAST_SHARE), self.target
+        divergences = rho * np.log(rho / mean) + (1 - rho) * np.log((1 - rho) / (1 - mean))
+        return np.full(len(h), self.sparsity * float(divergences.sum()))
 
     def _fill(self, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers) -> None:
         """Fill in the slopes of a batch."""
         wanted, seen = singles(batch)
-        given = corrupted(self.corruption, self.noise, wanted, batch.rows, draws)
-        if seen is not None:
-            given = given * seen
+        given = corrupted(wanted, seen, self.corruption, self.noise, batch.rows, draws)
         pull = self._pull if self.sparsity else None
         fill_slopes(layers, given, wanted, seen, slopes, squared=self._is_squared, pull=pull)
 
@@ -240,25 +251,26 @@ class Autoencoder(Model):
         return pull
 
     def objective(self, params: AutoencoderParams, statistics: Sums) -> float:
-        """Give the score of a row held out, nats: minus its loss."""
+        """Give the score of a row held out, nats: minus its loss and penalty."""
         return finite_score(statistics, -len(params.visible_biases))
 
     def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better; end at once where training went astray."""
-        return self._training.convergence(float(state.working["unlearnt"]))
+        """Wait for something better."""
+        return self._training.convergence(state, unlearnt_now(state))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
     ) -> FitState:
-        """Move by the mean change of all tasks; the next steps are shorter."""
-        n_passes = len(state.history) + 1
-        change, working = self._training.moved(state.working, statistics, n_passes)
-        return replace(state, params=state.params.moved(change), working=working)
+        """Move by the mean change of all tasks, or back; the next steps are shorter."""
+        change, working = self._training.moved(state, statistics, unlearnt_now(state))
+        params = state.best if change is None else state.params.moved(change)
+        return replace(state, params=params, working=working)
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
-        told = {"n_components": len(state.params.hidden_biases), "objective_is": "reconstruction"}
-        doubts = self._training.doubts(state.history, float(state.working["unlearnt"]))
+        named = "reconstruction less penalty" if self.sparsity else "reconstruction"
+        told = {"n_components": len(state.params.hidden_biases), "objective_is": named}
+        doubts = self._training.doubts(state, unlearnt_now(state))
         return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
 
     def transform(
@@ -273,28 +285,3 @@ class Autoencoder(Model):
         """Give σ(W codes + c), (n_samples, n_features); segments do not matter."""
         probabilities: Array = expit(codes @ params.weights.T + params.visible_biases)
         return probabilities
-
-
-def corrupted(
-    kind: str, share: float, X: Singles, rows: NDArray[np.int64], draws: RowRandom
-) -> Singles:
-    """Flip or mask a share of the bits, drawn by their rows.
-
-    Parameters
-    ----------
-    kind
-        `none`, `flip` or `mask`.
-    share
-        Of the bits.
-    X
-        Rows, (n_samples, n_features).
-    rows
-        Their original numbers, (n_samples,).
-    draws
-        Of the pass.
-    """
-    if kind == "none":
-        return X
-    hit = np.empty_like(X)
-    fill_draws(np.full_like(X, logit(share)), X.shape[1], states_of(draws.key, rows), 0, hit)
-    return np.abs(X - hit) if kind == "flip" else X * (1 - hit)

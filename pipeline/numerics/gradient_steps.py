@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
@@ -64,10 +63,10 @@ def adam_step(
 
 @_kernel
 def centre(slope: Numbers, below: Numbers, above: Numbers) -> None:
-    """Turn a gradient into that of a model around means, in the parameters of the plain one.
+    """Turn the slope of the weights into that of weights around means.
 
-    With s and t the slopes of the biases below and above, those of the weights lose s λᵀ + μ tᵀ;
-    what they are then, times the means, is taken off those of the biases.
+    With s and t the slopes of the biases below and above, which are those of the centred model too,
+    it loses s λᵀ + μ tᵀ.
 
     Parameters
     ----------
@@ -79,16 +78,37 @@ def centre(slope: Numbers, below: Numbers, above: Numbers) -> None:
     """
     n, m = len(below), len(above)
     of_above = slope[n]
-    taken = np.zeros(m, slope.dtype)
     for i in range(n):
         row = slope[i]
-        of_below, mean, total = row[m], below[i], row[m]
+        of_below, mean = row[m], below[i]
         for j in range(m):
             row[j] -= of_below * above[j] + mean * of_above[j]
-            taken[j] += mean * row[j]
+
+
+@_kernel
+def move_centred(parameters: Numbers, move: Numbers, below: Numbers, above: Numbers) -> None:
+    """Move a model around means: its plain biases make up for what its weights do to the means.
+
+    The plain biases below move by less of the weights' move times λ, those above by less of μ times
+    it.
+
+    Parameters
+    ----------
+    parameters, move
+        As the slope of `centre`; the parameters are changed in place, and are the plain ones.
+    below, above
+        As for `centre`.
+    """
+    n, m = len(below), len(above)
+    of_above = move[n].copy()
+    for i in range(n):
+        row, moved, mean = parameters[i], move[i], below[i]
         for j in range(m):
-            total -= row[j] * above[j]
-        row[m] = total
+            row[j] += moved[j]
+            of_above[j] -= mean * moved[j]
+        total = moved[m]
+        for j in range(m):
+            total -= moved[j] * above[j]
+        row[m] += total
     for j in range(m):
-        of_above[j] -= taken[j]
-    of_above[m] = 0
+        parameters[n, j] += of_above[j]

@@ -68,6 +68,8 @@ class Facts:
         20 refits to rows that fits to `varied` sampled.
     n_varied
         Rows of `varied` that are fitted and stored.
+    fit_off
+        How far shares of pairs under a fit may be from those of its data.
     n_sampled, shares_off
         Rows that a flexible model samples to be refitted, and how far shares of pairs may be off
         after that: five seeds stay below it.
@@ -86,6 +88,7 @@ class Facts:
     n_varied: int = 20_000
     n_sampled: int = 20_000
     shares_off: float = 0.015
+    fit_off: float = 0.025
 
     @property
     def model(self) -> type[Any]:

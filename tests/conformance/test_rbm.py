@@ -47,7 +47,6 @@ FACTS = Facts(
         "steps": 5,
         "max_iter": 60,
         "patience": 60,
-        "rate": 0.02,
         "momentum": 0.0,
     },
     consistent={"steps": 5, "batch": 500, "max_iter": 20, "patience": 20},
@@ -55,4 +54,5 @@ FACTS = Facts(
     errors={"shares": 1.5},
     n_sampled=50_000,
     shares_off=0.02,
+    fit_off=0.035,  # a chain stays in its mode: of 5,000 a share is known to 0.007
 )

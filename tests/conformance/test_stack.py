@@ -9,8 +9,8 @@ FACTS = Facts(
     "stack",
     plain={"pretrain": 4, "max_iter": 20},
     variants=(
-        {"block": "rbm", "layers": (5, 3, 2)},
-        {"pretrain": 0, "optimizer": "momentum"},
+        {"block": "rbm", "layers": (5, 3, 2), "corruption": "flip"},
+        {"pretrain": 0, "optimizer": "momentum", "corruption": "none"},
     ),
     rising=(),
 )

@@ -5,7 +5,8 @@ that one product of matrices gives the whole gradient, ⟨x hᵀ⟩ of the rows 
 (figure 36.13). It is taken of the model written around means, E = −(x − μ)ᵀ W (h − λ) − …, which is
 the same model but not the same step: features that are mostly on, or mostly off, do not drag all
 weights along (J. Melchior, A. Fischer, L. Wiskott, "How to center deep Boltzmann machines", JMLR
-17, 2016, eqs 11 to 13). Single precision is enough for steps.
+17, 2016, eqs 11 to 13). Steps are taken there too: Adam, which scales each number by itself, would
+else undo what the means are for. Single precision is enough for steps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.learning.batches import Batch
 from pipeline.learning.optimisers import Memory, Optimiser
-from pipeline.numerics.gradient_steps import centre
+from pipeline.numerics.gradient_steps import centre, move_centred
 from pipeline.numerics.logistic_units import fill_draws, fill_probabilities, states_of, words_of
 from pipeline.random import RowRandom
 
@@ -144,7 +145,7 @@ class Learner:
         slope = self._units[both].T @ self._hidden[both]
         activity = self._hidden[own, :-1].sum(axis=0)
         centre(slope, self._shares, activity)
-        self._climb(self._regularised(slope, activity))
+        self._climb(self._regularised(slope, activity), activity)
         self.n_rows += len(at)
 
     def _hidden_inputs(self, at: slice) -> Singles:
@@ -204,6 +205,7 @@ class Learner:
             slope[-1, :-1] += np.float32(rule.sparsity) * (np.float32(rule.target) - activity)
         return slope
 
-    def _climb(self, slope: Singles) -> None:
-        rule = self._rule
-        rule.optimiser.step(self.theta.reshape(-1), slope.reshape(-1), self.memory, rule.rate)
+    def _climb(self, slope: Singles, activity: Singles) -> None:
+        rule, move = self._rule, np.zeros_like(slope)
+        rule.optimiser.step(move.reshape(-1), slope.reshape(-1), self.memory, rule.rate)
+        move_centred(self.theta, move, self._shares, activity)

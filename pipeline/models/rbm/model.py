@@ -78,7 +78,7 @@ MOST_BY_DEFAULT = 64
 _FIRST_WEIGHTS = 0.01  # standard deviation
 _SMOOTHING = 0.5
 _DRAWS_OF_MISSING = 100
-_CHAINS, _BURN_IN, _APART = 2000, 500, 10  # of samples
+_CHAINS, _BURN_IN, _APART = 5000, 500, 10  # of samples
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class RestrictedBoltzmannMachine(Model):
     steps
         Gibbs steps of the chains for a batch.
     batch
-        Rows of a step.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps, that of the last is 0; None takes what suits the optimizer.
     optimizer
@@ -126,7 +126,7 @@ class RestrictedBoltzmannMachine(Model):
     n_components: int | None = None
     method: Literal["cd", "pcd"] = "pcd"
     steps: int = 1
-    batch: int = 100
+    batch: int | None = None
     rate: float | None = None
     optimizer: Literal["adam", "momentum"] = "adam"
     momentum: float = 0.5
@@ -146,7 +146,7 @@ class RestrictedBoltzmannMachine(Model):
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
         n_hidden = self.n_components or MOST_BY_DEFAULT
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
-        units = 20 * max(self.batch, self.chains) * (n_features + n_hidden)
+        units = 20 * max(self.batch or 100, self.chains) * (n_features + n_hidden)
         return (n_threads + 1) * (10 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -162,15 +162,15 @@ class RestrictedBoltzmannMachine(Model):
         n_hidden = self.n_components or min(len(ones), MOST_BY_DEFAULT)
         weights = _FIRST_WEIGHTS * rng.standard_normal((len(ones), n_hidden))
         params = RBMParams(weights, log_odds, np.zeros(n_hidden), log_odds)
-        working = {
-            **self._training.first(first.n_samples, params.theta.size),
-            "chains": self._first_chains(params.shares, rng),
-        }
+        working = self._training.first(first.n_samples, params.theta.size)
+        working = {**working, "chains": self._first_chains(params.shares, working, rng)}
         return FitState(params, working, warnings=notices_of_constants(observed, ones))
 
-    def _first_chains(self, shares: Array, rng: np.random.Generator) -> NDArray[np.uint8]:
+    def _first_chains(
+        self, shares: Array, working: Arrays, rng: np.random.Generator
+    ) -> NDArray[np.uint8]:
         """Draw the chains that go on from independent features; none where they begin at rows."""
-        n_chains = self.batch if self.method == "pcd" else 0
+        n_chains = int(working["batch"]) if self.method == "pcd" else 0
         return (rng.random((n_chains, len(shares))) < shares).astype(np.uint8)
 
     @property
@@ -193,14 +193,13 @@ class RestrictedBoltzmannMachine(Model):
         theta, memory = params.theta.astype(np.float32), self._training.memory(working)
         shares, chains = params.shares.astype(np.float32), working["chains"]
         learner = Learner(self._rule(working), theta, shares, memory, chains, rng)
-        score, share = partial(_score, params), float(working["held_out"])
-        return steps_of(learner, learnt(learner, score, blocks(), self.batch, share, rng))
+        return steps_of(learner, learnt(learner, partial(_score, params), blocks(), working, rng))
 
     def _rule(self, working: Arrays) -> Rule:
         return Rule(
             self._training.optimiser,
             self.steps,
-            self.batch,
+            int(working["batch"]),
             float(working["rate"]),
             self.weight_decay,
             self.sparsity,
@@ -212,15 +211,17 @@ class RestrictedBoltzmannMachine(Model):
         return finite_score(statistics, params.independent)
 
     def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better; end at once where training went astray."""
-        return self._training.convergence(state.params.independent)
+        """Wait for something better."""
+        return self._training.convergence(state, state.params.independent)
 
     def update(
         self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
-        """Move by the mean change of all tasks; the next steps are shorter."""
-        n_passes = len(state.history) + 1
-        change, working = self._training.moved(state.working, statistics, n_passes)
+        """Move by the mean change of all tasks, or back; the next steps are shorter."""
+        change, working = self._training.moved(state, statistics, state.params.independent)
+        if change is None:
+            chains = self._first_chains(state.params.shares, working, rng)
+            return replace(state, params=state.best, working={**working, "chains": chains})
         working = {**working, "chains": statistics.values["chains"]}
         return replace(state, params=state.params.moved(change), working=working)
 
@@ -228,7 +229,7 @@ class RestrictedBoltzmannMachine(Model):
         """Say how many hidden units there are, and what is in doubt."""
         n_components = len(state.params.hidden_biases)
         diagnostics = {"n_components": n_components, "objective_is": "pseudo-likelihood"}
-        doubts = self._training.doubts(state.history, state.params.independent)
+        doubts = self._training.doubts(state, state.params.independent)
         return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
 
     def prepare(self, params: RBMParams, rng: np.random.Generator, map_items: Map) -> RBMParams:

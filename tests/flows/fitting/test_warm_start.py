@@ -89,7 +89,7 @@ def test_what_cannot_be_a_start_is_refused_before_any_work(cli, dataset, tmp_pat
     cli("fit", "--dataset", dataset, *trait, "--set", "max_iter=2", *OPTIONS)
     renamed = write(tmp_path / "e.zarr", X, names=[f"f{i}" for i in range(N_FEATURES)][::-1]).path
     refusals = [
-        (command, "iterates (bernoulli-mixture, latent-trait, rbm), got clipped"),
+        (command, "rbm, stack), got clipped-pca, which needs no start"),
         ((*command, "--model", "blica"), "got blica, which needs no start"),
         ((*command, *mixture), "to be of bernoulli-mixture, got one of latent-trait"),
         (("fit", "--dataset", renamed, *trait, *command[3:], "--output", "runs/d"), "position 1"),

@@ -12,7 +12,6 @@ from pipeline.learning.convergence import (
     ended,
     gain_to_come,
     kept_objective,
-    stop_warning,
 )
 
 
@@ -69,25 +68,6 @@ def test_patience_waits_for_gains_that_count() -> None:
     assert slight.waited([-3.0, -2.9, -2.8]) == 2
     assert slight.waited([-3.0, -2.9, -2.5]) == 0
     assert slight.converged([-3.0, -2.9, -2.8])
-
-
-@pytest.mark.parametrize(("last", "is_astray"), [(-11.0, True), (-9.0, False)])
-@pytest.mark.parametrize("max_iter", [2, 50])
-def test_a_stage_that_goes_astray_ends_diverged(
-    last: float, is_astray: bool, max_iter: int
-) -> None:
-    criterion = ByPatience(max_iter, 9, astray=-10.0, remedy="Rest.", comes_to_rest=True)
-    history = [-3.0, last]
-    is_over = is_astray or max_iter == 2
-    assert ended(criterion, history) == is_over
-    assert criterion.converged(history) == (is_over and not is_astray)
-    told = stop_warning(criterion, history)
-    assert told == (
-        "training diverged: pass 2 came to -11 nats a row; the parameters are those of pass 1, "
-        "the best, with -3. Rest."
-        if is_astray
-        else None
-    )
 
 
 @pytest.mark.parametrize(("criterion", "kept"), [(ByPatience(9, 2), -2.0), (ByPasses(3), -4.0)])

@@ -14,13 +14,16 @@ from pipeline.blocks import BinaryBlock, block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import collect_first, fit, start
-from pipeline.learning.layered import first_layer, reconstruction_scores, unlearnt_score
-from pipeline.models.autoencoder import Autoencoder, AutoencoderParams, corrupted
+from pipeline.learning.layered import (
+    corrupted,
+    first_layer,
+    reconstruction_scores,
+    unlearnt_score,
+)
+from pipeline.models.autoencoder import Autoencoder, AutoencoderParams
 from pipeline.models.state import FitState
 from pipeline.numerics.layered_network import flat_of, upward
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import PairCounts
-from pipeline.trials.linear_pca import linear_pca
 from tests.strategies import Data, memory_rows
 
 Bits = NDArray[np.uint8]
@@ -87,6 +90,7 @@ def test_steps_go_along_the_slope_of_score_less_penalty(loss: Any, penalised: An
         optimizer="momentum",
         momentum=0.0,
         rate=1.0,
+        batch=40,
         **penalised,
     )
     X = kinds(40, 1)[:, :7]
@@ -104,14 +108,19 @@ def test_steps_go_along_the_slope_of_score_less_penalty(loss: Any, penalised: An
 
 def test_bits_are_flipped_or_masked_by_their_rows_and_passes() -> None:
     X, rows = kinds(3000, 4).astype(np.float32), np.arange(3000)
-    assert corrupted("none", 0.2, X, rows, RNG) is X
-    flipped, masked = (corrupted(kind, 0.2, X, rows, RNG) for kind in ("flip", "mask"))
+    assert corrupted(X, None, "none", 0.2, rows, RNG) is X
+    flipped, masked = (corrupted(X, None, k, 0.2, rows, RNG) for k in ("flip", "mask"))
     hit = flipped != X
     assert abs(hit.mean() - 0.2) < 0.005
     assert np.abs(hit.mean(axis=0) - 0.2).max() < 0.04
     np.testing.assert_array_equal(masked, np.where(hit, 0, X))
-    np.testing.assert_array_equal(corrupted("flip", 0.2, X[7:9], rows[7:9], RNG), flipped[7:9])
-    assert (corrupted("flip", 0.2, X, rows, RowRandom(0, 1)) != flipped).mean() > 0.2
+    few = slice(7, 9)
+    again = corrupted(X[few], None, "flip", 0.2, rows[few], RNG)
+    np.testing.assert_array_equal(again, flipped[few])
+    assert (corrupted(X, None, "flip", 0.2, rows, RowRandom(0, 1)) != flipped).mean() > 0.2
+    seen = (np.random.default_rng(5).random(X.shape) < 0.5).astype(np.float32)
+    found = corrupted(X * seen, seen, "flip", 0.2, rows, RNG)
+    np.testing.assert_array_equal(found, flipped * seen)
 
 
 def test_clean_rows_should_come_out() -> None:
@@ -127,12 +136,11 @@ def test_clean_rows_should_come_out() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"loss": "squared"}, {"optimizer": "momentum"}])
-def test_rows_come_back_better_than_by_linear_pca(settings: dict[str, Any]) -> None:
+def test_rows_of_few_kinds_come_back_from_few_units(settings: dict[str, Any]) -> None:
     X, new = kinds(3000, 5), kinds(1000, 6)
-    state = fitted(X, n_components=3, max_iter=60, **settings)
-    linear = linear_pca(PairCounts.of_block(block_of(X), pooled=True), 3)
-    of_linear = float(((linear.reconstruct(new, None, 3) > 0.5) != new).mean())
-    assert wrong_bits(state.params, new) < 0.8 * of_linear
+    state = fitted(X, n_components=4, max_iter=40, **settings)
+    assert wrong_bits(state.params, new) < 0.06  # 0.05 are noise
+    assert ((X.mean(axis=0) > 0.5) != new).mean() > 0.25
     assert state.warnings == ()
 
 
@@ -142,6 +150,17 @@ def test_the_objective_is_the_score_of_rows_held_out() -> None:
     scores = reconstruction_scores(state.params.layers, X.astype(np.float64), None)
     assert max(state.history) == pytest.approx(scores.mean(), abs=1e-4)
     assert state.diagnostics == {"n_components": 4, "objective_is": "reconstruction"}
+
+
+@pytest.mark.parametrize("kind", ["l1", "kl"])
+def test_passes_are_judged_by_the_penalty_too(kind: Any) -> None:
+    X = kinds(800, 7)
+    state = fitted(X, n_components=4, max_iter=5, sparsity=0.5, penalty=kind)
+    rows, model = X.astype(np.float64), Autoencoder(sparsity=0.5, penalty=kind)
+    scores = reconstruction_scores(state.params.layers, rows, None)
+    expected = scores.mean() - penalty(model, state.params, rows)
+    assert max(state.history) == pytest.approx(expected, abs=0.01)
+    assert state.diagnostics["objective_is"] == "reconstruction less penalty"
 
 
 def test_learning_by_corrupted_rows_takes_noise_away() -> None:
@@ -199,17 +218,24 @@ def test_a_warm_start_begins_at_the_weights_before() -> None:
 # --- what is refused and told --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [300.0, 1e30])
-def test_diverging_training_is_told_and_the_last_good_parameters_kept(rate: float) -> None:
+def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
     X = kinds(2000, 16)
-    state = fitted(X, n_components=5, rate=rate, optimizer="momentum")
+    state = fitted(X, n_components=5, rate=1e30, optimizer="momentum")
     (notice,) = state.warnings
-    assert "diverged" in notice.text
+    assert "training diverged" in notice.text
     assert "--set rate=0.1" in notice.text
-    assert state.iteration < 20
-    shares = X.mean(axis=0)
     kept = reconstruction_scores(state.params.layers, X.astype(np.float64), None).mean()
-    assert kept > unlearnt_score(shares, np.ones(24)) - 1
+    assert kept > unlearnt_score(X.mean(axis=0), np.ones(24)) - 1
+
+
+def test_steps_that_are_too_long_grow_shorter() -> None:
+    X = kinds(2000, 17)
+    state = fitted(X, n_components=5, rate=30.0, optimizer="momentum")
+    (notice,) = state.warnings
+    assert "steps were too long at first" in notice.text
+    plain = fitted(X, n_components=5, optimizer="momentum")
+    assert plain.warnings == ()
+    assert max(state.history) > max(plain.history) - 1.5
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ Fit in L + 1 stages. The first L learn a layer each, which must bring back what 
 make of a row, probabilities above the first: as autoencoders by cross-entropy (figure 36.10), or as
 restricted Boltzmann machines by contrastive divergence (figure 36.13). The last unrolls the network
 and goes along the gradient of Σ_i x_i log x̂_i + (1 − x_i) log(1 − x̂_i) in all its parameters, by
-back-propagation. Steps and their judgement are those of `pipeline.learning.training`, each stage
-judged by what its layers bring back. `pretrain=0` leaves out the first L stages: random weights.
+back-propagation. Bits of the rows that go in are masked, lest the network learn these rows by heart
+(P. Vincent et al., JMLR 11, 2010). Steps and their judgement are those of
+`pipeline.learning.training`, each stage judged by how well its layers bring back clean rows.
+`pretrain=0` leaves out the first L stages: random weights.
 
 Missing values are left out of the sums: of W_1ᵀx, as if they were 0, and of the score.
 
@@ -33,7 +35,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -46,21 +47,21 @@ from pipeline.learning.batches import Batch
 from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
+    Corruption,
     NetworkLearner,
+    corrupted,
     first_layer,
     reconstruction_scores,
     singles,
     sizes_of,
+    unlearnt_now,
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
 from pipeline.models.base import Model
-from pipeline.models.settings import (
-    check_choices,
-    check_components,
-    notices_of_constants,
-    pooled_margins,
-)
+from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.stack.checks import check_growth, check_settings
+from pipeline.models.stack.params import StackParams, moved, parts_of, spelled
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.contrast import fill_contrast
 from pipeline.numerics.layer_rows import codes_of
@@ -76,7 +77,6 @@ from pipeline.numerics.layered_network import (
     upward,
 )
 from pipeline.numerics.logistic_units import states_of
-from pipeline.params import array_per_layer
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -85,34 +85,8 @@ Array = NDArray[np.float64]
 
 MOST_BY_DEFAULT = 16
 """Codes where no number is given."""
-_USUAL_LAYERS = (256, 64)  # below the codes
-_MOST_GROWTH = 10
+_USUAL_LAYERS = (256, 128)  # below the codes
 _SMOOTHING = 0.5
-
-
-@dataclass(frozen=True)
-class StackParams:
-    """Parameters; the table of the module gives shapes."""
-
-    weights: tuple[Array, ...] = array_per_layer("unit_{layer}", "unit_{above}")
-    visible_biases: tuple[Array, ...] = array_per_layer("unit_{layer}")
-    hidden_biases: tuple[Array, ...] = array_per_layer("unit_{above}")
-
-    @classmethod
-    def of(cls, layers: Layers) -> StackParams:
-        """Take layers, from the lowest up."""
-        return cls(*map(tuple, zip(*layers, strict=True)))
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """As a network."""
-        parts = zip(self.weights, self.visible_biases, self.hidden_biases, strict=True)
-        return tuple(Layer(*part) for part in parts)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers of units, from the features up."""
-        return (len(self.visible_biases[0]), *map(len, self.hidden_biases))
 
 
 @dataclass(frozen=True)
@@ -125,14 +99,19 @@ class Stack(Model):
         Units of the last layer; None takes as many as `layers` says, or else as there are features,
         16 at the most.
     layers
-        Units of each layer from the data up, the last being the components; None takes 256 and 64
+        Units of each layer from the data up, the last being the components; None takes 256 and 128
         below the components, no more than there are features and no less than components.
     block
         What a layer is learned as: a restricted Boltzmann machine (rbm) or an autoencoder.
     pretrain
         Passes that each layer is learned by itself; 0 begins all at once at random weights.
+    corruption
+        How rows go in while all layers are learned, or the first as an autoencoder: as they are
+        (none), with bits flipped (flip) or set to 0 (mask); clean ones should come out.
+    noise
+        Share of the bits that are flipped or masked.
     batch
-        Rows of a step.
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps of each stage, that of the last is 0; None takes what suits the
         optimizer.
@@ -157,7 +136,9 @@ class Stack(Model):
     layers: tuple[int, ...] | None = None
     block: Literal["rbm", "autoencoder"] = "autoencoder"
     pretrain: int = 20
-    batch: int = 50
+    corruption: Corruption = "mask"
+    noise: float = 0.2
+    batch: int | None = None
     rate: float | None = None
     optimizer: Literal["adam", "momentum"] = "adam"
     momentum: float = 0.9
@@ -166,23 +147,7 @@ class Stack(Model):
     tol: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
-        if self.layers is not None:
-            self._check_layers(self.layers)
-        if self.pretrain < 0:
-            raise FitError(f"pretrain: Expected at least 0, got {self.pretrain}. Give more.")
-        Training.of(self, RATES)
-
-    def _check_layers(self, layers: tuple[int, ...]) -> None:
-        if min(layers, default=0) < 1:
-            raise FitError(f"layers: Expected at least one unit in each, got {layers}. Give more.")
-        _check_growth(layers)
-        if self.n_components not in (None, layers[-1]):
-            raise FitError(
-                f"--components: Expected {layers[-1]}, the last of layers, got "
-                f"{self.n_components}. Leave out one of the two."
-            )
+        check_settings(self)
 
     @property
     def _training(self) -> Training:
@@ -192,6 +157,9 @@ class Stack(Model):
         """Give how steps of a stage are taken; stages are numbered as the layers."""
         is_last = stage == len(sizes) - 1
         return self._training if is_last else replace(self._training, max_iter=self.pretrain)
+
+    def _training_now(self, state: FitState) -> Training:
+        return self._training_of(int(state.working["stage"]), state.params.sizes)
 
     def _sizes(self, n_features: int) -> tuple[int, ...]:
         if self.layers is not None:
@@ -203,7 +171,7 @@ class Stack(Model):
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
         sizes = self._sizes(n_features)
-        return (n_threads + 1) * (80 * count_numbers(sizes) + 40 * self.batch * sum(sizes))
+        return (n_threads + 1) * (80 * count_numbers(sizes) + 40 * (self.batch or 100) * sum(sizes))
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin at independent features, with weights that tell units apart.
@@ -215,7 +183,7 @@ class Stack(Model):
         """
         observed, ones = pooled_margins(first)
         sizes = self._sizes(len(ones))
-        _check_growth(sizes)
+        check_growth(sizes)
         shares_of_features = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         below = [shares_of_features, *(np.full(size, 0.5) for size in sizes[1:-1])]
         layers = [first_layer(s, n, rng) for s, n in zip(below, sizes[1:], strict=True)]
@@ -232,7 +200,7 @@ class Stack(Model):
         """Begin a stage."""
         sizes, unlearnt = state.params.sizes, state.auxiliary["unlearnt"]
         n_samples = int(state.auxiliary["n_samples"])
-        _, learns = _parts(state.params, stage)
+        _, learns = parts_of(state.params, stage)
         if 0 < stage < len(sizes) - 1:
             unlearnt = np.array(-sizes[stage] * np.log(2))
         first = self._training_of(stage, sizes).first(n_samples, len(flat_of(learns)))
@@ -247,7 +215,7 @@ class Stack(Model):
             If its layers are others.
         """
         if params.sizes != state.params.sizes:
-            wanted, there = (_spelled(p.sizes[1:]) for p in (state.params, params))
+            wanted, there = (spelled(p.sizes[1:]) for p in (state.params, params))
             raise FitError(
                 f"--warm-start: Expected a fit with layers {wanted}, got one with {there}. "
                 f"Give --layers {there}, or fit without --warm-start."
@@ -263,43 +231,55 @@ class Stack(Model):
     ) -> Sums | None:
         """Step through the rows; give the change of what is learnt, and the score of others."""
         stage = int(working["stage"])
-        (below, learns), is_last = _parts(params, stage), stage == len(params.weights)
+        (below, learns), is_last = parts_of(params, stage), stage == len(params.weights)
         below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
-        fill = partial(_fill_reconstruction, below)
+        fill = partial(self._fill_reconstruction, below, rng.stream("corruption"))
         if self.block == "rbm" and not is_last:
             fill = partial(_fill_contrast, below, rng.stream("hidden"))
         learner = NetworkLearner(self._training_of(stage, params.sizes), working, learns, fill)
         before = layers_of(learner.theta.copy(), sizes_of(learns))
-        score, share = partial(_score, below, before), float(working["held_out"])
-        return learnt(learner, score, blocks(), self.batch, share, rng)
+        return learnt(learner, partial(_score, below, before), blocks(), working, rng)
+
+    def _fill_reconstruction(
+        self, below: Layers, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers
+    ) -> None:
+        """Fill in the slopes of a batch; what layers make of data goes in as it is."""
+        wanted, seen = _given(below, batch)
+        kind = "none" if below else self.corruption
+        given = corrupted(wanted, seen, kind, self.noise, batch.rows, draws)
+        fill_slopes(layers, given, wanted, seen, slopes)
 
     def objective(self, params: StackParams, statistics: Sums) -> float:
         """Give the score of a row held out, nats: how well the layers learnt bring back."""
         return finite_score(statistics, -max(params.sizes))
 
     def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better; end at once where training went astray."""
-        training = self._training_of(int(state.working["stage"]), state.params.sizes)
-        return training.convergence(float(state.working["unlearnt"]))
+        """Wait for something better."""
+        return self._training_now(state).convergence(state, unlearnt_now(state))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
     ) -> FitState:
-        """Move by the mean change of all tasks; the next steps are shorter."""
-        stage, n_passes = int(state.working["stage"]), len(state.history) + 1
-        training = self._training_of(stage, state.params.sizes)
-        change, working = training.moved(state.working, statistics, n_passes)
-        return replace(state, params=_moved(state.params, stage, change), working=working)
+        """Move by the mean change of all tasks, or back; the next steps are shorter."""
+        stage, training = int(state.working["stage"]), self._training_now(state)
+        change, working = training.moved(state, statistics, unlearnt_now(state))
+        params = state.best if change is None else moved(state.params, stage, change)
+        return replace(state, params=params, working=working)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Go on with the next layer, or with all of them."""
         stage = int(state.working["stage"]) + 1
         if stage > len(state.params.weights):
             return None
-        return self._begun(state, stage)
+        return self._begun(self._doubted(state), stage)
+
+    def _doubted(self, state: FitState) -> FitState:
+        """Say what is in doubt of a stage, once where it is said of several."""
+        doubts = self._training_now(state).doubts(state, unlearnt_now(state))
+        return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *doubts))))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
-        """Say how many components there are, what pretraining came to, and what is in doubt."""
+        """Say how many components there are, what there was before, and what is in doubt."""
         sizes = state.params.sizes
         told = {
             "n_components": sizes[-1],
@@ -307,8 +287,7 @@ class Stack(Model):
             "objective_is": "reconstruction",
             "before_fine_tuning": state.history[0],
         }
-        doubts = self._training.doubts(state.history, float(state.working["unlearnt"]))
-        return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
+        return replace(self._doubted(state), diagnostics=told)
 
     def transform(
         self, params: StackParams, block: BinaryBlock, rng: RowRandom
@@ -323,41 +302,10 @@ class Stack(Model):
         return sigmoid(downward(params.layers, codes)[-1])
 
 
-def _spelled(sizes: tuple[int, ...]) -> str:
-    return ",".join(map(str, sizes))
-
-
-def _check_growth(sizes: tuple[int, ...]) -> None:
-    for below, above in pairwise(sizes):
-        if above > _MOST_GROWTH * below:
-            raise FitError(
-                f"layers: Expected at most {_MOST_GROWTH} times the {below} units below, got "
-                f"{above}. Give fewer."
-            )
-
-
-def _parts(params: StackParams, stage: int) -> tuple[Layers, Layers]:
-    """Give the layers below those that a stage learns, and these: one, or in the end all."""
-    layers = params.layers
-    return ((), layers) if stage == len(layers) else (layers[:stage], layers[stage : stage + 1])
-
-
-def _moved(params: StackParams, stage: int, change: Array) -> StackParams:
-    """Add to what a stage learns."""
-    below, learns = _parts(params, stage)
-    moved = layers_of(flat_of(learns) + change, sizes_of(learns))
-    return StackParams.of([*below, *moved, *params.layers[len(below) + len(moved) :]])
-
-
 def _given(below: Layers, batch: Batch) -> Any:
     """Give what goes into the layers that are learnt, and where it counts."""
     X, seen = singles(batch)
     return (upward(below, X)[-1], None) if below else (X, seen)
-
-
-def _fill_reconstruction(below: Layers, batch: Batch, layers: Layers, slopes: Layers) -> None:
-    given, seen = _given(below, batch)
-    fill_slopes(layers, given, given, seen, slopes)
 
 
 def _fill_contrast(

@@ -1,0 +1,57 @@
+"""Parameters of the stack, and those that a stage learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.learning.layered import sizes_of
+from pipeline.numerics.layered_network import Layer, Layers, flat_of, layers_of
+from pipeline.params import array_per_layer
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StackParams:
+    """Parameters; the table of the module gives shapes."""
+
+    weights: tuple[Array, ...] = array_per_layer("unit_{layer}", "unit_{above}")
+    visible_biases: tuple[Array, ...] = array_per_layer("unit_{layer}")
+    hidden_biases: tuple[Array, ...] = array_per_layer("unit_{above}")
+
+    @classmethod
+    def of(cls, layers: Layers) -> StackParams:
+        """Take layers, from the lowest up."""
+        return cls(*map(tuple, zip(*layers, strict=True)))
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """As a network."""
+        parts = zip(self.weights, self.visible_biases, self.hidden_biases, strict=True)
+        return tuple(Layer(*part) for part in parts)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of units, from the features up."""
+        return (len(self.visible_biases[0]), *map(len, self.hidden_biases))
+
+
+def spelled(sizes: tuple[int, ...]) -> str:
+    """Write sizes of layers as options take them."""
+    return ",".join(map(str, sizes))
+
+
+def parts_of(params: StackParams, stage: int) -> tuple[Layers, Layers]:
+    """Give the layers below those that a stage learns, and these: one, or in the end all."""
+    layers = params.layers
+    return ((), layers) if stage == len(layers) else (layers[:stage], layers[stage : stage + 1])
+
+
+def moved(params: StackParams, stage: int, change: Array) -> StackParams:
+    """Add to what a stage learns."""
+    below, learns = parts_of(params, stage)
+    moved = layers_of(flat_of(learns) + change, sizes_of(learns))
+    return StackParams.of([*below, *moved, *params.layers[len(below) + len(moved) :]])

@@ -1,0 +1,164 @@
+"""What all models of gradients share: rows held out, mean changes, shorter steps, doubts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import FitError
+from pipeline.learning.batches import Batch
+from pipeline.learning.held_out import are_held_out
+from pipeline.learning.training import Training, finite_score, learnt
+from pipeline.models.state import FitState
+from pipeline.random import RowRandom
+from pipeline.statistics.sums import Sums
+from tests.strategies import Data, memory_blocks
+
+RNG = RowRandom(3, 1)
+SETTINGS: dict[str, Any] = {
+    "optimizer": "momentum",
+    "momentum": 0.0,
+    "batch": 10,
+    "rate": 0.2,
+    "max_iter": 10,
+    "patience": 3,
+    "tol": 1e-5,
+}
+UNLEARNT = -10.0
+
+
+def training(**settings: Any) -> Training:
+    return Training.of(SimpleNamespace(**{**SETTINGS, **settings}), {"momentum": 0.5})
+
+
+class Counter:
+    """Learns how many rows it was given."""
+
+    def __init__(self) -> None:
+        self.theta = np.zeros(2, np.float32)
+        self.memory = {"velocity": np.ones(2, np.float32)}
+        self.n_rows = 0
+        self.seen: list[int] = []
+
+    def step(self, batch: Batch, at: np.ndarray) -> None:
+        self.theta += np.float32(len(at))
+        self.n_rows += len(at)
+        self.seen += batch.rows[at].tolist()
+
+
+def counted(n_samples: int, held_out: float, masked: bool = False) -> tuple[Counter, Sums]:
+    X = (np.arange(n_samples)[:, None] >> np.arange(3) & 1).astype(np.uint8)
+    observed = np.ones_like(X)
+    observed[: n_samples // 2 if masked else 0, 0] = 0
+    learner, blocks = Counter(), memory_blocks(Data(X, observed), [n_samples // 2] * 2)
+    working = {"batch": np.array(10), "held_out": np.array(held_out)}
+    sums = learnt(learner, lambda b: b.rows.astype(float), blocks, working, RNG)
+    assert sums is not None
+    return learner, sums
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_held_out_are_judged_and_no_step_is_taken_with_them(masked: bool) -> None:
+    learner, sums = counted(400, 0.25, masked)
+    apart = np.flatnonzero(are_held_out(np.arange(400), 0.25, RNG.seed))
+    assert sorted([*learner.seen, *apart]) == list(range(400))
+    assert sums.objective == apart.sum()
+    assert int(sums.values["n_judged"]) == len(apart)
+    assert int(sums.values["n_fitted"]) == 400 - len(apart)
+
+
+def test_without_rows_held_out_all_are_judged_by() -> None:
+    learner, sums = counted(40, 0.0)
+    assert sums.objective == sum(range(40)) == sum(learner.seen)
+
+
+def test_no_rows_leave_nothing() -> None:
+    assert learnt(Counter(), lambda b: b.rows * 1.0, [], training().first(9, 2), RNG) is None
+
+
+def state(history: tuple[float, ...], n_lost: int = 0) -> FitState:
+    working = {**training().first(80, 2), "n_lost": np.array(n_lost)}
+    return FitState(None, working, history=history)
+
+
+def test_a_pass_moves_by_the_mean_change_weighted_by_rows() -> None:
+    parts = [counted(n, 0.0)[1] for n in (20, 60)]
+    begun = state((-10.0, -9.0, -8.0, -7.0))
+    change, after = training().moved(begun, parts[0].merge(parts[1]), UNLEARNT)
+    np.testing.assert_allclose(change, (20 * 20 + 60 * 60) / 80)
+    np.testing.assert_allclose(after["velocity"], 1)
+    assert float(after["rate"]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("score", "is_lost"), [(-7.05, False), (-7.5, True), (-100.0, True), (np.nan, True)]
+)
+def test_from_a_lost_pass_training_goes_back_and_takes_shorter_steps(
+    score: float, is_lost: bool
+) -> None:
+    sums = replace(counted(20, 0.0)[1], objective=20 * score)
+    change, after = training().moved(state((-10.0, -9.0, -7.0, -7.0)), sums, UNLEARNT)
+    assert (change is None) == is_lost == bool(after["n_lost"])
+    assert float(after["rate"]) == pytest.approx(0.1 / (3 if is_lost else 1))
+    assert after["velocity"].tolist() == ([0, 0] if is_lost else [1, 1])
+
+
+def test_lost_passes_are_not_waited_for() -> None:
+    history = (-10.0, -7.0, -50.0, -7.0, -7.0)
+    assert training().convergence(state(history), UNLEARNT).converged(history)
+    assert not training().convergence(state(history, 1), UNLEARNT).converged(history)
+
+
+def test_all_passes_lost_are_not_converged() -> None:
+    history = (-10.0, *[-50.0] * 9)
+    assert not training().convergence(state(history, 9), UNLEARNT).converged(history)
+    assert training(patience=20).convergence(state(history), UNLEARNT).converged(history)
+
+
+@pytest.mark.parametrize(("n", "share"), [(999, 0.0), (1000, 0.1), (10**6, 0.005)])
+def test_a_tenth_is_held_out_and_5000_at_the_most(n: int, share: float) -> None:
+    assert float(training().first(n, 2)["held_out"]) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("n", "batch"), [(30, 10), (600, 30), (10**5, 100)])
+def test_few_rows_are_cut_into_small_batches(n: int, batch: int) -> None:
+    assert int(training(batch=None).first(n, 2)["batch"]) == batch
+    assert int(training(batch=7).first(n, 2)["batch"]) == 7
+
+
+def test_a_score_that_is_no_number_is_far_down() -> None:
+    sums = Sums(1, float("nan"), {"n_judged": np.array(1)})
+    assert finite_score(sums, UNLEARNT) < 2 * UNLEARNT
+
+
+@pytest.mark.parametrize(
+    ("history", "n_lost", "told"),
+    [
+        ((-10.0, -5.0), 0, None),
+        ((-10.0, -8.0, -5.0), 1, "once much of what was learnt was lost"),
+        ((-10.0, -8.0, -5.0), 2, "--set rate=0.022 begins with those."),
+        ((-10.0, -50.0), 1, "Take shorter steps: --set rate=0.02."),
+    ],
+)
+def test_steps_that_are_too_long_are_told(
+    history: tuple[float, ...], n_lost: int, told: str | None
+) -> None:
+    texts = [notice.text for notice in training().doubts(state(history, n_lost), UNLEARNT)]
+    assert [bool(told) and told in text for text in texts] == ([True] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("rate", value) for value in (0.0, -1.0, np.inf, np.nan)),
+        *((name, 0) for name in ("batch", "patience", "max_iter", "tol")),
+        *(("momentum", value) for value in (1.0, -0.1)),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
+    with pytest.raises(FitError, match=f"{setting}: Expected"):
+        training(**{setting: value})
