@@ -52,7 +52,7 @@ FACTS = Facts(
     consistent={"steps": 5, "batch": 500, "max_iter": 20, "patience": 20},
     recovered=joint_shares,
     errors={"shares": 1.5},
-    n_sampled=50_000,
-    shares_off=0.02,
+    n_sampled=20_000,
+    shares_off=0.03,
     fit_off=0.035,  # a chain stays in its mode: of 5,000 a share is known to 0.007
 )

@@ -161,7 +161,7 @@ def test_components_that_are_no_number(refused, dataset, components):
         ("8,,4", "--layers: Expected a valid integer"),
         ("8,0", "layers: Expected at least one unit in each, got (8, 0)"),
         ("8,100", "layers: Expected at most 10 times the 8 units below, got 100"),
-        ("2000000,4", "layers: Expected at most 10 times the 12 units below, got 2000000"),
+        ("200,4", "layers: Expected at most 10 times the 12 units below, got 200"),
     ],
 )
 def test_layers_that_are_none(refused, dataset, layers, said):

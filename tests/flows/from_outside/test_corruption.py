@@ -125,7 +125,8 @@ def in_unfinished_codes(made: World) -> tuple[Path, Callable[[], Any], Callable[
 
 def fitted(made: World, model: str, *settings: str, resume: bool = False) -> dict[str, bytes]:
     options = FitOptions(
-        *(str(made.dataset), model, "2", settings),
+        *(str(made.dataset), model, "2"),
+        settings=settings,
         output=str(made.folder / "runs"),
         where=outside.SERIAL,
         resume=resume,
