@@ -103,7 +103,10 @@ def unlearnt_score(shares: Array, seen: Array, *, squared: bool = False) -> floa
 
 
 def unlearnt_now(state: Any) -> float:
-    """Give the score of a row where a stage has learnt nothing: by shares, or as it begins."""
+    """Give the score of a row where a stage has learnt nothing, by which it is told in the end.
+
+    It is that by shares, or as the stage began where that is better.
+    """
     by_shares = float(state.working["unlearnt"])
     return max(by_shares, float(state.history[0])) if state.history else by_shares
 

@@ -262,7 +262,8 @@ class Autoencoder(Model):
         self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks, or back; the next steps are shorter."""
-        change, working = self._training.moved(state, statistics, unlearnt_now(state))
+        unlearnt = float(state.working["unlearnt"])
+        change, working = self._training.moved(state, statistics, unlearnt)
         params = state.best if change is None else state.params.moved(change)
         return replace(state, params=params, working=working)
 

@@ -261,8 +261,8 @@ class Stack(Model):
         self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks, or back; the next steps are shorter."""
-        stage, training = int(state.working["stage"]), self._training_now(state)
-        change, working = training.moved(state, statistics, unlearnt_now(state))
+        stage, unlearnt = int(state.working["stage"]), float(state.working["unlearnt"])
+        change, working = self._training_now(state).moved(state, statistics, unlearnt)
         params = state.best if change is None else moved(state.params, stage, change)
         return replace(state, params=params, working=working)
 
