@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,6 +77,10 @@ def gain_to_come(history: Sequence[float]) -> float:
     return last * ratio / (1 - ratio)
 
 
+def _never(best: float, score: float) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class ByPatience:
     """Converged once so many passes brought nothing better: for scores of rows held out.
@@ -89,6 +93,9 @@ class ByPatience:
         Passes to wait for something better.
     tol
         Gain that counts as better, relative where the score is above 1 in size.
+    is_lost
+        Whether a score is so far below the best that the fit goes back: that pass is not waited
+        for.
     comes_to_rest
         Whether passes change less and less, so that all of them done is as good as converged.
     """
@@ -96,16 +103,19 @@ class ByPatience:
     max_iter: int
     patience: int
     tol: float = 0.0
+    is_lost: Callable[[float, float], bool] = _never
     comes_to_rest: bool = False
     keeps_best: bool = True
 
     def waited(self, history: Sequence[float]) -> int:
         """Count the passes since the last that was better."""
-        best, at = -math.inf, 0
+        best, n_passes = -math.inf, 0
         for k, score in enumerate(history):
             if k == 0 or score > best + self.tol * max(1.0, abs(best)):
-                best, at = score, k
-        return len(history) - 1 - at
+                best, n_passes = score, 0
+            elif not self.is_lost(best, score):
+                n_passes += 1
+        return n_passes
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether the best pass is that long ago."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -156,19 +157,18 @@ class Training:
             The change, or None where steps were so long that much of what was learnt is lost: then
             training goes on from the best pass, with shorter ones.
         """
-        sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
-        is_lost = bool(state.history) and _is_lost(
-            max(state.history), finite_score(statistics, unlearnt), unlearnt
-        )
+        best, score = max(state.history, default=-math.inf), finite_score(statistics, unlearnt)
+        is_lost = _is_lost(unlearnt, best, score)
         n_lost = int(state.working["n_lost"]) + is_lost
         share = max(1 - (len(state.history) + 1) / self.max_iter, 0.0)
+        steps = {"n_lost": np.array(n_lost), "rate": np.array(self._rate_after(n_lost) * share)}
+        sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
         if is_lost:
-            memory = self.optimiser.memory(sums["theta"].size)
-        else:
-            names = self.optimiser.memory(0)
-            memory = {name: (sums[name] / n_rows).astype(np.float32) for name in names}
-        rates = {"n_lost": np.array(n_lost), "rate": np.array(self._rate_after(n_lost) * share)}
-        return None if is_lost else sums["theta"] / n_rows, {**state.working, **memory, **rates}
+            forgot = self.optimiser.memory(sums["theta"].size)
+            return None, {**state.working, **steps, **forgot}
+        names = self.optimiser.memory(0)
+        memory = {name: (sums[name] / n_rows).astype(np.float32) for name in names}
+        return sums["theta"] / n_rows, {**state.working, **steps, **memory}
 
     def convergence(self, state: Any, unlearnt: float) -> ByPatience:
         """Wait for something better; passes that were lost do not count.
@@ -180,9 +180,8 @@ class Training:
         unlearnt
             Score of a row where nothing was learnt, nats.
         """
-        patience = self.patience + int(state.working["n_lost"])
-        at_rest = not _has_diverged(state, unlearnt)
-        return ByPatience(self.max_iter, patience, self.tol, comes_to_rest=at_rest)
+        is_lost, at_rest = partial(_is_lost, unlearnt), not _has_diverged(state, unlearnt)
+        return ByPatience(self.max_iter, self.patience, self.tol, is_lost, at_rest)
 
     def doubts(self, state: Any, unlearnt: float) -> tuple[Notice, ...]:
         """Say so where steps were too long."""
@@ -217,7 +216,7 @@ def _has_diverged(state: Any, unlearnt: float) -> bool:
     return bool(state.working["n_lost"]) and not gained > _LEAST_LOST * abs(unlearnt)
 
 
-def _is_lost(best: float, score: float, unlearnt: float) -> bool:
+def _is_lost(unlearnt: float, best: float, score: float) -> bool:
     """Tell whether a score fell far, measured by what was gained and by what there was to gain."""
     most = _MOST_LOST * max(best - unlearnt, 0.0) + _LEAST_LOST * abs(unlearnt)
     return best - score > most
