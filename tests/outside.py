@@ -39,6 +39,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "clipped-pca": {"n_components": 2},
     "latent-trait": {"n_components": 1},
     "bottleneck": {"n_components": 2, "column": "ward", "max_iter": 5},
+    "rbm": {"n_components": 2, "max_iter": 5},
+    "autoencoder": {"n_components": 2, "max_iter": 5},
+    "stack": {"layers": (4, 2), "pretrain": 2, "max_iter": 5},
 }
 
 
