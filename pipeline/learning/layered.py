@@ -102,15 +102,6 @@ def unlearnt_score(shares: Array, seen: Array, *, squared: bool = False) -> floa
     return float(seen @ (shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
 
 
-def unlearnt_now(state: Any) -> float:
-    """Give the score of a row where a stage has learnt nothing, by which it is told in the end.
-
-    It is that by shares, or as the stage began where that is better.
-    """
-    by_shares = float(state.working["unlearnt"])
-    return max(by_shares, float(state.history[0])) if state.history else by_shares
-
-
 def sizes_of(layers: Layers) -> tuple[int, ...]:
     """Count the units, from those of the data up."""
     return (len(layers[0].visible), *(len(layer.hidden) for layer in layers))

@@ -51,7 +51,6 @@ from pipeline.learning.layered import (
     first_layer,
     reconstruction_scores,
     singles,
-    unlearnt_now,
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
@@ -256,7 +255,7 @@ class Autoencoder(Model):
 
     def convergence(self, state: FitState) -> Convergence:
         """Wait for something better."""
-        return self._training.convergence(state, unlearnt_now(state))
+        return self._training.convergence(state, float(state.working["unlearnt"]))
 
     def update(
         self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
@@ -271,7 +270,7 @@ class Autoencoder(Model):
         """Say how many hidden units there are, and what is in doubt."""
         named = "reconstruction less penalty" if self.sparsity else "reconstruction"
         told = {"n_components": len(state.params.hidden_biases), "objective_is": named}
-        doubts = self._training.doubts(state, unlearnt_now(state))
+        doubts = self._training.doubts(state, float(state.working["unlearnt"]))
         return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
 
     def transform(

@@ -54,7 +54,6 @@ from pipeline.learning.layered import (
     reconstruction_scores,
     singles,
     sizes_of,
-    unlearnt_now,
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
@@ -255,7 +254,7 @@ class Stack(Model):
 
     def convergence(self, state: FitState) -> Convergence:
         """Wait for something better."""
-        return self._training_now(state).convergence(state, unlearnt_now(state))
+        return self._training_now(state).convergence(state, float(state.working["unlearnt"]))
 
     def update(
         self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
@@ -275,7 +274,7 @@ class Stack(Model):
 
     def _doubted(self, state: FitState) -> FitState:
         """Say what is in doubt of a stage, once where it is said of several."""
-        doubts = self._training_now(state).doubts(state, unlearnt_now(state))
+        doubts = self._training_now(state).doubts(state, float(state.working["unlearnt"]))
         return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *doubts))))
 
     def finish(self, state: FitState, statistics: Steps) -> FitState:
