@@ -11,9 +11,10 @@ long.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -131,7 +132,7 @@ class Training:
         memory = self.optimiser.memory(n_numbers)
         fewer = min(max(n_samples // _STEPS, _LEAST_BATCH), _MOST_BATCH)
         steps = {"batch": np.array(self.batch or fewer), "rate": np.array(self.rate)}
-        return {**steps, "n_lost": np.array(0), "held_out": np.array(share), **memory}
+        return {**steps, "held_out": np.array(share), **memory}
 
     def memory(self, working: Arrays) -> Memory:
         """Copy the memory that a pass begins with."""
@@ -157,11 +158,11 @@ class Training:
             The change, or None where steps were so long that much of what was learnt is lost: then
             training goes on from the best pass, with shorter ones.
         """
-        best, score = max(state.history, default=-math.inf), finite_score(statistics, unlearnt)
-        is_lost = _is_lost(unlearnt, best, score)
-        n_lost = int(state.working["n_lost"]) + is_lost
-        share = max(1 - (len(state.history) + 1) / self.max_iter, 0.0)
-        steps = {"n_lost": np.array(n_lost), "rate": np.array(self._rate_after(n_lost) * share)}
+        history = (*state.history, finite_score(statistics, unlearnt))
+        n_lost = _count_lost(unlearnt, history)
+        is_lost = n_lost > _count_lost(unlearnt, state.history)
+        share = max(1 - len(history) / self.max_iter, 0.0)
+        steps = {"rate": np.array(self._rate_after(n_lost) * share)}
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
         if is_lost:
             forgot = self.optimiser.memory(sums["theta"].size)
@@ -185,7 +186,7 @@ class Training:
 
     def doubts(self, state: Any, unlearnt: float) -> tuple[Notice, ...]:
         """Say so where steps were too long."""
-        n_lost = int(state.working["n_lost"])
+        n_lost = _count_lost(unlearnt, state.history)
         if not n_lost:
             return ()
         if _has_diverged(state, unlearnt):
@@ -213,7 +214,13 @@ def _has_diverged(state: Any, unlearnt: float) -> bool:
     """Tell whether passes were lost, and none was better than before the first step."""
     history = state.history or (-math.inf,)
     gained = max(history) - history[0]
-    return bool(state.working["n_lost"]) and not gained > _LEAST_LOST * abs(unlearnt)
+    return _count_lost(unlearnt, history) > 0 and not gained > _LEAST_LOST * abs(unlearnt)
+
+
+def _count_lost(unlearnt: float, history: Sequence[float]) -> int:
+    """Count the passes that were lost."""
+    bests = accumulate(history, max)
+    return sum(_is_lost(unlearnt, *pair) for pair in zip(bests, history[1:], strict=False))
 
 
 def _is_lost(unlearnt: float, best: float, score: float) -> bool:
