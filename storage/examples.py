@@ -9,12 +9,15 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from storage import enumerated
+from storage.enumerated import Cases, entropy
 from storage.errors import DataError
 from storage.sources import Batch
 from storage.sources.base import unnamed
@@ -100,7 +103,8 @@ def example_slug(name: str) -> str:
 
 def examples_digest() -> str:
     """Digest of the code that makes examples: what other code made is another dataset."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    code = (Path(file).read_bytes() for file in (__file__, enumerated.__file__))
+    return hashlib.sha256(b"".join(code)).hexdigest()[:12]
 
 
 def _parsed(name: str) -> tuple[str, dict[str, int]]:
@@ -277,6 +281,20 @@ def nonstationary_rows(
         yield Batch((latent > 0).astype(np.uint8), None, {"segment": names[segment]})
 
 
+def _drawn(cases_of: Callable[[], Cases], rows: int, seed: int) -> Example:
+    """Draw cases independently: the dataset stores their labels and states the entropy of a row."""
+    cases = cases_of()
+    n_cases, n_features = cases.X.shape
+
+    def batches() -> Iterator[Batch]:
+        for run, rng in _row_runs(rows, n_features, seed):
+            drawn = rng.choice(n_cases, len(run), p=cases.probabilities)
+            yield Batch(cases.X[drawn], None, {cases.column: cases.labels[drawn]})
+
+    known = {"entropy_bits": entropy(cases)}
+    return Example(cases.feature_names, rows, batches, (cases.column,), attributes=known)
+
+
 _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
     "digits": (_digits, {}),
     "ring": (_ring, {"features": 256, "rows": 100_000, "seed": 0}),
@@ -285,4 +303,6 @@ _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
         {"features": 10, "components": 10, "segments": 40, "rows_per_segment": 1000, "seed": 0},
     ),
     "probit": (_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
+    "lines": (partial(_drawn, enumerated.lines), {"rows": 10_000, "seed": 0}),
+    "shifter": (partial(_drawn, enumerated.shifter), {"rows": 10_000, "seed": 0}),
 }

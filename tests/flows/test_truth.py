@@ -12,7 +12,7 @@ from flows.data import datasets
 from flows.data.datasets import open_named, true_mixing
 from storage.dataset import open_dataset
 from storage.errors import DataError
-from storage.examples import nonstationary_truth
+from storage.examples import nonstationary_truth, open_example
 from storage.writer import create_dataset
 from tests.data import Batch, probit_rows, write
 
@@ -40,6 +40,14 @@ def test_an_example_becomes_a_dataset_that_knows_its_truth(examples):
     for name, drawn in nonstationary_truth(4, 2, 3, seed=7)._asdict().items():
         np.testing.assert_array_equal(dataset.attributes["truth"][name], drawn)
     np.testing.assert_array_equal(true_mixing(dataset), nonstationary_truth(4, 2, 3, 7).mixing)
+
+
+def test_an_example_drawn_from_known_cases_keeps_their_labels_and_its_entropy(examples):
+    dataset = open_named("example:shifter:rows=90,seed=7")
+    (batch,) = open_example("example:shifter:rows=90,seed=7").batches()
+    np.testing.assert_array_equal(dataset.dense(0)[0], batch.X)
+    assert dataset.column("shift").tolist() == batch.columns["shift"].tolist()
+    assert (dataset.attributes, dataset.n_segments) == ({"entropy_bits": 9 - 1 / 64}, 1)
 
 
 def test_an_example_that_other_code_made_is_made_again(monkeypatch):
