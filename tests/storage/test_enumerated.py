@@ -49,12 +49,9 @@ def rows_of_shifter() -> Distribution:
     return found
 
 
-BOTH = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("cases", "expected"), [(lines(), rows_of_lines()), (shifter(), rows_of_shifter())]
 )
-
-
-@BOTH
 def test_rows_and_entropy_are_those_of_a_count(cases: Cases, expected: Distribution) -> None:
     assert sum(expected.values()) == 1
     rows, probabilities = distinct_rows(cases)
