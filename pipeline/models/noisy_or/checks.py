@@ -1,0 +1,71 @@
+"""Settings of noisy-OR networks within their ranges, and what a fit leaves in doubt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import FitError
+from pipeline.models.noisy_or.params import LEAST_LEAK, NoisyOrParams
+from pipeline.models.settings import check_choices, check_components
+
+_COUNTS = ("epochs", "batch", "starts", "sweeps", "chains", "temperatures", "patience", "max_iter")
+_LEAST_ACTIVE = 1e-3  # of the rows
+_LEAST_CAUSED = 0.05  # f
+
+
+def check_settings(model: Any) -> None:
+    """Refuse settings out of range.
+
+    Raises
+    ------
+    FitError
+        Naming the first.
+    """
+    check_components(model)
+    check_choices(model)
+    if model.layers is not None:
+        _check_layers(model.layers, model.n_components)
+    for name in _COUNTS:
+        if (value := getattr(model, name)) < 1 + (name == "chains"):
+            least = 1 + (name == "chains")
+            raise FitError(f"{name}: Expected at least {least}, got {value}. Give more.")
+    for name in ("alpha", "beta"):
+        if not 1 <= (value := getattr(model, name)) < np.inf:
+            raise FitError(f"{name}: Expected at least 1, got {value}. Give more.")
+    if not LEAST_LEAK <= model.leak < np.inf:
+        raise FitError(
+            f"leak: Expected at least {LEAST_LEAK:g}, so that no row has probability 0, "
+            f"got {model.leak}. Give more."
+        )
+    for name in ("settled", "tol"):
+        if not 0 <= (value := getattr(model, name)) < 1:
+            raise FitError(f"{name}: Expected at least 0 and below 1, got {value}.")
+    if not 0 < model.tempering <= 1:
+        raise FitError(f"tempering: Expected above 0 and at most 1, got {model.tempering}.")
+
+
+def _check_layers(layers: tuple[int, ...], n_components: int | None) -> None:
+    if min(layers, default=0) < 1:
+        raise FitError(f"layers: Expected at least one unit in each, got {layers}. Give more.")
+    if n_components not in (None, sum(layers)):
+        raise FitError(
+            f"--components: Expected {sum(layers)}, the units of all layers, got {n_components}. "
+            "Leave out one of the two."
+        )
+
+
+def are_dead(params: NoisyOrParams) -> NDArray[np.bool_]:
+    """Tell which hidden units are hardly ever on, or turn nothing on: (n_hidden,)."""
+    most = np.concatenate([f.max(axis=0) for f in params.f])
+    activity = np.ones(len(most)) if params.activity is None else params.activity
+    dead: NDArray[np.bool_] = (activity < _LEAST_ACTIVE) | (most < _LEAST_CAUSED)
+    return dead
+
+
+def named_units(params: NoisyOrParams, units: NDArray[np.bool_]) -> str:
+    """Name hidden units by layer and number, both from 1 on."""
+    names = [f"{k}.{i + 1}" for k, n in enumerate(params.sizes[1:], 1) for i in range(n)]
+    return ", ".join(name for name, is_one in zip(names, units, strict=True) if is_one)

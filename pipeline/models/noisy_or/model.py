@@ -1,0 +1,384 @@
+"""Noisy-OR belief network: layers of binary causes, each of which may turn units below it on.
+
+Model: P(S_i = 1 | units above) = 1 − exp(−u_i), u_i = leak_i + Σ_j w_ij S_j, w ≥ 0, from the top
+layer, whose units are on by a prior of their own, down to the features (M. S. Lewicki, T. J.
+Sejnowski, "Bayesian unsupervised learning of higher order structure", NIPS 1996, eqs 2 to 4). A
+leak is the weight of a unit that is always on; so is the prior.
+
+Fit by Gibbs sampling (eqs 6 and 7; a flip moves u of those below by ±w, on or off), with f = 1 −
+e^−w, g = 1 − e^−u and the update (eq. 9) f_ij ← (α − 1 + 2 f_ij + Σ_n S_i S_j f_ij / g_i) / (α + β
++ Σ_n S_j). Its fixed points maximise the likelihood under Beta(α, β) priors of f. Networks are
+learned from a sample of 5,000 rows: several starts, each re-estimated after every `batch` rows,
+lower layers first, the sums being those of one draw of the hidden units. Where there are more rows,
+passes over all of them follow from the best start: sums over rows are exact however they are cut,
+which means of networks that were learned apart would not be, as each has its units in another
+order. Passes are judged by the mean of log P(x, S), S being drawn: it lies below log P(x).
+
+Missing values are left out of all sums, which is right also where observed values decide which are
+missing.
+
+======  ===========  =======================================================
+symbol  field        shape
+======  ===========  =======================================================
+w       weights_{k}  (n_units of layer k, n_units of layer k + 1)
+leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; of the
+                     top layer the prior
+        activity     (n_components,): share of rows a hidden unit is on in
+======  ===========  =======================================================
+
+Components are the hidden units of all layers, from the data up. log P(x) is exact by enumeration
+where they are 20 at the most; else it is estimated by annealed importance sampling.
+
+Cost a row and sweep: Σ_k n_k n_{k+1} ratios. Passes: 2, or tens where there are more rows.
+Not identifiable: the order of units within a layer. Sums of one draw have no bias, but networks
+have many local maxima, and chains may stay where they began: the fit says so where two disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
+from pipeline.learning.convergence import ByPasses, ByPatience, Convergence
+from pipeline.models.base import Model
+from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.noisy_or.checks import are_dead, check_settings, named_units
+from pipeline.models.noisy_or.params import (
+    NoisyOrParams,
+    log_prior,
+    re_estimated,
+    sums_of,
+    without,
+)
+from pipeline.models.noisy_or.search import Learned, best_of_starts, chosen_layers
+from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.noisy_or_rows import MISSING, posterior_means, sample_states
+from pipeline.numerics.noisy_or_sums import (
+    MOST_ENUMERATED,
+    annealed_log_probabilities,
+    log_probabilities,
+)
+from pipeline.random import RowRandom
+from pipeline.statistics.row_sample import RowSample
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+
+SAMPLE = 5000
+"""Rows that networks are searched with."""
+MOST_BY_HELD_OUT = 64
+"""Units of a layer at which the search for their number ends."""
+_HELD_OUT, _LEAST_ROWS = 0.1, 100
+_FIRST_SWEEPS, _SWEEPS = 50, 100  # of each chain of a code
+_CHECKED, _MOST_UNMIXED, _LEAST_WORTH = 300, 0.1, 10
+
+
+@dataclass(frozen=True)
+class NoisyOr(Model):
+    """Hyperparameters of the noisy-OR network.
+
+    Attributes
+    ----------
+    n_components
+        Hidden units of all layers; without `layers` they are one layer.
+    layers
+        Units of each layer from the data up; None takes `n_components`, or else doubles one layer
+        from 1 while rows held out gain, and then tries a second of half as many above it.
+    schedule
+        Learn each layer for `epochs`, from the data up, and then all (paper); or each once flips of
+        the units below it have become rare (stability).
+    epochs
+        Re-estimates of each layer by itself; of all together there are five times as many.
+    batch
+        Rows of a re-estimate.
+    starts
+        Networks that are learned from random weights, the best of which goes on.
+    sweeps
+        Sweeps of a row's hidden units at the most.
+    settled
+        Largest probability of a flip at which a row's sweeps end.
+    tempering
+        Power of P(x | units) in the first of a row's sweeps, which rises to 1 in the last: below 1
+        units leave poor explanations more easily.
+    alpha, beta
+        Of the Beta prior of f = 1 − exp(−w).
+    leak
+        Weight by which a unit is on where none above it is.
+    leaks
+        Leaks stay as they are (fixed), or every unit learns its own (learned).
+    prune
+        Take units away that are hardly ever on, or turn nothing on.
+    chains
+        Chains that log P of a row is estimated with, where hidden units are more than 20.
+    temperatures
+        Steps of each of these chains.
+    patience
+        Passes to wait for something better.
+    max_iter
+        Passes over all rows at the most, where there are more than 5,000.
+    tol
+        Gain of the objective per row, relative where that is above 1, that counts as better.
+    """
+
+    name: ClassVar[str] = "noisy-or"
+    first: ClassVar[type[RowSample]] = RowSample
+    statistics: ClassVar[type[Sums]] = Sums
+    params: ClassVar[type[NoisyOrParams]] = NoisyOrParams
+    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "mean": ("component",),
+        "effective_draws": ("component",),
+    }
+    shown: ClassVar[tuple[str, ...]] = ("unmixed", "log_prior")
+    n_components: int | None = None
+    layers: tuple[int, ...] | None = None
+    schedule: Literal["paper", "stability"] = "paper"
+    epochs: int = 30
+    batch: int = 200
+    starts: int = 10
+    sweeps: int = 15
+    settled: float = 0.05
+    tempering: float = 1.0
+    alpha: float = 1.0
+    beta: float = 1.5
+    leak: float = 1e-4
+    leaks: Literal["fixed", "learned"] = "fixed"
+    prune: bool = False
+    chains: int = 50
+    temperatures: int = 200
+    patience: int = 5
+    max_iter: int = 50
+    tol: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def _sizes(self) -> tuple[int, ...] | None:
+        """Units of each layer, where they are given."""
+        return self.layers or ((self.n_components,) if self.n_components else None)
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of the sample with its units, and of the rows that a task has in hand."""
+        n_hidden = sum(self._sizes or (MOST_BY_HELD_OUT, MOST_BY_HELD_OUT // 2))
+        a_row = 60 * (n_features + n_hidden)
+        return (n_threads + 1) * (SAMPLE * a_row + 100 * n_features * n_hidden)
+
+    def first_of(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
+        """MAP: draw rows to search with, and count the features."""
+        return RowSample.of_block(block, SAMPLE, rng)
+
+    def first_counted(self, seed: int) -> str:
+        """Name the sample."""
+        return f"sample of {SAMPLE} by seed {seed}"
+
+    def initialize(self, first: RowSample, rng: np.random.Generator) -> FitState:
+        """Keep the sample; the pass that comes reads nothing of the rows, and ends in the search.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed, a layer is wider than what it explains, or there are
+            too few rows to choose layers by.
+        """
+        observed, ones = pooled_margins(first.counts)
+        layers = self._sizes
+        if layers is None and first.n_samples < _LEAST_ROWS:
+            raise FitError(
+                f"--layers: Expected at least {_LEAST_ROWS} rows to choose layers by, "
+                f"got {first.n_samples}. Give --components or --layers."
+            )
+        sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)
+        leaks = (np.full(len(ones), self.leak), np.full(1, self.leak))
+        return FitState(
+            NoisyOrParams((np.zeros((len(ones), 1)),), leaks),
+            _stage(searching=True),
+            {"sample": sample, "n_samples": np.array(first.n_samples)},
+            warnings=notices_of_constants(observed, ones),
+        )
+
+    def warm(self, state: FitState, params: NoisyOrParams) -> FitState:
+        """Begin the passes at the weights of an earlier fit, without a search.
+
+        Raises
+        ------
+        FitError
+            If its layers are others.
+        """
+        layers = params.sizes[1:]
+        if self._sizes not in (None, layers):
+            there = ",".join(map(str, layers))
+            raise FitError(
+                f"--warm-start: Expected a fit with the same layers, got one with {there}. "
+                f"Give --layers {there}, or fit without --warm-start."
+            )
+        return replace(state, params=params, working=_stage(learning=True))
+
+    def summarize(
+        self, params: NoisyOrParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Draw the hidden units of the rows, and sum what eq. 9 takes."""
+        if working["searching"]:
+            return Sums(block.n_samples, 0.0, {})
+        X, network = _coded(block), params.network
+        states = np.zeros((len(X), network.n_hidden), np.uint8)
+        powers = np.ones(self.sweeps)
+        key = rng.stream("units").key
+        sample_states(network, X, states, key, block.rows, self.sweeps, self.settled, powers)
+        nats, sums = sums_of(params, X, states)
+        return Sums(len(X), float(nats.sum()), {**sums, "on": states.sum(axis=0)})
+
+    def objective(self, params: NoisyOrParams, statistics: Sums) -> float:
+        """Give the mean of log P(x, units), nats."""
+        return float(statistics.objective / max(statistics.n_samples, 1))
+
+    def convergence(self, state: FitState) -> Convergence:
+        """Search in one pass, and judge in one where nothing is left to learn from."""
+        if not state.working["learning"]:
+            return ByPasses(1)
+        return ByPatience(self.max_iter, self.patience, self.tol)
+
+    def update(
+        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Search for a network, or re-estimate all of it."""
+        if state.working["searching"]:
+            return self._searched(state, map_items, int(rng.integers(2**63)))
+        if not state.working["learning"]:
+            return state
+        sums, layers = statistics.values, range(len(state.params.weights))
+        prior = (self.alpha, self.beta)
+        learns_leaks = self.leaks == "learned"
+        params = re_estimated(state.params, sums, *prior, layers, learns_leaks)
+        activity = sums["on"] / max(statistics.n_samples, 1)
+        return replace(state, params=replace(params, activity=activity))
+
+    def _searched(self, state: FitState, map_items: Map, seed: int) -> FitState:
+        sample, layers, scores = state.auxiliary["sample"], self._sizes, []
+        if layers is None:
+            n_apart = max(int(_HELD_OUT * len(sample)), 1)
+            apart = (sample[n_apart:], sample[:n_apart])
+            layers, scores = chosen_layers(self, *apart, seed, map_items)
+        found = best_of_starts(self, layers, sample, seed, self.starts, map_items)
+        dead = are_dead(found.params)
+        params = without(found.params, dead) if self.prune and dead.any() else found.params
+        told = {"search_score": found.score, "held_out_scores": scores}
+        auxiliary = {**state.auxiliary, **_unmixed(found, sample, seed)}
+        return replace(state, params=params, auxiliary=auxiliary, diagnostics=told)
+
+    def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
+        """Judge what was found by all rows, and learn from them where the sample is but a part."""
+        if not state.working["searching"]:
+            return None
+        n_samples = int(state.auxiliary["n_samples"])
+        return replace(state, working=_stage(learning=n_samples > len(state.auxiliary["sample"])))
+
+    def finish(self, state: FitState, statistics: Sums) -> FitState:
+        """Say what the network is, and what is in doubt."""
+        params = state.params
+        unmixed = float(state.auxiliary.get("unmixed", 0.0))
+        told = {
+            "n_components": sum(params.sizes[1:]),
+            "layers": list(params.sizes[1:]),
+            "objective_is": "log P(x, units)",
+            "log_prior": log_prior(params, self.alpha, self.beta),
+            "unmixed": unmixed,
+        }
+        doubts = (*_dead_units(params), *_unmixed_chains(unmixed))
+        diagnostics = {**state.diagnostics, **told}
+        return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
+
+    def transform(
+        self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give P(unit on | x) as `mean`, and how many independent draws that is worth.
+
+        Both are (n_samples, n_components), by sweeps of two chains, one from all units off, one
+        from all on: where they disagree the second is small.
+        """
+        key = rng.stream("codes").key
+        rows = (_coded(block), key, block.rows)
+        mean, worth = posterior_means(params.network, *rows, _FIRST_SWEEPS, _SWEEPS)
+        return {"mean": mean, "effective_draws": worth}
+
+    def log_likelihood(
+        self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
+    ) -> LogLikelihood:
+        """Give log P(x) of each row, of the observed values where some are missing."""
+        X, network = _coded(block), params.network
+        if network.n_hidden <= MOST_ENUMERATED:
+            return LogLikelihood(log_probabilities(network, X), np.zeros(len(X)))
+        key, chains = rng.stream("annealing").key, (self.chains, self.temperatures)
+        return LogLikelihood(*annealed_log_probabilities(network, X, key, block.rows, *chains))
+
+    def sample(
+        self,
+        params: NoisyOrParams,
+        n_samples: int,
+        rng: np.random.Generator,
+        segments: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Draw rows from the top layer down, (n_samples, n_features); segments do not matter."""
+        u = np.broadcast_to(params.leaks[-1], (n_samples, params.sizes[-1]))
+        for weights, leaks in zip(params.weights[::-1], params.leaks[-2::-1], strict=True):
+            u = leaks + _drawn(u, rng) @ weights.T
+        return _drawn(u, rng).astype(np.uint8)
+
+    def reconstruct(
+        self, params: NoisyOrParams, codes: Array, segments: NDArray[np.int64] | None = None
+    ) -> Array:
+        """Give 1 − e^−leak Π (1 − codes f) of the lowest layer; segments do not matter."""
+        lowest = np.clip(codes[:, : params.sizes[1]], 0, 1)
+        off = np.exp(-params.leaks[0]) * np.ones((len(codes), 1))
+        for unit, f in zip(lowest.T, params.f[0].T, strict=True):
+            off *= 1 - unit[:, None] * f
+        probabilities: Array = 1 - off
+        return probabilities
+
+
+def _stage(*, searching: bool = False, learning: bool = False) -> Arrays:
+    return {"searching": np.array(searching), "learning": np.array(learning)}
+
+
+def _coded(block: BinaryBlock) -> Bits:
+    X, observed = block.dense(), block.observed()
+    return X if observed is None else np.where(observed == 1, X, MISSING).astype(np.uint8)
+
+
+def _drawn(u: Array, rng: np.random.Generator) -> Array:
+    return (rng.random(u.shape) < -np.expm1(-u)).astype(np.float64)
+
+
+def _unmixed(found: Learned, sample: Bits, seed: int) -> Arrays:
+    """Give the share of rows of which two chains disagree about some unit."""
+    some, key = sample[:_CHECKED], RowRandom(seed).stream("mixing").key
+    rows = np.arange(len(some))
+    _, worth = posterior_means(found.params.network, some, key, rows, _FIRST_SWEEPS, _SWEEPS)
+    return {"unmixed": np.array((worth.min(axis=1) < _LEAST_WORTH).mean())}
+
+
+def _dead_units(params: NoisyOrParams) -> tuple[Notice, ...]:
+    dead = are_dead(params)
+    if not dead.any():
+        return ()
+    told = f"units that are hardly ever on, or turn nothing on: {named_units(params, dead)} "
+    return (Notice(told + "(layer.unit); ask for fewer, or --set prune=yes"),)
+
+
+def _unmixed_chains(share: float) -> tuple[Notice, ...]:
+    if share <= _MOST_UNMIXED:
+        return ()
+    return (
+        Notice(
+            f"chains have not mixed: two that began apart disagree about units of {share:.0%} of "
+            "rows, so that codes of these depend on where chains begin. Fit with fewer units."
+        ),
+    )
