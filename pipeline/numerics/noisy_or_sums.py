@@ -1,9 +1,9 @@
 """log P(x) of noisy-OR networks: by enumeration, or by annealed importance sampling.
 
 Chains of a row go from the network without its features, whose units are drawn downward, to the
-units given the features, through p_β ∝ P(units) P(x | units)^β (R. M. Neal, Statistics and Computing
-11, 2001). Each gathers Σ (β' − β) log P(x | units), and the mean of exp of these is P(x) without
-bias.
+units given the features, through p_β ∝ P(units) P(x | units)^β (R. M. Neal, Statistics and
+Computing 11, 2001). Each gathers Σ (β' − β) log P(x | units), and the mean of exp of these is P(x)
+without bias.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ passes over all of them follow from the best start: sums over rows are exact how
 which means of networks that were learned apart would not be, as each has its units in another
 order. Passes are judged by the mean of log P(x, S), S being drawn: it lies below log P(x).
 
+Causes only turn units on: features that oppose each other are out of reach.
+
 Missing values are left out of all sums, which is right also where observed values decide which are
 missing.
 
@@ -47,6 +49,7 @@ from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByPasses, ByPatience, Convergence
+from pipeline.learning.held_out import HELD_OUT_PASS
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.noisy_or.checks import are_dead, check_settings, named_units
@@ -231,7 +234,8 @@ class NoisyOr(Model):
         X, network = _coded(block), params.network
         states = np.zeros((len(X), network.n_hidden), np.uint8)
         powers = np.ones(self.sweeps)
-        key = rng.stream("units").key
+        # The same draws in every pass: else passes could not be compared.
+        key = RowRandom(rng.seed, HELD_OUT_PASS).stream("units").key
         sample_states(network, X, states, key, block.rows, self.sweeps, self.settled, powers)
         nats, sums = sums_of(params, X, states)
         return Sums(len(X), float(nats.sum()), {**sums, "on": states.sum(axis=0)})
@@ -242,7 +246,7 @@ class NoisyOr(Model):
 
     def convergence(self, state: FitState) -> Convergence:
         """Search in one pass, and judge in one where nothing is left to learn from."""
-        if not state.working["learning"]:
+        if not state.working.get("learning", True):
             return ByPasses(1)
         return ByPatience(self.max_iter, self.patience, self.tol)
 

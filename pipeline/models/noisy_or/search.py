@@ -29,7 +29,7 @@ _TOGETHER = 5  # times the epochs of a layer
 _WHOLE = 20  # epochs of all rows at once
 _SETTLED_BELOW = 0.05  # mean probability of a flip
 _FEW_STARTS, _MOST_UNITS = 3, 64
-_SCORED, _CHAINS, _TEMPERATURES = 500, 20, 100  # of rows held out
+_SCORED, _CHAINS, _TEMPERATURES = 300, 10, 100  # of rows held out
 
 
 class Learned(NamedTuple):
@@ -78,7 +78,9 @@ def best_of_starts(
 def _started(model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int) -> Learned:
     rng = np.random.default_rng([seed, start])
     sizes = (X.shape[1], *layers)
-    weights = [rng.uniform(*_FIRST_WEIGHTS, (n, above)) for n, above in zip(sizes, layers)]
+    weights = [
+        rng.uniform(*_FIRST_WEIGHTS, (n, above)) for n, above in zip(sizes, layers, strict=False)
+    ]
     leaks = [np.full(n, model.leak) for n in sizes[:-1]]
     prior = rng.uniform(*_FIRST_WEIGHTS, layers[-1])
     params = NoisyOrParams(tuple(weights), (*leaks, prior))

@@ -1,0 +1,48 @@
+"""The noisy-OR network keeps the laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.facts import Facts, Floats, Pairs
+from tests.conformance.laws import *  # noqa: F403
+
+
+def hidden_states(params: Any) -> tuple[Floats, Floats, None]:
+    """All states of the units of one layer with their probabilities."""
+    off = np.exp(-params.leaks[-1])
+    states = (np.arange(2 ** len(off))[:, None] >> np.arange(len(off)) & 1).astype(np.float64)
+    return states, np.where(states == 1, 1 - off, off).prod(axis=1), None
+
+
+def shares_of_pairs(params: Any) -> Floats:
+    """How often features are on together, under the model."""
+    states, mass, _ = hidden_states(params)
+    given = 1 - np.exp(-params.leaks[0] - states @ params.weights[0].T)
+    shares = given.T @ (mass[:, None] * given)
+    np.fill_diagonal(shares, mass @ given)
+    return shares
+
+
+def joint_shares(found: Any, truth: Any) -> Pairs:
+    """Distributions alone: units may change order, and several may do the work of one."""
+    return {"shares": (shares_of_pairs(found), shares_of_pairs(truth))}
+
+
+FACTS = Facts(
+    "noisy-or",
+    plain={"starts": 2, "epochs": 5, "max_iter": 10},
+    variants=(
+        {"layers": (3, 2), "n_components": None, "schedule": "stability", "leaks": "learned"},
+        {"tempering": 0.5, "prune": True, "sweeps": 5},
+    ),
+    rising=(),
+    codes=hidden_states,
+    flexible={"n_components": 6, "leaks": "learned"},
+    consistent={"leaks": "learned", "max_iter": 30},
+    recovered=joint_shares,
+    errors={"shares": 1.0},
+    fit_off=0.14,  # causes only turn features on: no two of these ever oppose each other
+)
