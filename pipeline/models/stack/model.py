@@ -48,6 +48,7 @@ from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
     Corruption,
+    Fill,
     NetworkLearner,
     corrupted,
     first_layer,
@@ -232,7 +233,7 @@ class Stack(Model):
         stage = int(working["stage"])
         (below, learns), is_last = parts_of(params, stage), stage == len(params.weights)
         below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
-        fill = partial(self._fill_reconstruction, below, rng.stream("corruption"))
+        fill: Fill = partial(self._fill_reconstruction, below, rng.stream("corruption"))
         if self.block == "rbm" and not is_last:
             fill = partial(_fill_contrast, below, rng.stream("hidden"))
         learner = NetworkLearner(self._training_of(stage, params.sizes), working, learns, fill)
@@ -309,9 +310,9 @@ def _given(below: Layers, batch: Batch) -> Any:
 
 def _fill_contrast(
     below: Layers, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers
-) -> None:
+) -> tuple[Any, Any]:
     given, seen = _given(below, batch)
-    fill_contrast(layers[0], given, seen, states_of(draws.key, batch.rows), slopes[0])
+    return fill_contrast(layers[0], given, seen, states_of(draws.key, batch.rows), slopes[0])
 
 
 def _score(below: Layers, layers: Layers, batch: Batch) -> Array:
