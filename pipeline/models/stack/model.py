@@ -59,6 +59,7 @@ from pipeline.learning.layered import (
 )
 from pipeline.learning.training import Training, finite_score, learnt
 from pipeline.models.base import Model
+from pipeline.models.rbm.checks import RATES as RATES_OF_CONTRAST
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.stack.checks import check_growth, check_settings
 from pipeline.models.stack.params import StackParams, moved, parts_of, spelled
@@ -155,8 +156,10 @@ class Stack(Model):
 
     def _training_of(self, stage: int, sizes: tuple[int, ...]) -> Training:
         """Give how steps of a stage are taken; stages are numbered as the layers."""
-        is_last = stage == len(sizes) - 1
-        return self._training if is_last else replace(self._training, max_iter=self.pretrain)
+        if stage == len(sizes) - 1:
+            return self._training
+        rates = RATES_OF_CONTRAST if self.block == "rbm" else RATES
+        return replace(Training.of(self, rates), max_iter=self.pretrain)
 
     def _training_now(self, state: FitState) -> Training:
         return self._training_of(int(state.working["stage"]), state.params.sizes)

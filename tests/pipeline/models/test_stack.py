@@ -61,7 +61,7 @@ def wrong_bits(params: StackParams, X: Bits) -> float:
 def test_layers_are_learned_one_by_one_then_together(block: Any) -> None:
     states: list[FitState] = []
     X = kinds(1500, 1)
-    done = fitted(X, seen=states, block=block, **SMALL)
+    done = fitted(X, seen=states, block=block, rate=0.03, **SMALL)
     states = [begun(X, block=block, **SMALL), *states]
     assert [int(s.working["stage"]) for s in states[:25:8]] == [0, 1, 2, 3]
     for k, (before, after) in enumerate(zip(states[0:24:8], states[8:32:8], strict=True)):
@@ -129,7 +129,7 @@ def test_steps_of_boltzmann_machines_are_the_same_whichever_value_is_called_1() 
         assert steps is not None
         change = steps.values["theta"] / steps.values["n_fitted"]
         changes.append(moved(params, 0, change).weights[0] - params.weights[0])
-    assert np.abs(changes[0]).max() > 0.1
+    assert np.abs(changes[0]).max() > 0.05
     np.testing.assert_allclose(changes[1], sign[:, None] * changes[0], atol=1e-4)
 
 
