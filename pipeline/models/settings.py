@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from inspect import signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -14,9 +15,8 @@ from pipeline.statistics.counts import Counts, FeatureCounts
 
 
 def hyperparameters(model: type[Model]) -> tuple[str, ...]:
-    """Name the settings of a model, the structural ones left out."""
-    settings = (f for f in fields(model) if f.init)  # type: ignore[arg-type]
-    return tuple(f.name for f in settings if f.name != "n_components")
+    """Name the settings of a model, the structural ones left out, as it takes them."""
+    return tuple(name for name in signature(model).parameters if name != "n_components")
 
 
 def recorded_model(model: type[Model], recorded: Mapping[str, Any]) -> Model:

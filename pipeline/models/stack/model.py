@@ -42,9 +42,7 @@ from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
 from pipeline.learning.batches import Batch
-from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
     Corruption,
@@ -58,7 +56,7 @@ from pipeline.learning.layered import (
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
-from pipeline.models.base import Model
+from pipeline.models.gradient import GradientModel
 from pipeline.models.rbm.checks import RATES as RATES_OF_CONTRAST
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.stack.checks import check_growth, check_settings
@@ -91,7 +89,7 @@ _SMOOTHING = 0.5
 
 
 @dataclass(frozen=True)
-class Stack(Model):
+class Stack(GradientModel):
     """Hyperparameters of the stack.
 
     Attributes
@@ -111,48 +109,27 @@ class Stack(Model):
         (none), with bits flipped (flip) or set to 0 (mask); clean ones should come out.
     noise
         Share of the bits that are flipped or masked.
-    batch
-        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps of each stage, that of the last is 0; None takes what suits the
         optimizer.
-    optimizer
-        How a gradient becomes a step.
-    momentum
-        Share that the mean gradient keeps of itself from step to step.
-    patience
-        Passes to wait for something better.
     max_iter
         Passes of the last stage at the most.
-    tol
-        Gain of the objective per row, relative where that is above 1, that counts as better.
     """
 
     name: ClassVar[str] = "stack"
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
-    statistics: ClassVar[type[Steps]] = Steps
+    rates: ClassVar[Mapping[str, float]] = RATES
     params: ClassVar[type[StackParams]] = StackParams
     shown: ClassVar[tuple[str, ...]] = ("before_fine_tuning",)
-    n_components: int | None = None
     layers: tuple[int, ...] | None = None
     block: Literal["rbm", "autoencoder"] = "autoencoder"
     pretrain: int = 20
     corruption: Corruption = "mask"
     noise: float = 0.2
-    batch: int | None = None
-    rate: float | None = None
-    optimizer: Literal["adam", "momentum"] = "adam"
-    momentum: float = 0.9
-    patience: int = 20
-    max_iter: int = 100
-    tol: float = 1e-5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
-
-    @property
-    def _training(self) -> Training:
-        return Training.of(self, RATES)
 
     def _training_of(self, stage: int, sizes: tuple[int, ...]) -> Training:
         """Give how steps of a stage are taken; stages are numbered as the layers."""
@@ -256,18 +233,8 @@ class Stack(Model):
         """Give the score of a row held out, nats: how well the layers learnt bring back."""
         return finite_score(statistics, -max(params.sizes))
 
-    def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better."""
-        return self._training_now(state).convergence(state, float(state.working["unlearnt"]))
-
-    def update(
-        self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
-    ) -> FitState:
-        """Move by the mean change of all tasks, or back; the next steps are shorter."""
-        stage, unlearnt = int(state.working["stage"]), float(state.working["unlearnt"])
-        change, working = self._training_now(state).moved(state, statistics, unlearnt)
-        params = state.best if change is None else moved(state.params, stage, change)
-        return replace(state, params=params, working=working)
+    def _moved(self, state: FitState, change: Array) -> StackParams:
+        return moved(state.params, int(state.working["stage"]), change)
 
     def next_stage(self, state: FitState, statistics: Steps) -> FitState | None:
         """Go on with the next layer, or with all of them."""
@@ -275,11 +242,6 @@ class Stack(Model):
         if stage > len(state.params.weights):
             return None
         return self._begun(self._doubted(state), stage)
-
-    def _doubted(self, state: FitState) -> FitState:
-        """Say what is in doubt of a stage, once where it is said of several."""
-        doubts = self._training_now(state).doubts(state, float(state.working["unlearnt"]))
-        return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *doubts))))
 
     def finish(self, state: FitState, statistics: Steps) -> FitState:
         """Say how many components there are, what there was before, and what is in doubt."""
