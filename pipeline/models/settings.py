@@ -73,8 +73,9 @@ def pooled_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
     return observed, ones
 
 
-def notices_of_constants(observed: Counts, ones: Counts) -> tuple[Notice, ...]:
-    """Tell which features are constant, by the margins of `pooled_margins`."""
+def notices_of_constants(
+    observed: Counts, ones: Counts, so: str = "nothing else depends on them"
+) -> tuple[Notice, ...]:
+    """Tell which features are constant, by the margins of `pooled_margins`, and what follows."""
     constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-    told = Notice("constant, so that nothing else depends on them: {features}", constant)
-    return (told,) if constant else ()
+    return (Notice(f"constant, so that {so}: {{features}}", constant),) if constant else ()

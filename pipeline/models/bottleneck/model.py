@@ -42,13 +42,13 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from pipeline.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
+from pipeline.errors import FitError
 from pipeline.learning.training import finite_score, learnt
 from pipeline.models.bottleneck.labels import are_categories, described
 from pipeline.models.bottleneck.learner import Learner, score
 from pipeline.models.bottleneck.params import BottleneckParams
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import pooled_margins
+from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.three_layers import hidden_units, outputs_of
 from pipeline.random import RowRandom
@@ -121,8 +121,7 @@ class Bottleneck(GradientModel):
             If a feature was never observed, all rows are the same, or labels cannot be learnt.
         """
         observed, ones = pooled_margins(first.counts)
-        is_constant = (ones == 0) | (ones == observed)
-        if is_constant.all():
+        if ((ones == 0) | (ones == observed)).all():
             raise FitError(
                 "Expected rows that differ, got the same values in all of them. Check the data."
             )
@@ -131,9 +130,8 @@ class Bottleneck(GradientModel):
         params = self._first_params(ones / observed, labels, rng)
         working = self._training.first(int(first.moments[0]), params.theta.size)
         begun = {**working, "unlearnt": np.array(params.alone)}
-        constant = tuple(np.flatnonzero(is_constant).tolist())
-        told = Notice("constant, so that they tell nothing of the label: {features}", constant)
-        return FitState(params, begun, warnings=(told,) if constant else ())
+        told = notices_of_constants(observed, ones, "they tell nothing of the label")
+        return FitState(params, begun, warnings=told)
 
     def _first_params(
         self, means: Array, labels: Mapping[str, Array], rng: np.random.Generator
