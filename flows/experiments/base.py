@@ -74,7 +74,13 @@ class ImageOptions(Options):
     image_shape: ImageShape = None
 
     def check(self) -> None:
-        """Refuse also a dataset that is not there, another shape, and a split of none."""
+        """Refuse also a dataset that is not there, another shape, and a split of none.
+
+        Raises
+        ------
+        DataError, FitError
+            If an option cannot be used, or contradicts another.
+        """
         super().check()
         if self.split is not None and self.dataset is None:
             raise FitError("--split: Expected --dataset beside it, got none.")

@@ -3,7 +3,8 @@
 Hidden units are drawn given what goes in; the way down and up again takes probabilities, as
 G. E. Hinton and R. R. Salakhutdinov do (Science 313, 2006, note 13), whose layers above the first
 are given those of the layer below. The slope is ⟨v hᵀ⟩ of what goes in less that of what comes
-back, taken of the model written around means (J. Melchior, A. Fischer, L. Wiskott, JMLR 17, 2016).
+back, taken of the model written around means (J. Melchior, A. Fischer, L. Wiskott, JMLR 17, 2016),
+in which the step should be taken, too.
 """
 
 from __future__ import annotations
