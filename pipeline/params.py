@@ -32,7 +32,8 @@ def optional_array(*dims: str) -> Any:
 def array_per_layer(*dims: str) -> Any:
     """Declare a tuple of arrays, one for each layer from 0 on, stored as `NAME_0`, `NAME_1`, ….
 
-    In the names of dimensions `{layer}` stands for the layer's number and `{above}` for the next.
+    Of its dimensions `below` is named `feature` in layer 0 and `unit_k` in layer k, `above` as
+    `below` is in the next.
     """
     return field(metadata={"dims": dims, "per_layer": True})
 
@@ -50,7 +51,8 @@ def named_arrays(params: Any) -> Named:
 
 
 def _of_layer(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:
-    return tuple(dim.format(layer=layer, above=layer + 1) for dim in dims)
+    units = {"below": f"unit_{layer}" if layer else "feature", "above": f"unit_{layer + 1}"}
+    return tuple(units.get(dim, dim) for dim in dims)
 
 
 def params_from_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:

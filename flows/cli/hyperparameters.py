@@ -83,9 +83,9 @@ def _model_help(model: type[Model]) -> str:
 
 
 def _descriptions(model: type[Model]) -> dict[str, str]:
-    """Take what the class says of its settings under "Attributes", wrapped below each."""
-    described = defaultdict(str)
-    for found in parse(model.__doc__ or "", DocstringStyle.NUMPYDOC).params:
+    """Take what the class, or one it inherits from, says under "Attributes", wrapped below each."""
+    described, docs = defaultdict(str), [kind.__doc__ or "" for kind in reversed(model.__mro__)]
+    for found in (p for doc in docs for p in parse(doc, DocstringStyle.NUMPYDOC).params):
         said = re.sub(r"\bNone\b", AUTO, " ".join((found.description or "").split()))
         text = fill(said, 76, **_INDENTED)
         described |= {name: f"{text}\n" for name in found.arg_name.split(", ") if text}

@@ -14,10 +14,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from flows.cli.options import Option, Seed, Switch, Where, local_path
+from flows.cli.options import Option, Seed, Split, Switch, Where, local_path
 from flows.cli.progress import reporting
 from flows.cli.summary import print_json
-from flows.data.datasets import dataset_rows
+from flows.data.datasets import dataset_rows, open_named
+from flows.report.figures import image_layout
 from flows.running.executors import check_executor, opened_executor
 from flows.running.flow import Summary
 from flows.running.server import with_server
@@ -29,6 +30,7 @@ from storage.dataset import BinaryDataset
 
 Row = Mapping[str, Any]
 
+EXAMPLE = "example:digits"
 
 ImageShape = Annotated[
     str | None, Option(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name.")
@@ -57,6 +59,32 @@ class Options:
         check_seed(self.seed)
         check_executor(**self.where)
         local_path(self.output)
+
+
+@Option(name="*")
+@dataclass(frozen=True)
+class ImageOptions(Options):
+    """Those of an experiment on images of bits."""
+
+    dataset: Annotated[
+        str | None,
+        Option(help="Images of bits: a dataset folder. [default: the 2s of example:digits]"),
+    ] = None
+    split: Split = None
+    image_shape: ImageShape = None
+
+    def check(self) -> None:
+        """Refuse also a dataset that is not there, another shape, and a split of none.
+
+        Raises
+        ------
+        DataError, FitError
+            If an option cannot be used, or contradicts another.
+        """
+        super().check()
+        if self.split is not None and self.dataset is None:
+            raise FitError("--split: Expected --dataset beside it, got none.")
+        image_layout(open_named(self.dataset or EXAMPLE).feature_names, self.image_shape)
 
 
 def launch(

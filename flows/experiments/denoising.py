@@ -18,14 +18,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.cli.options import Json, Option, Split, Where, Whole
+from flows.cli.options import Json, Option, Where, Whole
 from flows.data.datasets import open_named
 from flows.experiments import base
 from flows.experiments.base import launch, medians, summary_of, write_results
 from flows.experiments.denoising_figures import LINEAR, NOISY, Pictures
 from flows.experiments.tipping import opened_images
 from flows.experiments.tipping_figures import Images
-from flows.report.figures import image_layout
 from flows.running.executors import opened_executor
 from flows.running.flow import late_flow_of
 from flows.running.stages import run_task
@@ -62,7 +61,6 @@ EXAMPLES = """Examples:
     python -m flows.ingest usps.npz --dataset usps.zarr --split-by y
     python -m flows.experiments denoising --dataset usps.zarr --split 2 --image-shape 16x16
 """
-_EXAMPLE = "example:digits"
 _LONG = {"batch": 10, "max_iter": 500, "patience": 500}
 _MODELS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("clipped PCA", "clipped-pca", {"constant_features": "keep"}),
@@ -98,35 +96,20 @@ class Found(NamedTuple):
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options(base.Options):
+class Options(base.ImageOptions):
     """What this experiment takes beside."""
 
     output: base.Output = OUTPUT
-    dataset: Annotated[
-        str | None,
-        Option(help="Images of bits: a dataset folder. [default: the 2s of example:digits]"),
-    ] = None
-    split: Split = None
-    image_shape: base.ImageShape = None
     components: Annotated[Whole, Option(help="Components of each model.")] = _COMPONENTS
 
     def check(self) -> None:
-        """Refuse also a dataset that is not there, another shape, and a split of none.
-
-        Raises
-        ------
-        DataError, FitError
-            If an option cannot be used, or contradicts another.
-        """
+        """Refuse also as many components as features, or none."""
         super().check()
-        if self.split is not None and self.dataset is None:
-            raise FitError("--split: Expected --dataset beside it, got none.")
-        opened = open_named(self.dataset or _EXAMPLE)
-        image_layout(opened.feature_names, self.image_shape)
-        if not 1 <= self.components < opened.n_features:
+        most = open_named(self.dataset or base.EXAMPLE).n_features - 1
+        if not 1 <= self.components <= most:
             raise FitError(
-                f"--components: Expected 1 to {opened.n_features - 1}, below the number of "
-                f"features, got {self.components}."
+                f"--components: Expected 1 to {most}, below the number of features, got "
+                f"{self.components}."
             )
 
 

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.cli.options import Json, Option, Split, Where
+from flows.cli.options import Json, Option, Where
 from flows.data.datasets import open_named
 from flows.experiments import base
-from flows.experiments.base import Row, launch, medians, summary_of, write_results
+from flows.experiments.base import EXAMPLE, Row, launch, medians, summary_of, write_results
 from flows.experiments.tipping_figures import Images, Pictures, Synthetic
 from flows.report.figures import image_layout
 from flows.running.executors import opened_executor
@@ -60,7 +60,7 @@ EXAMPLES = """Examples:
     python -m flows.ingest usps.npz --dataset usps.zarr --split-by y
     python -m flows.experiments tipping --dataset usps.zarr --split 2 --image-shape 16x16
 """
-_EXAMPLE, _EXAMPLE_SEGMENT = "example:digits", "2"
+_EXAMPLE_SEGMENT = "2"
 _FLIPS = (0.05, 0.15)
 _COPIES, _SEEDS = 200, 5
 _QUICK_COPIES, _QUICK_SEEDS, _QUICK_ROWS = 50, 1, 100
@@ -87,29 +87,10 @@ class Found(NamedTuple):
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options(base.Options):
-    """What this experiment takes beside."""
+class Options(base.ImageOptions):
+    """Where the results go by themselves."""
 
     output: base.Output = OUTPUT
-    dataset: Annotated[
-        str | None,
-        Option(help="Images of bits: a dataset folder. [default: the 2s of example:digits]"),
-    ] = None
-    split: Split = None
-    image_shape: base.ImageShape = None
-
-    def check(self) -> None:
-        """Refuse also a dataset that is not there, and a split of none.
-
-        Raises
-        ------
-        DataError, FitError
-            If an option cannot be used, or contradicts another.
-        """
-        super().check()
-        if self.split is not None and self.dataset is None:
-            raise FitError("--split: Expected --dataset beside it, got none.")
-        open_named(self.dataset or _EXAMPLE)
 
 
 @late_flow_of("experiment-tipping", Options)
@@ -153,7 +134,7 @@ def opened_images(
     FitError
         If the shape does not suit the features, or the rows cannot be fitted.
     """
-    opened = open_named(dataset or _EXAMPLE)
+    opened = open_named(dataset or EXAMPLE)
     layout = image_layout(opened.feature_names, image_shape)
     chosen = split if dataset else _EXAMPLE_SEGMENT
     parts = [opened.path.name.removesuffix(".zarr"), *([chosen] if chosen else [])]

@@ -34,7 +34,7 @@ _MOST_ROWS, _MOST_COMPONENTS, _MOST_RANKS = 80, 50, 64
 _LARGEST = ", those with the largest values"
 _OF_FEATURES = (
     (("feature", "component"), ""),
-    (("unit_0", "unit_1"), "Weights of the first layer"),
+    (("feature", "unit_1"), "Weights of the first layer"),
 )
 _BY_SEGMENT = {"segment", "component"}
 _MOST_IMAGES = 64

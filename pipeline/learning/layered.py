@@ -12,6 +12,7 @@ from scipy.special import logit
 from pipeline.errors import FitError
 from pipeline.learning.batches import Batch, taken
 from pipeline.learning.training import Arrays, Training
+from pipeline.numerics.gradient_steps import move_centred
 from pipeline.numerics.layered_network import (
     Layer,
     Layers,
@@ -28,8 +29,11 @@ from pipeline.random import RowRandom
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Corruption = Literal["none", "flip", "mask"]
-Fill = Callable[[Batch, Layers, Layers], None]
-"""Fills in the slopes of layers, summed over the rows of a batch: given batch, layers, slopes."""
+Fill = Callable[[Batch, Layers, Layers], tuple[Singles, Singles] | None]
+"""Fills in the slopes of layers, summed over the rows of a batch: given batch, layers, slopes.
+
+Gives the means below and above that the slopes of a single layer are around, where they are.
+"""
 
 RATES = {"adam": 0.03, "momentum": 0.1}
 """Length of the first steps where none is given, by optimizer."""
@@ -53,16 +57,24 @@ class NetworkLearner:
         self.theta: Singles = flat_of(layers).astype(np.float32)
         self.memory, self.n_rows = training.memory(working), 0
         self._optimiser, self._rate, self._fill = training.optimiser, float(working["rate"]), fill
-        self._slope, sizes = np.empty_like(self.theta), sizes_of(layers)
-        self._layers, self._slopes = layers_of(self.theta, sizes), layers_of(self._slope, sizes)
+        sizes = sizes_of(layers)
+        self._slope, self._move = np.empty_like(self.theta), np.empty_like(self.theta)
+        self._layers, self._slopes, self._moves = (
+            layers_of(flat, sizes) for flat in (self.theta, self._slope, self._move)
+        )
 
     def step(self, batch: Batch, at: NDArray[np.int64]) -> None:
         """Take the step of some rows of a batch; none where there are no rows."""
         if not len(at):
             return
-        self._fill(taken(batch, at), self._layers, self._slopes)
+        around = self._fill(taken(batch, at), self._layers, self._slopes)
         self._slope /= np.float32(len(at))
-        self._optimiser.step(self.theta, self._slope, self.memory, self._rate)
+        self._move[:] = 0
+        self._optimiser.step(self._move, self._slope, self.memory, self._rate)
+        if around is None:
+            self.theta += self._move
+        else:
+            move_centred(self._layers[0], self._moves[0], *around)
         self.n_rows += len(at)
 
 

@@ -39,9 +39,7 @@ from scipy.special import expit
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
 from pipeline.learning.batches import Batch
-from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
     Corruption,
@@ -53,14 +51,9 @@ from pipeline.learning.layered import (
     singles,
     unlearnt_score,
 )
-from pipeline.learning.training import Training, finite_score, learnt
-from pipeline.models.base import Model
-from pipeline.models.settings import (
-    check_choices,
-    check_components,
-    notices_of_constants,
-    pooled_margins,
-)
+from pipeline.learning.training import finite_score, learnt
+from pipeline.models.gradient import GradientModel
+from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.layer_rows import codes_of
 from pipeline.numerics.layered_network import (
@@ -107,7 +100,7 @@ class AutoencoderParams:
 
 
 @dataclass(frozen=True)
-class Autoencoder(Model):
+class Autoencoder(GradientModel):
     """Hyperparameters of the autoencoder.
 
     Attributes
@@ -126,54 +119,26 @@ class Autoencoder(Model):
         On how far units are on (l1), or on how far their means are from `target` (kl).
     target
         Share of ones that the penalty kl pulls hidden units to.
-    batch
-        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
-    rate
-        Length of the first steps, that of the last is 0; None takes what suits the optimizer.
-    optimizer
-        How a gradient becomes a step.
-    momentum
-        Share that the mean gradient keeps of itself from step to step.
-    patience
-        Passes to wait for something better.
-    max_iter
-        Passes at the most.
-    tol
-        Gain of the objective per row, relative where that is above 1, that counts as better.
     """
 
     name: ClassVar[str] = "autoencoder"
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
-    statistics: ClassVar[type[Steps]] = Steps
+    rates: ClassVar[Mapping[str, float]] = RATES
     params: ClassVar[type[AutoencoderParams]] = AutoencoderParams
-    n_components: int | None = None
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
     corruption: Corruption = "none"
     noise: float = 0.1
     sparsity: float = 0.0
     penalty: Literal["l1", "kl"] = "kl"
     target: float = 0.1
-    batch: int | None = None
-    rate: float | None = None
-    optimizer: Literal["adam", "momentum"] = "adam"
-    momentum: float = 0.9
-    patience: int = 20
-    max_iter: int = 100
-    tol: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
+        super().__post_init__()
         check_noise(self.noise)
         if not 0 < self.target < 1:
             raise FitError(f"target: Expected above 0 and below 1, got {self.target}.")
         if not 0 <= self.sparsity < np.inf:
             raise FitError(f"sparsity: Expected at least 0, got {self.sparsity}.")
-        Training.of(self, RATES)
-
-    @property
-    def _training(self) -> Training:
-        return Training.of(self, RATES)
 
     @property
     def _is_squared(self) -> bool:
@@ -253,25 +218,11 @@ class Autoencoder(Model):
         """Give the score of a row held out, nats: minus its loss and penalty."""
         return finite_score(statistics, -len(params.visible_biases))
 
-    def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better."""
-        return self._training.convergence(state, float(state.working["unlearnt"]))
-
-    def update(
-        self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
-    ) -> FitState:
-        """Move by the mean change of all tasks, or back; the next steps are shorter."""
-        unlearnt = float(state.working["unlearnt"])
-        change, working = self._training.moved(state, statistics, unlearnt)
-        params = state.best if change is None else state.params.moved(change)
-        return replace(state, params=params, working=working)
-
     def finish(self, state: FitState, statistics: Steps) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         named = "reconstruction less penalty" if self.sparsity else "reconstruction"
         told = {"n_components": len(state.params.hidden_biases), "objective_is": named}
-        doubts = self._training.doubts(state, float(state.working["unlearnt"]))
-        return replace(state, diagnostics=told, warnings=(*state.warnings, *doubts))
+        return replace(self._doubted(state), diagnostics=told)
 
     def transform(
         self, params: AutoencoderParams, block: BinaryBlock, rng: RowRandom

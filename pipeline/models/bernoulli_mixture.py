@@ -46,7 +46,7 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.settings import check_components, pooled_margins
+from pipeline.models.settings import check_components, notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
 from pipeline.params import array
@@ -157,7 +157,9 @@ class BernoulliMixture(Model):
             ),
             "seed": rng.integers(2**63, size=1),
         }
-        state = FitState(None, auxiliary=auxiliary, warnings=_judge_margins(observed, ones))
+        so = "smoothing alone decides how often they are not"
+        warnings = notices_of_constants(observed, ones, so)
+        state = FitState(None, auxiliary=auxiliary, warnings=warnings)
         return self._begun(state, self.n_components or 1, 0.0 if self.n_components else HELD_OUT)
 
     def _begun(self, state: FitState, n_components: int, held_out: float) -> FitState:
@@ -324,9 +326,3 @@ def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
 def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
     terms = mixture_terms(params.probabilities, params.weights)
     return mixture_posterior(block.words, block.observed_words, block.n_samples, terms)
-
-
-def _judge_margins(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> tuple[Notice, ...]:
-    constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-    text = "constant, so that smoothing alone decides how often they are not: {features}"
-    return (Notice(text, constant),) if constant else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from inspect import signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -14,9 +15,8 @@ from pipeline.statistics.counts import Counts, FeatureCounts
 
 
 def hyperparameters(model: type[Model]) -> tuple[str, ...]:
-    """Name the settings of a model, the structural ones left out."""
-    settings = (f for f in fields(model) if f.init)  # type: ignore[arg-type]
-    return tuple(f.name for f in settings if f.name != "n_components")
+    """Name the settings of a model, the structural ones left out, as it takes them."""
+    return tuple(name for name in signature(model).parameters if name != "n_components")
 
 
 def recorded_model(model: type[Model], recorded: Mapping[str, Any]) -> Model:
@@ -73,8 +73,9 @@ def pooled_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
     return observed, ones
 
 
-def notices_of_constants(observed: Counts, ones: Counts) -> tuple[Notice, ...]:
-    """Tell which features are constant, by the margins of `pooled_margins`."""
+def notices_of_constants(
+    observed: Counts, ones: Counts, so: str = "nothing else depends on them"
+) -> tuple[Notice, ...]:
+    """Tell which features are constant, by the margins of `pooled_margins`, and what follows."""
     constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-    told = Notice("constant, so that nothing else depends on them: {features}", constant)
-    return (told,) if constant else ()
+    return (Notice(f"constant, so that {so}: {{features}}", constant),) if constant else ()

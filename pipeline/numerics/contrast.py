@@ -3,16 +3,16 @@
 Hidden units are drawn given what goes in; the way down and up again takes probabilities, as
 G. E. Hinton and R. R. Salakhutdinov do (Science 313, 2006, note 13), whose layers above the first
 are given those of the layer below. The slope is ⟨v hᵀ⟩ of what goes in less that of what comes
-back, taken of the model written around means (J. Melchior, A. Fischer, L. Wiskott, JMLR 17, 2016).
+back, taken of the model written around means (J. Melchior, A. Fischer, L. Wiskott, JMLR 17, 2016),
+in which the step should be taken, too.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.numerics.gradient_steps import centre
 from pipeline.numerics.layered_network import Layer, sigmoid
 from pipeline.numerics.logistic_units import fill_draws
 
@@ -25,8 +25,8 @@ def fill_contrast(
     seen: Singles | None,
     states: NDArray[np.uint64],
     slope: Layer,
-) -> None:
-    """Fill in the slope, summed over rows.
+) -> tuple[Singles, Singles]:
+    """Fill in the slope of the model around the rows' means, summed over rows.
 
     Parameters
     ----------
@@ -40,6 +40,11 @@ def fill_contrast(
         What the draws of rows come from, (n_rows,).
     slope
         As the layer; overwritten.
+
+    Returns
+    -------
+    tuple
+        The means: of the units below and above, (n_below,) and (n_above,).
     """
     inputs = given @ layer.weights + layer.hidden
     drawn, up = np.empty_like(inputs), sigmoid(inputs)
@@ -52,11 +57,6 @@ def fill_contrast(
     slope.weights[:] -= back.T @ up_again
     slope.visible[:] = (given - back).sum(axis=0)
     slope.hidden[:] = (up - up_again).sum(axis=0)
-    _centre(slope, given.mean(axis=0), up.mean(axis=0))
-
-
-def _centre(slope: Layer, below: NDArray[Any], above: NDArray[Any]) -> None:
-    """Turn a slope into that of the model around these means, in parameters of the plain one."""
-    slope.weights[:] -= np.outer(slope.visible, above) + np.outer(below, slope.hidden)
-    slope.visible[:] -= slope.weights @ above
-    slope.hidden[:] -= below @ slope.weights
+    around = given.mean(axis=0), up.mean(axis=0)
+    centre(slope, *around)
+    return around

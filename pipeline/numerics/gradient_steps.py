@@ -8,6 +8,8 @@ from typing import Any
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.numerics.layered_network import Layer
+
 Numbers = NDArray[Any]
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
@@ -62,7 +64,7 @@ def adam_step(
 
 
 @_kernel
-def centre(slope: Numbers, below: Numbers, above: Numbers) -> None:
+def centre(slope: Layer, below: Numbers, above: Numbers) -> None:
     """Turn the slope of the weights into that of weights around means.
 
     With s and t the slopes of the biases below and above, which are those of the centred model too,
@@ -71,22 +73,20 @@ def centre(slope: Numbers, below: Numbers, above: Numbers) -> None:
     Parameters
     ----------
     slope
-        Of weights, with the biases of the units below as last column, those of the units above as
-        last row, (n_below + 1, n_above + 1); changed in place.
+        Of the weights and biases of a layer; the weights' is changed in place. What lies beyond
+        the means is left alone.
     below, above
         Means μ and λ, (n_below,) and (n_above,).
     """
-    n, m = len(below), len(above)
-    of_above = slope[n]
-    for i in range(n):
-        row = slope[i]
-        of_below, mean = row[m], below[i]
-        for j in range(m):
-            row[j] -= of_below * above[j] + mean * of_above[j]
+    weights, visible, hidden = slope
+    for i in range(len(below)):
+        row, of_below, mean = weights[i], visible[i], below[i]
+        for j in range(len(above)):
+            row[j] -= of_below * above[j] + mean * hidden[j]
 
 
 @_kernel
-def move_centred(parameters: Numbers, move: Numbers, below: Numbers, above: Numbers) -> None:
+def move_centred(layer: Layer, move: Layer, below: Numbers, above: Numbers) -> None:
     """Move a model around means: its plain biases make up for what its weights do to the means.
 
     The plain biases below move by less of the weights' move times λ, those above by less of μ times
@@ -94,21 +94,23 @@ def move_centred(parameters: Numbers, move: Numbers, below: Numbers, above: Numb
 
     Parameters
     ----------
-    parameters, move
-        As the slope of `centre`; the parameters are changed in place, and are the plain ones.
+    layer, move
+        Plain parameters, changed in place, and a step of the centred model.
     below, above
         As for `centre`.
     """
-    n, m = len(below), len(above)
-    of_above = move[n].copy()
-    for i in range(n):
-        row, moved, mean = parameters[i], move[i], below[i]
+    m = len(above)
+    weights, visible, hidden = layer
+    of_weights, of_visible, of_hidden = move
+    of_above = of_hidden[:m].copy()
+    for i in range(len(below)):
+        row, moved, mean = weights[i], of_weights[i], below[i]
         for j in range(m):
             row[j] += moved[j]
             of_above[j] -= mean * moved[j]
-        total = moved[m]
+        total = of_visible[i]
         for j in range(m):
             total -= moved[j] * above[j]
-        row[m] += total
+        visible[i] += total
     for j in range(m):
-        parameters[n, j] += of_above[j]
+        hidden[j] += of_above[j]

@@ -79,9 +79,10 @@ def similarity(before: Any, now: Any) -> tuple[str, float] | None:
         Its name and the mean cosine similarity of its columns; None where there is no such array,
         or no component.
     """
+    earlier = named_arrays(before)
     for name, (dims, values) in named_arrays(now).items():
         if set(dims) == {"feature", "component"} and len(dims) == 2:
-            pair = [getattr(before, name), values]
+            pair = [earlier[name][1], values]
             oriented = [a if dims[0] == "feature" else a.T for a in pair]
             if all(a.size for a in oriented):
                 return name, mean_cosine_similarity(oriented[1], oriented[0])
@@ -92,7 +93,7 @@ def largest_move(before: Any, now: Any) -> Moved | None:
     """Find the feature whose threshold or offset, the first array by features, moved most."""
     for name, (dims, values) in named_arrays(now).items():
         if dims == ("feature",):
-            earlier = getattr(before, name)
+            earlier = named_arrays(before)[name][1]
             at = int(np.argmax(np.abs(values - earlier)))
             return Moved(name, at, float(earlier[at]), float(values[at]))
     return None

@@ -102,9 +102,7 @@ def _rebuilt(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
 
 def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
     """Refuse arrays that are not of as many as are named, or not as many as each other."""
-    n_features = len(manifest["feature_names"])
-    # Units of layer 0 are the features.
-    expected = {"feature": n_features, "unit_0": n_features, "component": manifest["n_components"]}
+    expected = {"feature": len(manifest["feature_names"]), "component": manifest["n_components"]}
     for name, (dims, values) in named_arrays(params).items():
         if values.ndim != len(dims):
             raise FitError(f"Expected {name} of {len(dims)} dimensions, got {values.ndim}.")

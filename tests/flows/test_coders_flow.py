@@ -77,6 +77,7 @@ def test_codes_of_a_stack_have_as_many_units_as_its_last_layer(cli: Any, dataset
     assert open_codes("z.zarr")["mean"].shape == (1200, 3)
     artifact = load_artifact("runs/d")
     assert artifact["weights_0"].shape == (8, 6)
+    assert artifact.dims("weights_0") == ("feature", "unit_1")
     assert artifact.dims("weights_1") == ("unit_1", "unit_2")
     refused = cli("sample", "--artifact", "runs/d", "--rows", 10, "--output", "s.zarr")
     assert "got stack, which only describes" in refused.refusal()

@@ -38,9 +38,9 @@ Array = NDArray[np.float64]
 class CoderParams:
     """Weights and biases, upwards and back, of every layer."""
 
-    weights: tuple[Array, ...] = array_per_layer("unit_{above}", "unit_{layer}")
-    biases: tuple[Array, ...] = array_per_layer("unit_{above}")
-    back: tuple[Array, ...] = array_per_layer("unit_{layer}")
+    weights: tuple[Array, ...] = array_per_layer("above", "below")
+    biases: tuple[Array, ...] = array_per_layer("above")
+    back: tuple[Array, ...] = array_per_layer("below")
 
     def up(self, x: Array, n_layers: int) -> Array:
         """Code rows by the first layers."""

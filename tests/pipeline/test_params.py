@@ -21,7 +21,7 @@ from pipeline.params import (
 @dataclass(frozen=True)
 class Params:
     former: ClassVar[tuple[str, ...]] = ("nodes",)
-    weights: tuple[Any, ...] = array_per_layer("unit_{above}", "unit_{layer}")
+    weights: tuple[Any, ...] = array_per_layer("above", "below")
     offsets: Any = array("feature")
     log_z: Any = optional_array()
 
@@ -32,7 +32,7 @@ LAYERED = Params((np.ones((3, 4)), np.ones((2, 3)).T.copy().T), np.zeros(4))
 def test_every_layer_has_a_name_and_dimensions() -> None:
     named = named_arrays(LAYERED)
     assert {name: dims for name, (dims, _) in named.items()} == {
-        "weights_0": ("unit_1", "unit_0"),
+        "weights_0": ("unit_1", "feature"),
         "weights_1": ("unit_2", "unit_1"),
         "offsets": ("feature",),
     }

@@ -33,7 +33,7 @@ and V_jk of a unit, where outputs are categories.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -42,15 +42,13 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from pipeline.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
-from pipeline.learning.convergence import Convergence
-from pipeline.learning.training import Training, finite_score, learnt
-from pipeline.models.base import Model
+from pipeline.errors import FitError
+from pipeline.learning.training import finite_score, learnt
 from pipeline.models.bottleneck.labels import are_categories, described
 from pipeline.models.bottleneck.learner import Learner, score
 from pipeline.models.bottleneck.params import BottleneckParams
-from pipeline.models.settings import check_choices, check_components, pooled_margins
+from pipeline.models.gradient import GradientModel
+from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.three_layers import hidden_units, outputs_of
 from pipeline.random import RowRandom
@@ -66,11 +64,10 @@ from pipeline.statistics.sums import Steps
 Array = NDArray[np.float64]
 
 _BY_DEFAULT = 10
-_RATES = {"adam": 0.05, "momentum": 0.1}
 
 
 @dataclass(frozen=True)
-class Bottleneck(Model):
+class Bottleneck(GradientModel):
     """Hyperparameters of the bottleneck.
 
     Attributes
@@ -82,47 +79,20 @@ class Bottleneck(Model):
     kind
         What the column is: auto takes texts and whole numbers as categories, and fractions, or
         whole numbers of more than 1,000 values, as a number.
-    batch
-        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
-    rate
-        Length of the first steps, that of the last is 0; None takes what suits the optimizer.
-    optimizer
-        How a gradient becomes a step.
-    momentum
-        Share that the mean gradient keeps of itself from step to step.
-    patience
-        Passes to wait for something better.
-    max_iter
-        Passes at the most.
-    tol
-        Gain of the objective per row, relative where that is above 1, that counts as better.
     """
 
     name: ClassVar[str] = "bottleneck"
     first: ClassVar[type[LabelCounts]] = LabelCounts
-    statistics: ClassVar[type[Steps]] = Steps
+    rates: ClassVar[Mapping[str, float]] = {"adam": 0.05, "momentum": 0.1}
     params: ClassVar[type[BottleneckParams]] = BottleneckParams
-    n_components: int | None = None
     column: str = SEGMENT
     kind: Literal["auto", "category", "number"] = "auto"
-    batch: int | None = None
-    rate: float | None = None
-    optimizer: Literal["adam", "momentum"] = "adam"
-    momentum: float = 0.9
-    patience: int = 10
-    max_iter: int = 100
-    tol: float = 1e-5
+    patience: int = field(default=10, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
+        super().__post_init__()
         if not self.column:
             raise FitError("column: Expected the name of a per-row column, got ''. Give one.")
-        Training.of(self, _RATES)
-
-    @property
-    def _training(self) -> Training:
-        return Training.of(self, _RATES)
 
     def reads_columns(self) -> tuple[str, ...]:
         """Name the column of the labels."""
@@ -151,8 +121,7 @@ class Bottleneck(Model):
             If a feature was never observed, all rows are the same, or labels cannot be learnt.
         """
         observed, ones = pooled_margins(first.counts)
-        is_constant = (ones == 0) | (ones == observed)
-        if is_constant.all():
+        if ((ones == 0) | (ones == observed)).all():
             raise FitError(
                 "Expected rows that differ, got the same values in all of them. Check the data."
             )
@@ -160,9 +129,9 @@ class Bottleneck(Model):
         labels = described(first, is_category, self.column)
         params = self._first_params(ones / observed, labels, rng)
         working = self._training.first(int(first.moments[0]), params.theta.size)
-        constant = tuple(np.flatnonzero(is_constant).tolist())
-        told = Notice("constant, so that they tell nothing of the label: {features}", constant)
-        return FitState(params, working, warnings=(told,) if constant else ())
+        begun = {**working, "unlearnt": np.array(params.alone)}
+        told = notices_of_constants(observed, ones, "they tell nothing of the label")
+        return FitState(params, begun, warnings=told)
 
     def _first_params(
         self, means: Array, labels: Mapping[str, Array], rng: np.random.Generator
@@ -200,25 +169,12 @@ class Bottleneck(Model):
         """Give the score of a row held out, nats."""
         return finite_score(statistics, params.alone)
 
-    def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better."""
-        return self._training.convergence(state, state.params.alone)
-
-    def update(
-        self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
-    ) -> FitState:
-        """Move by the mean change of all tasks, or back; the next steps are shorter."""
-        change, working = self._training.moved(state, statistics, state.params.alone)
-        params = state.best if change is None else state.params.moved(change)
-        return replace(state, params=params, working=working)
-
     def finish(self, state: FitState, statistics: Steps) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         is_category = state.params.is_category
         named = "log-probability of the label" if is_category else "score of the label"
-        diagnostics = {"n_components": len(state.params.biases), "objective_is": named}
-        doubts = self._training.doubts(state, state.params.alone)
-        return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
+        told = {"n_components": len(state.params.biases), "objective_is": named}
+        return replace(self._doubted(state), diagnostics=told)
 
     def transform(
         self, params: BottleneckParams, block: BinaryBlock, rng: RowRandom

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import FitError
-from pipeline.learning.training import Training
-from pipeline.models.settings import check_choices, check_components
 
 RATES = {"adam": 0.01, "momentum": 0.05}
 """Length of the first steps where none is given."""
@@ -23,8 +21,6 @@ def check_settings(model: Any) -> None:
     FitError
         Naming the first.
     """
-    check_components(model)
-    check_choices(model)
     for name, least in (*((name, 1) for name in _COUNTS), ("chains", 2)):
         if (value := getattr(model, name)) < least:
             raise FitError(f"{name}: Expected at least {least}, got {value}. Give more.")
@@ -33,4 +29,3 @@ def check_settings(model: Any) -> None:
             raise FitError(f"{name}: Expected at least 0, got {value}.")
     if not 0 < model.target < 1:
         raise FitError(f"target: Expected above 0 and below 1, got {model.target}.")
-    Training.of(model, RATES)

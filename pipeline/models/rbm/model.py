@@ -38,7 +38,7 @@ mix slowly, less with `pcd` or more `steps`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -50,10 +50,9 @@ from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.learning.batches import Batch
-from pipeline.learning.convergence import Convergence
-from pipeline.learning.training import Training, finite_score, learnt
-from pipeline.models.base import Model
+from pipeline.learning.training import finite_score, learnt
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.gradient import GradientModel
 from pipeline.models.rbm.checks import RATES, check_settings
 from pipeline.models.rbm.contrast import Learner, Rule
 from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z, is_enumerable
@@ -82,7 +81,7 @@ _CHAINS, _BURN_IN, _APART = 5000, 500, 10  # of samples
 
 
 @dataclass(frozen=True)
-class RestrictedBoltzmannMachine(Model):
+class RestrictedBoltzmannMachine(GradientModel):
     """Hyperparameters of the restricted Boltzmann machine.
 
     Attributes
@@ -93,53 +92,34 @@ class RestrictedBoltzmannMachine(Model):
         Chains begin at the rows of every batch (cd), or go on from batch to batch (pcd).
     steps
         Gibbs steps of the chains for a batch.
-    batch
-        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
-    rate
-        Length of the first steps, that of the last is 0; None takes what suits the optimizer.
-    optimizer
-        How a gradient becomes a step.
-    momentum
-        Share that the mean gradient keeps of itself from step to step.
     weight_decay
         Times the weights, is taken off their gradient.
     sparsity
         Strength with which hidden units are pulled to the share of ones `target`.
     target
         Share of ones of hidden units, where `sparsity` is above 0.
-    patience
-        Passes to wait for something better.
     chains
         Chains that log Z is estimated with.
     temperatures
         Steps of each chain from independent features to the model.
-    max_iter
-        Passes at the most.
-    tol
-        Gain of the objective per row, relative where that is above 1, that counts as better.
     """
 
     name: ClassVar[str] = "rbm"
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[ChainSteps]] = ChainSteps
+    rates: ClassVar[Mapping[str, float]] = RATES
     params: ClassVar[type[RBMParams]] = RBMParams
-    n_components: int | None = None
     method: Literal["cd", "pcd"] = "pcd"
     steps: int = 1
-    batch: int | None = None
-    rate: float | None = None
-    optimizer: Literal["adam", "momentum"] = "adam"
-    momentum: float = 0.5
+    momentum: float = field(default=0.5, kw_only=True)
     weight_decay: float = 0.0
     sparsity: float = 0.0
     target: float = 0.1
-    patience: int = 20
     chains: int = 500
     temperatures: int = 2000
-    max_iter: int = 100
-    tol: float = 1e-5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
 
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
@@ -163,8 +143,9 @@ class RestrictedBoltzmannMachine(Model):
         weights = _FIRST_WEIGHTS * rng.standard_normal((len(ones), n_hidden))
         params = RBMParams(weights, log_odds, np.zeros(n_hidden), log_odds)
         working = self._training.first(first.n_samples, params.theta.size)
-        working = {**working, "chains": self._first_chains(params.shares, working, rng)}
-        return FitState(params, working, warnings=notices_of_constants(observed, ones))
+        chains = self._first_chains(params.shares, working, rng)
+        begun = {**working, "unlearnt": np.array(params.independent), "chains": chains}
+        return FitState(params, begun, warnings=notices_of_constants(observed, ones))
 
     def _first_chains(
         self, shares: Array, working: Arrays, rng: np.random.Generator
@@ -172,10 +153,6 @@ class RestrictedBoltzmannMachine(Model):
         """Draw the chains that go on from independent features; none where they begin at rows."""
         n_chains = int(working["batch"]) if self.method == "pcd" else 0
         return (rng.random((n_chains, len(shares))) < shares).astype(np.uint8)
-
-    @property
-    def _training(self) -> Training:
-        return Training.of(self, RATES)
 
     def warm(self, state: FitState, params: RBMParams) -> FitState:
         """Begin at the weights of an earlier fit."""
@@ -210,27 +187,21 @@ class RestrictedBoltzmannMachine(Model):
         """Give the pseudo-log-likelihood of a row held out, nats."""
         return finite_score(statistics, params.independent)
 
-    def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better."""
-        return self._training.convergence(state, state.params.independent)
-
     def update(
         self, state: FitState, statistics: ChainSteps, map_items: Map, rng: np.random.Generator
     ) -> FitState:
-        """Move by the mean change of all tasks, or back; the next steps are shorter."""
-        change, working = self._training.moved(state, statistics, state.params.independent)
-        if change is None:
-            chains = self._first_chains(state.params.shares, working, rng)
-            return replace(state, params=state.best, working={**working, "chains": chains})
-        working = {**working, "chains": statistics.values["chains"]}
-        return replace(state, params=state.params.moved(change), working=working)
+        """Move by the mean change of all tasks, or back, where chains begin anew."""
+        moved = super().update(state, statistics, map_items, rng)
+        chains = statistics.values["chains"]
+        if moved.params is state.best:
+            chains = self._first_chains(state.params.shares, moved.working, rng)
+        return replace(moved, working={**moved.working, "chains": chains})
 
     def finish(self, state: FitState, statistics: ChainSteps) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         n_components = len(state.params.hidden_biases)
-        diagnostics = {"n_components": n_components, "objective_is": "pseudo-likelihood"}
-        doubts = self._training.doubts(state, state.params.independent)
-        return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
+        told = {"n_components": n_components, "objective_is": "pseudo-likelihood"}
+        return replace(self._doubted(state), diagnostics=told)
 
     def prepare(self, params: RBMParams, rng: np.random.Generator, map_items: Map) -> RBMParams:
         """Find log Z: by enumeration where a layer is small, else by annealing."""

@@ -7,9 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.errors import FitError
-from pipeline.learning.layered import RATES, check_noise
-from pipeline.learning.training import Training
-from pipeline.models.settings import check_choices, check_components
+from pipeline.learning.layered import check_noise
 
 _MOST_GROWTH = 10
 
@@ -22,14 +20,11 @@ def check_settings(model: Any) -> None:
     FitError
         Naming the first.
     """
-    check_components(model)
-    check_choices(model)
     if model.layers is not None:
         _check_layers(model.layers, model.n_components)
     if model.pretrain < 0:
         raise FitError(f"pretrain: Expected at least 0, got {model.pretrain}. Give more.")
     check_noise(model.noise)
-    Training.of(model, RATES)
 
 
 def _check_layers(layers: tuple[int, ...], n_components: int | None) -> None:

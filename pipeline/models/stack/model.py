@@ -42,12 +42,11 @@ from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
 from pipeline.learning.batches import Batch
-from pipeline.learning.convergence import Convergence
 from pipeline.learning.layered import (
     RATES,
     Corruption,
+    Fill,
     NetworkLearner,
     corrupted,
     first_layer,
@@ -57,7 +56,8 @@ from pipeline.learning.layered import (
     unlearnt_score,
 )
 from pipeline.learning.training import Training, finite_score, learnt
-from pipeline.models.base import Model
+from pipeline.models.gradient import GradientModel
+from pipeline.models.rbm.checks import RATES as RATES_OF_CONTRAST
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.stack.checks import check_growth, check_settings
 from pipeline.models.stack.params import StackParams, moved, parts_of, spelled
@@ -89,7 +89,7 @@ _SMOOTHING = 0.5
 
 
 @dataclass(frozen=True)
-class Stack(Model):
+class Stack(GradientModel):
     """Hyperparameters of the stack.
 
     Attributes
@@ -109,53 +109,34 @@ class Stack(Model):
         (none), with bits flipped (flip) or set to 0 (mask); clean ones should come out.
     noise
         Share of the bits that are flipped or masked.
-    batch
-        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
     rate
         Length of the first steps of each stage, that of the last is 0; None takes what suits the
         optimizer.
-    optimizer
-        How a gradient becomes a step.
-    momentum
-        Share that the mean gradient keeps of itself from step to step.
-    patience
-        Passes to wait for something better.
     max_iter
         Passes of the last stage at the most.
-    tol
-        Gain of the objective per row, relative where that is above 1, that counts as better.
     """
 
     name: ClassVar[str] = "stack"
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
-    statistics: ClassVar[type[Steps]] = Steps
+    rates: ClassVar[Mapping[str, float]] = RATES
     params: ClassVar[type[StackParams]] = StackParams
     shown: ClassVar[tuple[str, ...]] = ("before_fine_tuning",)
-    n_components: int | None = None
     layers: tuple[int, ...] | None = None
     block: Literal["rbm", "autoencoder"] = "autoencoder"
     pretrain: int = 20
     corruption: Corruption = "mask"
     noise: float = 0.2
-    batch: int | None = None
-    rate: float | None = None
-    optimizer: Literal["adam", "momentum"] = "adam"
-    momentum: float = 0.9
-    patience: int = 20
-    max_iter: int = 100
-    tol: float = 1e-5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
-
-    @property
-    def _training(self) -> Training:
-        return Training.of(self, RATES)
 
     def _training_of(self, stage: int, sizes: tuple[int, ...]) -> Training:
         """Give how steps of a stage are taken; stages are numbered as the layers."""
-        is_last = stage == len(sizes) - 1
-        return self._training if is_last else replace(self._training, max_iter=self.pretrain)
+        if stage == len(sizes) - 1:
+            return self._training
+        rates = RATES_OF_CONTRAST if self.block == "rbm" else RATES
+        return replace(Training.of(self, rates), max_iter=self.pretrain)
 
     def _training_now(self, state: FitState) -> Training:
         return self._training_of(int(state.working["stage"]), state.params.sizes)
@@ -232,7 +213,7 @@ class Stack(Model):
         stage = int(working["stage"])
         (below, learns), is_last = parts_of(params, stage), stage == len(params.weights)
         below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
-        fill = partial(self._fill_reconstruction, below, rng.stream("corruption"))
+        fill: Fill = partial(self._fill_reconstruction, below, rng.stream("corruption"))
         if self.block == "rbm" and not is_last:
             fill = partial(_fill_contrast, below, rng.stream("hidden"))
         learner = NetworkLearner(self._training_of(stage, params.sizes), working, learns, fill)
@@ -252,18 +233,8 @@ class Stack(Model):
         """Give the score of a row held out, nats: how well the layers learnt bring back."""
         return finite_score(statistics, -max(params.sizes))
 
-    def convergence(self, state: FitState) -> Convergence:
-        """Wait for something better."""
-        return self._training_now(state).convergence(state, float(state.working["unlearnt"]))
-
-    def update(
-        self, state: FitState, statistics: Steps, map_items: Map, rng: np.random.Generator
-    ) -> FitState:
-        """Move by the mean change of all tasks, or back; the next steps are shorter."""
-        stage, unlearnt = int(state.working["stage"]), float(state.working["unlearnt"])
-        change, working = self._training_now(state).moved(state, statistics, unlearnt)
-        params = state.best if change is None else moved(state.params, stage, change)
-        return replace(state, params=params, working=working)
+    def _moved(self, state: FitState, change: Array) -> StackParams:
+        return moved(state.params, int(state.working["stage"]), change)
 
     def next_stage(self, state: FitState, statistics: Steps) -> FitState | None:
         """Go on with the next layer, or with all of them."""
@@ -271,11 +242,6 @@ class Stack(Model):
         if stage > len(state.params.weights):
             return None
         return self._begun(self._doubted(state), stage)
-
-    def _doubted(self, state: FitState) -> FitState:
-        """Say what is in doubt of a stage, once where it is said of several."""
-        doubts = self._training_now(state).doubts(state, float(state.working["unlearnt"]))
-        return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *doubts))))
 
     def finish(self, state: FitState, statistics: Steps) -> FitState:
         """Say how many components there are, what there was before, and what is in doubt."""
@@ -309,9 +275,9 @@ def _given(below: Layers, batch: Batch) -> Any:
 
 def _fill_contrast(
     below: Layers, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers
-) -> None:
+) -> tuple[Any, Any]:
     given, seen = _given(below, batch)
-    fill_contrast(layers[0], given, seen, states_of(draws.key, batch.rows), slopes[0])
+    return fill_contrast(layers[0], given, seen, states_of(draws.key, batch.rows), slopes[0])
 
 
 def _score(below: Layers, layers: Layers, batch: Batch) -> Array:

@@ -18,9 +18,9 @@ Array = NDArray[np.float64]
 class StackParams:
     """Parameters; the table of the module gives shapes."""
 
-    weights: tuple[Array, ...] = array_per_layer("unit_{layer}", "unit_{above}")
-    visible_biases: tuple[Array, ...] = array_per_layer("unit_{layer}")
-    hidden_biases: tuple[Array, ...] = array_per_layer("unit_{above}")
+    weights: tuple[Array, ...] = array_per_layer("below", "above")
+    visible_biases: tuple[Array, ...] = array_per_layer("below")
+    hidden_biases: tuple[Array, ...] = array_per_layer("above")
 
     @classmethod
     def of(cls, layers: Layers) -> StackParams:

@@ -17,7 +17,7 @@ from pipeline.fit import fit
 from pipeline.learning.batches import Batch
 from pipeline.learning.optimisers import Optimiser
 from pipeline.models.rbm import RestrictedBoltzmannMachine
-from pipeline.models.rbm.contrast import Learner, Rule
+from pipeline.models.rbm.contrast import Learner, Rule, layer_of
 from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z
 from pipeline.models.rbm.params import RBMParams
 from pipeline.models.rbm.steps import ChainSteps
@@ -211,10 +211,10 @@ def test_contrasted_statistics_are_the_gradient() -> None:
         return found
 
     np.testing.assert_allclose(slope, differences(lambda change: change), atol=1e-8)
-    centre(slope, mu, lam)
+    centre(layer_of(slope), mu, lam)
     np.testing.assert_allclose(slope, differences(around_means), atol=1e-8)
     moved = np.zeros_like(slope)
-    move_centred(moved, slope, mu, lam)
+    move_centred(layer_of(moved), layer_of(slope), mu, lam)
     np.testing.assert_allclose(moved, around_means(slope), atol=1e-12)
 
 
@@ -241,9 +241,9 @@ def test_steps_are_contrasted_statistics_on_the_average(goes_on: bool) -> None:
     after = (begun[:, None] == x).all(axis=2).mean(axis=0) @ kernel @ kernel
     expected = statistics_of(params, own) - statistics_of(params, after)
     mu, lam = np.full(4, 0.5), expit(X @ params.weights + params.hidden_biases).mean(axis=0)
-    centre(expected, mu, lam)
+    centre(layer_of(expected), mu, lam)
     slope, expected = expected, np.zeros_like(expected)
-    move_centred(expected, slope, mu, lam)
+    move_centred(layer_of(expected), layer_of(slope), mu, lam)
     chains = begun if goes_on else begun[:0]
     found = np.array([step_of(params, X, chains, seed, 2) for seed in range(2000)])
     z = (found.mean(axis=0) - expected)[:-1] / (found.std(axis=0)[:-1] / np.sqrt(2000) + 1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +17,9 @@ from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import collect_first, fit, start
 from pipeline.learning.layered import reconstruction_scores
 from pipeline.models.stack import Stack, StackParams
+from pipeline.models.stack.params import moved
 from pipeline.models.state import FitState
-from pipeline.numerics.layered_network import downward, sigmoid, upward
+from pipeline.numerics.layered_network import Layer, downward, sigmoid, upward
 from pipeline.random import RowRandom
 from tests.strategies import Data, memory_rows
 
@@ -59,7 +61,7 @@ def wrong_bits(params: StackParams, X: Bits) -> float:
 def test_layers_are_learned_one_by_one_then_together(block: Any) -> None:
     states: list[FitState] = []
     X = kinds(1500, 1)
-    done = fitted(X, seen=states, block=block, **SMALL)
+    done = fitted(X, seen=states, block=block, rate=0.03, **SMALL)
     states = [begun(X, block=block, **SMALL), *states]
     assert [int(s.working["stage"]) for s in states[:25:8]] == [0, 1, 2, 3]
     for k, (before, after) in enumerate(zip(states[0:24:8], states[8:32:8], strict=True)):
@@ -113,6 +115,22 @@ def test_codes_come_back_through_all_layers() -> None:
     np.testing.assert_allclose(codes, upward(layers, rows)[-1], rtol=1e-12)
     expected = sigmoid(downward(layers, upward(layers, rows)[-1])[-1])
     np.testing.assert_allclose(MODEL.reconstruct(params, codes), expected, rtol=1e-12)
+
+
+def test_steps_of_boltzmann_machines_are_the_same_whichever_value_is_called_1() -> None:
+    X, model, turned = kinds(100, 14), Stack(block="rbm", **SMALL), np.arange(24) % 3 == 0
+    state = begun(X, block="rbm", **SMALL)
+    (w, c, b), sign = state.params.layers[0], np.where(turned, -1, 1)
+    layer = Layer(sign[:, None] * w, sign * c, b + w[turned].sum(axis=0))
+    other = StackParams.of([layer, *state.params.layers[1:]])
+    changes = []
+    for params, rows in ((state.params, X), (other, X ^ turned)):
+        steps = model.learn(params, state.working, partial(iter, [block_of(rows)]), RNG)
+        assert steps is not None
+        change = steps.values["theta"] / steps.values["n_fitted"]
+        changes.append(moved(params, 0, change).weights[0] - params.weights[0])
+    assert np.abs(changes[0]).max() > 0.05
+    np.testing.assert_allclose(changes[1], sign[:, None] * changes[0], atol=1e-4)
 
 
 def test_missing_values_are_left_out() -> None:

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.numerics.contrast import fill_contrast
 from pipeline.numerics.layered_network import count_numbers, layers_of
 from pipeline.numerics.logistic_units import states_of
 from pipeline.random import RowRandom
-
-Floats = NDArray[np.float64]
-
-
-def around_means(slope: Floats, below: Floats, above: Floats) -> Floats:
-    """The slope by Φ of xᵀΘh with Θ = PᵀΦQ, P and Q taking off means, as a change of Θ.
-
-    Both x and h end with a unit that is always on.
-    """
-    take_below, take_above = np.eye(len(below) + 1), np.eye(len(above) + 1)
-    take_below[:-1, -1], take_above[:-1, -1] = -below, -above
-    of_centred = take_below @ slope @ take_above.T
-    of_centred[-1, -1] = 0
-    return take_below.T @ of_centred @ take_above
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
@@ -47,12 +32,15 @@ def test_slopes_are_those_of_enumeration_on_the_average(is_masked: bool) -> None
         expected[:4, :2] -= (chance * back).T @ again
         expected[:4, 2] -= (chance * back).sum(axis=0)
         expected[4, :2] -= (chance * again).sum(axis=0)
-    expected = around_means(expected, given.mean(axis=0), up.mean(axis=0))
+    mu, lam = given.mean(axis=0), up.mean(axis=0)
+    expected[:4, :2] -= np.outer(expected[:4, 2], lam) + np.outer(mu, expected[4, :2])
 
     found = np.empty((n_draws, count_numbers((4, 2))), np.float32)
     for k, flat in enumerate(found):
         states = states_of(RowRandom(k).key, np.arange(3))
-        fill_contrast(layer, given, seen, states, layers_of(flat, (4, 2))[0])
+        around = fill_contrast(layer, given, seen, states, layers_of(flat, (4, 2))[0])
+        for mean, wanted in zip(around, (mu, lam), strict=True):
+            np.testing.assert_allclose(mean, wanted, rtol=1e-5)
     flat = np.concatenate([expected[:4, :2].ravel(), expected[:4, 2], expected[4, :2]])
     z = (found.mean(axis=0) - flat) / (found.std(axis=0) / np.sqrt(n_draws) + 1e-6)
     assert np.abs(z).max() < 4

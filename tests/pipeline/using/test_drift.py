@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import multivariate_normal, norm
 
 from pipeline.blocks import Rows, blocks_of
+from pipeline.models.stack import StackParams
 from pipeline.numerics.tetrachoric import tetrachoric
 from pipeline.params import array
 from pipeline.statistics.counts import PairCounts, PairTable
@@ -196,3 +197,9 @@ def test_parameters_without_such_arrays_are_not_compared() -> None:
 
     assert similarity(Bare(np.ones(2)), Bare(np.ones(2))) is None
     assert largest_move(Bare(np.ones(2)), Bare(np.ones(2))) is None
+
+
+def test_biases_below_a_stack_are_compared() -> None:
+    before = StackParams((np.ones((2, 1)),), (np.zeros(2),), (np.zeros(1),))
+    now = replace(before, visible_biases=(np.array([0.0, 3.0]),))
+    assert largest_move(before, now) == ("visible_biases_0", 1, 0.0, 3.0)

@@ -47,7 +47,7 @@ def test_a_stack_is_read_back() -> None:
     "changes", [{"feature_names": list("abc")}, {"feature_names": list("abcde")}]
 )
 def test_units_below_the_first_layer_are_the_features(changes: dict[str, Any]) -> None:
-    with pytest.raises(FitError, match=r"of \d unit_0s, got 4\. Fit again\."):
+    with pytest.raises(FitError, match=r"of \d features, got 4\. Fit again\."):
         stored_model(recorded(**changes), arrays())
 
 

@@ -1,0 +1,94 @@
+"""What models that learn by steps along gradients of batches have in common: settings and passes.
+
+How steps are taken and judged is told in `pipeline.learning.training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from pipeline.executors.base import Map
+from pipeline.learning.convergence import Convergence
+from pipeline.learning.training import Training
+from pipeline.models.base import Model
+from pipeline.models.settings import check_choices, check_components
+from pipeline.models.state import FitState
+from pipeline.statistics.sums import Steps
+
+
+@dataclass(frozen=True)
+class GradientModel(Model):
+    """Settings of all such models.
+
+    `initialize` puts into `working` the state that `Training.first` gives, and as `unlearnt` the
+    score of a row where nothing was learnt, nats.
+
+    Attributes
+    ----------
+    batch
+        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
+    rate
+        Length of the first steps, that of the last is 0; None takes what suits the optimizer.
+    optimizer
+        How a gradient becomes a step.
+    momentum
+        Share that the mean gradient keeps of itself from step to step.
+    patience
+        Passes to wait for something better.
+    max_iter
+        Passes at the most.
+    tol
+        Gain of the objective per row, relative where that is above 1, that counts as better.
+    """
+
+    statistics: ClassVar[type[Steps]] = Steps
+    rates: ClassVar[Mapping[str, float]]
+    """Length of the first steps where none is given, by optimizer."""
+    n_components: int | None = None
+    _: KW_ONLY
+    batch: int | None = None
+    rate: float | None = None
+    optimizer: Literal["adam", "momentum"] = "adam"
+    momentum: float = 0.9
+    patience: int = 20
+    max_iter: int = 100
+    tol: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_components(self)
+        check_choices(self)
+        Training.of(self, self.rates)
+
+    @property
+    def _training(self) -> Training:
+        return Training.of(self, self.rates)
+
+    def _training_now(self, state: FitState) -> Training:
+        """Give how steps are taken in the stage that the state is in."""
+        return self._training
+
+    def convergence(self, state: FitState) -> Convergence:
+        """Wait for something better."""
+        return self._training_now(state).convergence(state, float(state.working["unlearnt"]))
+
+    def update(
+        self, state: FitState, statistics: Any, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Move by the mean change of all tasks, or back; the next steps are shorter."""
+        unlearnt = float(state.working["unlearnt"])
+        change, working = self._training_now(state).moved(state, statistics, unlearnt)
+        params = state.best if change is None else self._moved(state, change)
+        return replace(state, params=params, working=working)
+
+    def _moved(self, state: FitState, change: Any) -> Any:
+        """Give the parameters after a change of all numbers that are learnt."""
+        return state.params.moved(change)
+
+    def _doubted(self, state: FitState) -> FitState:
+        """Say what is in doubt of a stage, once where it is said of several."""
+        doubts = self._training_now(state).doubts(state, float(state.working["unlearnt"]))
+        return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *doubts))))
