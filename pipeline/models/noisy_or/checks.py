@@ -7,13 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import FitError
+from pipeline.errors import FitError, Notice
 from pipeline.models.noisy_or.params import LEAST_LEAK, NoisyOrParams
 from pipeline.models.settings import check_choices, check_components
+from pipeline.numerics.noisy_or_rows import posterior_means
+from pipeline.random import RowRandom
+
+Bits = NDArray[np.uint8]
+
+SWEEPS = (50, 100)
+"""Sweeps of each chain of a code that are left out, and that are averaged."""
 
 _COUNTS = ("epochs", "batch", "starts", "sweeps", "chains", "temperatures", "patience", "max_iter")
 _LEAST_ACTIVE = 1e-3  # of the rows
 _LEAST_CAUSED = 0.05  # f
+_CHECKED, _MOST_UNMIXED, _LEAST_WORTH = 300, 0.1, 10
 
 
 def check_settings(model: Any) -> None:
@@ -65,7 +73,35 @@ def are_dead(params: NoisyOrParams) -> NDArray[np.bool_]:
     return dead
 
 
-def named_units(params: NoisyOrParams, units: NDArray[np.bool_]) -> str:
-    """Name hidden units by layer and number, both from 1 on."""
+def dead_units(params: NoisyOrParams) -> tuple[Notice, ...]:
+    """Name hidden units without use by layer and number, both from 1 on."""
+    dead = are_dead(params)
+    if not dead.any():
+        return ()
     names = [f"{k}.{i + 1}" for k, n in enumerate(params.sizes[1:], 1) for i in range(n)]
-    return ", ".join(name for name, is_one in zip(names, units, strict=True) if is_one)
+    named = ", ".join(name for name, is_dead in zip(names, dead, strict=True) if is_dead)
+    return (
+        Notice(
+            f"units that are hardly ever on, or turn nothing on: {named} (layer.unit); ask for "
+            "fewer, or --set prune=yes"
+        ),
+    )
+
+
+def unmixed_share(params: NoisyOrParams, X: Bits, seed: int) -> float:
+    """Give the share of some rows of which two chains disagree about a unit."""
+    some, key = X[:_CHECKED], RowRandom(seed).stream("mixing").key
+    _, worth = posterior_means(params.network, some, key, np.arange(len(some)), *SWEEPS)
+    return float((worth.min(axis=1) < _LEAST_WORTH).mean())
+
+
+def unmixed_chains(share: float) -> tuple[Notice, ...]:
+    """Say so where that is the case of many rows."""
+    if share <= _MOST_UNMIXED:
+        return ()
+    return (
+        Notice(
+            f"chains have not mixed: two that began apart disagree about units of {share:.0%} of "
+            "rows, so that codes of these depend on where chains begin. Fit with fewer units."
+        ),
+    )

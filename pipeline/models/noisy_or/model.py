@@ -46,13 +46,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
+from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByPasses, ByPatience, Convergence
 from pipeline.learning.held_out import HELD_OUT_PASS
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.noisy_or.checks import are_dead, check_settings, named_units
+from pipeline.models.noisy_or.checks import (
+    SWEEPS,
+    are_dead,
+    check_settings,
+    dead_units,
+    unmixed_chains,
+    unmixed_share,
+)
 from pipeline.models.noisy_or.params import (
     NoisyOrParams,
     log_prior,
@@ -60,7 +67,7 @@ from pipeline.models.noisy_or.params import (
     sums_of,
     without,
 )
-from pipeline.models.noisy_or.search import Learned, best_of_starts, chosen_layers
+from pipeline.models.noisy_or.search import best_of_starts, chosen_layers
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.noisy_or_rows import MISSING, posterior_means, sample_states
@@ -81,8 +88,6 @@ SAMPLE = 5000
 MOST_BY_HELD_OUT = 64
 """Units of a layer at which the search for their number ends."""
 _HELD_OUT, _LEAST_ROWS = 0.1, 100
-_FIRST_SWEEPS, _SWEEPS = 50, 100  # of each chain of a code
-_CHECKED, _MOST_UNMIXED, _LEAST_WORTH = 300, 0.1, 10
 
 
 @dataclass(frozen=True)
@@ -266,17 +271,17 @@ class NoisyOr(Model):
         return replace(state, params=replace(params, activity=activity))
 
     def _searched(self, state: FitState, map_items: Map, seed: int) -> FitState:
-        sample, layers, scores = state.auxiliary["sample"], self._sizes, []
+        sample, layers = state.auxiliary["sample"], self._sizes
+        told: dict[str, Any] = {}
         if layers is None:
             n_apart = max(int(_HELD_OUT * len(sample)), 1)
             apart = (sample[n_apart:], sample[:n_apart])
-            layers, scores = chosen_layers(self, *apart, seed, map_items)
+            layers, told["held_out_scores"] = chosen_layers(self, *apart, seed, map_items)
         found = best_of_starts(self, layers, sample, seed, self.starts, map_items)
         dead = are_dead(found.params)
         params = without(found.params, dead) if self.prune and dead.any() else found.params
-        told = {"search_score": found.score, "held_out_scores": scores}
-        auxiliary = {**state.auxiliary, **_unmixed(found, sample, seed)}
-        return replace(state, params=params, auxiliary=auxiliary, diagnostics=told)
+        told |= {"search_score": found.score, "unmixed": unmixed_share(params, sample, seed)}
+        return replace(state, params=params, diagnostics=told)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Judge what was found by all rows, and learn from them where the sample is but a part."""
@@ -288,15 +293,14 @@ class NoisyOr(Model):
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Say what the network is, and what is in doubt."""
         params = state.params
-        unmixed = float(state.auxiliary.get("unmixed", 0.0))
+        unmixed = float(state.diagnostics.get("unmixed", 0.0))  # not known of a warm start
         told = {
             "n_components": sum(params.sizes[1:]),
             "layers": list(params.sizes[1:]),
             "objective_is": "log P(x, units)",
             "log_prior": log_prior(params, self.alpha, self.beta),
-            "unmixed": unmixed,
         }
-        doubts = (*_dead_units(params), *_unmixed_chains(unmixed))
+        doubts = (*dead_units(params), *unmixed_chains(unmixed))
         diagnostics = {**state.diagnostics, **told}
         return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
 
@@ -310,7 +314,7 @@ class NoisyOr(Model):
         """
         key = rng.stream("codes").key
         rows = (_coded(block), key, block.rows)
-        mean, worth = posterior_means(params.network, *rows, _FIRST_SWEEPS, _SWEEPS)
+        mean, worth = posterior_means(params.network, *rows, *SWEEPS)
         return {"mean": mean, "effective_draws": worth}
 
     def log_likelihood(
@@ -359,30 +363,3 @@ def _coded(block: BinaryBlock) -> Bits:
 
 def _drawn(u: Array, rng: np.random.Generator) -> Array:
     return (rng.random(u.shape) < -np.expm1(-u)).astype(np.float64)
-
-
-def _unmixed(found: Learned, sample: Bits, seed: int) -> Arrays:
-    """Give the share of rows of which two chains disagree about some unit."""
-    some, key = sample[:_CHECKED], RowRandom(seed).stream("mixing").key
-    rows = np.arange(len(some))
-    _, worth = posterior_means(found.params.network, some, key, rows, _FIRST_SWEEPS, _SWEEPS)
-    return {"unmixed": np.array((worth.min(axis=1) < _LEAST_WORTH).mean())}
-
-
-def _dead_units(params: NoisyOrParams) -> tuple[Notice, ...]:
-    dead = are_dead(params)
-    if not dead.any():
-        return ()
-    told = f"units that are hardly ever on, or turn nothing on: {named_units(params, dead)} "
-    return (Notice(told + "(layer.unit); ask for fewer, or --set prune=yes"),)
-
-
-def _unmixed_chains(share: float) -> tuple[Notice, ...]:
-    if share <= _MOST_UNMIXED:
-        return ()
-    return (
-        Notice(
-            f"chains have not mixed: two that began apart disagree about units of {share:.0%} of "
-            "rows, so that codes of these depend on where chains begin. Fit with fewer units."
-        ),
-    )

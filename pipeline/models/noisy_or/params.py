@@ -26,8 +26,8 @@ _LEAST = 1e-9  # of f
 class NoisyOrParams:
     """Parameters; the table of the module gives shapes."""
 
-    weights: tuple[Array, ...] = array_per_layer("unit_{layer}", "unit_{above}")
-    leaks: tuple[Array, ...] = array_per_layer("unit_{layer}")
+    weights: tuple[Array, ...] = array_per_layer("below", "above")
+    leaks: tuple[Array, ...] = array_per_layer("below")
     activity: Array | None = optional_array("component")
 
     @classmethod
@@ -79,7 +79,8 @@ def sums_of(params: NoisyOrParams, X: Bits, states: Bits) -> tuple[Array, dict[s
         top layer alone the last two.
     """
     seen = (X != MISSING).astype(np.float64)
-    layers, nats, sums = layers_of(X, states, params.sizes), np.zeros(len(X)), {}
+    layers, nats = layers_of(X, states, params.sizes), np.zeros(len(X))
+    sums: dict[str, NDArray[Any]] = {}
     for k, (below, leaks) in enumerate(zip(layers, params.leaks, strict=True)):
         is_top = k == len(params.weights)
         u = leaks + (0.0 if is_top else layers[k + 1] @ params.weights[k].T)

@@ -30,6 +30,7 @@ _WHOLE = 20  # epochs of all rows at once
 _SETTLED_BELOW = 0.05  # mean probability of a flip
 _FEW_STARTS, _MOST_UNITS = 3, 64
 _SCORED, _CHAINS, _TEMPERATURES = 300, 10, 100  # of rows held out
+_ERRORS = 2  # of a gain, that it must be above
 
 
 class Learned(NamedTuple):
@@ -161,26 +162,32 @@ def chosen_layers(
     tuple
         The layers, and the score of each choice tried, nats a row.
     """
-    tried: dict[tuple[int, ...], float] = {}
+    n_starts, scores = min(model.starts, _FEW_STARTS), []
 
-    def gains(layers: tuple[int, ...]) -> bool:
-        best = max(tried.values(), default=-np.inf)
-        learned = best_of_starts(model, layers, X, seed, min(model.starts, _FEW_STARTS), map_items)
-        tried[layers] = held_out_score(learned.params, held_out, seed)
-        return tried[layers] > best
+    def scored(layers: tuple[int, ...]) -> Array:
+        learned = best_of_starts(model, layers, X, seed, n_starts, map_items)
+        nats = held_out_scores(learned.params, held_out, seed)
+        scores.append(float(nats.mean()))
+        return nats
 
-    width = 1
-    while gains((width,)) and 2 * width <= min(_MOST_UNITS, X.shape[1]):
-        width *= 2
-    (first,) = max(tried, key=lambda layers: tried[layers])
-    if first >= 4:  # fewer units have hardly anything in common
-        gains((first, first // 2))
-    return max(tried, key=lambda layers: tried[layers]), [*tried.values()]
+    layers: tuple[int, ...] = (1,)
+    best, width = scored(layers), 2
+    while width <= min(_MOST_UNITS, X.shape[1]) and _gains(more := scored((width,)), best):
+        layers, best, width = (width,), more, 2 * width
+    if (above := layers[0] // 2) > 1 and _gains(scored((*layers, above)), best):
+        layers = (*layers, above)
+    return layers, scores
 
 
-def held_out_score(params: NoisyOrParams, X: Bits, seed: int) -> float:
-    """Estimate the mean log P(x) of rows, nats."""
+def _gains(nats: Array, before: Array) -> bool:
+    """Tell whether rows gain by more than chance has it."""
+    gain = nats - before
+    error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return bool(gain.mean() > _ERRORS * error)
+
+
+def held_out_scores(params: NoisyOrParams, X: Bits, seed: int) -> Array:
+    """Estimate log P(x) of some rows, nats."""
     some, key = X[:_SCORED], RowRandom(seed).stream("held out").key
     numbers = np.arange(len(some))
-    nats, _ = annealed_log_probabilities(params.network, some, key, numbers, _CHAINS, _TEMPERATURES)
-    return float(nats.mean())
+    return annealed_log_probabilities(params.network, some, key, numbers, _CHAINS, _TEMPERATURES)[0]

@@ -1,0 +1,157 @@
+"""Noisy-OR networks: what eq. 9 climbs, what is found again, and what is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import fit
+from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
+from pipeline.models.noisy_or.checks import unmixed_chains, unmixed_share
+from pipeline.models.noisy_or.params import log_prior, re_estimated, sums_of, without
+from pipeline.models.state import FitState
+from pipeline.random import RowRandom
+from tests.strategies import Data, memory_blocks, memory_rows
+
+QUICK = {"starts": 2, "epochs": 10}
+
+
+def fitted(X: np.ndarray, **settings: object) -> FitState:
+    return fit(NoisyOr(**{**QUICK, **settings}), memory_rows(Data(X)), SerialExecutor(), 0)
+
+
+def bars(rng: np.random.Generator, n_rows: int, n_units: int = 4) -> np.ndarray:
+    """Units that turn six features on each, with f of 0.9."""
+    f = np.eye(n_units).repeat(6, axis=1) * 0.9
+    off = np.exp((rng.random((n_rows, n_units)) < 0.3) @ np.log1p(-f)) * (1 - 0.01)
+    return (rng.random(off.shape) > off).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.5), (2.0, 3.0)])
+def test_eq_9_climbs_to_the_maximum_that_it_is_said_to(alpha: float, beta: float) -> None:
+    """Units given, log P and the prior rise in every step, and have no slope at the end."""
+    rng = np.random.default_rng(0)
+    X, states = bars(rng, 300), (rng.random((300, 7)) < 0.4).astype(np.uint8)
+    X[:40, 2] = 2  # not observed
+    f = [rng.uniform(0.1, 0.6, shape) for shape in ((24, 4), (4, 3))]
+    params = NoisyOrParams.of(f, [np.full(24, 0.05), np.full(4, 0.05), np.full(3, 0.2)])
+
+    def penalised(at: NoisyOrParams) -> float:
+        return float(sums_of(at, X, states)[0].sum()) + log_prior(at, alpha, beta)
+
+    values = [penalised(params)]
+    for _ in range(400):
+        _, sums = sums_of(params, X, states)
+        params = re_estimated(params, sums, alpha, beta, range(2), learns_leaks=False)
+        values.append(penalised(params))
+    assert np.diff(values).min() > -1e-8
+    for k in range(2):
+        for i in range(4):
+            moved = [w.copy() for w in params.weights]
+            moved[k][i, i % 3] += 1e-5
+            slope = (penalised(NoisyOrParams(tuple(moved), params.leaks)) - values[-1]) / 1e-5
+            # At a bound f cannot fall further.
+            assert slope < 0.01 if params.weights[k][i, i % 3] < 1e-6 else abs(slope) < 0.01
+
+
+def test_known_causes_are_found_again() -> None:
+    X = bars(np.random.default_rng(1), 8000)
+    state = fitted(X, n_components=4, starts=3, max_iter=20)
+    f = state.params.f[0]
+    _, order = linear_sum_assignment(-np.eye(4).repeat(6, axis=1) @ f)
+    np.testing.assert_allclose(f[:, order], np.eye(4).repeat(6, axis=1).T * 0.9, atol=0.04)
+    np.testing.assert_allclose(state.params.f_of_leaks[1], 0.3, atol=0.03)
+    np.testing.assert_allclose(state.params.activity, 0.3, atol=0.03)
+    assert state.iteration > 2  # rows beyond the sample were learnt from
+
+
+def test_layers_by_rows_held_out_are_as_many_as_there_are_causes() -> None:
+    state = fitted(bars(np.random.default_rng(2), 1500), leaks="learned")
+    assert state.diagnostics["layers"][0] == 4
+    scores = state.diagnostics["held_out_scores"]
+    assert max(scores) > scores[0] + 1
+
+
+def test_units_without_use_are_told_and_pruned() -> None:
+    X = bars(np.random.default_rng(3), 1000, n_units=2)
+    told = fitted(X, layers=(6,), leaks="learned")
+    assert "hardly ever on, or turn nothing on: 1." in told.warnings[0].text
+    pruned = fitted(X, layers=(6,), leaks="learned", prune=True)
+    n_left = pruned.diagnostics["n_components"]
+    assert 2 <= n_left < 6
+    assert pruned.params.weights[0].shape == (12, n_left)
+    assert not pruned.warnings
+
+
+def test_a_unit_taken_away_leaves_both_layers_beside_it() -> None:
+    rng = np.random.default_rng(4)
+    f = [rng.random(shape) for shape in ((5, 3), (3, 2))]
+    params = NoisyOrParams.of(f, [np.full(n, 0.1) for n in (5, 3, 2)], np.arange(5.0))
+    left = without(params, np.array([False, True, False, True, True]))
+    assert left.sizes == (5, 2, 1)
+    np.testing.assert_allclose(left.f[0], f[0][:, [0, 2]])
+    np.testing.assert_allclose(left.f[1], f[1][[0, 2]][:, :1])
+    np.testing.assert_array_equal(left.activity, [0, 2, 3])
+
+
+def test_chains_that_disagree_are_told() -> None:
+    """Two causes of the same features: whichever is on holds the other off."""
+    X = np.repeat(np.arange(200)[:, None] % 2, 40, axis=1).astype(np.uint8)
+    twins = NoisyOrParams.of([np.full((40, 2), 0.999)], [np.full(40, 1e-4), np.full(2, 0.002)])
+    assert 0.3 < unmixed_share(twins, X, seed=0) <= 0.5  # rows of zeros are clear
+    assert "about units of 40% of rows" in unmixed_chains(0.4)[0].text
+    one = NoisyOrParams.of([twins.f[0][:, :1]], [twins.f_of_leaks[0], np.array([0.5])])
+    assert unmixed_share(one, X, seed=0) == 0
+    assert unmixed_chains(0.0) == ()
+
+
+@pytest.mark.parametrize("schedule", ["paper", "stability"])
+def test_upper_units_gather_what_comes_together(schedule: str) -> None:
+    """One unit above turns on two bars at once; each bar also comes alone."""
+    rng = np.random.default_rng(6)
+    both, alone = rng.random((1500, 1)) < 0.3, rng.random((1500, 4)) < 0.02
+    on = np.repeat(alone | (both & np.array([True, True, False, False])), 6, axis=1)
+    on |= np.repeat((rng.random((1500, 1)) < 0.3) & np.array([False, False, True, True]), 6, axis=1)
+    X = (on & (rng.random(on.shape) < 0.95)).astype(np.uint8)
+    state = fitted(X, layers=(4, 2), schedule=schedule, epochs=20, starts=4)
+    (block,) = memory_blocks(Data(X[:200]))
+    top = NoisyOr(layers=(4, 2)).transform(state.params, block, RowRandom(1))["mean"][:, 4:]
+    agreement = np.corrcoef(np.column_stack([both[:200], top]).T.astype(float))[0, 1:]
+    assert np.abs(agreement).max() > 0.8
+
+
+def test_rows_and_features_without_ones_are_fitted() -> None:
+    X = bars(np.random.default_rng(7), 600)
+    X[:300], X[:, 5] = 0, 0
+    state = fitted(X, n_components=4)
+    assert "constant" in state.warnings[0].text
+    (block,) = memory_blocks(Data(X))
+    nats = NoisyOr(n_components=4).log_likelihood(state.params, block, RowRandom(0)).nats
+    assert np.isfinite(nats).all()
+    assert nats[:300].min() > nats[300:].mean()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"layers": (3, 0)}, "layers: Expected at least one unit in each, got (3, 0)"),
+        ({"layers": (-1,)}, "layers: Expected at least one unit in each"),
+        ({"layers": ()}, "layers: Expected at least one unit in each"),
+        ({"layers": (3, 2), "n_components": 4}, "--components: Expected 5, the units of all"),
+        ({"leak": 0.0}, "leak: Expected at least 0.0001, so that no row has probability 0"),
+        ({"beta": 0.5}, "beta: Expected at least 1, got 0.5"),
+        ({"tempering": 0.0}, "tempering: Expected above 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(FitError) as refused:
+        NoisyOr(**settings)
+    assert said in str(refused.value)
+
+
+def test_too_few_rows_to_choose_layers_by_are_refused() -> None:
+    with pytest.raises(FitError, match="Expected at least 100 rows to choose layers by, got 50"):
+        fitted(bars(np.random.default_rng(8), 50))
