@@ -1,11 +1,13 @@
 """Gibbs sampling of noisy-OR networks, a row at a time.
 
-Units lie in one vector: features first, then layer by layer upward. A unit is off with probability
-e = e^−u, a product over the units above it that are on. It is kept while units flip: a flip
-multiplies or divides e of what is below by e^−w, and all are made afresh in every sweep, so that
-rounding does not add up. With e at hand, what a unit's flip does to those below it (M. S. Lewicki,
-T. J. Sejnowski, NIPS 1996, eqs 6 and 7) is a product of ratios, of which one logarithm is taken for
-as many as do not overflow; divisions are left to vectors.
+A unit is off with probability e = e^−u, a product over the units above it that are on. It is kept
+while units flip: a flip multiplies or divides e of what is below by e^−w, and all are made afresh
+in every sweep, so that rounding does not add up. With e at hand, what a unit's flip does to those
+below it (M. S. Lewicki, T. J. Sejnowski, NIPS 1996, eqs 6 and 7) is a product of ratios, of which
+one logarithm is taken for as many as do not overflow; divisions are left to vectors.
+
+Features that are off add −Σ w to the log-odds of a unit whatever the others are. That is summed
+once a row, and sweeps see the features that are on alone: sparse rows take little time.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pipeline.numerics.row_random import row_state, uniform_at
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 Integers = NDArray[np.int64]
+Space = tuple[Array, Array, Array, Array, Array, Array]
 
 MOST_SURE = 1 - 1e-6
 """What f is at the most: ratios of 32 factors do not overflow."""
@@ -29,6 +32,7 @@ MISSING = 2
 """What stands for a value that was not observed."""
 _AT_ONCE = 32
 _LEAST = 1e-280
+_SMALL = 1e-200
 _N_RUNS = 8  # of the sweeps that means are taken over
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
@@ -73,7 +77,6 @@ def sample_states(
     states: Bits,
     key: np.uint64,
     rows: Integers,
-    n_sweeps: int,
     settled: float,
     powers: Array,
 ) -> Array:
@@ -89,12 +92,11 @@ def sample_states(
         Hidden units, layer by layer upward, (n_samples, n_hidden).
     key, rows
         Of the draws, (n_samples,).
-    n_sweeps
-        Sweeps at the most.
     settled
         Largest probability of a flip in a sweep at which a row's sweeps end.
     powers
-        Power of P(x | units) in each sweep, (n_sweeps,): below 1 chains are freer.
+        Power of P(x | units) in each sweep, as many as there are at the most: below 1 chains are
+        freer.
 
     Returns
     -------
@@ -102,7 +104,7 @@ def sample_states(
         Mean probability of a flip in each layer in the last sweep, (n_samples, n_layers).
     """
     flips = np.empty((len(X), len(network.sizes) - 1))
-    _sample(*network, 1 / network.misses, X, states, key, rows, n_sweeps, settled, powers, flips)
+    _sample(*network, X, states, key, rows, settled, powers, flips)
     return flips
 
 
@@ -128,29 +130,76 @@ def posterior_means(
     """
     means = np.empty((len(X), network.n_hidden))
     worth = np.empty_like(means)
-    _average(*network, 1 / network.misses, X, key, rows, n_first, n_sweeps, means, worth)
+    _average(*network, X, key, rows, n_first, n_sweeps, means, worth)
     return means, worth
 
 
 @_kernel
-def set_off(sizes: Integers, misses: Array, off: Array, units: Array, e: Array) -> None:
-    """Give the probability that each unit is off, given those above: `e`, (n_units,)."""
-    e[:] = off
-    start, first = 0, 0
+def row_space(sizes: Integers, misses: Array, off: Array) -> Space:
+    """Lay out a network for its rows: hidden units and what is above first, features last.
+
+    Returns
+    -------
+    tuple
+        Misses, their inverses, off, values of the units, e of each, and `silent`, the log of the
+        misses of features that are off for each unit above them; `take_row` fills in what is of
+        features.
+    """
+    n_features, n_pairs = sizes[0], sizes[0] * sizes[1]
+    of_units = np.concatenate((misses[n_pairs:], misses[:n_pairs]))
+    ordered = np.concatenate((off[n_features:], off[:n_features]))
+    n_units, n_above = len(off), sizes[1]
+    return of_units, 1 / of_units, ordered, np.zeros(n_units), np.empty(n_units), np.empty(n_above)
+
+
+@_kernel
+def take_row(sizes: Integers, misses: Array, off: Array, x: Bits, space: Space) -> int:
+    """Fill in the features of a row that are on, and give their number."""
+    of_units, inverses, ordered, units, _, silent = space
+    n_features, n_above = sizes[0], sizes[1]
+    first, n_hidden, n_on = len(misses) - n_features * n_above, len(off) - n_features, 0
+    for j in range(n_features):
+        if x[j] == 1:
+            ordered[n_hidden + n_on] = off[j]
+            units[n_hidden + n_on] = 1.0
+            n_on += 1
+    for i in range(n_above):
+        missed, silent[i], at, product = misses[i * n_features :], 0.0, first + i * n_on, 1.0
+        for j in range(n_features):
+            if x[j] == 1:
+                of_units[at], inverses[at] = missed[j], 1 / missed[j]
+                at += 1
+            elif x[j] == 0:
+                product *= missed[j]
+                if product < _SMALL:
+                    silent[i], product = silent[i] + math.log(product), 1.0
+        silent[i] += math.log(product)
+    return n_on
+
+
+@_kernel
+def set_off(sizes: Integers, n_on: int, space: Space) -> None:
+    """Give the probability that each unit is off, given those above."""
+    of_units, _, ordered, units, e, _ = space
+    n_hidden = sizes[1:].sum()
+    e[:] = ordered
+    start, first, lowest = 0, 0, len(of_units) - sizes[0] * sizes[1]
     for k in range(1, len(sizes)):
-        n_below = sizes[k - 1]
-        for i in range(sizes[k]):
-            if units[start + n_below + i] == 1:
+        below, n_below = (n_hidden, n_on) if k == 1 else (start - sizes[k - 1], sizes[k - 1])
+        at = lowest if k == 1 else first
+        for i in range(start, start + sizes[k]):
+            if units[i] == 1:
                 for j in range(n_below):
-                    e[start + j] *= misses[first + j]
-            first += n_below
-        start += n_below
-    for i in range(len(e)):
+                    e[below + j] *= of_units[at + j]
+            at += n_below
+        first = 0 if k == 1 else at
+        start += sizes[k]
+    for i in range(n_hidden + n_on):
         e[i] = max(e[i], _LEAST)
 
 
 @_vectors
-def _log_ratio(misses: Array, hits: Array, below: Array, e: Array, power: float) -> float:
+def _log_ratio(misses: Array, hits: Array, below: Array, e: Array) -> float:
     """Give log P(those below | unit on) − log P(those below | unit off).
 
     `hits` are 1 / `misses` where the unit is on, else 1: they bring e to where it is off.
@@ -161,20 +210,16 @@ def _log_ratio(misses: Array, hits: Array, below: Array, e: Array, power: float)
         for j in range(start, min(start + _AT_ONCE, len(below))):
             off = e[j] * hits[j]
             ratio = (1.0 - off * misses[j]) / (1.0 - off)
-            ratio = ratio if below[j] > 0.5 else misses[j]
-            product *= ratio if below[j] < 1.5 else 1.0
+            product *= ratio if below[j] == 1 else misses[j]
         total += math.log(product)
-    return power * total
+    return total
 
 
 @_kernel
 def sweep(
     sizes: Integers,
-    misses: Array,
-    inverses: Array,
-    off: Array,
-    units: Array,
-    e: Array,
+    n_on: int,
+    space: Space,
     state: np.uint64,
     first_draw: int,
     power: float,
@@ -183,41 +228,54 @@ def sweep(
 ) -> float:
     """Draw every hidden unit given all others, the lowest layer first.
 
-    `units` and `e` are changed in place, `shares` are the probabilities that units were drawn with,
-    (n_hidden,), and `flips` those of flips, their mean in each layer.
+    Parameters
+    ----------
+    sizes, n_on, space
+        As `row_space` and `take_row` leave them; units and e are changed in place.
+    state, first_draw
+        Of the draws.
+    power
+        Of P(x | units).
+    shares
+        Is filled with the probabilities that units were drawn with, (n_hidden,).
+    flips
+        Is filled with the mean probability of a flip in each layer, (n_layers,).
 
     Returns
     -------
     float
         The largest probability of a flip.
     """
-    set_off(sizes, misses, off, units, e)
-    ones = np.ones(sizes.max())
-    most, start, first, draw = 0.0, 0, 0, first_draw
+    of_units, inverses, _, units, e, silent = space
+    set_off(sizes, n_on, space)
+    ones, n_hidden = np.ones(max(n_on, sizes[1:].max())), len(shares)
+    most, start, first, lowest = 0.0, 0, 0, len(of_units) - sizes[0] * sizes[1]
     for k in range(1, len(sizes)):
-        n_below = sizes[k - 1]
-        up = start + n_below
-        below, e_below = units[start:up], e[start:up]
+        low, n_below = (n_hidden, n_on) if k == 1 else (start - sizes[k - 1], sizes[k - 1])
+        below, e_below, at = units[low : low + n_below], e[low : low + n_below], first
+        if k == 1:
+            at = lowest
         flips[k - 1] = 0.0
-        for i in range(up, up + sizes[k]):
-            missed, inverse = misses[first : first + n_below], inverses[first : first + n_below]
+        for i in range(start, start + sizes[k]):
+            missed, inverse = of_units[at : at + n_below], inverses[at : at + n_below]
             is_on = units[i] == 1
-            log_odds = math.log((1 - e[i]) / e[i])
-            hits = inverse if is_on else ones
-            log_odds += _log_ratio(missed, hits, below, e_below, power if k == 1 else 1.0)
+            log_odds = _log_ratio(missed, inverse if is_on else ones, below, e_below)
+            if k == 1:
+                log_odds = power * (log_odds + silent[i])
+            log_odds += math.log((1 - e[i]) / e[i])
             share = 1 / (1 + math.exp(-log_odds))
             flip = 1 - share if is_on else share
             most, flips[k - 1] = max(most, flip), flips[k - 1] + flip / sizes[k]
-            goes_on = uniform_at(state, draw) < share
-            shares[draw - first_draw] = share
-            draw += 1
+            goes_on = uniform_at(state, first_draw + i) < share
+            shares[i] = share
             if goes_on != is_on:
                 units[i] = 1.0 if goes_on else 0.0
                 change = missed if goes_on else inverse
                 for j in range(n_below):
                     e_below[j] *= change[j]
-            first += n_below
-        start = up
+            at += n_below
+        first = 0 if k == 1 else at
+        start += sizes[k]
     return most
 
 
@@ -226,31 +284,26 @@ def _sample(
     sizes: Integers,
     misses: Array,
     off: Array,
-    inverses: Array,
     X: Bits,
     states: Bits,
     key: np.uint64,
     rows: Integers,
-    n_sweeps: int,
     settled: float,
     powers: Array,
     flips: Array,
 ) -> None:
-    n_features, n_hidden = X.shape[1], states.shape[1]
-    units, e, shares = np.empty(len(off)), np.empty(len(off)), np.empty(n_hidden)
+    n_hidden, space = states.shape[1], row_space(sizes, misses, off)
+    units, shares = space[3], np.empty(n_hidden)
     for n in range(len(X)):
-        state = row_state(key, rows[n])
-        units[:n_features] = X[n]
-        units[n_features:] = states[n]
-        for t in range(n_sweeps):
-            most = sweep(
-                sizes, misses, inverses, off, units, e, state, t * n_hidden, powers[t], shares,
-                flips[n],
-            )  # fmt: skip
-            if most < settled and powers[t] == 1:
+        state, n_on = row_state(key, rows[n]), take_row(sizes, misses, off, X[n], space)
+        units[:n_hidden] = states[n]
+        for t in range(len(powers)):
+            draw, power = t * n_hidden, powers[t]
+            most = sweep(sizes, n_on, space, state, draw, power, shares, flips[n])
+            if most < settled and power == 1:
                 break
         for i in range(n_hidden):
-            states[n, i] = units[n_features + i] == 1
+            states[n, i] = units[i] == 1
 
 
 @_kernel
@@ -258,7 +311,6 @@ def _average(
     sizes: Integers,
     misses: Array,
     off: Array,
-    inverses: Array,
     X: Bits,
     key: np.uint64,
     rows: Integers,
@@ -267,18 +319,16 @@ def _average(
     means: Array,
     worth: Array,
 ) -> None:
-    n_features, n_hidden = X.shape[1], means.shape[1]
-    units, e, shares = np.empty(len(off)), np.empty(len(off)), np.empty(n_hidden)
-    flips, runs = np.empty(len(sizes) - 1), np.empty((_N_RUNS, n_hidden))
-    n_of_chain = _N_RUNS // 2
+    n_hidden, space = means.shape[1], row_space(sizes, misses, off)
+    units, shares, flips = space[3], np.empty(n_hidden), np.empty(len(sizes) - 1)
+    runs, n_of_chain = np.empty((_N_RUNS, n_hidden)), _N_RUNS // 2
     for n in range(len(X)):
-        state, draw = row_state(key, rows[n]), 0
+        state, n_on, draw = row_state(key, rows[n]), take_row(sizes, misses, off, X[n], space), 0
         runs[:] = 0.0
         for chain in range(2):
-            units[:n_features] = X[n]
-            units[n_features:] = chain
+            units[:n_hidden] = chain
             for t in range(n_first + n_sweeps):
-                sweep(sizes, misses, inverses, off, units, e, state, draw, 1.0, shares, flips)
+                sweep(sizes, n_on, space, state, draw, 1.0, shares, flips)
                 draw += n_hidden
                 if t >= n_first:
                     runs[chain * n_of_chain + (t - n_first) * n_of_chain // n_sweeps] += shares

@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.numerics.boltzmann_rows import mean_of_exponentials
-from pipeline.numerics.noisy_or_rows import MISSING, Network, set_off, sweep
+from pipeline.numerics.noisy_or_rows import Network, Space, row_space, set_off, sweep, take_row
 from pipeline.numerics.row_random import row_state, uniform_at
 
 Array = NDArray[np.float64]
@@ -26,7 +26,6 @@ MOST_ENUMERATED = 20
 """Hidden units up to which log P(x) is exact."""
 _STEEPNESS = 3  # temperatures lie close where chains first learn of x
 _NEGLIGIBLE = 45.0  # nats
-_SMALL = 1e-20  # e itself is not below 1e-280
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
@@ -130,8 +129,7 @@ def annealed_log_probabilities(
     """
     powers = np.linspace(0, 1, n_temperatures + 1) ** _STEEPNESS
     found, errors = np.empty(len(X)), np.empty(len(X))
-    inverses = 1 / network.misses
-    _anneal(*network, inverses, X, key, rows, n_chains, powers, found, errors)
+    _anneal(*network, X, key, rows, n_chains, powers, found, errors)
     return found, errors
 
 
@@ -140,7 +138,6 @@ def _anneal(
     sizes: Integers,
     misses: Array,
     off: Array,
-    inverses: Array,
     X: Bits,
     key: np.uint64,
     rows: Integers,
@@ -149,61 +146,45 @@ def _anneal(
     found: Array,
     errors: Array,
 ) -> None:
-    n_features, n_hidden = X.shape[1], len(off) - X.shape[1]
-    units, e, shares = np.empty(len(off)), np.empty(len(off)), np.empty(n_hidden)
-    flips, logs = np.empty(len(sizes) - 1), np.empty(n_chains)
+    n_hidden, space = len(off) - sizes[0], row_space(sizes, misses, off)
+    shares, flips, logs = np.empty(n_hidden), np.empty(len(sizes) - 1), np.empty(n_chains)
     for n in range(len(X)):
-        state, draw = row_state(key, rows[n]), 0
+        state, n_on, draw = row_state(key, rows[n]), take_row(sizes, misses, off, X[n], space), 0
+        of_leaks = np.log(off[: sizes[0]][X[n] == 0]).sum()
         for chain in range(n_chains):
-            _draw_downward(sizes, misses, off, units, e, state, draw)
+            _draw_downward(sizes, n_on, space, state, draw)
             draw += n_hidden
-            units[:n_features] = X[n]
             logs[chain] = 0.0
             for t in range(1, len(powers)):
-                set_off(sizes, misses, off, units, e)
-                log = _log_of_features(X[n], e)
+                set_off(sizes, n_on, space)
+                log = of_leaks + _log_of_features(n_hidden, n_on, sizes[1], space)
                 logs[chain] += (powers[t] - powers[t - 1]) * log
                 if t < len(powers) - 1:
-                    sweep(
-                        sizes, misses, inverses, off, units, e, state, draw, powers[t], shares,
-                        flips,
-                    )  # fmt: skip
+                    sweep(sizes, n_on, space, state, draw, powers[t], shares, flips)
                     draw += n_hidden
         found[n], errors[n] = mean_of_exponentials(logs)
 
 
 @_kernel
 def _draw_downward(
-    sizes: Integers,
-    misses: Array,
-    off: Array,
-    units: Array,
-    e: Array,
-    state: np.uint64,
-    first_draw: int,
+    sizes: Integers, n_on: int, space: Space, state: np.uint64, first_draw: int
 ) -> None:
     """Draw the hidden units from the top layer down."""
-    n_features, start, draw = sizes[0], len(off), first_draw
-    units[:] = 0.0
+    units, e, start = space[3], space[4], sizes[1:].sum()
+    units[:start] = 0.0
     for k in range(len(sizes) - 1, 0, -1):
         stop = start
         start -= sizes[k]
-        set_off(sizes, misses, off, units, e)  # layers are few: all of them each time
+        set_off(sizes, n_on, space)  # layers are few: all of them each time
         for i in range(start, stop):
-            units[i] = 1.0 if uniform_at(state, draw) >= e[i] else 0.0
-            draw += 1
-    units[:n_features] = MISSING
+            units[i] = 1.0 if uniform_at(state, first_draw + i) >= e[i] else 0.0
 
 
 @_kernel
-def _log_of_features(x: Bits, e: Array) -> float:
-    """Give log P(x | units), one logarithm for as many factors as do not underflow."""
-    total, product = 0.0, 1.0
-    for i in range(len(x)):
-        if x[i] == 0:
-            product *= e[i]
-        elif x[i] == 1:
-            product *= 1.0 - e[i]
-        if product < _SMALL:
-            total, product = total + math.log(product), 1.0
-    return total + math.log(product)
+def _log_of_features(n_hidden: int, n_on: int, n_above: int, space: Space) -> float:
+    """Give log P(x | units) but for the leaks of features that are off."""
+    _, _, _, units, e, silent = space
+    log = _log_of_on(e[n_hidden : n_hidden + n_on])
+    for i in range(n_above):
+        log += units[i] * silent[i]
+    return log

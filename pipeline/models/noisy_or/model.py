@@ -241,7 +241,7 @@ class NoisyOr(Model):
         powers = np.ones(self.sweeps)
         # The same draws in every pass: else passes could not be compared.
         key = RowRandom(rng.seed, HELD_OUT_PASS).stream("units").key
-        sample_states(network, X, states, key, block.rows, self.sweeps, self.settled, powers)
+        sample_states(network, X, states, key, block.rows, self.settled, powers)
         nats, sums = sums_of(params, X, states)
         return Sums(len(X), float(nats.sum()), {**sums, "on": states.sum(axis=0)})
 

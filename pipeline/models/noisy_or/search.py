@@ -127,7 +127,7 @@ class _Learner:
         check_wanted()
         model, X, states = self._model, self._X[at], self._states[at]
         key, rows = self._rng.stream(f"epoch {self._n_done}").key, np.arange(len(self._X))[at]
-        powers = (model.sweeps, model.settled, self._powers)
+        powers = (model.settled, self._powers)
         flips = sample_states(self._params.network, X, states, key, rows, *powers)
         self._states[at], self._flips, self._n_done = states, flips.mean(axis=0), self._n_done + 1
         nats, sums = sums_of(self._params, X, states)

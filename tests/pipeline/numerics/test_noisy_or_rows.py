@@ -24,7 +24,7 @@ def drawn(
     """Units after so many sweeps from all off."""
     states = np.zeros((len(X), network.n_hidden), np.uint8)
     rows = np.arange(len(X)) if rows is None else rows
-    sample_states(network, X, states, RowRandom(3).key, rows, n_sweeps, 0.0, np.ones(n_sweeps))
+    sample_states(network, X, states, RowRandom(3).key, rows, 0.0, np.ones(n_sweeps))
     return states
 
 
@@ -80,7 +80,7 @@ def test_sweeps_end_where_no_flip_is_likely() -> None:
     """With one sure cause of all features, the first sweep turns it on, and the second is sure."""
     network = network_of((np.full((1, 20), 0.99),), (np.full(20, 1e-4), np.array([0.5])))
     X, states = np.ones((1, 20), np.uint8), np.zeros((1, 1), np.uint8)
-    flips = sample_states(network, X, states, np.uint64(1), np.arange(1), 15, 0.05, np.ones(15))
+    flips = sample_states(network, X, states, np.uint64(1), np.arange(1), 0.05, np.ones(15))
     assert states[0, 0] == 1
     assert flips[0, 0] < 0.05
 
