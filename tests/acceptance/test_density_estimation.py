@@ -20,6 +20,7 @@ from pipeline.fit import fit
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture import BernoulliMixture
 from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.noisy_or import NoisyOr
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.using.evaluate import Subject, baselines, score_rows
 from tests.acceptance import chow_liu
@@ -27,7 +28,7 @@ from tests.data import shared
 from tests.strategies import Data, memory_rows
 
 SPLITS = {"train": 0, "test": 2}
-FILES = {"groceries": "groceries.npz", "semeion": "semeion16.npz"}
+FILES = {"groceries": "groceries.npz", "semeion": "semeion16.npz", "sun09": "sun09_objects.npz"}
 INDEPENDENT = {
     "nltcs": -9.2336,
     "plants": -31.2662,
@@ -134,6 +135,14 @@ def test_density_of_all_models(name: str) -> None:
     score(name, trait(2))
     machine = score(name, RestrictedBoltzmannMachine(50))
     assert machine.test - 3 * machine.error > flat.test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "gain"), [("groceries", 0.7), ("sun09", 2.5)])
+def test_causes_say_more_than_independent_features_do(name: str, gain: float) -> None:
+    network = score(name, NoisyOr(16, leaks="learned"))
+    score(name, mixture(16))
+    assert network.test > score(name, next(iter(baselines(10_000).values()))).test + gain
 
 
 @pytest.mark.parametrize("name", ["nltcs", "plants"])

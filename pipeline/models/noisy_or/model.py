@@ -9,10 +9,10 @@ Fit by Gibbs sampling (eqs 6 and 7; a flip moves u of those below by ±w, on or 
 e^−w, g = 1 − e^−u and the update (eq. 9) f_ij ← (α − 1 + 2 f_ij + Σ_n S_i S_j f_ij / g_i) / (α + β
 + Σ_n S_j). Its fixed points maximise the likelihood under Beta(α, β) priors of f. Networks are
 learned from a sample of 5,000 rows: several starts, each re-estimated after every `batch` rows,
-lower layers first, the sums being those of one draw of the hidden units. Where there are more rows,
-passes over all of them follow from the best start: sums over rows are exact however they are cut,
-which means of networks that were learned apart would not be, as each has its units in another
-order. Passes are judged by the mean of log P(x, S), S being drawn: it lies below log P(x).
+lower layers first, the sums being those of one draw of the hidden units. Passes over all rows
+follow from the best start: sums over rows are exact however they are cut, which means of networks
+that were learned apart would not be, as each has its units in another order. Passes are judged by
+log P(x) of 500 rows, held out where there are 1,000.
 
 Causes only turn units on: features that oppose each other are out of reach.
 
@@ -31,7 +31,7 @@ leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; of the
 Components are the hidden units of all layers, from the data up. log P(x) is exact by enumeration
 where they are 20 at the most; else it is estimated by annealed importance sampling.
 
-Cost a row and sweep: Σ_k n_k n_{k+1} ratios. Passes: 2, or tens where there are more rows.
+Cost a row and sweep: Σ_k n_k n_{k+1} ratios. Passes: 1 without work, and few more.
 Not identifiable: the order of units within a layer. Sums of one draw have no bias, but networks
 have many local maxima, and chains may stay where they began: the fit says so where two disagree.
 """
@@ -49,7 +49,7 @@ from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByPasses, ByPatience, Convergence
-from pipeline.learning.held_out import HELD_OUT_PASS
+from pipeline.learning.held_out import HELD_OUT_PASS, are_held_out
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.noisy_or.checks import (
@@ -62,12 +62,13 @@ from pipeline.models.noisy_or.checks import (
 )
 from pipeline.models.noisy_or.params import (
     NoisyOrParams,
+    coded,
     log_prior,
     re_estimated,
     sums_of,
     without,
 )
-from pipeline.models.noisy_or.search import best_of_starts, chosen_layers
+from pipeline.models.noisy_or.search import best_of_starts, chosen_layers, judged
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.noisy_or_rows import MISSING, posterior_means, sample_states
@@ -88,6 +89,8 @@ SAMPLE = 5000
 MOST_BY_HELD_OUT = 64
 """Units of a layer at which the search for their number ends."""
 _HELD_OUT, _LEAST_ROWS = 0.1, 100
+_MOST_JUDGED, _FEW_ROWS = 500, 1000
+_LONGER = 2  # times the sweeps: chains of a pass begin anew
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class NoisyOr(Model):
     starts
         Networks that are learned from random weights, the best of which goes on.
     sweeps
-        Sweeps of a row's hidden units at the most.
+        Sweeps of a row's hidden units at the most; twice as many in passes over all rows.
     settled
         Largest probability of a flip at which a row's sweeps end.
     tempering
@@ -132,7 +135,7 @@ class NoisyOr(Model):
     patience
         Passes to wait for something better.
     max_iter
-        Passes over all rows at the most, where there are more than 5,000.
+        Passes over all rows at the most.
     tol
         Gain of the objective per row, relative where that is above 1, that counts as better.
     """
@@ -162,9 +165,9 @@ class NoisyOr(Model):
     prune: bool = False
     chains: int = 50
     temperatures: int = 200
-    patience: int = 5
+    patience: int = 3
     max_iter: int = 50
-    tol: float = 1e-4
+    tol: float = 1e-3
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -208,7 +211,7 @@ class NoisyOr(Model):
         leaks = (np.full(len(ones), self.leak), np.full(1, self.leak))
         return FitState(
             NoisyOrParams((np.zeros((len(ones), 1)),), leaks),
-            _stage(searching=True),
+            _stage(first.n_samples, searching=True),
             {"sample": sample, "n_samples": np.array(first.n_samples)},
             warnings=notices_of_constants(observed, ones),
         )
@@ -221,39 +224,52 @@ class NoisyOr(Model):
         FitError
             If its layers are others.
         """
-        layers = params.sizes[1:]
+        layers, n_samples = params.sizes[1:], int(state.auxiliary["n_samples"])
         if self._sizes not in (None, layers):
             there = ",".join(map(str, layers))
             raise FitError(
                 f"--warm-start: Expected a fit with the same layers, got one with {there}. "
                 f"Give --layers {there}, or fit without --warm-start."
             )
-        return replace(state, params=params, working=_stage(learning=True))
+        return replace(state, params=params, working=_stage(n_samples))
 
     def summarize(
         self, params: NoisyOrParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
-        """Draw the hidden units of the rows, and sum what eq. 9 takes."""
+        """Draw the hidden units of the rows and sum what eq. 9 takes; judge some of the rows."""
         if working["searching"]:
             return Sums(block.n_samples, 0.0, {})
-        X, network = _coded(block), params.network
-        states = np.zeros((len(X), network.n_hidden), np.uint8)
-        powers = np.ones(self.sweeps)
         # The same draws in every pass: else passes could not be compared.
-        key = RowRandom(rng.seed, HELD_OUT_PASS).stream("units").key
-        sample_states(network, X, states, key, block.rows, self.settled, powers)
-        nats, sums = sums_of(params, X, states)
-        return Sums(len(X), float(nats.sum()), {**sums, "on": states.sum(axis=0)})
+        rng = RowRandom(rng.seed, HELD_OUT_PASS)
+        apart = are_held_out(block.rows, float(working["judged"]), rng.seed)
+        some = block.taken(np.flatnonzero(apart))
+        nats = judged(params, coded(some), some.rows, rng)
+        sums = {"judged": np.array(nats.sum()), "n_judged": np.array(len(nats))}
+        learns = ~apart if working["apart"] else np.full(len(apart), True)
+        sums |= self._expected(params, block.taken(np.flatnonzero(learns)), rng)
+        return Sums(block.n_samples, float(nats.sum()), sums)
+
+    def _expected(
+        self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
+    ) -> dict[str, NDArray[Any]]:
+        X, network = coded(block), params.network
+        states = np.zeros((len(X), network.n_hidden), np.uint8)
+        key, powers = rng.stream("units").key, np.ones(_LONGER * self.sweeps)
+        sample_states(network, X, states, key, block.rows, 0.0, powers)
+        _, sums = sums_of(params, X, states)
+        return {**sums, "on": states.sum(axis=0), "n_learnt": np.array(len(X))}
 
     def objective(self, params: NoisyOrParams, statistics: Sums) -> float:
-        """Give the mean of log P(x, units), nats."""
-        return float(statistics.objective / max(statistics.n_samples, 1))
+        """Give the mean of log P(x) of the rows that are judged, nats."""
+        values = statistics.values
+        return float(values["judged"] / max(values["n_judged"], 1)) if values else 0.0
 
     def convergence(self, state: FitState) -> Convergence:
-        """Search in one pass, and judge in one where nothing is left to learn from."""
-        if not state.working.get("learning", True):
+        """Search in one pass; then wait for something better."""
+        if state.working.get("searching", False):
             return ByPasses(1)
-        return ByPatience(self.max_iter, self.patience, self.tol)
+        # Means over draws have no best pass: the last has the least left of where passes began.
+        return ByPatience(self.max_iter, self.patience, self.tol, keeps_best=False)
 
     def update(
         self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
@@ -261,13 +277,11 @@ class NoisyOr(Model):
         """Search for a network, or re-estimate all of it."""
         if state.working["searching"]:
             return self._searched(state, map_items, int(rng.integers(2**63)))
-        if not state.working["learning"]:
-            return state
         sums, layers = statistics.values, range(len(state.params.weights))
         prior = (self.alpha, self.beta)
         learns_leaks = self.leaks == "learned"
         params = re_estimated(state.params, sums, *prior, layers, learns_leaks)
-        activity = sums["on"] / max(statistics.n_samples, 1)
+        activity = sums["on"] / max(sums["n_learnt"], 1)
         return replace(state, params=replace(params, activity=activity))
 
     def _searched(self, state: FitState, map_items: Map, seed: int) -> FitState:
@@ -284,11 +298,10 @@ class NoisyOr(Model):
         return replace(state, params=params, diagnostics=told)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Judge what was found by all rows, and learn from them where the sample is but a part."""
+        """Go on from the sample to all rows."""
         if not state.working["searching"]:
             return None
-        n_samples = int(state.auxiliary["n_samples"])
-        return replace(state, working=_stage(learning=n_samples > len(state.auxiliary["sample"])))
+        return replace(state, working=_stage(int(state.auxiliary["n_samples"])))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Say what the network is, and what is in doubt."""
@@ -297,7 +310,7 @@ class NoisyOr(Model):
         told = {
             "n_components": sum(params.sizes[1:]),
             "layers": list(params.sizes[1:]),
-            "objective_is": "log P(x, units)",
+            "objective_is": "log-likelihood",
             "log_prior": log_prior(params, self.alpha, self.beta),
         }
         doubts = (*dead_units(params), *unmixed_chains(unmixed))
@@ -313,7 +326,7 @@ class NoisyOr(Model):
         from all on: where they disagree the second is small.
         """
         key = rng.stream("codes").key
-        rows = (_coded(block), key, block.rows)
+        rows = (coded(block), key, block.rows)
         mean, worth = posterior_means(params.network, *rows, *SWEEPS)
         return {"mean": mean, "effective_draws": worth}
 
@@ -321,7 +334,7 @@ class NoisyOr(Model):
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
         """Give log P(x) of each row, of the observed values where some are missing."""
-        X, network = _coded(block), params.network
+        X, network = coded(block), params.network
         if network.n_hidden <= MOST_ENUMERATED:
             return LogLikelihood(log_probabilities(network, X), np.zeros(len(X)))
         key, chains = rng.stream("annealing").key, (self.chains, self.temperatures)
@@ -352,13 +365,12 @@ class NoisyOr(Model):
         return probabilities
 
 
-def _stage(*, searching: bool = False, learning: bool = False) -> Arrays:
-    return {"searching": np.array(searching), "learning": np.array(learning)}
-
-
-def _coded(block: BinaryBlock) -> Bits:
-    X, observed = block.dense(), block.observed()
-    return X if observed is None else np.where(observed == 1, X, MISSING).astype(np.uint8)
+def _stage(n_samples: int, *, searching: bool = False) -> Arrays:
+    """Give the working state of a stage: of fewer than 1,000 rows all are judged and learnt."""
+    is_few = n_samples < _FEW_ROWS
+    share = 1.0 if is_few else min(_MOST_JUDGED / n_samples, 1.0)
+    values = {"searching": searching, "apart": not is_few, "judged": share}
+    return {name: np.array(value) for name, value in values.items()}
 
 
 def _drawn(u: Array, rng: np.random.Generator) -> Array:

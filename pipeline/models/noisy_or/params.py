@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.blocks import BinaryBlock
 from pipeline.numerics.noisy_or_rows import MISSING, MOST_SURE, Network, network_of
 from pipeline.params import array_per_layer, optional_array
 
@@ -59,6 +60,12 @@ class NoisyOrParams:
     def sizes(self) -> tuple[int, ...]:
         """Numbers of units, from the features up."""
         return tuple(map(len, self.leaks))
+
+
+def coded(block: BinaryBlock) -> Bits:
+    """Unpack rows, `MISSING` where not observed: (n_samples, n_features)."""
+    X, observed = block.dense(), block.observed()
+    return X if observed is None else np.where(observed == 1, X, MISSING).astype(np.uint8)
 
 
 def layers_of(X: Bits, states: Bits, sizes: Sequence[int]) -> list[Array]:

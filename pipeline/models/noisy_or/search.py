@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipeline.executors.base import Map
 from pipeline.models.noisy_or.params import NoisyOrParams, re_estimated, sums_of
 from pipeline.numerics.noisy_or_rows import sample_states
-from pipeline.numerics.noisy_or_sums import annealed_log_probabilities
+from pipeline.numerics.noisy_or_sums import annealed_log_probabilities, log_probabilities
 from pipeline.random import RowRandom
 from pipeline.wanted import check_wanted
 
@@ -29,7 +29,8 @@ _TOGETHER = 5  # times the epochs of a layer
 _WHOLE = 20  # epochs of all rows at once
 _SETTLED_BELOW = 0.05  # mean probability of a flip
 _FEW_STARTS, _MOST_UNITS = 3, 64
-_SCORED, _CHAINS, _TEMPERATURES = 300, 10, 100  # of rows held out
+_SCORED = 300  # rows held out
+_ENUMERATED, _CHAINS, _TEMPERATURES = 10, 10, 100
 _ERRORS = 2  # of a gain, that it must be above
 
 
@@ -166,7 +167,8 @@ def chosen_layers(
 
     def scored(layers: tuple[int, ...]) -> Array:
         learned = best_of_starts(model, layers, X, seed, n_starts, map_items)
-        nats = held_out_scores(learned.params, held_out, seed)
+        some = held_out[:_SCORED]
+        nats = judged(learned.params, some, np.arange(len(some)), RowRandom(seed))
         scores.append(float(nats.mean()))
         return nats
 
@@ -186,8 +188,10 @@ def _gains(nats: Array, before: Array) -> bool:
     return bool(gain.mean() > _ERRORS * error)
 
 
-def held_out_scores(params: NoisyOrParams, X: Bits, seed: int) -> Array:
-    """Estimate log P(x) of some rows, nats."""
-    some, key = X[:_SCORED], RowRandom(seed).stream("held out").key
-    numbers = np.arange(len(some))
-    return annealed_log_probabilities(params.network, some, key, numbers, _CHAINS, _TEMPERATURES)[0]
+def judged(params: NoisyOrParams, X: Bits, rows: NDArray[np.int64], rng: RowRandom) -> Array:
+    """Give log P(x) of rows, nats, exact where that is cheap: (n_samples,)."""
+    network = params.network
+    if network.n_hidden <= _ENUMERATED:
+        return log_probabilities(network, X)
+    key = rng.stream("judged").key
+    return annealed_log_probabilities(network, X, key, rows, _CHAINS, _TEMPERATURES)[0]

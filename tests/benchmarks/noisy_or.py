@@ -1,0 +1,71 @@
+"""A Gibbs sweep of a noisy-OR network, and passes over stored rows on workers.
+
+python -m tests.benchmarks.noisy_or
+"""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.fit import collect_pass
+from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
+from pipeline.models.state import FitState
+from pipeline.numerics.noisy_or_rows import sample_states
+from storage.dataset import BinaryDataset, open_dataset
+from storage.writer import create_dataset
+from tests.benchmarks.flow_pass import median_seconds
+from tests.benchmarks.workers import worker_processes
+from tests.data import Batch, rows_of
+
+N_ROWS, N_FEATURES, N_UNITS, N_CHUNKS = 100_000, 64, 16, 16
+MODEL = NoisyOr(n_components=N_UNITS)
+
+
+def network(rng: np.random.Generator) -> NoisyOrParams:
+    """Units that turn a third of the features on."""
+    f = rng.random((N_FEATURES, N_UNITS)) * (rng.random((N_FEATURES, N_UNITS)) < 0.3)
+    return NoisyOrParams.of([f], [np.full(N_FEATURES, 1e-3), np.full(N_UNITS, 0.2)])
+
+
+def write_dataset(path: Path, X: np.ndarray) -> BinaryDataset:
+    """Write rows in chunks of equal size."""
+    names, words = [f"f{i}" for i in range(N_FEATURES)], -(-len(X) // (64 * N_CHUNKS))
+    with create_dataset(path, names, words_per_chunk=words) as writer:
+        writer.add(Batch(X))
+    return open_dataset(path)
+
+
+def main() -> None:
+    """Print seconds of a sweep, of twice the rows, and of passes on one worker and two."""
+    rng = np.random.default_rng(0)
+    params = network(rng)
+    X = MODEL.sample(params, 2 * N_ROWS, rng)
+    sweeps = [median_seconds(partial(sweep, params, X[:n])) for n in (N_ROWS, 2 * N_ROWS)]
+    print(f"{X.mean():.0%} ones; a sweep over {N_ROWS} rows: {sweeps[0]:.2f} s")
+    print(f"twice the rows: {sweeps[1] / sweeps[0]:.2f} times")
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = write_dataset(Path(folder) / "data.zarr", X)
+        taken = [pass_seconds(dataset, params, n) for n in (1, 2)]
+    print(f"a pass on one worker process: {taken[0]:.2f} s")
+    print(f"two against one: {taken[0] / taken[1]:.2f} times as fast")
+
+
+def sweep(params: NoisyOrParams, X: np.ndarray) -> None:
+    """Draw all hidden units once."""
+    states = np.zeros((len(X), N_UNITS), np.uint8)
+    rows = np.arange(len(X))
+    sample_states(params.network, X, states, np.uint64(1), rows, 0.0, np.ones(1))
+
+
+def pass_seconds(dataset: BinaryDataset, params: NoisyOrParams, n_workers: int) -> float:
+    """Time passes that learn."""
+    working = {"searching": np.array(False), "learning": np.array(True)}
+    state = FitState(params, working)
+    with worker_processes(n_workers) as executor:
+        return median_seconds(partial(collect_pass, MODEL, state, rows_of(dataset), executor, 0))
+
+
+if __name__ == "__main__":
+    main()
