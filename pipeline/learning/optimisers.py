@@ -83,7 +83,7 @@ def drifted(mean: Numbers, drift: Numbers, kept: float) -> tuple[Numbers, Number
     mean
         Mean change of the tasks, (n_numbers,).
     drift
-        Velocity after the pass before, (n_numbers,).
+        Velocity after the pass before, (n_numbers,), or 0.
     kept
         Share of the velocity that is kept.
     """

@@ -141,7 +141,7 @@ class Training:
 
     def _at_rest(self, n_numbers: int) -> Arrays:
         """Remember nothing of steps and passes before."""
-        return {"drift": np.zeros(n_numbers), **self.optimiser.memory(n_numbers)}
+        return {"drift": np.array(0.0), **self.optimiser.memory(n_numbers)}
 
     def memory(self, working: Arrays) -> Memory:
         """Copy the memory that a pass begins with."""
