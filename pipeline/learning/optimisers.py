@@ -73,20 +73,3 @@ class Optimiser:
         gains = (1 - kept).astype(number)
         means = memory["first"], memory["second"]
         adam_step(parameters, slope, *means, number(length), gains, number(floor))
-
-
-def drifted(mean: Numbers, drift: Numbers, kept: float) -> tuple[Numbers, Numbers]:
-    """Give the change of a pass by Nesterov's momentum, and the velocity after it.
-
-    Parameters
-    ----------
-    mean
-        Mean change of the tasks, (n_numbers,).
-    drift
-        Velocity after the pass before, (n_numbers,), or 0.
-    kept
-        Share of the velocity that is kept.
-    """
-    with np.errstate(invalid="ignore"):  # training that diverges is told by its score
-        drift = kept * drift + mean
-        return mean + kept * drift, drift

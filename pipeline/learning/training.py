@@ -1,17 +1,16 @@
 """Training by steps along gradients of batches: what all models that learn so have in common.
 
-Every task takes its own steps through its rows, from where the pass begins, and the pass goes by
-their mean change, weighted by rows. Steps grow shorter in a line, from `rate` to 0 after `max_iter`
+Every task takes its own steps through its rows, from where the pass begins, and the pass moves by
+their mean, weighted by rows. Steps grow shorter in a line, from `rate` to 0 after `max_iter`
 passes. Passes are judged by the score of rows held out: a tenth, 5,000 at the most; of less than
 1,000 rows none is held out, and all are judged by. Parameters of the best pass are kept. Where
 a pass has lost much of what was learnt, training goes on from the best one with steps a third as
 long.
 
-The mean of k tasks has taken a k-th of the steps that one task would take through all rows. After
-the first pass it makes up for a factor √k by longer steps, whose noise the mean lessens by as much
-(A. Krizhevsky, arXiv:1404.5997, 2014; for Adam S. Malladi et al., NeurIPS 2022), and for another
-by Nesterov's momentum over the passes, of 1 − 1 / √k (A. Douillard et al., "DiLoCo",
-arXiv:2311.08105, 2023, algorithm 1). With one task both are nothing.
+The mean of k tasks has gone a k-th of the way that one task would go through all rows, with a k-th
+of its noise. So it bears steps k times as long, and needs them; not at once, but twice as long
+after two passes, three times after three (P. Goyal et al., "Accurate, large minibatch SGD",
+arXiv:1706.02677, 2017, sections 2.1 and 2.2: linear scaling, gradual warmup).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pipeline.errors import FitError, Notice
 from pipeline.learning.batches import Batch, batches, joined, taken
 from pipeline.learning.convergence import ByPatience
 from pipeline.learning.held_out import are_held_out
-from pipeline.learning.optimisers import Kind, Memory, Optimiser, drifted
+from pipeline.learning.optimisers import Kind, Memory, Optimiser
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Steps, Sums
 
@@ -130,18 +129,15 @@ class Training:
         return Optimiser(self.optimizer, self.momentum, _FLOOR)
 
     def first(self, n_samples: int, n_numbers: int) -> Arrays:
-        """Give the working state before the first pass: rows of a step, rate, share held out,
-        velocity of passes and memory.
+        """Give the working state before the first pass: rows of a step, rate, share held out and
+        memory.
         """
         is_large = n_samples >= _LEAST_ROWS
         share = is_large * min(_HELD_OUT, _MOST_HELD_OUT / n_samples)
+        memory = self.optimiser.memory(n_numbers)
         fewer = min(max(n_samples // _STEPS, _LEAST_BATCH), _MOST_BATCH)
         steps = {"batch": np.array(self.batch or fewer), "rate": np.array(self.rate)}
-        return {**steps, "held_out": np.array(share), **self._at_rest(n_numbers)}
-
-    def _at_rest(self, n_numbers: int) -> Arrays:
-        """Remember nothing of steps and passes before."""
-        return {"drift": np.array(0.0), **self.optimiser.memory(n_numbers)}
+        return {**steps, "held_out": np.array(share), **memory}
 
     def memory(self, working: Arrays) -> Memory:
         """Copy the memory that a pass begins with."""
@@ -150,7 +146,7 @@ class Training:
     def moved(
         self, state: Any, statistics: Sums, unlearnt: float
     ) -> tuple[NDArray[np.float64] | None, Arrays]:
-        """Give the change of Θ, and the working state of the next pass.
+        """Give the mean change of Θ, and the working state of the next pass.
 
         Parameters
         ----------
@@ -172,14 +168,14 @@ class Training:
         is_lost = n_lost > _count_lost(unlearnt, state.history)
         share = max(1 - len(history) / self.max_iter, 0.0)
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
-        longer = math.sqrt(_count_tasks(sums))
+        longer = min(_count_tasks(sums), len(history))
         steps = {"rate": np.array(self._rate_after(n_lost) * share * longer)}
         if is_lost:
-            return None, {**state.working, **steps, **self._at_rest(sums["theta"].size)}
-        change, drift = drifted(sums["theta"] / n_rows, state.working["drift"], 1 - 1 / longer)
+            forgot = self.optimiser.memory(sums["theta"].size)
+            return None, {**state.working, **steps, **forgot}
         names = self.optimiser.memory(0)
         memory = {name: (sums[name] / n_rows).astype(np.float32) for name in names}
-        return change, {**state.working, **steps, "drift": drift, **memory}
+        return sums["theta"] / n_rows, {**state.working, **steps, **memory}
 
     def convergence(self, state: Any, unlearnt: float) -> ByPatience:
         """Wait for something better; passes that were lost do not count.
@@ -221,7 +217,7 @@ class Training:
 
 
 def _count_tasks(sums: Arrays) -> float:
-    """Count the tasks of a pass, less where some have most of the rows: (Σ n)² / Σ n²."""
+    """Count the tasks of a pass, fewer where some have most of the rows: (Σ n)² / Σ n²."""
     return max(float(sums["n_fitted"]) ** 2 / max(float(sums["n_fitted_squared"]), 1.0), 1.0)
 
 
@@ -290,9 +286,9 @@ def learnt(
         return None
     n_judged, nats = judged.score(score)
     means = {"theta": learner.theta.astype(np.float64) - before, **learner.memory}
-    means = {**means, "n_fitted_squared": np.array(learner.n_rows)}
     values = {name: learner.n_rows * np.asarray(a, np.float64) for name, a in means.items()}
     counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_judged)}
+    values["n_fitted_squared"] = np.array(float(learner.n_rows) ** 2)
     return Steps(n_rows, nats, {**values, **counts})
 
 
