@@ -38,7 +38,7 @@ def adam_step(
     first: Numbers,
     second: Numbers,
     rate: Any,
-    gains: Numbers,
+    gains: Any,
     floor: Any,
 ) -> None:
     """Move each number by its mean slope over the root of its mean square.
@@ -50,7 +50,7 @@ def adam_step(
     rate
         Length of the step, corrected for means that began at 0.
     gains
-        Share of the new slope in its mean, and of its square in theirs, (2,).
+        Share of the new slope in its mean, and of its square in theirs: a pair.
     floor
         Added to the root.
     """
