@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Numbers = NDArray[Any]
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
+_summing = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
 
 
 @_kernel
@@ -85,7 +86,7 @@ def centre(slope: Numbers, below: Numbers, above: Numbers) -> None:
             row[j] -= of_below * above[j] + mean * of_above[j]
 
 
-@_kernel
+@_summing
 def move_centred(parameters: Numbers, move: Numbers, below: Numbers, above: Numbers) -> None:
     """Move a model around means: its plain biases make up for what its weights do to the means.
 

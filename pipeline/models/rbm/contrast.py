@@ -162,9 +162,8 @@ class Learner:
     def _fill_hidden(self, at: slice, inputs: Singles, weight: float) -> None:
         """Set hidden units to their probabilities times the weight of a row."""
         hidden = self._hidden[at]
-        hidden[:, -1] = 1
-        fill_probabilities(inputs, inputs.shape[1], hidden)
-        hidden *= np.float32(weight)
+        hidden[:, -1] = weight
+        fill_probabilities(inputs, inputs.shape[1], hidden, np.float32(weight))
 
     def _advanced(self, inputs: Singles, rows: RowNumbers) -> slice:
         """Let the chains take their steps, given hidden units' inputs; give where they are."""
