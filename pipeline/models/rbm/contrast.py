@@ -114,7 +114,7 @@ class Learner:
         self._hidden = np.ones((places, theta.shape[1]), np.float32)
         self._units[rule.batch : rule.batch + len(chains), :-1] = chains
         self._draws: Draws | None = None
-        # Memory that is used again: to ask for it anew takes as long as to draw the chains.
+        # Used again by every step: memory that is asked for anew is paged in anew.
         self._hidden_in = np.empty((places, theta.shape[1] - 1), np.float32)
         self._visible_in = np.empty((places, theta.shape[0] - 1), np.float32)
         self._slope, self._move = np.empty_like(theta), np.empty_like(theta)
