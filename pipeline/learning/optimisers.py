@@ -7,6 +7,7 @@ with on the average, weighted by their rows, as parameters do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,9 +68,9 @@ class Optimiser:
             momentum_step(parameters, slope, memory["velocity"], number(rate), share)
             return
         memory["steps"][0] += 1
-        kept = np.array([self.momentum, _KEPT_OF_SQUARES])
-        first, second = 1 - kept ** float(memory["steps"][0])
-        length, floor = rate * np.sqrt(second) / first, self.floor * np.sqrt(second)
-        gains = (1 - kept).astype(number)
+        steps, kept = float(memory["steps"][0]), (self.momentum, _KEPT_OF_SQUARES)
+        first, second = (1 - share**steps for share in kept)
+        length, floor = rate * math.sqrt(second) / first, self.floor * math.sqrt(second)
+        gains = (number(1 - kept[0]), number(1 - kept[1]))
         means = memory["first"], memory["second"]
         adam_step(parameters, slope, *means, number(length), gains, number(floor))

@@ -6,6 +6,11 @@ passes. Passes are judged by the score of rows held out: a tenth, 5,000 at the m
 1,000 rows none is held out, and all are judged by. Parameters of the best pass are kept. Where
 a pass has lost much of what was learnt, training goes on from the best one with steps a third as
 long.
+
+The mean of k tasks has gone a k-th of the way that one task would go through all rows, with a k-th
+of its noise. So it bears steps k times as long, and needs them; not at once, but twice as long
+after two passes, three times after three (P. Goyal et al., "Accurate, large minibatch SGD",
+arXiv:1706.02677, 2017, sections 2.1 and 2.2: linear scaling, gradual warmup).
 """
 
 from __future__ import annotations
@@ -162,8 +167,9 @@ class Training:
         n_lost = _count_lost(unlearnt, history)
         is_lost = n_lost > _count_lost(unlearnt, state.history)
         share = max(1 - len(history) / self.max_iter, 0.0)
-        steps = {"rate": np.array(self._rate_after(n_lost) * share)}
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
+        longer = min(_count_tasks(sums), len(history))
+        steps = {"rate": np.array(self._rate_after(n_lost) * share * longer)}
         if is_lost:
             forgot = self.optimiser.memory(sums["theta"].size)
             return None, {**state.working, **steps, **forgot}
@@ -208,6 +214,11 @@ class Training:
 
     def _rate_after(self, n_lost: int) -> float:
         return float(self.rate / _SHORTER**n_lost)
+
+
+def _count_tasks(sums: Arrays) -> float:
+    """Count the tasks of a pass, fewer where some have most of the rows: (Σ n)² / Σ n²."""
+    return max(float(sums["n_fitted"]) ** 2 / max(float(sums["n_fitted_squared"]), 1.0), 1.0)
 
 
 def _has_diverged(state: Any, unlearnt: float) -> bool:
@@ -261,7 +272,8 @@ def learnt(
     -------
     Steps
         The change of Θ (`theta`) and the optimiser's memory, times the rows that steps were taken
-        with (`n_fitted`). The objective is the score, summed over `n_judged` rows.
+        with (`n_fitted`), and the square of their number. The objective is the score, summed over
+        `n_judged` rows.
     """
     before, judged, n_rows = learner.theta.copy(), _Judged(), 0
     held_out = float(working["held_out"])
@@ -276,6 +288,7 @@ def learnt(
     means = {"theta": learner.theta.astype(np.float64) - before, **learner.memory}
     values = {name: learner.n_rows * np.asarray(a, np.float64) for name, a in means.items()}
     counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_judged)}
+    values["n_fitted_squared"] = np.array(float(learner.n_rows) ** 2)
     return Steps(n_rows, nats, {**values, **counts})
 
 

@@ -13,6 +13,7 @@ from pipeline.numerics.layered_network import Layer
 Numbers = NDArray[Any]
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
+_summing = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
 
 
 @_kernel
@@ -40,7 +41,7 @@ def adam_step(
     first: Numbers,
     second: Numbers,
     rate: Any,
-    gains: Numbers,
+    gains: Any,
     floor: Any,
 ) -> None:
     """Move each number by its mean slope over the root of its mean square.
@@ -52,7 +53,7 @@ def adam_step(
     rate
         Length of the step, corrected for means that began at 0.
     gains
-        Share of the new slope in its mean, and of its square in theirs, (2,).
+        Share of the new slope in its mean, and of its square in theirs: a pair.
     floor
         Added to the root.
     """
@@ -85,7 +86,7 @@ def centre(slope: Layer, below: Numbers, above: Numbers) -> None:
             row[j] -= of_below * above[j] + mean * hidden[j]
 
 
-@_kernel
+@_summing
 def move_centred(layer: Layer, move: Layer, below: Numbers, above: Numbers) -> None:
     """Move a model around means: its plain biases make up for what its weights do to the means.
 

@@ -65,7 +65,7 @@ def _exp_of_minus(x: Any) -> Any:
 
 
 @_kernel
-def fill_probabilities(inputs: Singles, width: int, out: Singles) -> None:
+def fill_probabilities(inputs: Singles, width: int, out: Singles, weight: Any = _ONE) -> None:
     """Fill the first units of each row with their probability of being on.
 
     Parameters
@@ -76,11 +76,13 @@ def fill_probabilities(inputs: Singles, width: int, out: Singles) -> None:
         Number of units.
     out
         (n_rows, at least width); what lies behind the units stays.
+    weight
+        What probabilities are taken times, of single precision.
     """
     for row in range(len(inputs)):
         given, filled = inputs[row], out[row]
         for j in range(width):
-            filled[j] = _ONE / (_ONE + _exp_of_minus(given[j]))
+            filled[j] = weight / (_ONE + _exp_of_minus(given[j]))
 
 
 @_kernel

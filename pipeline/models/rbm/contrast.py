@@ -115,6 +115,10 @@ class Learner:
         self._hidden = np.ones((places, theta.shape[1]), np.float32)
         self._units[rule.batch : rule.batch + len(chains), :-1] = chains
         self._draws: Draws | None = None
+        # Used again by every step: memory that is asked for anew is paged in anew.
+        self._hidden_in = np.empty((places, theta.shape[1] - 1), np.float32)
+        self._visible_in = np.empty((places, theta.shape[0] - 1), np.float32)
+        self._slope, self._move = np.empty_like(theta), np.empty_like(theta)
 
     @property
     def chains(self) -> Bits:
@@ -139,36 +143,34 @@ class Learner:
         self._units[own, :-1] = batch.X[at]
         if batch.observed is not None:
             self._fill_missing(own, batch.observed[at], Draws(self._missing, rows))
-        inputs = self._hidden_inputs(own)
-        self._fill_hidden(own, inputs, 1 / len(at))
-        chains = self._advanced(inputs, rows)
+        goes_on = self._n_chains > 0
+        inputs = self._hidden_inputs(slice(own.start, middle + self._n_chains))
+        self._fill_hidden(own, inputs[: len(at)], 1 / len(at))
+        chains = self._advanced(inputs[len(at) :] if goes_on else inputs, rows)
         both = slice(own.start, chains.stop)
-        slope = self._units[both].T @ self._hidden[both]
+        slope = np.matmul(self._units[both].T, self._hidden[both], out=self._slope)
         activity = self._hidden[own, :-1].sum(axis=0)
         centre(layer_of(slope), self._shares, activity)
         self._climb(self._regularised(slope, activity), activity)
         self.n_rows += len(at)
 
     def _hidden_inputs(self, at: slice) -> Singles:
-        return self._units[at] @ self.theta[:, :-1]
+        return np.matmul(self._units[at], self.theta[:, :-1], out=self._hidden_in[at])
 
-    def _visible_inputs(self, hidden: Singles) -> Singles:
-        return hidden @ self.theta[:-1].T
+    def _visible_inputs(self, at: slice) -> Singles:
+        return np.matmul(self._hidden[at], self.theta[:-1].T, out=self._visible_in[at])
 
     def _fill_hidden(self, at: slice, inputs: Singles, weight: float) -> None:
         """Set hidden units to their probabilities times the weight of a row."""
         hidden = self._hidden[at]
-        hidden[:, -1] = 1
-        fill_probabilities(inputs, inputs.shape[1], hidden)
-        hidden *= np.float32(weight)
+        hidden[:, -1] = weight
+        fill_probabilities(inputs, inputs.shape[1], hidden, np.float32(weight))
 
     def _advanced(self, inputs: Singles, rows: RowNumbers) -> slice:
-        """Let the chains take their steps; give where they are."""
-        middle, goes_on = self._rule.batch, self._n_chains > 0
-        n_chains = self._n_chains or len(rows)
+        """Let the chains take their steps, given hidden units' inputs; give where they are."""
+        middle, n_chains = self._rule.batch, len(inputs)
         chains = slice(middle, middle + n_chains)
-        draws = self._draws_from(rows[0]) if goes_on else Draws(self._rng, rows)
-        inputs = self._hidden_inputs(chains) if goes_on else inputs
+        draws = self._draws_from(rows[0]) if self._n_chains else Draws(self._rng, rows)
         for _ in range(self._rule.n_steps):
             self._fill_visible(chains, inputs, draws)
             inputs = self._hidden_inputs(chains)
@@ -185,9 +187,10 @@ class Learner:
 
     def _fill_visible(self, at: slice, inputs: Singles, draws: Draws) -> None:
         """Draw hidden units by their inputs, then visible ones."""
-        hidden = np.ones((len(inputs), self.theta.shape[1]), np.float32)
+        hidden = self._hidden[at]
+        hidden[:, -1] = 1
         draws.fill(inputs, inputs.shape[1], hidden)
-        draws.fill(self._visible_inputs(hidden), len(self._shares), self._units[at])
+        draws.fill(self._visible_inputs(at), len(self._shares), self._units[at])
 
     def _fill_missing(self, own: slice, observed: Bits, draws: Draws) -> None:
         """Draw missing values, from their shares at first, then given the hidden units."""
@@ -207,7 +210,8 @@ class Learner:
         return slope
 
     def _climb(self, slope: Singles, activity: Singles) -> None:
-        rule, move = self._rule, np.zeros_like(slope)
+        rule, move = self._rule, self._move
+        move.fill(0)
         rule.optimiser.step(move.reshape(-1), slope.reshape(-1), self.memory, rule.rate)
         move_centred(layer_of(self.theta), layer_of(move), self._shares, activity)
 

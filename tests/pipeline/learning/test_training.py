@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,7 +91,17 @@ def test_a_pass_moves_by_the_mean_change_weighted_by_rows() -> None:
     change, after = training().moved(begun, parts[0].merge(parts[1]), UNLEARNT)
     np.testing.assert_allclose(change, (20 * 20 + 60 * 60) / 80)
     np.testing.assert_allclose(after["velocity"], 1)
-    assert float(after["rate"]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "longer"), [((80,), 1.0), ((20,) * 4, 4.0), ((20, 60), 1.6), ((20,) * 8, 5.0)]
+)
+def test_steps_are_as_many_times_as_long_as_there_are_tasks_or_passes(
+    sizes: tuple[int, ...], longer: float
+) -> None:
+    sums = reduce(Sums.merge, [counted(n, 0.0)[1] for n in sizes])
+    _, after = training().moved(state((-10.0, -9.0, -8.0, -7.0)), sums, UNLEARNT)
+    assert float(after["rate"]) == pytest.approx(0.1 * longer)
 
 
 @pytest.mark.parametrize(
