@@ -51,7 +51,7 @@ from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByPasses, ByPatience, Convergence
 from pipeline.learning.held_out import HELD_OUT_PASS
 from pipeline.models.base import Model
-from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.capabilities import Causes, LogLikelihood
 from pipeline.models.noisy_or.checks import (
     SWEEPS,
     are_dead,
@@ -350,6 +350,10 @@ class NoisyOr(Model):
             off *= 1 - unit[:, None] * f
         probabilities: Array = 1 - off
         return probabilities
+
+    def causes(self, params: NoisyOrParams) -> Causes:
+        """Give f of all layers."""
+        return Causes(params.f, params.activity)
 
 
 def _stage(*, searching: bool = False, learning: bool = False) -> Arrays:
