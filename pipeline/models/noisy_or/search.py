@@ -79,12 +79,13 @@ def best_of_starts(
 def networks_by_epoch(
     model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
 ) -> Iterator[NoisyOrParams]:
-    """Learn from random weights, and give the network after every epoch.
+    """Learn from random weights, and give the network after every epoch, the last of all rows.
 
     The parameters are those of `best_of_starts`; `start` numbers the start.
     """
     learner, rng = _begun(model, layers, X, seed, start)
     yield from learner.epochs(rng)
+    yield learner.whole(1).params
 
 
 def _started(model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int) -> Learned:
