@@ -23,6 +23,7 @@ Array = NDArray[np.float64]
 # The unit is the width of an image.
 _INCHES, _GAP, _SQUARE, _CAPTION = 0.62, 0.2, 0.6, 1.1
 _LEFT, _BESIDE = 1.7, 0.5
+_TICKS = (5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 40)
 
 
 class Curves(NamedTuple):
@@ -62,6 +63,10 @@ def _draw_curves(axes: Axes, found: Curves) -> None:
     axes.axhline(found.entropy, color="black", ls=":", lw=1, label=f"entropy, {found.entropy:.2f}")
     axes.set(title=f"{found.name}, {len(found.starts)} starts", xlabel="epoch", ylabel="bits a row")
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_yticks([bits for bits in _TICKS if low <= bits <= high])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
     axes.legend()
 
 
@@ -77,8 +82,8 @@ def draw_network(stem: Path, problem: Problem, learnt: Learnt, start: int) -> No
         "that an upper unit alone turns on through lower ones, and squares for how likely it is on "
         "in rows of each kind. Percent: rows that a unit is on in."
     )
-    title = f"Noisy-OR network of the {problem.name}, best start ({start}): "
-    title += f"{learnt.bits_at_end:.2f} bits a row"
+    title = f"Noisy-OR network of the {problem.name}: "
+    title += f"start {start}, the best, with {learnt.bits_at_end:.2f} bits a row"
     size = ((ends[0] + _LEFT) * _INCHES, ends[1] * _INCHES + 1.4)
     paths = _paths(stem, f"{problem.name}_network")
     with drawing(*paths, size=size, title=title, note=note) as figure:
