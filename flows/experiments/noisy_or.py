@@ -60,9 +60,9 @@ EXAMPLES = """Examples:
 """
 _STARTS, _QUICK_STARTS = 10, 2
 _EPOCHS, _QUICK_EPOCHS = NoisyOr.epochs, 10
-_ROWS, _FRESH, _QUICK_FRESH = 5000, 100, 20
+_ROWS, _FRESH, _QUICK_FRESH = 5000, 64, 16
 # Times the epochs of a layer: where to look.
-_LOOKS: tuple[float, ...] = (1 / 3, 2 / 3, 1, 1.5, 2, 3, 4, 5, 6, 7)
+_LOOKS: tuple[float, ...] = (1 / 3, 2 / 3, 1, 1.5, 2, 3, 4, 5.5, 7)
 _QUICK_LOOKS = (1.0, 2.0)
 _VALUES = ("bits", "cosine", "told")
 
