@@ -60,7 +60,7 @@ EXAMPLES = """Examples:
 """
 _STARTS, _QUICK_STARTS = 10, 2
 _EPOCHS, _QUICK_EPOCHS = NoisyOr.epochs, 10
-_ROWS, _FRESH, _QUICK_FRESH = 5000, 64, 16
+_ROWS = 5000
 # Times the epochs of a layer: where to look.
 _LOOKS: tuple[float, ...] = (1 / 3, 2 / 3, 1, 1.5, 2, 3, 4, 5.5, 7)
 _QUICK_LOOKS = (1.0, 2.0)
@@ -135,9 +135,9 @@ def trials_stage(quick: bool, n_starts: int, seed: int, where: Where) -> list[Fo
 def _trials(problem: Problem, quick: bool, n_starts: int, seed: int) -> list[Trial]:
     """Draw rows to learn from and rows to look at, the same for all starts."""
     cases, rng = problem.cases, np.random.default_rng(seed)
-    n_epochs, n_fresh, times = _EPOCHS, _FRESH, _LOOKS
+    n_epochs, n_fresh, times = _EPOCHS, problem.n_fresh, _LOOKS
     if quick:
-        n_epochs, n_fresh, times = _QUICK_EPOCHS, _QUICK_FRESH, _QUICK_LOOKS
+        n_epochs, n_fresh, times = _QUICK_EPOCHS, problem.n_fresh // 4, _QUICK_LOOKS
     model = NoisyOr(layers=problem.layers, epochs=n_epochs)
     looks = (1, *(round(share * n_epochs) for share in times))
     X, fresh = (

@@ -38,6 +38,8 @@ class Problem(NamedTuple):
         Height and width of a row as an image.
     built
         The network that one would build for it: its lowest units are the causes.
+    n_fresh
+        Rows to see by how a network learns: fewer where there are more states to sum over.
     told
         Share of labels, or of rows, that P(top unit on | row), (n_rows, n_top), tells.
     """
@@ -47,6 +49,7 @@ class Problem(NamedTuple):
     layers: tuple[int, int]
     shape: tuple[int, int]
     built: NoisyOrParams
+    n_fresh: int
     told: Callable[[Array, Labels], float]
 
     @property
@@ -63,8 +66,8 @@ class Problem(NamedTuple):
 def problems() -> tuple[Problem, Problem]:
     """Give the lines and the shifter."""
     return (
-        Problem("lines", lines(), (10, 5), (5, 5), _built_for_lines(lines()), _labels_told),
-        Problem("shifter", shifter(), (20, 2), (4, 8), _built_for_shifter(), _rows_told),
+        Problem("lines", lines(), (10, 5), (5, 5), _built_for_lines(lines()), 2000, _labels_told),
+        Problem("shifter", shifter(), (20, 2), (4, 8), _built_for_shifter(), 64, _rows_told),
     )
 
 
