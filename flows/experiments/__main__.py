@@ -10,6 +10,7 @@ from flows.experiments import (
     clipped_pca,
     denoising,
     loadings,
+    noisy_or,
     tipping,
 )
 
@@ -23,6 +24,7 @@ _MODULES = {
     "blica-scaling": blica_scaling,
     "denoising": denoising,
     "loadings": loadings,
+    "noisy-or": noisy_or,
     "tipping": tipping,
 }
 

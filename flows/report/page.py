@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flows.data.fitted import Fitted
 from flows.report.calibration import calibration_figure
+from flows.report.causes import Table, causes_of, unit_table
 from flows.report.facts import (
     array_facts,
     drift_facts,
@@ -45,12 +46,15 @@ class Report:
         The fitted model.
     figures
         Of it, in their order.
+    tables
+        What is told in words beside them.
     notes
         What was left out and why.
     """
 
     fitted: Fitted
     figures: tuple[Figure, ...]
+    tables: tuple[Table, ...]
     notes: tuple[str, ...]
 
 
@@ -69,11 +73,13 @@ def draw_report(
 
 def drawn(subject: Subject) -> Report:
     """Draw the figures of what was found."""
-    figures = [*parameter_figures(subject.fitted.artifact, subject.layout)]
+    fitted, causes = subject.fitted, causes_of(subject.fitted)
+    figures = [*parameter_figures(fitted.artifact, subject.layout, causes)]
     if subject.dataset is not None:
         with one_blas_thread():
             figures += _row_figures(subject, subject.dataset)
-    return Report(subject.fitted, tuple(figures), subject.notes)
+    tables = (unit_table(causes, fitted.feature_names),) if causes else ()
+    return Report(fitted, tuple(figures), tables, subject.notes)
 
 
 def write_report(report: Report, output: Place) -> None:
@@ -107,6 +113,7 @@ def _rendered(report: Report) -> str:
         drift=drift_facts(manifest),
         figures=figures,
         plots=plots,
+        tables=report.tables,
         stages=stages(manifest),
         settings=spelled(manifest["hyperparameters"]),
         diagnostics=spelled(manifest["diagnostics"]),

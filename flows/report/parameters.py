@@ -10,12 +10,16 @@ import numpy as np
 from bokeh.models.annotations import Span
 from numpy.typing import NDArray
 
+from flows.report.causes import cause_figures
 from flows.report.figures import ImageLayout
 from flows.report.images import pictures
 from flows.report.intervals import interval_figure
 from flows.report.plots import (
     COLOURS,
     GREY,
+    LARGEST,
+    MOST_COLUMNS,
+    MOST_IMAGES,
     NEGATIVE,
     POSITIVE,
     SIGNS,
@@ -23,24 +27,27 @@ from flows.report.plots import (
     Key,
     curve,
     heat_map,
+    left_out,
+    longest_rows,
     number,
 )
+from pipeline.models.capabilities import Causes
 from pipeline.using.stored import stored_objective
 from storage.artifacts import Artifact
 
 Array = NDArray[np.float64]
 
-_MOST_ROWS, _MOST_COMPONENTS, _MOST_RANKS = 80, 50, 64
-_LARGEST = ", those with the largest values"
+_MOST_RANKS = 64
 _OF_FEATURES = (
     (("feature", "component"), ""),
     (("feature", "unit_1"), "Weights of the first layer"),
 )
 _BY_SEGMENT = {"segment", "component"}
-_MOST_IMAGES = 64
 
 
-def parameter_figures(artifact: Artifact, layout: ImageLayout | None) -> Iterator[Figure]:
+def parameter_figures(
+    artifact: Artifact, layout: ImageLayout | None, causes: Causes | None = None
+) -> Iterator[Figure]:
     """Draw what the arrays' dimensions say can be drawn.
 
     Parameters
@@ -49,10 +56,14 @@ def parameter_figures(artifact: Artifact, layout: ImageLayout | None) -> Iterato
         Of a fit.
     layout
         Where every feature lies in an image, if features are pixels.
+    causes
+        Of a model that says what its units turn on: they are drawn instead of its weights.
     """
     yield from _history(artifact)
     yield from _spectra(artifact)
-    for dims, title in _OF_FEATURES:
+    if causes:
+        yield from cause_figures(causes, artifact.manifest["feature_names"], layout)
+    for dims, title in () if causes else _OF_FEATURES:
         for name in _unlike(artifact, set(dims)):
             values = _oriented(artifact, name, dims[0])
             yield from _of_features(artifact, name, title or _title(name), values, layout)
@@ -153,7 +164,7 @@ def _component_names(values: Array) -> list[str]:
 def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
     features = artifact.manifest["feature_names"]
     n_features, n_components = values.shape
-    rows, columns = _longest(values), slice(_MOST_COMPONENTS)
+    rows, columns = longest_rows(values), slice(MOST_COLUMNS)
     shown, ends = values[rows, columns], _ends(artifact, name)
     plot, ramp, width = heat_map(
         shown,
@@ -163,16 +174,11 @@ def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figur
         bool(values.min() < 0),
         {} if ends is None else {"interval": _written(ends[:, rows, columns])},
     )
-    note = _left_out("features", len(rows), n_features, _LARGEST)
-    note += _left_out("components", shown.shape[1], n_components, "")
+    note = left_out("features", len(rows), n_features, LARGEST)
+    note += left_out("components", shown.shape[1], n_components, "")
     alt = f"{title} of {n_features} features on {n_components} components. "
     alt += _leading(shown, rows, features)
     return Figure(title, alt, plot, note=note, ramp=ramp, width=width)
-
-
-def _longest(values: Array) -> NDArray[np.intp]:
-    """Take the features with the largest values, in order."""
-    return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:_MOST_ROWS])
 
 
 def _ends(artifact: Artifact, name: str) -> Array | None:
@@ -190,14 +196,10 @@ def _written(ends: Array) -> list[str]:
 
 
 def _intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
-    rows = _longest(values)
+    rows = longest_rows(values)
     features = [artifact.manifest["feature_names"][i] for i in rows]
-    note = _left_out("features", len(rows), len(values), _LARGEST)
+    note = left_out("features", len(rows), len(values), LARGEST)
     return interval_figure(_title(name), values[rows], ends[:, rows], features, note)
-
-
-def _left_out(noun: str, shown: int, total: int, which: str) -> str:
-    return "" if shown == total else f"{shown:,} of {total:,} {noun} are shown{which}. "
 
 
 def _leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> str:
@@ -213,7 +215,7 @@ def _leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> 
 def _images(
     artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout
 ) -> Figure:
-    shown = values.T[:_MOST_IMAGES]
+    shown = values.T[:MOST_IMAGES]
     captions = _captions(artifact, len(shown))
     signed = bool(values.min() < 0)
     alt = f"{title} of {len(shown)} components as images of {layout.height}x{layout.width}."
@@ -222,7 +224,7 @@ def _images(
     if not signed:
         scales[:] = scales.max()
         note = f"Blue from 0 to {number(scales[0], 3)}. "
-    note += _left_out("components", len(shown), values.shape[1], "")
+    note += left_out("components", len(shown), values.shape[1], "")
     images = pictures(layout.images(shown), captions, scales, POSITIVE if signed else NEGATIVE)
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
@@ -238,7 +240,7 @@ def _captions(artifact: Artifact, n: int) -> list[str]:
 def _segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     names = artifact.manifest["segment_names"]
     indices = artifact["segments"] if "segments" in artifact else np.arange(len(values))
-    shown = values[:, :_MOST_COMPONENTS]
+    shown = values[:, :MOST_COLUMNS]
     signed = bool(values.min() < 0)
     plot, ramp, width = heat_map(
         shown,
@@ -250,6 +252,6 @@ def _segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     low, high = number(values.min(), 3), number(values.max(), 3)
     alt = f"{_title(name)} of {len(values)} segments and {values.shape[1]} components, "
     alt += f"from {low} to {high}."
-    note = _left_out("components", shown.shape[1], values.shape[1], "")
+    note = left_out("components", shown.shape[1], values.shape[1], "")
     title = f"{_title(name)} by segment"
     return Figure(title, alt, plot, note=note, ramp=ramp, width=width)

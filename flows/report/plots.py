@@ -24,6 +24,9 @@ MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus
 NEGATIVE, POSITIVE = COLOURS[:2]
 SIGNS = "orange is positive, blue negative"
 GREY = "#8c8c8c"
+LARGEST = ", those with the largest values"
+MOST_COLUMNS, MOST_IMAGES = 50, 64
+_MOST_ROWS = 80
 _FONT = "system-ui, sans-serif"
 _SHADES = 101
 _MOST = 0.98
@@ -101,6 +104,16 @@ def number(value: float, digits: int = 4) -> str:
     written = f"{round(value, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
     written = written.rstrip("0").rstrip(".") if "." in written else written
     return written.replace("-", "−")
+
+
+def longest_rows(values: Array) -> NDArray[np.intp]:
+    """Take the rows with the largest values, in order."""
+    return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:_MOST_ROWS])
+
+
+def left_out(noun: str, shown: int, total: int, which: str) -> str:
+    """Say that not all are shown, where that is so."""
+    return "" if shown == total else f"{shown:,} of {total:,} {noun} are shown{which}. "
 
 
 def empty_plot(labels: tuple[str, str], height: int = 320, **options: Any) -> Any:

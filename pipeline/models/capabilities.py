@@ -111,6 +111,30 @@ class Reconstructs(Protocol):
         ...
 
 
+class Causes(NamedTuple):
+    """Layers of hidden units, the lowest first: the components are the units of all in this order.
+
+    Attributes
+    ----------
+    strengths
+        Probability that a unit alone turns one below it on, (n_below, n_above) a layer.
+    activity
+        Share of rows that each unit is on in, (n_components,); None where it is not known.
+    """
+
+    strengths: tuple[Array, ...]
+    activity: Array | None
+
+
+@runtime_checkable
+class Causal(Protocol):
+    """Has layers of hidden units, each of which may turn units below it on."""
+
+    def causes(self, params: Any) -> Causes:
+        """Give what each unit turns on."""
+        ...
+
+
 @runtime_checkable
 class Supervised(Protocol):
     """Predicts a label of each row: a per-row column, or `segment`, the index of its segment."""

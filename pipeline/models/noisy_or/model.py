@@ -51,7 +51,7 @@ from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByPasses, ByPatience, Convergence
 from pipeline.learning.held_out import HELD_OUT_PASS, are_held_out
 from pipeline.models.base import Model
-from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.capabilities import Causes, LogLikelihood
 from pipeline.models.noisy_or.checks import (
     SWEEPS,
     are_dead,
@@ -363,6 +363,10 @@ class NoisyOr(Model):
             off *= 1 - unit[:, None] * f
         probabilities: Array = 1 - off
         return probabilities
+
+    def causes(self, params: NoisyOrParams) -> Causes:
+        """Give f of all layers."""
+        return Causes(params.f, params.activity)
 
 
 def _stage(n_samples: int, *, searching: bool = False) -> Arrays:

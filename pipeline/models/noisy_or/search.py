@@ -77,7 +77,28 @@ def best_of_starts(
     return _Learner(model, X, RowRandom(seed, n_starts), best.params, best.states).whole(_WHOLE)
 
 
+def networks_by_epoch(
+    model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
+) -> Iterator[NoisyOrParams]:
+    """Learn from random weights, and give the network after every epoch, the last of all rows.
+
+    The parameters are those of `best_of_starts`; `start` numbers the start.
+    """
+    learner, rng = _begun(model, layers, X, seed, start)
+    yield from learner.epochs(rng)
+    yield learner.whole(1).params
+
+
 def _started(model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int) -> Learned:
+    learner, rng = _begun(model, layers, X, seed, start)
+    for _ in learner.epochs(rng):
+        continue
+    return learner.whole(1)
+
+
+def _begun(
+    model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
+) -> tuple[_Learner, np.random.Generator]:
     rng = np.random.default_rng([seed, start])
     sizes = (X.shape[1], *layers)
     weights = [
@@ -87,10 +108,7 @@ def _started(model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
     prior = rng.uniform(*_FIRST_WEIGHTS, layers[-1])
     params = NoisyOrParams(tuple(weights), (*leaks, prior))
     states = (rng.random((len(X), sum(layers))) < _FIRST_ON).astype(np.uint8)
-    learner = _Learner(model, X, RowRandom(seed, start), params, states)
-    for layers_learnt, at in learner.epochs(rng):
-        learner.learn(layers_learnt, at)
-    return learner.whole(1)
+    return _Learner(model, X, RowRandom(seed, start), params, states), rng
 
 
 class _Learner:
@@ -109,12 +127,13 @@ class _Learner:
     def _all(self) -> tuple[int, ...]:
         return tuple(range(len(self._params.weights)))
 
-    def epochs(self, rng: np.random.Generator) -> Iterator[tuple[tuple[int, ...], Any]]:
-        """Give the layers to learn and the rows to learn from, epoch by epoch."""
+    def epochs(self, rng: np.random.Generator) -> Iterator[NoisyOrParams]:
+        """Learn from some rows at a time, and give the network after every epoch."""
         n_layers, n_epochs = len(self._all), self._model.epochs
         batches = _batches(len(self._X), self._model.batch, rng)
         for epoch in range((n_layers + _TOGETHER) * n_epochs):
-            yield self._learnt_in(epoch // n_epochs), next(batches)
+            self.learn(self._learnt_in(epoch // n_epochs), next(batches))
+            yield self._params
 
     def _learnt_in(self, turn: int) -> tuple[int, ...]:
         """Learn layer after layer and then all, or each once those below it are at rest."""

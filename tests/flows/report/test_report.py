@@ -28,7 +28,7 @@ from flows.report.rows import read_rows
 from flows.report.still import still
 from flows.report.subject import FILE
 from pipeline.blocks import block_of
-from pipeline.models.capabilities import Samples
+from pipeline.models.capabilities import Causal, Samples
 from pipeline.models.registry import models
 from pipeline.random import RowRandom
 from storage import load_artifact
@@ -153,7 +153,9 @@ def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     text = Page(tmp_path / FILE).text
     drawn = [name for name in artifact if set(artifact.dims(name)) == {"feature", "component"}]
     titles = [name.replace("_", " ").capitalize() for name in drawn]
-    if "weights_0" in artifact:
+    if isinstance(built, Causal):
+        titles.append("Features that units of layer 1 turn on")
+    elif "weights_0" in artifact:
         titles.append("Weights of the first layer")
     assert any(title in text for title in titles)
     by_segment = [n for n in artifact if set(artifact.dims(n)) == {"segment", "component"}]
