@@ -42,6 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rbm": {"n_components": 2, "max_iter": 5},
     "autoencoder": {"n_components": 2, "max_iter": 5},
     "stack": {"layers": (4, 2), "pretrain": 2, "max_iter": 5},
+    "noisy-or": {"n_components": 2, "starts": 1, "epochs": 5},
 }
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import FitError
@@ -8,11 +8,13 @@ from pipeline.numerics.arcsine import arcsine_correlation, clipped_correlation
 from pipeline.numerics.tetrachoric import tetrachoric
 
 
+@settings(deadline=None)  # the first compiles
 @given(st.floats(-1, 1))
 def test_the_two_directions_are_inverse(clipped):
     assert clipped_correlation(arcsine_correlation(clipped)) == pytest.approx(clipped, abs=1e-7)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 499))
 def test_agrees_with_tetrachoric_at_the_medians(joint):
     clipped = (4 * joint - 1000) / 1000  # E[s_i s_j] of a table with margins one half.
