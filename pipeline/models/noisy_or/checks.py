@@ -88,9 +88,9 @@ def dead_units(params: NoisyOrParams) -> tuple[Notice, ...]:
     )
 
 
-def unmixed_share(params: NoisyOrParams, X: Bits, seed: int) -> float:
+def unmixed_share(params: NoisyOrParams, X: Bits) -> float:
     """Give the share of some rows of which two chains disagree about a unit."""
-    some, key = X[:_CHECKED], RowRandom(seed).stream("mixing").key
+    some, key = X[:_CHECKED], RowRandom(0).stream("mixing").key
     _, worth = posterior_means(params.network, some, key, np.arange(len(some)), *SWEEPS)
     return float((worth.min(axis=1) < _LEAST_WORTH).mean())
 

@@ -2,7 +2,7 @@
 
 Model: P(S_i = 1 | units above) = 1 − exp(−u_i), u_i = leak_i + Σ_j w_ij S_j, w ≥ 0, from the top
 layer, whose units are on by a prior of their own, down to the features (M. S. Lewicki, T. J.
-Sejnowski, "Bayesian unsupervised learning of higher order structure", NIPS 1996, eqs 2 to 4). A
+Sejnowski, "Bayesian unsupervised learning of higher order structure", NIPS 1996). A
 leak is the weight of a unit that is always on; so is the prior.
 
 Fit by Gibbs sampling (eqs 6 and 7; a flip moves u of those below by ±w, on or off), with f = 1 −
@@ -12,7 +12,7 @@ learned from a sample of 5,000 rows: several starts, each re-estimated after eve
 lower layers first, the sums being those of one draw of the hidden units. Passes over all rows
 follow from the best start: sums over rows are exact however they are cut, which means of networks
 that were learned apart would not be, as each has its units in another order. Passes are judged by
-log P(x) of 500 rows, held out where there are 1,000.
+log P(x) of a tenth of the rows, 500 at the most, held out where there are 1,000.
 
 Causes only turn units on: features that oppose each other are out of reach.
 
@@ -197,8 +197,7 @@ class NoisyOr(Model):
         Raises
         ------
         FitError
-            If a feature was never observed, a layer is wider than what it explains, or there are
-            too few rows to choose layers by.
+            If a feature was never observed, or there are too few rows to choose layers by.
         """
         observed, ones = pooled_margins(first.counts)
         layers = self._sizes
@@ -286,15 +285,15 @@ class NoisyOr(Model):
 
     def _searched(self, state: FitState, map_items: Map, seed: int) -> FitState:
         sample, layers = state.auxiliary["sample"], self._sizes
-        told: dict[str, Any] = {}
+        told = {}
         if layers is None:
             n_apart = max(int(_HELD_OUT * len(sample)), 1)
             apart = (sample[n_apart:], sample[:n_apart])
-            layers, told["held_out_scores"] = chosen_layers(self, *apart, seed, map_items)
+            layers, scores = chosen_layers(self, *apart, seed, map_items)
+            told = {"held_out_scores": scores}
         found = best_of_starts(self, layers, sample, seed, self.starts, map_items)
         dead = are_dead(found.params)
         params = without(found.params, dead) if self.prune and dead.any() else found.params
-        told |= {"search_score": found.score, "unmixed": unmixed_share(params, sample, seed)}
         return replace(state, params=params, diagnostics=told)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
@@ -306,12 +305,13 @@ class NoisyOr(Model):
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Say what the network is, and what is in doubt."""
         params = state.params
-        unmixed = float(state.diagnostics.get("unmixed", 0.0))  # not known of a warm start
+        unmixed = unmixed_share(params, state.auxiliary["sample"])
         told = {
             "n_components": sum(params.sizes[1:]),
             "layers": list(params.sizes[1:]),
             "objective_is": "log-likelihood",
             "log_prior": log_prior(params, self.alpha, self.beta),
+            "unmixed": unmixed,
         }
         doubts = (*dead_units(params), *unmixed_chains(unmixed))
         diagnostics = {**state.diagnostics, **told}
@@ -372,7 +372,7 @@ class NoisyOr(Model):
 def _stage(n_samples: int, *, searching: bool = False) -> Arrays:
     """Give the working state of a stage: of fewer than 1,000 rows all are judged and learnt."""
     is_few = n_samples < _FEW_ROWS
-    share = 1.0 if is_few else min(_MOST_JUDGED / n_samples, 1.0)
+    share = 1.0 if is_few else min(_MOST_JUDGED / n_samples, _HELD_OUT)
     values = {"searching": searching, "apart": not is_few, "judged": share}
     return {name: np.array(value) for name, value in values.items()}
 
