@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.experiments.noisy_or_problems import Problem, top_means
-from flows.report.causes import features_caused
 from flows.report.figures import COLOURS, drawing
 from pipeline.models.noisy_or import NoisyOrParams
 from pipeline.trials.noisy_or import Learnt
+from pipeline.using.causes import features_caused
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,6 +22,7 @@ from flows.report.plots import (
     longest_rows,
 )
 from pipeline.models.capabilities import Causal, Causes
+from pipeline.using.causes import features_caused
 
 Array = NDArray[np.float64]
 
@@ -52,19 +53,6 @@ def unit_names(causes: Causes) -> list[list[str]]:
     """Name hidden units `layer.unit`, both from 1 on, a list a layer."""
     widths = [strengths.shape[1] for strengths in causes.strengths]
     return [[f"{k}.{i + 1}" for i in range(n)] for k, n in enumerate(widths, 1)]
-
-
-def features_caused(strengths: Sequence[Array]) -> list[Array]:
-    """Give the probability that a unit alone turns a feature on, (n_features, n_units) a layer.
-
-    Units between are turned on one by one, and turn features on one by one: exact for one layer and
-    two, an approximation beyond.
-    """
-    found = [strengths[0]]
-    for between in strengths[1:]:
-        off = [np.prod(1 - found[-1] * unit, axis=1) for unit in between.T]
-        found.append(1 - np.column_stack(off))
-    return found
 
 
 def cause_figures(
