@@ -103,7 +103,7 @@ class NoisyOr(Model):
         Hidden units of all layers; without `layers` they are one layer.
     layers
         Units of each layer from the data up; None takes `n_components`, or else doubles one layer
-        from 1 while rows held out gain, and then tries a second of half as many above it.
+        from 1 until rows held out gain nothing twice, and then tries a second of half as many.
     schedule
         Learn each layer for `epochs`, from the data up, and then all (paper); or each once flips of
         the units below it have become rare (stability).

@@ -31,6 +31,7 @@ _SETTLED_BELOW = 0.05  # mean probability of a flip
 _FEW_STARTS, _MOST_UNITS = 3, 64
 _SCORED = 300  # rows held out
 _ENUMERATED, _CHAINS, _TEMPERATURES = 10, 10, 100
+_IN_VAIN = 2  # doublings that end the search
 _ERRORS = 2  # of a gain, that it must be above
 
 
@@ -175,7 +176,7 @@ def _batches(n_rows: int, size: int, rng: np.random.Generator) -> Iterator[NDArr
 def chosen_layers(
     model: Any, X: Bits, held_out: Bits, seed: int, map_items: Map
 ) -> tuple[tuple[int, ...], list[float]]:
-    """Choose layers by rows held out: one, doubled while it gains, then a second above it.
+    """Choose layers by rows held out: one, doubled until that gains nothing twice, then a second.
 
     Returns
     -------
@@ -192,9 +193,14 @@ def chosen_layers(
         return nats
 
     layers: tuple[int, ...] = (1,)
-    best, width = scored(layers), 2
-    while width <= min(_MOST_UNITS, X.shape[1]) and _gains(more := scored((width,)), best):
-        layers, best, width = (width,), more, 2 * width
+    best, width, n_in_vain = scored(layers), 2, 0
+    # A unit that is always on stands for leaks, so that two may gain nothing where four do.
+    while width <= min(_MOST_UNITS, X.shape[1]) and n_in_vain < _IN_VAIN:
+        if _gains(more := scored((width,)), best):
+            layers, best, n_in_vain = (width,), more, 0
+        else:
+            n_in_vain += 1
+        width *= 2
     if (above := layers[0] // 2) > 1 and _gains(scored((*layers, above)), best):
         layers = (*layers, above)
     return layers, scores
