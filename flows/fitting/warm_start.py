@@ -65,4 +65,6 @@ def warm_start(
             f"--warm-start: Expected --components {n_components}, as {before.artifact.path} has, "
             f"got {model.n_components}. Give that number, or fit without --warm-start."
         )
+    if getattr(model, "layers", None) is not None:
+        return model, before  # which says itself whether layers are the same
     return replace(model, n_components=n_components), before  # type: ignore[type-var]

@@ -33,6 +33,7 @@ MISSING = 2
 _AT_ONCE = 32
 _LEAST = 1e-280
 _SMALL = 1e-200
+_CERTAIN = 1e-12  # variance: shares near 0 and 1 differ by rounding
 _N_RUNS = 8  # of the sweeps that means are taken over
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
@@ -342,5 +343,5 @@ def _judge_runs(runs: Array, n_draws: float, mean: Array, worth: Array) -> None:
     for i in range(len(mean)):
         mean[i] = runs[:, i].mean()
         spread = ((runs[:, i] - mean[i]) ** 2).sum() / (len(runs) - 1) / len(runs)
-        own = mean[i] * (1 - mean[i])
+        own = max(mean[i] * (1 - mean[i]), _CERTAIN)
         worth[i] = n_draws if spread * n_draws <= own else own / spread

@@ -9,6 +9,7 @@ without bias.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numba import njit
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from pipeline.numerics.boltzmann_rows import mean_of_exponentials
 from pipeline.numerics.noisy_or_rows import Network, Space, row_space, set_off, sweep, take_row
 from pipeline.numerics.row_random import row_state, uniform_at
+from pipeline.wanted import check_wanted
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -24,6 +26,7 @@ Integers = NDArray[np.int64]
 
 MOST_ENUMERATED = 20
 """Hidden units up to which log P(x) is exact."""
+_AT_ONCE = 64
 _STEEPNESS = 3  # temperatures lie close where chains first learn of x
 _NEGLIGIBLE = 45.0  # nats
 
@@ -52,8 +55,16 @@ def log_probabilities(network: Network, X: Bits) -> Array:
         _log_independent(above[2], states) if is_top else log_probabilities(Network(*above), states)
     )
     found = np.empty(len(X))
-    _enumerate(misses, off, X, prior, found)
+    for rows in _slices(len(X)):
+        _enumerate(misses, off, X[rows], prior, found[rows])
     return found
+
+
+def _slices(n_rows: int) -> Iterator[slice]:
+    """Cut rows into few at a time, and ask between them whether they are wanted."""
+    for first in range(0, n_rows, _AT_ONCE):
+        check_wanted()
+        yield slice(first, first + _AT_ONCE)
 
 
 def _log_independent(off: Array, states: Bits) -> Array:
@@ -129,7 +140,8 @@ def annealed_log_probabilities(
     """
     powers = np.linspace(0, 1, n_temperatures + 1) ** _STEEPNESS
     found, errors = np.empty(len(X)), np.empty(len(X))
-    _anneal(*network, X, key, rows, n_chains, powers, found, errors)
+    for at in _slices(len(X)):
+        _anneal(*network, X[at], key, rows[at], n_chains, powers, found[at], errors[at])
     return found, errors
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.executors.base import one_blas_thread
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
+from pipeline.models.noisy_or.checks import SWEEPS
 from pipeline.models.noisy_or.search import networks_by_epoch
 from pipeline.numerics.noisy_or_rows import posterior_means
 from pipeline.numerics.noisy_or_sums import log_probabilities
@@ -17,8 +18,6 @@ from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
-
-_FIRST_SWEEPS, _SWEEPS = 50, 100
 
 
 class Trial(NamedTuple):
@@ -91,7 +90,7 @@ def noisy_or_trial(trial: Trial) -> Learnt:
     errors = found.std(axis=1, ddof=1) / np.sqrt(len(trial.fresh))
     key = RowRandom(trial.seed, trial.start).stream("asked").key
     asked = (trial.asked, key, np.arange(len(trial.asked)))
-    means, _ = posterior_means(params.network, *asked, _FIRST_SWEEPS, _SWEEPS)
+    means, _ = posterior_means(params.network, *asked, *SWEEPS)
     return Learnt([*seen], found.mean(axis=1), errors, at_end, params, means)
 
 

@@ -19,6 +19,8 @@ SWEEPS = (50, 100)
 """Sweeps of each chain of a code that are left out, and that are averaged."""
 
 _COUNTS = ("epochs", "batch", "starts", "sweeps", "chains", "temperatures", "patience", "max_iter")
+_MOST_PRIOR = 1e6
+_MOST_NAMED = 10
 _LEAST_ACTIVE = 1e-3  # of the rows
 _LEAST_CAUSED = 0.05  # f
 _CHECKED, _MOST_UNMIXED, _LEAST_WORTH = 300, 0.1, 10
@@ -41,12 +43,12 @@ def check_settings(model: Any) -> None:
             least = 1 + (name == "chains")
             raise FitError(f"{name}: Expected at least {least}, got {value}. Give more.")
     for name in ("alpha", "beta"):
-        if not 1 <= (value := getattr(model, name)) < np.inf:
-            raise FitError(f"{name}: Expected at least 1, got {value}. Give more.")
-    if not LEAST_LEAK <= model.leak < np.inf:
+        if not 1 <= (value := getattr(model, name)) <= _MOST_PRIOR:
+            raise FitError(f"{name}: Expected 1 to {_MOST_PRIOR:g}, got {value}.")
+    if not LEAST_LEAK <= model.leak <= 1:
         raise FitError(
-            f"leak: Expected at least {LEAST_LEAK:g}, so that no row has probability 0, "
-            f"got {model.leak}. Give more."
+            f"leak: Expected {LEAST_LEAK:g} to 1, so that no row has probability 0, "
+            f"got {model.leak}."
         )
     for name in ("settled", "tol"):
         if not 0 <= (value := getattr(model, name)) < 1:
@@ -73,19 +75,17 @@ def are_dead(params: NoisyOrParams) -> NDArray[np.bool_]:
     return dead
 
 
-def dead_units(params: NoisyOrParams) -> tuple[Notice, ...]:
+def dead_units(params: NoisyOrParams, is_pruned: bool) -> tuple[Notice, ...]:
     """Name hidden units without use by layer and number, both from 1 on."""
     dead = are_dead(params)
     if not dead.any():
         return ()
     names = [f"{k}.{i + 1}" for k, n in enumerate(params.sizes[1:], 1) for i in range(n)]
-    named = ", ".join(name for name, is_dead in zip(names, dead, strict=True) if is_dead)
-    return (
-        Notice(
-            f"units that are hardly ever on, or turn nothing on: {named} (layer.unit); ask for "
-            "fewer, or --set prune=yes"
-        ),
-    )
+    found = [name for name, is_dead in zip(names, dead, strict=True) if is_dead]
+    named, n_more = ", ".join(found[:_MOST_NAMED]), len(found) - _MOST_NAMED
+    named += f" and {n_more} more" if n_more > 0 else ""
+    told = f"units that are hardly ever on, or turn nothing on: {named} (layer.unit); ask for fewer"
+    return (Notice(told if is_pruned else f"{told}, or --set prune=yes"),)
 
 
 def unmixed_share(params: NoisyOrParams, X: Bits) -> float:

@@ -206,11 +206,14 @@ class NoisyOr(Model):
                 f"--layers: Expected at least {_LEAST_ROWS} rows to choose layers by, "
                 f"got {first.n_samples}. Give --components or --layers."
             )
-        sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)
+        working = _stage(first.n_samples, int(rng.integers(2**63)), searching=True)
+        apart = are_held_out(first.rows, float(working["judged"]), int(working["seed"]))
+        kept = ~apart if working["apart"] else np.full(len(apart), True)
+        sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)[kept]
         leaks = (np.full(len(ones), self.leak), np.full(1, self.leak))
         return FitState(
             NoisyOrParams((np.zeros((len(ones), 1)),), leaks),
-            _stage(first.n_samples, searching=True),
+            working,
             {"sample": sample, "n_samples": np.array(first.n_samples)},
             warnings=notices_of_constants(observed, ones),
         )
@@ -223,14 +226,14 @@ class NoisyOr(Model):
         FitError
             If its layers are others.
         """
-        layers, n_samples = params.sizes[1:], int(state.auxiliary["n_samples"])
-        if self._sizes not in (None, layers):
+        layers = params.sizes[1:]
+        if self.layers not in (None, layers):
             there = ",".join(map(str, layers))
             raise FitError(
                 f"--warm-start: Expected a fit with the same layers, got one with {there}. "
                 f"Give --layers {there}, or fit without --warm-start."
             )
-        return replace(state, params=params, working=_stage(n_samples))
+        return replace(state, params=params, working=_all_rows(state))
 
     def summarize(
         self, params: NoisyOrParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -240,7 +243,7 @@ class NoisyOr(Model):
             return Sums(block.n_samples, 0.0, {})
         # The same draws in every pass: else passes could not be compared.
         rng = RowRandom(rng.seed, HELD_OUT_PASS)
-        apart = are_held_out(block.rows, float(working["judged"]), rng.seed)
+        apart = are_held_out(block.rows, float(working["judged"]), int(working["seed"]))
         some = block.taken(np.flatnonzero(apart))
         nats = judged(params, coded(some), some.rows, rng)
         sums = {"judged": np.array(nats.sum()), "n_judged": np.array(len(nats))}
@@ -300,20 +303,21 @@ class NoisyOr(Model):
         """Go on from the sample to all rows."""
         if not state.working["searching"]:
             return None
-        return replace(state, working=_stage(int(state.auxiliary["n_samples"])))
+        return replace(state, working=_all_rows(state))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Say what the network is, and what is in doubt."""
         params = state.params
         unmixed = unmixed_share(params, state.auxiliary["sample"])
+        held_out = "rows held out" if state.working["apart"] else "all rows"
         told = {
             "n_components": sum(params.sizes[1:]),
             "layers": list(params.sizes[1:]),
-            "objective_is": "log-likelihood",
-            "log_prior": log_prior(params, self.alpha, self.beta),
+            "objective_is": f"log-likelihood of {held_out}",
+            "log_prior": log_prior(params, self.alpha, self.beta, self.leaks == "learned"),
             "unmixed": unmixed,
         }
-        doubts = (*dead_units(params), *unmixed_chains(unmixed))
+        doubts = (*dead_units(params, self.prune), *unmixed_chains(unmixed))
         diagnostics = {**state.diagnostics, **told}
         return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
 
@@ -369,12 +373,17 @@ class NoisyOr(Model):
         return Causes(params.f, params.activity)
 
 
-def _stage(n_samples: int, *, searching: bool = False) -> Arrays:
+def _stage(n_samples: int, seed: int, *, searching: bool = False) -> Arrays:
     """Give the working state of a stage: of fewer than 1,000 rows all are judged and learnt."""
     is_few = n_samples < _FEW_ROWS
     share = 1.0 if is_few else min(_MOST_JUDGED / n_samples, _HELD_OUT)
-    values = {"searching": searching, "apart": not is_few, "judged": share}
+    values = {"searching": searching, "apart": not is_few, "judged": share, "seed": seed}
     return {name: np.array(value) for name, value in values.items()}
+
+
+def _all_rows(state: FitState) -> Arrays:
+    """Give the working state of passes over all rows."""
+    return _stage(int(state.auxiliary["n_samples"]), int(state.working["seed"]))
 
 
 def _drawn(u: Array, rng: np.random.Generator) -> Array:

@@ -129,9 +129,10 @@ def _step(f: Array, hits: Array, on: Array, alpha: float, beta: float) -> Array:
     return step
 
 
-def log_prior(params: NoisyOrParams, alpha: float, beta: float) -> float:
-    """Give log Π f^(α − 1) (1 − f)^(β − 1) of all weights and the prior: the penalty of eq. 9."""
-    parts = (*params.f, params.f_of_leaks[-1])
+def log_prior(params: NoisyOrParams, alpha: float, beta: float, learns_leaks: bool) -> float:
+    """Give log Π f^(α − 1) (1 − f)^(β − 1) of all that eq. 9 moves: its penalty."""
+    leaks = params.f_of_leaks if learns_leaks else params.f_of_leaks[-1:]
+    parts = (*params.f, *leaks)
     return float(sum(((alpha - 1) * np.log(f) + (beta - 1) * np.log1p(-f)).sum() for f in parts))
 
 

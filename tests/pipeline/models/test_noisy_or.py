@@ -40,7 +40,9 @@ def test_eq_9_climbs_to_the_maximum_that_it_is_said_to(alpha: float, beta: float
     params = NoisyOrParams.of(f, [np.full(24, 0.05), np.full(4, 0.05), np.full(3, 0.2)])
 
     def penalised(at: NoisyOrParams) -> float:
-        return float(sums_of(at, X, states)[0].sum()) + log_prior(at, alpha, beta)
+        return float(sums_of(at, X, states)[0].sum()) + log_prior(
+            at, alpha, beta, learns_leaks=False
+        )
 
     values = [penalised(params)]
     for _ in range(400):
@@ -116,11 +118,18 @@ def test_upper_units_gather_what_comes_together(schedule: str) -> None:
     on = np.repeat(alone | (both & np.array([True, True, False, False])), 6, axis=1)
     on |= np.repeat((rng.random((1500, 1)) < 0.3) & np.array([False, False, True, True]), 6, axis=1)
     X = (on & (rng.random(on.shape) < 0.95)).astype(np.uint8)
-    state = fitted(X, layers=(4, 2), schedule=schedule, epochs=20, starts=4)
+    state = fitted(X, layers=(4, 2), schedule=schedule, epochs=20, starts=8)
     (block,) = memory_blocks(Data(X[:200]))
     top = NoisyOr(layers=(4, 2)).transform(state.params, block, RowRandom(1))["mean"][:, 4:]
     agreement = np.corrcoef(np.column_stack([both[:200], top]).T.astype(float))[0, 1:]
     assert np.abs(agreement).max() > 0.8
+
+
+def test_rows_held_out_are_not_searched_with() -> None:
+    """Else the first pass would look better than those that follow."""
+    state = fitted(bars(np.random.default_rng(9), 1500), n_components=4)
+    assert len(state.auxiliary["sample"]) == pytest.approx(1350, abs=40)
+    assert state.diagnostics["objective_is"] == "log-likelihood of rows held out"
 
 
 def test_rows_and_features_without_ones_are_fitted() -> None:
@@ -141,8 +150,9 @@ def test_rows_and_features_without_ones_are_fitted() -> None:
         ({"layers": (-1,)}, "layers: Expected at least one unit in each"),
         ({"layers": ()}, "layers: Expected at least one unit in each"),
         ({"layers": (3, 2), "n_components": 4}, "--components: Expected 5, the units of all"),
-        ({"leak": 0.0}, "leak: Expected at least 0.0001, so that no row has probability 0"),
-        ({"beta": 0.5}, "beta: Expected at least 1, got 0.5"),
+        ({"leak": 0.0}, "leak: Expected 0.0001 to 1, so that no row has probability 0"),
+        ({"beta": 0.5}, "beta: Expected 1 to 1e+06, got 0.5"),
+        ({"leak": 50.0}, "leak: Expected 0.0001 to 1"),
         ({"tempering": 0.0}, "tempering: Expected above 0"),
     ],
 )
