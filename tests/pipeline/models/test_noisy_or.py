@@ -114,15 +114,16 @@ def test_chains_that_disagree_are_told() -> None:
 def test_upper_units_gather_what_comes_together(schedule: str) -> None:
     """One unit above turns on two bars at once; each bar also comes alone."""
     rng = np.random.default_rng(6)
-    both, alone = rng.random((1500, 1)) < 0.3, rng.random((1500, 4)) < 0.02
+    both, alone = rng.random((1500, 1)) < 0.3, rng.random((1500, 4)) < 0.15
     on = np.repeat(alone | (both & np.array([True, True, False, False])), 6, axis=1)
     on |= np.repeat((rng.random((1500, 1)) < 0.3) & np.array([False, False, True, True]), 6, axis=1)
     X = (on & (rng.random(on.shape) < 0.95)).astype(np.uint8)
-    state = fitted(X, layers=(4, 2), schedule=schedule, epochs=20, starts=8)
+    state = fitted(X, layers=(4, 2), schedule=schedule, epochs=20, starts=4)
     (block,) = memory_blocks(Data(X[:200]))
     top = NoisyOr(layers=(4, 2)).transform(state.params, block, RowRandom(1))["mean"][:, 4:]
-    agreement = np.corrcoef(np.column_stack([both[:200], top]).T.astype(float))[0, 1:]
-    assert np.abs(agreement).max() > 0.8
+    agreement = np.abs(np.corrcoef(np.column_stack([both[:200], top]).T.astype(float))[0, 1:])
+    assert agreement.max() > 0.6  # of 0.15 x 0.15 of the rows, two bars that came alone look alike
+    assert agreement.min() < 0.2
 
 
 def test_rows_held_out_are_not_searched_with() -> None:
