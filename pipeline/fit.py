@@ -29,7 +29,7 @@ from pipeline.learning.convergence import ended, kept_objective, stop_warning
 from pipeline.models.base import Model
 from pipeline.models.capabilities import Accelerates, LearnsLocally, PairWork, Prepares
 from pipeline.models.state import Arrays, FitState
-from pipeline.pairs import Pairs, in_memory, taken_up
+from pipeline.pairs import in_memory, pairs_of, taken_up
 from pipeline.params import in_c_order
 from pipeline.progress import Progress, ToldMap, silent
 from pipeline.random import RowRandom
@@ -280,8 +280,7 @@ def fit(
     if state is None:
         state = start(model, collect_first(model, rows, executor, seed, progress), seed)
         if isinstance(model, PairWork):
-            pairs = Pairs(model, state.params, state.working, rows)
-            found = in_memory(pairs, executor, progress)
+            found = in_memory(pairs_of(model, state, rows), executor, progress)
             state = taken_up(model, state, found, executor, seed)
     if ended(model.convergence(state), state.history):
         state = replace(state, done=True)  # pair work was all that it needed

@@ -6,7 +6,9 @@ that results of the data's size are written once, whole, where they were made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,21 +44,21 @@ class Pairs:
 
     Attributes
     ----------
-    model
-        Hyperparameters.
-    params, working
-        As `initialize` made them.
+    compare
+        Folds what the rows of one more block, the second, say of each row of the first, given what
+        it gave for the block before, None at first. See `PairWork.compare`.
     rows
-        The rows to compare with each other.
+        The rows to find something of.
+    others
+        The rows that each of them is compared with.
     """
 
-    model: PairWork
-    params: Any
-    working: Arrays
+    compare: Callable[[BinaryBlock, BinaryBlock, Arrays | None], Arrays]
     rows: Rows
+    others: Rows
 
     def __call__(self, run: Run) -> dict[str, NDArray[Any]]:
-        """Compare the rows of a run with all rows; give what they end with, and `row`.
+        """Compare the rows of a run with all others; give what they end with, and `row`.
 
         Raises
         ------
@@ -66,8 +68,8 @@ class Pairs:
         parts = [(b.taken(at), places) for b, at, places in rows_of_run(self.rows.read, run)]
         parts = [(left, places) for left, places in parts if left.n_samples]
         found: list[Arrays | None] = [None] * len(parts)
-        for key in range(self.rows.n_chunks):
-            for right in blocks_of(self.rows.read(key)):
+        for key in range(self.others.n_chunks):
+            for right in blocks_of(self.others.read(key)):
                 found = [
                     self._compared(left, right, before)
                     for (left, _), before in zip(parts, found, strict=True)
@@ -83,18 +85,23 @@ class Pairs:
         check_wanted()
         if not right.n_samples:
             return before
-        return self.model.compare(self.params, self.working, left, right, before)
+        return self.compare(left, right, before)
 
     def described(self) -> Described:
         """Describe the arrays that tasks give, by a block whose rows are taken away."""
         blocks = (b for key in range(self.rows.n_chunks) for b in blocks_of(self.rows.read(key)))
         nothing = next(blocks).taken(np.empty(0, np.int64))
-        found = self.model.compare(self.params, self.working, nothing, nothing, None)
+        found = self.compare(nothing, nothing, None)
         arrays = {ROW: nothing.rows, **found}
         return {
             name: (tuple(f"{name}_{k}" for k in range(1, a.ndim)), a.shape[1:], str(a.dtype))
             for name, a in arrays.items()
         }
+
+
+def pairs_of(model: PairWork, state: FitState, rows: Rows) -> Pairs:
+    """Compare rows with each other, as a model wants."""
+    return Pairs(partial(model.compare, state.params, state.working), rows, rows)
 
 
 def in_memory(pairs: Pairs, executor: Executor, progress: Progress = silent) -> Results:

@@ -28,7 +28,7 @@ from storage.schema import (
 if TYPE_CHECKING:
     import xarray
 
-_REMEDY = "Transform the dataset again."
+_REMEDY = "Run again what wrote them."
 
 
 class CodeArray(NamedTuple):

@@ -160,6 +160,7 @@ def _origin(manifest: Mapping[str, Any]) -> Facts:
         "model": manifest.get("model"),
         "artifact": manifest.get("artifact_path"),
         "dataset": manifest.get("dataset", {}).get("path"),
+        "queries": (manifest.get("queries") or {}).get("path"),
         "split": manifest.get("split"),
     }
     yield from ((name, str(value)) for name, value in known.items() if value is not None)

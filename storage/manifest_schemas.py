@@ -72,6 +72,7 @@ class CodesManifest(TypedDict):
     model: NotRequired[str]
     artifact_path: NotRequired[str]
     dataset: NotRequired[Dataset]
+    queries: NotRequired[Dataset | None]
     split: NotRequired[str | None]
     feature_names: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
@@ -223,5 +224,5 @@ _CONSISTENT: dict[str, Callable[[Mapping[str, Any]], None]] = {
 _REMEDIES = {
     DATASET_FORMAT: "Ingest the dataset again.",
     ARTIFACT_FORMAT: "Fit again.",
-    CODES_FORMAT: "Transform the dataset again.",
+    CODES_FORMAT: "Run again what wrote them.",
 }

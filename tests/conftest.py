@@ -197,7 +197,7 @@ def cli(plain_cli: Callable[..., Result]) -> Callable[..., Result]:
 
     def call(name: str, *arguments: object) -> Result:
         given, more = {*map(str, arguments)}, []
-        if name in ("evaluate", "fit", "sample", "transform") and not given & WHERE:
+        if name in ("evaluate", "fit", "neighbours", "sample", "transform") and not given & WHERE:
             more += ["--executor", "serial"]
         if name == "fit" and not given & {"--report", "--no-report"}:
             more += ["--no-report"]

@@ -42,19 +42,29 @@ def provenance(
         "hyperparameters": asdict(model),  # type: ignore[call-overload]
         "seed": seed,
         "split": split,
-        "versions": {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")},
+        "versions": versions(),
         "code": code_digest(type(model).__module__, doing),
-        "dataset": {
-            "path": str(dataset.path.resolve()),
-            "digest": dataset.digest,
-            "chunks_digest": leading_digest(dataset, dataset.n_chunks),
-            "n_rows": dataset.n_rows,
-            "n_chunks": dataset.n_chunks,
-            "words_per_chunk": dataset.manifest["words_per_chunk"],
-        },
+        "dataset": dataset_named(dataset),
         "feature_names": dataset.feature_names,
         "segment_names": dataset.segment_names,
         "warm_start": None if start is None else artifact_named(start),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Give the versions of this library and of those that it computes with."""
+    return {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")}
+
+
+def dataset_named(dataset: BinaryDataset) -> dict[str, Any]:
+    """Name a dataset: its path, and the digests that tell its rows from any others."""
+    return {
+        "path": str(dataset.path.resolve()),
+        "digest": dataset.digest,
+        "chunks_digest": leading_digest(dataset, dataset.n_chunks),
+        "n_rows": dataset.n_rows,
+        "n_chunks": dataset.n_chunks,
+        "words_per_chunk": dataset.manifest["words_per_chunk"],
     }
 
 
@@ -65,7 +75,8 @@ def artifact_named(fitted: Fitted) -> dict[str, str]:
 
 def fingerprint(described: dict[str, Any]) -> str:
     """Digest of a provenance; where dataset and artifacts lie decides nothing."""
-    lying = {name: described[name] for name in ("dataset", "warm_start") if described[name]}
+    names = ("dataset", "queries", "warm_start")
+    lying = {name: described[name] for name in names if described.get(name)}
     unplaced = {name: {**part, "path": ""} for name, part in lying.items()}
     text = json.dumps({**described, **unplaced}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -26,7 +26,7 @@ from flows.running.stages import Stages
 from pipeline.fit import FitState, collect_first, collect_pass, fit, start
 from pipeline.models.capabilities import PairWork, Warm
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.pairs import LABEL, Pairs, taken_up
+from pipeline.pairs import LABEL, pairs_of, taken_up
 from pipeline.params import named_arrays
 from pipeline.runs import Results, rows_by_chunk
 from pipeline.statistics.base import Statistics
@@ -85,7 +85,7 @@ def _compare(job: Job, model: PairWork, states: States, first: Statistics) -> No
     if states.latest is not None:
         return
     state, rows = _start(job, first), job.rows
-    pairs = Pairs(model, state.params, state.working, rows)
+    pairs = pairs_of(model, state, rows)
     written = WrittenRuns(job.run.work / "pairs")
     counts, told = rows_by_chunk(rows, job.executor), partial(job.progress, LABEL)
     sealed = write_runs(pairs, pairs.described(), counts, written, job.executor, told)

@@ -212,7 +212,8 @@ def _generate_popcount(typing_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-_popcount: Any = intrinsic(_generate_popcount)
+popcount: Any = intrinsic(_generate_popcount)
+"""Counts the ones of a word."""
 
 
 @_kernel
@@ -221,7 +222,7 @@ def _popcounts(words: Memory, n_words: int, counts: Counts) -> None:
         feature = _row(words, i, 0, n_words)
         ones = np.uint64(0)
         for w in range(n_words):
-            ones += _popcount(feature[w])
+            ones += popcount(feature[w])
         counts[i] = ones
 
 
@@ -295,10 +296,10 @@ def _count_tile(left: Words, right: Words) -> Any:
 def _count_quad(counts: Any, word: Any, quad: Any) -> Any:
     """Add the ones that a word shares with each of 4 others."""
     return (
-        counts[0] + _popcount(word & quad[0]),
-        counts[1] + _popcount(word & quad[1]),
-        counts[2] + _popcount(word & quad[2]),
-        counts[3] + _popcount(word & quad[3]),
+        counts[0] + popcount(word & quad[0]),
+        counts[1] + popcount(word & quad[1]),
+        counts[2] + popcount(word & quad[2]),
+        counts[3] + popcount(word & quad[3]),
     )
 
 

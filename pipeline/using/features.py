@@ -8,8 +8,13 @@ from itertools import zip_longest
 from pipeline.errors import FitError
 
 
-def check_features(expected: Sequence[str], got: Sequence[str], fit: str = "the fit") -> None:
-    """Refuse features that are not those of a fit, in its order.
+def check_features(
+    expected: Sequence[str],
+    got: Sequence[str],
+    fit: str = "the fit",
+    remedy: str = "Give the features of the fit in its order, or fit again.",
+) -> None:
+    """Refuse features that are not those of a fit, or of other data, in its order.
 
     Parameters
     ----------
@@ -17,6 +22,8 @@ def check_features(expected: Sequence[str], got: Sequence[str], fit: str = "the 
         Names of the features that were fitted, and of those that came.
     fit
         What messages call the fit.
+    remedy
+        What to do, in their words.
 
     Raises
     ------
@@ -27,7 +34,7 @@ def check_features(expected: Sequence[str], got: Sequence[str], fit: str = "the 
         if known != name:
             raise FitError(
                 f"Expected {_feature(known)} of {fit} at position {position}, got "
-                f"{_feature(name)}. Give the features of the fit in its order, or fit again."
+                f"{_feature(name)}. {remedy}"
             )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 COMMANDS = (
     *("ingest", "fit", "transform", "evaluate", "sample", "report", "experiments"),
-    *("serve", "certificates"),
+    *("neighbours", "serve", "certificates"),
 )
 REFUSED = {
     "ingest": (("nowhere.csv", "--dataset", "d.zarr"), "nowhere.csv: "),
@@ -18,6 +18,7 @@ REFUSED = {
     "transform": (("--dataset", "d", "--artifact", "none", "--output", "z"), "none: "),
     "evaluate": (("--dataset", "nowhere.zarr", "--artifact", "none"), "nowhere.zarr: "),
     "sample": (("--artifact", "none", "--rows", "9", "--output", "s"), "none: "),
+    "neighbours": (("--dataset", "nowhere.zarr", "--output", "n"), "nowhere.zarr: "),
     "report": (("--artifact", "none"), "none: "),
     "experiments": (("clipped-pca", "--dataset", "nowhere.zarr"), "nowhere.zarr: "),
     "serve": ((), "PREFECT_API_URL: "),
@@ -88,9 +89,10 @@ def test_a_flow_is_prefects_for_who_imports_it():
 
     from flows.fit import fit
     from flows.ingest import ingest
+    from flows.neighbours import neighbours
     from flows.report.flow import report
     from flows.transform import transform
 
-    for flow in (fit, ingest, report, transform):
+    for flow in (fit, ingest, neighbours, report, transform):
         assert isinstance(flow, Flow)
         assert flow.name == flow.__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def short_runs() -> Iterator[None]:
 
 
 def pairs_of(data: Data, sizes: list[int], k: int = 3) -> Pairs:
-    return Pairs(Neighbours(k=k), None, {}, memory_rows(data, sizes))
+    rows = memory_rows(data, sizes)
+    return Pairs(partial(Neighbours(k=k).compare, None, {}), rows, rows)
 
 
 def nearest(data: Data, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +81,8 @@ def test_a_task_reads_its_chunks_then_all_others_one_by_one() -> None:
         keys.append(key)
         return memory_rows(drawn(), [50] * 4).read(key)
 
-    watched = replace(pairs, rows=replace(pairs.rows, read=read))
+    rows = replace(pairs.rows, read=read)
+    watched = replace(pairs, rows=rows, others=rows)
     run = runs_of([50] * 4, 75)[1]  # rows 75 to 149
     assert watched(run)["row"].tolist() == [*range(75, 150)]
     assert keys == [1, 2, 0, 1, 2, 3]

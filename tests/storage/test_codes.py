@@ -91,7 +91,7 @@ def test_a_flipped_bit_is_noticed(folder):
     data[len(data) // 2] ^= 4
     chunk.write_bytes(data)
     codes = open_codes(folder)
-    with pytest.raises(DataError, match=r"mean: chunk 0 is damaged .* Transform"):
+    with pytest.raises(DataError, match=r"mean: chunk 0 is damaged .* Run again"):
         codes["mean"]
     codes.read_chunk(1)
 

@@ -1,0 +1,226 @@
+"""Writes the nearest neighbours of rows: `python -m flows.neighbours --dataset PATH ...`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.cli.options import (
+    DatasetName,
+    Json,
+    Option,
+    Overwrite,
+    Resume,
+    Where,
+    Whole,
+    command,
+    run,
+)
+from flows.cli.progress import reporting
+from flows.cli.summary import print_json
+from flows.data.datasets import dataset_rows, open_named
+from flows.fitting.provenance import dataset_named, fingerprint, versions
+from flows.running.executors import executor_to_open, memory_for_rows
+from flows.running.flow import flow_of, run_flow
+from flows.running.runs import write_runs
+from flows.running.stages import Stages
+from pipeline.code_digest import code_digest
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor
+from pipeline.numerics.nearest_rows import Metric
+from pipeline.pairs import Pairs
+from pipeline.progress import Progress
+from pipeline.using.features import check_features
+from pipeline.using.neighbours import FindNearest
+from storage.codes import CodesWriter, open_codes, seal_codes
+from storage.dataset import BinaryDataset
+from storage.errors import DataError
+from storage.locations import Place, check_free, place
+from storage.schema import CODES_FORMAT
+from storage.unfinished_codes import UnfinishedCodes
+
+HELP = """Write the exact k nearest neighbours of every row of a dataset.
+
+Two Zarr arrays, whose first axis is the row in original order and whose second the neighbour, the
+nearest first: `indices`, which row of the dataset it is, counted from 0, and `distances`. A row is
+no neighbour of its own, and ties go to the earlier row.
+
+`--metric hamming` counts the features that differ, which is the squared Euclidean distance; with
+missing values it is their share among the features observed in both rows, times the number of
+features. `--metric jaccard` is 1 - both ones / any one over the features observed in both rows, 0
+where neither has a one. Rows without an observed feature in common are infinitely far apart.
+
+With `--queries` the neighbours are those of another dataset's rows, which has the same features in
+the same order.
+"""
+EXAMPLES = """Examples:
+
+    python -m flows.neighbours --dataset votes.zarr --k 10 --output nearest.zarr
+    python -m flows.neighbours --dataset a.zarr --queries new.zarr --metric jaccard --output n.zarr
+    python -m flows.neighbours --dataset clicks.zarr --output n.zarr --workers 8 --resume
+
+Read them with `storage.open_codes("nearest.zarr")["indices"]`, or with any Zarr client.
+
+Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
+"""
+app = command("neighbours", HELP, EXAMPLES)
+
+
+@Option(name="*")
+@dataclass(frozen=True)
+class Options:
+    """The options of the command, and the parameters of the flow."""
+
+    dataset: DatasetName
+    output: Annotated[str, Option(help="Folder of the neighbours to write.")]
+    k: Annotated[Whole, Option(name="--k", help="Neighbours of each row.")] = 10
+    metric: Annotated[Metric, Option(help="How far apart two rows are.")] = "hamming"
+    queries: Annotated[
+        str | None, Option(help="Dataset of the rows to find neighbours of. [default: the same]")
+    ] = None
+    where: Where = field(default_factory=Where)
+    resume: Resume = False
+    overwrite: Overwrite = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One search that can be done: what decides its neighbours, and where they go."""
+
+    options: Options
+    dataset: BinaryDataset
+    queries: BinaryDataset | None
+    output: Place
+    open_executor: Callable[[], AbstractContextManager[Executor]]
+
+    @property
+    def asked(self) -> BinaryDataset:
+        """Whose rows neighbours are found of."""
+        return self.dataset if self.queries is None else self.queries
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """Everything that decides the neighbours."""
+        return {
+            "metric": self.options.metric,
+            "k": self.options.k,
+            "versions": versions(),
+            "code": code_digest("pipeline.pairs", "pipeline.using.neighbours"),
+            "dataset": dataset_named(self.dataset),
+            "queries": None if self.queries is None else dataset_named(self.queries),
+        }
+
+    @cached_property
+    def work(self) -> UnfinishedCodes:
+        """Where the neighbours are while they are unfinished."""
+        return UnfinishedCodes(self.output.resolve(), fingerprint(self.described))
+
+
+def _write(job: Job, executor: Executor, progress: Progress) -> tuple[CodesWriter, list[list[int]]]:
+    """Find and store the neighbours, run by run; give the checksums of each run."""
+    find = FindNearest(job.options.metric, job.options.k, itself=job.queries is not None)
+    memory = memory_for_rows(executor)
+    pairs = Pairs(find, dataset_rows(job.asked), dataset_rows(job.dataset, memory=memory))
+    kinds = pairs.described()
+    arrays = {name: (("neighbour",), *kinds[name][1:]) for name in ("indices", "distances")}
+    n_rows = [int(n) for n in job.asked.chunks[:, 1]]
+    told = partial(progress, "neighbours")
+    return write_runs(pairs, arrays, n_rows, job.work.runs, executor, told)
+
+
+def _publish(job: Job, writer: CodesWriter, checksums: list[list[int]]) -> dict[str, Any]:
+    """Seal the arrays, put them in their place and describe them."""
+    seal_codes(writer, checksums, job.described)
+    job.work.publish(job.options.overwrite)
+    found = open_codes(job.output)
+    return {
+        "neighbours": str(job.output),
+        "dataset": str(job.dataset.path),
+        "queries": None if job.queries is None else str(job.queries.path),
+        "metric": job.options.metric,
+        "k": job.options.k,
+        "n_rows": found.n_rows,
+        "n_chunks": found.n_chunks,
+    }
+
+
+def check(options: Options) -> Job:
+    """Refuse what can be refused at once, such as a place that is taken, or other features."""
+    open_executor = executor_to_open(**options.where)
+    output = place(options.output)
+    check_free(output, CODES_FORMAT, options.overwrite)
+    dataset = open_named(options.dataset)
+    queries = None if options.queries is None else open_named(options.queries)
+    if queries is not None:
+        _check_queries(dataset, queries)
+    most = dataset.n_rows - (queries is None)
+    if not 1 <= options.k <= most:
+        raise FitError(
+            f"--k: Expected 1 to {most}, as many as rows of {dataset.path} can be neighbours, "
+            f"got {options.k}. Ask for fewer."
+        )
+    return Job(options, dataset, queries, output, open_executor)
+
+
+def _check_queries(dataset: BinaryDataset, queries: BinaryDataset) -> None:
+    """Refuse queries of other features."""
+    remedy = "Give queries with the features of the dataset in its order."
+    names = (dataset.feature_names, queries.feature_names)
+    try:
+        check_features(*names, str(dataset.path), remedy)
+    except FitError as error:
+        raise DataError(f"{queries.path}: {error}") from None
+
+
+@flow_of("neighbours", Options)
+def neighbours(options: Options) -> dict[str, Any]:
+    """Write the nearest neighbours of rows."""
+    return run_neighbours(check(options))
+
+
+def run_neighbours(job: Job) -> dict[str, Any]:
+    """Run the stages of a search that was checked."""
+    begun = time.perf_counter()
+    with (
+        job.work.working(job.options.resume),
+        job.open_executor() as ready,
+        reporting() as progress,
+    ):
+        stages = Stages(ready, job.dataset.feature_names, job.dataset.segment_names)
+        written = stages.run("find neighbours", lambda: _write(job, ready, progress))
+        summary = stages.run("write neighbours", lambda: _publish(job, *written))
+    seconds = round(time.perf_counter() - begun, 3)
+    return {**summary, "seconds": seconds, "stages": stages.seconds}
+
+
+@app.default
+def main(*, options: Options, json: Json = False) -> None:
+    """Run the flow and print its summary."""
+    summary = run_flow("neighbours", options, partial(run_neighbours, check(options)))
+    if json:
+        print_json(summary)
+    else:
+        _print_table(summary)
+
+
+def _print_table(summary: Mapping[str, Any]) -> None:
+    """Print what was written."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("metric", summary["metric"])
+    table.add_row("rows", f"{summary['n_rows']:,}")
+    table.add_row("neighbours of each", f"{summary['k']:,}")
+    table.add_row("seconds", f"{summary['seconds']:.2f}")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    console.print(f"neighbours: {summary['neighbours']}", markup=False)
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,129 @@
+"""Exact nearest neighbours: against scikit-learn and faiss on one core, and on workers.
+
+python -m tests.benchmarks.neighbours [ROWS]
+
+ROWS are those of the search on two cores. faiss takes part where it is installed.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.neighbors import NearestNeighbors
+from threadpoolctl import threadpool_limits
+
+from pipeline.blocks import BinaryBlock, block_of
+from pipeline.executors.base import Executor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.numerics.nearest_rows import Metric
+from pipeline.pairs import Pairs, in_memory
+from pipeline.using.neighbours import FindNearest
+from storage.dataset import BinaryDataset, open_dataset
+from storage.writer import create_dataset
+from tests.benchmarks.workers import worker_processes
+from tests.data import Batch, rows_of
+
+N_ROWS, N_FEATURES, K, REPEATS = 20_000, 256, 10, 3
+
+
+def drawn(n_rows: int) -> NDArray[np.uint8]:
+    """Rows that depend on ten factors."""
+    rng = np.random.default_rng(0)
+    mixing = rng.standard_normal((10, N_FEATURES), np.float32)
+    inputs = 0.5 * rng.standard_normal((n_rows, 10), np.float32) @ mixing
+    return (inputs + rng.standard_normal((n_rows, N_FEATURES), np.float32) > 0.7).view(np.uint8)
+
+
+def by_bits(block: BinaryBlock, metric: Metric = "hamming") -> Any:
+    return FindNearest(metric, K, itself=False)(block, block, None)
+
+
+def by_scikit_learn(X: NDArray[np.float32]) -> Any:
+    searched = NearestNeighbors(n_neighbors=K, metric="sqeuclidean", algorithm="brute", n_jobs=1)
+    return searched.fit(X).kneighbors()
+
+
+def by_faiss(packed: NDArray[np.uint8]) -> Any:
+    """Find one more, as a row is nearest to itself here."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    index = faiss.IndexBinaryFlat(N_FEATURES)
+    index.add(packed)
+    return index.search(packed, K + 1)
+
+
+def alternate(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Give the least seconds of each call; taking turns, they meet the same neighbours."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(REPEATS):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - begun)
+    return {name: min(own) for name, own in seconds.items()}
+
+
+def compare_on_one_core() -> None:
+    """Print how much longer others take."""
+    X = drawn(N_ROWS)
+    block, packed, floats = block_of(X), np.packbits(X, axis=1), X.astype(np.float32)
+    calls: dict[str, Callable[[], Any]] = {
+        "packed bits": lambda: by_bits(block),
+        "packed bits, jaccard": lambda: by_bits(block, "jaccard"),
+        "scikit-learn": lambda: by_scikit_learn(floats),
+    }
+    try:
+        by_faiss(packed[:99])
+    except ImportError:
+        print("faiss is not installed")
+    else:
+        calls["faiss"] = lambda: by_faiss(packed)
+    by_bits(block.taken(np.arange(99)))
+    with threadpool_limits(1):
+        np.testing.assert_array_equal(by_bits(block)["distances"], by_scikit_learn(floats)[0])
+        seconds = alternate(calls)
+    print(f"{N_ROWS:,} rows x {N_FEATURES} features, {K} neighbours, one core")
+    for name, own in seconds.items():
+        print(f"  {name:24} {own:6.2f} s, {own / seconds['packed bits']:5.1f} times packed bits")
+
+
+def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
+    names = [f"f{i}" for i in range(N_FEATURES)]
+    with create_dataset(path, names, expected_rows=n_rows) as writer:
+        writer.add(Batch(drawn(n_rows)))
+    return open_dataset(path)
+
+
+def seconds_on(executor: Executor, dataset: BinaryDataset) -> float:
+    """Search all rows of a stored dataset; the least of three times."""
+    rows = rows_of(dataset)
+    pairs = Pairs(FindNearest("hamming", K, itself=False), rows, rows)
+    return alternate({"": lambda: in_memory(pairs, executor)})[""]
+
+
+def compare_workers(n_rows: int) -> None:
+    """Print seconds of threads and worker processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = write_dataset(Path(folder) / "d.zarr", n_rows)
+        print(f"{n_rows:,} stored rows, {dataset.n_chunks} chunks")
+        print(f"  2 threads: {seconds_on(ThreadsExecutor(2), dataset):.2f} s")
+        with worker_processes(1) as one, worker_processes(2) as two:
+            alone, both = seconds_on(one, dataset), seconds_on(two, dataset)
+    print(f"  1 worker process: {alone:.2f} s")
+    print(f"  2 worker processes: {both:.2f} s, {alone / both:.2f} times as fast")
+
+
+def main() -> None:
+    """Print seconds and ratios."""
+    compare_on_one_core()
+    compare_workers(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Nearest rows by packed bits against all distances, counted from dense matrices."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.numerics.nearest_rows import (
+    NO_ROW,
+    Metric,
+    Nearest,
+    RowBits,
+    none_found,
+    take_nearer,
+    transposed,
+)
+from tests.strategies import Data, bits, packed, tables
+
+METRICS: list[Metric] = ["hamming", "jaccard"]
+
+
+def all_distances(metric: Metric, left: Data, right: Data) -> NDArray[np.float64]:
+    """Distances of all pairs: what lies under a missing value plays no part."""
+    x, y, seen, also = (a.astype(np.float64) for a in (left.X, right.X, left.mask, right.mask))
+    both, ones = seen @ also.T, (x * seen) @ (y * also).T
+    differ = (x * seen) @ also.T + seen @ (y * also).T - 2 * ones
+    of = np.maximum(1, both if metric == "hamming" else ones + differ)
+    times = x.shape[1] if metric == "hamming" else 1
+    return np.where(both > 0, times * differ / of, np.inf)
+
+
+def nearest(distances: NDArray[np.float64], k: int, itself: bool) -> Nearest:
+    """Sort all by distance, then by row."""
+    n_left = len(distances)
+    found = none_found(n_left, k)
+    for i, far in enumerate(distances):
+        order = [j for j in np.argsort(far, kind="stable") if itself or i != j][:k]
+        found.indices[i, : len(order)] = order
+        found.distances[i, : len(order)] = far[order]
+    return found
+
+
+def row_bits(data: Data, at: NDArray[np.int64]) -> RowBits:
+    X, mask = data.X[at], data.mask[at]
+    n = len(at)
+    observed = None if mask.all() else transposed(packed(mask), n)
+    return RowBits(transposed(packed(X & mask), n), observed, at)
+
+
+def found_by_parts(metric: Metric, left: Data, right: Data, k: int, itself: bool) -> Nearest:
+    """Find them, the rows on the right in three parts, the last first."""
+    n_left, n_right = len(left.X), len(right.X)
+    found, own = none_found(n_left, k), row_bits(left, np.arange(n_left))
+    for start, stop in [*pairwise([0, n_right // 3, n_right // 2, n_right])][::-1]:
+        others = row_bits(right, np.arange(start, stop))
+        take_nearer(metric, left.X.shape[1], own, others, itself, found)
+    return found
+
+
+def check(metric: Metric, left: Data, right: Data, k: int, itself: bool) -> None:
+    found = found_by_parts(metric, left, right, k, itself)
+    expected = nearest(all_distances(metric, left, right), k, itself)
+    np.testing.assert_array_equal(found.indices, expected.indices)
+    np.testing.assert_array_equal(found.distances, expected.distances)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=tables(), metric=st.sampled_from(METRICS), k=st.integers(1, 9), itself=st.booleans())
+def test_few_features_tie_and_k_may_exceed_the_rows(data, metric, k, itself):
+    check(metric, data, data, k, itself)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("n_features", [63, 64, 129, 300])
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.02])
+def test_many_rows_and_words(metric, n_features, share):
+    rng = np.random.default_rng(n_features)
+    left, right = (
+        Data(
+            (rng.random((n, n_features)) < rng.random(n)[:, None]).astype(np.uint8),
+            (rng.random((n, n_features)) < share).astype(np.uint8),
+        )
+        for n in (7, 2500)
+    )
+    check(metric, left, right, 10, True)
+
+
+def test_one_side_may_have_missing_values():
+    rng = np.random.default_rng(0)
+    left, right = (Data(rng.integers(0, 2, (40, 70), np.uint8)) for _ in range(2))
+    some = Data(right.X, (rng.random(right.X.shape) < 0.5).astype(np.uint8))
+    for metric in METRICS:
+        check(metric, left, some, 3, True)
+        check(metric, some, right, 3, True)
+
+
+def test_empty_rows_are_level_and_rows_without_common_features_last():
+    X = np.zeros((4, 2), np.uint8)
+    observed = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], np.uint8)
+    data = Data(X, observed)
+    found = found_by_parts("jaccard", data, data, 4, False)
+    assert found.distances[0].tolist() == [0, 0, np.inf, np.inf]
+    assert found.indices[0].tolist() == [1, 2, 3, NO_ROW]
+
+
+@given(X=bits(st.integers(0, 150), st.integers(1, 150)))
+@settings(deadline=None)
+def test_transposed_bits_are_those_of_the_rows(X):
+    words = transposed(packed(X), len(X))
+    assert words.shape == (-(-X.shape[1] // 64), len(X))
+    np.testing.assert_array_equal(words, packed(X.T).T)
