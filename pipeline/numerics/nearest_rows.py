@@ -294,7 +294,8 @@ def _insert(
 
 @_kernel
 def _whole_key(distance: float) -> np.uint64:
-    return np.uint64(distance) if distance < np.inf else ~np.uint64(0)
+    """Round up, as a whole number is below a fraction if it is below the next whole one."""
+    return np.uint64(np.ceil(distance)) if distance < np.inf else ~np.uint64(0)
 
 
 @_kernel
