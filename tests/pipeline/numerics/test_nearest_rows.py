@@ -102,6 +102,12 @@ def test_some_rows_may_have_missing_values():
         check(metric, some, left, 5, True)
 
 
+def test_a_count_comes_before_the_fraction_above_it():
+    left, X = Data(np.zeros((1, 3), np.uint8)), np.array([[1, 0, 0], [1, 0, 0]], np.uint8)
+    right = Data(X, np.array([[1, 1, 0], [1, 1, 1]], np.uint8))  # 1.5 and 1 far, a part each
+    check("hamming", left, right, 1, True)
+
+
 def test_empty_rows_are_level_and_rows_without_common_features_last():
     X = np.zeros((4, 2), np.uint8)
     observed = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], np.uint8)
