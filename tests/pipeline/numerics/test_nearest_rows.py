@@ -103,9 +103,9 @@ def test_some_rows_may_have_missing_values():
 
 
 def test_a_count_comes_before_the_fraction_above_it():
-    left, X = Data(np.zeros((1, 3), np.uint8)), np.array([[1, 0, 0], [1, 0, 0]], np.uint8)
-    right = Data(X, np.array([[1, 1, 0], [1, 1, 1]], np.uint8))  # 1.5 and 1 far, a part each
-    check("hamming", left, right, 1, True)
+    X, observed = np.ones((385, 3), np.uint8), np.ones((385, 3), np.uint8)
+    X[[128, 192]], observed[128] = [1, 0, 0], [1, 1, 0]  # 1.5 and 1 far, the first rows of parts
+    check("hamming", Data(np.zeros((1, 3), np.uint8)), Data(X, observed), 1, True)
 
 
 def test_empty_rows_are_level_and_rows_without_common_features_last():
