@@ -29,7 +29,7 @@ Distances = NDArray[np.float64]
 NO_ROW = np.iinfo(np.int64).max
 """In the place of a neighbour that there is not."""
 ROWS_AT_ONCE = 1024  # 4 words each: 32 KiB, in the L1 cache while all rows on the left pass
-ROWS_LOOKED_AT = 64  # how many are looked at one by one where one of them is near
+ROWS_LOOKED_AT = 128  # one by one, where the nearest of them is near enough
 
 _kernel = njit(nogil=True, cache=True)
 
@@ -44,7 +44,7 @@ class RowBits(NamedTuple):
     observed
         Mask of the same shape; None where all is observed.
     rows
-        The number of each row, (n_rows,).
+        The number of each row, rising, (n_rows,).
     """
 
     words: Words
@@ -176,6 +176,10 @@ def _take_nearer(
     own, own_seen, own_rows = left
     counts = np.empty((3, ROWS_AT_ONCE), np.uint64)
     far = np.empty(ROWS_AT_ONCE)
+    # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
+    # in the same order.
+    whole = not (jaccard or masked)
+    keys = (counts[0] if whole else far.view(np.uint64)).reshape(-1, ROWS_LOOKED_AT)
     ones_of_own = _ones(own)
     for start in range(0, len(right[2]), ROWS_AT_ONCE):
         some = slice(start, start + ROWS_AT_ONCE)
@@ -185,12 +189,13 @@ def _take_nearer(
             if masked:
                 _count_observed(own, own_seen, i, strip, seen, counts)
             else:
-                _count_differing(own, i, strip, counts)
+                _count_differing(own, i, strip, counts[0])
             if jaccard and not masked:
                 _count_either(ones_of_own[i], ones, counts)
-            _divide(jaccard, masked, n_features, counts, far)
+            if not whole:
+                _divide(jaccard, masked, n_features, counts, far)
             excluded = -1 if itself else own_rows[i]
-            _insert(far, rows, excluded, distances, indices, i)
+            _insert(whole, keys, far, rows, excluded, distances, indices, i)
 
 
 @_kernel
@@ -204,21 +209,21 @@ def _ones(strip: Words) -> Words:
 
 
 @_kernel
-def _count_differing(own: Words, i: int, strip: Words, counts: Words) -> None:
+def _count_differing(own: Words, i: int, strip: Words, differ: Words) -> None:
     """Count the features that differ from those of a row, four words at a time."""
     n_words, n_rows = strip.shape
     n_fours = n_words // 4 * 4
-    counts[0] = 0
+    differ[:] = 0
     for w in range(0, n_fours, 4):
         a, b, c, d = own[w, i], own[w + 1, i], own[w + 2, i], own[w + 3, i]
+        p, q, r, s = strip[w], strip[w + 1], strip[w + 2], strip[w + 3]
         for j in range(n_rows):
-            here = popcount(a ^ strip[w, j]) + popcount(b ^ strip[w + 1, j])
-            there = popcount(c ^ strip[w + 2, j]) + popcount(d ^ strip[w + 3, j])
-            counts[0, j] += here + there
+            here = popcount(a ^ p[j]) + popcount(b ^ q[j])
+            differ[j] += here + popcount(c ^ r[j]) + popcount(d ^ s[j])
     for w in range(n_fours, n_words):
-        a = own[w, i]
+        a, p = own[w, i], strip[w]
         for j in range(n_rows):
-            counts[0, j] += popcount(a ^ strip[w, j])
+            differ[j] += popcount(a ^ p[j])
 
 
 @_kernel
@@ -246,12 +251,9 @@ def _count_observed(
 
 @_kernel
 def _divide(jaccard: bool, masked: bool, n_features: int, counts: Words, far: Distances) -> None:
-    """Make distances of counts."""
+    """Make quotients of counts."""
     one = np.uint64(1)
-    if not (jaccard or masked):
-        for j in range(len(far)):
-            far[j] = counts[0, j]
-    elif jaccard:
+    if jaccard:
         for j in range(len(far)):
             far[j] = np.float64(counts[0, j]) / np.float64(max(counts[1, j], one))
     else:
@@ -265,20 +267,35 @@ def _divide(jaccard: bool, masked: bool, n_features: int, counts: Words, far: Di
 
 @_kernel
 def _insert(
-    far: Distances, rows: Indices, excluded: int, distances: Distances, indices: Indices, i: int
+    whole: bool,
+    keys: Words,
+    far: Distances,
+    rows: Indices,
+    excluded: int,
+    distances: Distances,
+    indices: Indices,
+    i: int,
 ) -> None:
     """Insert the rows that are nearer than the last into a row's list of the nearest."""
     last = distances.shape[1] - 1
-    for first in range(0, len(rows), ROWS_LOOKED_AT):
-        stop = min(first + ROWS_LOOKED_AT, len(rows))
-        farthest = distances[i, last]
-        n_near = 0
-        for j in range(first, stop):
-            n_near += far[j] <= farthest
-        if n_near:
-            for j in range(first, stop):
-                if far[j] <= distances[i, last] and rows[j] != excluded:
-                    _insert_row(far[j], rows[j], distances, indices, i)
+    bits = distances.view(np.uint64)
+    for group in range(-(-len(rows) // ROWS_LOOKED_AT)):
+        least = ~np.uint64(0)
+        for j in range(ROWS_LOOKED_AT):
+            least = min(least, keys[group, j])
+        limit = _whole_key(distances[i, last]) if whole else bits[i, last]
+        first = group * ROWS_LOOKED_AT
+        if least < limit or (least == limit and rows[first] < indices[i, last]):
+            for j in range(min(ROWS_LOOKED_AT, len(rows) - first)):
+                if keys[group, j] <= limit and rows[first + j] != excluded:
+                    distance = np.float64(keys[group, j]) if whole else far[first + j]
+                    _insert_row(distance, rows[first + j], distances, indices, i)
+
+
+@_kernel
+def _whole_key(distance: float) -> np.uint64:
+    """Round up, as a whole number is below a fraction if it is below the next whole one."""
+    return np.uint64(np.ceil(distance)) if distance < np.inf else ~np.uint64(0)
 
 
 @_kernel

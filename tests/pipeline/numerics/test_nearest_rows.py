@@ -53,10 +53,11 @@ def row_bits(data: Data, at: NDArray[np.int64]) -> RowBits:
 
 
 def found_by_parts(metric: Metric, left: Data, right: Data, k: int, itself: bool) -> Nearest:
-    """Find them, the rows on the right in three parts, the last first."""
+    """Find them, the rows on the right in three parts, the first last."""
     n_left, n_right = len(left.X), len(right.X)
     found, own = none_found(n_left, k), row_bits(left, np.arange(n_left))
-    for start, stop in [*pairwise([0, n_right // 3, n_right // 2, n_right])][::-1]:
+    first, *later = pairwise([0, n_right // 3, n_right // 2, n_right])
+    for start, stop in (*later, first):
         others = row_bits(right, np.arange(start, stop))
         take_nearer(metric, left.X.shape[1], own, others, itself, found)
     return found
@@ -90,13 +91,21 @@ def test_many_rows_and_words(metric, n_features, share):
     check(metric, left, right, 10, True)
 
 
-def test_one_side_may_have_missing_values():
+def test_some_rows_may_have_missing_values():
     rng = np.random.default_rng(0)
-    left, right = (Data(rng.integers(0, 2, (40, 70), np.uint8)) for _ in range(2))
-    some = Data(right.X, (rng.random(right.X.shape) < 0.5).astype(np.uint8))
+    left, right = (Data(rng.integers(0, 2, (n, 7), np.uint8)) for n in (200, 60))
+    observed = (rng.random(right.X.shape) < 0.7).astype(np.uint8)
+    observed[:20] = observed[30:] = 1  # one of three parts has missing values, the first to come
+    some = Data(right.X, observed)
     for metric in METRICS:
-        check(metric, left, some, 3, True)
-        check(metric, some, right, 3, True)
+        check(metric, left, some, 5, True)
+        check(metric, some, left, 5, True)
+
+
+def test_a_count_comes_before_the_fraction_above_it():
+    X, observed = np.ones((385, 3), np.uint8), np.ones((385, 3), np.uint8)
+    X[[128, 192]], observed[128] = [1, 0, 0], [1, 1, 0]  # 1.5 and 1 far, the first rows of parts
+    check("hamming", Data(np.zeros((1, 3), np.uint8)), Data(X, observed), 1, True)
 
 
 def test_empty_rows_are_level_and_rows_without_common_features_last():
