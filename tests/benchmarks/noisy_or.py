@@ -61,7 +61,8 @@ def sweep(params: NoisyOrParams, X: np.ndarray) -> None:
 
 def pass_seconds(dataset: BinaryDataset, params: NoisyOrParams, n_workers: int) -> float:
     """Time passes that learn."""
-    working = {"searching": np.array(False), "apart": np.array(True), "judged": np.array(0.0)}
+    values = {"searching": False, "apart": True, "judged": 0.0, "seed": 0}
+    working = {name: np.array(value) for name, value in values.items()}
     state = FitState(params, working)
     with worker_processes(n_workers) as executor:
         return median_seconds(partial(collect_pass, MODEL, state, rows_of(dataset), executor, 0))

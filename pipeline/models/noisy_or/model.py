@@ -68,7 +68,12 @@ from pipeline.models.noisy_or.params import (
     sums_of,
     without,
 )
-from pipeline.models.noisy_or.search import best_of_starts, chosen_layers, judged
+from pipeline.models.noisy_or.search import (
+    MOST_BY_HELD_OUT,
+    best_of_starts,
+    chosen_layers,
+    judged,
+)
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.noisy_or_rows import MISSING, posterior_means, sample_states
@@ -86,8 +91,6 @@ Bits = NDArray[np.uint8]
 
 SAMPLE = 5000
 """Rows that networks are searched with."""
-MOST_BY_HELD_OUT = 64
-"""Units of a layer at which the search for their number ends."""
 _HELD_OUT, _LEAST_ROWS = 0.1, 100
 _MOST_JUDGED, _FEW_ROWS = 500, 1000
 _LONGER = 2  # times the sweeps: chains of a pass begin anew
@@ -246,7 +249,7 @@ class NoisyOr(Model):
         apart = are_held_out(block.rows, float(working["judged"]), int(working["seed"]))
         some = block.taken(np.flatnonzero(apart))
         nats = judged(params, coded(some), some.rows, rng)
-        sums = {"judged": np.array(nats.sum()), "n_judged": np.array(len(nats))}
+        sums = {"n_judged": np.array(len(nats))}
         learns = ~apart if working["apart"] else np.full(len(apart), True)
         sums |= self._expected(params, block.taken(np.flatnonzero(learns)), rng)
         return Sums(block.n_samples, float(nats.sum()), sums)
@@ -263,8 +266,7 @@ class NoisyOr(Model):
 
     def objective(self, params: NoisyOrParams, statistics: Sums) -> float:
         """Give the mean of log P(x) of the rows that are judged, nats."""
-        values = statistics.values
-        return float(values["judged"] / max(values["n_judged"], 1)) if values else 0.0
+        return float(statistics.objective / max(statistics.values.get("n_judged", 0), 1))
 
     def convergence(self, state: FitState) -> Convergence:
         """Search in one pass; then wait for something better."""

@@ -23,12 +23,14 @@ from pipeline.wanted import check_wanted
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
+MOST_BY_HELD_OUT = 64
+"""Units of a layer at which the search for their number ends."""
 _FIRST_WEIGHTS = (0.05, 0.15)
 _FIRST_ON = 0.5
 _TOGETHER = 5  # times the epochs of a layer
 _WHOLE = 20  # epochs of all rows at once
 _SETTLED_BELOW = 0.05  # mean probability of a flip
-_FEW_STARTS, _MOST_UNITS = 3, 64
+_FEW_STARTS = 3
 _SCORED = 300  # rows held out
 _ENUMERATED, _CHAINS, _TEMPERATURES = 10, 10, 100
 _IN_VAIN = 2  # doublings that end the search
@@ -195,7 +197,7 @@ def chosen_layers(
     layers: tuple[int, ...] = (1,)
     best, width, n_in_vain = scored(layers), 2, 0
     # A unit that is always on stands for leaks, so that two may gain nothing where four do.
-    while width <= min(_MOST_UNITS, X.shape[1]) and n_in_vain < _IN_VAIN:
+    while width <= min(MOST_BY_HELD_OUT, X.shape[1]) and n_in_vain < _IN_VAIN:
         if _gains(more := scored((width,)), best):
             layers, best, n_in_vain = (width,), more, 0
         else:
