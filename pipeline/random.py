@@ -56,6 +56,14 @@ class RowRandom:
             bits = _mixed(state + np.arange(1, n_draws + 1, dtype=np.uint64) * _GOLDEN)
         return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
+    def hashed(self, contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Draw by what rows hold, (n_rows, n_words), in place of their numbers: (n_rows,)."""
+        with np.errstate(over="ignore"):
+            state = np.full(len(contents), self.key)
+            for word in contents.T:
+                state = _mixed((state ^ word) * _GOLDEN + np.uint64(1))
+        return state
+
     def normal(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
         """Draw standard normals: (n_rows, n_draws)."""
         normals: NDArray[np.float64] = scipy.special.ndtri(self.uniform(rows, n_draws))

@@ -1,0 +1,140 @@
+"""The distinct rows, and how often each came; of too many a sample of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.numerics.nearest_rows import transposed
+from pipeline.random import RowRandom
+
+Words = NDArray[np.uint64]
+Counts = NDArray[np.int64]
+_ARRAYS = ("hashes", "words", "observed", "times")
+
+
+@dataclass(frozen=True)
+class DistinctRows:
+    """Distinct rows in the order of a keyed hash of what they hold, those of the smallest hashes.
+
+    How rows are cut and ordered does not matter. Where there are more distinct rows than asked
+    for, those kept are a sample of them without replacement, and their numbers are still exact.
+
+    Attributes
+    ----------
+    size
+        Distinct rows to keep at the most.
+    n_samples
+        Number of all rows.
+    is_whole
+        Whether all distinct rows were kept.
+    hashes
+        Rising, (n_kept,).
+    words, observed
+        Values and mask of each, 64 features a word, (n_kept, ceil(n_features / 64)).
+    times
+        How many rows are like each, (n_kept,).
+    """
+
+    label: ClassVar[str] = "distinct rows"
+    size: int
+    n_samples: int
+    is_whole: bool
+    hashes: Words
+    words: Words
+    observed: Words
+    times: Counts
+
+    @classmethod
+    def of_block(cls, block: BinaryBlock, size: int, rng: RowRandom) -> Self:
+        """Find those of one block, by the stream `distinct rows`."""
+        n = block.n_samples
+        words = transposed(block.words, n).T
+        if block.observed_words is None:
+            observed = np.broadcast_to(_all_observed(block.n_features), words.shape)
+        else:
+            observed = transposed(block.observed_words, n).T
+        hashes = rng.stream(cls.label).hashed(np.hstack([words, observed]))
+        return cls._kept(size, n, True, hashes, words, observed, np.ones(n, np.int64))
+
+    @classmethod
+    def _kept(
+        cls,
+        size: int,
+        n_samples: int,
+        is_whole: bool,
+        hashes: Words,
+        words: Words,
+        observed: Words,
+        times: Counts,
+    ) -> Self:
+        """Put like rows together, and keep those of the smallest hashes."""
+        order = np.argsort(hashes, kind="stable")
+        is_new = _are_new(order, hashes, words, observed)
+        if (is_new[1:] & (np.diff(hashes[order]) == 0)).any():  # rows that differ have one hash
+            order = np.lexsort((*observed.T, *words.T, hashes))
+            is_new = _are_new(order, hashes, words, observed)
+        first = np.flatnonzero(is_new)
+        kept = order[first[:size]]
+        summed = np.add.reduceat(times[order], first)[:size] if len(first) else times
+        is_whole = is_whole and len(first) <= size
+        return cls(size, n_samples, is_whole, hashes[kept], words[kept], observed[kept], summed)
+
+    @property
+    def objective(self) -> float:
+        """None: 0."""
+        return 0.0
+
+    @property
+    def n_distinct(self) -> int:
+        """Number of distinct rows; where not all were kept, estimated by the largest hash.
+
+        (k − 1) / U, the k-th smallest of n uniform U, is n in the mean (K. Beyer et al., "On
+        synopses for distinct-value estimation under multiset operations", SIGMOD 2007).
+        """
+        if self.is_whole:
+            return len(self.times)
+        return round((len(self.times) - 1) / (float(self.hashes[-1]) / 2.0**64))
+
+    def merge(self, other: Self) -> Self:
+        """Keep the smallest hashes of both."""
+        both = (np.concatenate([getattr(self, n), getattr(other, n)]) for n in _ARRAYS)
+        n_samples = self.n_samples + other.n_samples
+        return self._kept(self.size, n_samples, self.is_whole and other.is_whole, *both)
+
+    @classmethod
+    def stitch(cls, parts: Sequence[Self]) -> Self:
+        """Give the only part."""
+        (part,) = parts
+        return part
+
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Give all arrays by name."""
+        return {name: np.asarray(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Undo `arrays`."""
+        scalars = int(arrays["size"]), int(arrays["n_samples"]), bool(arrays["is_whole"])
+        return cls(*scalars, **{name: arrays[name] for name in _ARRAYS})
+
+
+def _all_observed(n_features: int) -> Words:
+    """Give the mask of a row of which all is observed, (ceil(n_features / 64),)."""
+    mask = np.full(-(-n_features // 64), ~np.uint64(0))
+    if n_features % 64:
+        mask[-1] >>= np.uint64(64 - n_features % 64)
+    return mask
+
+
+def _are_new(order: Counts, hashes: Words, words: Words, observed: Words) -> NDArray[np.bool_]:
+    """Tell which rows, in this order, differ from the one before."""
+    both = np.column_stack([hashes, words, observed])[order]
+    differ = np.full(len(order), True)
+    differ[1:] = (both[1:] != both[:-1]).any(axis=1)
+    return differ

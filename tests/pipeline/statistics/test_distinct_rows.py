@@ -1,0 +1,73 @@
+"""Distinct rows, counted exactly, whole or sampled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.blocks import block_of
+from pipeline.random import RowRandom
+from pipeline.statistics.distinct_rows import DistinctRows
+from tests.conformance.checks import assert_same
+from tests.strategies import Data, chunkings, memory_blocks, tables
+
+
+def of_data(data: Data, size: int, sizes: list[int] | None = None) -> DistinctRows:
+    parts = [DistinctRows.of_block(b, size, RowRandom(4)) for b in memory_blocks(data, sizes)]
+    return reduce(lambda a, b: a.merge(b), parts)
+
+
+def counted(found: DistinctRows) -> dict[tuple[bytes, bytes], int]:
+    keys = zip(found.words, found.observed, found.times, strict=True)
+    return {(words.tobytes(), mask.tobytes()): int(times) for words, mask, times in keys}
+
+
+def expected(data: Data) -> Counter[tuple[bytes, bytes]]:
+    def packed(a: np.ndarray) -> list[bytes]:
+        padded = np.pad(a, ((0, 0), (0, -a.shape[1] % 64)))
+        return [row.tobytes() for row in np.packbits(padded, axis=1, bitorder="little")]
+
+    return Counter(zip(packed(data.X & data.mask), packed(data.mask), strict=True))
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=tables(st.sampled_from([3, 70])), draw=st.data())
+def test_rows_are_counted_however_they_are_cut(data: Data, draw: st.DataObject) -> None:
+    whole = of_data(data, 1000)
+    assert counted(whole) == expected(data)
+    assert whole.is_whole
+    assert whole.n_distinct == len(expected(data))
+    cut = of_data(data, 1000, draw.draw(chunkings(len(data.X))))
+    assert_same(cut.arrays(), whole.arrays())
+
+
+def test_a_sample_keeps_the_smallest_hashes_with_their_numbers() -> None:
+    X = np.random.default_rng(0).integers(0, 2, (6000, 10), dtype=np.uint8)
+    data = Data(X, None, None)
+    whole, sample = of_data(data, 5000), of_data(data, 100, [1000] * 6)
+    assert not sample.is_whole
+    for name in ("hashes", "words", "observed", "times"):
+        np.testing.assert_array_equal(getattr(sample, name), getattr(whole, name)[:100])
+    assert sample.n_distinct == pytest.approx(len(whole.times), rel=0.3)  # a tenth in the mean
+
+
+def test_rows_of_one_hash_stay_apart() -> None:
+    words = np.array([[1], [2], [1], [3], [2], [1]], np.uint64)
+    hashes, ones = np.zeros(6, np.uint64), np.ones(6, np.int64)
+    found = DistinctRows._kept(10, 6, True, hashes, words, np.ones_like(words), ones)
+    assert dict(zip(found.words[:, 0].tolist(), found.times.tolist(), strict=True)) == {
+        1: 3,
+        2: 2,
+        3: 1,
+    }
+
+
+def test_another_seed_samples_other_rows() -> None:
+    block = block_of(np.random.default_rng(1).integers(0, 2, (500, 20), dtype=np.uint8))
+    one, other = (DistinctRows.of_block(block, 50, RowRandom(seed)) for seed in (0, 1))
+    assert len(np.intersect1d(one.words, other.words)) < 20
