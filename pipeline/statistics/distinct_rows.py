@@ -121,7 +121,7 @@ class DistinctRows:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Undo `arrays`."""
         scalars = int(arrays["size"]), int(arrays["n_samples"]), bool(arrays["is_whole"])
-        return cls(*scalars, **{name: arrays[name] for name in _ARRAYS})
+        return cls(*scalars, *(arrays[name] for name in _ARRAYS))
 
 
 def _all_observed(n_features: int) -> Words:
