@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics import kernels
+from pipeline.numerics.nearest_rows import transposed
+from pipeline.numerics.packed_rows import PackedRows
 
 Words = NDArray[np.uint64]
 
@@ -68,6 +70,12 @@ class BinaryBlock:
         if self.observed_words is None:
             return None
         return kernels.unpack_rows(self.observed_words, self.n_samples)
+
+    def packed_rows(self) -> PackedRows:
+        """Lay the bits of each row side by side."""
+        mask, n = self.observed_words, self.n_samples
+        observed = None if mask is None else transposed(mask, n)
+        return PackedRows(self.n_features, transposed(self.words, n), observed)
 
     def n_without_values(self) -> int:
         """Count rows of which nothing was observed."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
-from pipeline.numerics.nearest_rows import transposed
+from pipeline.numerics.packed_rows import PackedRows, all_observed
 from pipeline.random import RowRandom
 
 Words = NDArray[np.uint64]
@@ -29,6 +29,8 @@ class DistinctRows:
     ----------
     size
         Distinct rows to keep at the most.
+    n_features
+        Number of features.
     n_samples
         Number of all rows.
     is_whole
@@ -43,6 +45,7 @@ class DistinctRows:
 
     label: ClassVar[str] = "distinct rows"
     size: int
+    n_features: int
     n_samples: int
     is_whole: bool
     hashes: Words
@@ -54,18 +57,18 @@ class DistinctRows:
     def of_block(cls, block: BinaryBlock, size: int, rng: RowRandom) -> Self:
         """Find those of one block, by the stream `distinct rows`."""
         n = block.n_samples
-        words = transposed(block.words, n).T
-        if block.observed_words is None:
-            observed = np.broadcast_to(_all_observed(block.n_features), words.shape)
-        else:
-            observed = transposed(block.observed_words, n).T
+        rows = block.packed_rows()
+        words, observed = rows.words.T, rows.mask.T
         hashes = rng.stream(cls.label).hashed(np.hstack([words, observed]))
-        return cls._kept(size, n, True, hashes, words, observed, np.ones(n, np.int64))
+        return cls._kept(
+            size, block.n_features, n, True, hashes, words, observed, np.ones(n, np.int64)
+        )
 
     @classmethod
     def _kept(
         cls,
         size: int,
+        n_features: int,
         n_samples: int,
         is_whole: bool,
         hashes: Words,
@@ -83,7 +86,9 @@ class DistinctRows:
         kept = order[first[:size]]
         summed = np.add.reduceat(times[order], first)[:size] if len(first) else times
         is_whole = is_whole and len(first) <= size
-        return cls(size, n_samples, is_whole, hashes[kept], words[kept], observed[kept], summed)
+        return cls(
+            size, n_features, n_samples, is_whole, hashes[kept], words[kept], observed[kept], summed
+        )
 
     @property
     def objective(self) -> float:
@@ -101,11 +106,18 @@ class DistinctRows:
             return len(self.times)
         return round((len(self.times) - 1) / (float(self.hashes[-1]) / 2.0**64))
 
+    @property
+    def rows(self) -> PackedRows:
+        """The rows."""
+        is_complete = (self.observed == all_observed(self.n_features)).all()
+        return PackedRows(self.n_features, self.words.T, None if is_complete else self.observed.T)
+
     def merge(self, other: Self) -> Self:
         """Keep the smallest hashes of both."""
         both = (np.concatenate([getattr(self, n), getattr(other, n)]) for n in _ARRAYS)
         n_samples = self.n_samples + other.n_samples
-        return self._kept(self.size, n_samples, self.is_whole and other.is_whole, *both)
+        is_whole = self.is_whole and other.is_whole
+        return self._kept(self.size, self.n_features, n_samples, is_whole, *both)
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
@@ -120,16 +132,9 @@ class DistinctRows:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Undo `arrays`."""
-        scalars = int(arrays["size"]), int(arrays["n_samples"]), bool(arrays["is_whole"])
+        size, n_features, n_samples = (int(arrays[n]) for n in ("size", "n_features", "n_samples"))
+        scalars = size, n_features, n_samples, bool(arrays["is_whole"])
         return cls(*scalars, *(arrays[name] for name in _ARRAYS))
-
-
-def _all_observed(n_features: int) -> Words:
-    """Give the mask of a row of which all is observed, (ceil(n_features / 64),)."""
-    mask = np.full(-(-n_features // 64), ~np.uint64(0))
-    if n_features % 64:
-        mask[-1] >>= np.uint64(64 - n_features % 64)
-    return mask
 
 
 def _are_new(order: Counts, hashes: Words, words: Words, observed: Words) -> NDArray[np.bool_]:

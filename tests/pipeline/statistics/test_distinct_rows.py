@@ -59,7 +59,7 @@ def test_a_sample_keeps_the_smallest_hashes_with_their_numbers() -> None:
 def test_rows_of_one_hash_stay_apart() -> None:
     words = np.array([[1], [2], [1], [3], [2], [1]], np.uint64)
     hashes, ones = np.zeros(6, np.uint64), np.ones(6, np.int64)
-    found = DistinctRows._kept(10, 6, True, hashes, words, np.ones_like(words), ones)
+    found = DistinctRows._kept(10, 2, 6, True, hashes, words, np.ones_like(words), ones)
     assert dict(zip(found.words[:, 0].tolist(), found.times.tolist(), strict=True)) == {
         1: 3,
         2: 2,

@@ -1,0 +1,298 @@
+"""Kernel PCA: principal components of rows in the space of a Gaussian kernel.
+
+Model: none of how rows came about. k(x, y) = ⟨φ(x), φ(y)⟩ = exp(−‖x − y‖² / 2 h²), and the codes of
+a row are the principal components of φ (B. Schölkopf, A. Smola, K.-R. Müller, Neural Computation
+10, 1998; M. Sugiyama, "Introduction to Statistical Machine Learning" (2016), 36.1.1). For binary
+rows ‖x − y‖² is the number of features that differ, counted in packed bits. What is not linear in
+the features shows, such as curves and clusters, at the scale of the width h.
+
+Fit: eigenvectors α of H K H with eigenvalues λ, H = I − 1 1ᵀ / n, scaled by 1 / √λ. Rows that are
+alike are one row with its number for a weight, which gives the same components. Of all rows, up
+to 20,000 distinct ones, or in the space that landmarks span: rows chosen by k-means++ among
+20,000 distinct ones (Nyström; C. Williams, M. Seeger, NIPS 2000). That takes one pass, which sums
+products of kernels. What landmarks lose is told: exactly, the share of the kernel matrix's trace
+outside of their span; and how much of the variance of codes the first half of them gives as well.
+
+==========  ===========  ===========================
+symbol      field        shape
+==========  ===========  ===========================
+x_l         landmarks    (n_landmarks, n_bytes), eight features a byte, the first the lowest bit
+            observed     of the same shape, where values are missing
+h           width        ()
+α / √λ      directions   (n_landmarks, n_components)
+            offsets      (n_components,)
+λ           eigenvalues  (n_eigenvalues,)
+==========  ===========  ===========================
+
+A code is Σ_l k(x, x_l) directions_l − offsets; squared codes of the rows fitted sum to λ.
+Missing values: ‖x − y‖² is the share of the features observed in both that differ, times the number
+of features. Such a kernel may have negative eigenvalues, which are left out. Rows without any
+value are not fitted, and have the code 0.
+Cost a block, with landmarks: n_samples n_landmarks (n_features / 64 words + n_landmarks)
+operations. Without, products of the distinct rows' matrix with some 50 to 100 vectors. One pass.
+Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
+among columns of equal eigenvalue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
+from pipeline.models.base import Model
+from pipeline.models.settings import check_components, notices_of_constants, pooled_margins
+from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.gaussian_kernel import kernel_times, squared_distances
+from pipeline.numerics.kernel_components import (
+    KernelSums,
+    components_of_landmarks,
+    components_of_rows,
+    half_agrees,
+    kernel_sums,
+    spread_landmarks,
+)
+from pipeline.numerics.packed_rows import PackedRows, of_bytes
+from pipeline.params import array, optional_array
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.distinct_rows import DistinctRows
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+Bytes = NDArray[np.uint8]
+
+MOST_ROWS = 20_000
+"""Distinct rows of an exact fit, and those that landmarks are chosen from."""
+MOST_LANDMARKS = 5000
+EIGENVALUES = 10
+"""Eigenvalues kept at the least, where there are so many."""
+_COMPARED = 1000  # rows, for the width
+_SAME = 0.9
+
+
+@dataclass(frozen=True)
+class KernelPCAParams:
+    """Parameters; the module's table gives shapes."""
+
+    landmarks: Bytes = array("landmark", "byte")
+    width: Array = array()
+    directions: Array = array("landmark", "component")
+    offsets: Array = array("component")
+    eigenvalues: Array = array("eigenvalue")
+    observed: Bytes | None = optional_array("landmark", "byte")
+
+    def rows(self, n_features: int) -> PackedRows:
+        """Give the landmarks as kernels take them."""
+        return of_bytes(n_features, self.landmarks, self.observed)
+
+
+@dataclass(frozen=True)
+class KernelPCA(Model):
+    """Hyperparameters of kernel PCA.
+
+    Attributes
+    ----------
+    n_components
+        Number of components; None takes 2.
+    width
+        h, in units of the distance of rows, the root of the number of features that differ; None
+        takes the median distance of distinct rows, of 1,000 drawn at random where there are more.
+    landmarks
+        Rows that span the components; None takes all distinct rows, up to 20,000. Memory grows with
+        their square.
+    """
+
+    name: ClassVar[str] = "kernel-pca"
+    first: ClassVar[type[DistinctRows]] = DistinctRows
+    statistics: ClassVar[type[Sums]] = Sums
+    params: ClassVar[type[KernelPCAParams]] = KernelPCAParams
+    shown: ClassVar[tuple[str, ...]] = (
+        *("width", "distinct_rows", "landmarks"),
+        *("explained", "kernel_lost", "half_agrees"),
+    )
+    n_components: int | None = 2
+    width: float | None = None
+    landmarks: int | None = None
+    max_iter: int = field(default=1, init=False)
+    tol: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        check_components(self)
+        if self.width is not None and not 0 < self.width < np.inf:
+            raise FitError(f"width: Expected a number above 0, got {self.width}.")
+        if self.landmarks is not None and not 2 <= self.landmarks <= MOST_LANDMARKS:
+            raise FitError(
+                f"landmarks: Expected 2 to {MOST_LANDMARKS:,}, got {self.landmarks:,}. "
+                "Take 1,000 to begin with."
+            )
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of the distinct rows, the landmarks' matrices, and the Lanczos vectors."""
+        n_words = -(-n_features // 64)
+        rows = 16 * MOST_ROWS * (n_words + 2)
+        matrices = 8 * (self.landmarks or 0) ** 2
+        vectors = 8 * MOST_ROWS * (3 * max(EIGENVALUES, self.n_components or 2) + 20)
+        return (n_threads + 2) * (3 * rows + 4 * matrices) + vectors
+
+    def first_of(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
+        """MAP: find the distinct rows."""
+        return DistinctRows.of_block(block, MOST_ROWS, rng)
+
+    def first_counted(self, seed: int) -> str:
+        """Name the rows."""
+        return f"{MOST_ROWS} distinct rows by seed {seed}"
+
+    def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
+        """Choose the width and the landmarks.
+
+        Raises
+        ------
+        FitError
+            If there are too many distinct rows without landmarks, or too few that differ.
+        """
+        if self.landmarks is None:
+            _check_number(first)
+        has_values = np.flatnonzero(first.rows.have_values)
+        rows, times = first.rows.taken(has_values), first.times[has_values]
+        width = _median_distance(rows) if self.width is None else self.width
+        if self.landmarks is not None:
+            chosen = spread_landmarks(rows, times, width, self.landmarks, rng)
+            rows, times = rows.taken(chosen), times[chosen]
+        q = self.n_components or 2
+        if q >= rows.n_rows:
+            raise FitError(
+                f"--components: Expected fewer than {rows.n_rows:,}, the number of "
+                f"{'landmarks' if self.landmarks else 'distinct rows'}, got {q:,}. Ask for fewer."
+            )
+        values, mask = rows.in_bytes()
+        none = np.zeros(0)
+        nothing = KernelPCAParams(
+            values, np.array(width), np.zeros((rows.n_rows, 0)), none, none, mask
+        )
+        return FitState(nothing, auxiliary={"times": times})
+
+    def counted(self, n_features: int) -> str | None:
+        """Name the counts of an exact fit, which sums nothing else."""
+        return "feature counts" if self.landmarks is None else None
+
+    def summarize(
+        self, params: KernelPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """MAP: count ones, and sum kernels with landmarks and their products."""
+        counts = FeatureCounts.of_block(block)
+        values: dict[str, NDArray[Any]] = {"observed": counts.observed, "ones": counts.ones}
+        if self.landmarks is not None:
+            rows = block.packed_rows()
+            some = rows.taken(np.flatnonzero(rows.have_values))
+            found = kernel_sums(some, params.rows(block.n_features), float(params.width))
+            values |= {name: np.asarray(array) for name, array in found._asdict().items()}
+        return Sums(block.n_samples, 0.0, values)
+
+    def update(
+        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Find the components.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed, or the rows do not span so many components.
+        """
+        sums, q = statistics.values, self.n_components or 2
+        observed, ones = _margins(statistics)
+        rows, width = state.params.rows(len(ones)), float(state.params.width)
+        n_leading = min(max(q, EIGENVALUES), rows.n_rows - 1)
+        told = notices_of_constants(observed, ones, "they move no code")
+        diagnostics: dict[str, Any] = {"n_components": q, "width": width}
+        if self.landmarks is None:
+            times = state.auxiliary["times"]
+            found = components_of_rows(rows, times, width, n_leading, map_items)
+            diagnostics["distinct_rows"] = rows.n_rows
+        else:
+            summed = KernelSums(int(sums["n_rows"]), sums["sums"], sums["products"])
+            found = components_of_landmarks(rows, width, summed, n_leading)
+            agreement = half_agrees(rows, width, summed, q)
+            told += _doubts(rows.n_rows, agreement)
+            lost = {"kernel_lost": found.lost, "half_agrees": agreement}
+            diagnostics |= {"landmarks": rows.n_rows, **lost}
+        values = found.components.eigenvalues
+        if len(values) < q:
+            raise FitError(
+                f"--components: Expected at most {len(values)}, as many as the rows span, got {q}. "
+                "Ask for fewer."
+            )
+        params = replace(
+            state.params,
+            directions=found.components.directions[:, :q],
+            offsets=found.components.offsets[:q],
+            eigenvalues=values,
+        )
+        diagnostics["explained"] = float(values[:q].sum() / found.total)
+        return replace(
+            state, params=params, diagnostics=diagnostics, warnings=(*state.warnings, *told)
+        )
+
+    def transform(
+        self, params: KernelPCAParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give `mean`, (n_samples, n_components): 0 for rows without any value."""
+        rows, landmarks = block.packed_rows(), params.rows(block.n_features)
+        codes = kernel_times(rows, landmarks, float(params.width), params.directions)
+        return {"mean": np.where(rows.have_values[:, None], codes - params.offsets, 0.0)}
+
+
+def _check_number(first: DistinctRows) -> None:
+    """Refuse more distinct rows than an exact fit can take, with what it would cost."""
+    if first.is_whole:
+        return
+    minutes = (first.n_distinct / MOST_ROWS) ** 2
+    raise FitError(
+        f"landmarks: Expected at most {MOST_ROWS:,} distinct rows to compare all with all, got "
+        f"about {first.n_distinct:,}, which would take some {minutes:,.0f} minutes. Give "
+        "--set landmarks=1000, which takes one pass, or a --split with fewer rows."
+    )
+
+
+def _median_distance(rows: PackedRows) -> float:
+    """Give the median distance of distinct rows: they are in random order.
+
+    Raises
+    ------
+    FitError
+        If no two rows differ where both are observed.
+    """
+    some = rows.taken(slice(_COMPARED))
+    squared = squared_distances(some, some)[np.triu_indices(some.n_rows, 1)]
+    apart = squared[(squared > 0) & (squared < np.inf)]
+    if not len(apart):
+        raise FitError(
+            "Expected rows that differ in features observed in both, got none: all distances are "
+            "0, and there is nothing to fit. Give other rows."
+        )
+    return float(np.sqrt(np.median(apart)))
+
+
+def _margins(statistics: Sums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    sums, n = statistics.values, np.array([statistics.n_samples])
+    return pooled_margins(FeatureCounts(np.zeros(1, np.int64), n, sums["observed"], sums["ones"]))
+
+
+def _doubts(n_landmarks: int, agreement: float) -> tuple[Notice, ...]:
+    """Say so where fewer landmarks would have given other codes: more might, too."""
+    if agreement >= _SAME:
+        return ()
+    more = min(2 * n_landmarks, MOST_LANDMARKS)
+    advice = f": landmarks={more}" if more > n_landmarks else ""
+    return (
+        Notice(
+            f"codes may change with more landmarks{advice}; half of these landmarks give codes "
+            f"that share {agreement:.0%} of their variance with those of all"
+        ),
+    )

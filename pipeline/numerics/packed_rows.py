@@ -1,0 +1,79 @@
+"""Rows with the bits of each side by side."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
+
+
+class PackedRows(NamedTuple):
+    """Rows, 64 features a word, little bit order.
+
+    Attributes
+    ----------
+    n_features
+        Number of features.
+    words
+        Values, (ceil(n_features / 64), n_rows); 0 where not observed.
+    observed
+        Mask of the same shape; None where all is observed.
+    """
+
+    n_features: int
+    words: Words
+    observed: Words | None
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.words.T)
+
+    @property
+    def mask(self) -> Words:
+        """The mask, written out."""
+        if self.observed is not None:
+            return self.observed
+        return np.repeat(all_observed(self.n_features)[:, None], self.n_rows, axis=1)
+
+    @property
+    def have_values(self) -> NDArray[np.bool_]:
+        """Tell of which rows something was observed, (n_rows,)."""
+        if self.observed is None:
+            return np.full(self.n_rows, True)
+        return np.asarray(self.observed.any(axis=0))
+
+    def taken(self, some: slice | NDArray[np.int64]) -> PackedRows:
+        """Take some of the rows."""
+        observed = None if self.observed is None else self.observed[:, some]
+        return PackedRows(self.n_features, self.words[:, some], observed)
+
+    def in_bytes(self) -> tuple[Bytes, Bytes | None]:
+        """Give values and mask as they are stored, (n_rows, ceil(n_features / 8)) each."""
+        n_bytes = -(-self.n_features // 8)
+
+        def stored(words: Words) -> Bytes:
+            return np.ascontiguousarray(words.T).view(np.uint8)[:, :n_bytes]
+
+        return stored(self.words), None if self.observed is None else stored(self.observed)
+
+
+def of_bytes(n_features: int, values: Bytes, mask: Bytes | None) -> PackedRows:
+    """Undo `PackedRows.in_bytes`."""
+
+    def words(stored: Bytes) -> Words:
+        return np.pad(stored, ((0, 0), (0, -stored.shape[1] % 8))).view(np.uint64).T
+
+    return PackedRows(n_features, words(values), None if mask is None else words(mask))
+
+
+def all_observed(n_features: int) -> Words:
+    """Give the mask of a row of which all is observed, (ceil(n_features / 64),)."""
+    mask = np.full(-(-n_features // 64), ~np.uint64(0))
+    if n_features % 64:
+        mask[-1] >>= np.uint64(64 - n_features % 64)
+    return mask
