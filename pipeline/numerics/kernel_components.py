@@ -102,7 +102,7 @@ class Found(NamedTuple):
     components
         The components.
     total
-        Trace of the centred kernel matrix of all rows, as far as it is spanned.
+        Trace of the centred kernel matrix of all rows.
     lost
         Share of the trace of the kernel matrix that landmarks do not span: 0 without them.
     """
@@ -223,7 +223,8 @@ def components_of_landmarks(
     kept = _kept(inner, n_leading)
     components = _signed(inner[kept], basis @ turned[:, kept], found.mean)
     span = float(np.einsum("lk,lm,mk->", basis, found.products, basis, optimize=True))
-    return Found(components, float(np.trace(scatter)), max(0.0, 1.0 - span / found.n_rows))
+    outside = max(0.0, found.n_rows - span)
+    return Found(components, float(np.trace(scatter)) + outside, outside / found.n_rows)
 
 
 def spread_landmarks(

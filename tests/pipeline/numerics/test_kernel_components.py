@@ -100,10 +100,10 @@ def test_what_landmarks_lose_is_told() -> None:
 
 
 def test_landmarks_differ_and_spread() -> None:
-    X = np.repeat(np.repeat(np.eye(4, dtype=np.uint8), 12, axis=1), 3, axis=0)
+    X = np.repeat(np.repeat(np.eye(4, dtype=np.uint8), 90, axis=1), 3, axis=0)
     X[1::3, 10] ^= 1  # four clusters of three rows, two of them alike
     rows, times = block_of(X).packed_rows(), np.ones(12, np.int64)
-    chosen = spread_landmarks(rows, times, 6.0, 12, np.random.default_rng(0))
+    chosen = spread_landmarks(rows, times, 20.0, 12, np.random.default_rng(0))
     assert len(np.unique(X[chosen], axis=0)) == len(chosen) == 8
     assert len({c // 3 for c in chosen[:4].tolist()}) == 4
 
