@@ -139,11 +139,12 @@ def _spectra(artifact: Artifact) -> Iterator[Figure]:
         dashes = {"color": COLOURS[1], "line_dash": "dashed", "line_width": 1.5}
         plot.line("x", "y", source=null_data, **dashes)
         keys.append(Key("95 % of independent features (parallel analysis)", COLOURS[1], "dash"))
-    style: Any = {"line_dash": "dotted", "line_color": GREY}
-    plot.add_layout(Span(location=n_kept + 0.5, dimension="height", **style))
+    if is_cut := n_kept < len(values):
+        style: Any = {"line_dash": "dotted", "line_color": GREY}
+        plot.add_layout(Span(location=n_kept + 0.5, dimension="height", **style))
     plot.y_range.start = min(0.0, float(values.min())) - 0.03 * float(values.max())
     chosen = "stand above the line" if len(null) else "were asked for"
-    note = f"{n_kept} components, left of the dotted line; they {chosen}."
+    note = f"{n_kept} components{', left of the dotted line' * is_cut}; they {chosen}."
     span = f"from {number(values[0], 3)} down to {number(values[-1], 3)}"
     alt = f"The {len(values)} leading eigenvalues, {span}. {note}"
     yield Figure("Spectrum", alt, plot, note=note, keys=tuple(keys))

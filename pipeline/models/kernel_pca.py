@@ -77,6 +77,12 @@ _COMPARED = 1000  # rows, for the width
 _SAME = 0.9
 
 
+class Kernels(Sums):
+    """Counts of features, and sums of kernels with landmarks where there are any."""
+
+    label: ClassVar[str] = "kernel sums"
+
+
 @dataclass(frozen=True)
 class KernelPCAParams:
     """Parameters; the module's table gives shapes."""
@@ -111,7 +117,7 @@ class KernelPCA(Model):
 
     name: ClassVar[str] = "kernel-pca"
     first: ClassVar[type[DistinctRows]] = DistinctRows
-    statistics: ClassVar[type[Sums]] = Sums
+    statistics: ClassVar[type[Kernels]] = Kernels
     params: ClassVar[type[KernelPCAParams]] = KernelPCAParams
     shown: ClassVar[tuple[str, ...]] = (
         *("width", "distinct_rows", "landmarks"),
@@ -184,7 +190,7 @@ class KernelPCA(Model):
 
     def summarize(
         self, params: KernelPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> Sums:
+    ) -> Kernels:
         """MAP: count ones, and sum kernels with landmarks and their products."""
         counts = FeatureCounts.of_block(block)
         values: dict[str, NDArray[Any]] = {"observed": counts.observed, "ones": counts.ones}
@@ -193,10 +199,10 @@ class KernelPCA(Model):
             some = rows.taken(np.flatnonzero(rows.have_values))
             found = kernel_sums(some, params.rows(block.n_features), float(params.width))
             values |= {name: np.asarray(array) for name, array in found._asdict().items()}
-        return Sums(block.n_samples, 0.0, values)
+        return Kernels(block.n_samples, 0.0, values)
 
     def update(
-        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Kernels, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Find the components.
 
@@ -279,7 +285,7 @@ def _median_distance(rows: PackedRows) -> float:
     return float(np.sqrt(np.median(apart)))
 
 
-def _margins(statistics: Sums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _margins(statistics: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     sums, n = statistics.values, np.array([statistics.n_samples])
     return pooled_margins(FeatureCounts(np.zeros(1, np.int64), n, sums["observed"], sums["ones"]))
 
