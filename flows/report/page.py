@@ -25,6 +25,7 @@ from flows.report.facts import (
     title_of,
     what_was_fitted,
 )
+from flows.report.features import correlation_figures
 from flows.report.labels import choose_labels
 from flows.report.latent import latent_figures
 from flows.report.parameters import parameter_figures
@@ -93,6 +94,7 @@ def _row_figures(subject: Subject, dataset: BinaryDataset) -> Iterator[Figure]:
     fitted, seen = subject.fitted, read_rows(subject.fitted, dataset)
     labels = choose_labels(seen.coded, dataset.segment_names, subject.label)
     yield from latent_figures(fitted, seen.coded, labels, subject.layout)
+    yield from correlation_figures(fitted.artifact, seen.coded, subject.layout)
     if seen.pairs is not None and len(seen.pairs.z):
         yield calibration_figure(seen, seen.pairs, fitted.feature_names)
 

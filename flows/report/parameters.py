@@ -38,7 +38,8 @@ from storage.artifacts import Artifact
 Array = NDArray[np.float64]
 
 _MOST_RANKS = 64
-_OF_FEATURES = (
+# Dimensions of arrays that tell what features have to do with components.
+OF_FEATURES = (
     (("feature", "component"), ""),
     (("feature", "unit_1"), "Weights of the first layer"),
 )
@@ -63,17 +64,17 @@ def parameter_figures(
     yield from _spectra(artifact)
     if causes:
         yield from cause_figures(causes, artifact.manifest["feature_names"], layout)
-    for dims, title in () if causes else _OF_FEATURES:
+    for dims, title in () if causes else OF_FEATURES:
         for name in _unlike(artifact, set(dims)):
             values = _oriented(artifact, name, dims[0])
-            yield from _of_features(artifact, name, title or _title(name), values, layout)
+            yield from of_features(artifact, name, title or _title(name), values, layout)
     for name in _unlike(artifact, _BY_SEGMENT):
         values = _oriented(artifact, name, "segment")
         if values.size:
             yield _segment_map(artifact, name, values)
 
 
-def _of_features(
+def of_features(
     artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw an array as (n_features, n_components), and its intervals where there are some."""

@@ -36,6 +36,8 @@ class CodedRows:
     ----------
     codes
         (n_rows, n_components).
+    values
+        Values of the features, not a number where missing, (n_rows, n_features).
     rows
         Their places in the dataset, counted from 0, (n_rows,).
     segments
@@ -45,6 +47,7 @@ class CodedRows:
     """
 
     codes: Array
+    values: NDArray[np.float32]
     rows: NDArray[np.int64]
     segments: NDArray[Any]
     columns: dict[str, NDArray[Any]]
@@ -174,17 +177,19 @@ def _coded(fitted: Fitted, dataset: BinaryDataset, block: BinaryBlock, index: in
     codes = fitted.model.transform(fitted.params, here, RowRandom(0))["mean"]
     names = np.full(block.n_samples, dataset.segment_names[block.segment], object)
     columns = {name: block.column(name) for name in dataset.column_names}
-    return CodedRows(codes, block.rows, names, columns)
+    return CodedRows(codes, _values(block), block.rows, names, columns)
+
+
+def _values(block: BinaryBlock) -> NDArray[np.float32]:
+    observed, values = block.observed(), block.dense().astype(np.float32)
+    return values if observed is None else np.where(observed == 1, values, np.float32(np.nan))
 
 
 def _joined(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRows:
     coded = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
-    return CodedRows(
-        np.concatenate([part.codes for part in parts]),
-        np.concatenate([part.rows for part in parts]),
-        np.concatenate([part.segments for part in parts]),
-        {name: dataset.texts(name, values) for name, values in coded.items()},
-    )
+    names = ("codes", "values", "rows", "segments")
+    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+    return CodedRows(*arrays, {name: dataset.texts(name, values) for name, values in coded.items()})
 
 
 def _drawn_pairs(

@@ -1,0 +1,50 @@
+"""What features have to do with components, of models whose parameters do not say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.report.figures import ImageLayout
+from flows.report.parameters import OF_FEATURES, of_features
+from flows.report.plots import Figure
+from flows.report.rows import CodedRows
+from storage.artifacts import Artifact
+
+Array = NDArray[np.float64]
+
+TITLE = "Correlation of features with components"
+
+
+def correlation_figures(
+    artifact: Artifact, coded: CodedRows, layout: ImageLayout | None
+) -> Iterator[Figure]:
+    """Draw correlations of features with codes, where no parameters tell as much.
+
+    Parameters
+    ----------
+    artifact
+        Of a fit.
+    coded
+        Rows that were coded.
+    layout
+        Where every feature lies in an image, if features are pixels.
+    """
+    told = {frozenset(dims) for dims, _ in OF_FEATURES}
+    if not any(frozenset(artifact.dims(name)) in told for name in artifact):
+        values = _correlations(coded.values.astype(np.float64), coded.codes)
+        yield from of_features(artifact, "correlation", TITLE, values, layout)
+
+
+def _correlations(X: Array, codes: Array) -> Array:
+    """Correlate columns where X is observed, 0 where either is constant: (n_features, n_codes)."""
+    seen = np.isfinite(X).astype(np.float64)
+    n = np.maximum(seen.sum(axis=0), 1.0)[:, None]
+    X = np.where(seen == 1, X, 0.0)
+    share, mean = X.sum(axis=0)[:, None] / n, seen.T @ codes / n
+    covariance = X.T @ codes / n - share * mean
+    variances = share * (1 - share), np.maximum(seen.T @ codes**2 / n - mean**2, 0.0)
+    scale = np.sqrt(variances[0] * variances[1])
+    return np.divide(covariance, scale, out=np.zeros_like(scale), where=scale > 1e-12)

@@ -1,0 +1,21 @@
+"""Correlations of features with codes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flows.report.features import _correlations
+
+
+def test_correlations_are_of_what_was_observed() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.standard_normal((300, 2))
+    X = (codes @ rng.standard_normal((2, 5)) + rng.standard_normal((300, 5)) > 0).astype(float)
+    X[rng.random(X.shape) < 0.2] = np.nan
+    X[:, 3], X[:, 4] = 1.0, np.nan
+    found = _correlations(X, codes)
+    for i in range(3):
+        seen = np.isfinite(X[:, i])
+        expected = [np.corrcoef(X[seen, i], codes[seen, k])[0, 1] for k in range(2)]
+        np.testing.assert_allclose(found[i], expected, atol=1e-12)
+    assert not found[3:].any()
