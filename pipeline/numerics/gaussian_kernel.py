@@ -17,6 +17,7 @@ Array = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
 _CELLS_AT_ONCE = 1 << 20
+_STRIP = 1024  # rows on the right that stay in the cache while all on the left pass
 
 _kernel = njit(nogil=True, cache=True)
 
@@ -28,11 +29,10 @@ def squared_distances(left: PackedRows, right: PackedRows) -> Array:
 
 def gaussian_kernel(left: PackedRows, right: PackedRows, width: float) -> Array:
     """Give k of every pair, (n_left, n_right), h being the width."""
-    scale = -0.5 / width**2
-    filled = _filled(left, right, np.exp(scale * np.arange(left.n_features + 1.0)))
+    filled = _filled(left, right, _by_count(left.n_features, width))
     if left.observed is None and right.observed is None:
         return filled
-    filled *= scale
+    filled *= -0.5 / width**2
     return np.exp(filled, out=filled)
 
 
@@ -49,6 +49,25 @@ def kernel_times(left: PackedRows, right: PackedRows, width: float, columns: Arr
     return product
 
 
+def kernel_times_vector(left: PackedRows, right: PackedRows, width: float, vector: Array) -> Array:
+    """Multiply the matrix of k by a vector, (n_right,): (n_left,); the matrix is never held."""
+    product = np.zeros(left.n_rows)
+    if left.observed is None and right.observed is None:
+        own, others = (np.ascontiguousarray(side.words) for side in (left, right))
+        _add_looked_up(own, others, _by_count(left.n_features, width), vector, product)
+        return product
+    step = max(1, _CELLS_AT_ONCE // max(1, right.n_rows))
+    for start in range(0, left.n_rows, step):
+        some = slice(start, start + step)
+        product[some] = gaussian_kernel(left.taken(some), right, width) @ vector
+    return product
+
+
+def _by_count(n_features: int, width: float) -> Array:
+    """Give k by the number of features that differ, (n_features + 1,)."""
+    return np.exp(-0.5 / width**2 * np.arange(n_features + 1.0))
+
+
 def _filled(left: PackedRows, right: PackedRows, by_count: Array) -> Array:
     """Look up what goes with the count that differs; with missing values give d itself."""
     values = np.empty((left.n_rows, right.n_rows))
@@ -63,15 +82,38 @@ def _filled(left: PackedRows, right: PackedRows, by_count: Array) -> Array:
 
 @_kernel
 def _fill(own: Words, others: Words, by_count: Array, values: Array) -> None:
-    n_words, n_others = others.shape
-    counts = np.empty(n_others, np.uint64)
-    for i in range(own.shape[1]):
-        counts[:] = 0
-        for w in range(n_words):
-            for j in range(n_others):
-                counts[j] += popcount(own[w, i] ^ others[w, j])
-        for j in range(n_others):
-            values[i, j] = by_count[counts[j]]
+    counts = np.empty(_STRIP, np.uint64)
+    for start in range(0, others.shape[1], _STRIP):
+        strip = others[:, start : start + _STRIP].copy()
+        for i in range(own.shape[1]):
+            _count_differing(own, i, strip, counts)
+            for j in range(strip.shape[1]):
+                values[i, start + j] = by_count[counts[j]]
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+def _add_looked_up(
+    own: Words, others: Words, by_count: Array, vector: Array, product: Array
+) -> None:
+    """Add to each row the values of all others, looked up by counts, times the vector."""
+    counts = np.empty(_STRIP, np.uint64)
+    for start in range(0, others.shape[1], _STRIP):
+        strip, factors = others[:, start : start + _STRIP].copy(), vector[start : start + _STRIP]
+        for i in range(own.shape[1]):
+            _count_differing(own, i, strip, counts)
+            total = 0.0
+            for j in range(strip.shape[1]):
+                total += by_count[counts[j]] * factors[j]
+            product[i] += total
+
+
+@_kernel
+def _count_differing(own: Words, i: int, strip: Words, counts: Words) -> None:
+    counts[:] = 0
+    for w in range(len(strip)):
+        word, others = own[w, i], strip[w]
+        for j in range(len(others)):
+            counts[j] += popcount(word ^ others[j])
 
 
 @_kernel

@@ -19,7 +19,7 @@ from scipy.linalg.blas import dsyrk
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
-from pipeline.numerics.gaussian_kernel import gaussian_kernel
+from pipeline.numerics.gaussian_kernel import gaussian_kernel, kernel_times_vector
 from pipeline.numerics.linalg import FULL_SOLVER, fix_signs, leading_eigenpairs
 from pipeline.numerics.packed_rows import PackedRows
 
@@ -140,44 +140,46 @@ def components_of_rows(
         If the iterations do not converge.
     """
     n, roots, shares = len(times), np.sqrt(times), times / times.sum()
-
-    def product(columns: Array) -> Array:
-        task = partial(_product, rows, width, columns)
-        return np.concatenate([*map_items(task, range(0, n, _ROWS_A_TASK))])
-
-    mean = product(shares[:, None])
-
-    def centred(columns: Array) -> Array:
-        v = roots[:, None] * columns.reshape(n, -1)
-        image = product(v)
-        image -= shares @ image + (mean - shares @ mean) * v.sum(axis=0)
-        return roots[:, None] * image
-
     if n <= FULL_SOLVER:
-        values, vectors = leading_eigenpairs(centred(np.eye(n)), n_leading)
+        kernel = gaussian_kernel(rows, rows, width)
+        mean = kernel @ shares
+        centred = kernel - mean - mean[:, None] + shares @ mean
+        values, vectors = leading_eigenpairs(roots[:, None] * centred * roots, n_leading)
     else:
-        values, vectors = _by_products(centred, n, n_leading)
-    total = float(times.sum() * (1.0 - shares @ mean[:, 0]))
+        product = partial(_product, rows, width, map_items)
+        mean = product(shares)
+
+        def centred_product(vector: Array) -> Array:
+            v = roots * vector.ravel()
+            image = product(v)
+            image -= shares @ image + (mean - shares @ mean) * v.sum()
+            return np.asarray(roots * image)
+
+        values, vectors = _by_products(centred_product, n, n_leading)
     kept = _kept(values, n_leading)
     duals = roots[:, None] * vectors[:, kept] / np.sqrt(values[kept])
-    return Found(_signed(values[kept], duals, mean[:, 0]), total)
+    total = float(times.sum() * (1.0 - shares @ mean))
+    return Found(_signed(values[kept], duals, mean), total)
 
 
-def _product(rows: PackedRows, width: float, columns: Array, start: int) -> Array:
-    """Multiply some rows of the kernel matrix by columns."""
-    step = max(1, _CELLS_AT_ONCE // len(columns))
-    stop = min(start + _ROWS_A_TASK, len(columns))
-    pieces = (rows.taken(slice(a, min(a + step, stop))) for a in range(start, stop, step))
-    return np.concatenate([gaussian_kernel(piece, rows, width) @ columns for piece in pieces])
+def _product(rows: PackedRows, width: float, map_items: Map, vector: Array) -> Array:
+    """Multiply the kernel matrix of rows by a vector."""
+    task = partial(_some_product, rows, width, vector)
+    return np.concatenate([*map_items(task, range(0, rows.n_rows, _ROWS_A_TASK))])
+
+
+def _some_product(rows: PackedRows, width: float, vector: Array, start: int) -> Array:
+    some = rows.taken(slice(start, start + _ROWS_A_TASK))
+    return kernel_times_vector(some, rows, width, vector)
 
 
 def _by_products(
-    times_columns: Callable[[Array], Array], n: int, n_leading: int
+    times_vector: Callable[[Array], Array], n: int, n_leading: int
 ) -> tuple[Array, Array]:
     """Compute leading eigenpairs by Lanczos, largest first."""
     # A fixed generator of start vectors makes it give the same bytes each time.
     rng = np.random.default_rng(0)
-    operator = scipy.sparse.linalg.LinearOperator((n, n), times_columns, dtype=np.float64)
+    operator = scipy.sparse.linalg.LinearOperator((n, n), times_vector, dtype=np.float64)
     try:
         values, vectors = scipy.sparse.linalg.eigsh(operator, n_leading, which="LA", rng=rng)
     except scipy.sparse.linalg.ArpackNoConvergence as error:
@@ -256,8 +258,8 @@ def spread_landmarks(
     while len(chosen) < n_landmarks and (chances := times * apart).any():
         drawn = int(rng.choice(len(times), p=chances / chances.sum()))
         chosen.append(drawn)
-        kernel = gaussian_kernel(rows, rows.taken(slice(drawn, drawn + 1)), width)
-        apart = np.minimum(apart, 1.0 - kernel[:, 0])
+        kernel = gaussian_kernel(rows.taken(slice(drawn, drawn + 1)), rows, width)
+        apart = np.minimum(apart, 1.0 - kernel[0])
     return np.array(chosen, np.int64)
 
 

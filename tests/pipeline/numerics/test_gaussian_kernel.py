@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from pipeline.blocks import block_of
-from pipeline.numerics.gaussian_kernel import gaussian_kernel, kernel_times, squared_distances
+from pipeline.numerics.gaussian_kernel import (
+    gaussian_kernel,
+    kernel_times,
+    kernel_times_vector,
+    squared_distances,
+)
 from pipeline.numerics.packed_rows import PackedRows, of_bytes
 
 RNG = np.random.default_rng(3)
@@ -41,6 +46,14 @@ def test_distances_are_those_of_dense_rows(
     np.testing.assert_allclose(found, expected, rtol=1e-15)
     kernel = gaussian_kernel(packed(*left), packed(*right), 2.5)
     np.testing.assert_allclose(kernel, np.exp(-expected / 12.5), rtol=1e-14)
+
+
+@pytest.mark.parametrize("missing", [0, 0.1])
+def test_products_with_a_vector_are_those_of_the_matrix(missing: float) -> None:
+    left, right = packed(*data(30, 70, missing)), packed(*data(1500, 70, missing))
+    vector = RNG.standard_normal(1500)
+    found = kernel_times_vector(left, right, 3.0, vector)
+    np.testing.assert_allclose(found, gaussian_kernel(left, right, 3.0) @ vector, rtol=1e-10)
 
 
 def test_products_of_a_row_do_not_depend_on_the_rows_beside() -> None:
