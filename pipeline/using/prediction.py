@@ -85,7 +85,22 @@ def category_names(model: Model, params: Any, data: Labelled) -> tuple[str, ...]
     values = model.categories(params) if isinstance(model, Supervised) else None
     if values is None or not isinstance(model, Supervised):
         return ()
-    texts = _texts(model.column, data)
+    return label_names(values, model.column, data)
+
+
+def label_names(values: Array, column: str, data: Labelled) -> tuple[str, ...]:
+    """Name labels of a dataset, which are codes of texts, indices of segments or whole numbers.
+
+    Parameters
+    ----------
+    values
+        The labels, (n_labels,).
+    column
+        The per-row column, or `SEGMENT`.
+    data
+        The dataset.
+    """
+    texts = _texts(column, data)
     if texts is None:
         return tuple(f"{value:.17g}" for value in values.tolist())
     wanted = {int(value) for value in values}
