@@ -73,7 +73,7 @@ def _foot(models: Sequence[Model]) -> Iterator[str]:
     for found in _found(models, _LABELS)[:1]:
         yield f"{found['column']}: {found['commonest']:.1%} by the commonest alone"
         if found["rows_without"]:
-            yield f"{found['column']}: {found['rows_without']:,} rows have none, and are left out"
+            yield f"{found['column']}: rows without one, left out: {found['rows_without']:,}"
 
 
 def _found(models: Sequence[Model], name: str) -> list[Mapping[str, Any]]:

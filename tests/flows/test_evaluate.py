@@ -34,8 +34,16 @@ def dataset(folder: Path) -> Path:
     """Sixteen chunks, half of the rows to train on."""
     X, _ = probit_rows(1000, 8, 2, seed=4)
     split = np.where(np.arange(len(X)) % 2, "test", "train")
+    columns = {"split": split, "kind": kinds(X, ""), "score": X.sum(axis=1) / 2}
     path = folder / "d.zarr"
-    return write(path, X, words_per_chunk=1, columns={"split": split}, names=NAMES).path
+    return write(path, X, words_per_chunk=1, columns=columns, names=NAMES).path
+
+
+def kinds(X: np.ndarray, first: str = "many") -> np.ndarray:
+    """Whether rows have many ones; the first has another label, an empty one is missing."""
+    found = np.where(X.sum(axis=1) > 4, "many", "few")
+    found[0] = first
+    return found
 
 
 def fitted(dataset: Path, name: str, split: str | None = None, **settings: Any) -> str:
@@ -158,6 +166,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
 
 def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, cluster):
     command = ("--dataset", dataset, "--artifact", mixture, "--artifact", trait, "--no-baselines")
+    command += ("--label", "kind")
     serial = evaluated(cli, *command, "--executor", "serial")
     assert serial["n_samples"] == 1000
     assert 0 < serial["models"][1]["estimation_error"] < 0.01
@@ -180,6 +189,41 @@ def test_baselines_can_be_left_out_or_fail_alone(cli, folder, dataset, mixture):
     assert len(found["warnings"]) == 2
     assert "'item 3'" in found["warnings"][0]
     assert found["models"][0]["pairs"]["number"] == 21
+
+
+def test_a_label_is_told_by_the_nearest_rows_that_were_fitted(cli, dataset, mixture, capsys):
+    found = evaluated(cli, "--dataset", dataset, "--artifact", mixture, "--label", "kind")
+    model, flat = (next(m for m in found["models"] if m["n_components"] == n) for n in (4, 1))
+    near, told = model["neighbourhoods"], model["neighbour_labels"]
+    assert 0.6 < near["trustworthiness"] < 1
+    assert 0.6 < near["continuity"] < 1
+    assert (told["column"], told["rows"], told["rows_without"]) == ("kind", 999, 1)
+    assert told["neighbours"] == 499  # the first row was fitted, and has no label
+    assert told["commonest"] < min(told["accuracy"], told["accuracy_by_bits"]) - 0.1
+    assert not {"neighbourhoods", "neighbour_labels"} & {*flat}  # one code for all rows
+    print_evaluation(found)
+    table = capsys.readouterr().out
+    assert "kind of 999 rows: told by the 5 nearest of 499 rows fitted" in table
+    assert "kind: rows without one, left out: 1" in table
+    right = f"{told['accuracy']:.1%} ± {told['standard_error']:.1%}"
+    (line,) = (line for line in table.splitlines() if right in line)
+    assert f"{near['trustworthiness']:.3f}" in line
+
+
+def test_labels_of_another_dataset_are_the_same_texts(cli, tmp_path):
+    X, _ = probit_rows(400, 8, 2, seed=4)
+    old, new = X[:200], X[200:]
+    columns = [{"kind": kinds(part, name)} for part, name in ((old, "few"), (new, "many"))]
+    train = write(tmp_path / "train.zarr", old, columns=columns[0], names=NAMES).path
+    test = write(tmp_path / "test.zarr", new, columns=columns[1], names=NAMES).path
+    model = fitted(train, "bernoulli-mixture", n_components=3)
+    command = ("--artifact", model, "--no-baselines", "--label", "kind", "--dataset")
+    ((apart,), (own,)) = (evaluated(cli, *command, path)["models"] for path in (test, train))
+    for one in (apart, own):
+        assert one["neighbour_labels"]["accuracy_by_bits"] > 0.85
+    shutil.rmtree(train)
+    (gone,) = evaluated(cli, *command, test)["models"]
+    assert any(f"so neighbours are of {test}" in warning for warning in gone["warnings"])
 
 
 def segmented(path: Path, n_features: int, order: list[int], extra: bool = False) -> Path:
@@ -245,4 +289,8 @@ def test_what_is_not_there_is_refused(refused, dataset, mixture):
     )
     assert "nowhere" in refused("--dataset", dataset, "--artifact", "nowhere")
     assert "--artifact" in refused("--dataset", dataset)
+    columns = "There are: split, kind, score, segment."
+    assert refused(*here, "--label", "knd").endswith(f"got 'knd'. {columns}")
+    fractions = "--label: Expected texts or whole numbers in column 'score', got fractions."
+    assert fractions in refused(*here, "--label", "score")
     assert "--seed" in refused(*here, "--seed", -1)
