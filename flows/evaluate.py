@@ -27,7 +27,7 @@ from flows.cli.splits import named_split, split_to_fit
 from flows.cli.summary import print_json
 from flows.data.datasets import check_label, dataset_rows, open_named
 from flows.data.fitted import Fitted, check_features, load_fitted
-from flows.evaluating.codes import DrawnRows, Source, code_summary, draw
+from flows.evaluating.codes import DrawnRows, Source, draw, judged_codes
 from flows.evaluating.wording import described_shares, lacks, left_out
 from flows.fitting.training import Training, training_of, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
@@ -233,7 +233,7 @@ def _evaluated(job: Job, named: Named, observed: PairCounts, drawn: DrawnRows) -
         rows = job.rows(subject.labels.columns if subject.labels else ())
         sums = score_rows(subject, measure.name, rows, job.executor, job.options.seed, job.progress)
         predicted = prediction_summary(subject.labels, sums.values)
-        codes = code_summary(drawn, subject, named.segments, job.known_to(named))
+        codes = judged_codes(drawn, subject, named.segments, job.known_to(named))
     except FitError as error:
         notice = error.notice
         text = f"{named.name}: {notice.text}"

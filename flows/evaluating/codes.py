@@ -12,15 +12,14 @@ from pipeline.blocks import Rows
 from pipeline.executors.base import Executor
 from pipeline.known_segments import segment_indices
 from pipeline.progress import Progress
-from pipeline.statistics.labels import SEGMENT
-from pipeline.using.drawn_rows import Drawn, code_rows, draw_labelled, draw_rows
+from pipeline.statistics.labels import columns_to_read
+from pipeline.using.drawn_rows import Drawn, draw_labelled, draw_rows
 from pipeline.using.evaluate import Subject
 from pipeline.using.neighbourhoods import (
     MOST_FITTED,
     MOST_JUDGED,
     Vote,
-    neighbourhood_summary,
-    vote_summary,
+    code_summary,
 )
 from storage.dataset import BinaryDataset
 
@@ -90,7 +89,7 @@ def draw(source: Source, rows: Rows, trainings: Sequence[Training]) -> DrawnRows
 
 def _votes(source: Source, label: str, trainings: Sequence[Training]) -> dict[str, Vote]:
     how = (source.executor, source.seed, source.progress)
-    columns = () if label == SEGMENT else (label,)
+    columns = columns_to_read(label)
     rows = dataset_rows(source.dataset, source.split, columns=columns)
     judged = draw_labelled(rows, MOST_JUDGED, label, source.dataset, *how)
     votes = {}
@@ -98,14 +97,14 @@ def _votes(source: Source, label: str, trainings: Sequence[Training]) -> dict[st
         rows = training.rows(0, columns)
         fitted = draw_labelled(rows, MOST_FITTED, label, training.dataset, *how)
         apart = training.among(source.dataset, source.split) == "none"
-        votes[key] = Vote(judged, fitted, apart)
+        votes[key] = Vote(label, judged, fitted, apart)
     return votes
 
 
-def code_summary(
+def judged_codes(
     drawn: DrawnRows, subject: Subject, segments: Mapping[str, int], training: Training
 ) -> dict[str, Any]:
-    """Describe how well the codes of a model keep neighbourhoods, and tell the label.
+    """Describe the codes of a model, as `pipeline.using.neighbourhoods.code_summary` does.
 
     Parameters
     ----------
@@ -118,31 +117,16 @@ def code_summary(
     training
         Rows that were fitted.
 
-    Returns
-    -------
-    dict
-        `neighbourhoods`, and where there is a label `neighbour_labels`: its `column`,
-        `rows_without` one, and what `pipeline.using.neighbourhoods` says of both. Codes that are
-        all the same have neither.
-
     Raises
     ------
     FitError
         If a code is not finite.
     """
     source = drawn.source
-    how = (source.executor, source.seed, source.progress)
-    kept = neighbourhood_summary(drawn.judged, code_rows(subject, drawn.judged, *how))
-    found = {"neighbourhoods": kept} if kept else {}
-    if source.label is None:
-        return found
-    vote = drawn.votes[_key(training)]
+    vote = None if source.label is None else drawn.votes[_key(training)]
     there = replace(subject, segments=segment_indices(segments, training.dataset.segment_names))
-    codes = (code_rows(subject, vote.judged, *how), code_rows(there, vote.fitted, *how))
-    told = vote_summary(vote, *codes)
-    without = drawn.judged.n_rows - vote.judged.n_rows
-    labels = {"column": source.label, "rows_without": without, **told}
-    return {**found, "neighbour_labels": labels} if told else found
+    how = (source.executor, source.seed, source.progress)
+    return code_summary(subject, there, drawn.judged, vote, *how)
 
 
 def _key(training: Training) -> str:

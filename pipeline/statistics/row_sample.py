@@ -35,7 +35,7 @@ class RowSample:
     segments
         Indices of their segments, (n_kept,).
     labels
-        Their labels as numbers, not a number where none were given, (n_kept,).
+        Their labels as numbers, 0 where none were given, (n_kept,).
     """
 
     label: ClassVar[str] = "row sample"
@@ -63,7 +63,7 @@ class RowSample:
         X, mask = taken.dense(), taken.observed()
         observed = np.ones_like(X) if mask is None else mask
         segments = np.full(len(at), block.segment, np.int64)
-        drawn = np.full(len(at), np.nan) if labels is None else labels[at]
+        drawn = np.zeros(len(at)) if labels is None else labels[at]
         counts = FeatureCounts.of_block(block)
         return cls(counts, size, draws[at], taken.rows, X, observed, segments, drawn)
 

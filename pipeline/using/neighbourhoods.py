@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from pipeline.errors import FitError
+from pipeline.executors.base import Executor
 from pipeline.numerics.nearest_rows import hamming_distances, none_found, take_nearer
 from pipeline.numerics.neighbourhoods import NOBODY, nearest, trustworthiness, voted
-from pipeline.using.drawn_rows import Drawn
+from pipeline.progress import Progress, silent
+from pipeline.using.drawn_rows import Drawn, code_rows
+from pipeline.using.evaluate import Subject
 from pipeline.using.neighbours import row_bits
 
 Array = NDArray[np.float64]
@@ -29,42 +32,14 @@ MOST_JUDGED, MOST_FITTED = 2000, 20_000
 _PAIRS_AT_ONCE = 1 << 20
 
 
-def are_told_apart(codes: Array) -> bool:
-    """Tell whether codes differ: else no row is nearer than another."""
-    return bool((codes != codes[:1]).any())
-
-
-def neighbourhood_summary(drawn: Drawn, codes: Array) -> dict[str, Any]:
-    """Describe how far neighbours in the codes are neighbours in the bits, and the other way.
-
-    Returns
-    -------
-    dict
-        `n_neighbors`; `rows` judged, and `of` how many; `trustworthiness`, 1 where no row that is a
-        neighbour in the codes is not one in the bits, and `continuity`, the same with codes and
-        bits exchanged; 0.5 is chance. Empty where all codes are the same or rows fewer than 11.
-    """
-    n = drawn.block.n_samples
-    if n <= 2 * N_NEIGHBORS or not are_told_apart(codes):
-        return {}
-    bits = row_bits(drawn.block)
-    by_bits = hamming_distances(drawn.block.n_features, bits, bits)
-    by_codes = cdist(codes, codes, "sqeuclidean")
-    return {
-        "n_neighbors": N_NEIGHBORS,
-        "rows": n,
-        "of": drawn.n_rows,
-        "trustworthiness": trustworthiness(by_bits, by_codes, N_NEIGHBORS),
-        "continuity": trustworthiness(by_codes, by_bits, N_NEIGHBORS),
-    }
-
-
 @dataclass(frozen=True)
 class Vote:
     """Labels of rows, told by those of the nearest rows among others.
 
     Attributes
     ----------
+    column
+        Which labels.
     judged
         Rows whose labels are told.
     fitted
@@ -73,6 +48,7 @@ class Vote:
         Whether rows of the same number are different ones: those of other data.
     """
 
+    column: str
     judged: Drawn
     fitted: Drawn
     apart: bool
@@ -129,6 +105,83 @@ class Vote:
         labels = np.unique(both, return_inverse=True)[1]
         own, others = np.split(labels, [len(self.judged.labels)])
         return float((voted(others[neighbours]) == own).mean())
+
+
+def code_summary(
+    subject: Subject,
+    there: Subject,
+    judged: Drawn,
+    vote: Vote | None,
+    executor: Executor,
+    seed: int,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Describe how well the codes of a model keep neighbourhoods, and tell labels.
+
+    Parameters
+    ----------
+    subject
+        The model, among the segments of the rows to judge by.
+    there
+        The same among the segments of the rows that were fitted.
+    judged
+        The rows to judge by.
+    vote
+        Those with a label, if labels are to be told.
+    executor, seed, progress
+        As for `pipeline.using.drawn_rows.code_rows`.
+
+    Returns
+    -------
+    dict
+        `neighbourhoods`, as `neighbourhood_summary` has it; and `neighbour_labels`: the `column`,
+        `rows_without` a label, and what `vote_summary` has. Both are left out where empty.
+
+    Raises
+    ------
+    FitError
+        If a code is not finite.
+    """
+    how = (executor, seed, progress)
+    kept = neighbourhood_summary(judged, code_rows(subject, judged, *how))
+    found = {"neighbourhoods": kept} if kept else {}
+    if vote is None:
+        return found
+    codes = code_rows(subject, vote.judged, *how), code_rows(there, vote.fitted, *how)
+    without = judged.n_rows - vote.judged.n_rows
+    told = vote_summary(vote, *codes)
+    labels = {"column": vote.column, "rows_without": without, **told}
+    return {**found, "neighbour_labels": labels} if told else found
+
+
+def are_told_apart(codes: Array) -> bool:
+    """Tell whether codes differ: else no row is nearer than another."""
+    return bool((codes != codes[:1]).any())
+
+
+def neighbourhood_summary(drawn: Drawn, codes: Array) -> dict[str, Any]:
+    """Describe how far neighbours in the codes are neighbours in the bits, and the other way.
+
+    Returns
+    -------
+    dict
+        `n_neighbors`; `rows` judged, and `of` how many; `trustworthiness`, 1 where no row that is a
+        neighbour in the codes is not one in the bits, and `continuity`, the same with codes and
+        bits exchanged; 0.5 is chance. Empty where all codes are the same or rows fewer than 11.
+    """
+    n = drawn.block.n_samples
+    if n <= 2 * N_NEIGHBORS or not are_told_apart(codes):
+        return {}
+    bits = row_bits(drawn.block)
+    by_bits = hamming_distances(drawn.block.n_features, bits, bits)
+    by_codes = cdist(codes, codes, "sqeuclidean")
+    return {
+        "n_neighbors": N_NEIGHBORS,
+        "rows": n,
+        "of": drawn.n_rows,
+        "trustworthiness": trustworthiness(by_bits, by_codes, N_NEIGHBORS),
+        "continuity": trustworthiness(by_codes, by_bits, N_NEIGHBORS),
+    }
 
 
 def vote_summary(vote: Vote, judged: Array, fitted: Array) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import Supervised
 from pipeline.random import RowRandom
-from pipeline.statistics.labels import SEGMENT, as_numbers, labels_of
+from pipeline.statistics.labels import SEGMENT, as_numbers, columns_to_read, labels_of
 
 Array = NDArray[np.float64]
 Sums = dict[str, NDArray[Any]]
@@ -59,7 +59,7 @@ class Labels:
     @property
     def columns(self) -> tuple[str, ...]:
         """Per-row columns to read along."""
-        return () if self.column == SEGMENT else (self.column,)
+        return columns_to_read(self.column)
 
     def of(self, block: BinaryBlock) -> Array:
         """Give the category of each row, -1 where it was not fitted, or its number; NaN: none."""

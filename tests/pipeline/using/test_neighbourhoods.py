@@ -99,7 +99,7 @@ def told(far: NDArray[np.float64], own: int | None, labels: NDArray[Any], k: int
 def test_votes_are_those_of_a_plain_loop(apart: bool, n_fitted: int) -> None:
     judged, fitted = labelled(DATA, 30), labelled(DATA, n_fitted)
     codes = [RNG.integers(0, 4, (len(drawn.labels), 2)).astype(float) for drawn in (judged, fitted)]
-    found = vote_summary(Vote(judged, fitted, apart), *codes)
+    found = vote_summary(Vote("x", judged, fitted, apart), *codes)
     k = min(5, n_fitted - 1)
     sides = [DATA.take(drawn.block.rows) for drawn in (judged, fitted)]
     by_codes = ((codes[0][:, None] - codes[1]) ** 2).sum(axis=2)
@@ -132,6 +132,6 @@ def test_codes_that_are_all_the_same_and_few_rows_tell_nothing() -> None:
     drawn = labelled(DATA)
     same = np.ones((90, 2))
     assert neighbourhood_summary(drawn, same) == {}
-    assert vote_summary(Vote(drawn, drawn, False), same, same) == {}
+    assert vote_summary(Vote("x", drawn, drawn, False), same, same) == {}
     few = draw_rows(memory_rows(DATA), 10, SERIAL, 0)
     assert neighbourhood_summary(few, RNG.normal(size=(10, 2))) == {}
