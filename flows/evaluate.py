@@ -76,8 +76,8 @@ knows the rows that it is judged by is called in-sample.
 A second table says how well codes keep neighbourhoods, by the 5 nearest of up to 2,000 rows that
 are drawn. Trustworthiness is 1 where no row that is a neighbour in the codes is not one in the
 bits, and 0.5 by chance; continuity is the same with codes and bits exchanged. `--label` adds how
-often the 5 nearest rows, by codes, of up to 20,000 rows fitted tell the label of a row, and how
-often they do by bits.
+often a row's label is told by the 5 rows with the nearest codes, of up to 20,000 that were fitted,
+and how often by the 5 with the nearest bits, which is the value to beat.
 """
 EXAMPLES = """Examples:
 
@@ -116,7 +116,7 @@ class Options:
     ] = None
     label: Annotated[
         str | None,
-        Option(help="Per-row column, or segment, that the nearest rows by codes should tell."),
+        Option(help="Per-row column, or segment, to be told by the rows with the nearest codes."),
     ] = None
     with_baselines: Annotated[
         bool,
@@ -222,7 +222,7 @@ def _drawn(job: Job) -> DrawnRows:
     """Draw the rows to judge codes by."""
     options = job.options
     source = Source(job.dataset, job.split, options.label, job.executor, options.seed, job.progress)
-    return draw(source, job.rows(), [job.known_to(named) for named in job.loaded] or [job.training])
+    return draw(source, job.rows(), [job.training, *map(job.known_to, job.loaded)])
 
 
 def _evaluated(job: Job, named: Named, observed: PairCounts, drawn: DrawnRows) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _evaluated(job: Job, named: Named, observed: PairCounts, drawn: DrawnRows) -
 def _doubts(job: Job, named: Named, codes: Mapping[str, Any]) -> list[str]:
     """Say where codes are not compared, or not with those of the rows that were fitted."""
     if "neighbourhoods" not in codes:
-        return ["all rows have the same codes, or there are too few, so neighbours are left out"]
+        return ["all codes are the same, or rows are fewer than 11, so neighbours are left out"]
     if named.training is None and job.options.label is not None:
         rows = job.training.dataset.path
         return [f"the rows that were fitted are not there any more, so neighbours are of {rows}"]
@@ -295,13 +295,13 @@ def check(options: Options) -> Plan:
     check_seed(options.seed)
     dataset = open_named(options.dataset)
     split = named_split(dataset, options.split)
+    check_label(dataset, options.label)
     loaded = [_loaded(path, dataset) for path in options.artifacts]
     check_memory(8 * _MATRICES * dataset.n_features**2, dataset.n_features)
     own = whole_training(dataset, split_to_fit(dataset, None))
     training = next((named.training for named in loaded[:1] if named.training), own)
-    for fitted in (whole_training(dataset, split), training, *(named.training for named in loaded)):
-        if fitted is not None:
-            check_label(fitted.dataset, options.label)
+    for known in (training, *(named.training for named in loaded if named.training)):
+        check_label(known.dataset, options.label)
     return Plan(options, dataset, split, loaded, training, open_executor)
 
 

@@ -15,12 +15,7 @@ from pipeline.progress import Progress
 from pipeline.statistics.labels import columns_to_read
 from pipeline.using.drawn_rows import Drawn, draw_labelled, draw_rows
 from pipeline.using.evaluate import Subject
-from pipeline.using.neighbourhoods import (
-    MOST_FITTED,
-    MOST_JUDGED,
-    Vote,
-    code_summary,
-)
+from pipeline.using.neighbourhoods import MOST_FITTED, MOST_JUDGED, Vote, code_summary
 from storage.dataset import BinaryDataset
 
 
@@ -57,7 +52,7 @@ class DrawnRows:
     judged
         Some of the rows to judge by.
     votes
-        Some of those with a label, beside rows that were fitted, by which these are.
+        Some of those with a label, beside some of the rows that a model was fitted to; by these.
     """
 
     source: Source
