@@ -25,8 +25,10 @@ from flows.cli.options import (
 from flows.cli.progress import reporting
 from flows.cli.splits import named_split, split_to_fit
 from flows.cli.summary import print_json
-from flows.data.datasets import dataset_rows, open_named
+from flows.data.datasets import check_label, dataset_rows, open_named
 from flows.data.fitted import Fitted, check_features, load_fitted
+from flows.evaluating.codes import DrawnRows, Source, draw, judged_codes
+from flows.evaluating.wording import described_shares, lacks, left_out
 from flows.fitting.training import Training, training_of, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
@@ -38,13 +40,11 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed, fit, start
 from pipeline.known_segments import segment_indices, unknown_segments
-from pipeline.models.base import Model
-from pipeline.models.capabilities import Reconstructs, Samples, Supervised
+from pipeline.models.capabilities import Samples, Supervised
 from pipeline.progress import Progress
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.using.calibration import (
     SAMPLE_ROWS,
-    Comparison,
     compare_features,
     compare_pairs,
     implied_pairs,
@@ -72,10 +72,17 @@ and of joint ones, in the data and in rows drawn from the model. All come in one
 first, beside two simple models. These are fitted to the rows that the first artifact was fitted to;
 where those are not there any more, to the split `train` of the dataset, or to all its rows. What
 knows the rows that it is judged by is called in-sample.
+
+A second table says how well codes keep neighbourhoods, by the 5 nearest of up to 2,000 rows that
+are drawn. Trustworthiness is 1 where no row that is a neighbour in the codes is not one in the
+bits, and 0.5 by chance; continuity is the same with codes and bits exchanged. `--label` adds how
+often a row's label is told by the 5 rows with the nearest codes, of up to 20,000 that were fitted,
+and how often by the 5 with the nearest bits, which is the value to beat.
 """
 EXAMPLES = """Examples:
 
     python -m flows.evaluate --dataset votes.zarr --artifact runs/votes --split test
+    python -m flows.evaluate --dataset votes.zarr --artifact runs/votes --split test --label party
     python -m flows.evaluate --dataset votes.zarr --artifact runs/a --artifact runs/b --json
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
@@ -107,6 +114,10 @@ class Options:
             "[default: all]"
         ),
     ] = None
+    label: Annotated[
+        str | None,
+        Option(help="Per-row column, or segment, to be told by the rows with the nearest codes."),
+    ] = None
     with_baselines: Annotated[
         bool,
         Option(
@@ -128,6 +139,7 @@ class Named:
     subject: Subject
     n_components: int
     training: Training | None
+    segments: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -150,6 +162,10 @@ class Job(Plan):
     executor: Executor
     progress: Progress
 
+    def known_to(self, named: Named) -> Training:
+        """Give the rows that a model was fitted to, or those of simple models in their place."""
+        return named.training or self.training
+
     def rows(self, columns: tuple[str, ...] = ()) -> Rows:
         """Give the rows to judge by; they stay in memory, as every model goes over them."""
         memory = memory_for_rows(self.executor)
@@ -168,6 +184,7 @@ def _loaded(path: str, dataset: BinaryDataset) -> Named:
         Subject(fitted.model, fitted.params, segments, _labels(fitted, dataset)),
         fitted.artifact.manifest["n_components"],
         training_of(fitted.artifact.manifest, dataset),
+        known,
         tuple(unknown_segments(known, names)),
     )
 
@@ -201,7 +218,14 @@ def _baselines(job: Job) -> tuple[list[Named], list[str]]:
     return fitted, warnings
 
 
-def _evaluated(job: Job, named: Named, observed: PairCounts) -> dict[str, Any]:
+def _drawn(job: Job) -> DrawnRows:
+    """Draw the rows to judge codes by."""
+    options = job.options
+    source = Source(job.dataset, job.split, options.label, job.executor, options.seed, job.progress)
+    return draw(source, job.rows(), [job.training, *map(job.known_to, job.loaded)])
+
+
+def _evaluated(job: Job, named: Named, observed: PairCounts, drawn: DrawnRows) -> dict[str, Any]:
     """Evaluate one model."""
     subject, model = named.subject, named.subject.model
     try:
@@ -209,6 +233,7 @@ def _evaluated(job: Job, named: Named, observed: PairCounts) -> dict[str, Any]:
         rows = job.rows(subject.labels.columns if subject.labels else ())
         sums = score_rows(subject, measure.name, rows, job.executor, job.options.seed, job.progress)
         predicted = prediction_summary(subject.labels, sums.values)
+        codes = judged_codes(drawn, subject, named.segments, job.known_to(named))
     except FitError as error:
         notice = error.notice
         text = f"{named.name}: {notice.text}"
@@ -222,9 +247,25 @@ def _evaluated(job: Job, named: Named, observed: PairCounts) -> dict[str, Any]:
         **likelihood_summary(measure, sums),
         **reconstruction_summary(sums),
         **predicted,
+        **codes,
         **_calibration(job, subject, sums.values["segment_rows"], observed),
-        "warnings": [*named.warnings, *_left_out(predicted), *_missing(model)],
+        "warnings": [
+            *named.warnings,
+            *left_out(predicted),
+            *lacks(model),
+            *(_doubts(job, named, codes) if named.artifact else ()),
+        ],
     }
+
+
+def _doubts(job: Job, named: Named, codes: Mapping[str, Any]) -> list[str]:
+    """Say where codes are not compared, or not with those of the rows that were fitted."""
+    if "neighbourhoods" not in codes:
+        return ["all codes are the same, or rows are fewer than 11, so neighbours are left out"]
+    if named.training is None and job.options.label is not None:
+        rows = job.training.dataset.path
+        return [f"the rows that were fitted are not there any more, so neighbours are of {rows}"]
+    return []
 
 
 def _rows_fitted(job: Job, named: Named) -> str:
@@ -243,42 +284,8 @@ def _calibration(
     )
     names = job.dataset.feature_names
     return {
-        "marginals": _described(compare_features(observed, implied), names),
-        "pairs": _described(compare_pairs(observed, implied), names),
-    }
-
-
-def _left_out(predicted: Mapping[str, Any]) -> list[str]:
-    """Say which labels were not looked at, or could not be right."""
-    found = predicted.get("prediction", {})
-    told = {
-        "rows_without": "rows have no label, and are left out",
-        "unseen": "rows have a label that was not fitted, which counts as wrong",
-    }
-    return [
-        f"column {found['column']!r}: {found[name]:,} {text}"
-        for name, text in told.items()
-        if found.get(name)
-    ]
-
-
-def _missing(model: Model) -> list[str]:
-    """Say what cannot be told of a model."""
-    told = {
-        Samples: "the model draws no rows, so its marginals and pairs cannot be compared",
-        Reconstructs: "the model does not turn codes back into bits, so no bits are compared",
-    }
-    return [text for capability, text in told.items() if not isinstance(model, capability)]
-
-
-def _described(shares: Comparison, names: Sequence[str]) -> dict[str, Any]:
-    """Describe how shares in the data and in the model differ, the largest differences by name."""
-    return {
-        "number": len(shares.observed),
-        "rmse": shares.rmse,
-        "rmse_by_chance": shares.rmse_by_chance,
-        "largest": shares.largest_by_name(names),
-        "calibration": shares.binned(),
+        "marginals": described_shares(compare_features(observed, implied), names),
+        "pairs": described_shares(compare_pairs(observed, implied), names),
     }
 
 
@@ -288,10 +295,13 @@ def check(options: Options) -> Plan:
     check_seed(options.seed)
     dataset = open_named(options.dataset)
     split = named_split(dataset, options.split)
+    check_label(dataset, options.label)
     loaded = [_loaded(path, dataset) for path in options.artifacts]
     check_memory(8 * _MATRICES * dataset.n_features**2, dataset.n_features)
     own = whole_training(dataset, split_to_fit(dataset, None))
     training = next((named.training for named in loaded[:1] if named.training), own)
+    for known in (training, *(named.training for named in loaded if named.training)):
+        check_label(known.dataset, options.label)
     return Plan(options, dataset, split, loaded, training, open_executor)
 
 
@@ -308,12 +318,15 @@ def run_evaluate(plan: Plan) -> dict[str, Any]:
         stages = Stages(ready, dataset.feature_names, dataset.segment_names)
         job = Job(**vars(plan), executor=ready, progress=progress)
         try:
+            drawn = stages.run("draw rows", partial(_drawn, job))
             observed = stages.run("pair counts", partial(_observed, job))
             simple, warnings = [], []
             if plan.options.with_baselines:
                 simple, warnings = stages.run("baselines", partial(_baselines, job))
             models = [
-                stages.run(f"evaluate {named.name}", partial(_evaluated, job, named, observed))
+                stages.run(
+                    f"evaluate {named.name}", partial(_evaluated, job, named, observed, drawn)
+                )
                 for named in (*plan.loaded, *simple)
             ]
         finally:

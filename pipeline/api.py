@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import Chunk, Rows
+from pipeline.blocks import Rows
 from pipeline.display import Facts, Shown
 from pipeline.errors import FitError, suggestion
 from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
+from pipeline.given import Dataset, Stored
 from pipeline.in_python import in_python, speaking_python, told_in_python
 from pipeline.known_segments import known_segments, segment_indices, unknown_segments
 from pipeline.learning.convergence import kept_objective
@@ -31,7 +32,9 @@ from pipeline.params import named_arrays
 from pipeline.progress import Progress
 from pipeline.random import RowRandom
 from pipeline.runs import Run, rows_by_chunk, runs_of
+from pipeline.statistics.labels import columns_to_read
 from pipeline.telling import telling
+from pipeline.using.drawn_rows import draw_labelled, draw_rows
 from pipeline.using.evaluate import (
     Subject,
     likelihood_summary,
@@ -40,6 +43,7 @@ from pipeline.using.evaluate import (
     score_rows,
 )
 from pipeline.using.features import check_features
+from pipeline.using.neighbourhoods import MOST_FITTED, MOST_JUDGED, Vote, code_summary
 from pipeline.using.prediction import category_names, labels_for, prediction_summary
 from pipeline.using.stored import stored_model, stored_objective
 from pipeline.using.transform import Reconstruction, Transform
@@ -47,52 +51,6 @@ from pipeline.using.transform import Reconstruction, Transform
 T = TypeVar("T")
 
 _THREADS, _ROWS_A_RUN = ThreadsExecutor(), 1 << 16
-
-
-class Reader(Protocol):
-    """Reads chunks by key."""
-
-    def __call__(self, key: int) -> Chunk:
-        """Read a chunk."""
-
-
-class Dataset(Protocol):
-    """Rows to work on: `storage.open_dataset` gives one."""
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features."""
-
-    @property
-    def segment_names(self) -> tuple[str, ...]:
-        """Names of the segments."""
-
-    @property
-    def levels(self) -> Mapping[str, Iterable[str]]:
-        """Texts of those per-row columns that hold codes of texts."""
-
-    @property
-    def n_chunks(self) -> int:
-        """Number of chunks."""
-
-    def reader(
-        self,
-        split: str | None = None,
-        memory: int = 0,
-        skipped: Sequence[int] = (),
-        columns: tuple[str, ...] = (),
-    ) -> Reader:
-        """Give what reads chunks, or their rows of a split, with per-row columns."""
-
-
-class Stored(Protocol):
-    """A fitted model on disk: `storage.load_artifact` gives one."""
-
-    @property
-    def manifest(self) -> Mapping[str, Any]:
-        """What is recorded beside the arrays."""
-
-    def __getitem__(self, name: str) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -276,17 +234,34 @@ def evaluate(
     dataset: Dataset,
     *,
     split: str | None = None,
+    label: str | None = None,
+    fitted_split: str | None = None,
     seed: int = 0,
     executor: Executor = _THREADS,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Say how well a fitted model describes rows; `flows.evaluate` says more.
 
+    Parameters
+    ----------
+    fitted
+        The model.
+    dataset, split
+        The rows; features must be those of the fit.
+    label
+        A per-row column, or `segment`, to be told by the rows with the nearest codes.
+    fitted_split
+        The split of the dataset that these rows are of; None takes all.
+    seed, executor, progress
+        As for `fit`.
+
     Returns
     -------
     Evaluation
         `kind` and value of the likelihood of a row in nats, its standard error, `wrong_bits` and
-        `nll_per_bit` of reconstructions, and `prediction` of labels, each where the model gives it.
+        `nll_per_bit` of reconstructions, and `prediction` of labels, each where the model gives it;
+        `neighbourhoods` of codes, and with a label `neighbour_labels`, unless all codes are the
+        same.
 
     Raises
     ------
@@ -298,10 +273,25 @@ def evaluate(
         subject = replace(_subject(fitted, dataset), labels=labels)
         rows = _rows(dataset, split, columns=labels.columns if labels else ())
         measure = measure_of(subject, rows.n_features)
+        how = (executor, seed, told)
+        vote = None if label is None else _vote(dataset, split, fitted_split, label, *how)
+        codes = code_summary(subject, subject, draw_rows(rows, MOST_JUDGED, *how), vote, *how)
         sums = score_rows(subject, measure.name, rows, executor, seed, told)
     predicted = prediction_summary(labels, sums.values)
     found = {**likelihood_summary(measure, sums), **reconstruction_summary(sums), **predicted}
-    return Evaluation(found)
+    return Evaluation({**found, **codes})
+
+
+def _vote(
+    dataset: Dataset, split: str | None, fitted_split: str | None, label: str, *how: Any
+) -> Vote:
+    """Draw rows whose label is to be told, and those that tell it."""
+    columns = columns_to_read(label)
+    judged, fitted = (
+        draw_labelled(_rows(dataset, name, 0, columns), size, label, dataset, *how)
+        for name, size in ((split, MOST_JUDGED), (fitted_split, MOST_FITTED))
+    )
+    return Vote(label, judged, fitted, apart=False)
 
 
 class Evaluation(Shown, dict[str, Any]):

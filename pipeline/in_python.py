@@ -15,7 +15,8 @@ from pipeline.errors import FitError, Notice
 _VALUE = r"[\w.,+-]*\w"
 _OPTION = re.compile(
     rf"--(?:set (?P<setting>\w+)(?:=(?P<value>{_VALUE}))?"
-    r"|(?P<argument>model|components|layers|seed|split)\b(?: (?P<number>\d+(?:,\d+)*|auto)\b)?)"
+    r"|(?P<argument>model|components|layers|seed|split|label)\b"
+    r"(?: (?P<number>\d+(?:,\d+)*|auto)\b)?)"
 )
 _WORDS = {"yes": "True", "no": "False"}
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flows.cli.code_tables import print_codes
 from flows.cli.splits import told_rows
 
 _WIDTH = 200  # a table that breaks its lines cannot be read
@@ -45,6 +46,7 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     kinds = {model["kind"] for model in models}
     for kind in (kind for kind in _KINDS if kind in kinds and kind != "exact"):
         console.print(f"{kind}: {_KINDS[kind]}", markup=False)
+    print_codes(models, console)
     for model in models:
         for line in _told(model):
             console.print(line, markup=False)

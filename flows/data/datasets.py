@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flows.data.ingesting import ingest_sources
 from flows.running.environment import examples_path
 from pipeline.blocks import Rows
+from pipeline.statistics.labels import SEGMENT
 from storage.dataset import BinaryDataset, open_dataset
 from storage.errors import Busy, DataError
 from storage.examples import PREFIX, example_slug, examples_digest
@@ -35,6 +36,22 @@ def open_named(name: str) -> BinaryDataset:
             return ingest_sources([name], path, overwrite=path.exists())
         except Busy:
             time.sleep(0.2)  # another run is making it
+
+
+def check_label(dataset: BinaryDataset, name: str | None) -> None:
+    """Refuse a label that is neither a per-row column nor the segments.
+
+    Raises
+    ------
+    DataError
+        Naming what there is.
+    """
+    columns = dataset.column_names
+    if name not in (None, SEGMENT, *columns):
+        have = ", ".join([*columns, SEGMENT])
+        raise DataError(
+            f"{dataset.path}: --label: Expected a per-row column, got {name!r}. There are: {have}."
+        )
 
 
 def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:

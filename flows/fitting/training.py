@@ -31,9 +31,9 @@ class Training:
         """Number of chunks, or None where they are the whole dataset."""
         return self.n_chunks if self.n_chunks < self.dataset.n_chunks else None
 
-    def rows(self, memory: int) -> Rows:
-        """Give the rows; they may stay in memory."""
-        found = dataset_rows(self.dataset, self.split, memory, self.skipped)
+    def rows(self, memory: int, columns: tuple[str, ...] = ()) -> Rows:
+        """Give the rows, which may stay in memory, with per-row columns."""
+        found = dataset_rows(self.dataset, self.split, memory, self.skipped, columns)
         return replace(found, n_chunks=self.n_chunks)
 
     def among(self, dataset: BinaryDataset, split: str | None) -> Fitted:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.plots import COLOURS, GREY, MARKERS, Key, Ramp, blend
+from flows.report.plots import COLOURS, GREY, MARKERS, MORE_COLOURS, Key, Ramp, blend
 from flows.report.rows import CodedRows
 from pipeline.statistics.labels import SEGMENT
 
-TOLD_APART = 2 * len(COLOURS)
+TOLD_APART = 12
 """Labels that have a colour and marker of their own."""
 _STEPS = 24
+_COLOURS = (*COLOURS, *MORE_COLOURS)
 _FIRST, _LAST = COLOURS[0], COLOURS[4]
 
 
@@ -101,5 +102,5 @@ def _natural(name: str) -> tuple[float, str]:
 
 
 def _look(name: str, k: int) -> Key:
-    turn, colour = divmod(k, len(COLOURS))
-    return Key(name, COLOURS[colour], MARKERS[(colour + 3 * turn) % len(MARKERS)])
+    turn, colour = divmod(k, len(_COLOURS))
+    return Key(name, _COLOURS[colour], MARKERS[(colour + 3 * turn) % len(MARKERS)])

@@ -111,7 +111,7 @@ def _scattered(
     n_components = coded.codes.shape[1]
     which = "component 1" if n_components == 1 else f"components 1 and 2 of {n_components}"
     by = f", by {labels.name}" if labels else ""
-    alt = f"Posterior means of {which}, of {len(points):,} rows{by}."
+    alt = f"Codes of {len(points):,} rows{by}: {which}."
     keys = () if ramp or labels is None else tuple(kind.key for kind in kinds)
     return Figure("Rows in latent space", alt, plot, note=alt + note, keys=keys, ramp=ramp)
 
@@ -127,6 +127,7 @@ def _mark(plot: Any, points: Array, facts: list[tuple[str, list[str]]], key: Key
     # Names of per-row columns may be anything, so they are no names of Bokeh's columns.
     data |= {f"fact{k}": values for k, (_, values) in enumerate(shown)}
     style: Any = {"color": key.colour, "fill_alpha": 0.55, "line_alpha": 0.9, "size": "size"}
+    style["line_width"] = 2 if key.marker == "plus" else 1  # it has no area
     marks = plot.scatter("x", "y", source=data, marker=key.marker, **style)
     hovering(plot, marks, [(name, f"fact{k}") for k, (name, _) in enumerate(shown)])
 

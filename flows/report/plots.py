@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 # Okabe & Ito's colours, told apart by the colour-blind; yellow is too pale for white paper, black
 # too dark for black. A second round has another marker.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MORE_COLOURS = ("#9B51E0", "#7F5539", "#D81B60", "#999933")
+"""For labels, of which ten are as many as there are digits: no nearer to each other than those."""
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus")
 NEGATIVE, POSITIVE = COLOURS[:2]
 SIGNS = "orange is positive, blue negative"

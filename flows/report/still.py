@@ -192,7 +192,8 @@ def _keys(keys: Sequence[Key], room: float) -> _Part:
                 ends = ([x, x + 12], [middle, middle])
                 paper.plot(*ends, color=key.colour, linewidth=2, linestyle=(0, (4, 4)))
             else:
-                paper.plot(x + 6, middle, MARKERS[key.marker], color=key.colour, markersize=8)
+                style: Any = {"color": key.colour, "ms": 8, "mew": 2 if key.marker == "plus" else 1}
+                paper.plot(x + 6, middle, MARKERS[key.marker], **style)
             paper.text(x + _KEY, middle, name, size=_TEXT, color=INK, va="center_baseline")
 
     return _Part(_ABOVE + (places[-1][0] + 1) * _LINE, draw)

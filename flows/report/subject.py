@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flows.data.datasets import check_label
 from flows.data.fitted import Fitted, load_fitted
 from flows.report.figures import ImageLayout, image_layout
 from flows.report.rows import fitted_dataset
 from pipeline.errors import FitError
-from pipeline.statistics.labels import SEGMENT
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.locations import Place, place
@@ -87,7 +86,7 @@ def subject_of(
     layout = _layout(fitted, options.image_shape)
     dataset, note = (opened, "") if opened else fitted_dataset(fitted, options.dataset)
     if dataset is not None:
-        _check_label(options.label, dataset.column_names)
+        check_label(dataset, options.label)
     return Subject(fitted, layout, dataset, options.label, (note,) if note else ())
 
 
@@ -129,10 +128,3 @@ def _layout(fitted: Fitted, shape: str | None) -> ImageLayout | None:
         if shape is not None:
             raise
         return None
-
-
-def _check_label(name: str | None, columns: Sequence[str]) -> None:
-    """Refuse a label that is neither a per-row column nor the segments."""
-    if name not in (None, SEGMENT, *columns):
-        have = ", ".join([*columns, SEGMENT])
-        raise DataError(f"--label: Expected a per-row column, got {name!r}. There are: {have}.")

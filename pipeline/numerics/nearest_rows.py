@@ -25,6 +25,7 @@ Metric = Literal["hamming", "jaccard"]
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 Distances = NDArray[np.float64]
+_Bits = tuple[Words, Words]  # values and mask
 
 NO_ROW = np.iinfo(np.int64).max
 """In the place of a neighbour that there is not."""
@@ -109,17 +110,30 @@ def take_nearer(
     found
         The nearest so far of the rows on the left; they are changed in place.
     """
+    masked, own, others = _masked(n_features, left, right)
+    own_rows, other_rows = (*own, left.rows), (*others, right.rows)
+    _take_nearer(metric == "jaccard", masked, n_features, own_rows, other_rows, itself, *found)
+
+
+def hamming_distances(n_features: int, left: RowBits, right: RowBits) -> Distances:
+    """Give all distances by `hamming`, (n_left, n_right).
+
+    Parameters
+    ----------
+    n_features, left, right
+        As for `take_nearer`.
+    """
+    far = np.empty((len(left.rows), len(right.rows)))
+    masked, own, others = _masked(n_features, left, right)
+    _all_hamming(masked, n_features, own, others, far)
+    return far
+
+
+def _masked(n_features: int, left: RowBits, right: RowBits) -> tuple[bool, _Bits, _Bits]:
+    """Give values and masks of both sides, and whether a value is missing on either."""
     masked = left.observed is not None or right.observed is not None
     masks = [_mask(side, n_features) if masked else side.words for side in (left, right)]
-    _take_nearer(
-        metric == "jaccard",
-        masked,
-        n_features,
-        (left.words, masks[0], left.rows),
-        (right.words, masks[1], right.rows),
-        itself,
-        *found,
-    )
+    return masked, (left.words, masks[0]), (right.words, masks[1])
 
 
 def _mask(side: RowBits, n_features: int) -> Words:
@@ -196,6 +210,18 @@ def _take_nearer(
                 _divide(jaccard, masked, n_features, counts, far)
             excluded = -1 if itself else own_rows[i]
             _insert(whole, keys, far, rows, excluded, distances, indices, i)
+
+
+@_kernel
+def _all_hamming(masked: bool, n_features: int, left: _Bits, right: _Bits, far: Distances) -> None:
+    counts = np.empty((3, far.shape[1]), np.uint64)
+    for i in range(len(far)):
+        if masked:
+            _count_observed(*left, i, *right, counts)
+            _divide(False, True, n_features, counts, far[i])
+        else:
+            _count_differing(left[0], i, right[0], counts[0])
+            far[i] = counts[0]
 
 
 @_kernel

@@ -20,6 +20,11 @@ SEGMENT = "segment"
 MOST_CATEGORIES = 1000
 
 
+def columns_to_read(column: str) -> tuple[str, ...]:
+    """Name the per-row columns that a block must have for `labels_of`."""
+    return () if column == SEGMENT else (column,)
+
+
 def labels_of(block: BinaryBlock, column: str) -> NDArray[Any]:
     """Give the labels of a block: a per-row column, or the index of its segment, (n_samples,)."""
     if column == SEGMENT:

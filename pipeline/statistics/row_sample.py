@@ -1,4 +1,4 @@
-"""Some rows drawn from all, beside the counts of all: for starts that need real rows."""
+"""Some rows drawn from all, beside the counts of all: for what needs real rows, and not many."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
+
+_PER_ROW = ("draws", "rows", "X", "observed", "segments", "labels")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class RowSample:
         Their original rows, (n_kept,).
     X, observed
         Their values and mask, (n_kept, n_features).
+    segments
+        Indices of their segments, (n_kept,).
+    labels
+        Their labels as numbers, 0 where none were given, (n_kept,).
     """
 
     label: ClassVar[str] = "row sample"
@@ -39,16 +45,27 @@ class RowSample:
     rows: NDArray[np.int64]
     X: NDArray[np.uint8]
     observed: NDArray[np.uint8]
+    segments: NDArray[np.int64]
+    labels: NDArray[np.float64]
 
     @classmethod
-    def of_block(cls, block: BinaryBlock, size: int, rng: RowRandom) -> Self:
-        """Draw from one block, by the stream `sample`."""
+    def of_block(
+        cls,
+        block: BinaryBlock,
+        size: int,
+        rng: RowRandom,
+        labels: NDArray[np.float64] | None = None,
+    ) -> Self:
+        """Draw from one block, by the stream `sample`; labels of its rows go along."""
         draws = rng.stream("sample").uniform(block.rows, 1)[:, 0]
         at = np.argsort(draws, kind="stable")[:size]
         taken = block.taken(at)
         X, mask = taken.dense(), taken.observed()
         observed = np.ones_like(X) if mask is None else mask
-        return cls(FeatureCounts.of_block(block), size, draws[at], taken.rows, X, observed)
+        segments = np.full(len(at), block.segment, np.int64)
+        drawn = np.zeros(len(at)) if labels is None else labels[at]
+        counts = FeatureCounts.of_block(block)
+        return cls(counts, size, draws[at], taken.rows, X, observed, segments, drawn)
 
     @property
     def n_samples(self) -> int:
@@ -62,8 +79,7 @@ class RowSample:
 
     def merge(self, other: Self) -> Self:
         """Keep the smallest draws of both."""
-        names = ("draws", "rows", "X", "observed")
-        both = {n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in names}
+        both = {n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in _PER_ROW}
         at = np.lexsort((both["rows"], both["draws"]))[: self.size]
         kept = {name: values[at] for name, values in both.items()}
         return type(self)(self.counts.merge(other.counts), self.size, **kept)
@@ -76,8 +92,7 @@ class RowSample:
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name."""
-        names = ("draws", "rows", "X", "observed")
-        own = {f"sample_{name}": getattr(self, name) for name in names}
+        own = {f"sample_{name}": getattr(self, name) for name in _PER_ROW}
         return {**self.counts.arrays(), "sample_size": np.array(self.size), **own}
 
     @classmethod

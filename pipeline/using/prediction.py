@@ -18,7 +18,7 @@ from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import Supervised
 from pipeline.random import RowRandom
-from pipeline.statistics.labels import SEGMENT, as_numbers, labels_of
+from pipeline.statistics.labels import SEGMENT, as_numbers, columns_to_read, labels_of
 
 Array = NDArray[np.float64]
 Sums = dict[str, NDArray[Any]]
@@ -59,7 +59,7 @@ class Labels:
     @property
     def columns(self) -> tuple[str, ...]:
         """Per-row columns to read along."""
-        return () if self.column == SEGMENT else (self.column,)
+        return columns_to_read(self.column)
 
     def of(self, block: BinaryBlock) -> Array:
         """Give the category of each row, -1 where it was not fitted, or its number; NaN: none."""
@@ -85,7 +85,22 @@ def category_names(model: Model, params: Any, data: Labelled) -> tuple[str, ...]
     values = model.categories(params) if isinstance(model, Supervised) else None
     if values is None or not isinstance(model, Supervised):
         return ()
-    texts = _texts(model.column, data)
+    return label_names(values, model.column, data)
+
+
+def label_names(values: Array, column: str, data: Labelled) -> tuple[str, ...]:
+    """Name labels of a dataset, which are codes of texts, indices of segments or whole numbers.
+
+    Parameters
+    ----------
+    values
+        The labels, (n_labels,).
+    column
+        The per-row column, or `SEGMENT`.
+    data
+        The dataset.
+    """
+    texts = _texts(column, data)
     if texts is None:
         return tuple(f"{value:.17g}" for value in values.tolist())
     wanted = {int(value) for value in values}

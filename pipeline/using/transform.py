@@ -73,7 +73,7 @@ class Transform:
             rows = block.rows
             coded = _coded(self.model, params, block, self.rng, self.reconstruction)
             found = {ROW: rows, **coded}
-            stored = {name: _stored(name, a, rows, self.dtype) for name, a in found.items()}
+            stored = {name: as_stored(name, a, rows, self.dtype) for name, a in found.items()}
             put(codes, run, places, stored)
         return codes
 
@@ -81,7 +81,7 @@ class Transform:
         """Cut out the run's rows, few at a time, and say where each belongs."""
         for block, at, places in rows_of_run(self.read, run):
             segment = int(self.segments[block.segment])
-            for some in _portions(len(at), block.n_features):
+            for some in portions_of(len(at), block.n_features):
                 yield replace(block.taken(at[some]), segment=segment), places[some]
 
 
@@ -99,7 +99,7 @@ def described_codes(
         name: (
             ("feature",) if name == reconstruction else model.codes[name],
             values.shape[1:],
-            str(_stored(name, values, nothing.rows, dtype).dtype),
+            str(as_stored(name, values, nothing.rows, dtype).dtype),
         )
         for name, values in found.items()
     }
@@ -123,14 +123,21 @@ def _coded(
     return {**codes, reconstruction: made}
 
 
-def _portions(n_rows: int, n_features: int) -> Iterator[slice]:
+def portions_of(n_rows: int, n_features: int) -> Iterator[slice]:
+    """Cut rows so that coding a portion takes seconds at the most."""
     size = max(64, _CELLS_AT_ONCE // n_features)
     for start in range(0, n_rows, size):
         yield slice(start, start + size)
 
 
-def _stored(name: str, values: NDArray[Any], rows: NDArray[np.int64], dtype: str) -> NDArray[Any]:
-    """Give values in the type that they are stored in, finite."""
+def as_stored(name: str, values: NDArray[Any], rows: NDArray[np.int64], dtype: str) -> NDArray[Any]:
+    """Give values in the type that they are stored in.
+
+    Raises
+    ------
+    FitError
+        If one is not finite.
+    """
     if values.dtype.kind != "f":
         return values
     with np.errstate(over="ignore"):

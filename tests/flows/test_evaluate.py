@@ -34,8 +34,16 @@ def dataset(folder: Path) -> Path:
     """Sixteen chunks, half of the rows to train on."""
     X, _ = probit_rows(1000, 8, 2, seed=4)
     split = np.where(np.arange(len(X)) % 2, "test", "train")
+    columns = {"split": split, "kind": kinds(X, "", ""), "score": X.sum(axis=1) / 2}
     path = folder / "d.zarr"
-    return write(path, X, words_per_chunk=1, columns={"split": split}, names=NAMES).path
+    return write(path, X, words_per_chunk=1, columns=columns, names=NAMES).path
+
+
+def kinds(X: np.ndarray, *first: str) -> np.ndarray:
+    """Whether rows have many ones in the last places; the first as told, an empty text is none."""
+    found = np.where(X[:, 3:].sum(axis=1) > 2, "many", "few")
+    found[: len(first)] = first
+    return found
 
 
 def fitted(dataset: Path, name: str, split: str | None = None, **settings: Any) -> str:
@@ -67,7 +75,7 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     cli, dataset, mixture, trait, capsys
 ):
     pca = fitted(dataset, "clipped-pca", "train", n_components=2)
-    command = ["--dataset", dataset, "--split", "test"]
+    command = ["--dataset", dataset, "--split", "test", "--label", "kind"]
     command += [word for name in (pca, trait, mixture) for word in ("--artifact", name)]
     found = evaluated(cli, *command)
     assert (found["n_samples"], found["split"]) == (500, "test")
@@ -84,6 +92,11 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
         assert by_name[name]["wrong_bits"] < flat["wrong_bits"]
         assert by_name[name]["pairs"]["rmse"] < 0.75 * flat["pairs"]["rmse"]
         assert by_name[name]["artifact"] == name
+        near, told = by_name[name]["neighbourhoods"], by_name[name]["neighbour_labels"]
+        assert 0.6 < min(near["trustworthiness"], near["continuity"]) < 1
+        assert (told["rows"], told["rows_without"], told["neighbours"]) == (499, 1, 499)
+        assert told["commonest"] < min(told["accuracy"], told["accuracy_by_bits"]) - 0.1
+    assert not {"neighbourhoods", "neighbour_labels"} & {*flat}  # one code for all rows
     worst = flat["pairs"]["largest"][0]
     assert set(worst["features"]) < set(NAMES)
     assert abs(worst["z"]) > 5
@@ -98,6 +111,10 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     assert "none: the model offers no likelihood" in table
     assert "in-sample" not in table
     assert f"without an artifact: fitted here to split train of {dataset}, as the" in lines[1]
+    assert "\nkind of 499 rows: told by the 5 nearest of 499 rows fitted\n" in table
+    assert "\nkind: rows without one, left out: 1\n" in table
+    told = by_name[mixture]["neighbour_labels"]
+    assert f"{told['accuracy']:.1%} ± {told['standard_error']:.1%}" in table
     gap = by_name[mixture]["pairs"]["largest"][0]
     assert f"pairs: {', '.join(gap['features'])}: observed {gap['observed']:.4f}" in table
 
@@ -114,17 +131,22 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     """Of two datasets with other margins, so that baselines of the wrong one would show."""
     X, _ = probit_rows(1200, 8, 2, seed=4)
     old, new = X[:600], np.where(np.arange(8) < 3, 1 - X[600:], X[600:]).astype(np.uint8)
-    train = write(tmp_path / "train.zarr", old, words_per_chunk=1, names=NAMES)
-    test = write(tmp_path / "test.zarr", new, words_per_chunk=1, names=NAMES).path
+    kind = [{"kind": kinds(part, name)} for part, name in ((old, "few"), (new, "many"))]
+    train = write(tmp_path / "train.zarr", old, None, None, 1, kind[0], NAMES)
+    test = write(tmp_path / "test.zarr", new, None, None, 1, kind[1], NAMES).path
     model = fitted(train.path, "bernoulli-mixture", n_components=3)
 
     def judged(dataset: Path) -> tuple[dict[str, Any], list[str], float]:
-        found = evaluated(cli, "--dataset", dataset, "--artifact", model)
+        found = evaluated(cli, "--dataset", dataset, "--artifact", model, "--label", "kind")
         by_name = {one["name"]: one for one in found["models"]}
         capsys.readouterr()
         print_evaluation(found)
         fitted_rows = {name: one["rows_fitted"] for name, one in by_name.items()}
         head = capsys.readouterr().out.split("\nmodel ")[0].splitlines()[1:]
+        told = by_name[model]["neighbour_labels"]
+        assert told["accuracy_by_bits"] > 0.8  # the texts are the same, their codes are not
+        elsewhere = f"so neighbours are of {dataset}" in str(by_name[model]["warnings"])
+        assert elsewhere == (fitted_rows[model] == "unknown")
         return fitted_rows, head, by_name["independent features"]["log_likelihood"]
 
     simple = ("independent features", "mixture of 20")
@@ -141,7 +163,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     assert nats == pytest.approx(nats_of_independent_features(old, old))
 
     with append_dataset(train.path, NAMES) as writer:  # the rows fitted are the leading ones
-        writer.add(Batch(new, None, {}))
+        writer.add(Batch(new, None, kind[1]))
     grown, head, nats = judged(train.path)
     assert grown == dict.fromkeys((model, *simple), "some")
     assert head[0].startswith("partly in-sample, fitted to some of these rows: ")
@@ -158,6 +180,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
 
 def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, cluster):
     command = ("--dataset", dataset, "--artifact", mixture, "--artifact", trait, "--no-baselines")
+    command += ("--label", "kind")
     serial = evaluated(cli, *command, "--executor", "serial")
     assert serial["n_samples"] == 1000
     assert 0 < serial["models"][1]["estimation_error"] < 0.01
@@ -245,4 +268,8 @@ def test_what_is_not_there_is_refused(refused, dataset, mixture):
     )
     assert "nowhere" in refused("--dataset", dataset, "--artifact", "nowhere")
     assert "--artifact" in refused("--dataset", dataset)
+    columns = "There are: split, kind, score, segment."
+    assert refused(*here, "--label", "knd").endswith(f"got 'knd'. {columns}")
+    fractions = "--label: Expected texts or whole numbers in column 'score', got fractions."
+    assert fractions in refused(*here, "--label", "score")
     assert "--seed" in refused(*here, "--seed", -1)

@@ -69,7 +69,7 @@ def artifact(cli, data, fits, model) -> str:
 
 @every_model
 def test_it_is_fitted_and_used(cli, data, model, artifact):
-    done = cli("report", "--artifact", artifact, "--output", "page.html")
+    done = cli("report", "--artifact", artifact, "--output", "page.html", "--label", "party")
     assert done.code == 0, done.err
     assert Path("page.html").is_file()
     done = cli("transform", "--dataset", data, "--artifact", artifact, "--output", "codes.zarr")
@@ -78,6 +78,7 @@ def test_it_is_fitted_and_used(cli, data, model, artifact):
     done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--no-baselines", "--json")
     assert done.code == 0, done.err
     (found,) = done.json["models"]
+    assert 0.5 < found["neighbourhoods"]["trustworthiness"] < 1
     assert ("pairs" in found) == (model in SAMPLES)
     assert any("draws no rows" in text for text in found["warnings"]) == (model not in SAMPLES)
     done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--no-baselines")

@@ -51,7 +51,9 @@ def test_a_model_in_three_lines(dataset: BinaryDataset, X: np.ndarray, model: st
     fitted = api.fit(dataset, model, components=2, split="train")
     codes = api.transform(fitted, dataset)
     made = api.transform(fitted, dataset, reconstruct="bits")
-    found = api.evaluate(fitted, dataset, split="test")
+    found = api.evaluate(fitted, dataset, split="test", label="segment", fitted_split="train")
+    near, told = found["neighbourhoods"], found["neighbour_labels"]
+    assert (near["rows"], told["rows"], told["neighbours"]) == (334, 334, 666)
     assert made["bits"].shape == X.shape
     if model != "blica":  # its segments count
         expected = fitted.model.reconstruct(fitted.params, codes["mean"])

@@ -259,6 +259,9 @@ def test_labels_are_told_apart_or_in_order():
     assert [kind.key.name for kind in kinds] == ["a", "b", "c"]
     assert [kind.rows.tolist() for kind in kinds] == [[1], [0, 2], [3]]
     assert ramp is None
+    ten = np.arange(10).astype(str).astype(object)
+    kinds, _ = coloured(Labels("digit", ten), 10)
+    assert len({kind.key.colour for kind in kinds}) == 10
     many = np.array([f"n{k}" for k in range(40)] + ["n0"], object)
     kinds, _ = coloured(Labels("x", many), 41)
     assert kinds[0].key.name == f"{40 - TOLD_APART + 1} others"

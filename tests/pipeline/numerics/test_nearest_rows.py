@@ -15,6 +15,7 @@ from pipeline.numerics.nearest_rows import (
     Metric,
     Nearest,
     RowBits,
+    hamming_distances,
     none_found,
     take_nearer,
     transposed,
@@ -65,9 +66,14 @@ def found_by_parts(metric: Metric, left: Data, right: Data, k: int, itself: bool
 
 def check(metric: Metric, left: Data, right: Data, k: int, itself: bool) -> None:
     found = found_by_parts(metric, left, right, k, itself)
-    expected = nearest(all_distances(metric, left, right), k, itself)
+    distances = all_distances(metric, left, right)
+    expected = nearest(distances, k, itself)
     np.testing.assert_array_equal(found.indices, expected.indices)
     np.testing.assert_array_equal(found.distances, expected.distances)
+    if metric == "hamming":
+        own, others = (row_bits(side, np.arange(len(side.X))) for side in (left, right))
+        by_pair = hamming_distances(left.X.shape[1], own, others)
+        np.testing.assert_array_equal(by_pair, distances)
 
 
 @settings(deadline=None, max_examples=40)

@@ -21,12 +21,15 @@ def test_the_sample_is_of_the_rows_with_the_smallest_draws(
     data: Data, size: int, draw: st.DataObject
 ) -> None:
     blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
-    found = reduce(RowSample.merge, [RowSample.of_block(b, size, RNG) for b in blocks])
+    parts = [RowSample.of_block(b, size, RNG, b.rows / 2) for b in blocks]
+    found = reduce(RowSample.merge, parts)
     draws = RNG.stream("sample").uniform(np.arange(len(data.X)), 1)[:, 0]
     expected = np.argsort(draws)[:size]
     np.testing.assert_array_equal(found.rows, expected)
     np.testing.assert_array_equal(found.X, (data.X & data.mask)[expected])
     np.testing.assert_array_equal(found.observed, data.mask[expected])
+    np.testing.assert_array_equal(found.segments, data.labels[expected])
+    np.testing.assert_array_equal(found.labels, expected / 2)
     np.testing.assert_array_equal(found.counts.observed.sum(axis=0), data.mask.sum(axis=0))
     assert found.n_samples == len(data.X)
     again = RowSample.from_arrays(found.arrays())

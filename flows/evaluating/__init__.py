@@ -1,0 +1,1 @@
+"""What `flows.evaluate` does beside scoring rows."""

@@ -1,0 +1,99 @@
+"""Neighbours by given distances, whether they are neighbours in another space, and their votes.
+
+Of rows that are equally near the earlier comes first, and a row is no neighbour of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+NOBODY = -1
+"""In the place of a row among others that it is not one of."""
+
+
+def nearest(distances: Array, k: int, own: Indices) -> Indices:
+    """Find the k nearest of each row, the nearest first.
+
+    Parameters
+    ----------
+    distances
+        Of each row to others, (n_rows, n_others), n_others > k.
+    k
+        Neighbours of a row.
+    own
+        Place of each row among the others, or `NOBODY`, (n_rows,).
+
+    Returns
+    -------
+    ndarray
+        Places among the others, (n_rows, k).
+    """
+    least = np.partition(distances, k, axis=1)[:, k, None]
+    nearer, tied = distances < least, distances == least
+    room = k + 1 - nearer.sum(axis=1, keepdims=True)
+    chosen = nearer | (tied & (np.cumsum(tied, axis=1, dtype=np.int32) <= room))
+    places = np.nonzero(chosen)[1].reshape(-1, k + 1)
+    order = np.argsort(np.take_along_axis(distances, places, axis=1), axis=1, kind="stable")
+    places = np.take_along_axis(places, order, axis=1)
+    others = places != own[:, None]
+    others[others.all(axis=1), -1] = False
+    found: Indices = places[others].reshape(-1, k)
+    return found
+
+
+def trustworthiness(original: Array, coded: Array, k: int) -> float:
+    """Tell how far neighbours in the codes are neighbours in the data.
+
+    1 − 2 / (n k (2n − 3k − 1)) Σ_i Σ_{j ∈ U_i} (r(i, j) − k), where U_i are those of the k nearest
+    of row i in the codes that are not among its k nearest in the data, and r(i, j) is the rank of
+    row j by its distance from row i in the data. With the two spaces exchanged it is continuity:
+    how far neighbours in the data are neighbours in the codes.
+
+    Venna and Kaski (2001), Neighborhood preservation in nonlinear projection methods: an
+    experimental study, ICANN.
+
+    Parameters
+    ----------
+    original, coded
+        Distances of all rows in the two spaces, (n_rows, n_rows).
+    k
+        Neighbours of a row, fewer than half of the rows.
+
+    Returns
+    -------
+    float
+        In [0, 1]; about 0.5 where the neighbours are any rows.
+    """
+    n = len(original)
+    near = nearest(coded, k, np.arange(n))
+    too_far = np.maximum(_ranks(original, near) - k, 0).sum()
+    return float(1 - 2 * too_far / (n * k * (2 * n - 3 * k - 1)))
+
+
+def _ranks(distances: Array, of: Indices) -> Indices:
+    """Give the ranks of some rows among all others, by distance from each, 1 the nearest."""
+    n = len(distances)
+    places, own = np.arange(n), distances.diagonal()[:, None]
+    ranks = np.empty(of.shape, np.int64)
+    for at, j in enumerate(of.T[:, :, None]):
+        far = np.take_along_axis(distances, j, axis=1)
+        before = (distances < far) | ((distances == far) & (places < j))
+        is_before = (own < far) | ((own == far) & (places[:, None] < j))
+        ranks[:, at] = 1 + before.sum(axis=1) - is_before[:, 0]
+    return ranks
+
+
+def voted(labels: Indices) -> Indices:
+    """Give the commonest label of each row's neighbours; of equally common ones the nearest's.
+
+    Parameters
+    ----------
+    labels
+        Of the neighbours, the nearest first, (n_rows, k).
+    """
+    votes = (labels[:, :, None] == labels[:, None, :]).sum(axis=2)
+    return np.take_along_axis(labels, votes.argmax(axis=1)[:, None], axis=1)[:, 0]
