@@ -47,6 +47,7 @@ _TOO_FAR = ~np.uint64(0)
 _ONE = np.uint64(1)
 
 _kernel = njit(nogil=True, cache=True)
+_inlined = njit(nogil=True, cache=True, forceinline=True)  # a call counts references to its arrays
 
 
 class RowBits(NamedTuple):
@@ -194,6 +195,7 @@ def _take_nearer(
     whole = not (jaccard or masked)
     counts, far = line(3 * STRIP).reshape(3, STRIP), line(STRIP).view(np.float64)
     keys, minima = counts[0] if whole else far.view(np.uint64), line(STRIP // GROUP)
+    bits, k = distances.view(np.uint64), distances.shape[1]
     for start in range(0, len(right[2]), STRIP):
         some = slice(start, start + STRIP)
         strip, seen = padded(right[0][:, some], STRIP), padded(right[1][:, some], STRIP)
@@ -212,8 +214,11 @@ def _take_nearer(
                 _leave_out(own_parts[i], parts, keys)
             if some_left_out or not whole:
                 nearest = find_minima(keys, minima)
-            if nearest < _reach(whole, rows[0], distances, indices, i):
-                _insert(whole, keys, far, minima, rows, distances, indices, i)
+            reach = _reach(whole, rows[0], distances, bits, indices, i)
+            if nearest < reach and distances[i, k - 1] == np.inf:
+                reach = min(reach, _bound(k, keys, nearest))
+            if nearest < reach:
+                _insert(whole, keys, far, minima, rows, reach, distances, indices, i)
 
 
 @_kernel
@@ -225,44 +230,43 @@ def _leave_out(own_part: int, parts: Indices, keys: Words) -> None:
     keys[len(parts) :] = _TOO_FAR
 
 
-@_kernel
+@_inlined
 def _insert(
     whole: bool,
     keys: Words,
     far: Distances,
     minima: Words,
     rows: Indices,
+    reach: np.uint64,
     distances: Distances,
     indices: Indices,
     i: int,
 ) -> None:
-    """Insert the rows that are nearer than the last into a row's list of the nearest."""
-    k, reach = distances.shape[1], _reach(whole, rows[0], distances, indices, i)
-    if distances[i, k - 1] == np.inf:
-        reach = min(reach, _bound(k, keys, minima.min()))
+    """Insert the rows whose keys are below `reach` into a row's list of the nearest."""
+    last = distances.shape[1] - 1
     for group in range(len(minima)):
-        if minima[group] >= reach:
-            continue
-        near = _below(keys[group * GROUP : (group + 1) * GROUP], reach)
+        near = _below(keys, group, reach) if minima[group] < reach else np.uint64(0)
         while near:
             j = group * GROUP + np.int64(popcount((near - _ONE) & ~near))
             near &= near - _ONE
             distance = np.float64(keys[j]) if whole else far[j]
-            _insert_row(distance, rows[j], distances, indices, i)
-        reach = min(reach, _reach(whole, rows[0], distances, indices, i))
+            if _is_before(distance, rows[j], distances[i, last], indices[i, last]):
+                _insert_row(distance, rows[j], distances, indices, i)
 
 
-@_kernel
-def _reach(whole: bool, row: int, distances: Distances, indices: Indices, i: int) -> np.uint64:
+@_inlined
+def _reach(
+    whole: bool, row: int, distances: Distances, bits: Words, indices: Indices, i: int
+) -> np.uint64:
     """Give the key that those of rows to insert are below, none of them earlier than this one."""
     last = distances.shape[1] - 1
-    far = distances[i, last]
     if whole:
         # A whole number is below a fraction if it is below the next whole one.
+        far = distances[i, last]
         key = np.uint64(np.ceil(far)) if far < np.inf else _TOO_FAR - _ONE
     else:
-        key = distances.view(np.uint64)[i, last]
-    return key + _ONE if row < indices[i, last] else key
+        key = bits[i, last]
+    return key + np.uint64(row < indices[i, last])
 
 
 @_kernel
@@ -284,29 +288,26 @@ def _bound(k: int, keys: Words, low: np.uint64) -> np.uint64:
     return high
 
 
-@_kernel
-def _below(keys: Words, reach: np.uint64) -> np.uint64:
+@_inlined
+def _below(keys: Words, group: int, reach: np.uint64) -> np.uint64:
     """Give a bit for each row of a group, one where its key is below the reach."""
-    wide_vectors()
     below = np.uint64(0)
     for j in range(GROUP):
-        below |= np.uint64(keys[j] < reach) << np.uint64(j)
+        below |= np.uint64(keys[group * GROUP + j] < reach) << np.uint64(j)
     return below
 
 
-@_kernel
+@_inlined
 def _insert_row(far: float, row: int, distances: Distances, indices: Indices, i: int) -> None:
-    """Insert a row unless it comes behind the last."""
-    place = distances.shape[1]
+    """Insert a row that comes before the last."""
+    place = distances.shape[1] - 1
     while place and _is_before(far, row, distances[i, place - 1], indices[i, place - 1]):
+        distances[i, place] = distances[i, place - 1]
+        indices[i, place] = indices[i, place - 1]
         place -= 1
-        if place + 1 < distances.shape[1]:
-            distances[i, place + 1] = distances[i, place]
-            indices[i, place + 1] = indices[i, place]
-    if place < distances.shape[1]:
-        distances[i, place], indices[i, place] = far, row
+    distances[i, place], indices[i, place] = far, row
 
 
-@_kernel
+@_inlined
 def _is_before(far: float, row: int, other_far: float, other: int) -> bool:
     return far < other_far or (far == other_far and row < other)
