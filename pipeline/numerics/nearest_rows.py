@@ -188,6 +188,7 @@ def _take_nearer(
     indices: Indices,
 ) -> None:
     """Go over the right strip by strip, so that it stays in cache while all on the left pass."""
+    wide_vectors()
     own, own_seen, own_parts = left
     own, ones_of_own = padded(own, own.shape[1]), ones_of(own)
     # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
