@@ -131,8 +131,8 @@ def _fill_observed(
                 differ[j] += popcount((own[w, i] ^ others[w, j]) & shared)
                 both[j] += popcount(shared)
         for j in range(n_others):
-            share = np.float64(differ[j]) / np.float64(max(both[j], np.uint64(1)))
-            values[i, j] = n_features * share if both[j] else np.inf
+            scaled = n_features * np.float64(differ[j])  # divided once: equal ones stay equal
+            values[i, j] = scaled / np.float64(both[j]) if both[j] else np.inf
 
 
 @_kernel

@@ -43,3 +43,18 @@ def power_of_two_of(kind: Any, n_bits_of_share: int, bias: int) -> Any:
         return kind(kind), generate
 
     return intrinsic(typed)
+
+
+def _generate_wide_vectors(typing_context: Any) -> Any:
+    """Generate nothing, but mark the function."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # llvmlite adds no attribute but those that it lists.
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+wide_vectors: Any = intrinsic(_generate_wide_vectors)
+"""Lets the loops of a function have vectors as wide as the CPU's, where LLVM chooses half of it."""

@@ -18,21 +18,36 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.kernels import popcount
+from pipeline.numerics.row_distances import (
+    GROUP,
+    STRIP,
+    count_below,
+    count_differing,
+    count_observed,
+    divide_by_observed,
+    divide_by_ones,
+    find_minima,
+    line,
+    ones_of,
+    padded,
+)
 
 Metric = Literal["hamming", "jaccard"]
 """How far apart two rows are."""
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 Distances = NDArray[np.float64]
-_Bits = tuple[Words, Words]  # values and mask
 
 NO_ROW = np.iinfo(np.int64).max
 """In the place of a neighbour that there is not."""
-ROWS_AT_ONCE = 1024  # 4 words each: 32 KiB, in the L1 cache while all rows on the left pass
-ROWS_LOOKED_AT = 128  # one by one, where the nearest of them is near enough
+
+_TOO_FAR = ~np.uint64(0)
+_ONE = np.uint64(1)
 
 _kernel = njit(nogil=True, cache=True)
+_inlined = njit(nogil=True, cache=True, forceinline=True)  # a call counts references to its arrays
 
 
 class RowBits(NamedTuple):
@@ -46,11 +61,14 @@ class RowBits(NamedTuple):
         Mask of the same shape; None where all is observed.
     rows
         The number of each row, rising, (n_rows,).
+    parts
+        What each row is part of, (n_rows,): rows of one part are no neighbours of each other.
     """
 
     words: Words
     observed: Words | None
     rows: Indices
+    parts: Indices
 
 
 class Nearest(NamedTuple):
@@ -93,7 +111,7 @@ def none_found(n_rows: int, k: int) -> Nearest:
 
 
 def take_nearer(
-    metric: Metric, n_features: int, left: RowBits, right: RowBits, itself: bool, found: Nearest
+    metric: Metric, n_features: int, left: RowBits, right: RowBits, found: Nearest
 ) -> None:
     """Put those rows on the right that are nearer among the neighbours of each on the left.
 
@@ -105,35 +123,19 @@ def take_nearer(
         Number of features.
     left, right
         The rows.
-    itself
-        Whether a row of the same number may be a neighbour.
     found
         The nearest so far of the rows on the left; they are changed in place.
     """
-    masked, own, others = _masked(n_features, left, right)
-    own_rows, other_rows = (*own, left.rows), (*others, right.rows)
-    _take_nearer(metric == "jaccard", masked, n_features, own_rows, other_rows, itself, *found)
-
-
-def hamming_distances(n_features: int, left: RowBits, right: RowBits) -> Distances:
-    """Give all distances by `hamming`, (n_left, n_right).
-
-    Parameters
-    ----------
-    n_features, left, right
-        As for `take_nearer`.
-    """
-    far = np.empty((len(left.rows), len(right.rows)))
-    masked, own, others = _masked(n_features, left, right)
-    _all_hamming(masked, n_features, own, others, far)
-    return far
-
-
-def _masked(n_features: int, left: RowBits, right: RowBits) -> tuple[bool, _Bits, _Bits]:
-    """Give values and masks of both sides, and whether a value is missing on either."""
     masked = left.observed is not None or right.observed is not None
     masks = [_mask(side, n_features) if masked else side.words for side in (left, right)]
-    return masked, (left.words, masks[0]), (right.words, masks[1])
+    _take_nearer(
+        metric == "jaccard",
+        masked,
+        n_features,
+        (left.words, masks[0], left.parts),
+        (right.words, masks[1], right.rows, right.parts),
+        *found,
+    )
 
 
 def _mask(side: RowBits, n_features: int) -> Words:
@@ -181,162 +183,132 @@ def _take_nearer(
     masked: bool,
     n_features: int,
     left: tuple[Words, Words, Indices],
-    right: tuple[Words, Words, Indices],
-    itself: bool,
+    right: tuple[Words, Words, Indices, Indices],
     distances: Distances,
     indices: Indices,
 ) -> None:
     """Go over the right strip by strip, so that it stays in cache while all on the left pass."""
-    own, own_seen, own_rows = left
-    counts = np.empty((3, ROWS_AT_ONCE), np.uint64)
-    far = np.empty(ROWS_AT_ONCE)
+    wide_vectors()
+    own, own_seen, own_parts = left
+    own, ones_of_own = padded(own, own.shape[1]), ones_of(own)
     # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
     # in the same order.
     whole = not (jaccard or masked)
-    keys = (counts[0] if whole else far.view(np.uint64)).reshape(-1, ROWS_LOOKED_AT)
-    ones_of_own = _ones(own)
-    for start in range(0, len(right[2]), ROWS_AT_ONCE):
-        some = slice(start, start + ROWS_AT_ONCE)
-        strip, seen, rows = right[0][:, some].copy(), right[1][:, some].copy(), right[2][some]
-        ones = _ones(strip)
-        for i in range(len(own_rows)):
+    counts, far = line(3 * STRIP).reshape(3, STRIP), line(STRIP).view(np.float64)
+    keys, minima = counts[0] if whole else far.view(np.uint64), line(STRIP // GROUP)
+    bits, k = distances.view(np.uint64), distances.shape[1]
+    for start in range(0, len(right[2]), STRIP):
+        some = slice(start, start + STRIP)
+        strip, seen = padded(right[0][:, some], STRIP), padded(right[1][:, some], STRIP)
+        rows, parts = right[2][some], right[3][some]
+        ones, lowest, highest = ones_of(strip), parts.min(), parts.max()
+        for i in range(len(own_parts)):
             if masked:
-                _count_observed(own, own_seen, i, strip, seen, counts)
+                count_observed(own, own_seen, i, strip, seen, counts)
+                divide_by_observed(jaccard, n_features, counts, far)
             else:
-                _count_differing(own, i, strip, counts[0])
+                nearest = count_differing(own, i, strip, counts[0], minima)
             if jaccard and not masked:
-                _count_either(ones_of_own[i], ones, counts)
-            if not whole:
-                _divide(jaccard, masked, n_features, counts, far)
-            excluded = -1 if itself else own_rows[i]
-            _insert(whole, keys, far, rows, excluded, distances, indices, i)
+                divide_by_ones(ones_of_own[i], ones, counts[0], far)
+            some_left_out = lowest <= own_parts[i] <= highest or len(rows) < STRIP
+            if some_left_out:
+                _leave_out(own_parts[i], parts, keys)
+            if some_left_out or not whole:
+                nearest = find_minima(keys, minima)
+            reach = _reach(whole, rows[0], distances, bits, indices, i)
+            if nearest < reach and distances[i, k - 1] == np.inf:
+                reach = min(reach, _bound(k, keys, nearest))
+            if nearest < reach:
+                _insert(whole, keys, far, minima, rows, reach, distances, indices, i)
 
 
 @_kernel
-def _all_hamming(masked: bool, n_features: int, left: _Bits, right: _Bits, far: Distances) -> None:
-    counts = np.empty((3, far.shape[1]), np.uint64)
-    for i in range(len(far)):
-        if masked:
-            _count_observed(*left, i, *right, counts)
-            _divide(False, True, n_features, counts, far[i])
-        else:
-            _count_differing(left[0], i, right[0], counts[0])
-            far[i] = counts[0]
+def _leave_out(own_part: int, parts: Indices, keys: Words) -> None:
+    """Put rows of the same part, and what lies behind the last row, farther than any distance."""
+    wide_vectors()
+    for j in range(len(parts)):
+        keys[j] = _TOO_FAR if parts[j] == own_part else keys[j]
+    keys[len(parts) :] = _TOO_FAR
 
 
-@_kernel
-def _ones(strip: Words) -> Words:
-    """Count the ones of each row."""
-    ones = np.zeros(strip.shape[1], np.uint64)
-    for w in range(len(strip)):
-        for j in range(strip.shape[1]):
-            ones[j] += popcount(strip[w, j])
-    return ones
-
-
-@_kernel
-def _count_differing(own: Words, i: int, strip: Words, differ: Words) -> None:
-    """Count the features that differ from those of a row, four words at a time."""
-    n_words, n_rows = strip.shape
-    n_fours = n_words // 4 * 4
-    differ[:] = 0
-    for w in range(0, n_fours, 4):
-        a, b, c, d = own[w, i], own[w + 1, i], own[w + 2, i], own[w + 3, i]
-        p, q, r, s = strip[w], strip[w + 1], strip[w + 2], strip[w + 3]
-        for j in range(n_rows):
-            here = popcount(a ^ p[j]) + popcount(b ^ q[j])
-            differ[j] += here + popcount(c ^ r[j]) + popcount(d ^ s[j])
-    for w in range(n_fours, n_words):
-        a, p = own[w, i], strip[w]
-        for j in range(n_rows):
-            differ[j] += popcount(a ^ p[j])
-
-
-@_kernel
-def _count_either(ones_of_row: int, ones: Words, counts: Words) -> None:
-    """Count the features that are one in either: |x ∨ y| = (|x| + |y| + |x ⊕ y|) / 2."""
-    for j in range(len(ones)):
-        counts[1, j] = (ones_of_row + ones[j] + counts[0, j]) >> np.uint64(1)
-
-
-@_kernel
-def _count_observed(
-    own: Words, own_seen: Words, i: int, strip: Words, seen: Words, counts: Words
-) -> None:
-    """Count among the features observed in both those that differ, are one in either, and all."""
-    n_words, n_rows = strip.shape
-    counts[:] = 0
-    for w in range(n_words):
-        a, a_seen = own[w, i], own_seen[w, i]
-        for j in range(n_rows):
-            both = a_seen & seen[w, j]
-            counts[0, j] += popcount((a ^ strip[w, j]) & both)
-            counts[1, j] += popcount((a | strip[w, j]) & both)
-            counts[2, j] += popcount(both)
-
-
-@_kernel
-def _divide(jaccard: bool, masked: bool, n_features: int, counts: Words, far: Distances) -> None:
-    """Make quotients of counts."""
-    one = np.uint64(1)
-    if jaccard:
-        for j in range(len(far)):
-            far[j] = np.float64(counts[0, j]) / np.float64(max(counts[1, j], one))
-    else:
-        for j in range(len(far)):
-            differ = np.float64(n_features) * np.float64(counts[0, j])
-            far[j] = differ / np.float64(max(counts[2, j], one))
-    if masked:
-        for j in range(len(far)):
-            far[j] = far[j] if counts[2, j] else np.inf
-
-
-@_kernel
+@_inlined
 def _insert(
     whole: bool,
     keys: Words,
     far: Distances,
+    minima: Words,
     rows: Indices,
-    excluded: int,
+    reach: np.uint64,
     distances: Distances,
     indices: Indices,
     i: int,
 ) -> None:
-    """Insert the rows that are nearer than the last into a row's list of the nearest."""
+    """Insert the rows whose keys are below `reach` into a row's list of the nearest."""
     last = distances.shape[1] - 1
-    bits = distances.view(np.uint64)
-    for group in range(-(-len(rows) // ROWS_LOOKED_AT)):
-        least = ~np.uint64(0)
-        for j in range(ROWS_LOOKED_AT):
-            least = min(least, keys[group, j])
-        limit = _whole_key(distances[i, last]) if whole else bits[i, last]
-        first = group * ROWS_LOOKED_AT
-        if least < limit or (least == limit and rows[first] < indices[i, last]):
-            for j in range(min(ROWS_LOOKED_AT, len(rows) - first)):
-                if keys[group, j] <= limit and rows[first + j] != excluded:
-                    distance = np.float64(keys[group, j]) if whole else far[first + j]
-                    _insert_row(distance, rows[first + j], distances, indices, i)
+    for group in range(len(minima)):
+        near = _below(keys, group, reach) if minima[group] < reach else np.uint64(0)
+        while near:
+            j = group * GROUP + np.int64(popcount((near - _ONE) & ~near))
+            near &= near - _ONE
+            distance = np.float64(keys[j]) if whole else far[j]
+            if _is_before(distance, rows[j], distances[i, last], indices[i, last]):
+                _insert_row(distance, rows[j], distances, indices, i)
+
+
+@_inlined
+def _reach(
+    whole: bool, row: int, distances: Distances, bits: Words, indices: Indices, i: int
+) -> np.uint64:
+    """Give the key that those of rows to insert are below, none of them earlier than this one."""
+    last = distances.shape[1] - 1
+    if whole:
+        # A whole number is below a fraction if it is below the next whole one.
+        far = distances[i, last]
+        key = np.uint64(np.ceil(far)) if far < np.inf else _TOO_FAR - _ONE
+    else:
+        key = bits[i, last]
+    return key + np.uint64(row < indices[i, last])
 
 
 @_kernel
-def _whole_key(distance: float) -> np.uint64:
-    """Round up, as a whole number is below a fraction if it is below the next whole one."""
-    return np.uint64(np.ceil(distance)) if distance < np.inf else ~np.uint64(0)
+def _bound(k: int, keys: Words, low: np.uint64) -> np.uint64:
+    """Find what k keys are below, and not many more; none is below `low`."""
+    high = np.uint64(keys[:k].max())
+    if k > len(keys) or high == _TOO_FAR:
+        return _TOO_FAR
+    high += _ONE
+    while high - low > _ONE:
+        middle = low + ((high - low) >> _ONE)
+        n = count_below(keys, middle)
+        if n < k:
+            low = middle
+        else:
+            high = middle
+        if k <= n <= 2 * k:
+            break
+    return high
 
 
-@_kernel
+@_inlined
+def _below(keys: Words, group: int, reach: np.uint64) -> np.uint64:
+    """Give a bit for each row of a group, one where its key is below the reach."""
+    below = np.uint64(0)
+    for j in range(GROUP):
+        below |= np.uint64(keys[group * GROUP + j] < reach) << np.uint64(j)
+    return below
+
+
+@_inlined
 def _insert_row(far: float, row: int, distances: Distances, indices: Indices, i: int) -> None:
-    """Insert a row unless it comes behind the last."""
-    place = distances.shape[1]
+    """Insert a row that comes before the last."""
+    place = distances.shape[1] - 1
     while place and _is_before(far, row, distances[i, place - 1], indices[i, place - 1]):
+        distances[i, place] = distances[i, place - 1]
+        indices[i, place] = indices[i, place - 1]
         place -= 1
-        if place + 1 < distances.shape[1]:
-            distances[i, place + 1] = distances[i, place]
-            indices[i, place + 1] = indices[i, place]
-    if place < distances.shape[1]:
-        distances[i, place], indices[i, place] = far, row
+    distances[i, place], indices[i, place] = far, row
 
 
-@_kernel
+@_inlined
 def _is_before(far: float, row: int, other_far: float, other: int) -> bool:
     return far < other_far or (far == other_far and row < other)

@@ -17,12 +17,12 @@ from scipy.spatial.distance import cdist
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
-from pipeline.numerics.nearest_rows import hamming_distances, none_found, take_nearer
+from pipeline.numerics.gaussian_kernel import squared_distances
 from pipeline.numerics.neighbourhoods import NOBODY, nearest, trustworthiness, voted
 from pipeline.progress import Progress, silent
 from pipeline.using.drawn_rows import Drawn, code_rows
 from pipeline.using.evaluate import Subject
-from pipeline.using.neighbours import row_bits
+from pipeline.using.neighbours import FindNearest
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -73,10 +73,9 @@ class Vote:
     @cached_property
     def by_bits(self) -> float:
         """Share of labels that the rows with the nearest bits tell."""
-        judged, fitted = row_bits(self.judged.block), row_bits(self.fitted.block)
-        found = none_found(len(judged.rows), self.k)
-        take_nearer("hamming", self.fitted.block.n_features, judged, fitted, self.apart, found)
-        return self._share(np.searchsorted(fitted.rows, found.indices))
+        search = FindNearest("hamming", self.k, itself=self.apart)
+        found = search(self.judged.block, self.fitted.block, None)
+        return self._share(np.searchsorted(self.fitted.block.rows, found["indices"]))
 
     def by_codes(self, judged: Array, fitted: Array) -> float:
         """Give the share of labels that the rows with the nearest codes tell.
@@ -172,8 +171,8 @@ def neighbourhood_summary(drawn: Drawn, codes: Array) -> dict[str, Any]:
     n = drawn.block.n_samples
     if n <= 2 * N_NEIGHBORS or not are_told_apart(codes):
         return {}
-    bits = row_bits(drawn.block)
-    by_bits = hamming_distances(drawn.block.n_features, bits, bits)
+    bits = drawn.block.packed_rows()
+    by_bits = squared_distances(bits, bits)
     by_codes = cdist(codes, codes, "sqeuclidean")
     return {
         "n_neighbors": N_NEIGHBORS,

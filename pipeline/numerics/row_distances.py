@@ -1,0 +1,140 @@
+"""Distances of one row to a strip of others, rows side by side: counts, then quotients of counts.
+
+The strip stays in the L1 cache while row after row comes by. Memory begins at a cache line, as
+vectors that lie across two take twice as long to load.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.numerics.intrinsics import wide_vectors
+from pipeline.numerics.kernels import popcount
+
+Words = NDArray[np.uint64]
+Distances = NDArray[np.float64]
+
+STRIP = 1024
+"""Rows of a strip: 4 words each are 32 KiB."""
+GROUP = 64
+"""Rows of a strip whose minimum is found, a word of bits."""
+_LINE = 64
+_QUAD = 4  # words counted at once
+
+_kernel = njit(nogil=True, cache=True)
+
+
+@_kernel
+def line(n_words: int) -> Words:
+    """Give memory that begins at a cache line."""
+    memory = np.empty(n_words + _LINE // 8, np.uint64)
+    start = -(memory.ctypes.data // 8) % (_LINE // 8)
+    return memory[start : start + n_words]
+
+
+@_kernel
+def padded(words: Words, n_rows: int) -> Words:
+    """Copy rows, (n_words, at most n_rows), with zeros behind and below, for whole quads."""
+    n_words = max(_QUAD, -(-len(words) // _QUAD) * _QUAD)
+    copied = line(n_words * n_rows).reshape(n_words, n_rows)
+    copied[:] = 0
+    copied[: len(words), : words.shape[1]] = words
+    return copied
+
+
+@_kernel
+def ones_of(words: Words) -> Words:
+    """Count the ones of each row."""
+    ones = np.zeros(words.shape[1], np.uint64)
+    for w in range(len(words)):
+        for j in range(words.shape[1]):
+            ones[j] += popcount(words[w, j])
+    return ones
+
+
+@_kernel
+def count_differing(own: Words, i: int, strip: Words, differ: Words, minima: Words) -> np.uint64:
+    """Count the features that differ from those of a row; find the least, also of each group."""
+    wide_vectors()
+    last, nearest = len(strip) - _QUAD, ~np.uint64(0)
+    if last:
+        differ[:] = 0
+    for w in range(0, last, _QUAD):
+        a, b, c, d = own[w, i], own[w + 1, i], own[w + 2, i], own[w + 3, i]
+        for j in range(STRIP):
+            here = popcount(a ^ strip[w, j]) + popcount(b ^ strip[w + 1, j])
+            differ[j] += here + popcount(c ^ strip[w + 2, j]) + popcount(d ^ strip[w + 3, j])
+    a, b, c, d = own[last, i], own[last + 1, i], own[last + 2, i], own[last + 3, i]
+    for group in range(STRIP // GROUP):
+        least = ~np.uint64(0)
+        for j in range(group * GROUP, (group + 1) * GROUP):
+            here = popcount(a ^ strip[last, j]) + popcount(b ^ strip[last + 1, j])
+            here += popcount(c ^ strip[last + 2, j]) + popcount(d ^ strip[last + 3, j])
+            if last:
+                here += differ[j]
+            differ[j] = here
+            least = min(least, here)
+        minima[group] = least
+        nearest = min(nearest, least)
+    return nearest
+
+
+@_kernel
+def find_minima(keys: Words, minima: Words) -> np.uint64:
+    """Find the least, also of each group."""
+    wide_vectors()
+    nearest = ~np.uint64(0)
+    for group in range(len(minima)):
+        least, some = ~np.uint64(0), keys[group * GROUP : (group + 1) * GROUP]
+        for j in range(len(some)):  # of a constant number LLVM makes no vectors
+            least = min(least, some[j])
+        minima[group] = least
+        nearest = min(nearest, least)
+    return nearest
+
+
+@_kernel
+def count_below(keys: Words, key: np.uint64) -> int:
+    """Count the keys below one."""
+    wide_vectors()
+    n = 0
+    for j in range(len(keys)):
+        n += keys[j] < key
+    return n
+
+
+@_kernel
+def count_observed(
+    own: Words, own_seen: Words, i: int, strip: Words, seen: Words, counts: Words
+) -> None:
+    """Count among the features observed in both those that differ, are one in either, and all."""
+    wide_vectors()
+    counts[:] = 0
+    for w in range(len(own_seen)):
+        a, a_seen = own[w, i], own_seen[w, i]
+        for j in range(STRIP):
+            both = a_seen & seen[w, j]
+            counts[0, j] += popcount((a ^ strip[w, j]) & both)
+            counts[1, j] += popcount((a | strip[w, j]) & both)
+            counts[2, j] += popcount(both)
+
+
+@_kernel
+def divide_by_ones(ones_of_row: np.uint64, ones: Words, differ: Words, far: Distances) -> None:
+    """Divide by the ones in either: |x ∨ y| = (|x| + |y| + |x ⊕ y|) / 2."""
+    wide_vectors()
+    for j in range(len(far)):
+        either = (ones_of_row + ones[j] + differ[j]) >> np.uint64(1)
+        far[j] = np.float64(differ[j]) / np.float64(max(either, np.uint64(1)))
+
+
+@_kernel
+def divide_by_observed(jaccard: bool, n_features: int, counts: Words, far: Distances) -> None:
+    """Divide by the ones in either, or by the features observed in both."""
+    wide_vectors()
+    times, of = (1.0, counts[1]) if jaccard else (np.float64(n_features), counts[2])
+    for j in range(len(far)):
+        differ = times * np.float64(counts[0, j])
+        far[j] = differ / np.float64(max(of[j], np.uint64(1))) if counts[2, j] else np.inf
