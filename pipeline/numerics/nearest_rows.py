@@ -190,7 +190,8 @@ def _take_nearer(
     """Go over the right strip by strip, so that it stays in cache while all on the left pass."""
     wide_vectors()
     own, own_seen, own_parts = left
-    own, ones_of_own = padded(own, own.shape[1]), ones_of(own)
+    n_left, times = len(own_parts), np.float64(1 if jaccard else n_features)
+    own, own_seen, ones_of_own = padded(own, n_left), padded(own_seen, n_left), ones_of(own)
     # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
     # in the same order.
     whole = not (jaccard or masked)
@@ -202,10 +203,10 @@ def _take_nearer(
         strip, seen = padded(right[0][:, some], STRIP), padded(right[1][:, some], STRIP)
         rows, parts = right[2][some], right[3][some]
         ones, lowest, highest = ones_of(strip), parts.min(), parts.max()
-        for i in range(len(own_parts)):
+        for i in range(n_left):
             if masked:
-                count_observed(own, own_seen, i, strip, seen, counts)
-                divide_by_observed(jaccard, n_features, counts, far)
+                count_observed(jaccard, own, own_seen, i, strip, seen, counts)
+                divide_by_observed(times, counts, far)
             else:
                 nearest = count_differing(own, i, strip, counts[0], minima)
             if jaccard and not masked:
