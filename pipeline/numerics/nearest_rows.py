@@ -23,11 +23,12 @@ from pipeline.numerics.kernels import popcount
 from pipeline.numerics.row_distances import (
     GROUP,
     STRIP,
+    any_near,
     count_below,
     count_differing,
+    count_either,
     count_observed,
-    divide_by_observed,
-    divide_by_ones,
+    divide,
     find_minima,
     line,
     ones_of,
@@ -197,6 +198,7 @@ def _take_nearer(
     whole = not (jaccard or masked)
     counts, far = line(3 * STRIP).reshape(3, STRIP), line(STRIP).view(np.float64)
     keys, minima = counts[0] if whole else far.view(np.uint64), line(STRIP // GROUP)
+    counts[2] = 1  # all have features in common unless some are missing
     bits, k = distances.view(np.uint64), distances.shape[1]
     for start in range(0, len(right[2]), STRIP):
         some = slice(start, start + STRIP)
@@ -206,11 +208,15 @@ def _take_nearer(
         for i in range(n_left):
             if masked:
                 count_observed(jaccard, own, own_seen, i, strip, seen, counts)
-                divide_by_observed(times, counts, far)
             else:
                 nearest = count_differing(own, i, strip, counts[0], minima)
             if jaccard and not masked:
-                divide_by_ones(ones_of_own[i], ones, counts[0], far)
+                count_either(ones_of_own[i], ones, counts)
+            if not whole:
+                last = distances[i, k - 1]
+                if last < np.inf and not any_near(times, counts, last):
+                    continue
+                divide(times, counts, far)
             some_left_out = lowest <= own_parts[i] <= highest or len(rows) < STRIP
             if some_left_out:
                 _leave_out(own_parts[i], parts, keys)

@@ -127,18 +127,27 @@ def count_observed(
 
 
 @_kernel
-def divide_by_ones(ones_of_row: np.uint64, ones: Words, differ: Words, far: Distances) -> None:
-    """Divide by the ones in either: |x ∨ y| = (|x| + |y| + |x ⊕ y|) / 2."""
+def count_either(ones_of_row: np.uint64, ones: Words, counts: Words) -> None:
+    """Count the features that are one in either: |x ∨ y| = (|x| + |y| + |x ⊕ y|) / 2."""
     wide_vectors()
-    for j in range(len(far)):
-        either = (ones_of_row + ones[j] + differ[j]) >> np.uint64(1)
-        far[j] = np.float64(differ[j]) / np.float64(max(either, np.uint64(1)))
+    for j in range(STRIP):
+        counts[1, j] = (ones_of_row + ones[j] + counts[0, j]) >> np.uint64(1)
 
 
 @_kernel
-def divide_by_observed(times: float, counts: Words, far: Distances) -> None:
-    """Divide what `count_observed` counts, times a number."""
+def any_near(times: float, counts: Words, distance: float) -> bool:
+    """Tell without dividing whether a quotient may be at most this; that none is, is certain."""
     wide_vectors()
-    for j in range(len(far)):
+    n, distance = 0, distance * (1 + 2.0**-50)  # more than all that is rounded
+    for j in range(STRIP):
+        n += times * np.float64(counts[0, j]) <= distance * np.float64(counts[1, j])
+    return n > 0
+
+
+@_kernel
+def divide(times: float, counts: Words, far: Distances) -> None:
+    """Divide the first counts, times a number, by the second; infinite where the third is 0."""
+    wide_vectors()
+    for j in range(STRIP):
         differ, of = np.float64(counts[0, j]), np.float64(max(counts[1, j], np.uint64(1)))
         far[j] = times * differ / of if counts[2, j] else np.inf
