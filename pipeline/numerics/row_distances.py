@@ -140,7 +140,7 @@ def any_near(times: float, counts: Words, distance: float) -> bool:
     wide_vectors()
     n, distance = 0, distance * (1 + 2.0**-50)  # more than all that is rounded
     for j in range(STRIP):
-        n += times * np.float64(counts[0, j]) <= distance * np.float64(counts[1, j])
+        n += 1 if times * np.float64(counts[0, j]) <= distance * np.float64(counts[1, j]) else 0
     return n > 0
 
 
