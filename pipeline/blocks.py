@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -141,6 +141,28 @@ def block_of(
     return BinaryBlock(words, mask, len(X), segment, first_row + np.arange(len(X)))
 
 
+def joined(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
+    """Put the rows of blocks together in original order, whatever their segments: 0 is given."""
+    if len(blocks) == 1:
+        return replace(blocks[0], segment=0)
+    rows = np.concatenate([block.rows for block in blocks])
+    order = np.argsort(rows)
+    starts = 64 * np.cumsum([0, *(block.words.shape[1] for block in blocks)])
+    places = [start + np.arange(b.n_samples) for start, b in zip(starts, blocks, strict=False)]
+    at = np.concatenate(places)[order]
+    masked = any(block.observed_words is not None for block in blocks)
+    return BinaryBlock(
+        _gathered([block.words for block in blocks], at),
+        _gathered([_mask(block) for block in blocks], at) if masked else None,
+        len(rows),
+        rows=rows[order],
+        columns={
+            name: np.concatenate([block.column(name) for block in blocks])[order]
+            for name in blocks[0].columns
+        },
+    )
+
+
 class Chunk(Protocol):
     """What is read from storage: `storage.dataset.Chunk` is one."""
 
@@ -223,3 +245,13 @@ def _taken(block: BinaryBlock, whole: slice, single: NDArray[np.int64]) -> Binar
 
 def _taken_words(words: Words, whole: slice, single: NDArray[np.int64]) -> Words:
     return np.concatenate([words[:, whole], kernels.select_rows(words, single)], axis=1)
+
+
+def _gathered(words: Sequence[Words], at: NDArray[np.int64]) -> Words:
+    return kernels.select_rows(np.concatenate(words, axis=1), at)
+
+
+def _mask(block: BinaryBlock) -> Words:
+    """Give the mask, also where all is observed; what lies behind the last row may be 1."""
+    full = np.full_like(block.words, ~np.uint64(0))
+    return full if block.observed_words is None else block.observed_words

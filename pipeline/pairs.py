@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Rows, blocks_of
+from pipeline.blocks import BinaryBlock, Rows, blocks_of, joined
 from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.models.capabilities import PairWork
 from pipeline.models.state import FitState
@@ -26,7 +26,6 @@ from pipeline.runs import (
     Described,
     Results,
     Run,
-    put,
     rows_by_chunk,
     rows_of_run,
     rows_per_run,
@@ -45,8 +44,8 @@ class Pairs:
     Attributes
     ----------
     compare
-        Folds what the rows of one more block, the second, say of each row of the first, given what
-        it gave for the block before, None at first. See `PairWork.compare`.
+        Folds what the rows of one more chunk, the second, say of each row of the first, given what
+        it gave for the chunk before, None at first. See `PairWork.compare`.
     rows
         The rows to find something of.
     others
@@ -65,27 +64,14 @@ class Pairs:
         Unwanted
             If the run was interrupted.
         """
-        parts = [(b.taken(at), places) for b, at, places in rows_of_run(self.rows.read, run)]
-        parts = [(left, places) for left, places in parts if left.n_samples]
-        found: list[Arrays | None] = [None] * len(parts)
+        left = joined([block.taken(at) for block, at, _ in rows_of_run(self.rows.read, run)])
+        found: Arrays | None = None
         for key in range(self.others.n_chunks):
-            for right in blocks_of(self.others.read(key)):
-                found = [
-                    self._compared(left, right, before)
-                    for (left, _), before in zip(parts, found, strict=True)
-                ]
-        arrays: dict[str, NDArray[Any]] = {}
-        for (left, places), part in zip(parts, found, strict=True):
-            put(arrays, run, places, {ROW: left.rows, **(part or {})})
-        return arrays
-
-    def _compared(
-        self, left: BinaryBlock, right: BinaryBlock, before: Arrays | None
-    ) -> Arrays | None:
-        check_wanted()
-        if not right.n_samples:
-            return before
-        return self.compare(left, right, before)
+            check_wanted()
+            blocks = [block for block in blocks_of(self.others.read(key)) if block.n_samples]
+            if blocks:
+                found = self.compare(left, joined(blocks), found)
+        return {ROW: left.rows, **(found or {})}
 
     def described(self) -> Described:
         """Describe the arrays that tasks give, by a block whose rows are taken away."""

@@ -226,20 +226,21 @@ class PairWork(Protocol):
         right: BinaryBlock,
         before: Arrays | None,
     ) -> Arrays:
-        """MAP: fold what the rows of one more block say of each row on the left.
+        """MAP: fold what the rows of one more chunk say of each row on the left.
 
-        A task keeps its rows on the left while all blocks come by on the right in order, those
+        A task keeps its rows on the left while all chunks come by on the right in order, those
         that the rows are in among them. What comes of the last is stored, not sent. It must not
-        depend on how rows are cut into blocks: the nearest k rows do not where ties go by row.
+        depend on how rows are cut into chunks: the nearest k rows do not where ties go by row.
 
         Parameters
         ----------
         params, working
             As `initialize` made them.
         left, right
-            Rows, none for a start: then the arrays only tell their types.
+            Rows of all segments in original order; none for a start: then the arrays only tell
+            their types.
         before
-            What this gave for the same rows on the left and the block before; None at first.
+            What this gave for the same rows on the left and the chunk before; None at first.
 
         Returns
         -------

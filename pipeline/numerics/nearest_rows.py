@@ -23,11 +23,12 @@ from pipeline.numerics.kernels import popcount
 from pipeline.numerics.row_distances import (
     GROUP,
     STRIP,
+    any_near,
     count_below,
     count_differing,
+    count_either,
     count_observed,
-    divide_by_observed,
-    divide_by_ones,
+    divide,
     find_minima,
     line,
     ones_of,
@@ -190,26 +191,32 @@ def _take_nearer(
     """Go over the right strip by strip, so that it stays in cache while all on the left pass."""
     wide_vectors()
     own, own_seen, own_parts = left
-    own, ones_of_own = padded(own, own.shape[1]), ones_of(own)
+    n_left, times = len(own_parts), np.float64(1 if jaccard else n_features)
+    own, own_seen, ones_of_own = padded(own, n_left), padded(own_seen, n_left), ones_of(own)
     # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
     # in the same order.
     whole = not (jaccard or masked)
     counts, far = line(3 * STRIP).reshape(3, STRIP), line(STRIP).view(np.float64)
     keys, minima = counts[0] if whole else far.view(np.uint64), line(STRIP // GROUP)
+    counts[2] = 1  # all have features in common unless some are missing
     bits, k = distances.view(np.uint64), distances.shape[1]
     for start in range(0, len(right[2]), STRIP):
         some = slice(start, start + STRIP)
         strip, seen = padded(right[0][:, some], STRIP), padded(right[1][:, some], STRIP)
         rows, parts = right[2][some], right[3][some]
         ones, lowest, highest = ones_of(strip), parts.min(), parts.max()
-        for i in range(len(own_parts)):
+        for i in range(n_left):
             if masked:
-                count_observed(own, own_seen, i, strip, seen, counts)
-                divide_by_observed(jaccard, n_features, counts, far)
+                count_observed(jaccard, own, own_seen, i, strip, seen, counts)
             else:
                 nearest = count_differing(own, i, strip, counts[0], minima)
             if jaccard and not masked:
-                divide_by_ones(ones_of_own[i], ones, counts[0], far)
+                count_either(ones_of_own[i], ones, counts)
+            if not whole:
+                last = distances[i, k - 1]
+                if last < np.inf and not any_near(times, counts, last):
+                    continue
+                divide(times, counts, far)
             some_left_out = lowest <= own_parts[i] <= highest or len(rows) < STRIP
             if some_left_out:
                 _leave_out(own_parts[i], parts, keys)

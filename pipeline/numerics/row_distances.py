@@ -16,8 +16,8 @@ from pipeline.numerics.kernels import popcount
 Words = NDArray[np.uint64]
 Distances = NDArray[np.float64]
 
-STRIP = 1024
-"""Rows of a strip: 4 words each are 32 KiB."""
+STRIP = 512
+"""Rows of a strip: 4 words each are 16 KiB, and masks as many."""
 GROUP = 64
 """Rows of a strip whose minimum is found, a word of bits."""
 _LINE = 64
@@ -107,34 +107,47 @@ def count_below(keys: Words, key: np.uint64) -> int:
 
 @_kernel
 def count_observed(
-    own: Words, own_seen: Words, i: int, strip: Words, seen: Words, counts: Words
+    jaccard: bool, own: Words, own_seen: Words, i: int, strip: Words, seen: Words, counts: Words
 ) -> None:
-    """Count among the features observed in both those that differ, are one in either, and all."""
+    """Count among the features observed in both those that differ, and those to divide by.
+
+    These are the ones in either, or all; what comes third is 0 where no feature is.
+    """
     wide_vectors()
     counts[:] = 0
-    for w in range(len(own_seen)):
-        a, a_seen = own[w, i], own_seen[w, i]
+    for w in range(0, len(strip), 2):
+        a, b, a_seen, b_seen = own[w, i], own[w + 1, i], own_seen[w, i], own_seen[w + 1, i]
+        a_of, b_of = (a, b) if jaccard else (~np.uint64(0), ~np.uint64(0))
         for j in range(STRIP):
-            both = a_seen & seen[w, j]
-            counts[0, j] += popcount((a ^ strip[w, j]) & both)
-            counts[1, j] += popcount((a | strip[w, j]) & both)
-            counts[2, j] += popcount(both)
+            p, q, p_both, q_both = strip[w, j], strip[w + 1, j], seen[w, j], seen[w + 1, j]
+            p_both, q_both = a_seen & p_both, b_seen & q_both
+            counts[0, j] += popcount((a ^ p) & p_both) + popcount((b ^ q) & q_both)
+            counts[1, j] += popcount((a_of | p) & p_both) + popcount((b_of | q) & q_both)
+            counts[2, j] |= p_both | q_both
 
 
 @_kernel
-def divide_by_ones(ones_of_row: np.uint64, ones: Words, differ: Words, far: Distances) -> None:
-    """Divide by the ones in either: |x ∨ y| = (|x| + |y| + |x ⊕ y|) / 2."""
+def count_either(ones_of_row: np.uint64, ones: Words, counts: Words) -> None:
+    """Count the features that are one in either: |x ∨ y| = (|x| + |y| + |x ⊕ y|) / 2."""
     wide_vectors()
-    for j in range(len(far)):
-        either = (ones_of_row + ones[j] + differ[j]) >> np.uint64(1)
-        far[j] = np.float64(differ[j]) / np.float64(max(either, np.uint64(1)))
+    for j in range(STRIP):
+        counts[1, j] = (ones_of_row + ones[j] + counts[0, j]) >> np.uint64(1)
 
 
 @_kernel
-def divide_by_observed(jaccard: bool, n_features: int, counts: Words, far: Distances) -> None:
-    """Divide by the ones in either, or by the features observed in both."""
+def any_near(times: float, counts: Words, distance: float) -> bool:
+    """Tell without dividing whether a quotient may be at most this; that none is, is certain."""
     wide_vectors()
-    times, of = (1.0, counts[1]) if jaccard else (np.float64(n_features), counts[2])
-    for j in range(len(far)):
-        differ = times * np.float64(counts[0, j])
-        far[j] = differ / np.float64(max(of[j], np.uint64(1))) if counts[2, j] else np.inf
+    n, distance = 0, distance * (1 + 2.0**-50)  # more than all that is rounded
+    for j in range(STRIP):
+        n += 1 if times * np.float64(counts[0, j]) <= distance * np.float64(counts[1, j]) else 0
+    return n > 0
+
+
+@_kernel
+def divide(times: float, counts: Words, far: Distances) -> None:
+    """Divide the first counts, times a number, by the second; infinite where the third is 0."""
+    wide_vectors()
+    for j in range(STRIP):
+        differ, of = np.float64(counts[0, j]), np.float64(max(counts[1, j], np.uint64(1)))
+        far[j] = times * differ / of if counts[2, j] else np.inf

@@ -2,14 +2,17 @@
 
 python -m tests.benchmarks.neighbours [ROWS]
 
-ROWS are those of the search on two cores. faiss takes part where it is installed.
+ROWS are those of the search on two cores. faiss takes part where it is installed. Seconds on one
+core are medians, those of workers the least.
 """
 
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,9 +29,9 @@ from pipeline.using.neighbours import FindNearest
 from storage.dataset import BinaryDataset, open_dataset
 from storage.writer import create_dataset
 from tests.benchmarks.workers import worker_processes
-from tests.data import Batch, rows_of
+from tests.data import Batch, rows_of, write
 
-N_ROWS, N_FEATURES, K, REPEATS = 20_000, 256, 10, 3
+N_ROWS, N_FEATURES, K, REPEATS = 20_000, 256, 10, 5
 
 
 def drawn(n_rows: int) -> NDArray[np.uint8]:
@@ -58,24 +61,27 @@ def by_faiss(packed: NDArray[np.uint8]) -> Any:
     return index.search(packed, K + 1)
 
 
-def alternate(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Give the least seconds of each call; taking turns, they meet the same neighbours."""
+def alternate(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Give the seconds of each call; taking turns, they meet the same neighbours."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(REPEATS):
         for name, call in calls.items():
             begun = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - begun)
-    return {name: min(own) for name, own in seconds.items()}
+    return seconds
 
 
 def compare_on_one_core() -> None:
     """Print how much longer others take."""
     X = drawn(N_ROWS)
     block, packed, floats = block_of(X), np.packbits(X, axis=1), X.astype(np.float32)
+    observed = np.random.default_rng(1).random(X.shape) < 0.9
+    missing = block_of(X, observed.view(np.uint8))
     calls: dict[str, Callable[[], Any]] = {
         "packed bits": lambda: by_bits(block),
         "packed bits, jaccard": lambda: by_bits(block, "jaccard"),
+        "packed bits, 10% missing": lambda: by_bits(missing),
         "scikit-learn": lambda: by_scikit_learn(floats),
     }
     try:
@@ -87,7 +93,7 @@ def compare_on_one_core() -> None:
     by_bits(block.taken(np.arange(99)))
     with threadpool_limits(1):
         np.testing.assert_array_equal(by_bits(block)["distances"], by_scikit_learn(floats)[0])
-        seconds = alternate(calls)
+        seconds = {name: median(own) for name, own in alternate(calls).items()}
     print(f"{N_ROWS:,} rows x {N_FEATURES} features, {K} neighbours, one core")
     for name, own in seconds.items():
         print(f"  {name:24} {own:6.2f} s, {own / seconds['packed bits']:5.1f} times packed bits")
@@ -100,28 +106,48 @@ def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
     return open_dataset(path)
 
 
-def seconds_on(executor: Executor, dataset: BinaryDataset) -> float:
-    """Search all rows of a stored dataset; the least of three times."""
+def search(executor: Executor, dataset: BinaryDataset) -> None:
+    """Find the neighbours of all rows of a stored dataset."""
     rows = rows_of(dataset)
-    pairs = Pairs(FindNearest("hamming", K, itself=False), rows, rows)
-    return alternate({"": lambda: in_memory(pairs, executor)})[""]
+    in_memory(Pairs(FindNearest("hamming", K, itself=False), rows, rows), executor)
 
 
 def compare_workers(n_rows: int) -> None:
-    """Print seconds of threads and worker processes."""
+    """Print the least seconds of threads and worker processes."""
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "d.zarr", n_rows)
-        print(f"{n_rows:,} stored rows, {dataset.n_chunks} chunks")
-        print(f"  2 threads: {seconds_on(ThreadsExecutor(2), dataset):.2f} s")
         with worker_processes(1) as one, worker_processes(2) as two:
-            alone, both = seconds_on(one, dataset), seconds_on(two, dataset)
-    print(f"  1 worker process: {alone:.2f} s")
-    print(f"  2 worker processes: {both:.2f} s, {alone / both:.2f} times as fast")
+            executors = {
+                "2 threads": ThreadsExecutor(2),
+                "1 worker process": one,
+                "2 worker processes": two,
+            }
+            calls = {name: partial(search, own, dataset) for name, own in executors.items()}
+            seconds = {name: min(own) for name, own in alternate(calls).items()}
+    print(f"{n_rows:,} stored rows, {dataset.n_chunks} chunks")
+    for name, own in seconds.items():
+        print(f"  {name:24} {own:6.2f} s")
+    times = seconds["1 worker process"] / seconds["2 worker processes"]
+    print(f"  two are {times:.2f} times as fast as one")
+
+
+def compare_segments() -> None:
+    """Print seconds of rows in one segment and in many."""
+    X = drawn(N_ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        calls = {}
+        for n in (1, 500):
+            segments = [str(row % n) for row in range(N_ROWS)]
+            dataset = write(Path(folder) / f"{n}.zarr", X, segments=segments)
+            calls[f"{n} segments"] = partial(search, ThreadsExecutor(1), dataset)
+        seconds = {name: median(own) for name, own in alternate(calls).items()}
+    print(f"{N_ROWS:,} stored rows: " + ", ".join(f"{n} {s:.2f} s" for n, s in seconds.items()))
 
 
 def main() -> None:
     """Print seconds and ratios."""
     compare_on_one_core()
+    compare_segments()
     compare_workers(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.blocks import BinaryBlock, Tile, block_of
+from pipeline.blocks import BinaryBlock, Tile, block_of, joined
 from pipeline.errors import FitError
 from tests.strategies import Data, chunkings, memory_blocks, packed, tables
 
@@ -40,6 +40,18 @@ def test_blocks_hold_every_row_of_the_split_once(data: Data, draw: st.DataObject
             assert data.mask[block.rows].all()
         else:
             np.testing.assert_array_equal(mask, data.mask[block.rows])
+
+
+@settings(deadline=None)
+@given(tables(splits=True), st.data())
+def test_joined_blocks_are_all_rows_in_original_order(data: Data, draw: st.DataObject) -> None:
+    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    assume(blocks)
+    whole = joined(blocks)
+    assert whole.rows.tolist() == whole.column("position").tolist() == original_rows(data)
+    np.testing.assert_array_equal(whole.dense(), (data.X & data.mask)[whole.rows])
+    mask, expected = whole.observed(), data.mask[whole.rows]
+    np.testing.assert_array_equal(np.ones_like(expected) if mask is None else mask, expected)
 
 
 @settings(deadline=None)

@@ -103,6 +103,12 @@ def test_many_rows_and_words(metric, n_features, share):
     check(metric, left, right, 10)
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_more_neighbours_than_rows_of_a_strip_and_few_parts(metric):
+    data = Data(np.random.default_rng(0).integers(0, 2, (1300, 70), np.uint8))
+    check(metric, Data(data.X[:5]), data, 600, 2)
+
+
 def test_some_rows_may_have_missing_values():
     rng = np.random.default_rng(0)
     left, right = (Data(rng.integers(0, 2, (n, 7), np.uint8)) for n in (200, 60))
