@@ -45,11 +45,14 @@ class RowBits(NamedTuple):
         Mask of the same shape; None where all is observed.
     rows
         The number of each row, rising, (n_rows,).
+    parts
+        What each row is part of, (n_rows,): rows of one part are no neighbours of each other.
     """
 
     words: Words
     observed: Words | None
     rows: Indices
+    parts: Indices
 
 
 class Nearest(NamedTuple):
@@ -92,7 +95,7 @@ def none_found(n_rows: int, k: int) -> Nearest:
 
 
 def take_nearer(
-    metric: Metric, n_features: int, left: RowBits, right: RowBits, itself: bool, found: Nearest
+    metric: Metric, n_features: int, left: RowBits, right: RowBits, found: Nearest
 ) -> None:
     """Put those rows on the right that are nearer among the neighbours of each on the left.
 
@@ -104,8 +107,6 @@ def take_nearer(
         Number of features.
     left, right
         The rows.
-    itself
-        Whether a row of the same number may be a neighbour.
     found
         The nearest so far of the rows on the left; they are changed in place.
     """
@@ -115,9 +116,8 @@ def take_nearer(
         metric == "jaccard",
         masked,
         n_features,
-        (left.words, masks[0], left.rows),
-        (right.words, masks[1], right.rows),
-        itself,
+        (left.words, masks[0], left.parts),
+        (right.words, masks[1], right.rows, right.parts),
         *found,
     )
 
@@ -167,13 +167,12 @@ def _take_nearer(
     masked: bool,
     n_features: int,
     left: tuple[Words, Words, Indices],
-    right: tuple[Words, Words, Indices],
-    itself: bool,
+    right: tuple[Words, Words, Indices, Indices],
     distances: Distances,
     indices: Indices,
 ) -> None:
     """Go over the right strip by strip, so that it stays in cache while all on the left pass."""
-    own, own_seen, own_rows = left
+    own, own_seen, own_parts = left
     counts = np.empty((3, ROWS_AT_ONCE), np.uint64)
     far = np.empty(ROWS_AT_ONCE)
     # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
@@ -183,9 +182,10 @@ def _take_nearer(
     ones_of_own = _ones(own)
     for start in range(0, len(right[2]), ROWS_AT_ONCE):
         some = slice(start, start + ROWS_AT_ONCE)
-        strip, seen, rows = right[0][:, some].copy(), right[1][:, some].copy(), right[2][some]
+        strip, seen = right[0][:, some].copy(), right[1][:, some].copy()
+        rows, parts = right[2][some], right[3][some]
         ones = _ones(strip)
-        for i in range(len(own_rows)):
+        for i in range(len(own_parts)):
             if masked:
                 _count_observed(own, own_seen, i, strip, seen, counts)
             else:
@@ -194,8 +194,7 @@ def _take_nearer(
                 _count_either(ones_of_own[i], ones, counts)
             if not whole:
                 _divide(jaccard, masked, n_features, counts, far)
-            excluded = -1 if itself else own_rows[i]
-            _insert(whole, keys, far, rows, excluded, distances, indices, i)
+            _insert(whole, keys, far, rows, parts, own_parts[i], distances, indices, i)
 
 
 @_kernel
@@ -271,7 +270,8 @@ def _insert(
     keys: Words,
     far: Distances,
     rows: Indices,
-    excluded: int,
+    parts: Indices,
+    own_part: int,
     distances: Distances,
     indices: Indices,
     i: int,
@@ -287,7 +287,7 @@ def _insert(
         first = group * ROWS_LOOKED_AT
         if least < limit or (least == limit and rows[first] < indices[i, last]):
             for j in range(min(ROWS_LOOKED_AT, len(rows) - first)):
-                if keys[group, j] <= limit and rows[first + j] != excluded:
+                if keys[group, j] <= limit and parts[first + j] != own_part:
                     distance = np.float64(keys[group, j]) if whole else far[first + j]
                     _insert_row(distance, rows[first + j], distances, indices, i)
 

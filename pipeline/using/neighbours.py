@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pipeline.blocks import BinaryBlock
 from pipeline.numerics.nearest_rows import (
     Metric,
@@ -14,6 +16,9 @@ from pipeline.numerics.nearest_rows import (
     transposed,
 )
 from pipeline.runs import Arrays
+
+NO_PART = -1
+"""Part of rows that may have any neighbour."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,15 @@ class FindNearest:
             found = none_found(left.n_samples, self.k)
         else:
             found = Nearest(before["distances"], before["indices"])
-        own, others = row_bits(left), row_bits(right)
-        take_nearer(self.metric, left.n_features, own, others, self.itself, found)
+        own = row_bits(left)
+        if self.itself:
+            own = own._replace(parts=np.full(left.n_samples, NO_PART))
+        take_nearer(self.metric, left.n_features, own, row_bits(right), found)
         return found._asdict()
 
 
 def row_bits(block: BinaryBlock) -> RowBits:
-    """Lay the bits of each row of a block side by side."""
+    """Lay the bits of each row of a block side by side; each is a part of its own."""
     mask, n = block.observed_words, block.n_samples
     observed = None if mask is None else transposed(mask, n)
-    return RowBits(transposed(block.words, n), observed, block.rows)
+    return RowBits(transposed(block.words, n), observed, block.rows, block.rows)

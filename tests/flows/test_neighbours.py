@@ -60,7 +60,8 @@ def found(cli, folder):
 @pytest.mark.parametrize("metric", ["hamming", "jaccard"])
 def test_neighbours_are_the_nearest_of_all_rows(found, metric):
     summary = found("--metric", metric, "--k", 7)
-    codes, expected = open_codes("n.zarr"), nearest(all_distances(metric, DATA, DATA), 7, False)
+    codes, rows = open_codes("n.zarr"), np.arange(N_ROWS)
+    expected = nearest(all_distances(metric, DATA, DATA), 7, rows, rows)
     assert (summary["n_rows"], summary["k"], codes.n_chunks) == (N_ROWS, 7, N_ROWS // RUN)
     assert codes.dims("indices") == ("row", "neighbour")
     np.testing.assert_array_equal(codes["indices"], expected.indices, strict=True)
@@ -70,7 +71,8 @@ def test_neighbours_are_the_nearest_of_all_rows(found, metric):
 def test_queries_have_neighbours_among_the_dataset(found, folder):
     found("--queries", folder / "q.zarr", "--k", N_ROWS)
     codes = open_codes("n.zarr")
-    expected = nearest(all_distances("hamming", QUERIES, DATA), N_ROWS, True)
+    parts = np.full(N_QUERIES, -1), np.arange(N_ROWS)
+    expected = nearest(all_distances("hamming", QUERIES, DATA), N_ROWS, *parts)
     np.testing.assert_array_equal(codes["indices"], expected.indices)
     np.testing.assert_array_equal(codes["distances"], expected.distances)
 

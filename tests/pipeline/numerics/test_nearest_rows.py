@@ -22,6 +22,7 @@ from pipeline.numerics.nearest_rows import (
 from tests.strategies import Data, bits, packed, tables
 
 METRICS: list[Metric] = ["hamming", "jaccard"]
+PARTS = st.sampled_from([0, 2, 999])
 
 
 def all_distances(metric: Metric, left: Data, right: Data) -> NDArray[np.float64]:
@@ -34,46 +35,57 @@ def all_distances(metric: Metric, left: Data, right: Data) -> NDArray[np.float64
     return np.where(both > 0, times * differ / of, np.inf)
 
 
-def nearest(distances: NDArray[np.float64], k: int, itself: bool) -> Nearest:
-    """Sort all by distance, then by row."""
-    n_left = len(distances)
-    found = none_found(n_left, k)
+def nearest(
+    distances: NDArray[np.float64], k: int, own: NDArray[np.int64], others: NDArray[np.int64]
+) -> Nearest:
+    """Sort those of other parts by distance, then by row."""
+    found = none_found(len(distances), k)
     for i, far in enumerate(distances):
-        order = [j for j in np.argsort(far, kind="stable") if itself or i != j][:k]
+        order = [j for j in np.argsort(far, kind="stable") if own[i] != others[j]][:k]
         found.indices[i, : len(order)] = order
         found.distances[i, : len(order)] = far[order]
     return found
 
 
-def row_bits(data: Data, at: NDArray[np.int64]) -> RowBits:
+def row_bits(data: Data, at: NDArray[np.int64], parts: NDArray[np.int64]) -> RowBits:
     X, mask = data.X[at], data.mask[at]
     n = len(at)
     observed = None if mask.all() else transposed(packed(mask), n)
-    return RowBits(transposed(packed(X & mask), n), observed, at)
+    return RowBits(transposed(packed(X & mask), n), observed, at, parts[at])
 
 
-def found_by_parts(metric: Metric, left: Data, right: Data, k: int, itself: bool) -> Nearest:
-    """Find them, the rows on the right in three parts, the first last."""
+def parts_of(left: Data, right: Data, n_parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Deal rows to parts; 0 leaves out no row."""
+    rows = np.arange(max(len(left.X), len(right.X)))
+    parts = rows % n_parts if n_parts else rows
+    own = parts if n_parts else np.full_like(rows, -1)
+    return own[: len(left.X)], parts[: len(right.X)]
+
+
+def found_by_thirds(metric: Metric, left: Data, right: Data, k: int, n_parts: int = 0) -> Nearest:
+    """Find them, the rows on the right in three turns, the first last."""
     n_left, n_right = len(left.X), len(right.X)
-    found, own = none_found(n_left, k), row_bits(left, np.arange(n_left))
+    own, others = parts_of(left, right, n_parts)
+    found, rows = none_found(n_left, k), row_bits(left, np.arange(n_left), own)
     first, *later = pairwise([0, n_right // 3, n_right // 2, n_right])
     for start, stop in (*later, first):
-        others = row_bits(right, np.arange(start, stop))
-        take_nearer(metric, left.X.shape[1], own, others, itself, found)
+        some = row_bits(right, np.arange(start, stop), others)
+        take_nearer(metric, left.X.shape[1], rows, some, found)
     return found
 
 
-def check(metric: Metric, left: Data, right: Data, k: int, itself: bool) -> None:
-    found = found_by_parts(metric, left, right, k, itself)
-    expected = nearest(all_distances(metric, left, right), k, itself)
+def check(metric: Metric, left: Data, right: Data, k: int, n_parts: int = 0) -> None:
+    found = found_by_thirds(metric, left, right, k, n_parts)
+    parts = parts_of(left, right, n_parts)
+    expected = nearest(all_distances(metric, left, right), k, *parts)
     np.testing.assert_array_equal(found.indices, expected.indices)
     np.testing.assert_array_equal(found.distances, expected.distances)
 
 
 @settings(deadline=None, max_examples=40)
-@given(data=tables(), metric=st.sampled_from(METRICS), k=st.integers(1, 9), itself=st.booleans())
-def test_few_features_tie_and_k_may_exceed_the_rows(data, metric, k, itself):
-    check(metric, data, data, k, itself)
+@given(data=tables(), metric=st.sampled_from(METRICS), k=st.integers(1, 9), n_parts=PARTS)
+def test_few_features_tie_and_k_may_exceed_the_rows(data, metric, k, n_parts):
+    check(metric, data, data, k, n_parts)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -88,7 +100,7 @@ def test_many_rows_and_words(metric, n_features, share):
         )
         for n in (7, 2500)
     )
-    check(metric, left, right, 10, True)
+    check(metric, left, right, 10)
 
 
 def test_some_rows_may_have_missing_values():
@@ -98,21 +110,21 @@ def test_some_rows_may_have_missing_values():
     observed[:20] = observed[30:] = 1  # one of three parts has missing values, the first to come
     some = Data(right.X, observed)
     for metric in METRICS:
-        check(metric, left, some, 5, True)
-        check(metric, some, left, 5, True)
+        check(metric, left, some, 5)
+        check(metric, some, left, 5)
 
 
 def test_a_count_comes_before_the_fraction_above_it():
     X, observed = np.ones((385, 3), np.uint8), np.ones((385, 3), np.uint8)
     X[[128, 192]], observed[128] = [1, 0, 0], [1, 1, 0]  # 1.5 and 1 far, the first rows of parts
-    check("hamming", Data(np.zeros((1, 3), np.uint8)), Data(X, observed), 1, True)
+    check("hamming", Data(np.zeros((1, 3), np.uint8)), Data(X, observed), 1)
 
 
 def test_empty_rows_are_level_and_rows_without_common_features_last():
     X = np.zeros((4, 2), np.uint8)
     observed = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], np.uint8)
     data = Data(X, observed)
-    found = found_by_parts("jaccard", data, data, 4, False)
+    found = found_by_thirds("jaccard", data, data, 4, 4)
     assert found.distances[0].tolist() == [0, 0, np.inf, np.inf]
     assert found.indices[0].tolist() == [1, 2, 3, NO_ROW]
 
