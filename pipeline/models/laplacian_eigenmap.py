@@ -244,7 +244,7 @@ class LaplacianEigenmap(Model):
             None if whole else _in_bytes(masks, n_features),
             None if width is None else np.array(width),
         )
-        told = {"n_components": self._q, "vertices": n, "parts": len(sizes)}
+        told: dict[str, float] = {"vertices": n, "parts": len(sizes)}
         if width is not None:
             told["width"] = width
         noted = (*notices_of_constants(observed, ones), *_judged(sizes, eigenvalues))
@@ -252,7 +252,7 @@ class LaplacianEigenmap(Model):
             state,
             params=params,
             auxiliary={},
-            diagnostics=told,
+            diagnostics={"n_components": self._q, **told},
             warnings=(*state.warnings, *noted),
         )
 
@@ -358,7 +358,8 @@ def _extended(params: LaplacianEigenmapParams, nearest: Nearest) -> Array:
     for one, weight in zip(at.T, weights.T, strict=True):
         total += weight[:, None] * params.embedding[one]
     share = np.maximum(1 - params.eigenvalues, _LEAST_EIGENVALUE)
-    return total / np.maximum(weights.sum(axis=1), 1.0)[:, None] / share
+    codes: Array = total / np.maximum(weights.sum(axis=1), 1.0)[:, None] / share
+    return codes
 
 
 def _same_rows(

@@ -15,9 +15,11 @@ from pipeline.numerics.linalg import FULL_SOLVER
 Array = NDArray[np.float64]
 Product = Callable[[Array], Array]
 
-_TOLERANCES = (1e-2, 1e-2, 1e-10)  # of eigenvalues of polynomials: the last leaves 1e-13
+_ROUNDS = 2
+_MORE_PAIRS = 8  # than asked for, in these rounds: the bound must lie well below what is asked for
+_ROUGHLY, _CLOSELY = 1e-2, 1e-10  # of eigenvalues of polynomials: the latter leaves errors of 1e-13
 _GAIN = 1e3
-_RESTARTS = 300
+_RESTARTS = 100
 _MOST_DEGREES = 2000
 
 
@@ -28,9 +30,7 @@ class Eigenpairs(NamedTuple):
     vectors: Array
 
 
-def leading_but_known(
-    matrix: scipy.sparse.csr_array, known: Array, n_pairs: int
-) -> Eigenpairs:
+def leading_but_known(matrix: scipy.sparse.csr_array, known: Array, n_pairs: int) -> Eigenpairs:
     """Compute leading eigenpairs besides a known one.
 
     Small matrices are solved densely. Else Lanczos goes over Chebyshev polynomials of the matrix,
@@ -67,11 +67,11 @@ def leading_but_known(
 
 
 def _by_rounds(times: Product, n: int, n_pairs: int) -> Eigenpairs:
-    filtered = times
-    for tol in _TOLERANCES:
-        found = _rotated(times, _lanczos(filtered, n, n_pairs, tol))
+    filtered, n_held = times, min(n_pairs + _MORE_PAIRS, n - 1)
+    for _ in range(_ROUNDS):
+        found = _rotated(times, _lanczos(filtered, n, n_held, _ROUGHLY))
         filtered = _chebyshev(times, float(found.values[-1]))
-    return found
+    return _rotated(times, _lanczos(filtered, n, n_pairs, _CLOSELY))
 
 
 def _lanczos(times: Product, n: int, n_pairs: int, tol: float) -> Array:
