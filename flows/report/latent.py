@@ -24,7 +24,7 @@ from flows.report.plots import (
     square_plot,
 )
 from flows.report.rows import CodedRows
-from pipeline.models.capabilities import Reconstructs, reconstructor
+from pipeline.models.capabilities import Reconstructs, Samples, reconstructor
 from pipeline.statistics.labels import SEGMENT
 
 Array = NDArray[np.float64]
@@ -54,12 +54,13 @@ def latent_figures(
         Where every feature lies in an image, if features are pixels.
     """
     n_components = coded.codes.shape[1]
+    named = "Posterior means" if isinstance(fitted.model, Samples) else "Codes"
     if n_components > 1 and _are_shares(coded.codes):
         yield _memberships(coded, labels)
     elif n_components == 1:
-        yield _strip(coded, labels)
+        yield _strip(coded, labels, named)
     elif n_components > 1:
-        yield _plane(coded, labels)
+        yield _plane(coded, labels, named)
     if not isinstance(fitted.model, Reconstructs):
         return
     if n_components == 1:
@@ -86,23 +87,24 @@ def _memberships(coded: CodedRows, labels: Labels | None) -> Figure:
     return Figure("Share of components", alt, plot, note=alt, ramp=ramp, width=width)
 
 
-def _strip(coded: CodedRows, labels: Labels | None) -> Figure:
+def _strip(coded: CodedRows, labels: Labels | None, named: str) -> Figure:
     """Draw one component along a line."""
     heights = np.random.default_rng(0).uniform(-1, 1, len(coded.codes))
     plot = empty_plot(("component 1", ""), height=220, y_range=(-1.3, 1.3))
     plot.yaxis.visible = plot.ygrid.visible = False
     spread = " Rows are spread from top to bottom only to keep them apart."
-    return _scattered(plot, np.column_stack([coded.codes[:, 0], heights]), coded, labels, spread)
+    points = np.column_stack([coded.codes[:, 0], heights])
+    return _scattered(plot, points, coded, labels, named, spread)
 
 
-def _plane(coded: CodedRows, labels: Labels | None) -> Figure:
+def _plane(coded: CodedRows, labels: Labels | None, named: str) -> Figure:
     """Draw the first two components."""
     plot = square_plot(("component 1", "component 2"), match_aspect=True)
-    return _scattered(plot, coded.codes[:, :2], coded, labels, "")
+    return _scattered(plot, coded.codes[:, :2], coded, labels, named, "")
 
 
 def _scattered(
-    plot: Any, points: Array, coded: CodedRows, labels: Labels | None, note: str
+    plot: Any, points: Array, coded: CodedRows, labels: Labels | None, named: str, note: str
 ) -> Figure:
     kinds, ramp = coloured(labels, len(points))
     for kind in kinds:
@@ -111,7 +113,7 @@ def _scattered(
     n_components = coded.codes.shape[1]
     which = "component 1" if n_components == 1 else f"components 1 and 2 of {n_components}"
     by = f", by {labels.name}" if labels else ""
-    alt = f"Posterior means of {which}, of {len(points):,} rows{by}."
+    alt = f"{named} of {which}, of {len(points):,} rows{by}."
     keys = () if ramp or labels is None else tuple(kind.key for kind in kinds)
     return Figure("Rows in latent space", alt, plot, note=alt + note, keys=keys, ramp=ramp)
 
