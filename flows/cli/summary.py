@@ -118,5 +118,5 @@ def _ended(summary: Mapping[str, Any]) -> str:
 
 
 def _spectrum(values: Sequence[float], n_features: int) -> str:
-    more = " …" if n_features > len(values) else ""
+    more = " …" if len(values) == _TOP < n_features else ""
     return "  ".join(f"{value:.4g}" for value in values) + more

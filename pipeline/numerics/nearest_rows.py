@@ -128,7 +128,7 @@ def take_nearer(
         The nearest so far of the rows on the left; they are changed in place.
     """
     masked = left.observed is not None or right.observed is not None
-    masks = [_mask(side, n_features) if masked else side.words for side in (left, right)]
+    masks = [observed_words(side, n_features) if masked else side.words for side in (left, right)]
     _take_nearer(
         metric == "jaccard",
         masked,
@@ -139,7 +139,7 @@ def take_nearer(
     )
 
 
-def _mask(side: RowBits, n_features: int) -> Words:
+def observed_words(side: RowBits, n_features: int) -> Words:
     """Give the mask of rows, also where all is observed."""
     if side.observed is not None:
         return side.observed

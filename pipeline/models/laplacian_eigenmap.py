@@ -1,0 +1,383 @@
+"""Laplacian eigenmap: codes that vary least between neighbouring rows.
+
+Model: none of how rows came about. The distinct rows are the vertices of a graph with weights w_ij
+of 0 where neither of two is among the k nearest of the other by Hamming distance d_ij, else 1 or
+exp(−d_ij / 2ω²). Codes minimise Σ_ij w_ij ‖α_i − α_j‖²: with D the degrees, L = D − W, they solve
+L α = λ D α for the smallest λ, the constant one left out (Sugiyama 2016, section 36.1; M. Belkin,
+P. Niyogi, "Laplacian eigenmaps for dimensionality reduction and data representation", Neural
+Computation 15, 2003). Means, weighted by degrees, are 0, and mean squares 1.
+
+Rows that are alike are one vertex: else they would be each other's only neighbours. Ties go by a
+random order of the rows. Of missing values d_ij is the share that differs of those observed in
+both, times the number of features. Parts of a graph that hold together by no link are joined by
+the shortest ones between them, which the fit says.
+
+A vertex has its own code; any other row the mean of its k nearest vertices', by their weights, over
+1 − λ, which is what L α = λ D α says of a vertex (Y. Bengio et al., "Out-of-sample extensions for
+LLE, Isomap, MDS, eigenmaps, and spectral clustering", NIPS 2003). 1 − λ counts as 0.1 at the least.
+A row without an observed value, or none in common with its vertices, has the code 0, the mean.
+
+======  ===========  =========================================================
+symbol  field        shape
+======  ===========  =========================================================
+x_i     rows         (n_vertices, n_bytes), eight features a byte, little bit order
+        observed     the same, of their masks; absent where nothing is missing
+α       embedding    (n_vertices, n_components)
+λ       eigenvalues  (n_components,)
+ω       width        a number; absent where weights are 0 and 1
+======  ===========  =========================================================
+
+Cost: comparing all vertices with each other, n_vertices² · n_features / 64 word operations, then
+some thousand products of the sparse W with a vector; of a block n_samples · n_vertices ·
+n_features / 64. Two passes, of distinct rows and of counts.
+Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
+among columns of equal eigenvalue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.errors import FitError, Notice
+from pipeline.executors.base import Map
+from pipeline.models.base import Model
+from pipeline.models.settings import (
+    check_choices,
+    check_components,
+    notices_of_constants,
+    pooled_margins,
+)
+from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.nearest_rows import (
+    Nearest,
+    RowBits,
+    none_found,
+    observed_words,
+    take_nearer,
+    transposed,
+)
+from pipeline.numerics.neighbour_graph import (
+    joined,
+    nearest_vertices,
+    neighbour_links,
+    parts_of,
+    smoothest,
+)
+from pipeline.params import array, optional_array
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.distinct_rows import DistinctRows
+
+Array = NDArray[np.float64]
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+MOST_ROWS = 200_000
+"""Vertices of a graph at the most."""
+_LEAST_WEIGHT = 1e-4  # of a link: below it the graph would fall apart in the last digits
+_LEAST_EIGENVALUE = 0.1
+_PAIRS_A_SECOND = 6e9  # of words, one core
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class LaplacianEigenmapParams:
+    """Parameters; the module's table gives shapes."""
+
+    rows: Bytes = array("row", "byte")
+    embedding: Array = array("row", "component")
+    eigenvalues: Array = array("component")
+    observed: Bytes | None = optional_array("row", "byte")
+    width: Array | None = optional_array()
+
+
+@dataclass(frozen=True)
+class LaplacianEigenmap(Model):
+    """Hyperparameters of the Laplacian eigenmap.
+
+    Attributes
+    ----------
+    n_components
+        Number of components; None takes 2.
+    k
+        Neighbours of a row.
+    weights
+        Of links: 1 (binary), or exp(−d / 2 width²) for a Hamming distance d (heat).
+    width
+        Of the heat kernel, a root of a number of features; None takes the root of the median
+        distance to the k-th neighbour.
+    landmarks
+        Distinct rows that the graph is of, drawn at random; None takes all, 200,000 at the most.
+    """
+
+    name: ClassVar[str] = "laplacian-eigenmap"
+    first: ClassVar[type[DistinctRows]] = DistinctRows
+    statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    params: ClassVar[type[LaplacianEigenmapParams]] = LaplacianEigenmapParams
+    shown: ClassVar[tuple[str, ...]] = ("vertices", "parts", "width")
+    n_components: int | None = None
+    k: int = 10
+    weights: Literal["binary", "heat"] = "binary"
+    width: float | None = None
+    landmarks: int | None = None
+    max_iter: int = field(default=1, init=False)
+    tol: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_components(self)
+        if self.k < 1:
+            raise FitError(f"k: Expected at least 1, got {self.k}.")
+        if self.width is not None and not 0 < self.width < np.inf:
+            raise FitError(f"width: Expected a number above 0, got {self.width}.")
+        if self.landmarks is not None and not self.k < self.landmarks <= MOST_ROWS:
+            text = f"landmarks: Expected more than k, {self.k}, and at most {MOST_ROWS}"
+            raise FitError(f"{text}, got {self.landmarks}.")
+
+    @property
+    def _q(self) -> int:
+        return self.n_components or 2
+
+    @property
+    def _most(self) -> int:
+        return self.landmarks or MOST_ROWS
+
+    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+        """Bytes of as many vertices as there may be, their links and their eigenvectors."""
+        a_vertex = 80 * -(-n_features // 64) + 150 * self.k + 8 * (8 * self._q + 80)
+        return self._most * a_vertex
+
+    def first_of(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
+        """MAP: find the distinct rows."""
+        return DistinctRows.of_block(block, self._most, rng)
+
+    def first_counted(self, seed: int) -> str:
+        """Name the distinct rows, which the seed draws and orders."""
+        return f"{self._most} distinct rows by seed {seed}"
+
+    def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
+        """Take the rows of which something was observed for vertices.
+
+        Raises
+        ------
+        FitError
+            If there are too many, or too few for so many neighbours or components.
+        """
+        if self.landmarks is None and not first.is_whole:
+            raise self._too_many(first)
+        seen = first.observed.any(axis=1)
+        n, n_unseen = int(seen.sum()), int(first.times[~seen].sum())
+        if n < 2:
+            raise FitError(
+                f"Expected rows that differ, got {first.n_samples} that are all the same. "
+                "Fit other rows."
+            )
+        told = f"the number of distinct rows {'drawn' if self.landmarks else 'there are'}"
+        if self.k >= n:
+            raise FitError(f"k: Expected below {n}, {told}, got {self.k}. Give less by --set k.")
+        if self._q >= n:
+            raise FitError(f"--components: Expected below {n}, {told}, got {self._q}. Give fewer.")
+        text = f"rows of which nothing was observed have the code 0: {n_unseen}"
+        return FitState(
+            _no_params(first.words.shape[1], self._q),
+            auxiliary={"words": first.words[seen], "observed": first.observed[seen]},
+            warnings=(Notice(text),) if n_unseen else (),
+        )
+
+    def _too_many(self, first: DistinctRows) -> FitError:
+        n = first.n_distinct
+        seconds = n**2 * first.words.shape[1] / _PAIRS_A_SECOND
+        size = n / self._most * self.memory(64 * first.words.shape[1], 1, 1)
+        return FitError(
+            f"Expected at most {self._most:,} distinct rows, got about {n:,}, for which a core "
+            f"would need {seconds / 60:,.0f} minutes and {size / 1e9:,.0f} GB. Draw some of them "
+            "by --set landmarks=20000."
+        )
+
+    def summarize(
+        self,
+        params: LaplacianEigenmapParams,
+        working: Arrays,
+        block: BinaryBlock,
+        rng: RowRandom,
+    ) -> FeatureCounts:
+        """Count the features of a block."""
+        return FeatureCounts.of_block(block)
+
+    def counted(self, n_features: int) -> str:
+        """Name the counts of features."""
+        return "features"
+
+    def update(
+        self, state: FitState, statistics: FeatureCounts, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Find the neighbours, join what does not hold together, and solve for the codes.
+
+        Raises
+        ------
+        FitError
+            If a feature was never observed, or rows cannot be compared with the others.
+        """
+        observed, ones = pooled_margins(statistics)
+        n_features = len(ones)
+        words, masks = (state.auxiliary[name] for name in ("words", "observed"))
+        vertices, n = _row_bits(words, masks, n_features), len(words)
+        nearest = nearest_vertices(vertices, vertices.rows, n_features, self.k, map_items)
+        links = neighbour_links(nearest)
+        sizes = np.sort(np.bincount(parts_of(links, n)))[::-1]
+        links = joined(links, vertices, n_features, map_items)
+        width = self._width(nearest)
+        weights = np.maximum(_weights(links.distances, width), _LEAST_WEIGHT)
+        eigenvalues, vectors = smoothest(links, weights, n, self._q)
+        whole = vertices.observed is None
+        params = LaplacianEigenmapParams(
+            _in_bytes(words, n_features),
+            vectors,
+            eigenvalues,
+            None if whole else _in_bytes(masks, n_features),
+            None if width is None else np.array(width),
+        )
+        told: dict[str, float] = {"vertices": n, "parts": len(sizes)}
+        if width is not None:
+            told["width"] = width
+        noted = (*notices_of_constants(observed, ones), *_judged(sizes, eigenvalues))
+        return replace(
+            state,
+            params=params,
+            auxiliary={},
+            diagnostics={"n_components": self._q, **told},
+            warnings=(*state.warnings, *noted),
+        )
+
+    def _width(self, nearest: Nearest) -> float | None:
+        """Give the width of the heat kernel: by default of the median of the k-th distances.
+
+        Raises
+        ------
+        FitError
+            If it is so small that links have no weight.
+        """
+        if self.weights == "binary":
+            return None
+        farthest = nearest.distances[:, -1]
+        positive = farthest[np.isfinite(farthest) & (farthest > 0)]
+        usual = float(np.sqrt(np.median(positive))) if positive.size else 1.0
+        if self.width is not None and _weights(np.array(usual**2), self.width) < _LEAST_WEIGHT:
+            raise FitError(
+                f"width: Expected about {usual:.2g}, the root of the median distance to the "
+                f"neighbour number {self.k}, got {self.width}. Give more, or leave it out."
+            )
+        return self.width or usual
+
+    def transform(
+        self, params: LaplacianEigenmapParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give the codes: a vertex's own, else by the nearest vertices."""
+        n_features, n = block.n_features, block.n_samples
+        vertices = _vertices(params)
+        mask = None if block.observed_words is None else transposed(block.observed_words, n)
+        nowhere = np.full(n, -1)
+        rows = RowBits(transposed(block.words, n), mask, nowhere, nowhere)
+        nearest = none_found(n, self.k)
+        take_nearer("hamming", n_features, rows, vertices, nearest)
+        codes = _extended(params, nearest)
+        same, at = _same_rows(rows, vertices, nearest, n_features)
+        codes[same] = params.embedding[at]
+        return {"mean": codes}
+
+
+def _no_params(n_words: int, n_components: int) -> LaplacianEigenmapParams:
+    nothing = np.empty((0, 8 * n_words), np.uint8)
+    return LaplacianEigenmapParams(nothing, np.empty((0, n_components)), np.zeros(n_components))
+
+
+def _row_bits(words: Words, masks: Words, n_features: int) -> RowBits:
+    """Lay vertices out for the search; without masks where nothing is missing."""
+    rows, whole = np.arange(len(words)), np.bitwise_count(masks).sum() == len(words) * n_features
+    observed = None if whole else np.ascontiguousarray(masks.T)
+    return RowBits(np.ascontiguousarray(words.T), observed, rows, rows)
+
+
+def _in_bytes(words: Words, n_features: int) -> Bytes:
+    """Give eight features a byte, (n, n_bytes)."""
+    return np.ascontiguousarray(words).view(np.uint8)[:, : -(-n_features // 8)]
+
+
+def _in_words(rows: Bytes) -> Words:
+    """Give 64 features a word, (n_words, n)."""
+    n, n_bytes = rows.shape
+    padded = np.zeros((n, 8 * -(-n_bytes // 8)), np.uint8)
+    padded[:, :n_bytes] = rows
+    return np.ascontiguousarray(padded.view(np.uint64).T)
+
+
+def _vertices(params: LaplacianEigenmapParams) -> RowBits:
+    numbers = np.arange(len(params.rows))
+    observed = None if params.observed is None else _in_words(params.observed)
+    return RowBits(_in_words(params.rows), observed, numbers, numbers)
+
+
+def _weights(distances: Array, width: float | None) -> Array:
+    if width is None:
+        return np.ones_like(distances)
+    weights: Array = np.exp(-distances / (2 * width**2))
+    return weights
+
+
+def _judged(sizes: NDArray[np.int64], eigenvalues: Array) -> tuple[Notice, ...]:
+    """Say where the graph fell apart, and which components neighbours do not share."""
+    found = []
+    if len(sizes) > 1:
+        told = ", ".join(f"{size:,}" for size in sizes[:_SHOWN])
+        more = ", …" if len(sizes) > _SHOWN else ""
+        text = f"neighbours fall into {len(sizes):,} parts, of {told}{more} distinct rows, which "
+        text += "the shortest links join; codes may tell little but these parts: give more "
+        found.append(Notice(text + "neighbours by --set k"))
+    rough = int((eigenvalues > 1 - _LEAST_EIGENVALUE).sum())
+    if rough:
+        text = f"components that differ between neighbours as between any rows: the last {rough}; "
+        found.append(Notice(text + "give fewer by --components"))
+    return tuple(found)
+
+
+def _extended(params: LaplacianEigenmapParams, nearest: Nearest) -> Array:
+    """Average the codes of neighbours by their weights, over 1 − λ."""
+    distances, width = nearest.distances, params.width
+    there = np.isfinite(distances)
+    beyond = np.where(there, distances - np.where(there, distances, 0)[:, :1], np.inf)
+    weights = np.where(there, _weights(beyond, None if width is None else float(width)), 0.0)
+    at = np.where(there, nearest.indices, 0)
+    total = np.zeros((len(at), len(params.eigenvalues)))
+    for one, weight in zip(at.T, weights.T, strict=True):
+        total += weight[:, None] * params.embedding[one]
+    share = np.maximum(1 - params.eigenvalues, _LEAST_EIGENVALUE)
+    codes: Array = total / np.maximum(weights.sum(axis=1), 1.0)[:, None] / share
+    return codes
+
+
+def _same_rows(
+    rows: RowBits, vertices: RowBits, nearest: Nearest, n_features: int
+) -> tuple[Places, Places]:
+    """Find the rows that are vertices, and which these are."""
+    near = np.flatnonzero(nearest.distances[:, 0] == 0)
+    if rows.observed is None and vertices.observed is None:
+        return near, nearest.indices[near, 0]
+    # Rows may differ, and yet nowhere that both were observed.
+    keys, known = (_keys(side, n_features) for side in (rows, vertices))
+    order = np.argsort(known)
+    at = order[np.minimum(np.searchsorted(known, keys[near], sorter=order), len(order) - 1)]
+    same = known[at] == keys[near]
+    return near[same], at[same]
+
+
+def _keys(side: RowBits, n_features: int) -> NDArray[np.void]:
+    """Give each row, values and mask, as one item, (n_rows,)."""
+    both = np.vstack([side.words, observed_words(side, n_features)]).T
+    return np.ascontiguousarray(both).view(f"V{8 * both.shape[1]}").ravel()

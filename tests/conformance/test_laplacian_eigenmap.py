@@ -1,0 +1,12 @@
+"""The Laplacian eigenmap keeps the laws."""
+
+from __future__ import annotations
+
+from tests.conformance.facts import Facts
+from tests.conformance.laws import *  # noqa: F403
+
+FACTS = Facts(
+    "laplacian-eigenmap",
+    variants=({"k": 3}, {"weights": "heat"}, {"landmarks": 20, "n_components": 3}),
+    n_varied=4000,
+)

@@ -1,0 +1,59 @@
+"""The Laplacian eigenmap from the command line: the same wherever tasks run; what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.models import laplacian_eigenmap
+from storage import load_artifact, open_codes
+from tests.data import probit_rows, write
+
+FIT = ("--model", "laplacian-eigenmap", "--no-report")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Rows in ten chunks with a few missing values."""
+    X, _ = probit_rows(1200, 12, 2, seed=4)
+    observed = (np.random.default_rng(1).random(X.shape) < 0.95).astype(np.uint8)
+    return write(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=2).path
+
+
+def test_workers_give_the_bytes_of_serial(cli: Any, dataset: Path, cluster: str) -> None:
+    command = ("fit", "--dataset", dataset, *FIT, "--components", 3, "--set", "weights=heat")
+    for output, where in (("serial", ("--executor", "serial")), ("two", ("--cluster", cluster))):
+        done = cli(*command, "--output", output, *where, "--json")
+        assert done.code == 0
+        assert done.json["diagnostics"]["parts"] == 1
+    one, two = (load_artifact(path) for path in ("serial", "two"))
+    assert {*one} == {*two} == {"rows", "observed", "embedding", "eigenvalues", "width"}
+    for name in one:
+        assert one[name].tobytes() == two[name].tobytes(), name
+    use = ("--dataset", dataset, "--artifact", "serial", "--output", "z.zarr")
+    assert cli("transform", *use).code == 0
+    assert open_codes("z.zarr")["mean"].shape == (1200, 3)
+
+
+def refused(cli: Any, dataset: Path, *settings: object) -> str:
+    message: str = cli("fit", "--dataset", dataset, *FIT, *settings).refusal()
+    assert not Path("runs").exists()
+    return message
+
+
+def test_rows_that_make_no_graph_are_refused(
+    cli: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alike = write(Path("alike.zarr"), np.tile([0, 1, 1], (50, 1)).astype(np.uint8)).path
+    assert "Expected rows that differ, got 50 that are all the same" in refused(cli, alike)
+    few = write(Path("few.zarr"), np.eye(8, dtype=np.uint8)).path
+    assert "k: Expected below 8, the number of distinct rows" in refused(cli, few)
+    X = np.random.default_rng(0).integers(0, 2, (200, 12), dtype=np.uint8)
+    halves = np.repeat(np.kron(np.eye(2, dtype=np.uint8), np.ones(6, np.uint8)), 100, axis=0)
+    apart = write(Path("apart.zarr"), X * halves, halves).path
+    assert "Expected rows that have observed features in common" in refused(cli, apart)
+    monkeypatch.setattr(laplacian_eigenmap, "MOST_ROWS", 500)
+    assert "--set landmarks=20000" in refused(cli, dataset)
