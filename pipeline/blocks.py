@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics import kernels
-from pipeline.numerics.nearest_rows import transposed
-from pipeline.numerics.packed_rows import PackedRows
+from pipeline.numerics.packed_rows import PackedRows, transposed
 
 Words = NDArray[np.uint64]
 

@@ -54,14 +54,7 @@ from pipeline.models.settings import (
     pooled_margins,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.nearest_rows import (
-    Nearest,
-    RowBits,
-    none_found,
-    observed_words,
-    take_nearer,
-    transposed,
-)
+from pipeline.numerics.nearest_rows import Nearest, NumberedRows, none_found, take_nearer
 from pipeline.numerics.neighbour_graph import (
     joined,
     nearest_vertices,
@@ -69,6 +62,7 @@ from pipeline.numerics.neighbour_graph import (
     parts_of,
     smoothest,
 )
+from pipeline.numerics.packed_rows import PackedRows, of_bytes
 from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -96,6 +90,11 @@ class LaplacianEigenmapParams:
     eigenvalues: Array = array("component")
     observed: Bytes | None = optional_array("row", "byte")
     width: Array | None = optional_array()
+
+    def vertices(self, n_features: int) -> NumberedRows:
+        """Give the vertices, each a part of its own."""
+        numbers = np.arange(len(self.rows))
+        return NumberedRows(of_bytes(n_features, self.rows, self.observed), numbers, numbers)
 
 
 @dataclass(frozen=True)
@@ -172,8 +171,9 @@ class LaplacianEigenmap(Model):
         """
         if self.landmarks is None and not first.is_whole:
             raise self._too_many(first)
-        seen = first.observed.any(axis=1)
-        n, n_unseen = int(seen.sum()), int(first.times[~seen].sum())
+        seen = first.rows.have_values
+        rows, n_unseen = first.rows.taken(np.flatnonzero(seen)), int(first.times[~seen].sum())
+        n = rows.n_rows
         if n < 2:
             raise FitError(
                 f"Expected rows that differ, got {first.n_samples} that are all the same. "
@@ -185,9 +185,9 @@ class LaplacianEigenmap(Model):
         if self._q >= n:
             raise FitError(f"--components: Expected below {n}, {told}, got {self._q}. Give fewer.")
         text = f"rows of which nothing was observed have the code 0: {n_unseen}"
+        values, mask = rows.in_bytes()
         return FitState(
-            _no_params(first.words.shape[1], self._q),
-            auxiliary={"words": first.words[seen], "observed": first.observed[seen]},
+            LaplacianEigenmapParams(values, np.zeros((n, 0)), np.zeros(0), mask),
             warnings=(Notice(text),) if n_unseen else (),
         )
 
@@ -226,23 +226,20 @@ class LaplacianEigenmap(Model):
             If a feature was never observed, or rows cannot be compared with the others.
         """
         observed, ones = pooled_margins(statistics)
-        n_features = len(ones)
-        words, masks = (state.auxiliary[name] for name in ("words", "observed"))
-        vertices, n = _row_bits(words, masks, n_features), len(words)
-        nearest = nearest_vertices(vertices, vertices.rows, n_features, self.k, map_items)
+        vertices = state.params.vertices(len(ones))
+        n = vertices.bits.n_rows
+        nearest = nearest_vertices(vertices, vertices.numbers, self.k, map_items)
         links = neighbour_links(nearest)
         sizes = np.sort(np.bincount(parts_of(links, n)))[::-1]
-        links = joined(links, vertices, n_features, map_items)
+        links = joined(links, vertices, map_items)
         width = self._width(nearest)
         weights = np.maximum(_weights(links.distances, width), _LEAST_WEIGHT)
         eigenvalues, vectors = smoothest(links, weights, n, self._q)
-        whole = vertices.observed is None
-        params = LaplacianEigenmapParams(
-            _in_bytes(words, n_features),
-            vectors,
-            eigenvalues,
-            None if whole else _in_bytes(masks, n_features),
-            None if width is None else np.array(width),
+        params = replace(
+            state.params,
+            embedding=vectors,
+            eigenvalues=eigenvalues,
+            width=None if width is None else np.array(width),
         )
         told: dict[str, float] = {"vertices": n, "parts": len(sizes)}
         if width is not None:
@@ -251,7 +248,6 @@ class LaplacianEigenmap(Model):
         return replace(
             state,
             params=params,
-            auxiliary={},
             diagnostics={"n_components": self._q, **told},
             warnings=(*state.warnings, *noted),
         )
@@ -280,48 +276,14 @@ class LaplacianEigenmap(Model):
         self, params: LaplacianEigenmapParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Give the codes: a vertex's own, else by the nearest vertices."""
-        n_features, n = block.n_features, block.n_samples
-        vertices = _vertices(params)
-        mask = None if block.observed_words is None else transposed(block.observed_words, n)
-        nowhere = np.full(n, -1)
-        rows = RowBits(transposed(block.words, n), mask, nowhere, nowhere)
-        nearest = none_found(n, self.k)
-        take_nearer("hamming", n_features, rows, vertices, nearest)
+        vertices, nowhere = params.vertices(block.n_features), np.full(block.n_samples, -1)
+        rows = NumberedRows(block.packed_rows(), nowhere, nowhere)
+        nearest = none_found(block.n_samples, self.k)
+        take_nearer("hamming", rows, vertices, nearest)
         codes = _extended(params, nearest)
-        same, at = _same_rows(rows, vertices, nearest, n_features)
+        same, at = _same_rows(rows.bits, vertices.bits, nearest)
         codes[same] = params.embedding[at]
         return {"mean": codes}
-
-
-def _no_params(n_words: int, n_components: int) -> LaplacianEigenmapParams:
-    nothing = np.empty((0, 8 * n_words), np.uint8)
-    return LaplacianEigenmapParams(nothing, np.empty((0, n_components)), np.zeros(n_components))
-
-
-def _row_bits(words: Words, masks: Words, n_features: int) -> RowBits:
-    """Lay vertices out for the search; without masks where nothing is missing."""
-    rows, whole = np.arange(len(words)), np.bitwise_count(masks).sum() == len(words) * n_features
-    observed = None if whole else np.ascontiguousarray(masks.T)
-    return RowBits(np.ascontiguousarray(words.T), observed, rows, rows)
-
-
-def _in_bytes(words: Words, n_features: int) -> Bytes:
-    """Give eight features a byte, (n, n_bytes)."""
-    return np.ascontiguousarray(words).view(np.uint8)[:, : -(-n_features // 8)]
-
-
-def _in_words(rows: Bytes) -> Words:
-    """Give 64 features a word, (n_words, n)."""
-    n, n_bytes = rows.shape
-    padded = np.zeros((n, 8 * -(-n_bytes // 8)), np.uint8)
-    padded[:, :n_bytes] = rows
-    return np.ascontiguousarray(padded.view(np.uint64).T)
-
-
-def _vertices(params: LaplacianEigenmapParams) -> RowBits:
-    numbers = np.arange(len(params.rows))
-    observed = None if params.observed is None else _in_words(params.observed)
-    return RowBits(_in_words(params.rows), observed, numbers, numbers)
 
 
 def _weights(distances: Array, width: float | None) -> Array:
@@ -362,22 +324,20 @@ def _extended(params: LaplacianEigenmapParams, nearest: Nearest) -> Array:
     return codes
 
 
-def _same_rows(
-    rows: RowBits, vertices: RowBits, nearest: Nearest, n_features: int
-) -> tuple[Places, Places]:
+def _same_rows(rows: PackedRows, vertices: PackedRows, nearest: Nearest) -> tuple[Places, Places]:
     """Find the rows that are vertices, and which these are."""
     near = np.flatnonzero(nearest.distances[:, 0] == 0)
     if rows.observed is None and vertices.observed is None:
         return near, nearest.indices[near, 0]
     # Rows may differ, and yet nowhere that both were observed.
-    keys, known = (_keys(side, n_features) for side in (rows, vertices))
+    keys, known = _keys(rows), _keys(vertices)
     order = np.argsort(known)
     at = order[np.minimum(np.searchsorted(known, keys[near], sorter=order), len(order) - 1)]
     same = known[at] == keys[near]
     return near[same], at[same]
 
 
-def _keys(side: RowBits, n_features: int) -> NDArray[np.void]:
+def _keys(rows: PackedRows) -> NDArray[np.void]:
     """Give each row, values and mask, as one item, (n_rows,)."""
-    both = np.vstack([side.words, observed_words(side, n_features)]).T
+    both = np.vstack([rows.words, rows.mask]).T
     return np.ascontiguousarray(both).view(f"V{8 * both.shape[1]}").ravel()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline.numerics.intrinsics import wide_vectors
 from pipeline.numerics.kernels import popcount
+from pipeline.numerics.packed_rows import PackedRows
 from pipeline.numerics.row_distances import (
     GROUP,
     STRIP,
@@ -51,25 +52,26 @@ _kernel = njit(nogil=True, cache=True)
 _inlined = njit(nogil=True, cache=True, forceinline=True)  # a call counts references to its arrays
 
 
-class RowBits(NamedTuple):
-    """Rows with the bits of each side by side, 64 features a word.
+class NumberedRows(NamedTuple):
+    """Rows that may be neighbours.
 
     Attributes
     ----------
-    words
-        Values, (ceil(n_features / 64), n_rows), little bit order; 0 where not observed.
-    observed
-        Mask of the same shape; None where all is observed.
-    rows
-        The number of each row, rising, (n_rows,).
+    bits
+        Their bits.
+    numbers
+        The number of each, rising, (n_rows,).
     parts
-        What each row is part of, (n_rows,): rows of one part are no neighbours of each other.
+        What each is part of, (n_rows,): rows of one part are no neighbours of each other.
     """
 
-    words: Words
-    observed: Words | None
-    rows: Indices
+    bits: PackedRows
+    numbers: Indices
     parts: Indices
+
+    def taken(self, some: Indices) -> NumberedRows:
+        """Take some of the rows."""
+        return NumberedRows(self.bits.taken(some), self.numbers[some], self.parts[some])
 
 
 class Nearest(NamedTuple):
@@ -87,95 +89,35 @@ class Nearest(NamedTuple):
     indices: Indices
 
 
-def transposed(words: Words, n_rows: int) -> Words:
-    """Transpose a matrix of bits.
-
-    Parameters
-    ----------
-    words
-        Packed bits, 64 rows a word, (n_features, n_words).
-    n_rows
-        Rows to give, from the first.
-
-    Returns
-    -------
-    Packed bits, 64 features a word, 0 behind the last, (ceil(n_features / 64), n_rows).
-    """
-    rows = np.empty((-(-len(words) // 64), 64 * words.shape[1]), np.uint64)
-    _transpose(np.ascontiguousarray(words), rows)
-    return np.ascontiguousarray(rows[:, :n_rows])
-
-
 def none_found(n_rows: int, k: int) -> Nearest:
     """Begin with no neighbour of any row."""
     return Nearest(np.full((n_rows, k), np.inf), np.full((n_rows, k), NO_ROW))
 
 
-def take_nearer(
-    metric: Metric, n_features: int, left: RowBits, right: RowBits, found: Nearest
-) -> None:
+def take_nearer(metric: Metric, left: NumberedRows, right: NumberedRows, found: Nearest) -> None:
     """Put those rows on the right that are nearer among the neighbours of each on the left.
 
     Parameters
     ----------
     metric
         How far apart two rows are.
-    n_features
-        Number of features.
     left, right
         The rows.
     found
         The nearest so far of the rows on the left; they are changed in place.
     """
-    masked = left.observed is not None or right.observed is not None
-    masks = [observed_words(side, n_features) if masked else side.words for side in (left, right)]
+    sides = left.bits, right.bits
+    masked = any(side.observed is not None for side in sides)
+    words = [np.ascontiguousarray(side.words) for side in sides]
+    masks = [np.ascontiguousarray(side.mask) for side in sides] if masked else words
     _take_nearer(
         metric == "jaccard",
         masked,
-        n_features,
-        (left.words, masks[0], left.parts),
-        (right.words, masks[1], right.rows, right.parts),
+        left.bits.n_features,
+        (words[0], masks[0], left.parts),
+        (words[1], masks[1], right.numbers, right.parts),
         *found,
     )
-
-
-def observed_words(side: RowBits, n_features: int) -> Words:
-    """Give the mask of rows, also where all is observed."""
-    if side.observed is not None:
-        return side.observed
-    mask = np.full(side.words.shape, ~np.uint64(0))
-    if n_features % 64:
-        mask[-1] >>= np.uint64(64 - n_features % 64)
-    return mask
-
-
-@_kernel
-def _transpose(words: Words, rows: Words) -> None:
-    block = np.empty(64, np.uint64)
-    n_features, n_words = words.shape
-    for first in range(0, n_features, 64):
-        n_here = min(64, n_features - first)
-        for w in range(n_words):
-            for i in range(n_here):
-                block[i] = words[first + i, w]
-            block[n_here:] = 0
-            _transpose_block(block)
-            rows[first // 64, 64 * w : 64 * w + 64] = block
-
-
-@_kernel
-def _transpose_block(block: Words) -> None:
-    """Transpose 64 × 64 bits by halves [Warren, Hacker's Delight, 2nd ed., section 7-3]."""
-    mask, width = np.uint64(0xFFFFFFFF), 32
-    while width:
-        shift = np.uint64(width)
-        for first in range(0, 64, 2 * width):
-            for i in range(first, first + width):
-                change = ((block[i] >> shift) ^ block[i + width]) & mask
-                block[i] ^= change << shift
-                block[i + width] ^= change
-        width //= 2
-        mask ^= mask << np.uint64(width)
 
 
 @_kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.numerics.close_spectra import leading_but_known
 from pipeline.numerics.linalg import fix_signs
-from pipeline.numerics.nearest_rows import Nearest, RowBits, none_found, take_nearer
+from pipeline.numerics.nearest_rows import Nearest, NumberedRows, none_found, take_nearer
 from pipeline.progress import labelled
 
 Array = NDArray[np.float64]
@@ -54,32 +54,19 @@ class Spectrum(NamedTuple):
     vectors: Array
 
 
-@dataclass(frozen=True)
-class _Search:
-    """Finds the nearest vertices of some."""
-
-    n_features: int
-    k: int
-    vertices: RowBits
-
-    def __call__(self, some: Indices) -> Nearest:
-        of = self.vertices
-        observed = None if of.observed is None else of.observed[:, some]
-        left = RowBits(of.words[:, some], observed, of.rows[some], of.parts[some])
-        found = none_found(len(some), self.k)
-        take_nearer("hamming", self.n_features, left, of, found)
-        return found
-
-
-def nearest_vertices(
-    vertices: RowBits, some: Indices, n_features: int, k: int, map_items: Map
-) -> Nearest:
+def nearest_vertices(vertices: NumberedRows, some: Indices, k: int, map_items: Map) -> Nearest:
     """Find the k vertices of other parts that are nearest to each of some."""
     n_runs = -(-len(some) // _ROWS_AT_ONCE)
     runs = np.array_split(some, n_runs)
     told = labelled(map_items, "neighbours", n_runs)
-    found = [*told(_Search(n_features, k, vertices), runs)]
+    found = [*told(partial(_nearest_of, vertices, k), runs)]
     return Nearest(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+def _nearest_of(vertices: NumberedRows, k: int, some: Indices) -> Nearest:
+    found = none_found(len(some), k)
+    take_nearer("hamming", vertices.taken(some), vertices, found)
+    return found
 
 
 def neighbour_links(nearest: Nearest) -> Links:
@@ -104,7 +91,7 @@ def parts_of(links: Links, n_vertices: int) -> Indices:
     return parts.astype(np.int64)
 
 
-def joined(links: Links, vertices: RowBits, n_features: int, map_items: Map) -> Links:
+def joined(links: Links, vertices: NumberedRows, map_items: Map) -> Links:
     """Join the parts of a graph by the shortest links between them.
 
     Rounds of Borůvka: every part but the largest is linked to the row nearest to it.
@@ -114,12 +101,10 @@ def joined(links: Links, vertices: RowBits, n_features: int, map_items: Map) -> 
     FitError
         If rows have no observed feature in common with all others.
     """
-    while (parts := parts_of(links, len(vertices.rows))).any():
+    while (parts := parts_of(links, vertices.bits.n_rows)).any():
         some = np.flatnonzero(parts != np.bincount(parts).argmax())
         within = vertices._replace(parts=parts)
-        (distances,), (others,) = (
-            a.T for a in nearest_vertices(within, some, n_features, 1, map_items)
-        )
+        (distances,), (others,) = (a.T for a in nearest_vertices(within, some, 1, map_items))
         order = np.lexsort((others, distances, parts[some]))
         first = order[np.unique(parts[some][order], return_index=True)[1]]
         _check_reached(distances[first], parts[some][first], parts)

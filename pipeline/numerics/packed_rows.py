@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
+
+_kernel = njit(nogil=True, cache=True)
 
 
 class PackedRows(NamedTuple):
@@ -77,3 +80,51 @@ def all_observed(n_features: int) -> Words:
     if n_features % 64:
         mask[-1] >>= np.uint64(64 - n_features % 64)
     return mask
+
+
+def transposed(words: Words, n_rows: int) -> Words:
+    """Transpose a matrix of bits.
+
+    Parameters
+    ----------
+    words
+        Packed bits, 64 rows a word, (n_features, n_words).
+    n_rows
+        Rows to give, from the first.
+
+    Returns
+    -------
+    Packed bits, 64 features a word, 0 behind the last, (ceil(n_features / 64), n_rows).
+    """
+    rows = np.empty((-(-len(words) // 64), 64 * words.shape[1]), np.uint64)
+    _transpose(np.ascontiguousarray(words), rows)
+    return np.ascontiguousarray(rows[:, :n_rows])
+
+
+@_kernel
+def _transpose(words: Words, rows: Words) -> None:
+    block = np.empty(64, np.uint64)
+    n_features, n_words = words.shape
+    for first in range(0, n_features, 64):
+        n_here = min(64, n_features - first)
+        for w in range(n_words):
+            for i in range(n_here):
+                block[i] = words[first + i, w]
+            block[n_here:] = 0
+            _transpose_block(block)
+            rows[first // 64, 64 * w : 64 * w + 64] = block
+
+
+@_kernel
+def _transpose_block(block: Words) -> None:
+    """Transpose 64 × 64 bits by halves [Warren, Hacker's Delight, 2nd ed., section 7-3]."""
+    mask, width = np.uint64(0xFFFFFFFF), 32
+    while width:
+        shift = np.uint64(width)
+        for first in range(0, 64, 2 * width):
+            for i in range(first, first + width):
+                change = ((block[i] >> shift) ^ block[i + width]) & mask
+                block[i] ^= change << shift
+                block[i + width] ^= change
+        width //= 2
+        mask ^= mask << np.uint64(width)

@@ -10,7 +10,7 @@ from pipeline.blocks import BinaryBlock
 from pipeline.numerics.nearest_rows import (
     Metric,
     Nearest,
-    RowBits,
+    NumberedRows,
     none_found,
     take_nearer,
 )
@@ -45,14 +45,8 @@ class FindNearest:
             found = none_found(left.n_samples, self.k)
         else:
             found = Nearest(before["distances"], before["indices"])
-        own = row_bits(left)
-        if self.itself:
-            own = own._replace(parts=np.full(left.n_samples, NO_PART))
-        take_nearer(self.metric, left.n_features, own, row_bits(right), found)
+        own = left.rows if not self.itself else np.full(left.n_samples, NO_PART)
+        rows = NumberedRows(left.packed_rows(), left.rows, own)
+        others = NumberedRows(right.packed_rows(), right.rows, right.rows)
+        take_nearer(self.metric, rows, others, found)
         return found._asdict()
-
-
-def row_bits(block: BinaryBlock) -> RowBits:
-    """Lay the bits of each row of a block side by side; each is a part of its own."""
-    rows = block.packed_rows()
-    return RowBits(rows.words, rows.observed, block.rows, block.rows)

@@ -12,7 +12,7 @@ from pipeline.numerics.gaussian_kernel import (
     kernel_times_vector,
     squared_distances,
 )
-from pipeline.numerics.packed_rows import PackedRows, of_bytes
+from pipeline.numerics.packed_rows import PackedRows
 
 RNG = np.random.default_rng(3)
 
@@ -63,17 +63,3 @@ def test_products_of_a_row_do_not_depend_on_the_rows_beside() -> None:
     np.testing.assert_allclose(whole, gaussian_kernel(left, right, 3.0) @ columns, rtol=1e-12)
     part = kernel_times(left.taken(slice(20, 31)), right, 3.0, columns)
     assert part.tobytes() == whole[20:31].tobytes()
-
-
-@pytest.mark.parametrize("n_features", [1, 8, 65])
-def test_bytes_are_rows_again(n_features: int) -> None:
-    X, mask = data(5, n_features, 0.2)
-    rows = packed(X & mask, mask)
-    values, seen = rows.in_bytes()
-    assert values.shape == (5, -(-n_features // 8))
-    bits = np.unpackbits(values, axis=1, count=n_features, bitorder="little")
-    np.testing.assert_array_equal(bits, X & mask)
-    again = of_bytes(n_features, values, seen)
-    np.testing.assert_array_equal(again.words, rows.words)
-    assert again.observed is not None
-    np.testing.assert_array_equal(again.observed, rows.observed)

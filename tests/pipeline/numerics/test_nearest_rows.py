@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pipeline.blocks import block_of
 from pipeline.numerics.nearest_rows import (
     NO_ROW,
     Metric,
     Nearest,
-    RowBits,
+    NumberedRows,
     none_found,
     take_nearer,
-    transposed,
 )
-from tests.strategies import Data, bits, packed, tables
+from tests.strategies import Data, tables
 
 METRICS: list[Metric] = ["hamming", "jaccard"]
 PARTS = st.sampled_from([0, 2, 999])
@@ -47,11 +47,10 @@ def nearest(
     return found
 
 
-def row_bits(data: Data, at: NDArray[np.int64], parts: NDArray[np.int64]) -> RowBits:
+def numbered(data: Data, at: NDArray[np.int64], parts: NDArray[np.int64]) -> NumberedRows:
     X, mask = data.X[at], data.mask[at]
-    n = len(at)
-    observed = None if mask.all() else transposed(packed(mask), n)
-    return RowBits(transposed(packed(X & mask), n), observed, at, parts[at])
+    bits = block_of(X, None if mask.all() else mask).packed_rows()
+    return NumberedRows(bits, at, parts[at])
 
 
 def parts_of(left: Data, right: Data, n_parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -66,11 +65,11 @@ def found_by_thirds(metric: Metric, left: Data, right: Data, k: int, n_parts: in
     """Find them, the rows on the right in three turns, the first last."""
     n_left, n_right = len(left.X), len(right.X)
     own, others = parts_of(left, right, n_parts)
-    found, rows = none_found(n_left, k), row_bits(left, np.arange(n_left), own)
+    found, rows = none_found(n_left, k), numbered(left, np.arange(n_left), own)
     first, *later = pairwise([0, n_right // 3, n_right // 2, n_right])
     for start, stop in (*later, first):
-        some = row_bits(right, np.arange(start, stop), others)
-        take_nearer(metric, left.X.shape[1], rows, some, found)
+        some = numbered(right, np.arange(start, stop), others)
+        take_nearer(metric, rows, some, found)
     return found
 
 
@@ -133,11 +132,3 @@ def test_empty_rows_are_level_and_rows_without_common_features_last():
     found = found_by_thirds("jaccard", data, data, 4, 4)
     assert found.distances[0].tolist() == [0, 0, np.inf, np.inf]
     assert found.indices[0].tolist() == [1, 2, 3, NO_ROW]
-
-
-@given(X=bits(st.integers(0, 150), st.integers(1, 150)))
-@settings(deadline=None)
-def test_transposed_bits_are_those_of_the_rows(X):
-    words = transposed(packed(X), len(X))
-    assert words.shape == (-(-X.shape[1] // 64), len(X))
-    np.testing.assert_array_equal(words, packed(X.T).T)

@@ -7,9 +7,10 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.numerics.nearest_rows import RowBits, transposed
+from pipeline.numerics.nearest_rows import NumberedRows
 from pipeline.numerics.neighbour_graph import (
     Links,
     joined,
@@ -18,7 +19,7 @@ from pipeline.numerics.neighbour_graph import (
     parts_of,
     smoothest,
 )
-from tests.strategies import Bits, packed
+from tests.strategies import Bits
 
 Array = NDArray[np.float64]
 
@@ -28,15 +29,15 @@ def distinct(n: int, n_features: int, seed: int = 0) -> Bits:
     return np.unique(X, axis=0)[:n]
 
 
-def row_bits(X: Bits, mask: Bits | None = None) -> RowBits:
-    at, words = np.arange(len(X)), transposed(packed(X), len(X))
-    return RowBits(words, None if mask is None else transposed(packed(mask), len(X)), at, at)
+def vertices(X: Bits, mask: Bits | None = None) -> NumberedRows:
+    at = np.arange(len(X))
+    return NumberedRows(block_of(X, mask).packed_rows(), at, at)
 
 
 def graph(X: Bits, k: int, mask: Bits | None = None) -> Links:
     """The links of a graph before its parts are joined."""
-    bits = row_bits(X, mask)
-    return neighbour_links(nearest_vertices(bits, bits.rows, X.shape[1], k, map))
+    of = vertices(X, mask)
+    return neighbour_links(nearest_vertices(of, of.numbers, k, map))
 
 
 def distances(X: Bits) -> Array:
@@ -71,8 +72,8 @@ def test_links_are_those_of_brute_force() -> None:
 
 
 def test_threads_find_the_same() -> None:
-    bits = row_bits(distinct(2500, 40))
-    one, two = (nearest_vertices(bits, bits.rows, 40, 3, m) for m in (map, ThreadsExecutor(2).map))
+    of = vertices(distinct(2500, 40))
+    one, two = (nearest_vertices(of, of.numbers, 3, m) for m in (map, ThreadsExecutor(2).map))
     assert one.indices.tobytes() == two.indices.tobytes()
     assert one.distances.tobytes() == two.distances.tobytes()
 
@@ -82,7 +83,7 @@ def test_parts_are_joined_by_the_shortest_links() -> None:
     links, far = graph(X, 3), distances(X)
     parts = parts_of(links, len(X))
     assert parts.max() == 3
-    whole = joined(links, row_bits(X), X.shape[1], map)
+    whole = joined(links, vertices(X), map)
     assert not parts_of(whole, len(X)).any()
     added = sorted(pairs(whole) - pairs(links))
     assert len(added) == 3
@@ -96,7 +97,7 @@ def test_rows_that_cannot_be_compared_are_refused() -> None:
     mask[:12, :6] = mask[12:, 6:] = 1
     links = graph(X * mask, 3, mask)
     with pytest.raises(FitError, match=r"got (8|12) distinct ones that share none with the other"):
-        joined(links, row_bits(X * mask, mask), 12, map)
+        joined(links, vertices(X * mask, mask), map)
 
 
 def test_eigenvectors_are_those_of_the_dense_generalised_problem() -> None:
