@@ -58,7 +58,6 @@ from pipeline.numerics.nearest_rows import (
     Nearest,
     RowBits,
     none_found,
-    observed_words,
     take_nearer,
     transposed,
 )
@@ -69,6 +68,7 @@ from pipeline.numerics.neighbour_graph import (
     parts_of,
     smoothest,
 )
+from pipeline.numerics.row_bytes import in_bytes, in_words, like_rows
 from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -196,9 +196,9 @@ class LaplacianEigenmap(Model):
         seconds = n**2 * first.words.shape[1] / _PAIRS_A_SECOND
         size = n / self._most * self.memory(64 * first.words.shape[1], 1, 1)
         return FitError(
-            f"Expected at most {self._most:,} distinct rows, got about {n:,}, for which a core "
-            f"would need {seconds / 60:,.0f} minutes and {size / 1e9:,.0f} GB. Draw some of them "
-            "by --set landmarks=20000."
+            f"Expected at most {self._most:,} distinct rows, got about {n:,}, which a core would "
+            f"compare in {seconds / 60:,.0f} minutes, within {size / 1e9:,.1f} GB. Draw some of "
+            "them by --set landmarks=20000."
         )
 
     def summarize(
@@ -238,10 +238,10 @@ class LaplacianEigenmap(Model):
         eigenvalues, vectors = smoothest(links, weights, n, self._q)
         whole = vertices.observed is None
         params = LaplacianEigenmapParams(
-            _in_bytes(words, n_features),
+            in_bytes(words, n_features),
             vectors,
             eigenvalues,
-            None if whole else _in_bytes(masks, n_features),
+            None if whole else in_bytes(masks, n_features),
             None if width is None else np.array(width),
         )
         told: dict[str, float] = {"vertices": n, "parts": len(sizes)}
@@ -288,7 +288,7 @@ class LaplacianEigenmap(Model):
         nearest = none_found(n, self.k)
         take_nearer("hamming", n_features, rows, vertices, nearest)
         codes = _extended(params, nearest)
-        same, at = _same_rows(rows, vertices, nearest, n_features)
+        same, at = _own_vertices(rows, vertices, nearest, n_features)
         codes[same] = params.embedding[at]
         return {"mean": codes}
 
@@ -305,23 +305,10 @@ def _row_bits(words: Words, masks: Words, n_features: int) -> RowBits:
     return RowBits(np.ascontiguousarray(words.T), observed, rows, rows)
 
 
-def _in_bytes(words: Words, n_features: int) -> Bytes:
-    """Give eight features a byte, (n, n_bytes)."""
-    return np.ascontiguousarray(words).view(np.uint8)[:, : -(-n_features // 8)]
-
-
-def _in_words(rows: Bytes) -> Words:
-    """Give 64 features a word, (n_words, n)."""
-    n, n_bytes = rows.shape
-    padded = np.zeros((n, 8 * -(-n_bytes // 8)), np.uint8)
-    padded[:, :n_bytes] = rows
-    return np.ascontiguousarray(padded.view(np.uint64).T)
-
-
 def _vertices(params: LaplacianEigenmapParams) -> RowBits:
     numbers = np.arange(len(params.rows))
-    observed = None if params.observed is None else _in_words(params.observed)
-    return RowBits(_in_words(params.rows), observed, numbers, numbers)
+    observed = None if params.observed is None else in_words(params.observed)
+    return RowBits(in_words(params.rows), observed, numbers, numbers)
 
 
 def _weights(distances: Array, width: float | None) -> Array:
@@ -362,22 +349,12 @@ def _extended(params: LaplacianEigenmapParams, nearest: Nearest) -> Array:
     return codes
 
 
-def _same_rows(
+def _own_vertices(
     rows: RowBits, vertices: RowBits, nearest: Nearest, n_features: int
 ) -> tuple[Places, Places]:
     """Find the rows that are vertices, and which these are."""
-    near = np.flatnonzero(nearest.distances[:, 0] == 0)
     if rows.observed is None and vertices.observed is None:
+        near = np.flatnonzero(nearest.distances[:, 0] == 0)
         return near, nearest.indices[near, 0]
     # Rows may differ, and yet nowhere that both were observed.
-    keys, known = (_keys(side, n_features) for side in (rows, vertices))
-    order = np.argsort(known)
-    at = order[np.minimum(np.searchsorted(known, keys[near], sorter=order), len(order) - 1)]
-    same = known[at] == keys[near]
-    return near[same], at[same]
-
-
-def _keys(side: RowBits, n_features: int) -> NDArray[np.void]:
-    """Give each row, values and mask, as one item, (n_rows,)."""
-    both = np.vstack([side.words, observed_words(side, n_features)]).T
-    return np.ascontiguousarray(both).view(f"V{8 * both.shape[1]}").ravel()
+    return like_rows(rows, vertices, n_features)

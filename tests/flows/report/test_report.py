@@ -157,7 +157,7 @@ def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
         titles.append("Features that units of layer 1 turn on")
     elif "weights_0" in artifact:
         titles.append("Weights of the first layer")
-    assert any(title in text for title in titles)
+    assert not titles or any(title in text for title in titles)
     by_segment = [n for n in artifact if set(artifact.dims(n)) == {"segment", "component"}]
     assert text.count(" by segment") >= len(by_segment)
     assert ("Convergence" in text) == (len(artifact.manifest["history"]) > 1)

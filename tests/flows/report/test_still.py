@@ -88,7 +88,7 @@ def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_component
     built = build_model(model, n_components, [])
     artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
     figures = draw_report(artifact).figures
-    assert len(figures) > 2
+    assert figures
     for figure in figures:
         image = decoded(still(figure))
         assert image.shape[1] >= 900
