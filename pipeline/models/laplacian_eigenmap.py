@@ -62,7 +62,7 @@ from pipeline.numerics.neighbour_graph import (
     parts_of,
     smoothest,
 )
-from pipeline.numerics.packed_rows import PackedRows, of_bytes
+from pipeline.numerics.packed_rows import PackedRows, like_rows, of_bytes
 from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -196,9 +196,9 @@ class LaplacianEigenmap(Model):
         seconds = n**2 * first.words.shape[1] / _PAIRS_A_SECOND
         size = n / self._most * self.memory(64 * first.words.shape[1], 1, 1)
         return FitError(
-            f"Expected at most {self._most:,} distinct rows, got about {n:,}, for which a core "
-            f"would need {seconds / 60:,.0f} minutes and {size / 1e9:,.0f} GB. Draw some of them "
-            "by --set landmarks=20000."
+            f"Expected at most {self._most:,} distinct rows, got about {n:,}, which a core would "
+            f"compare in {seconds / 60:,.0f} minutes, within {size / 1e9:,.1f} GB. Draw some of "
+            "them by --set landmarks=20000."
         )
 
     def summarize(
@@ -281,7 +281,7 @@ class LaplacianEigenmap(Model):
         nearest = none_found(block.n_samples, self.k)
         take_nearer("hamming", rows, vertices, nearest)
         codes = _extended(params, nearest)
-        same, at = _same_rows(rows.bits, vertices.bits, nearest)
+        same, at = _own_vertices(rows.bits, vertices.bits, nearest)
         codes[same] = params.embedding[at]
         return {"mean": codes}
 
@@ -324,20 +324,12 @@ def _extended(params: LaplacianEigenmapParams, nearest: Nearest) -> Array:
     return codes
 
 
-def _same_rows(rows: PackedRows, vertices: PackedRows, nearest: Nearest) -> tuple[Places, Places]:
+def _own_vertices(
+    rows: PackedRows, vertices: PackedRows, nearest: Nearest
+) -> tuple[Places, Places]:
     """Find the rows that are vertices, and which these are."""
-    near = np.flatnonzero(nearest.distances[:, 0] == 0)
     if rows.observed is None and vertices.observed is None:
+        near = np.flatnonzero(nearest.distances[:, 0] == 0)
         return near, nearest.indices[near, 0]
     # Rows may differ, and yet nowhere that both were observed.
-    keys, known = _keys(rows), _keys(vertices)
-    order = np.argsort(known)
-    at = order[np.minimum(np.searchsorted(known, keys[near], sorter=order), len(order) - 1)]
-    same = known[at] == keys[near]
-    return near[same], at[same]
-
-
-def _keys(rows: PackedRows) -> NDArray[np.void]:
-    """Give each row, values and mask, as one item, (n_rows,)."""
-    both = np.vstack([rows.words, rows.mask]).T
-    return np.ascontiguousarray(both).view(f"V{8 * both.shape[1]}").ravel()
+    return like_rows(rows, vertices)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
+Places = NDArray[np.int64]
 
 _kernel = njit(nogil=True, cache=True)
 
@@ -72,6 +73,22 @@ def of_bytes(n_features: int, values: Bytes, mask: Bytes | None) -> PackedRows:
         return np.pad(stored, ((0, 0), (0, -stored.shape[1] % 8))).view(np.uint64).T
 
     return PackedRows(n_features, words(values), None if mask is None else words(mask))
+
+
+def like_rows(rows: PackedRows, known: PackedRows) -> tuple[Places, Places]:
+    """Find the rows that are among known ones, values and masks, and where these are."""
+    keys, known_keys = _keys(rows), _keys(known)
+    order = np.argsort(known_keys)
+    places = np.searchsorted(known_keys, keys, sorter=order)
+    at = order[np.minimum(places, len(order) - 1)]
+    same = np.flatnonzero(known_keys[at] == keys)
+    return same, at[same]
+
+
+def _keys(rows: PackedRows) -> NDArray[np.void]:
+    """Give each row, values and mask, as one item, (n_rows,)."""
+    both = np.vstack([rows.words, rows.mask]).T
+    return np.ascontiguousarray(both).view(f"V{8 * both.shape[1]}").ravel()
 
 
 def all_observed(n_features: int) -> Words:
