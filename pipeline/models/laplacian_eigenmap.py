@@ -23,7 +23,7 @@ symbol  field        shape
 x_i     rows         (n_vertices, n_bytes), eight features a byte, little bit order
         observed     the same, of their masks; absent where nothing is missing
 α       embedding    (n_vertices, n_components)
-λ       eigenvalues  (n_components,)
+λ       eigenvalues  (n_components,), rising
 ω       width        a number; absent where weights are 0 and 1
 ======  ===========  =========================================================
 
@@ -87,7 +87,7 @@ class LaplacianEigenmapParams:
 
     rows: Bytes = array("row", "byte")
     embedding: Array = array("row", "component")
-    eigenvalues: Array = array("component")
+    eigenvalues: Array = array("eigenvalue")
     observed: Bytes | None = optional_array("row", "byte")
     width: Array | None = optional_array()
 
