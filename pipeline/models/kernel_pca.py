@@ -51,6 +51,7 @@ from pipeline.models.settings import check_components, notices_of_constants, poo
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.gaussian_kernel import kernel_times, squared_distances
 from pipeline.numerics.kernel_components import (
+    Found,
     KernelSums,
     components_of_landmarks,
     components_of_rows,
@@ -167,7 +168,8 @@ class KernelPCA(Model):
             _check_number(first)
         has_values = np.flatnonzero(first.rows.have_values)
         rows, times = first.rows.taken(has_values), first.times[has_values]
-        width = _median_distance(rows) if self.width is None else self.width
+        usual = _median_distance(rows)
+        width = usual if self.width is None else self.width
         if self.landmarks is not None:
             chosen = spread_landmarks(rows, times, width, self.landmarks, rng)
             rows, times = rows.taken(chosen), times[chosen]
@@ -211,24 +213,10 @@ class KernelPCA(Model):
         FitError
             If a feature was never observed, or the rows do not span so many components.
         """
-        sums, q = statistics.values, self.n_components or 2
         observed, ones = _margins(statistics)
-        rows, width = state.params.rows(len(ones)), float(state.params.width)
-        n_leading = min(max(q, EIGENVALUES), rows.n_rows - 1)
-        told = notices_of_constants(observed, ones, "they move no code")
-        diagnostics: dict[str, Any] = {"n_components": q, "width": width}
-        if self.landmarks is None:
-            times = state.auxiliary["times"]
-            found = components_of_rows(rows, times, width, n_leading, map_items)
-            diagnostics["distinct_rows"] = rows.n_rows
-        else:
-            summed = KernelSums(int(sums["n_rows"]), sums["sums"], sums["products"])
-            found = components_of_landmarks(rows, width, summed, n_leading)
-            agreement = half_agrees(rows, width, summed, q)
-            told += _doubts(rows.n_rows, agreement)
-            lost = {"kernel_lost": found.lost, "half_agrees": agreement}
-            diagnostics |= {"landmarks": rows.n_rows, **lost}
-        values = found.components.eigenvalues
+        rows, q = state.params.rows(len(ones)), self.n_components or 2
+        found, told, doubts = self._found(state, rows, statistics, map_items)
+        components, values = found.components, found.components.eigenvalues
         if len(values) < q:
             raise FitError(
                 f"--components: Expected at most {len(values)}, as many as the rows span, got {q}. "
@@ -236,14 +224,36 @@ class KernelPCA(Model):
             )
         params = replace(
             state.params,
-            directions=found.components.directions[:, :q],
-            offsets=found.components.offsets[:q],
+            directions=components.directions[:, :q],
+            offsets=components.offsets[:q],
             eigenvalues=values,
         )
-        diagnostics["explained"] = float(values[:q].sum() / found.total)
+        told["width"] = float(params.width)
+        told["explained"] = float(values[:q].sum() / found.total)
+        noted = *notices_of_constants(observed, ones, "they move no code"), *doubts
         return replace(
-            state, params=params, diagnostics=diagnostics, warnings=(*state.warnings, *told)
+            state,
+            params=params,
+            diagnostics={"n_components": q, **told},
+            warnings=(*state.warnings, *noted),
         )
+
+    def _found(
+        self, state: FitState, rows: PackedRows, statistics: Kernels, map_items: Map
+    ) -> tuple[Found, dict[str, float], tuple[Notice, ...]]:
+        """Find the components, what is to be told of them, and what is in doubt."""
+        q, width = self.n_components or 2, float(state.params.width)
+        n_leading = min(max(q, EIGENVALUES), rows.n_rows - 1)
+        if self.landmarks is None:
+            times = state.auxiliary["times"]
+            found = components_of_rows(rows, times, width, n_leading, map_items)
+            return found, {"distinct_rows": rows.n_rows}, ()
+        sums = statistics.values
+        summed = KernelSums(int(sums["n_rows"]), sums["sums"], sums["products"])
+        found = components_of_landmarks(rows, width, summed, n_leading)
+        agreement = half_agrees(rows, width, summed, q)
+        lost = {"kernel_lost": found.lost, "half_agrees": agreement}
+        return found, {"landmarks": rows.n_rows, **lost}, _doubts(rows.n_rows, agreement)
 
     def transform(
         self, params: KernelPCAParams, block: BinaryBlock, rng: RowRandom

@@ -118,6 +118,7 @@ SAME = np.ones((50, 6), np.uint8)
     ("X", "settings", "told"),
     [
         (SAME, {}, "Expected rows that differ in features observed in both, got none"),
+        (SAME, {"width": 1.0}, "Expected rows that differ in features observed in both"),
         (SAME, {"landmarks": 10}, "Expected rows that differ in features observed in both"),
         (np.eye(6, dtype=np.uint8), {"n_components": 6}, "fewer than 6, the number of distinct"),
         (probit(99), {"landmarks": 9, "n_components": 9}, "fewer than 9, the number of landmarks"),
