@@ -47,7 +47,12 @@ from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, notices_of_constants, pooled_margins
+from pipeline.models.settings import (
+    check_components,
+    notices_of_constants,
+    notices_of_unseen,
+    pooled_margins,
+)
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.gaussian_kernel import kernel_times, squared_distances
 from pipeline.numerics.kernel_components import (
@@ -166,8 +171,7 @@ class KernelPCA(Model):
         """
         if self.landmarks is None:
             _check_number(first)
-        has_values = np.flatnonzero(first.rows.have_values)
-        rows, times = first.rows.taken(has_values), first.times[has_values]
+        rows, times = first.seen
         usual = _median_distance(rows)
         width = usual if self.width is None else self.width
         if self.landmarks is not None:
@@ -184,7 +188,7 @@ class KernelPCA(Model):
         nothing = KernelPCAParams(
             values, np.array(width), np.zeros((rows.n_rows, 0)), none, none, mask
         )
-        return FitState(nothing, auxiliary={"times": times})
+        return FitState(nothing, auxiliary={"times": times}, warnings=notices_of_unseen(first))
 
     def counted(self, n_features: int) -> str | None:
         """Name the counts of an exact fit, which sums nothing else."""

@@ -51,6 +51,7 @@ from pipeline.models.settings import (
     check_choices,
     check_components,
     notices_of_constants,
+    notices_of_unseen,
     pooled_margins,
 )
 from pipeline.models.state import Arrays, FitState
@@ -171,8 +172,7 @@ class LaplacianEigenmap(Model):
         """
         if self.landmarks is None and not first.is_whole:
             raise self._too_many(first)
-        seen = first.rows.have_values
-        rows, n_unseen = first.rows.taken(np.flatnonzero(seen)), int(first.times[~seen].sum())
+        rows, _ = first.seen
         n = rows.n_rows
         if n < 2:
             raise FitError(
@@ -184,11 +184,10 @@ class LaplacianEigenmap(Model):
             raise FitError(f"k: Expected below {n}, {told}, got {self.k}. Give less by --set k.")
         if self._q >= n:
             raise FitError(f"--components: Expected below {n}, {told}, got {self._q}. Give fewer.")
-        text = f"rows of which nothing was observed have the code 0: {n_unseen}"
         values, mask = rows.in_bytes()
         return FitState(
             LaplacianEigenmapParams(values, np.zeros((n, 0)), np.zeros(0), mask),
-            warnings=(Notice(text),) if n_unseen else (),
+            warnings=notices_of_unseen(first),
         )
 
     def _too_many(self, first: DistinctRows) -> FitError:

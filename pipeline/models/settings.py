@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.errors import FitError, Notice
 from pipeline.models.base import Model
 from pipeline.statistics.counts import Counts, FeatureCounts
+from pipeline.statistics.distinct_rows import DistinctRows
 
 
 def hyperparameters(model: type[Model]) -> tuple[str, ...]:
@@ -79,3 +80,10 @@ def notices_of_constants(
     """Tell which features are constant, by the margins of `pooled_margins`, and what follows."""
     constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
     return (Notice(f"constant, so that {so}: {{features}}", constant),) if constant else ()
+
+
+def notices_of_unseen(first: DistinctRows) -> tuple[Notice, ...]:
+    """Tell how many rows have no values, among the distinct ones that were kept."""
+    n_unseen = int(first.times.sum() - first.seen[1].sum())
+    text = f"rows of which nothing was observed are not fitted, and have the code 0: {n_unseen:,}"
+    return (Notice(text),) if n_unseen else ()

@@ -112,6 +112,12 @@ class DistinctRows:
         is_complete = (self.observed == all_observed(self.n_features)).all()
         return PackedRows(self.n_features, self.words.T, None if is_complete else self.observed.T)
 
+    @property
+    def seen(self) -> tuple[PackedRows, Counts]:
+        """The rows of which something was observed, and how many are like each."""
+        at = np.flatnonzero(self.observed.any(axis=1))
+        return self.rows.taken(at), self.times[at]
+
     def merge(self, other: Self) -> Self:
         """Keep the smallest hashes of both."""
         both = (np.concatenate([getattr(self, n), getattr(other, n)]) for n in _ARRAYS)
