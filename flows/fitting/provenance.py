@@ -17,7 +17,6 @@ from pipeline.models.state import FitState
 from pipeline.using.prediction import category_names
 from storage.dataset import BinaryDataset
 
-
 _LIBRARIES = ("latentbits", "numpy", "scipy", "numba", "scikit-learn")
 
 

@@ -2,5 +2,6 @@
 
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.fastica import FastICA
+from pipeline.models.binary_ica.linear_ivae import LinearIVAE
 
-__all__ = ["BLICA", "FastICA"]
+__all__ = ["BLICA", "FastICA", "LinearIVAE"]
