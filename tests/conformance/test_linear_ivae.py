@@ -33,7 +33,7 @@ FACTS = Facts(
     flexible={"rate": 0.01},
     consistent={"batch": 500, "max_iter": 15},
     recovered=joint_shares,
-    errors={"shares": 4.1},  # from 100,000 rows, and from 25,000 no more: what the bound costs
+    errors={"shares": 4.1},  # 0.013, of 25,000 rows as of 100,000: what the bound costs
     shares_off=0.035,
     fit_off=0.04,
 )
