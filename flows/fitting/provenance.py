@@ -17,6 +17,8 @@ from pipeline.models.state import FitState
 from pipeline.using.prediction import category_names
 from storage.dataset import BinaryDataset
 
+_LIBRARIES = ("latentbits", "numpy", "scipy", "numba", "scikit-learn")
+
 
 def provenance(
     model: Model,
@@ -53,7 +55,7 @@ def provenance(
 
 def versions() -> dict[str, str]:
     """Give the versions of this library and of those that it computes with."""
-    return {name: version(name) for name in ("latentbits", "numpy", "scipy", "numba")}
+    return {name: version(name) for name in _LIBRARIES}
 
 
 def dataset_named(dataset: BinaryDataset) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax
 
-from pipeline.numerics.boltzmann_rows import Machine, hidden_inputs
+from pipeline.numerics.affine_rows import affine
 
 Numbers = NDArray[Any]
 Array = NDArray[np.float64]
@@ -107,20 +107,8 @@ def hidden_units(network: Network, means: Array, X: Bits, observed: Bits | None)
     X, observed
         Values, 0 where missing, and mask, (n_samples, n_features); no mask where none is missing.
     """
-    inputs = hidden_inputs(Machine(network.weights, means, network.biases), X, None)
-    if observed is not None:
-        _add_missing(network.weights, means, observed, inputs)
-    hidden: Array = expit(inputs)
+    hidden: Array = expit(affine(network.weights, network.biases, means, X, observed))
     return hidden
-
-
-@_kernel
-def _add_missing(weights: Array, means: Array, observed: Bits, inputs: Array) -> None:
-    for n in range(len(inputs)):
-        for i in range(len(means)):
-            if not observed[n, i]:
-                for j in range(inputs.shape[1]):
-                    inputs[n, j] += means[i] * weights[i, j]
 
 
 def outputs_of(network: Network, hidden: Array) -> Array:

@@ -7,9 +7,7 @@ Independent Component Analysis: A Non-stationarity-based Approach" (UAI 2022, se
 
 from __future__ import annotations
 
-import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -33,6 +31,7 @@ from pipeline.models.binary_ica.moment_matching.segments import segments_of
 from pipeline.models.binary_ica.moment_matching.selection import GRID, choose
 from pipeline.models.binary_ica.params import PROBIT_SCALE
 from pipeline.numerics.bivariate_normal import bivariate_normal_cdf_array
+from pipeline.numerics.linear_ica import fast_ica
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.tetrachoric import tetrachoric
 from pipeline.statistics.counts import PairCounts
@@ -40,7 +39,6 @@ from pipeline.statistics.counts import PairCounts
 Array = NDArray[np.float64]
 
 _EXACT_STARTS = 12
-_change_of_warnings = threading.Lock()
 
 
 class Truth(Protocol):
@@ -166,27 +164,14 @@ def sample_trial(drawn: Drawn) -> dict[str, float | bool]:
     """
     n_components = drawn.mixing.shape[1]
     done = fit(BLICA(n_components), drawn.rows, SerialExecutor(), drawn.seed)
-    linear, converged = _fast_ica(drawn)
+    X = np.concatenate([block.dense() for block in blocks_of(drawn.rows.read(0))])
+    linear, converged = fast_ica(X, n_components, drawn.seed)
     return {
         "BLICA": mean_cosine_similarity(done.params.mixing, drawn.mixing),
         "FastICA": mean_cosine_similarity(linear, drawn.mixing),
         "BLICA_converged": bool(done.diagnostics["optimiser_converged"]),
         "FastICA_converged": converged,
     }
-
-
-def _fast_ica(drawn: Drawn) -> tuple[Array, bool]:
-    """Mixing of linear ICA, and whether it converged."""
-    from sklearn.decomposition import FastICA  # half a second, and only here
-    from sklearn.exceptions import ConvergenceWarning
-
-    X = np.concatenate([block.dense() for block in blocks_of(drawn.rows.read(0))])
-    linear = FastICA(drawn.mixing.shape[1], whiten="unit-variance", random_state=drawn.seed)
-    # Filters are of the whole process, and trials may run in its threads.
-    with _change_of_warnings, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        linear.fit(X.astype(np.float64))
-    return linear.mixing_, linear.n_iter_ < linear.max_iter
 
 
 def timed_trial(drawn: Drawn) -> dict[str, float]:

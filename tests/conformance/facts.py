@@ -31,6 +31,16 @@ def standard_codes(params: Any) -> tuple[Floats, Floats, None]:
     return *normal_codes(2), None
 
 
+def codes_by_segment(params: Any) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Codes with the means and variances that a segment's sources have."""
+    nodes, mass = normal_codes(2)
+    shares = params.segment_rows / params.segment_rows.sum()
+    deviations = np.sqrt(params.source_variances)
+    codes = params.source_means[:, None] + deviations[:, None] * nodes
+    segments = np.repeat(params.segments, len(nodes))
+    return codes.reshape(-1, 2), np.outer(shares, mass).ravel(), segments
+
+
 def every_array(found: Any, truth: Any) -> Pairs:
     """All arrays as they are, of a model that says nothing of what is not identifiable."""
     return {

@@ -5,21 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.numerics.metrics import matched_columns
-from tests.conformance.facts import Facts, Floats, Pairs, normal_codes
+from tests.conformance.facts import Facts, Floats, Pairs, codes_by_segment
 from tests.conformance.laws import *  # noqa: F403
-
-
-def codes_by_segment(params: Any) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Codes with the means and variances that a segment's sources have."""
-    nodes, mass = normal_codes(2)
-    shares = params.segment_rows / params.segment_rows.sum()
-    deviations = np.sqrt(params.source_variances)
-    codes = params.source_means[:, None] + deviations[:, None] * nodes
-    segments = np.repeat(params.segments, len(nodes))
-    return codes.reshape(-1, 2), np.outer(shares, mass).ravel(), segments
 
 
 def nonstationary_sources(found: Any, truth: Any) -> Pairs:

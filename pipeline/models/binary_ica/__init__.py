@@ -1,5 +1,7 @@
-"""Binary independent component analysis."""
+"""Binary independent component analysis, and what it is compared with."""
 
 from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.binary_ica.fastica import FastICA
+from pipeline.models.binary_ica.linear_ivae import LinearIVAE
 
-__all__ = ["BLICA"]
+__all__ = ["BLICA", "FastICA", "LinearIVAE"]

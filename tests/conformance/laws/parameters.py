@@ -85,7 +85,9 @@ def test_segments_matter_to_models_that_have_some(facts: Facts, stored: Artifact
     found = [results(model, params, np.full(n_rows, index)) for index in here]
     for key in ("mean", "sample", "reconstruct", "log_likelihood"):
         if key in found[0]:
-            assert len({values[key].tobytes() for values in found}) == len(here), key
+            n_kinds = len({values[key].tobytes() for values in found})
+            # Given codes, bits may depend on nothing else.
+            assert n_kinds == len(here) or (key == "reconstruct" and n_kinds == 1), key
     if "anywhere" in found[-1]:
         np.testing.assert_array_equal(found[-1]["anywhere"], found[-1]["reconstruct"])
     for index in {*range(5), 99} - {*here}:
