@@ -2,14 +2,15 @@
 
 The model is that of `expectation_propagation`: y ~ N(m, diag(v)), P(x_i = 1 | y) = Φ(w_iᵀ y + b_i).
 At a fixed point log P(x) by the sites does not change with the sites to first order (Minka 2001;
-Seeger 2005, Expectation propagation for exponential families), so that it changes with w_i and b_i
-as the site exp(ν_i s − τ_i s² / 2) at s = w_iᵀ y + b_i does in the mean over the posterior. With
-posterior moments E and V, in units of the prior and without the skewness correction, and s of mean
-w_iᵀ E,
+Seeger 2005, Expectation propagation for exponential families). It changes with w_i and b_i as the
+log of the site, ν_i s − τ_i s² / 2 at s = w_iᵀ u, does in the mean over the posterior, b_i being
+added to s. With the posterior's mean E and covariance V in units of the prior, before the skewness
+correction,
 
     ∂ log P / ∂ b_i = ν_i − τ_i w_iᵀ E,   ∂ log P / ∂ w_i = (∂ log P / ∂ b_i) E − τ_i V w_i.
 
-m and v enter through b + W m and W √v. Cost a row: that of its rounds, and n K² more.
+m and v enter through b + W m and W √v. Cost a row: that of its rounds, and n K² more. What the
+correction would add has no such gradient: `expectation_propagation` says how much it is.
 """
 
 from __future__ import annotations
