@@ -26,8 +26,8 @@ _FITTED = {
 _COMPARABLE = {"exact": 0, "estimate": 0, "bound": 0, "pseudo": 1, "composite": 2, "none": 3}
 _KINDS = {
     "exact": "exact",
-    "estimate": "log-likelihood by quadrature or draws, ± for the choice of rows and ± "
-    "for the estimate",
+    "estimate": "log-likelihood by quadrature, draws or expectation propagation, ± for the choice "
+    "of rows and ± for the estimate",
     "bound": "lower bound on the log-likelihood",
     "pseudo": "sum over features given all others: of no use for comparing with log-likelihoods",
     "composite": "sum over pairs of features: of no use for comparing with log-likelihoods",

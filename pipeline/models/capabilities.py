@@ -32,8 +32,8 @@ class LogLikelihood(NamedTuple):
     shared_error
         Standard error that all rows share, as of an estimated log Z: more rows do not lessen it.
     integration_error
-        What quadrature may be off by in each row, of one sign or another, so that these add up:
-        (n_samples,).
+        What quadrature or another approximation may be off by in each row, of one sign or another,
+        so that these add up: (n_samples,).
     """
 
     nats: Array

@@ -135,7 +135,7 @@ def _signs(X: ArrayLike, observed: ArrayLike | None) -> NDArray[np.int8]:
     if values.shape[1] > MAX_FEATURES:
         raise FitError(
             f"Expected at most {MAX_FEATURES} features, got {values.shape[1]}. "
-            "Use the pairwise composite likelihood."
+            "Use expectation propagation."
         )
     return np.where(values == 1, np.int8(-1), np.int8(1)) * mask
 

@@ -212,7 +212,7 @@ def likelihood_summary(measure: Measure, sums: Sums) -> dict[str, Any]:
         `kind`: exact, estimate, bound, pseudo, composite or none; the mean of a row in nats under
         the name of the measure, and in `bits`; `standard_error` of that mean for the choice of
         rows, and `estimation_error` of it for how it was estimated: row by row, or for all at once
-        or by quadrature, which more rows do not lessen; `refusals`.
+        or by an approximation, which more rows do not lessen; `refusals`.
     """
     if measure.name is None:
         return {"kind": "none", "refusals": list(measure.refusals)}

@@ -230,16 +230,13 @@ def test_segments_are_found_by_name(cli, tmp_path):
     assert any("'new'" in warning for warning in elsewhere["warnings"])
 
 
-def test_a_refused_likelihood_is_told_and_its_composite_called_so(cli, tmp_path):
+def test_blica_is_ranked_by_its_likelihood_however_many_features(cli, tmp_path):
     path = segmented(tmp_path / "wide.zarr", 22, [0, 1, 2])
     blica = fitted(path, "blica", n_components=2, regularization=20.0)
-    command = ("evaluate", "--dataset", path, "--artifact", blica, "--no-baselines")
-    (found,) = cli(*command, "--json").json["models"]
-    assert found["kind"] == "composite"
-    assert "log_likelihood" not in found
-    assert found["composite_log_likelihood"] < 0
-    assert "20" in found["refusals"][0]
-    assert "composite: sum over pairs of features" in cli(*command).out
+    models = evaluated(cli, "--dataset", path, "--artifact", blica)["models"]
+    found, *simple = (model for model in models if "log_likelihood" in model)
+    assert [found["name"], found["kind"], len(simple)] == [blica, "estimate", 2]
+    assert 0 < found["estimation_error"] < 0.02
 
 
 # --- what is refused -----------------------------------------------------------------------------

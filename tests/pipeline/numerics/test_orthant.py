@@ -342,7 +342,11 @@ ZERO = np.zeros(3)
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((np.zeros((1, 30)), np.eye(30), np.zeros(30)), {}, "at most 20 features, got 30. Use the"),
+        (
+            (np.zeros((1, 30)), np.eye(30), np.zeros(30)),
+            {},
+            "at most 20 features, got 30. Use expectation",
+        ),
         ((np.zeros(3), EYE, ZERO), {}, r"one shape \(n_samples, n_features\), got \(3,\)"),
         ((ROW, EYE, ZERO, np.ones((2, 3))), {}, r"got \(1, 3\) and \(2, 3\)"),
         (([[0, 2, 0]], EYE, ZERO), {}, "0 or 1, got 2 in row 0, column 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -261,6 +262,25 @@ def test_held_out_rows_are_likelier_under_the_fit_than_under_independence() -> N
         alone = X @ log_ndtr(-z) + (1 - X) @ log_ndtr(z)
         gained.append((model - alone).mean())
     assert min(gained) > 0.1
+
+
+@pytest.mark.parametrize("segment", [0, 99])
+def test_many_features_are_as_likely_as_the_few_of_them_that_are_observed(segment: int) -> None:
+    params = example()[1].params
+    wide = replace(
+        params,
+        mixing=np.tile(params.mixing, (4, 1)),
+        thresholds=np.tile(params.thresholds, (1, 4)),
+    )
+    X = np.random.default_rng(0).integers(0, 2, (50, 24)).astype(np.uint8)
+    observed = np.zeros_like(X)
+    observed[:, [1, 6, 8, 9, 17, 22]] = 1
+    found = MODEL.log_likelihood(wide, block_of(X, observed, segment), RNG)
+    order = [6, 1, 8, 9, 22, 17]
+    exact = MODEL.log_likelihood(params, block_of(X[:, order], None, segment), RNG)
+    errors = np.abs(found.nats - exact.nats)
+    assert errors.mean() < np.mean(found.integration_error)
+    assert errors.max() < 5e-3
 
 
 # --- intervals -----------------------------------------------------------------------------------
