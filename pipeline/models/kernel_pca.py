@@ -255,7 +255,7 @@ class KernelPCA(Model):
         sums = statistics.values
         summed = KernelSums(int(sums["n_rows"]), sums["sums"], sums["products"])
         found = components_of_landmarks(rows, width, summed, n_leading)
-        agreement = half_agrees(rows, width, summed, q)
+        agreement = half_agrees(found.components, rows, width, summed, q)
         lost = {"kernel_lost": found.lost, "half_agrees": agreement}
         return found, {"landmarks": rows.n_rows, **lost}, _doubts(rows.n_rows, agreement)
 

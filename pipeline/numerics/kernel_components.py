@@ -263,7 +263,9 @@ def spread_landmarks(
     return np.array(chosen, np.int64)
 
 
-def half_agrees(landmarks: PackedRows, width: float, found: KernelSums, n_components: int) -> float:
+def half_agrees(
+    whole: Components, landmarks: PackedRows, width: float, found: KernelSums, n_components: int
+) -> float:
     """Tell how much the leading codes owe to the last half of the landmarks.
 
     Returns
@@ -272,9 +274,10 @@ def half_agrees(landmarks: PackedRows, width: float, found: KernelSums, n_compon
     half of them gives: 1 where they span the same.
     """
     first = slice(-(-landmarks.n_rows // 2))
-    whole, half = (
-        components_of_landmarks(rows, width, sums, n_components).components
-        for rows, sums in ((landmarks, found), (landmarks.taken(first), found.taken(first)))
+    sums = found.taken(first)
+    half = components_of_landmarks(landmarks.taken(first), width, sums, n_components).components
+    a, b = (
+        c.directions[:, :n_components] / np.sqrt(c.eigenvalues[:n_components])
+        for c in (whole, half)
     )
-    a, b = (c.directions / np.sqrt(c.eigenvalues) for c in (whole, half))
     return float(np.square(a.T @ found.scatter[:, first] @ b).sum() / a.shape[1])

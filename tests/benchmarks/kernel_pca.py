@@ -8,6 +8,7 @@ ROWS are those of the fit by landmarks on two cores.
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,12 @@ def own(X: NDArray[np.uint8], **settings: Any) -> Any:
     return fit(model, memory_rows(Data(X)), SerialExecutor())
 
 
-def told(title: str, seconds: dict[str, float]) -> None:
-    """Print seconds, and how many times the first the others take."""
+def told(title: str, seconds: dict[str, list[float]]) -> None:
+    """Print medians of seconds, and how many times the first the others take."""
     print(title)
-    least = next(iter(seconds.values()))
+    first = median(next(iter(seconds.values())))
     for name, taken in seconds.items():
-        print(f"  {name:28} {taken:6.2f} s, {taken / least:5.2f} times as long")
+        print(f"  {name:28} {median(taken):6.2f} s, {median(taken) / first:5.2f} times as long")
 
 
 def compare_exact() -> None:

@@ -95,7 +95,7 @@ def test_what_landmarks_lose_is_told() -> None:
     halved = components_of_landmarks(half, WIDTH, kernel_sums(copies, half, WIDTH), 2)
     basis = [np.linalg.qr(a)[0] for a in (own, codes(copies, half, halved.components))]
     overlap = np.square(basis[0].T @ basis[1]).sum() / 2
-    assert half_agrees(few, WIDTH, sums, 2) == pytest.approx(overlap, rel=1e-8)
+    assert half_agrees(found.components, few, WIDTH, sums, 2) == pytest.approx(overlap, rel=1e-8)
     assert 0.5 < overlap < np.square(basis[0].T @ np.linalg.qr(expected)[0]).sum() / 2
 
 
