@@ -81,6 +81,7 @@ EIGENVALUES = 10
 """Eigenvalues kept at the least, where there are so many."""
 _COMPARED = 1000  # rows, for the width
 _SAME = 0.9
+_MINUTES = 0.25  # of an exact fit of the most rows, 256 features
 
 
 class Kernels(Sums):
@@ -272,7 +273,7 @@ def _check_number(first: DistinctRows) -> None:
     """Refuse more distinct rows than an exact fit can take, with what it would cost."""
     if first.is_whole:
         return
-    minutes = (first.n_distinct / MOST_ROWS) ** 2
+    minutes = _MINUTES * (first.n_distinct / MOST_ROWS) ** 2
     raise FitError(
         f"landmarks: Expected at most {MOST_ROWS:,} distinct rows to compare all with all, got "
         f"about {first.n_distinct:,}, which would take some {minutes:,.0f} minutes. Give "
