@@ -25,6 +25,11 @@ def while_wanted(wanted: Callable[[], bool], function: Callable[[T], R], item: T
         _wanted.reset(token)
 
 
+def asked() -> Callable[[], bool]:
+    """Give what tells whether the work of now is wanted: to be asked by other threads for it."""
+    return _wanted.get()
+
+
 def check_wanted() -> None:
     """End a task whose run was interrupted or failed elsewhere; to be asked every second or so.
 
@@ -33,5 +38,5 @@ def check_wanted() -> None:
     Unwanted
         If that is so.
     """
-    if not _wanted.get()():
+    if not asked()():
         raise Unwanted("Expected the run to go on, but it was interrupted.")

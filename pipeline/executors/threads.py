@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.executors.base import in_order, one_blas_thread
-from pipeline.wanted import while_wanted
+from pipeline.wanted import asked, while_wanted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,11 +31,16 @@ class ThreadsExecutor:
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield results in the items' order."""
-        ended = threading.Event()
+        ended, is_wanted = threading.Event(), asked()
+
+        def wanted() -> bool:
+            """Ask the caller too: an interrupt may come to its thread late, or be dropped there."""
+            return not ended.is_set() and is_wanted()
+
         with one_blas_thread(), ThreadPoolExecutor(self.n_threads) as pool:
 
             def submit(item: T) -> Future[R]:
-                return pool.submit(while_wanted, lambda: not ended.is_set(), function, item)
+                return pool.submit(while_wanted, wanted, function, item)
 
             try:
                 yield from in_order(submit, Future.result, items, 2 * self.n_threads, Future.cancel)
