@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,13 +22,12 @@ from flows.cli.options import (
     command,
     run,
 )
-from flows.cli.progress import reporting
 from flows.cli.summary import print_json
 from flows.data.datasets import dataset_rows, open_named
 from flows.fitting.provenance import dataset_named, fingerprint, versions
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
-from flows.running.runs import write_runs
+from flows.running.runs import run_writing, write_runs
 from flows.running.stages import Stages
 from pipeline.code_digest import code_digest
 from pipeline.errors import FitError
@@ -187,17 +185,13 @@ def neighbours(options: Options) -> dict[str, Any]:
 
 def run_neighbours(job: Job) -> dict[str, Any]:
     """Run the stages of a search that was checked."""
-    begun = time.perf_counter()
-    with (
-        job.work.working(job.options.resume),
-        job.open_executor() as ready,
-        reporting() as progress,
-    ):
-        stages = Stages(ready, job.dataset.feature_names, job.dataset.segment_names)
-        written = stages.run("find neighbours", lambda: _write(job, ready, progress))
-        summary = stages.run("write neighbours", lambda: _publish(job, *written))
-    seconds = round(time.perf_counter() - begun, 3)
-    return {**summary, "seconds": seconds, "stages": stages.seconds}
+    resume, steps = job.options.resume, partial(_steps, job)
+    return run_writing(job.work, resume, job.open_executor, job.dataset, steps)
+
+
+def _steps(job: Job, stages: Stages, progress: Progress) -> dict[str, Any]:
+    written = stages.run("find neighbours", lambda: _write(job, stages.executor, progress))
+    return stages.run("write neighbours", lambda: _publish(job, *written))
 
 
 @app.default

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from flows.cli.options import (
     command,
     run,
 )
-from flows.cli.progress import reporting
 from flows.cli.splits import named_split
 from flows.cli.summary import print_json
 from flows.data.datasets import dataset_rows, open_named
@@ -33,7 +31,7 @@ from flows.data.fitted import Fitted, check_features, load_fitted
 from flows.fitting.provenance import fingerprint, provenance
 from flows.running.executors import executor_to_open
 from flows.running.flow import flow_of, run_flow
-from flows.running.runs import write_runs
+from flows.running.runs import run_writing, write_runs
 from flows.running.stages import Stages
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed
@@ -212,18 +210,15 @@ def transform(options: Options) -> dict[str, Any]:
 
 def run_transform(job: Job) -> dict[str, Any]:
     """Run the stages of a transform that was checked."""
-    begun = time.perf_counter()
-    with (
-        job.work.working(job.options.resume),
-        job.open_executor() as ready,
-        reporting() as progress,
-    ):
-        stages = Stages(ready, job.dataset.feature_names, job.dataset.segment_names)
-        rows = stages.run("count rows", lambda: _rows_by_chunk(job, ready))
-        written = stages.run("transform", lambda: _write(job, rows, ready, progress))
-        summary = stages.run("write codes", lambda: _publish(job, *written))
-    seconds = round(time.perf_counter() - begun, 3)
-    return {**summary, "seconds": seconds, "stages": stages.seconds}
+    resume, steps = job.options.resume, partial(_steps, job)
+    return run_writing(job.work, resume, job.open_executor, job.dataset, steps)
+
+
+def _steps(job: Job, stages: Stages, progress: Progress) -> dict[str, Any]:
+    executor = stages.executor
+    rows = stages.run("count rows", lambda: _rows_by_chunk(job, executor))
+    written = stages.run("transform", lambda: _write(job, rows, executor, progress))
+    return stages.run("write codes", lambda: _publish(job, *written))
 
 
 @app.default

@@ -29,6 +29,12 @@ def fitted_segments(params: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return params.segments, params.segment_rows
 
 
+def drawn_segments(params: Any, n_samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Draw segments as often as the rows fitted are of them, (n_samples,)."""
+    indices, rows = fitted_segments(params)
+    return rng.choice(indices, n_samples, p=rows / rows.sum())
+
+
 def known_segments(params: Any, names: Sequence[str]) -> dict[str, int]:
     """Give the index of each segment that has parameters of its own, by name.
 

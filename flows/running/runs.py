@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+from flows.cli.progress import reporting
+from flows.running.stages import Stages
 from pipeline.executors.base import Executor
+from pipeline.progress import Progress
 from pipeline.runs import Arrays, Described, Run, rows_per_run, runs_of, write_run
 from storage.codes import CodeArray, CodesWriter, create_codes
+from storage.dataset import BinaryDataset
 from storage.results import WrittenRuns
+from storage.unfinished_codes import UnfinishedCodes
+
+
+def run_writing(
+    work: UnfinishedCodes,
+    resume: bool,
+    open_executor: Callable[[], AbstractContextManager[Executor]],
+    dataset: BinaryDataset,
+    steps: Callable[[Stages, Progress], dict[str, Any]],
+) -> dict[str, Any]:
+    """Run the stages that write results into a claimed folder; give their summary, timed.
+
+    Parameters
+    ----------
+    work
+        The folder.
+    resume
+        Keep what an interrupted run left there.
+    open_executor
+        Opens what the stages run on.
+    dataset
+        Whose features and segments errors name.
+    steps
+        Runs the stages and gives the summary.
+    """
+    begun = time.perf_counter()
+    with work.working(resume), open_executor() as ready, reporting() as progress:
+        stages = Stages(ready, dataset.feature_names, dataset.segment_names)
+        summary = steps(stages, progress)
+    seconds = round(time.perf_counter() - begun, 3)
+    return {**summary, "seconds": seconds, "stages": stages.seconds}
 
 
 def write_runs(

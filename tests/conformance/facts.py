@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -66,6 +66,8 @@ class Facts:
         Settings, and by how many nats per row the objective may fall in a pass under them.
     codes
         Codes, their probabilities and segments, to integrate `reconstruct` over.
+    alike
+        What is the same in every segment, of a model that has segments.
     flexible
         Settings with which the model can be like probit data.
     consistent
@@ -91,6 +93,7 @@ class Facts:
     variants: Sequence[Mapping[str, Any]] = ()
     rising: Sequence[tuple[Mapping[str, Any], float]] = (({}, 1e-9),)
     codes: Callable[[Any], tuple[Floats, Floats, NDArray[np.int64] | None]] = standard_codes
+    alike: Collection[str] = ()
     flexible: Mapping[str, Any] = field(default_factory=dict)
     consistent: Mapping[str, Any] = field(default_factory=dict)
     recovered: Callable[[Any, Any], Pairs] = every_array

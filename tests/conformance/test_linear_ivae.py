@@ -30,6 +30,7 @@ FACTS = Facts(
     variants=({"optimizer": "momentum", "batch": 50, "max_iter": 10},),
     rising=(),
     codes=codes_by_segment,
+    alike=("reconstruct",),  # bits depend on the codes alone
     flexible={"rate": 0.01},
     consistent={"batch": 500, "max_iter": 15},
     recovered=joint_shares,

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
-from pipeline.known_segments import UNKNOWN
+from pipeline.known_segments import UNKNOWN, drawn_segments
 from pipeline.models.base import Model
 from pipeline.models.binary_ica.moment_matching.held_out import MOST_SPLITS
 from pipeline.models.binary_ica.moment_matching.matching import Settings, match_moments
@@ -242,8 +242,7 @@ class BLICA(Model):
     ) -> NDArray[np.uint8]:
         """Draw rows, (n_samples, n_features); segments as often as their rows unless given."""
         if segments is None:
-            share = params.segment_rows / params.segment_rows.sum()
-            segments = rng.choice(params.segments, n_samples, p=share)
+            segments = drawn_segments(params, n_samples, rng)
         codes = rng.standard_normal((n_samples, params.mixing.shape[1]))
         noise = rng.standard_normal((n_samples, len(params.mixing)))
         X = np.empty(noise.shape, np.uint8)

@@ -53,6 +53,7 @@ from scipy.special import expit, logit
 
 from pipeline.blocks import BinaryBlock
 from pipeline.errors import FitError
+from pipeline.known_segments import drawn_segments
 from pipeline.learning.batches import Batch, taken
 from pipeline.learning.layered import unlearnt_score
 from pipeline.learning.optimisers import Memory, Optimiser
@@ -203,8 +204,7 @@ class LinearIVAE(GradientModel):
     ) -> NDArray[np.uint8]:
         """Draw rows, (n_samples, n_features); segments as often as their rows unless given."""
         if segments is None:
-            share = params.segment_rows / params.segment_rows.sum()
-            segments = rng.choice(params.segments, n_samples, p=share)
+            segments = drawn_segments(params, n_samples, rng)
         z = rng.standard_normal((n_samples, params.mixing.shape[1]))
         for index in np.unique(segments):
             vae, rows = params.vae_of(index), segments == index
