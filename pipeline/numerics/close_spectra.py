@@ -82,8 +82,8 @@ def _lanczos(times: Product, n: int, n_pairs: int, tol: float) -> Array:
         _, vectors = scipy.sparse.linalg.eigsh(operator, n_pairs, which="LA", **how)
     except scipy.sparse.linalg.ArpackNoConvergence:
         raise FitError(
-            f"Expected {n_pairs} eigenvectors to converge, got fewer. "
-            "Fit with other settings, or fewer --components."
+            "Expected the eigenvectors of the graph to converge, got fewer than were asked for. "
+            "Fit with more neighbours by --set k, or fewer --components."
         ) from None
     return np.asarray(vectors)
 

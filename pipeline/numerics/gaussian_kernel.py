@@ -10,14 +10,21 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.numerics.kernels import popcount
 from pipeline.numerics.packed_rows import PackedRows
+from pipeline.numerics.row_distances import (
+    GROUP,
+    STRIP,
+    count_differing,
+    count_observed,
+    divide,
+    line,
+    padded,
+)
 
 Array = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
 _CELLS_AT_ONCE = 1 << 20
-_STRIP = 1024  # rows on the right that stay in the cache while all on the left pass
 
 _kernel = njit(nogil=True, cache=True)
 
@@ -82,12 +89,13 @@ def _filled(left: PackedRows, right: PackedRows, by_count: Array) -> Array:
 
 @_kernel
 def _fill(own: Words, others: Words, by_count: Array, values: Array) -> None:
-    counts = np.empty(_STRIP, np.uint64)
-    for start in range(0, others.shape[1], _STRIP):
-        strip = others[:, start : start + _STRIP].copy()
-        for i in range(own.shape[1]):
-            _count_differing(own, i, strip, counts)
-            for j in range(strip.shape[1]):
+    n_rows, n_others = values.shape
+    own, counts, minima = padded(own, n_rows), line(STRIP), line(STRIP // GROUP)
+    for start in range(0, n_others, STRIP):
+        strip = padded(others[:, start : start + STRIP], STRIP)
+        for i in range(n_rows):
+            count_differing(own, i, strip, counts, minima)
+            for j in range(min(STRIP, n_others - start)):
                 values[i, start + j] = by_count[counts[j]]
 
 
@@ -96,43 +104,33 @@ def _add_looked_up(
     own: Words, others: Words, by_count: Array, vector: Array, product: Array
 ) -> None:
     """Add to each row the values of all others, looked up by counts, times the vector."""
-    counts = np.empty(_STRIP, np.uint64)
-    for start in range(0, others.shape[1], _STRIP):
-        strip, factors = others[:, start : start + _STRIP].copy(), vector[start : start + _STRIP]
-        for i in range(own.shape[1]):
-            _count_differing(own, i, strip, counts)
+    n_rows = len(product)
+    own, counts, minima = padded(own, n_rows), line(STRIP), line(STRIP // GROUP)
+    for start in range(0, len(vector), STRIP):
+        strip = padded(others[:, start : start + STRIP], STRIP)
+        factors = vector[start : start + STRIP]
+        for i in range(n_rows):
+            count_differing(own, i, strip, counts, minima)
             total = 0.0
-            for j in range(strip.shape[1]):
+            for j in range(len(factors)):
                 total += by_count[counts[j]] * factors[j]
             product[i] += total
-
-
-@_kernel
-def _count_differing(own: Words, i: int, strip: Words, counts: Words) -> None:
-    counts[:] = 0
-    for w in range(len(strip)):
-        word, others = own[w, i], strip[w]
-        for j in range(len(others)):
-            counts[j] += popcount(word ^ others[j])
 
 
 @_kernel
 def _fill_observed(
     own: Words, own_seen: Words, others: Words, seen: Words, n_features: int, values: Array
 ) -> None:
-    n_words, n_others = others.shape
-    differ, both = np.empty(n_others, np.uint64), np.empty(n_others, np.uint64)
-    for i in range(own.shape[1]):
-        differ[:] = 0
-        both[:] = 0
-        for w in range(n_words):
-            for j in range(n_others):
-                shared = own_seen[w, i] & seen[w, j]
-                differ[j] += popcount((own[w, i] ^ others[w, j]) & shared)
-                both[j] += popcount(shared)
-        for j in range(n_others):
-            scaled = n_features * np.float64(differ[j])  # divided once: equal ones stay equal
-            values[i, j] = scaled / np.float64(both[j]) if both[j] else np.inf
+    n_rows, n_others = values.shape
+    own, own_seen = padded(own, n_rows), padded(own_seen, n_rows)
+    counts, far = line(3 * STRIP).reshape(3, STRIP), line(STRIP).view(np.float64)
+    for start in range(0, n_others, STRIP):
+        some = slice(start, start + STRIP)
+        strip, strip_seen = padded(others[:, some], STRIP), padded(seen[:, some], STRIP)
+        for i in range(n_rows):
+            count_observed(False, own, own_seen, i, strip, strip_seen, counts)
+            divide(np.float64(n_features), counts, far)
+            values[i, some] = far[: n_others - start]
 
 
 @_kernel
