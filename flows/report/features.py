@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,8 @@ def correlation_figures(
     told = {frozenset(dims) for dims, _ in OF_FEATURES}
     if not any(frozenset(artifact.dims(name)) in told for name in artifact):
         values = _correlations(coded.values.astype(np.float64), coded.codes)
-        yield from of_features(artifact, "correlation", TITLE, values, layout)
+        for figure in of_features(artifact, "correlation", TITLE, values, layout):
+            yield replace(figure, note=f"{figure.note} Of {len(coded.codes):,} rows.".strip())
 
 
 def _correlations(X: Array, codes: Array) -> Array:

@@ -179,9 +179,9 @@ class LaplacianEigenmap(Model):
                 f"Expected rows that differ, got {first.n_samples} that are all the same. "
                 "Fit other rows."
             )
-        told = f"the number of distinct rows {'drawn' if self.landmarks else 'there are'}"
+        told = f"the number of {'landmarks' if self.landmarks else 'distinct rows'}"
         if self.k >= n:
-            raise FitError(f"k: Expected below {n}, {told}, got {self.k}. Give less by --set k.")
+            raise FitError(f"k: Expected below {n}, {told}, got {self.k}. Give fewer by --set k.")
         if self._q >= n:
             raise FitError(f"--components: Expected below {n}, {told}, got {self._q}. Give fewer.")
         values, mask = rows.in_bytes()
