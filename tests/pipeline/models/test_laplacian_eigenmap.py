@@ -125,7 +125,7 @@ def test_parts_are_joined_and_told() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": 31}, r"^k: Expected below 31, the number of distinct rows there are, got 31\."),
+        ({"k": 31}, r"^k: Expected below 31, the number of distinct rows, got 31\."),
         ({"k": 5, "n_components": 31}, r"^--components: Expected below 31, .* got 31\."),
         ({"weights": "heat", "width": 0.01}, r"^width: Expected about 1\.\d, .* got 0\.01\."),
     ],
