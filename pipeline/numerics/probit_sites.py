@@ -51,11 +51,12 @@ class Row(NamedTuple):
     variance: Floats  # (K,)
 
 
+TAIL_DEGREE = 24
 _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
 
 
 @cache
-def tail_coefficients(degree: int = 24) -> Floats:
+def tail_coefficients(degree: int = TAIL_DEGREE) -> Floats:
     """Powers of t = (x − 4) / (x + 4) in (x + 5/4) (h(x) − x), with h(x) = φ(x) / Φ(−x), x ≥ 0.
 
     In this form the hazard h loses nothing to cancellation at any x; relative error 1e-14.

@@ -63,7 +63,7 @@ class FeatureCounts:
 
     def merge(self, other: Self) -> Self:
         """Add further rows."""
-        return replace(self, **_sums(self, other, ("rows", "observed", "ones")))
+        return replace(self, **sums_by_segment(self, other, ("rows", "observed", "ones")))
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
@@ -209,7 +209,7 @@ class PairCounts:
     def merge(self, other: Self) -> Self:
         """Add further rows of the same tile."""
         names = ("rows", "full_rows", "full_ones", "joint", "pair_rows", "ones_left", "ones_right")
-        return replace(self, **_sums(self, other, names))
+        return replace(self, **sums_by_segment(self, other, names))
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
@@ -353,20 +353,20 @@ def _joint(left: Any, right: Any, tile: Tile | None) -> Counts:
     return kernels.joint_counts(left[slice(*tile.left)], right[slice(*tile.right)])
 
 
-def _sums(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Sum the named arrays of two statistics segment by segment."""
+def sums_by_segment(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Sum the named arrays of two statistics, a row for each of their `segments`, by segment."""
     segments = np.union1d(a.segments, b.segments)
     return {"segments": segments, **{name: _sum(segments, a, b, name) for name in names}}
 
 
-def _sum(segments: Counts, a: Any, b: Any, name: str) -> Counts | None:
+def _sum(segments: Counts, a: Any, b: Any, name: str) -> NDArray[Any] | None:
     parts = [(s.segments, getattr(s, name)) for s in (a, b) if getattr(s, name) is not None]
     if not parts:
         return None
     if len(parts) == 2 and len(segments) == len(parts[0][0]) == len(parts[1][0]):
-        total: Counts = parts[0][1] + parts[1][1]
+        total: NDArray[Any] = parts[0][1] + parts[1][1]
         return total
-    total = np.zeros((len(segments), *parts[0][1].shape[1:]), np.int64)
+    total = np.zeros((len(segments), *parts[0][1].shape[1:]), parts[0][1].dtype)
     for seen, counts in parts:
         total[np.searchsorted(segments, seen)] += counts
     return total

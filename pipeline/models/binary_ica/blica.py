@@ -36,19 +36,16 @@ size positive, length 1); sources whose variances are proportional over segments
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
-from pipeline.known_segments import UNKNOWN, drawn_segments
-from pipeline.models.base import Model
 from pipeline.models.binary_ica.moment_matching.held_out import MOST_SPLITS
 from pipeline.models.binary_ica.moment_matching.matching import Settings, match_moments
 from pipeline.models.binary_ica.moment_matching.notices import (
@@ -58,25 +55,20 @@ from pipeline.models.binary_ica.moment_matching.notices import (
     judge_mixing,
     judge_segments,
 )
-from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.moment_matching.segments import segments_of
-from pipeline.models.binary_ica.params import BLICAParams, fitted_params, no_params, segment_model
-from pipeline.models.capabilities import LogLikelihood
+from pipeline.models.binary_ica.params import BLICAParams, fitted_params, no_params
+from pipeline.models.binary_ica.probit_ica import ProbitICA
 from pipeline.models.settings import check_components
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.expectation_propagation import ProbitPosterior, probit_posterior
-from pipeline.numerics.orthant import MAX_FEATURES, log_orthant_probability
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
-
-Array = NDArray[np.float64]
 
 MIN_SEGMENTS = 3
 _GROUP_CELLS, _MOST_GROUPS = 1 << 16, 8
 
 
 @dataclass(frozen=True)
-class BLICA(Model):
+class BLICA(ProbitICA):
     """Hyperparameters of BLICA.
 
     Attributes
@@ -101,11 +93,6 @@ class BLICA(Model):
     first: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams
-    codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "mean": ("component",),
-        "variance": ("component",),
-        "converged": (),
-    }
     shown: ClassVar[tuple[str, ...]] = (
         "regularization",
         "stability_of_starts",
@@ -223,85 +210,6 @@ class BLICA(Model):
         noted += judge_fit(diagnostics, match.n_starts, params.source_variances[segments.used])
         warnings = (*state.warnings, *noted)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
-
-    def transform(
-        self, params: BLICAParams, block: BinaryBlock, rng: RowRandom
-    ) -> Mapping[str, NDArray[Any]]:
-        """Give the posterior mean and variance of z, (n_samples, n_components) each.
-
-        `converged` (n_samples,) is false where expectation propagation did not settle.
-        """
-        return _posterior(segment_model(params, block.segment), block).codes()
-
-    def sample(
-        self,
-        params: BLICAParams,
-        n_samples: int,
-        rng: np.random.Generator,
-        segments: NDArray[np.int64] | None = None,
-    ) -> NDArray[np.uint8]:
-        """Draw rows, (n_samples, n_features); segments as often as their rows unless given."""
-        if segments is None:
-            segments = drawn_segments(params, n_samples, rng)
-        codes = rng.standard_normal((n_samples, params.mixing.shape[1]))
-        noise = rng.standard_normal((n_samples, len(params.mixing)))
-        X = np.empty(noise.shape, np.uint8)
-        for index in np.unique(segments):
-            model, rows = segment_model(params, index), segments == index
-            centred = codes[rows] * np.sqrt(model.variances)
-            X[rows] = centred @ model.weights.T + model.offsets + noise[rows] > 0
-        return X
-
-    def reconstruct(
-        self, params: BLICAParams, codes: Array, segments: NDArray[np.int64] | None = None
-    ) -> Array:
-        """Give P(x = 1 | z), (n_samples, n_features); without segments, in the mean of them."""
-        if segments is None:
-            segments = np.full(len(codes), UNKNOWN)
-        probabilities = np.empty((len(codes), len(params.mixing)))
-        for index in np.unique(segments):
-            model, rows = segment_model(params, index), segments == index
-            probabilities[rows] = scipy.special.ndtr(
-                (codes[rows] - model.means) @ model.weights.T + model.offsets
-            )
-        return probabilities
-
-    def log_likelihood(
-        self, params: BLICAParams, block: BinaryBlock, rng: RowRandom
-    ) -> LogLikelihood:
-        """Estimate log P(x) of each row: an orthant probability (eqs 6 and 7).
-
-        It is integrated up to 20 features, to a standard error near 1e-4 nats, and approximated
-        by expectation propagation beyond.
-        """
-        model = segment_model(params, block.segment)
-        if block.n_features <= MAX_FEATURES:
-            found = log_orthant_probability(
-                block.dense(), model.correlation(), model.thresholds, block.observed()
-            )
-            return LogLikelihood(*found)
-        posterior = _posterior(model, block)
-        nats, error = posterior.log_evidence, posterior.evidence_error
-        return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
-
-    def composite_log_likelihood(
-        self, params: BLICAParams, block: BinaryBlock, rng: RowRandom
-    ) -> Array:
-        """Give Σ_i<j log P(x_i, x_j) of each row in nats, (n_samples,), observed pairs alone."""
-        model = segment_model(params, block.segment)
-        return model.composite_log_likelihood(block.dense(), block.observed())
-
-
-def _posterior(model: SegmentModel, block: BinaryBlock) -> ProbitPosterior:
-    """Find what the rows of a block say of the sources."""
-    return probit_posterior(
-        block.dense(),
-        model.weights,
-        model.offsets - model.weights @ model.means,
-        model.means,
-        model.variances,
-        block.observed(),
-    )
 
 
 def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:

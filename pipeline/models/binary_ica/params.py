@@ -65,20 +65,18 @@ class BLICAParams:
     candidate_scores: Array = array("candidate")
     mixing_interval: Array = array("bound", "feature", "component")
 
-
-def segment_model(params: BLICAParams, index: int) -> SegmentModel:
-    """Find the model of a segment; one that was not fitted has the mean of the others."""
-    here = params.segments == index
-    weights = (
-        here if here.any() else params.segment_rows * (params.segment_status == SegmentStatus.USED)
-    )
-    shares = weights / weights.sum()
-    return SegmentModel(
-        PROBIT_SCALE * params.mixing,
-        shares @ params.thresholds,
-        shares @ params.source_means,
-        shares @ params.source_variances,
-    )
+    def segment_model(self, index: int) -> SegmentModel:
+        """Find the model of a segment; one that was not fitted has the mean of the others."""
+        here = self.segments == index
+        used = self.segment_status == SegmentStatus.USED
+        weights = here if here.any() else self.segment_rows * used
+        shares = weights / weights.sum()
+        return SegmentModel(
+            PROBIT_SCALE * self.mixing,
+            shares @ self.thresholds,
+            shares @ self.source_means,
+            shares @ self.source_variances,
+        )
 
 
 def no_params() -> BLICAParams:

@@ -1,0 +1,119 @@
+"""Scores of the rows of a block by all parameters of binary ICA, summed with their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams
+from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
+from pipeline.models.binary_ica.params import PROBIT_SCALE
+from pipeline.numerics.probit_scores import ProbitScores
+from pipeline.statistics.scores import ScoreSums
+
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+
+_CELLS_AT_ONCE = 1 << 22
+
+
+class Patterns(NamedTuple):
+    """Distinct rows.
+
+    Attributes
+    ----------
+    X, observed
+        Values and mask, (n_patterns, n_features).
+    times
+        Rows that are like each, (n_patterns,).
+    """
+
+    X: Bits
+    observed: Bits
+    times: NDArray[np.int64]
+
+
+def patterns_of(block: BinaryBlock) -> Patterns:
+    """Find the distinct rows of a block."""
+    X, observed = block.dense(), block.observed()
+    mask = np.ones_like(X) if observed is None else observed.astype(np.uint8)
+    keys = np.packbits(np.hstack([X * mask, mask]), axis=1)
+    _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
+    return Patterns(X[first], mask[first], times)
+
+
+def score_sums(
+    params: BinaryICALikelihoodParams,
+    block: BinaryBlock,
+    scores_of: Callable[[Bits, Array, Array, Bits], ProbitScores],
+) -> ScoreSums:
+    """Sum the scores of the rows of a block.
+
+    Parameters
+    ----------
+    params
+        Where to score.
+    block
+        The rows.
+    scores_of
+        Scores rows by weights and offsets of standard normal sources: `propagation_scores` is one.
+    """
+    model, patterns = params.segment_model(block.segment), patterns_of(block)
+    n_features, n_components = model.weights.shape
+    n_shared, n_own = n_features * (n_components + 1), 2 * n_components
+    totals = np.zeros(3)
+    gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
+    for part in _parts(patterns, n_shared + n_own):
+        found = _scored(model, part, scores_of)
+        scores = _chained(found, model)
+        weighted = scores * np.sqrt(part.times)[:, None]
+        totals += part.times @ np.stack([found.log_likelihood, found.error, ~found.settled], axis=1)
+        gradient += part.times @ scores
+        products += weighted.T @ weighted
+    shared, own = slice(n_shared), slice(n_shared, None)
+    return ScoreSums(
+        float(totals[0]),
+        float(totals[1]),
+        int(totals[2]),
+        gradient[shared],
+        products[shared, shared],
+        np.array([block.segment]),
+        np.array([block.n_samples]),
+        gradient[None, own],
+        products[None, own, own],
+        products[None, own, shared],
+    )
+
+
+def _parts(patterns: Patterns, n_parameters: int) -> Iterator[Patterns]:
+    """Cut patterns so that their scores stay small."""
+    height = max(1, _CELLS_AT_ONCE // n_parameters)
+    for first in range(0, len(patterns.X), height):
+        yield Patterns(*(values[first : first + height] for values in patterns))
+
+
+def _scored(
+    model: SegmentModel,
+    patterns: Patterns,
+    scores_of: Callable[[Bits, Array, Array, Bits], ProbitScores],
+) -> ProbitScores:
+    deviations = np.sqrt(model.variances)
+    return scores_of(patterns.X, model.weights * deviations, model.offsets, patterns.observed)
+
+
+def _chained(found: ProbitScores, model: SegmentModel) -> Array:
+    """Scores by A, c, μ and log σ², side by side: (n_patterns, n_shared + n_own).
+
+    Weights of standard normal sources are √(π/8) A σ, and offsets c + √(π/8) A μ.
+    """
+    deviations = np.sqrt(model.variances)
+    by_offset, by_weight = found.offsets, found.weights * deviations
+    by_mixing = PROBIT_SCALE * (by_weight + by_offset[:, :, None] * model.means)
+    by_mean = by_offset @ model.weights
+    by_log_variance = 0.5 * np.einsum("nik,ik->nk", by_weight, model.weights)
+    shared = by_mixing.reshape(len(by_mixing), -1)
+    return np.hstack([shared, by_offset, by_mean, by_log_variance])
