@@ -34,6 +34,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import FitError
+from pipeline.numerics.factor_checks import check_weights
 from pipeline.numerics.logistic_lanes import LANES, TILE, Floats, Integers, Words
 from pipeline.numerics.logistic_rounds import Bits, Found, Model, add_statistics, estimate
 from pipeline.wanted import check_wanted
@@ -227,13 +228,7 @@ def _check(
 ) -> None:
     """Raise unless rows, parameters and limits fit together."""
     n_features = len(words)
-    if weights.shape[:-1] != (n_features,) or offsets.shape != (n_features,):
-        raise FitError(
-            f"Expected weights ({n_features}, n_components) and offsets ({n_features},), "
-            f"got {weights.shape} and {offsets.shape}. Pass the parameters of these features."
-        )
-    if not (np.isfinite(weights).all() and np.isfinite(offsets).all()):
-        raise FitError("Expected finite weights and offsets, got NaN or infinity. Check the fit.")
+    check_weights(n_features, weights, offsets)
     if observed_words is not None and observed_words.shape != words.shape:
         raise FitError(
             f"Expected observed_words of shape {words.shape}, that of words, "

@@ -36,11 +36,10 @@ from pipeline.numerics.bivariate_normal import bivariate_normal_cdf
 from pipeline.numerics.expectation_propagation import binary_matrix
 from pipeline.numerics.orthant_sampler import (
     Sampler,
-    conditionals,
+    add_moments,
     draw_below,
     log_cdf,
-    ordered_columns,
-    sites_of,
+    sampler_below,
 )
 from pipeline.random import RowRandom
 
@@ -63,6 +62,14 @@ class OrthantResult(NamedTuple):
 
     log_probability: Floats
     error: Floats
+
+
+class Lattices(NamedTuple):
+    """Shifts of the points, the error at which they are enough, and the most of a shift."""
+
+    shifts: Floats
+    tol: float
+    max_points: int
 
 
 def log_orthant_probability(
@@ -110,27 +117,61 @@ def log_orthant_probability(
         correlation matrix is none or singular, a threshold is beyond ±1000, or `tol` or
         `max_points` is out of range.
     """
-    signs = _signs(X, observed)
+    signs, inverse = distinct_signs(X, observed)
     R, t = np.asarray(correlation, np.float64), np.asarray(thresholds, np.float64)
-    _check_parameters(signs.shape[1], R, t)
+    check_normal(signs.shape[1], R, t)
+    lattices = checked_lattices(tol, max_points, seed)
+    results = np.empty((2, len(signs)))
+    for k, row in enumerate(signs):
+        seen = np.flatnonzero(row)
+        results[:, k] = _log_probability(*mirrored(R, t, row, seen), lattices)
+    return OrthantResult(*results[:, inverse])
+
+
+def checked_lattices(tol: float, max_points: int, seed: int) -> Lattices:
+    """Draw the shifts.
+
+    Raises
+    ------
+    FitError
+        If `tol` or `max_points` is out of range.
+    """
     if not (tol > 0 and _BLOCK <= max_points <= _MAX_POINTS):
         raise FitError(
             f"Expected tol > 0 and max_points from {_BLOCK} to {_MAX_POINTS}, got {tol} and "
             f"{max_points}. Change those."
         )
     shifts = RowRandom(seed).uniform(np.arange(_N_SHIFTS), MAX_FEATURES)
+    return Lattices(shifts, float(tol), int(max_points))
+
+
+def distinct_signs(
+    X: ArrayLike, observed: ArrayLike | None
+) -> tuple[NDArray[np.int8], NDArray[np.intp]]:
+    """Signs of the rows that differ, v_i = sign w_i, and which of them each row is.
+
+    −1 where x is 1, +1 where it is 0, 0 where it is not observed.
+
+    Raises
+    ------
+    FitError
+        If there are too many features, the shapes differ or an observed value is not 0 or 1.
+    """
+    signs = _signs(X, observed)
     codes = signs @ 3 ** np.arange(signs.shape[1])
     _, rows, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    results = np.empty((2, len(rows)))
-    for k, row in enumerate(signs[rows]):
-        seen = np.flatnonzero(row)
-        b, C = row[seen] * t[seen], np.outer(row[seen], row[seen]) * R[np.ix_(seen, seen)]
-        results[:, k] = _log_probability(C, b, shifts, tol, max_points)
-    return OrthantResult(*results[:, inverse])
+    return signs[rows], inverse
+
+
+def mirrored(
+    R: Floats, t: Floats, row: NDArray[np.int8], seen: NDArray[np.intp]
+) -> tuple[Floats, Floats]:
+    """Give the correlations and limits of v, of the features that are seen."""
+    sign = row[seen]
+    return np.outer(sign, sign) * R[np.ix_(seen, seen)], sign * t[seen]
 
 
 def _signs(X: ArrayLike, observed: ArrayLike | None) -> NDArray[np.int8]:
-    """v_i = sign w_i: −1 where x is 1, +1 where it is 0, 0 where it is not observed."""
     values, mask = binary_matrix(X, observed)
     if values.shape[1] > MAX_FEATURES:
         raise FitError(
@@ -140,8 +181,14 @@ def _signs(X: ArrayLike, observed: ArrayLike | None) -> NDArray[np.int8]:
     return np.where(values == 1, np.int8(-1), np.int8(1)) * mask
 
 
-def _check_parameters(n: int, R: Floats, t: Floats) -> None:
-    """Raise unless R is a positive definite correlation matrix and t are its thresholds."""
+def check_normal(n: int, R: Floats, t: Floats) -> None:
+    """Raise unless R is a positive definite correlation matrix and t are its thresholds.
+
+    Raises
+    ------
+    FitError
+        If it is not, or a threshold is beyond ±1000.
+    """
     if (R.shape, t.shape) != ((n, n), (n,)):
         raise FitError(
             f"Expected correlation ({n}, {n}) and thresholds ({n},), got {R.shape} and {t.shape}. "
@@ -171,36 +218,37 @@ def _check_parameters(n: int, R: Floats, t: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _log_probability(
-    R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
-) -> tuple[float, float]:
+def _log_probability(R: Floats, b: Floats, lattices: Lattices) -> tuple[float, float]:
     """Log P(v < b), v ~ N(0, R), and its standard error."""
     if len(b) <= 1:
         return log_cdf(b[0]) if len(b) else 0.0, 0.0
     pair = bivariate_normal_cdf(b[0], b[1], R[0, 1]) if len(b) == 2 else 0.0
     if pair > 1e-290:
         return math.log(pair), 0.0
-    tau, nu = sites_of(R, b)
-    order, columns = ordered_columns(R, b)
-    sampler = conditionals(columns, order, b, tau, nu)
-    return _integrate(sampler, shifts, tol, max_points)
+    sampler, _ = sampler_below(R, b)
+    return integrate(sampler, lattices, np.empty((0, 0)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _integrate(
-    sampler: Sampler, shifts: Floats, tol: float, max_points: int
-) -> tuple[float, float]:
-    """Log of the mean weight and its standard error, over as many points as `tol` takes."""
-    log_sums = np.full(len(shifts), -np.inf)
+def integrate(sampler: Sampler, lattices: Lattices, moments: Floats) -> tuple[float, float]:
+    """Log of the mean weight and its standard error, over as many points as `tol` takes.
+
+    `moments`, unless empty, becomes the lower triangle of E[(z, 1) (z, 1)ᵀ] below the limits, times
+    some number: its last entry.
+    """
+    shifts, moments[:] = lattices.shifts, 0.0
+    log_sums, scale = np.full(len(shifts), -np.inf), -np.inf
     first, step, n_points, error = 0, 1, _BLOCK, 0.0
     while True:
         for i in range(len(shifts)):
             for start in range(first, n_points, step * _BLOCK):
-                log_weights = _weigh(sampler, shifts[i], start, step, n_points)
+                z, limits, log_weights = _weigh(sampler, shifts[i], start, step, n_points)
                 log_sums[i] = _log_sum(np.append(log_weights, log_sums[i]))
+                if moments.size:
+                    scale = add_moments(moments, scale, z, limits, log_weights)
         # Twice the points rarely leave less than a quarter of the error; a smaller one is luck.
         error = max(log_sums.std() / math.sqrt(len(shifts) - 1.0), 0.25 * error)
-        if error <= tol or 2 * n_points > max_points:
+        if error <= lattices.tol or 2 * n_points > lattices.max_points:
             break
         # The odd points of a lattice of twice the size are the ones that are new.
         first, step, n_points = 1, 2, 2 * n_points
@@ -216,8 +264,13 @@ def _log_sum(logs: Floats) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _weigh(sampler: Sampler, shift: Floats, start: int, step: int, n_points: int) -> Floats:
-    """Draw the variables at a block of points; the log weights but for the spreads."""
+def _weigh(
+    sampler: Sampler, shift: Floats, start: int, step: int, n_points: int
+) -> tuple[Floats, Floats, Floats]:
+    """Draw all variables but the last, whose limits it gives, at a block of points.
+
+    The log weights, which come third, lack the spreads.
+    """
     n = len(sampler.limit)
     z, limits, log_weights = np.empty((n, _BLOCK)), np.empty(_BLOCK), np.zeros(_BLOCK)
     for k in range(n):
@@ -237,4 +290,4 @@ def _weigh(sampler: Sampler, shift: Floats, start: int, step: int, n_points: int
             y, log_ratio = draw_below(limits[p], min(max(u, 1e-16), 1.0 - 1e-16))
             z[k, p] += sampler.spread[k] * y
             log_weights[p] += log_ratio + 0.5 * (y - z[k, p]) * (y + z[k, p])
-    return log_weights
+    return z, limits, log_weights

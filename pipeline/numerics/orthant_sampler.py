@@ -172,3 +172,33 @@ def conditionals(
             for j in range(k):
                 precision[i, j] -= share * precision[k, j]
     return Sampler(limit, limit_slopes, centre, slopes, spread)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def sampler_below(R: Floats, b: Floats) -> tuple[Sampler, Floats]:
+    """Sampler of z, for v ~ N(0, R) below b, and the columns that make v of it."""
+    tau, nu = sites_of(R, b)
+    order, columns = ordered_columns(R, b)
+    return conditionals(columns, order, b, tau, nu), columns
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def add_moments(
+    sums: Floats, scale: float, z: Floats, limits: Floats, log_weights: Floats
+) -> float:
+    """Add weight (z, 1) (z, 1)ᵀ of a block to the lower triangle of `sums`; the new scale.
+
+    `sums` are in units of exp(scale). The last variable enters by its moments below its limits.
+    """
+    n, top = len(z), max(scale, log_weights.max())
+    sums *= math.exp(scale - top)
+    point = np.ones(n + 1)
+    for p in range(len(limits)):
+        weight = math.exp(log_weights[p] - top)
+        point[:n] = z[:, p]
+        point[n - 1], variance = _truncated_moments(limits[p])
+        for i in range(n + 1):
+            for j in range(i + 1):
+                sums[i, j] += weight * point[i] * point[j]
+        sums[n - 1, n - 1] += weight * variance
+    return top

@@ -1,0 +1,118 @@
+"""Exact log-likelihoods of rows of a probit factor model, with derivatives by its parameters.
+
+With u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i) says x_i = 1 iff e_i > −b_i, e ~ N(0, C) and
+C = I + W Wᵀ: P(x) is an orthant probability, see `orthant`. By Fisher's identity (Louis 1982,
+Finding the observed information matrix when using the EM algorithm, equation 3.1) its derivatives
+are moments of e given x: with r = C⁻¹ e,
+
+    ∂ log P / ∂b = E[r | x],    ∂ log P / ∂W = (E[r rᵀ | x] − C⁻¹) W.
+
+The draws that give P give these too, weighted as they are there. Features not observed are left out
+of C; their derivatives are 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from pipeline.numerics.factor_checks import check_weights
+from pipeline.numerics.orthant import (
+    Lattices,
+    check_normal,
+    checked_lattices,
+    distinct_signs,
+    integrate,
+    mirrored,
+)
+from pipeline.numerics.orthant_sampler import sampler_below
+from pipeline.numerics.probit_scores import ProbitScores
+
+Floats = NDArray[np.float64]
+
+
+def orthant_scores(
+    X: ArrayLike,
+    weights: ArrayLike,
+    offsets: ArrayLike,
+    observed: ArrayLike | None = None,
+    *,
+    tol: float = 1e-2,
+    max_points: int = 1 << 12,
+    seed: int = 0,
+) -> ProbitScores:
+    """Log P(x) of every row and its derivatives, where P(x_i = 1 | u) = Φ(w_iᵀ u + b_i).
+
+    u ~ N(0, I). The result of a row depends on that row alone. Equal rows are computed once.
+
+    Parameters
+    ----------
+    X
+        (n_samples, n_features) of 0 and 1, at most `MAX_FEATURES` features.
+    weights
+        (n_features, n_components), the w_i.
+    offsets
+        (n_features,), the b_i.
+    observed
+        Same shape as `X`; false where the value is missing and `X` is not read.
+    tol
+        Standard error of a log probability, in nats, at which to stop.
+    max_points
+        Points of each of the 12 shifts at the most, from 64 to 131072.
+    seed
+        Of the shifts. They are the same for all rows, whose errors are therefore not independent.
+
+    Returns
+    -------
+    ProbitScores
+        `error` is the standard error of `log_likelihood` as the shifts show it; `settled` is false
+        where it is above `tol` because `max_points` ran out.
+
+    Raises
+    ------
+    FitError
+        If there are too many features, shapes disagree, an observed value is not 0 or 1, a
+        parameter is not finite or too large, or `tol` or `max_points` is out of range.
+    """
+    signs, inverse = distinct_signs(X, observed)
+    W, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
+    check_weights(signs.shape[1], W, b)
+    deviations = np.sqrt(1.0 + (W * W).sum(axis=1))
+    R, t = _correlation(W / deviations[:, None]), -b / deviations
+    check_normal(len(b), R, t)
+    lattices = checked_lattices(tol, max_points, seed)
+    log_p, error = np.zeros((2, len(signs)))
+    by_offsets, by_weights = np.zeros((len(signs), *b.shape)), np.zeros((len(signs), *W.shape))
+    for k, row in enumerate(signs):
+        seen = np.flatnonzero(row)
+        if len(seen):
+            log_p[k], error[k], r, rr = _expected(*mirrored(R, t, row, seen), lattices)
+            units = row[seen] / deviations[seen]
+            by_offsets[k, seen] = units * r
+            by_weights[k, seen] = units[:, None] * (rr @ (units[:, None] * W[seen]))
+    scores = ProbitScores(log_p, error, by_offsets, by_weights, error <= tol)
+    return ProbitScores(*(field[inverse] for field in scores))
+
+
+def _correlation(scaled: Floats) -> Floats:
+    """Correlation of e, from the weights in units of its standard deviations."""
+    R: Floats = scaled @ scaled.T
+    np.fill_diagonal(R, 1.0)
+    return R
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _expected(R: Floats, b: Floats, lattices: Lattices) -> tuple[float, float, Floats, Floats]:
+    """Log P(v < b), v ~ N(0, R), and its error; E[r] and E[r rᵀ] − R⁻¹ below b, r = R⁻¹ v."""
+    n = len(b)
+    sampler, columns = sampler_below(R, b)
+    sums = np.empty((n + 1, n + 1))
+    log_p, error = integrate(sampler, lattices, sums)
+    moments = sums / sums[n, n]
+    excess = moments[:n, :n] + moments[:n, :n].T
+    for i in range(n):
+        excess[i, i] = moments[i, i] - 1.0
+    # With v = L z and R = L Lᵀ, r is L⁻ᵀ z.
+    inverse = np.linalg.inv(columns)
+    return log_p, error, inverse.T @ moments[n, :n], inverse.T @ excess @ inverse
