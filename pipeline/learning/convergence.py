@@ -138,6 +138,30 @@ class ByPasses:
         return len(history) >= self.max_iter
 
 
+@dataclass(frozen=True)
+class ByExpectedGain:
+    """Converged once the step that led to the last pass had next to nothing to gain.
+
+    Attributes
+    ----------
+    max_iter
+        Number of passes at the most.
+    tol
+        What a step should gain, in all rows together, nats.
+    gain
+        What the last one should.
+    """
+
+    max_iter: int
+    tol: float
+    gain: float
+    keeps_best: bool = False
+
+    def converged(self, history: Sequence[float]) -> bool:
+        """Tell whether the last step was too small to matter."""
+        return bool(history) and self.gain <= self.tol
+
+
 def ended(convergence: Convergence, history: Sequence[float]) -> bool:
     """Tell whether a stage is over, converged or not."""
     return convergence.converged(history) or len(history) >= convergence.max_iter

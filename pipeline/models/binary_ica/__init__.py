@@ -2,6 +2,7 @@
 
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.fastica import FastICA
+from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.models.binary_ica.linear_ivae import LinearIVAE
 
-__all__ = ["BLICA", "FastICA", "LinearIVAE"]
+__all__ = ["BLICA", "BinaryICALikelihood", "FastICA", "LinearIVAE"]

@@ -36,13 +36,12 @@ on how long a row of A is beside the noise, where there are as many components a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
-from pipeline.errors import Notice
+from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.executors.serial import SerialExecutor
 from pipeline.learning.convergence import ByExpectedGain
@@ -60,9 +59,10 @@ from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodPara
 from pipeline.models.binary_ica.moment_matching.notices import judge_mixing
 from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.models.binary_ica.probit_ica import ProbitICA
-from pipeline.models.binary_ica.scoring import Score, score_sums
+from pipeline.models.binary_ica.scoring import ScoresOf, score_sums
 from pipeline.models.settings import check_choices, check_components
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.orthant import MAX_FEATURES
 from pipeline.numerics.orthant_scores import orthant_scores
 from pipeline.numerics.probit_quadrature import MAX_COMPONENTS, quadrature_scores
 from pipeline.numerics.probit_scores import propagation_scores
@@ -70,11 +70,9 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.scores import ScoreSums
 
-Array = NDArray[np.float64]
-
 _RIDGE = 20.0
 _LEAST_SHARE = 1 / 32
-_LARGEST_DEVIATION = 3.0  # of a log variance to begin with
+_VARIANCES, _FARTHEST = (1e-3, 1e3), 3.0  # of sources to begin with, and of their logs
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,11 @@ class BinaryICALikelihood(ProbitICA):
     def __post_init__(self) -> None:
         check_components(self)
         check_choices(self)
-        check_passes(self)
-        self._start()
+        for name in ("starts", "max_iter"):
+            if (value := getattr(self, name)) < 1:
+                raise FitError(f"{name}: Expected at least 1, got {value}.")
+        if not 0 < self.tol < np.inf:
+            raise FitError(f"tol: Expected a finite number above 0, got {self.tol}.")
 
     def _start(self) -> BLICA:
         """Give the model whose fit this one begins at."""
@@ -126,3 +127,177 @@ class BinaryICALikelihood(ProbitICA):
         products = n_shared**2 + n_segments * n_own * n_shared
         start = self._start().memory(n_features, n_segments, n_threads)
         return max(start, 8 * products * (2 * n_threads + 4))
+
+    def first_of(self, block: BinaryBlock, rng: RowRandom) -> PairCounts:
+        """Count the pairs of a block, as BLICA does."""
+        return PairCounts.of_groups(block, self._start().n_groups(block.n_features))
+
+    def first_counted(self, seed: int) -> str:
+        """Name the pairs counted: of how many groups depends on what BLICA has to choose."""
+        return "pairs of one group" if self.n_components else "pairs of groups"
+
+    def initialize(self, first: PairCounts, rng: np.random.Generator) -> FitState:
+        """Fit BLICA.
+
+        Raises
+        ------
+        FitError
+            As BLICA's fit, or if there are too many features for the exact likelihood.
+        """
+        blica, map_items = self._start(), SerialExecutor().map
+        n_groups = blica.n_groups(first.n_features)
+        margins = _margins(first, n_groups)
+        begun = blica.update(blica.initialize(margins, rng), first, map_items, rng)
+        point = _first_point(begun.params)
+        self._check_exact(*point.mixing.shape)
+        params = BinaryICALikelihoodParams(
+            *point[:3],
+            np.exp(point.log_variances),
+            np.zeros_like(point.mixing),
+            np.zeros_like(point.offsets),
+            np.zeros_like(point.means),
+            margins.segments,
+            margins.rows,
+        )
+        auxiliary = {
+            "priors": np.array(first_priors(point)),
+            "gain": np.array(np.inf),
+            "reached": np.array(-np.inf),
+        }
+        return FitState(params, auxiliary=auxiliary)
+
+    def _check_exact(self, n_features: int, n_components: int) -> None:
+        if self.likelihood == "exact" and self._scores(n_features, n_components) is None:
+            raise FitError(
+                f"likelihood: Expected at most {MAX_FEATURES} features or {MAX_COMPONENTS} "
+                f"components for an exact likelihood, got {n_features} and {n_components}. "
+                "Fit with likelihood=ep, or fewer features or components."
+            )
+
+    def _scores(self, n_features: int, n_components: int) -> ScoresOf | None:
+        """Choose how rows are scored; None where they cannot be."""
+        if self.likelihood == "ep":
+            return propagation_scores
+        if n_components <= MAX_COMPONENTS:
+            return quadrature_scores
+        if self.likelihood == "auto":
+            return propagation_scores
+        return orthant_scores if n_features <= MAX_FEATURES else None
+
+    def summarize(
+        self,
+        params: BinaryICALikelihoodParams,
+        working: Arrays,
+        block: BinaryBlock,
+        rng: RowRandom,
+    ) -> ScoreSums:
+        """Score the rows of a block."""
+        scores_of = self._scores(*params.mixing.shape)
+        assert scores_of is not None
+        return score_sums(params, block, scores_of)
+
+    def convergence(self, state: FitState) -> ByExpectedGain:
+        """End where the last step was expected to gain next to nothing."""
+        return ByExpectedGain(self.max_iter, self.tol, float(state.auxiliary["gain"]))
+
+    def update(
+        self, state: FitState, statistics: ScoreSums, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Step towards the summit, or half as far as before where that went past it."""
+        before, point = state.auxiliary, state.params.point
+        priors = Priors(*before["priors"].tolist())
+        if _has_stalled(before):
+            return state
+        if _posterior(statistics, point, priors) < before["reached"] - self.tol:
+            return _stepped(state, before, 0.5 * float(before["share"]))
+        found = summit(statistics, point, priors)
+        priors = refreshed(priors, point, found)
+        after = {
+            "priors": np.array(priors),
+            "gain": np.array(found.gain),
+            "reached": np.array(_posterior(statistics, point, priors)),
+            **{f"from_{name}": value for name, value in point._asdict().items()},
+            **{f"step_{name}": value for name, value in found.step._asdict().items()},
+        }
+        mixing, offsets, log_variances = standard_errors(point, found)
+        params = replace(
+            state.params,
+            mixing_error=mixing,
+            offsets_error=offsets,
+            log_variances_error=log_variances,
+        )
+        return _stepped(replace(state, params=params), after, share_of(found.step, point))
+
+    def finish(self, state: FitState, statistics: ScoreSums) -> FitState:
+        """Give columns length 1, their signs and order, and say what is in doubt."""
+        params = state.params.readable()
+        scores_of, n_rows = self._scores(*params.mixing.shape), statistics.n_samples
+        told = {
+            "n_components": params.mixing.shape[1],
+            "likelihood": "ep" if scores_of is propagation_scores else "exact",
+            "likelihood_error": statistics.error / n_rows,
+            "priors": dict(zip(Priors._fields, state.auxiliary["priors"].tolist(), strict=True)),
+        }
+        noted = _doubts(state.auxiliary, statistics) + judge_mixing(params.mixing)
+        return replace(state, params=params, diagnostics=told, warnings=(*state.warnings, *noted))
+
+
+def _margins(counts: PairCounts, n_groups: int) -> FeatureCounts:
+    """Sum the groups of each segment, and leave the pairs."""
+    every = np.ones((len(counts.grouped_segments(n_groups)), n_groups), np.int64)
+    whole = counts.weighted(n_groups, every)
+    return FeatureCounts(whole.segments, whole.rows, *whole.margins())
+
+
+def _first_point(params: BLICAParams) -> Point:
+    """Start at a BLICA fit; log variances about 0, which lengthens the columns of A."""
+    logs = np.log(np.clip(params.source_variances, *_VARIANCES))
+    centre = logs.mean(axis=0)
+    lengths = np.exp(centre / 2)
+    models = [params.segment_model(index) for index in params.segments]
+    offsets = np.array([model.offsets - model.weights @ model.means for model in models])
+    return Point(
+        params.mixing * lengths,
+        params.segment_rows @ offsets / params.segment_rows.sum(),
+        params.source_means / lengths,
+        np.clip(logs - centre, -_FARTHEST, _FARTHEST),
+    )
+
+
+def _posterior(statistics: ScoreSums, point: Point, priors: Priors) -> float:
+    """Log posterior of a point up to a constant, nats."""
+    return statistics.log_likelihood + log_prior(point, priors)
+
+
+def _stepped(state: FitState, auxiliary: Arrays, share: float) -> FitState:
+    """Go a share of the step; none, and no further, if it is so small that nothing is gained."""
+    begun, step = (
+        Point(*(auxiliary[f"{which}_{name}"] for name in Point._fields))
+        for which in ("from", "step")
+    )
+    share = share if share >= _LEAST_SHARE else 0.0
+    gain = auxiliary["gain"] if share else np.array(0.0)
+    params = state.params.at(begun.moved(step, share))
+    return replace(
+        state, params=params, auxiliary={**auxiliary, "share": np.array(share), "gain": gain}
+    )
+
+
+def _has_stalled(auxiliary: Arrays) -> bool:
+    return "share" in auxiliary and auxiliary["share"] == 0
+
+
+def _doubts(auxiliary: Arrays, statistics: ScoreSums) -> tuple[Notice, ...]:
+    """Say where the fit is not to be trusted."""
+    found = []
+    if _has_stalled(auxiliary):
+        found.append(
+            "no step led higher any more, so the fit may have ended before the maximum; fewer "
+            "components may do better"
+        )
+    if statistics.n_unsettled:
+        found.append(
+            f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not "
+            "come to rest"
+        )
+    return tuple(map(Notice, found))

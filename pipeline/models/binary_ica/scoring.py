@@ -18,6 +18,8 @@ from pipeline.statistics.scores import ScoreSums
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
+ScoresOf = Callable[[Bits, Array, Array, Bits], ProbitScores]
+
 _CELLS_AT_ONCE = 1 << 22
 
 
@@ -49,7 +51,7 @@ def patterns_of(block: BinaryBlock) -> Patterns:
 def score_sums(
     params: BinaryICALikelihoodParams,
     block: BinaryBlock,
-    scores_of: Callable[[Bits, Array, Array, Bits], ProbitScores],
+    scores_of: ScoresOf,
 ) -> ScoreSums:
     """Sum the scores of the rows of a block.
 
@@ -99,7 +101,7 @@ def _parts(patterns: Patterns, n_parameters: int) -> Iterator[Patterns]:
 def _scored(
     model: SegmentModel,
     patterns: Patterns,
-    scores_of: Callable[[Bits, Array, Array, Bits], ProbitScores],
+    scores_of: ScoresOf,
 ) -> ProbitScores:
     deviations = np.sqrt(model.variances)
     return scores_of(patterns.X, model.weights * deviations, model.offsets, patterns.observed)
