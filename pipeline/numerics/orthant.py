@@ -65,11 +65,12 @@ class OrthantResult(NamedTuple):
 
 
 class Lattices(NamedTuple):
-    """Shifts of the points, the error at which they are enough, and the most of a shift."""
+    """Shifts, and of each the fewest points and the most; error at which points are enough."""
 
     shifts: Floats
-    tol: float
+    min_points: int
     max_points: int
+    tol: float
 
 
 def log_orthant_probability(
@@ -117,10 +118,12 @@ def log_orthant_probability(
         correlation matrix is none or singular, a threshold is beyond ±1000, or `tol` or
         `max_points` is out of range.
     """
-    signs, inverse = distinct_signs(X, observed)
+    signs, _, inverse = distinct_signs(X, observed)
     R, t = np.asarray(correlation, np.float64), np.asarray(thresholds, np.float64)
     check_normal(signs.shape[1], R, t)
-    lattices = checked_lattices(tol, max_points, seed)
+    check_effort(tol, _BLOCK, max_points)
+    shifts = RowRandom(seed).uniform(np.arange(_N_SHIFTS), MAX_FEATURES)
+    lattices = Lattices(shifts, _BLOCK, max_points, tol)
     results = np.empty((2, len(signs)))
     for k, row in enumerate(signs):
         seen = np.flatnonzero(row)
@@ -128,29 +131,27 @@ def log_orthant_probability(
     return OrthantResult(*results[:, inverse])
 
 
-def checked_lattices(tol: float, max_points: int, seed: int) -> Lattices:
-    """Draw the shifts.
+def check_effort(tol: float, min_points: int, max_points: int) -> None:
+    """Raise unless `tol` and `max_points` are in range.
 
     Raises
     ------
     FitError
-        If `tol` or `max_points` is out of range.
+        If they are not.
     """
-    if not (tol > 0 and _BLOCK <= max_points <= _MAX_POINTS):
+    if not (tol > 0 and min_points <= max_points <= _MAX_POINTS):
         raise FitError(
-            f"Expected tol > 0 and max_points from {_BLOCK} to {_MAX_POINTS}, got {tol} and "
+            f"Expected tol > 0 and max_points from {min_points} to {_MAX_POINTS}, got {tol} and "
             f"{max_points}. Change those."
         )
-    shifts = RowRandom(seed).uniform(np.arange(_N_SHIFTS), MAX_FEATURES)
-    return Lattices(shifts, float(tol), int(max_points))
 
 
 def distinct_signs(
     X: ArrayLike, observed: ArrayLike | None
-) -> tuple[NDArray[np.int8], NDArray[np.intp]]:
-    """Signs of the rows that differ, v_i = sign w_i, and which of them each row is.
+) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.intp]]:
+    """Signs of the rows that differ, a number that tells each, and which of them every row is.
 
-    −1 where x is 1, +1 where it is 0, 0 where it is not observed.
+    v_i = sign w_i: −1 where x is 1, +1 where it is 0, 0 where it is not observed.
 
     Raises
     ------
@@ -159,8 +160,8 @@ def distinct_signs(
     """
     signs = _signs(X, observed)
     codes = signs @ 3 ** np.arange(signs.shape[1])
-    _, rows, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    return signs[rows], inverse
+    codes, rows, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    return signs[rows], codes, inverse
 
 
 def mirrored(
@@ -238,7 +239,7 @@ def integrate(sampler: Sampler, lattices: Lattices, moments: Floats) -> tuple[fl
     """
     shifts, moments[:] = lattices.shifts, 0.0
     log_sums, scale = np.full(len(shifts), -np.inf), -np.inf
-    first, step, n_points, error = 0, 1, _BLOCK, 0.0
+    first, step, n_points, error = 0, 1, lattices.min_points, 0.0
     while True:
         for i in range(len(shifts)):
             for start in range(first, n_points, step * _BLOCK):
