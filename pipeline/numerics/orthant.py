@@ -64,15 +64,6 @@ class OrthantResult(NamedTuple):
     error: Floats
 
 
-class Lattices(NamedTuple):
-    """Shifts, and of each the fewest points and the most; error at which points are enough."""
-
-    shifts: Floats
-    min_points: int
-    max_points: int
-    tol: float
-
-
 def log_orthant_probability(
     X: ArrayLike,
     correlation: ArrayLike,
@@ -123,11 +114,10 @@ def log_orthant_probability(
     check_normal(signs.shape[1], R, t)
     check_effort(tol, _BLOCK, max_points)
     shifts = RowRandom(seed).uniform(np.arange(_N_SHIFTS), MAX_FEATURES)
-    lattices = Lattices(shifts, _BLOCK, max_points, tol)
     results = np.empty((2, len(signs)))
     for k, row in enumerate(signs):
         seen = np.flatnonzero(row)
-        results[:, k] = _log_probability(*mirrored(R, t, row, seen), lattices)
+        results[:, k] = _log_probability(*mirrored(R, t, row, seen), shifts, tol, max_points)
     return OrthantResult(*results[:, inverse])
 
 
@@ -219,7 +209,9 @@ def check_normal(n: int, R: Floats, t: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _log_probability(R: Floats, b: Floats, lattices: Lattices) -> tuple[float, float]:
+def _log_probability(
+    R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
+) -> tuple[float, float]:
     """Log P(v < b), v ~ N(0, R), and its standard error."""
     if len(b) <= 1:
         return log_cdf(b[0]) if len(b) else 0.0, 0.0
@@ -227,19 +219,26 @@ def _log_probability(R: Floats, b: Floats, lattices: Lattices) -> tuple[float, f
     if pair > 1e-290:
         return math.log(pair), 0.0
     sampler, _ = sampler_below(R, b)
-    return integrate(sampler, lattices, np.empty((0, 0)))
+    return integrate(sampler, shifts, tol, _BLOCK, max_points, np.empty((0, 0)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def integrate(sampler: Sampler, lattices: Lattices, moments: Floats) -> tuple[float, float]:
+def integrate(
+    sampler: Sampler,
+    shifts: Floats,
+    tol: float,
+    min_points: int,
+    max_points: int,
+    moments: Floats,
+) -> tuple[float, float]:
     """Log of the mean weight and its standard error, over as many points as `tol` takes.
 
     `moments`, unless empty, becomes the lower triangle of E[(z, 1) (z, 1)ᵀ] below the limits, times
     some number: its last entry.
     """
-    shifts, moments[:] = lattices.shifts, 0.0
+    moments[:] = 0.0
     log_sums, scale = np.full(len(shifts), -np.inf), -np.inf
-    first, step, n_points, error = 0, 1, lattices.min_points, 0.0
+    first, step, n_points, error = 0, 1, min_points, 0.0
     while True:
         for i in range(len(shifts)):
             for start in range(first, n_points, step * _BLOCK):
@@ -249,7 +248,7 @@ def integrate(sampler: Sampler, lattices: Lattices, moments: Floats) -> tuple[fl
                     scale = add_moments(moments, scale, z, limits, log_weights)
         # Twice the points rarely leave less than a quarter of the error; a smaller one is luck.
         error = max(log_sums.std() / math.sqrt(len(shifts) - 1.0), 0.25 * error)
-        if error <= lattices.tol or 2 * n_points > lattices.max_points:
+        if error <= tol or 2 * n_points > max_points:
             break
         # The odd points of a lattice of twice the size are the ones that are new.
         first, step, n_points = 1, 2, 2 * n_points

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 from pipeline.numerics.factor_checks import check_weights
 from pipeline.numerics.orthant import (
     MAX_FEATURES,
-    Lattices,
     check_effort,
     check_normal,
     distinct_signs,
@@ -93,8 +92,8 @@ def orthant_scores(
     for k, shifts in enumerate(_shifts(codes, seed)):
         seen = np.flatnonzero(signs[k])
         if len(seen):
-            lattices = Lattices(shifts, _MIN_POINTS, max_points, tol)
-            log_p[k], error[k], r, rr = _expected(*mirrored(R, t, signs[k], seen), lattices)
+            normal = mirrored(R, t, signs[k], seen)
+            log_p[k], error[k], r, rr = _expected(*normal, shifts, tol, max_points)
             units = signs[k, seen] / deviations[seen]
             by_offsets[k, seen] = units * r
             by_weights[k, seen] = units[:, None] * (rr @ (units[:, None] * W[seen]))
@@ -116,12 +115,14 @@ def _shifts(codes: NDArray[np.int64], seed: int) -> Floats:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _expected(R: Floats, b: Floats, lattices: Lattices) -> tuple[float, float, Floats, Floats]:
+def _expected(
+    R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
+) -> tuple[float, float, Floats, Floats]:
     """Log P(v < b), v ~ N(0, R), and its error; E[r] and E[r rᵀ] − R⁻¹ below b, r = R⁻¹ v."""
     n = len(b)
     sampler, columns = sampler_below(R, b)
     sums = np.empty((n + 1, n + 1))
-    log_p, error = integrate(sampler, lattices, sums)
+    log_p, error = integrate(sampler, shifts, tol, _MIN_POINTS, max_points, sums)
     moments = sums / sums[n, n]
     excess = moments[:n, :n] + moments[:n, :n].T
     for i in range(n):
