@@ -35,6 +35,7 @@ from pipeline.errors import FitError
 from pipeline.numerics.bivariate_normal import bivariate_normal_cdf
 from pipeline.numerics.expectation_propagation import binary_matrix
 from pipeline.numerics.orthant_sampler import (
+    Draws,
     Sampler,
     add_moments,
     draw_below,
@@ -236,16 +237,18 @@ def integrate(
     `moments`, unless empty, becomes the lower triangle of E[(z, 1) (z, 1)ᵀ] below the limits, times
     some number: its last entry.
     """
+    n = len(sampler.limit)
+    draws = Draws(np.empty((n, _BLOCK)), np.empty(_BLOCK), np.empty(_BLOCK))
     moments[:] = 0.0
     log_sums, scale = np.full(len(shifts), -np.inf), -np.inf
     first, step, n_points, error = 0, 1, min_points, 0.0
     while True:
         for i in range(len(shifts)):
             for start in range(first, n_points, step * _BLOCK):
-                z, limits, log_weights = _weigh(sampler, shifts[i], start, step, n_points)
-                log_sums[i] = _log_sum(np.append(log_weights, log_sums[i]))
+                _draw(sampler, shifts[i], start, step, n_points, draws)
+                log_sums[i] = _log_sum(np.append(draws.log_weights, log_sums[i]))
                 if moments.size:
-                    scale = add_moments(moments, scale, z, limits, log_weights)
+                    scale = add_moments(moments, scale, draws)
         # Twice the points rarely leave less than a quarter of the error; a smaller one is luck.
         error = max(log_sums.std() / math.sqrt(len(shifts) - 1.0), 0.25 * error)
         if error <= tol or 2 * n_points > max_points:
@@ -264,15 +267,12 @@ def _log_sum(logs: Floats) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _weigh(
-    sampler: Sampler, shift: Floats, start: int, step: int, n_points: int
-) -> tuple[Floats, Floats, Floats]:
-    """Draw all variables but the last, whose limits it gives, at a block of points.
-
-    The log weights, which come third, lack the spreads.
-    """
-    n = len(sampler.limit)
-    z, limits, log_weights = np.empty((n, _BLOCK)), np.empty(_BLOCK), np.zeros(_BLOCK)
+def _draw(
+    sampler: Sampler, shift: Floats, start: int, step: int, n_points: int, draws: Draws
+) -> None:
+    """Draw the variables at a block of points."""
+    z, limits, log_weights = draws
+    n, log_weights[:] = len(z), 0.0
     for k in range(n):
         z[k], limits[:] = sampler.centre[k], sampler.limit[k]
         for j in range(k):
@@ -290,4 +290,3 @@ def _weigh(
             y, log_ratio = draw_below(limits[p], min(max(u, 1e-16), 1.0 - 1e-16))
             z[k, p] += sampler.spread[k] * y
             log_weights[p] += log_ratio + 0.5 * (y - z[k, p]) * (y + z[k, p])
-    return z, limits, log_weights
