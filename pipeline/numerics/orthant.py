@@ -35,6 +35,7 @@ from pipeline.errors import FitError
 from pipeline.numerics.bivariate_normal import bivariate_normal_cdf
 from pipeline.numerics.expectation_propagation import binary_matrix
 from pipeline.numerics.orthant_sampler import (
+    Draws,
     Sampler,
     add_moments,
     draw_below,
@@ -62,14 +63,6 @@ class OrthantResult(NamedTuple):
 
     log_probability: Floats
     error: Floats
-
-
-class Lattices(NamedTuple):
-    """Shifts of the points, the error at which they are enough, and the most of a shift."""
-
-    shifts: Floats
-    tol: float
-    max_points: int
 
 
 def log_orthant_probability(
@@ -117,40 +110,39 @@ def log_orthant_probability(
         correlation matrix is none or singular, a threshold is beyond ±1000, or `tol` or
         `max_points` is out of range.
     """
-    signs, inverse = distinct_signs(X, observed)
+    signs, _, inverse = distinct_signs(X, observed)
     R, t = np.asarray(correlation, np.float64), np.asarray(thresholds, np.float64)
     check_normal(signs.shape[1], R, t)
-    lattices = checked_lattices(tol, max_points, seed)
+    check_effort(tol, _BLOCK, max_points)
+    shifts = RowRandom(seed).uniform(np.arange(_N_SHIFTS), MAX_FEATURES)
     results = np.empty((2, len(signs)))
     for k, row in enumerate(signs):
         seen = np.flatnonzero(row)
-        results[:, k] = _log_probability(*mirrored(R, t, row, seen), lattices)
+        results[:, k] = _log_probability(*mirrored(R, t, row, seen), shifts, tol, max_points)
     return OrthantResult(*results[:, inverse])
 
 
-def checked_lattices(tol: float, max_points: int, seed: int) -> Lattices:
-    """Draw the shifts.
+def check_effort(tol: float, min_points: int, max_points: int) -> None:
+    """Raise unless `tol` and `max_points` are in range.
 
     Raises
     ------
     FitError
-        If `tol` or `max_points` is out of range.
+        If they are not.
     """
-    if not (tol > 0 and _BLOCK <= max_points <= _MAX_POINTS):
+    if not (tol > 0 and min_points <= max_points <= _MAX_POINTS):
         raise FitError(
-            f"Expected tol > 0 and max_points from {_BLOCK} to {_MAX_POINTS}, got {tol} and "
+            f"Expected tol > 0 and max_points from {min_points} to {_MAX_POINTS}, got {tol} and "
             f"{max_points}. Change those."
         )
-    shifts = RowRandom(seed).uniform(np.arange(_N_SHIFTS), MAX_FEATURES)
-    return Lattices(shifts, float(tol), int(max_points))
 
 
 def distinct_signs(
     X: ArrayLike, observed: ArrayLike | None
-) -> tuple[NDArray[np.int8], NDArray[np.intp]]:
-    """Signs of the rows that differ, v_i = sign w_i, and which of them each row is.
+) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.intp]]:
+    """Signs of the rows that differ, a number that tells each, and which of them every row is.
 
-    −1 where x is 1, +1 where it is 0, 0 where it is not observed.
+    v_i = sign w_i: −1 where x is 1, +1 where it is 0, 0 where it is not observed.
 
     Raises
     ------
@@ -159,8 +151,8 @@ def distinct_signs(
     """
     signs = _signs(X, observed)
     codes = signs @ 3 ** np.arange(signs.shape[1])
-    _, rows, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    return signs[rows], inverse
+    codes, rows, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    return signs[rows], codes, inverse
 
 
 def mirrored(
@@ -218,7 +210,9 @@ def check_normal(n: int, R: Floats, t: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _log_probability(R: Floats, b: Floats, lattices: Lattices) -> tuple[float, float]:
+def _log_probability(
+    R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
+) -> tuple[float, float]:
     """Log P(v < b), v ~ N(0, R), and its standard error."""
     if len(b) <= 1:
         return log_cdf(b[0]) if len(b) else 0.0, 0.0
@@ -226,29 +220,38 @@ def _log_probability(R: Floats, b: Floats, lattices: Lattices) -> tuple[float, f
     if pair > 1e-290:
         return math.log(pair), 0.0
     sampler, _ = sampler_below(R, b)
-    return integrate(sampler, lattices, np.empty((0, 0)))
+    return integrate(sampler, shifts, tol, _BLOCK, max_points, np.empty((0, 0)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def integrate(sampler: Sampler, lattices: Lattices, moments: Floats) -> tuple[float, float]:
+def integrate(
+    sampler: Sampler,
+    shifts: Floats,
+    tol: float,
+    min_points: int,
+    max_points: int,
+    moments: Floats,
+) -> tuple[float, float]:
     """Log of the mean weight and its standard error, over as many points as `tol` takes.
 
     `moments`, unless empty, becomes the lower triangle of E[(z, 1) (z, 1)ᵀ] below the limits, times
     some number: its last entry.
     """
-    shifts, moments[:] = lattices.shifts, 0.0
+    n = len(sampler.limit)
+    draws = Draws(np.empty((n, _BLOCK)), np.empty(_BLOCK), np.empty(_BLOCK))
+    moments[:] = 0.0
     log_sums, scale = np.full(len(shifts), -np.inf), -np.inf
-    first, step, n_points, error = 0, 1, _BLOCK, 0.0
+    first, step, n_points, error = 0, 1, min_points, 0.0
     while True:
         for i in range(len(shifts)):
             for start in range(first, n_points, step * _BLOCK):
-                z, limits, log_weights = _weigh(sampler, shifts[i], start, step, n_points)
-                log_sums[i] = _log_sum(np.append(log_weights, log_sums[i]))
+                _draw(sampler, shifts[i], start, step, n_points, draws)
+                log_sums[i] = _log_sum(np.append(draws.log_weights, log_sums[i]))
                 if moments.size:
-                    scale = add_moments(moments, scale, z, limits, log_weights)
+                    scale = add_moments(moments, scale, draws)
         # Twice the points rarely leave less than a quarter of the error; a smaller one is luck.
         error = max(log_sums.std() / math.sqrt(len(shifts) - 1.0), 0.25 * error)
-        if error <= lattices.tol or 2 * n_points > lattices.max_points:
+        if error <= tol or 2 * n_points > max_points:
             break
         # The odd points of a lattice of twice the size are the ones that are new.
         first, step, n_points = 1, 2, 2 * n_points
@@ -264,15 +267,12 @@ def _log_sum(logs: Floats) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _weigh(
-    sampler: Sampler, shift: Floats, start: int, step: int, n_points: int
-) -> tuple[Floats, Floats, Floats]:
-    """Draw all variables but the last, whose limits it gives, at a block of points.
-
-    The log weights, which come third, lack the spreads.
-    """
-    n = len(sampler.limit)
-    z, limits, log_weights = np.empty((n, _BLOCK)), np.empty(_BLOCK), np.zeros(_BLOCK)
+def _draw(
+    sampler: Sampler, shift: Floats, start: int, step: int, n_points: int, draws: Draws
+) -> None:
+    """Draw the variables at a block of points."""
+    z, limits, log_weights = draws
+    n, log_weights[:] = len(z), 0.0
     for k in range(n):
         z[k], limits[:] = sampler.centre[k], sampler.limit[k]
         for j in range(k):
@@ -290,4 +290,3 @@ def _weigh(
             y, log_ratio = draw_below(limits[p], min(max(u, 1e-16), 1.0 - 1e-16))
             z[k, p] += sampler.spread[k] * y
             log_weights[p] += log_ratio + 0.5 * (y - z[k, p]) * (y + z[k, p])
-    return z, limits, log_weights

@@ -36,6 +36,17 @@ class Sampler(NamedTuple):
     spread: Floats
 
 
+class Draws(NamedTuple):
+    """A block of points: all variables but the last, its limits, log weights but for the spreads.
+
+    The shapes are (n_variables, n_points), the last variable's place being free, and (n_points,).
+    """
+
+    z: Floats
+    limits: Floats
+    log_weights: Floats
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def log_cdf(x: float) -> float:
     """Log Φ(x), precise in both tails."""
@@ -183,13 +194,12 @@ def sampler_below(R: Floats, b: Floats) -> tuple[Sampler, Floats]:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def add_moments(
-    sums: Floats, scale: float, z: Floats, limits: Floats, log_weights: Floats
-) -> float:
+def add_moments(sums: Floats, scale: float, draws: Draws) -> float:
     """Add weight (z, 1) (z, 1)ᵀ of a block to the lower triangle of `sums`; the new scale.
 
     `sums` are in units of exp(scale). The last variable enters by its moments below its limits.
     """
+    z, limits, log_weights = draws
     n, top = len(z), max(scale, log_weights.max())
     sums *= math.exp(scale - top)
     point = np.ones(n + 1)

@@ -19,17 +19,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.numerics.factor_checks import check_weights
 from pipeline.numerics.orthant import (
-    Lattices,
+    MAX_FEATURES,
+    check_effort,
     check_normal,
-    checked_lattices,
     distinct_signs,
     integrate,
     mirrored,
 )
 from pipeline.numerics.orthant_sampler import sampler_below
 from pipeline.numerics.probit_scores import ProbitScores
+from pipeline.random import RowRandom
 
 Floats = NDArray[np.float64]
+
+# Derivatives err more than log P does. More points of fewer shifts serve them better.
+_N_SHIFTS = 6
+_MIN_POINTS = 128
 
 
 def orthant_scores(
@@ -59,9 +64,9 @@ def orthant_scores(
     tol
         Standard error of a log probability, in nats, at which to stop.
     max_points
-        Points of each of the 12 shifts at the most, from 64 to 131072.
+        Points of each of the 6 shifts at the most, from 128 to 131072.
     seed
-        Of the shifts. They are the same for all rows, whose errors are therefore not independent.
+        Of the shifts, which are drawn anew for each distinct row: errors average out over rows.
 
     Returns
     -------
@@ -75,40 +80,49 @@ def orthant_scores(
         If there are too many features, shapes disagree, an observed value is not 0 or 1, a
         parameter is not finite or too large, or `tol` or `max_points` is out of range.
     """
-    signs, inverse = distinct_signs(X, observed)
+    signs, codes, inverse = distinct_signs(X, observed)
     W, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
     check_weights(signs.shape[1], W, b)
-    deviations = np.sqrt(1.0 + (W * W).sum(axis=1))
-    R, t = _correlation(W / deviations[:, None]), -b / deviations
+    deviations = np.hypot.reduce(W, axis=1, initial=1.0)
+    R, t = _correlation(W, deviations), -b / deviations
     check_normal(len(b), R, t)
-    lattices = checked_lattices(tol, max_points, seed)
+    check_effort(tol, _MIN_POINTS, max_points)
     log_p, error = np.zeros((2, len(signs)))
     by_offsets, by_weights = np.zeros((len(signs), *b.shape)), np.zeros((len(signs), *W.shape))
-    for k, row in enumerate(signs):
-        seen = np.flatnonzero(row)
+    for k, shifts in enumerate(_shifts(codes, seed)):
+        seen = np.flatnonzero(signs[k])
         if len(seen):
-            log_p[k], error[k], r, rr = _expected(*mirrored(R, t, row, seen), lattices)
-            units = row[seen] / deviations[seen]
+            normal = mirrored(R, t, signs[k], seen)
+            log_p[k], error[k], r, rr = _expected(*normal, shifts, tol, max_points)
+            units = signs[k, seen] / deviations[seen]
             by_offsets[k, seen] = units * r
             by_weights[k, seen] = units[:, None] * (rr @ (units[:, None] * W[seen]))
     scores = ProbitScores(log_p, error, by_offsets, by_weights, error <= tol)
     return ProbitScores(*(field[inverse] for field in scores))
 
 
-def _correlation(scaled: Floats) -> Floats:
-    """Correlation of e, from the weights in units of its standard deviations."""
-    R: Floats = scaled @ scaled.T
-    np.fill_diagonal(R, 1.0)
+def _correlation(W: Floats, deviations: Floats) -> Floats:
+    """Correlation of e, of whose variances the noise is 1."""
+    scaled = W / deviations[:, None]
+    R: Floats = scaled @ scaled.T + np.diag(deviations**-2)
     return R
 
 
+def _shifts(codes: NDArray[np.int64], seed: int) -> Floats:
+    """Draw the shifts of each row by its code, (n_rows, shifts, features)."""
+    draws = RowRandom(seed).uniform(codes, _N_SHIFTS * MAX_FEATURES)
+    return draws.reshape(len(codes), _N_SHIFTS, MAX_FEATURES)
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
-def _expected(R: Floats, b: Floats, lattices: Lattices) -> tuple[float, float, Floats, Floats]:
+def _expected(
+    R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
+) -> tuple[float, float, Floats, Floats]:
     """Log P(v < b), v ~ N(0, R), and its error; E[r] and E[r rᵀ] − R⁻¹ below b, r = R⁻¹ v."""
     n = len(b)
     sampler, columns = sampler_below(R, b)
     sums = np.empty((n + 1, n + 1))
-    log_p, error = integrate(sampler, lattices, sums)
+    log_p, error = integrate(sampler, shifts, tol, _MIN_POINTS, max_points, sums)
     moments = sums / sums[n, n]
     excess = moments[:n, :n] + moments[:n, :n].T
     for i in range(n):
