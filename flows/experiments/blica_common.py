@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import track
 from rich.table import Table
 
@@ -23,6 +22,8 @@ from pipeline.trials.ica_methods import METHODS
 from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
 
 _MODELS_A_SEED = 1000
+_WIDEST = 1000
+"""Rather long lines than cut numbers."""
 
 
 class Shape(NamedTuple):
@@ -93,7 +94,7 @@ def values_of(trials: Sequence[Row], shapes: Sequence[Shape], column: str) -> ND
     return np.array([[t[column] for t in found] for found in by_shape], np.float64)
 
 
-def left_out(shapes: Iterable[Shape]) -> str:
+def left_out(shapes: Sequence[Shape]) -> str:
     """Say which models are not fitted to all shapes, for the note of a figure."""
     limits = {
         name: " or ".join(f"more than {most} {size}" for size, most in method.most.items())
@@ -106,13 +107,11 @@ def left_out(shapes: Iterable[Shape]) -> str:
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the medians and the paths."""
-    console = Console(soft_wrap=True, highlight=False)
-    columns = (name.replace("_", " ") for name in summary["medians"][0])
+    console = Console(soft_wrap=True, highlight=False, width=_WIDEST)
+    columns = (name.replace("_", " ").replace(" ", "\n") for name in summary["medians"][0])
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for row in summary["medians"]:
         table.add_row(*map(_cell, row.values()))
-    least = Measurement.get(console, console.options.update_width(1000), table).minimum
-    console.width = max(console.width, least)  # rather long lines than cut numbers
     console.print(table)
     for path in summary["files"]:
         console.print(path, markup=False)

@@ -111,10 +111,8 @@ def _draw_kind(column: Iterable[Axes], shapes: Sequence[Shape], trials: Sequence
     mcs = {name: (rows, values_of(trials, shapes, name)) for name in METHODS}
     seconds = {name: (rows, values_of(trials, shapes, f"{name}_seconds")) for name in METHODS}
     title = f"{shapes[0].features} features, {shapes[0].components} components"
-    draw_ranges(
-        similarity, {name: (rows, found) for name, found in mcs.items()}, ("", "MCS"), title
-    )
-    lacking = {name: (rows, 1 - found) for name, found in mcs.items()}
+    draw_ranges(similarity, mcs, ("", "MCS"), title)
+    lacking = {name: (rows, 1 - found) for name, (_, found) in mcs.items()}
     draw_ranges(distance, lacking, ("", "1 − MCS"), "")
     draw_ranges(time, seconds, ("rows per segment", "CPU seconds"), "")
     distance.set_yscale("log")

@@ -37,7 +37,7 @@ from pipeline.trials.ica_methods import METHODS, timed_trial
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Array = NDArray[np.float64]
+Series = tuple[Sequence[int], NDArray[np.float64]]
 
 NAME = "scaling"
 OUTPUT = "runs/experiments/blica-scaling"
@@ -114,7 +114,7 @@ def _draw(
         "which the likelihood is climbed; correlations of all rows and of the halves; the total "
         "has counts, gaps and variances besides. Dashed: as one evaluation of BLICA's likelihood "
         "grows; how many are needed differs. In the paper full maximum likelihood did not finish 6 "
-        f"observed variables in two hours.{left_out(chain.from_iterable(sweeps.values()))}"
+        f"observed variables in two hours.{left_out(list(chain.from_iterable(sweeps.values())))}"
     )
     title = "Time that binary ICA takes, and its accuracy"
     with drawing(*paths, size=(11, 9), title=title, note=note) as figure:
@@ -140,7 +140,7 @@ def _draw_sweep(
     shares = {name: (x, values_of(trials, shapes, name)) for name in _PARTS}
     draw_ranges(times, seconds, ("", "CPU seconds"), f"over {dimension}")
     draw_ranges(accuracy, mcs, ("", "MCS"), "")
-    _draw_parts(parts, dimension, {"total": seconds["BLICA"], **shares})
+    _draw_parts(parts, dimension, seconds["BLICA"], shares)
     parts.set(xlabel=dimension, xscale="log")
     parts.set_xticks(x, x)
     parts.xaxis.minorticks_off()
@@ -151,14 +151,14 @@ def _draw_sweep(
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _draw_parts(
-    axes: Axes, dimension: str, found: Mapping[str, tuple[Sequence[int], Array]]
-) -> None:
+def _draw_parts(axes: Axes, dimension: str, total: Series, parts: Mapping[str, Series]) -> None:
     power = _POWERS[dimension]
     name = dimension + ("²" if power == 2 else "")
-    draw_ranges(axes, found, ("", "CPU seconds of BLICA"), f"dashed: ∝ {name}", first=3)
-    x, total = found["total"]
-    growth = 2 * np.median(total[-1]) * (np.array(x) / x[-1]) ** power
+    draw_ranges(axes, {"total": total}, ("", ""), "")
+    labels = ("", "CPU seconds of BLICA")
+    draw_ranges(axes, parts, labels, f"dashed: ∝ {name}", first=len(METHODS))
+    x, values = total
+    growth = 2 * np.median(values[-1]) * (np.array(x) / x[-1]) ** power
     axes.plot(x, growth, color="black", linestyle="--", linewidth=0.8)
 
 
