@@ -160,7 +160,10 @@ def write_table(stem: Path, rows: Sequence[Row]) -> None:
 
 
 def medians(trials: Sequence[Row], keys: Sequence[str], values: Sequence[str]) -> list[Row]:
-    """Take medians over trials that agree in the keys; such trials stand together."""
+    """Take medians over trials that agree in the keys; such trials stand together.
+
+    The median of no values, all of them None, is None.
+    """
 
     def key(row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in keys)
@@ -172,7 +175,8 @@ def medians(trials: Sequence[Row], keys: Sequence[str], values: Sequence[str]) -
 
 
 def _medians(trials: Sequence[Row], values: Sequence[str]) -> Row:
-    return {name: float(np.median([row[name] for row in trials])) for name in values}
+    found = {name: [row[name] for row in trials if row[name] is not None] for name in values}
+    return {name: float(np.median(some)) if some else None for name, some in found.items()}
 
 
 def write_results(

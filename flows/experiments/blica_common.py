@@ -1,4 +1,4 @@
-"""What the experiments on binary ICA share: models and data, trials, the command."""
+"""What the experiments on binary ICA share: models and data, trials, tables, the command."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -17,9 +18,12 @@ from flows.experiments.base import Row
 from flows.running.executors import opened_executor
 from pipeline.executors.base import Executor
 from pipeline.trials.blica import Drawn, rows_in_memory
+from pipeline.trials.ica_methods import METHODS
 from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
 
 _MODELS_A_SEED = 1000
+_WIDEST = 1000
+"""Rather long lines than cut numbers."""
 
 
 class Shape(NamedTuple):
@@ -84,13 +88,36 @@ def _followed(results: Iterable[Row], total: int) -> Iterator[Row]:
     yield from track(results, "trials", total, console=console, disable=not sys.stderr.isatty())
 
 
+def values_of(trials: Sequence[Row], shapes: Sequence[Shape], column: str) -> NDArray[np.float64]:
+    """Give the values of a column, (n_shapes, n_models), NaN where there are none."""
+    by_shape = [[t for t in trials if shape.columns().items() <= t.items()] for shape in shapes]
+    return np.array([[t[column] for t in found] for found in by_shape], np.float64)
+
+
+def left_out(shapes: Sequence[Shape]) -> str:
+    """Say which models are not fitted to all shapes, for the note of a figure."""
+    limits = {
+        name: " or ".join(f"more than {most} {size}" for size, most in method.most.items())
+        for name, method in METHODS.items()
+        if not all(method.takes(shape.columns()) for shape in shapes)
+    }
+    told = "; ".join(f"{name} of {limit}" for name, limit in limits.items())
+    return f" Left out, as a fit would take longer than minutes: {told}." if told else ""
+
+
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the medians and the paths."""
-    console = Console(soft_wrap=True, highlight=False)
-    columns = (name.replace("_", " ") for name in summary["medians"][0])
+    console = Console(soft_wrap=True, highlight=False, width=_WIDEST)
+    columns = (name.replace("_", " ").replace(" ", "\n") for name in summary["medians"][0])
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for row in summary["medians"]:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else f"{v:,}" for v in row.values()))
+        table.add_row(*map(_cell, row.values()))
     console.print(table)
     for path in summary["files"]:
         console.print(path, markup=False)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"

@@ -7,7 +7,7 @@ Non-stationarity-based Approach", UAI 2022.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -19,11 +19,19 @@ import numpy as np
 from flows.cli.options import Json, Option
 from flows.experiments import base
 from flows.experiments.base import Row, launch, medians, summary_of, write_results
-from flows.experiments.blica_common import Shape, drawn, print_summary, trials_stage
+from flows.experiments.blica_common import (
+    Shape,
+    drawn,
+    left_out,
+    print_summary,
+    trials_stage,
+    values_of,
+)
 from flows.report.figures import draw_ranges, drawing
 from flows.running.flow import late_flow_of
 from flows.running.stages import run_task
-from pipeline.trials.blica import sample_trial
+from pipeline.models.binary_ica.fastica import MOST_ROWS
+from pipeline.trials.ica_methods import METHODS, sample_trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,11 +40,12 @@ NAME = "samples"
 OUTPUT = "runs/experiments/blica-samples"
 HELP = """Show how many rows binary ICA needs (Hyttinen et al. 2022, figure 4).
 
-Draws models and data in 40 segments, and fits BLICA with its own settings and, for comparison,
-linear FastICA to the bits of all segments together. Both are told the number of components. Leaves
-tables of all models and of medians (CSV and JSON) and a figure (PNG and SVG) of MCS, the mean
-cosine similarity of the mixing found to the true one, over the rows per segment. Takes minutes;
-worker processes (`--workers`) share the work better than threads do.
+Draws models and data in 40 segments, and fits all models of binary ICA with their own settings:
+BLICA, the linear iVAE and, for comparison, linear FastICA of all segments together, of 50,000 rows
+at most. All are told the number of components. Leaves tables of all trials and of medians (CSV and
+JSON) and a figure (PNG and SVG) over the rows per segment: MCS, the mean cosine similarity of the
+mixing found to the true one, and the CPU seconds of a fit. Takes TIME; worker
+processes (`--workers`) share the work better than threads do.
 """
 EXAMPLES = """Examples:
 
@@ -46,8 +55,7 @@ EXAMPLES = """Examples:
 _SHAPES, _QUICK_SHAPES = ((6, 2), (10, 10)), ((6, 2), (10, 5))
 _SEGMENTS = 40
 _ROWS, _MODELS = (50, 100, 200, 500, 1000, 2000, 5000), 10
-_QUICK_ROWS, _QUICK_MODELS = (200, 1000, 5000), 3
-_METHODS = ("BLICA", "FastICA")
+_QUICK_ROWS, _QUICK_MODELS = (100, 500, 2000), 3
 
 
 @Option(name="*")
@@ -67,46 +75,51 @@ def blica_samples(options: Options) -> dict[str, Any]:
     shapes = [Shape(n, k, _SEGMENTS, rows) for n, k in kinds for rows in sizes]
     given = (sample_trial, drawn, shapes, n_models, options.seed, options.where)
     trials = run_task("trials", partial(trials_stage, *given))
-    middle = medians(trials, Shape._fields, _METHODS)
-    _draw(write_results(options.output, NAME, trials, middle), trials, n_models)
+    seconds = [f"{name}_seconds" for name in METHODS]
+    middle = medians(trials, Shape._fields, (*METHODS, *seconds))
+    _draw(write_results(options.output, NAME, trials, middle), trials, shapes, n_models)
     return summary_of(options.output, NAME, middle, begun)
 
 
-def _draw(paths: tuple[Path, Path], trials: Sequence[Row], n_models: int) -> None:
+def _draw(
+    paths: tuple[Path, Path], trials: Sequence[Row], shapes: Sequence[Shape], n_models: int
+) -> None:
     note = (
         f"{_SEGMENTS} segments. Lines: medians of {n_models} models; areas: from the least to the "
-        "largest. MCS: mean cosine similarity of the mixing found to the true one. FastICA is "
-        "linear ICA, here of the bits of all segments together."
+        "largest. MCS: mean cosine similarity of the mixing found to the true one. CPU seconds: of "
+        "a fit while others may run. FastICA is linear ICA, here of the bits of all segments "
+        f"together, of {MOST_ROWS:,} rows at most.{left_out(shapes)}"
     )
-    title = "Accuracy of binary ICA over the amount of data"
-    with drawing(*paths, size=(9, 6.4), title=title, note=note) as figure:
-        columns = figure.subplots(2, 2, sharex=True, sharey="row").T
-        for (above, below), (_, found) in zip(columns, groupby(trials, _kind), strict=True):
-            _draw_kind(above, below, list(found))
+    title = "Accuracy and time of binary ICA over the amount of data"
+    kinds = [list(found) for _, found in groupby(shapes, lambda shape: shape[:2])]
+    with drawing(*paths, size=(9, 8.4), title=title, note=note) as figure:
+        layout: Any = {"sharex": True, "sharey": "row", "height_ratios": (3, 2, 2)}
+        columns = figure.subplots(3, len(kinds), **layout).T
+        for column, found in zip(columns, kinds, strict=True):
+            _draw_kind(column, found, trials)
+        figure.legend(*columns[0, 0].get_legend_handles_labels(), loc="outside right upper")
+        columns[0, 0].set_ylim(top=1.02)
         for axes in columns.flat:
+            axes.get_legend().remove()
             axes.label_outer()
 
 
-def _kind(trial: Row) -> tuple[int, int]:
-    return trial["features"], trial["components"]
-
-
-def _draw_kind(above: Axes, below: Axes, trials: Sequence[Row]) -> None:
-    """Draw the similarity, and on a logarithmic scale what it lacks."""
-    sizes = sorted({row["rows_per_segment"] for row in trials})
-    by_size = [[row for row in trials if row["rows_per_segment"] == size] for size in sizes]
-    found = {name: np.array([[row[name] for row in rows] for rows in by_size]) for name in _METHODS}
-    similarity = {name: (sizes, values) for name, values in found.items()}
-    distance = {name: (sizes, 1 - values) for name, values in found.items()}
-    title = "{features} features, {components} components".format(**trials[0])
-    draw_ranges(above, similarity, ("", "MCS"), title)
-    draw_ranges(below, distance, ("rows per segment", "1 − MCS"), "")
-    above.set_ylim(0, 1.02)
-    above.legend(loc="lower right")
-    below.get_legend().remove()
-    below.set(xscale="log", yscale="log")
-    below.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    below.xaxis.minorticks_off()
+def _draw_kind(column: Iterable[Axes], shapes: Sequence[Shape], trials: Sequence[Row]) -> None:
+    """Draw the similarity, on a logarithmic scale what it lacks, and the time."""
+    similarity, distance, time = column
+    rows = np.array([shape.rows_per_segment for shape in shapes])
+    mcs = {name: (rows, values_of(trials, shapes, name)) for name in METHODS}
+    seconds = {name: (rows, values_of(trials, shapes, f"{name}_seconds")) for name in METHODS}
+    title = f"{shapes[0].features} features, {shapes[0].components} components"
+    draw_ranges(similarity, mcs, ("", "MCS"), title)
+    lacking = {name: (rows, 1 - found) for name, (_, found) in mcs.items()}
+    draw_ranges(distance, lacking, ("", "1 − MCS"), "")
+    draw_ranges(time, seconds, ("rows per segment", "CPU seconds"), "")
+    distance.set_yscale("log")
+    time.set(xscale="log", yscale="log")
+    time.set_xticks(rows, [f"{n:,}" for n in rows])
+    time.xaxis.minorticks_off()
+    time.yaxis.set_major_formatter("{x:g}")
 
 
 def main(*, options: Options = Options(), json: Json = False) -> None:

@@ -27,8 +27,8 @@ Array = NDArray[np.float64]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe & Ito's colours, told apart by the colour-blind; the marker tells them apart in grey.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9")
-MARKERS = ("o", "s", "^", "D")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MUTED = "#555555"
 _BLANK = "#d9d9d9"
 _STYLE: Any = {
@@ -294,10 +294,14 @@ def draw_curves(
     labels: tuple[str, str],
     title: str,
     lines: bool = True,
+    first: int = 0,
 ) -> None:
-    """Draw (x, y) of several series as marks, joined or not; `labels` are those of the axes."""
+    """Draw (x, y) of several series as marks, joined or not; `labels` are those of the axes.
+
+    Colours and markers are those from the `first` on.
+    """
     width = 1.2 if lines else 0.0
-    for k, (name, (x, y)) in enumerate(series.items()):
+    for k, (name, (x, y)) in enumerate(series.items(), first):
         colour, marker = COLOURS[k], MARKERS[k]
         axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=width, label=name)
     axes.set(title=title, xlabel=labels[0], ylabel=labels[1])
@@ -311,14 +315,15 @@ def draw_ranges(
     series: Mapping[str, tuple[ArrayLike, Array]],
     labels: tuple[str, str],
     title: str,
+    first: int = 0,
 ) -> None:
     """Draw the medians of repeated values over x as `draw_curves`, on areas from least to largest.
 
-    The series are (x, values): (n,) and (n, n_repeats).
+    The series are (x, values): (n,) and (n, n_repeats); NaN leaves a gap.
     """
     medians = {name: (x, np.median(values, axis=1)) for name, (x, values) in series.items()}
-    draw_curves(axes, medians, labels, title)
-    for colour, (x, values) in zip(COLOURS, series.values(), strict=False):
+    draw_curves(axes, medians, labels, title, first=first)
+    for colour, (x, values) in zip(COLOURS[first:], series.values(), strict=False):
         low, high = values.min(axis=1), values.max(axis=1)
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 

@@ -1,4 +1,4 @@
-"""One trial of binary ICA against a known mixing: what the experiments map over models.
+"""Rows in memory for trials of binary ICA, and the trial on infinitely many.
 
 A trial gets the truth and what was drawn from it, fits, and gives the mean cosine similarity (MCS)
 of the mixing found to the true one, as Hyttinen, Barin-Pacela and Hyvärinen do in "Binary
@@ -7,34 +7,21 @@ Independent Component Analysis: A Non-stationarity-based Approach" (UAI 2022, se
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache, partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import Rows, block_of, blocks_of
-from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, collect_pass, fit, start
-from pipeline.models.binary_ica.blica import BLICA
+from pipeline.blocks import Rows, block_of
 from pipeline.models.binary_ica.identifiability import surplus
 from pipeline.models.binary_ica.moment_matching.exact import match_exactly
-from pipeline.models.binary_ica.moment_matching.held_out import folds_of
-from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
-from pipeline.models.binary_ica.moment_matching.refinement import calibrated, fit_gaps
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
-from pipeline.models.binary_ica.moment_matching.segments import segments_of
-from pipeline.models.binary_ica.moment_matching.selection import GRID, choose
 from pipeline.models.binary_ica.params import PROBIT_SCALE
 from pipeline.numerics.bivariate_normal import bivariate_normal_cdf_array
-from pipeline.numerics.linear_ica import fast_ica
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.tetrachoric import tetrachoric
-from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
 
@@ -147,92 +134,3 @@ def exact_trial(truth: Truth) -> dict[str, float]:
         "distance": 1 - similarity,
         "residual": match.residual,
     }
-
-
-def sample_trial(drawn: Drawn) -> dict[str, float | bool]:
-    """Fit BLICA with its own settings, and linear ICA to the bits of all segments together.
-
-    Parameters
-    ----------
-    drawn
-        The data; the number of components is that of the truth.
-
-    Returns
-    -------
-    dict
-        MCS of `BLICA` and `FastICA`, and whether either `_converged`.
-    """
-    n_components = drawn.mixing.shape[1]
-    done = fit(BLICA(n_components), drawn.rows, SerialExecutor(), drawn.seed)
-    X = np.concatenate([block.dense() for block in blocks_of(drawn.rows.read(0))])
-    linear, converged = fast_ica(X, n_components, drawn.seed)
-    return {
-        "BLICA": mean_cosine_similarity(done.params.mixing, drawn.mixing),
-        "FastICA": mean_cosine_similarity(linear, drawn.mixing),
-        "BLICA_converged": bool(done.diagnostics["optimiser_converged"]),
-        "FastICA_converged": converged,
-    }
-
-
-def timed_trial(drawn: Drawn) -> dict[str, float]:
-    """Fit BLICA with its own settings and take the time of its parts.
-
-    Times are CPU seconds of this process, so that nothing else should run in it. Kernels are
-    compiled before.
-
-    Parameters
-    ----------
-    drawn
-        The data; the number of components is that of the truth.
-
-    Returns
-    -------
-    dict
-        `counts` of pairs; `correlations` of all rows and of the halves; `selection` of the ridge;
-        `starts` from which the likelihood is climbed; `refinement` of gaps and variances; `total`:
-        seconds each. `iterations` of all starts, and `mcs`.
-    """
-    _compiled()
-    return _timed(drawn)
-
-
-@cache
-def _compiled() -> None:
-    """Compile, once a process, every kernel of a fit."""
-    X = np.random.default_rng(0).integers(2, size=(600, 3), dtype=np.uint8)
-    _timed(Drawn(np.eye(3), rows_in_memory(X, 3), 0))
-
-
-def _timed(drawn: Drawn) -> dict[str, float]:
-    """Do what a fit of `BLICA` does, part by part."""
-    n_components, executor = drawn.mixing.shape[1], SerialExecutor()
-    model, seconds = BLICA(n_components), dict[str, float]()
-    with _charged(seconds, "counts"):
-        state = start(model, collect_first(model, drawn.rows, executor, drawn.seed), drawn.seed)
-        counts = collect_pass(model, state, drawn.rows, executor, drawn.seed)
-    assert isinstance(counts, PairCounts)
-    seeds = {name: values.tolist() for name, values in state.auxiliary.items()}
-    with _charged(seconds, "correlations"):
-        n_groups = model.n_groups(counts.n_features)
-        every = np.ones((drawn.rows.n_segments, n_groups), np.int64)
-        segments = segments_of(counts.weighted(n_groups, every), model.min_rows, executor.map)
-        folds = folds_of(counts, n_groups, model.min_rows, executor.map)
-    with _charged(seconds, "selection"):
-        choice = choose(segments, folds, [n_components], GRID, executor.map)
-    with _charged(seconds, "starts"):
-        r = choice.candidate.regularization
-        fit = partial(maximise_from_seeds, segments.moments(r), n_components, seeds["starts"])
-        optima = fit(executor.map, also=[choice.solution])
-    with _charged(seconds, "refinement"):
-        best, segments, _ = fit_gaps(optima[0], segments, r, executor.map)
-        found = calibrated(best.solution, segments, r, executor.map)
-    iterations = sum(optimum.iterations for optimum in optima)
-    mcs = mean_cosine_similarity(found.mixing, drawn.mixing)
-    return {**seconds, "total": sum(seconds.values()), "iterations": iterations, "mcs": mcs}
-
-
-@contextmanager
-def _charged(seconds: dict[str, float], part: str) -> Iterator[None]:
-    begun = time.process_time()
-    yield
-    seconds[part] = time.process_time() - begun

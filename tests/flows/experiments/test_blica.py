@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -22,10 +22,19 @@ from flows.cli.options import run
 from flows.experiments import blica_identifiability, blica_samples, blica_scaling
 from flows.experiments.__main__ import app
 from flows.experiments.base import Where, medians
-from flows.experiments.blica_common import Shape, drawn, drawn_truth, trials_stage
+from flows.experiments.blica_common import (
+    Shape,
+    drawn,
+    drawn_truth,
+    left_out,
+    print_summary,
+    trials_stage,
+)
 from pipeline.blocks import blocks_of
 from pipeline.executors.base import one_blas_thread
-from pipeline.trials.blica import rows_in_memory, sample_trial, timed_trial
+from pipeline.models.binary_ica.fastica import FastICA
+from pipeline.trials.blica import rows_in_memory
+from pipeline.trials.ica_methods import METHODS, Method, sample_trial, timed_trial
 from storage.examples import nonstationary_rows, nonstationary_truth
 from tests.flows.experiments.tables import table
 
@@ -48,6 +57,7 @@ def small() -> Iterator[None]:
         patched.setattr(blica_scaling, "_QUICK_FEATURES", (4, 8))
         patched.setattr(blica_scaling, "_QUICK_SEGMENTS", (5, 10))
         patched.setattr(blica_scaling, "_QUICK_COMPONENTS", (1, 2))
+        patched.setitem(METHODS, "FastICA", Method(FastICA, {"features": 6}))
         yield
 
 
@@ -63,6 +73,11 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
         assert leaving.value.code == 0
         (folder / f"{name}.out").write_text(printed.getvalue(), encoding="utf-8")
     return folder
+
+
+def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what differs from run to run."""
+    return {name: value for name, value in row.items() if not name.endswith("_seconds")}
 
 
 # Trials
@@ -94,12 +109,25 @@ def test_a_trial_has_the_rows_of_its_truth():
 
 @pytest.mark.parametrize("shape", [SMALL, Shape(3, 3, 8, 100)])
 def test_the_timed_parts_are_the_fit(shape):
-    found = timed_trial(drawn(shape, 0, 0))
-    assert found["mcs"] == pytest.approx(sample_trial(drawn(shape, 0, 0))["BLICA"], abs=1e-12)
+    found, expected = timed_trial(drawn(shape, 0, 0)), sample_trial(drawn(shape, 0, 0))
+    for name in METHODS:
+        assert found[name] == pytest.approx(expected[name], abs=1e-12)
+        assert 0 < found[name] <= 1
+        assert min(found[f"{name}_seconds"], expected[f"{name}_seconds"]) > 0
     parts = ("counts", "correlations", "selection", "starts", "refinement")
     assert min(found[part] for part in parts) >= 0
-    assert found["total"] == pytest.approx(sum(found[part] for part in parts))
-    assert found["total"] > 0
+    assert found["BLICA_seconds"] == pytest.approx(sum(found[part] for part in parts))
+
+
+def test_a_model_is_left_out_where_it_would_take_too_long():
+    large = SMALL._replace(features=7)
+    found = sample_trial(drawn(large, 0, 0))
+    missing = [name for name, value in found.items() if value is None]
+    assert missing == ["linear iVAE_converged", "FastICA", "FastICA_seconds", "FastICA_converged"]
+    assert left_out([SMALL]) == ""
+    assert left_out([SMALL, large]).endswith(": FastICA of more than 6 features.")
+    (middle,) = medians([found, found], [], list(METHODS))
+    assert middle == {name: found[name] for name in METHODS}
 
 
 def test_linear_ica_may_fail_to_converge(monkeypatch):
@@ -117,7 +145,8 @@ def test_linear_ica_may_fail_to_converge(monkeypatch):
 def test_trials_are_the_same_everywhere(prefect_server, cluster):
     def found(name: str, address: str | None = None, alone: bool = False) -> list[Any]:
         where = Where(name=name, workers=None, cluster=address)
-        return trials_stage(sample_trial, drawn, [SMALL], 2, 7, where, alone)
+        rows = trials_stage(sample_trial, drawn, [SMALL], 2, 7, where, alone)
+        return [untimed(row) for row in rows]
 
     expected = found("serial")
     assert [row["model"] for row in expected] == [0, 1]
@@ -128,7 +157,7 @@ def test_trials_are_the_same_everywhere(prefect_server, cluster):
 
 def test_a_trial_can_be_sent_to_another_process():
     sent = pickle.loads(pickle.dumps((sample_trial, drawn(SMALL, 0, 0))))
-    assert sent[0](sent[1]) == sample_trial(drawn(SMALL, 0, 0))
+    assert untimed(sent[0](sent[1])) == untimed(sample_trial(drawn(SMALL, 0, 0)))
 
 
 def test_medians_are_of_each_group():
@@ -163,7 +192,10 @@ def test_samples(finished):
         (n, rows) for n in (5, 6) for rows in (64, 2000)
     ]
     assert all(row["BLICA"] > 0.95 > row["FastICA"] for row in middle[1::2])
+    for name in METHODS:
+        assert all(0 < row[name] <= 1 and row[f"{name}_seconds"] > 0 for row in middle)
     assert {type(row["FastICA_converged"]) for row in trials} == {bool}
+    assert {row["linear iVAE_converged"] for row in trials} == {None}
 
 
 @pytest.mark.matrix
@@ -173,7 +205,10 @@ def test_scaling(finished):
     shapes = [(4, 2, 5), (8, 2, 5), (4, 2, 10), (4, 1, 5)]
     assert [(r["features"], r["components"], r["segments"]) for r in rows] == shapes
     assert [tuple(row.values())[:3] for row in middle] == shapes
-    assert all(row["total"] > row["starts"] > 0 and row["iterations"] > 0 for row in rows)
+    assert all(row["BLICA_seconds"] > row["starts"] > 0 < row["iterations"] for row in rows)
+    for name in ("BLICA", "linear iVAE"):
+        assert all(0 < row[name] <= 1 and row[f"{name}_seconds"] > 0 for row in middle)
+    assert [row["FastICA"] is None for row in middle] == [False, True, False, False]
 
 
 @pytest.mark.matrix
@@ -197,9 +232,14 @@ def test_json_is_one_object(finished):
 @pytest.mark.matrix
 def test_the_table_is_printed(finished):
     lines = (finished / "samples.out").read_text().splitlines()
-    assert lines[0].split()[:3] == ["features", "components", "segments"]
-    assert lines[1].split()[:4] == ["5", "2", "6", "64"]
+    assert lines[2].split()[:4] == ["features", "components", "segments", "segment"]
+    assert lines[3].split()[:4] == ["5", "2", "6", "64"]
     assert lines[-1] == str(finished / "samples/samples_medians.json")
+
+
+def test_what_is_missing_is_printed_as_a_dash(capsys):
+    print_summary({"medians": [{"rows_per_segment": 1000, "BLICA": None}], "files": []})
+    assert capsys.readouterr().out.split() == ["rows", "per", "segment", "BLICA", "1,000", "–"]
 
 
 # What is refused
