@@ -211,4 +211,4 @@ def add_moments(sums: Floats, scale: float, draws: Draws) -> float:
             for j in range(i + 1):
                 sums[i, j] += weight * point[i] * point[j]
         sums[n - 1, n - 1] += weight * variance
-    return top
+    return float(top)

@@ -97,8 +97,13 @@ def orthant_scores(
             units = signs[k, seen] / deviations[seen]
             by_offsets[k, seen] = units * r
             by_weights[k, seen] = units[:, None] * (rr @ (units[:, None] * W[seen]))
-    scores = ProbitScores(log_p, error, by_offsets, by_weights, error <= tol)
-    return ProbitScores(*(field[inverse] for field in scores))
+    return ProbitScores(
+        log_p[inverse],
+        error[inverse],
+        by_offsets[inverse],
+        by_weights[inverse],
+        (error <= tol)[inverse],
+    )
 
 
 def _correlation(W: Floats, deviations: Floats) -> Floats:

@@ -82,4 +82,5 @@ class ScoreSums:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Undo `arrays`."""
-        return cls(**{name: a if a.ndim else a.item() for name, a in arrays.items()})
+        values: dict[str, Any] = {n: a if a.ndim else a.item() for n, a in arrays.items()}
+        return cls(**values)

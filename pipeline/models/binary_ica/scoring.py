@@ -95,7 +95,9 @@ def _parts(patterns: Patterns, n_parameters: int) -> Iterator[Patterns]:
     """Cut patterns so that their scores stay small."""
     height = max(1, _CELLS_AT_ONCE // n_parameters)
     for first in range(0, len(patterns.X), height):
-        yield Patterns(*(values[first : first + height] for values in patterns))
+        X, observed, times = patterns
+        rows = slice(first, first + height)
+        yield Patterns(X[rows], observed[rows], times[rows])
 
 
 def _scored(

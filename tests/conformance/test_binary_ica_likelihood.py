@@ -1,0 +1,41 @@
+"""Binary ICA by likelihood keeps the laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipeline.numerics.metrics import matched_columns
+from tests.conformance.facts import Facts, Floats, Pairs, codes_by_segment
+from tests.conformance.laws import *  # noqa: F403
+from tests.conformance.test_blica import signal_correlations
+
+
+def thresholds(params: Any) -> Floats:
+    """Thresholds of all segments, which say what offsets and means come to."""
+    return np.array([params.segment_model(index).thresholds for index in params.segments])
+
+
+def probit_sources(found: Any, truth: Any) -> Pairs:
+    """As of BLICA, with the thresholds that offsets and means come to."""
+    signals = [signal_correlations(params) for params in (found, truth)]
+    return {
+        "thresholds": (thresholds(found), thresholds(truth)),
+        "mixing": (matched_columns(found.mixing, truth.mixing), truth.mixing),
+        "source_variances": (matched_columns(*signals), signals[1]),
+    }
+
+
+FACTS = Facts(
+    "binary-ica-likelihood",
+    variants=(
+        {"likelihood": "ep"},
+        {"likelihood": "exact", "starts": 1},
+        {"n_components": 1},
+    ),
+    rising=(),
+    codes=codes_by_segment,
+    recovered=probit_sources,
+    errors={"thresholds": 4.2, "mixing": 1.7, "source_variances": 2.5},
+)
