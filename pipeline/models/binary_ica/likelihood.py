@@ -161,7 +161,6 @@ class BinaryICALikelihood(ProbitICA):
         )
         auxiliary = {
             "priors": np.array(first_priors(point)),
-            "gain": np.array(np.inf),
             "reached": np.array(-np.inf),
         }
         return FitState(params, auxiliary=auxiliary)
@@ -198,7 +197,7 @@ class BinaryICALikelihood(ProbitICA):
 
     def convergence(self, state: FitState) -> ByExpectedGain:
         """End where the last step was expected to gain next to nothing."""
-        return ByExpectedGain(self.max_iter, self.tol, float(state.auxiliary["gain"]))
+        return ByExpectedGain(self.max_iter, self.tol, float(state.auxiliary.get("gain", np.inf)))
 
     def update(
         self, state: FitState, statistics: ScoreSums, map_items: Map, rng: np.random.Generator
