@@ -200,7 +200,7 @@ def add_moments(sums: Floats, scale: float, draws: Draws) -> float:
     `sums` are in units of exp(scale). The last variable enters by its moments below its limits.
     """
     z, limits, log_weights = draws
-    n, top = len(z), max(scale, log_weights.max())
+    n, top = len(z), max(scale, float(log_weights.max()))
     sums *= math.exp(scale - top)
     point = np.ones(n + 1)
     for p in range(len(limits)):
