@@ -205,7 +205,8 @@ def add_moments(sums: Floats, scale: float, draws: Draws) -> float:
     point = np.ones(n + 1)
     for p in range(len(limits)):
         weight = math.exp(log_weights[p] - top)
-        point[:n] = z[:, p]
+        for k in range(n - 1):
+            point[k] = z[k, p]
         point[n - 1], variance = _truncated_moments(limits[p])
         for i in range(n + 1):
             for j in range(i + 1):
