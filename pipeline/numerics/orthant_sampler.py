@@ -200,12 +200,13 @@ def add_moments(sums: Floats, scale: float, draws: Draws) -> float:
     `sums` are in units of exp(scale). The last variable enters by its moments below its limits.
     """
     z, limits, log_weights = draws
-    n, top = len(z), max(scale, log_weights.max())
+    n, top = len(z), max(scale, float(log_weights.max()))
     sums *= math.exp(scale - top)
     point = np.ones(n + 1)
     for p in range(len(limits)):
         weight = math.exp(log_weights[p] - top)
-        point[:n] = z[:, p]
+        for k in range(n - 1):
+            point[k] = z[k, p]
         point[n - 1], variance = _truncated_moments(limits[p])
         for i in range(n + 1):
             for j in range(i + 1):

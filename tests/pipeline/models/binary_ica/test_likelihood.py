@@ -1,0 +1,183 @@
+"""Binary ICA by likelihood: its scores, its steps, what it finds and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import fit
+from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
+from pipeline.models.binary_ica.climbing import first_priors, log_prior, share_of, summit
+from pipeline.models.binary_ica.likelihood_params import Point
+from pipeline.models.binary_ica.scoring import patterns_of, score_sums
+from pipeline.numerics.metrics import matched_columns, mean_cosine_similarity
+from pipeline.numerics.probit_quadrature import quadrature_scores
+from pipeline.trials.blica import rows_in_memory
+from storage.examples import nonstationary_rows, nonstationary_truth
+
+SEGMENTS = 12
+
+
+def drawn(n_features=6, n_components=2, rows=400, seed=3, segments=SEGMENTS):
+    """A known mixing, and rows drawn from it."""
+    truth = nonstationary_truth(n_features, n_components, segments, seed)
+    X = np.concatenate([batch.X for batch in nonstationary_rows(truth, rows, seed)])
+    return truth, rows_in_memory(X, segments), X
+
+
+@pytest.fixture(scope="module")
+def found():
+    """A fit, with the truth and the rows."""
+    truth, rows, X = drawn()
+    return truth, rows, X, fit(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
+
+
+def log_likelihood(params, X):
+    """Of all rows, by quadrature."""
+    parts = np.split(X, SEGMENTS)
+    blocks = [replace(block_of(part), segment=u) for u, part in enumerate(parts)]
+    return sum(score_sums(params, block, quadrature_scores).log_likelihood for block in blocks)
+
+
+def at(params, mixing, means, variances):
+    """The same parameters elsewhere, without offsets."""
+    point = Point(mixing, np.zeros(len(mixing)), means, np.log(variances))
+    return params.at(point)
+
+
+def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth(found):
+    truth, rows, X, state = found
+    blica = fit(BLICA(2, 20.0), rows, SerialExecutor(), 0).params
+    similarity = mean_cosine_similarity(state.params.mixing, truth.mixing)
+    assert similarity > max(0.99, mean_cosine_similarity(blica.mixing, truth.mixing))
+    reached = log_likelihood(state.params, X)
+    assert reached > log_likelihood(at(state.params, *truth), X) - 1
+    start = at(state.params, blica.mixing, blica.source_means, blica.source_variances)
+    assert reached > log_likelihood(start, X)
+    assert state.diagnostics["likelihood"] == "exact"
+    assert state.diagnostics["likelihood_error"] < 1e-3
+    assert not state.warnings
+
+
+def test_most_true_entries_lie_within_two_standard_errors(found):
+    truth, _, _, state = found
+    lengths = np.linalg.norm(truth.mixing, axis=0)
+    mixing = matched_columns(truth.mixing / lengths, state.params.mixing)
+    within = np.abs(mixing - state.params.mixing) < 2 * state.params.mixing_error
+    assert within.mean() > 0.8
+    assert (state.params.mixing_error < 0.2).all()
+    assert (state.params.log_variances_error > 0).all()
+
+
+def test_sums_of_scores_are_derivatives_and_their_products_information(found):
+    _, _, X, state = found
+    block = replace(block_of(X[:400]), segment=0)
+    sums = score_sums(state.params, block, quadrature_scores)
+    point, eps = state.params.point, 1e-4
+    flat = np.concatenate([point.mixing.ravel(), point.offsets])
+
+    def total(change):
+        mixing = (flat + change)[: point.mixing.size].reshape(point.mixing.shape)
+        moved = point._replace(mixing=mixing, offsets=(flat + change)[point.mixing.size :])
+        return score_sums(state.params.at(moved), block, quadrature_scores).log_likelihood
+
+    slopes = [(total(step) - total(-step)) / (2 * eps) for step in eps * np.eye(len(flat))]
+    scale = np.abs(np.array(slopes)).max()
+    np.testing.assert_allclose(sums.gradient, slopes, rtol=0, atol=1e-3 * scale)
+
+    def total_own(name, k, change):
+        values = getattr(point, name).copy()
+        values[0, k] += change
+        moved = state.params.at(point._replace(**{name: values}))
+        return score_sums(moved, block, quadrature_scores).log_likelihood
+
+    own = [
+        (total_own(name, k, eps) - total_own(name, k, -eps)) / (2 * eps)
+        for name in ("means", "log_variances")
+        for k in range(2)
+    ]
+    np.testing.assert_allclose(sums.own_gradient[0], own, rtol=0, atol=1e-3 * scale)
+    rows = [score_sums(state.params, block_of(row[None]), quadrature_scores) for row in X[:400]]
+    expected = sum(np.outer(row.gradient, row.gradient) for row in rows)
+    np.testing.assert_allclose(sums.information, expected, atol=1e-9 * np.abs(expected).max())
+
+
+def test_like_rows_are_scored_once():
+    X = np.array([[0, 1], [1, 1], [0, 1], [0, 1]], np.uint8)
+    patterns = patterns_of(block_of(X))
+    np.testing.assert_array_equal(patterns.X, [[0, 1], [1, 1]])
+    np.testing.assert_array_equal(patterns.times, [3, 1])
+
+
+def test_missing_values_set_rows_apart_whatever_stands_there():
+    X = np.array([[0, 1], [1, 1], [0, 1]], np.uint8)
+    patterns = patterns_of(block_of(X, np.array([[0, 1], [0, 1], [1, 1]], np.uint8)))
+    assert sorted(patterns.times.tolist()) == [1, 2]
+    assert patterns.observed.sum() == 3
+
+
+def test_scores_that_are_no_numbers_are_refused(found):
+    _, _, X, state = found
+    block = replace(block_of(X[:400]), segment=0)
+    sums = score_sums(state.params, block, quadrature_scores)
+    broken = replace(sums, gradient=sums.gradient * np.nan)
+    point = state.params.point
+    one = Point(*point[:2], point.means[:1], point.log_variances[:1])
+    with pytest.raises(FitError, match="finite derivatives"):
+        summit(broken, one, first_priors(one))
+
+
+def test_a_step_climbs_the_prior_where_no_row_says_anything(found):
+    _, _, X, state = found
+    point = state.params.point
+    one = Point(*point[:2], point.means[:1] + 1, point.log_variances[:1] + 1)
+    sums = score_sums(state.params, replace(block_of(X[:400]), segment=0), quadrature_scores)
+    nothing = type(sums).from_arrays({n: 0 * a for n, a in sums.arrays().items()})
+    priors = first_priors(one)
+    step = summit(nothing, one, priors).step
+    moved = one.moved(step, 1.0)
+    assert log_prior(moved, priors) > log_prior(one, priors)
+    np.testing.assert_allclose([*moved.means, *moved.log_variances], 0, atol=1e-8)
+    assert share_of(step, one) <= 1
+
+
+def test_expectation_propagation_serves_more_components():
+    truth, rows, _ = drawn(10, 4, 600, segments=20)
+    state = fit(BinaryICALikelihood(4), rows, SerialExecutor(), 0)
+    assert state.diagnostics["likelihood"] == "ep"
+    assert 0 < state.diagnostics["likelihood_error"] < 0.2
+    assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.97
+
+
+def test_three_components_are_fitted_exactly_to_few_features():
+    truth, rows, _ = drawn(7, 3, 100)
+    model = BinaryICALikelihood(3, likelihood="exact", max_iter=4)
+    state = fit(model, rows, SerialExecutor(), 0)
+    assert state.diagnostics["likelihood"] == "exact"
+    assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.9
+
+
+def test_an_exact_likelihood_of_many_features_is_refused():
+    _, rows, _ = drawn(21, 3, 50)
+    with pytest.raises(FitError, match=r"at most 20 features or 2 components .* got 21 and 3"):
+        fit(BinaryICALikelihood(3, likelihood="exact"), rows, SerialExecutor(), 0)
+
+
+def test_one_segment_is_refused():
+    _, rows, _ = drawn(rows=100, segments=1)
+    with pytest.raises(FitError, match="at least 3 segments, got 1"):
+        fit(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"starts": 0}, "starts"), ({"max_iter": 0}, "max_iter"), ({"tol": 0.0}, "tol")],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(FitError, match=f"^{message}: Expected"):
+        BinaryICALikelihood(2, **settings)
