@@ -22,6 +22,7 @@ from pipeline.fit import collect_first, collect_pass, fit, start
 from pipeline.models.base import Model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.fastica import FastICA
+from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.models.binary_ica.linear_ivae import LinearIVAE
 from pipeline.models.binary_ica.moment_matching.held_out import folds_of
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
@@ -57,6 +58,7 @@ class Method(NamedTuple):
 
 METHODS = {
     "BLICA": Method(BLICA),
+    "likelihood": Method(BinaryICALikelihood, MappingProxyType({"features": 20})),
     "linear iVAE": Method(LinearIVAE),
     "FastICA": Method(FastICA),
 }
