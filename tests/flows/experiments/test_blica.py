@@ -123,7 +123,13 @@ def test_a_model_is_left_out_where_it_would_take_too_long():
     large = SMALL._replace(features=7)
     found = sample_trial(drawn(large, 0, 0))
     missing = [name for name, value in found.items() if value is None]
-    assert missing == ["linear iVAE_converged", "FastICA", "FastICA_seconds", "FastICA_converged"]
+    assert missing == [
+        "likelihood_converged",
+        "linear iVAE_converged",
+        "FastICA",
+        "FastICA_seconds",
+        "FastICA_converged",
+    ]
     assert left_out([SMALL]) == ""
     assert left_out([SMALL, large]).endswith(": FastICA of more than 6 features.")
     (middle,) = medians([found, found], [], list(METHODS))
