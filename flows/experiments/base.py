@@ -44,7 +44,7 @@ class Options:
     """The options of an experiment, and the parameters of its flow; some have more."""
 
     output: Output
-    quick: Annotated[bool, Switch, Option(help="Do less: a first look in seconds.")] = False
+    quick: Annotated[bool, Switch, Option(help="Do less: a first look in minutes.")] = False
     seed: Seed = 0
     where: Where = field(default_factory=Where)
 

@@ -155,9 +155,13 @@ def _in_parts(drawn: Drawn) -> Found:
     with _charged(seconds, "refinement"):
         best, segments, _ = fit_gaps(optima[0], segments, r, executor.map)
         found = calibrated(best.solution, segments, r, executor.map)
-    mcs = mean_cosine_similarity(found.mixing, drawn.mixing)
-    total, iterations = sum(seconds.values()), sum(optimum.iterations for optimum in optima)
-    return {"BLICA": mcs, "BLICA_seconds": total, **seconds, "iterations": iterations}
+    return {
+        "BLICA": mean_cosine_similarity(found.mixing, drawn.mixing),
+        "BLICA_seconds": sum(seconds.values()),
+        "BLICA_converged": bool(best.converged),
+        **seconds,
+        "iterations": sum(optimum.iterations for optimum in optima),
+    }
 
 
 @contextmanager

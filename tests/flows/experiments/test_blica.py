@@ -113,6 +113,7 @@ def test_the_timed_parts_are_the_fit(shape):
     for name in METHODS:
         assert found[name] == pytest.approx(expected[name], abs=1e-12)
         assert 0 < found[name] <= 1
+        assert found[f"{name}_converged"] == expected[f"{name}_converged"]
         assert min(found[f"{name}_seconds"], expected[f"{name}_seconds"]) > 0
     parts = ("counts", "correlations", "selection", "starts", "refinement")
     assert min(found[part] for part in parts) >= 0
