@@ -41,12 +41,12 @@ OUTPUT = "runs/experiments/blica-samples"
 HELP = """Show how many rows binary ICA needs (Hyttinen et al. 2022, figure 4).
 
 Draws models and data in 40 segments, and fits all models of binary ICA with their own settings:
-BLICA, the linear iVAE and, for comparison, linear FastICA of all segments together, of 50,000 rows
-at most. All are told the number of components. Leaves tables of all trials and of medians (CSV and
-JSON) and a figure (PNG and SVG) over the rows per segment: MCS, the mean cosine similarity of the
-mixing found to the true one, and the CPU seconds of a fit. Takes some 45 minutes of CPU time, with
-`--quick` 3; half of it or more is the iVAE's. Worker processes (`--workers`) share the work better
-than threads do.
+BLICA, the same model by full likelihood, the linear iVAE and, for comparison, linear FastICA of all
+segments together, of 50,000 rows at most. All are told the number of components. Leaves tables of
+all trials and of medians (CSV and JSON) and a figure (PNG and SVG) over the rows per segment: MCS,
+the mean cosine similarity of the mixing found to the true one, and the CPU seconds of a fit. Takes
+more than an hour of CPU time, with `--quick` some minutes. Worker processes (`--workers`) share the
+work better than threads do.
 """
 EXAMPLES = """Examples:
 

@@ -45,11 +45,11 @@ HELP = """Show how long binary ICA takes, and how accurate it is (Hyttinen et al
 
 Draws models and data of 1000 rows a segment and fits all models of binary ICA with their own
 settings, told the number of components, over the number of features, of segments and of components:
-BLICA, the linear iVAE and, for comparison, linear FastICA. Takes the CPU time of each fit, and of
-the parts of BLICA's, one fit at a time. In the paper full maximum likelihood did not finish 6
-observed variables in two hours. Leaves tables of all trials and of medians (CSV and JSON) and a
-figure (PNG and SVG). Takes some 20 minutes of CPU time, with `--quick` one and a half; three
-quarters are the iVAE's.
+BLICA, the same model by full likelihood (up to 20 features), the linear iVAE and, for comparison,
+linear FastICA. Takes the CPU time of each fit, and of the parts of BLICA's, one fit at a time. In
+the paper full maximum likelihood did not finish 6 observed variables in two hours. Leaves tables of
+all trials and of medians (CSV and JSON) and a figure (PNG and SVG). Takes more than half an hour of
+CPU time, with `--quick` some minutes.
 """
 EXAMPLES = """Examples:
 
