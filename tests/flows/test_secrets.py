@@ -86,10 +86,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     certificates(tls)
     X, _ = probit_rows(1000, 12, 2, seed=2)
     write(folder / "d.zarr", X, words_per_chunk=4)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     settings = {
         "PREFECT_HOME": str(folder / "server"),
         "PREFECT_SERVER_API_AUTH_STRING": AUTH,
@@ -97,11 +93,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "DO_NOT_TRACK": "1",
     }
     with ExitStack() as stack:
-        stack.enter_context(running(*server, **settings))
+        url = _served(stack, settings)
         address = stack.enter_context(scheduler(tls.parent, tls))
         stack.enter_context(worker(address, tls))
-        url = f"http://127.0.0.1:{port}/api"
-        _wait_for(f"{url}/health")
         options = ["--dataset", "d.zarr", "--cluster", address, *tls_options(tls)]
         yield Place(folder, url, (tls / "node-key.pem").read_text(), options)
 
@@ -116,15 +110,30 @@ def test_a_prefect_server_that_is_not_there():
     assert "hidden" not in str(refused.value)
 
 
-def _wait_for(url: str) -> None:
+def _served(stack: ExitStack, settings: dict[str, str]) -> str:
+    """Start a server; a free port may be taken before the server binds it, and it ends then."""
+    command = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port"]
+    for _ in range(3):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        server = stack.enter_context(running(*command, str(port), **settings))
+        if _answers(url := f"http://127.0.0.1:{port}/api", server):
+            return url
+    raise AssertionError("the server ended three times")
+
+
+def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
+    """Wait until a server is healthy; false where it ends instead."""
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and server.poll() is None:
         try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return True
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise AssertionError(f"no answer from {url}")
+    assert server.poll() is not None, f"no answer from {url}"
+    return False
 
 
 @pytest.mark.matrix
