@@ -99,7 +99,7 @@ class BinaryICALikelihood(ProbitICA):
     first: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams
-    shown: ClassVar[tuple[str, ...]] = ("likelihood", "likelihood_error")
+    shown: ClassVar[tuple[str, ...]] = ("likelihood_error",)
     n_components: int | None = None
     likelihood: Literal["auto", "exact", "ep"] = "auto"
     starts: int = 3

@@ -181,3 +181,8 @@ def test_one_segment_is_refused():
 def test_settings_are_checked(settings, message):
     with pytest.raises(FitError, match=f"^{message}: Expected"):
         BinaryICALikelihood(2, **settings)
+
+
+def test_what_a_summary_shows_are_numbers(found):
+    diagnostics = found[3].diagnostics
+    assert all(isinstance(diagnostics[name], float) for name in BinaryICALikelihood.shown)
