@@ -213,7 +213,8 @@ class BinaryICALikelihood(ProbitICA):
         priors = refreshed(priors, point, found)
         after = {
             "priors": np.array(priors),
-            "gain": np.array(found.gain),
+            # The least so far: priors that move on may ask for more once all has come to rest.
+            "gain": np.array(min(found.gain, float(before.get("gain", np.inf)))),
             "reached": np.array(_posterior(statistics, point, priors)),
             **{f"from_{name}": value for name, value in point._asdict().items()},
             **{f"step_{name}": value for name, value in found.step._asdict().items()},

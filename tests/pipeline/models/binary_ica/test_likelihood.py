@@ -186,3 +186,10 @@ def test_settings_are_checked(settings, message):
 def test_what_a_summary_shows_are_numbers(found):
     diagnostics = found[3].diagnostics
     assert all(isinstance(diagnostics[name], float) for name in BinaryICALikelihood.shown)
+
+
+def test_a_fit_that_came_to_rest_still_counts_as_converged_once_it_is_done(found):
+    state = found[3]
+    convergence = BinaryICALikelihood(2).convergence(state)
+    assert convergence.converged(state.history)
+    assert len(state.history) < convergence.max_iter
