@@ -3,10 +3,10 @@
 What the scores are, `probit_scores` says. The integral over u is a sum over the points of a
 square lattice in the coordinates in which the posterior by expectation propagation is N(0, I):
 step ½, radius 7. A trapezoidal rule is exact up to terms that fall like exp(−2 (π s / step)²), s
-being the width of the narrowest factor, and needs fewer points than Gauss's rules: with 613 points,
-against 1,024 of a product of Gauss–Hermite rules, the mean error was 1e-6 nats a row instead of
-1e-6 for the sources of Hyttinen et al. (2022), and 1e-4 instead of 3e-4 for three times the
-weights, where posteriors are all but cut off.
+being the width of the narrowest factor, and needs fewer points than Gauss's rules: 613, against the
+1,024 of a product of Gauss–Hermite rules, were as exact for sources like those of Hyttinen et al.
+(2022), 1e-6 nats a row, and more so for three times the weights, where posteriors are all but cut
+off: 1e-4 against 3e-4.
 
 Cost a row: that of expectation propagation, and 30 n multiplications a point.
 """

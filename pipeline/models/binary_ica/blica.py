@@ -205,7 +205,7 @@ class BLICA(ProbitICA):
         params = fitted_params(match, indices)
         diagnostics = diagnose(match, params.start_similarities)
         noted = judge_segments(match.segments, indices, self.min_rows, match.ridge)
-        noted += judge_mixing(params.mixing)
+        noted += judge_mixing(params.mixing, "fewer components or a smaller regularization")
         noted += judge_choice(match)
         noted += judge_fit(diagnostics, match.n_starts, params.source_variances[segments.used])
         warnings = (*state.warnings, *noted)

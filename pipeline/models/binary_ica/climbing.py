@@ -22,8 +22,7 @@ Array = NDArray[np.float64]
 
 _LEAST_VARIANCE = 1e-4
 _UNIFORM_ENTRIES = 0.2
-_WEIGHT = 1.0
-_LONGEST = 1.0
+_LONGEST = 1.0  # change of a log variance, or of A by its largest entry
 
 
 class Priors(NamedTuple):
@@ -76,12 +75,16 @@ def first_priors(point: Point) -> Priors:
 
 def log_prior(point: Point, priors: Priors) -> float:
     """Log density of a point under the priors, up to a constant."""
-    values = (_log_norms(point.mixing), point.offsets, point.means, point.log_variances)
     logs = (
         (value**2).sum() / variance + value.size * np.log(variance)
-        for value, variance in zip(values, priors, strict=True)
+        for value, variance in zip(_values(point), priors, strict=True)
     )
     return float(-0.5 * sum(logs))
+
+
+def _values(point: Point) -> tuple[Array, ...]:
+    """Give what the priors are of, in their order."""
+    return _log_norms(point.mixing), *point[1:]
 
 
 def _log_norms(mixing: Array) -> Array:
@@ -146,7 +149,7 @@ def _own_prior(point: Point, priors: Priors) -> tuple[Array, Array]:
 
 
 def _inverse(precision: Array) -> Array:
-    """Invert a positive definite matrix; directions of no information move by nothing."""
+    """Invert a positive definite matrix, all but singular where a direction has no information."""
     scale = np.sqrt(np.diag(precision))
     factor = scipy.linalg.cho_factor(precision / np.outer(scale, scale) + 1e-9 * np.eye(len(scale)))
     inverse = scipy.linalg.cho_solve(factor, np.eye(len(scale)))
@@ -163,7 +166,7 @@ def _as_point(step: Array, own_step: Array, like: Point) -> Point:
     )
 
 
-def refreshed(priors: Priors, point: Point, found: Summit) -> Priors:
+def refreshed(point: Point, found: Summit) -> Priors:
     """Give the variances of priors that the point and what is not known of it ask for."""
     n_entries, n_components = point.mixing.size, point.mixing.shape[1]
     slopes = point.mixing / (point.mixing**2).sum(axis=1, keepdims=True)
@@ -176,13 +179,10 @@ def refreshed(priors: Priors, point: Point, found: Summit) -> Priors:
         own[:, :n_components],
         own[:, n_components:],
     )
-    values = (_log_norms(point.mixing), point.offsets, point.means, point.log_variances)
-    found_variances = [
-        float((value**2 + rest).mean()) for value, rest in zip(values, unknown, strict=True)
-    ]
-    uniform = _UNIFORM_ENTRIES / n_components
-    found_variances[0] = (found_variances[0] + _WEIGHT * uniform) / (1 + _WEIGHT)
-    return Priors(*(max(variance, _LEAST_VARIANCE) for variance in found_variances))
+    asked = zip(_values(point), unknown, strict=True)
+    variances = Priors(*(max(float((v**2 + u).mean()), _LEAST_VARIANCE) for v, u in asked))
+    # The prior of the first weighs as much as all rows of A.
+    return variances._replace(norms=(variances.norms + _UNIFORM_ENTRIES / n_components) / 2)
 
 
 def share_of(step: Point, point: Point) -> float:
@@ -213,4 +213,9 @@ def standard_errors(point: Point, found: Summit) -> tuple[Array, Array, Array]:
         mixed = found.mixed_covariance[:, n_components + k, at]
         log_variances[:, k] = own[:, k] + 4 * along @ covariance @ along + 4 * mixed @ along
     offsets = np.diag(found.covariance)[n_entries:]
-    return tuple(np.sqrt(np.maximum(v, 0)) for v in (errors, offsets, log_variances))  # type: ignore[return-value]
+    return _root(errors), _root(offsets), _root(log_variances)
+
+
+def _root(variances: Array) -> Array:
+    """Give standard errors; a variance is below 0 by rounding alone."""
+    return np.asarray(np.sqrt(np.maximum(variances, 0)))

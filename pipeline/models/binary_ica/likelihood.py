@@ -27,7 +27,8 @@ of log σ²   log_variances_error   (n_segments, n_components)
 
 Missing values are left out of P(x): right where they are missing at random.
 Cost a distinct row of a block: that of its scores, and (n_features n_components)² for their
-products. Passes: 10 to 30, and one that counts pairs.
+products. Passes: one that counts pairs, and 10 to 30; many more where there are far too few
+components, as products of scores are no curvature then.
 Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
 size positive, length 1); sources whose means and variances change alike; all but the prior's word
 on how long a row of A is beside the noise, where there are as many components as features.
@@ -159,10 +160,7 @@ class BinaryICALikelihood(ProbitICA):
             margins.segments,
             margins.rows,
         )
-        auxiliary = {
-            "priors": np.array(first_priors(point)),
-            "reached": np.array(-np.inf),
-        }
+        auxiliary = {"priors": np.array(first_priors(point)), "reached": np.array(-np.inf)}
         return FitState(params, auxiliary=auxiliary)
 
     def _check_exact(self, n_features: int, n_components: int) -> None:
@@ -210,7 +208,7 @@ class BinaryICALikelihood(ProbitICA):
         if _posterior(statistics, point, priors) < before["reached"] - self.tol:
             return _stepped(state, before, 0.5 * float(before["share"]))
         found = summit(statistics, point, priors)
-        priors = refreshed(priors, point, found)
+        priors = refreshed(point, found)
         after = {
             "priors": np.array(priors),
             # The least so far: priors that move on may ask for more once all has come to rest.
@@ -238,7 +236,9 @@ class BinaryICALikelihood(ProbitICA):
             "likelihood_error": statistics.error / n_rows,
             "priors": dict(zip(Priors._fields, state.auxiliary["priors"].tolist(), strict=True)),
         }
-        noted = _doubts(state.auxiliary, statistics) + judge_mixing(params.mixing)
+        noted = _doubts(state.auxiliary, statistics) + judge_mixing(
+            params.mixing, "fewer components"
+        )
         return replace(state, params=params, diagnostics=told, warnings=(*state.warnings, *noted))
 
 

@@ -129,18 +129,26 @@ def judge_segments(
     return tuple(found)
 
 
-def judge_mixing(mixing: Array) -> tuple[Notice, ...]:
-    """Say which columns look like a fit gone astray: one feature alone, two all but the same."""
+def judge_mixing(mixing: Array, remedy: str) -> tuple[Notice, ...]:
+    """Say which columns look like a fit gone astray: one feature alone, two all but the same.
+
+    Parameters
+    ----------
+    mixing
+        Columns of length 1.
+    remedy
+        What may do better.
+    """
     found = []
     if (alone := np.flatnonzero((mixing**2).max(axis=0) > _ALONE)).size:
         features = np.unique(np.abs(mixing[:, alone]).argmax(axis=0)).tolist()
-        text = "components that are one feature alone: {features}; fewer components or a smaller "
-        found.append(Notice(text + "regularization may do better", tuple(features)))
+        text = "components that are one feature alone: {features}; "
+        found.append(Notice(f"{text}{remedy} may do better", tuple(features)))
     cosines = np.triu(np.abs(mixing.T @ mixing), 1)
     if cosines.max(initial=0.0) > _PARALLEL:
         k, l = np.unravel_index(int(cosines.argmax()), cosines.shape)  # noqa: E741
-        text = f"components {k + 1} and {l + 1} are all but the same; "
-        found.append(Notice(text + "fewer components or a smaller regularization may do better"))
+        text = f"components {k + 1} and {l + 1} are all but the same; {remedy} may do better"
+        found.append(Notice(text))
     return tuple(found)
 
 
