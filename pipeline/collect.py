@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import islice, product
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pipeline.blocks import BinaryBlock, Chunk, Rows, Tile, blocks_of
@@ -24,6 +25,7 @@ Fold = Callable[[Blocks, S | None], S | None]
 
 TASK_MEMORY = 256 << 20
 """Bytes of statistics that one task may hold; wider data is counted in tiles of features."""
+_FEWEST_TASKS = 8
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,16 @@ NOTHING_KEPT: Kept[Any] = Kept()
 
 
 class GroupTask(NamedTuple, Generic[S]):
-    """Chunks to sum, and what comes before them in their group, if that was kept."""
+    """Chunks to sum, and what comes before them in their group, if that was kept.
+
+    From the block `part` of the group on, every `n_parts`-th is summed.
+    """
 
     tile: Tile | None
     keys: range
     before: S | None = None
+    part: int = 0
+    n_parts: int = 1
 
 
 def collect(
@@ -88,6 +95,7 @@ def collect_groups(
     tiles: Sequence[Tile | None] = (None,),
     progress: Progress = silent,
     kept: Kept[S] = NOTHING_KEPT,
+    n_parts: int = 1,
 ) -> S:
     """Sum a statistic over all rows, group by group.
 
@@ -107,6 +115,8 @@ def collect_groups(
         Is told after every task.
     kept
         Sums over leading chunks.
+    n_parts
+        Tasks that the blocks of a group are dealt to, each of which reads all of its chunks.
 
     Raises
     ------
@@ -114,23 +124,38 @@ def collect_groups(
         If there are no rows.
     """
     known = [kept.load(tile) for tile in tiles]
-    by_tile = [_tasks(*pair, rows.n_chunks) for pair in zip(tiles, known, strict=True)]
+    by_tile = [_tasks(*pair, rows.n_chunks, n_parts) for pair in zip(tiles, known, strict=True)]
     tasks = [task for of_tile in by_tile for task in of_tile]
     parts = []
     with closing(executor.map(partial(fold_group, fold, rows.read), tasks)) as found:
-        results = _counted(found, len(tasks), label, progress)
+        results = _joined(_counted(found, len(tasks), label, progress), n_parts)
         for tile, before, of_tile in zip(tiles, known, by_tile, strict=True):
             # The tasks come first: when they end no further result is taken.
-            done = zip((task.keys for task in of_tile), results, strict=False)
+            done = zip((task.keys for task in of_tile[::n_parts]), results, strict=False)
             folded = before.extended(done)
             kept.save(tile, folded)
             parts.append(_merged(folded))
     return type(parts[0]).stitch(parts)
 
 
-def _tasks(tile: Tile | None, known: Folded[S], n_chunks: int) -> list[GroupTask[S]]:
-    cut = groups(n_chunks, known.n_chunks)
-    return [GroupTask(tile, keys, None if k else known.open) for k, keys in enumerate(cut)]
+def n_parts(n_chunks: int) -> int:
+    """Divide groups so that there are tasks for some threads, whatever the number of threads."""
+    return max(1, _FEWEST_TASKS // max(1, len(groups(n_chunks))))
+
+
+def _tasks(tile: Tile | None, known: Folded[S], n_chunks: int, n_parts: int) -> list[GroupTask[S]]:
+    cut = product(groups(n_chunks, known.n_chunks), range(n_parts))
+    return [
+        GroupTask(tile, keys, None if k else known.open, part, n_parts)
+        for k, (keys, part) in enumerate(cut)
+    ]
+
+
+def _joined(results: Iterator[S | None], n_parts: int) -> Iterator[S | None]:
+    """Merge the parts of each group."""
+    while parts := list(islice(results, n_parts)):
+        found = [part for part in parts if part is not None]
+        yield reduce(lambda sum, part: sum.merge(part), found) if found else None
 
 
 def _merged(folded: Folded[S]) -> S:
@@ -156,7 +181,8 @@ def fold_group(fold: Fold[S], read: Callable[[int], Chunk], task: GroupTask[S]) 
 
     def blocks() -> Iterator[BinaryBlock]:
         found = (replace(b, tile=task.tile) for key in task.keys for b in blocks_of(read(key)))
-        return (block for block in found if block.n_samples)
+        here = islice(found, task.part, None, task.n_parts)
+        return (block for block in here if block.n_samples)
 
     return fold(blocks, task.before)
 

@@ -20,6 +20,7 @@ from pipeline.collect import (
     Kept,
     collect,
     collect_groups,
+    n_parts,
     sum_blocks,
 )
 from pipeline.errors import FitError, Notice
@@ -101,6 +102,7 @@ def collect_pass(
         model.tiles(rows.n_features, rows.n_segments, TASK_MEMORY),
         progress,
         kept,
+        n_parts(rows.n_chunks) if model.blocks_apart else 1,
     )
     return statistics
 

@@ -59,7 +59,7 @@ def interval_figure(
         note += f"{shown} of {values.shape[1]} components are shown. "
     note += f"{int(sure.sum())} of {sure.size} intervals leave out 0."
     keys = tuple(Key(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(shown))
-    alt = f"{title} of {n} features with their bootstrap intervals. {note}"
+    alt = f"{title} of {n} features with their 95 % intervals. {note}"
     return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
 
 

@@ -44,6 +44,8 @@ OF_FEATURES = (
     (("feature", "unit_1"), "Weights of the first layer"),
 )
 _BY_SEGMENT = {"segment", "component"}
+_NORMAL = 1.96
+"""Standard errors on either side of an estimate that make up 95 %."""
 
 
 def parameter_figures(
@@ -87,10 +89,11 @@ def of_features(
 
 
 def _unlike(artifact: Artifact, dims: set[str]) -> list[str]:
-    """Name the arrays of two dimensions; those equal to one before are left out."""
+    """Name the arrays of two dimensions; those equal to one before, and errors, are left out."""
     found: list[str] = []
     for name in artifact:
-        if len(artifact.dims(name)) == 2 and set(artifact.dims(name)) == dims:
+        is_error = name.endswith("_error") and name.removesuffix("_error") in artifact
+        if len(artifact.dims(name)) == 2 and set(artifact.dims(name)) == dims and not is_error:
             same = (np.array_equal(artifact[name], artifact[other]) for other in found)
             found += [] if any(same) else [name]
     return found
@@ -184,11 +187,13 @@ def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figur
 
 
 def _ends(artifact: Artifact, name: str) -> Array | None:
-    """Find the intervals of an array in another named after it, (2, …), where there are any."""
-    other = f"{name}_interval"
-    if other not in artifact or artifact[other].shape[0] != 2:
+    """Find the intervals of an array, (2, …), or make them of its standard errors, if any."""
+    interval, error = f"{name}_interval", f"{name}_error"
+    if error in artifact:
+        return np.stack([artifact[name] + sign * _NORMAL * artifact[error] for sign in (-1, 1)])
+    if interval not in artifact or artifact[interval].shape[0] != 2:
         return None
-    ends: Array = artifact[other]
+    ends: Array = artifact[interval]
     return ends
 
 

@@ -48,6 +48,8 @@ class Model(Protocol):
     `feature`, or these with `_j`."""
     shown: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that a summary of a fit shows, where it has them."""
+    blocks_apart: ClassVar[bool] = False
+    """Whether a row costs so much that few chunks are worth more tasks than they are groups."""
     former: ClassVar[tuple[str, ...]] = ()
     """Settings that artifacts of earlier versions record, and that no longer change anything."""
     max_iter: int

@@ -13,7 +13,8 @@ slopes of the estimate of log P. Features not observed are left out of C; their 
 Derivatives by weights err more than log P does, the worst entry of a row some 5 times as much. At
 the fewest points sums over 1,000 rows, drawn from models with weights up to 5.6, were off by 0.1
 standard deviations of such sums at 6 features and 6 components, by 0.15 at 10 and 10, by up to a
-half in the worst entry; log P by 3e-4 nats a row. That takes 0.2 ms a distinct row at 6 features,
+half in the worst entry; log P by 3e-4 nats a row. Along the lengths of weights, of which steep ones
+say next to nothing, they err a tenth as much, held to an identity. That takes 0.2 ms a distinct row at 6 features,
 0.35 at 10 and 0.7 at 20.
 """
 
@@ -109,6 +110,7 @@ def orthant_scores(
         offsets=by_offsets[inverse],
         weights=by_weights[inverse],
         settled=(error <= tol)[inverse],
+        sampled=True,
     )
 
 
@@ -140,4 +142,9 @@ def _expected(
         excess[i, i] = moments[i, i] - 1.0
     # With v = L z and R = L Lᵀ, r is L⁻ᵀ z.
     inverse = np.linalg.inv(columns)
-    return log_p, error, inverse.T @ moments[n, :n], inverse.T @ excess @ inverse
+    r, rr = inverse.T @ moments[n, :n], inverse.T @ excess @ inverse
+    # To scale v_i and b_i together changes nothing: E[r_i v_i] − 1 = b_i E[r_i]. Held to that, the
+    # lengths of weights, of which steep ones say next to nothing, are free of the draws' errors.
+    for i in range(n):
+        rr[i, i] = b[i] * r[i] + rr[i, i] - rr[i] @ R[i]
+    return log_p, error, r, rr

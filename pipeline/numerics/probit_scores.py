@@ -56,6 +56,8 @@ class ProbitScores(NamedTuple):
         ∂ log P / ∂ w_i, (n_samples, n_features, n_components).
     settled
         False where the approximation did not come to rest, (n_samples,).
+    sampled
+        Whether errors are random, so that those of distinct rows cancel out.
     """
 
     log_likelihood: Floats
@@ -63,6 +65,7 @@ class ProbitScores(NamedTuple):
     offsets: Floats
     weights: Floats
     settled: NDArray[np.bool_]
+    sampled: bool = False
 
 
 def propagation_scores(

@@ -24,6 +24,8 @@ class ScoreSums:
     ----------
     log_likelihood, error
         Nats, summed over rows: the log-likelihood, and what it may be off by.
+    variance
+        Of the log-likelihood, nats², where it is found by random draws.
     n_unsettled
         Rows whose log-likelihood did not come to rest.
     gradient, information
@@ -39,6 +41,7 @@ class ScoreSums:
     label: ClassVar[str] = "scores"
     log_likelihood: float
     error: float
+    variance: float
     n_unsettled: int
     gradient: Array
     information: Array
@@ -63,6 +66,7 @@ class ScoreSums:
         return type(self)(
             self.log_likelihood + other.log_likelihood,
             self.error + other.error,
+            self.variance + other.variance,
             self.n_unsettled + other.n_unsettled,
             self.gradient + other.gradient,
             self.information + other.information,

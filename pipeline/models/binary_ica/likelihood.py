@@ -27,7 +27,7 @@ of log σ²   log_variances_error   (n_segments, n_components)
 
 Missing values are left out of P(x): right where they are missing at random.
 Cost a distinct row of a block: that of its scores, and (n_features n_components)² for their
-products. Passes: one that counts pairs, and 10 to 30; many more where there are far too few
+products. Passes: one that counts pairs, and 10 to 40; many more where there are far too few
 components, as products of scores are no curvature then.
 Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
 size positive, length 1); sources whose means and variances change alike; all but the prior's word
@@ -101,6 +101,7 @@ class BinaryICALikelihood(ProbitICA):
     statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams
     shown: ClassVar[tuple[str, ...]] = ("likelihood_error",)
+    blocks_apart: ClassVar[bool] = True
     n_components: int | None = None
     likelihood: Literal["auto", "exact", "ep"] = "auto"
     starts: int = 3
@@ -275,12 +276,12 @@ def _stepped(state: FitState, auxiliary: Arrays, share: float) -> FitState:
         Point(*(auxiliary[f"{which}_{name}"] for name in Point._fields))
         for which in ("from", "step")
     )
-    share = share if share >= _LEAST_SHARE else 0.0
-    gain = auxiliary["gain"] if share else np.array(0.0)
+    changed = {"share": np.array(share)}
+    if share < _LEAST_SHARE:
+        share = 0.0
+        changed = {"share": np.array(0.0), "gain": np.array(0.0), "missed": auxiliary["gain"]}
     params = state.params.at(begun.moved(step, share))
-    return replace(
-        state, params=params, auxiliary={**auxiliary, "share": np.array(share), "gain": gain}
-    )
+    return replace(state, params=params, auxiliary={**auxiliary, **changed})
 
 
 def _has_stalled(auxiliary: Arrays) -> bool:
@@ -290,7 +291,8 @@ def _has_stalled(auxiliary: Arrays) -> bool:
 def _doubts(auxiliary: Arrays, statistics: ScoreSums) -> tuple[Notice, ...]:
     """Say where the fit is not to be trusted."""
     found = []
-    if _has_stalled(auxiliary):
+    noise = np.sqrt(statistics.variance)
+    if _has_stalled(auxiliary) and auxiliary["missed"] > noise:
         found.append(
             "no step led higher any more, so the fit may have ended before the maximum; fewer "
             "components may do better"

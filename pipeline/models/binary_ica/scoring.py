@@ -67,19 +67,21 @@ def score_sums(
     model, patterns = params.segment_model(block.segment), patterns_of(block)
     n_features, n_components = model.weights.shape
     n_shared, n_own = n_features * (n_components + 1), 2 * n_components
-    totals = np.zeros(3)
+    totals, variance = np.zeros(3), 0.0
     gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
     for part in _parts(patterns, n_shared + n_own):
         found = _scored(model, part, scores_of)
         scores = _chained(found, model)
         weighted = scores * np.sqrt(part.times)[:, None]
         totals += part.times @ np.stack([found.log_likelihood, found.error, ~found.settled], axis=1)
+        variance += float(part.times**2 @ found.error**2) if found.sampled else 0.0
         gradient += part.times @ scores
         products += weighted.T @ weighted
     shared, own = slice(n_shared), slice(n_shared, None)
     return ScoreSums(
         float(totals[0]),
         float(totals[1]),
+        variance,
         int(totals[2]),
         gradient[shared],
         products[shared, shared],

@@ -103,6 +103,18 @@ def test_bootstrap_intervals_are_drawn_beside_the_weights(data, tmp_path):
     assert not any("intervals" in figure.title for figure in parameter_figures(other, None))
 
 
+def test_standard_errors_are_drawn_as_intervals(data, tmp_path):
+    model = build_model("binary-ica-likelihood", "1", [])
+    artifact = load_artifact(write_fit(tmp_path / "likelihood", model, open_dataset(data)))
+    titles = {figure.title: figure for figure in parameter_figures(artifact, None)}
+    assert "Mixing error" not in titles
+    lines, _ = (r.data_source.data for r in titles["Mixing: 95 % intervals"].plot.renderers)
+    reach = 1.96 * artifact["mixing_error"][:, 0]
+    low, high = np.array(lines["xs"]).T
+    np.testing.assert_allclose(high - low, 2 * reach)
+    np.testing.assert_allclose((high + low) / 2, artifact["mixing"][:, 0])
+
+
 def test_a_fit_leaves_a_report_in_its_artifact(plain_cli, data):
     done = plain_cli("fit", "--dataset", data, "--components", 2, "--executor", "serial")
     assert done.code == 0, done.err

@@ -182,7 +182,7 @@ def test_a_row_without_values_says_nothing():
 
 def test_no_rows_give_no_scores():
     scores = orthant_scores(np.zeros((0, 3)), np.ones((3, 2)), np.zeros(3))
-    assert [field.shape for field in scores] == [(0,), (0,), (0, 3), (0, 3, 2), (0,)]
+    assert [np.shape(field) for field in scores[:5]] == [(0,), (0,), (0, 3), (0, 3, 2), (0,)]
 
 
 def test_a_result_depends_on_its_row_alone():
@@ -190,8 +190,9 @@ def test_a_result_depends_on_its_row_alone():
     X = drawn_rows(6, weights, offsets)
     together = orthant_scores(np.vstack([X, X[::2]]), weights, offsets)
     for row, x in enumerate(np.vstack([X, X[::2]])):
-        for field, alone in zip(together, orthant_scores(x[None], weights, offsets), strict=True):
-            np.testing.assert_array_equal(field[row], alone[0])
+        alone = orthant_scores(x[None], weights, offsets)
+        for many, one in zip(together[:5], alone[:5], strict=True):
+            np.testing.assert_array_equal(many[row], one[0])
 
 
 def test_points_run_out():
@@ -227,3 +228,15 @@ ROW, FLAT, ZERO = np.zeros((1, 3)), np.ones((3, 2)), np.zeros(3)
 def test_refusals(arguments, options, message):
     with pytest.raises(FitError, match=message):
         orthant_scores(*arguments, **options)
+
+
+def test_few_draws_tell_what_the_lengths_of_steep_weights_change():
+    weights, offsets = factor_model(0, n_components=6, steepest=STEEPEST)
+    X = drawn_rows(4000, weights, offsets)
+    few, many = (
+        orthant_scores(X, weights, offsets, **options)
+        for options in ({}, {"tol": 1e-9, "max_points": 1 << 15})
+    )
+    errors = few.weights - many.weights
+    by_length = (errors * weights / np.linalg.norm(weights, axis=1, keepdims=True)).sum(axis=2)
+    assert (by_length**2).mean() < 0.01 * (errors**2).sum(axis=2).mean()
