@@ -14,8 +14,8 @@ Derivatives by weights err more than log P does, the worst entry of a row some 5
 the fewest points sums over 1,000 rows, drawn from models with weights up to 5.6, were off by 0.1
 standard deviations of such sums at 6 features and 6 components, by 0.15 at 10 and 10, by up to a
 half in the worst entry; log P by 3e-4 nats a row. Along the lengths of weights, of which steep ones
-say next to nothing, they err a tenth as much, held to an identity. That takes 0.2 ms a distinct row at 6 features,
-0.35 at 10 and 0.7 at 20.
+say next to nothing, they err a tenth as much, held to an identity. That takes 0.2 ms a distinct row
+at 6 features, 0.35 at 10 and 0.7 at 20.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 The information is that of the products of scores (Berndt, Hall, Hall & Hausman 1974), with the
 precision of the priors. Parameters of single segments meet those of others only through the shared
-ones, so that they are eliminated segment by segment. Priors are normal with variances found from
-the data (empirical Bayes by Laplace's approximation, a step of EM a pass).
+ones, so that they are eliminated segment by segment. Where the model is not the data's, products of
+scores are no curvature: how scores changed over the last steps corrects them (limited-memory BFGS).
+Priors are normal with variances found from the data: empirical Bayes by Laplace's approximation, a
+step of MacKay's fixed point (Neural Computation 4 (1992), 415–447) a pass.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ Array = NDArray[np.float64]
 
 _LEAST_VARIANCE = 1e-4
 _UNIFORM_ENTRIES = 0.2
+_REMEMBERED = 8  # points
 _LONGEST = 1.0  # change of a log variance, or of A by its largest entry
 
 
@@ -67,6 +70,26 @@ class Summit(NamedTuple):
     mixed_covariance: Array
 
 
+class Path(NamedTuple):
+    """Points gone through, the last one last, and the derivatives of the log-likelihood there.
+
+    Attributes
+    ----------
+    points, scores
+        Each as `Point.flat` lays it out, (n_points, n_parameters).
+    """
+
+    points: Array
+    scores: Array
+
+    def extended(self, point: Point, sums: ScoreSums) -> Path:
+        """Add a point, and forget the first where there are many."""
+        here = point.flat(), np.concatenate([sums.gradient, sums.own_gradient.ravel()])
+        return Path(
+            *(np.vstack([*old, new])[-_REMEMBERED:] for old, new in zip(self, here, strict=True))
+        )
+
+
 def first_priors(point: Point) -> Priors:
     """Priors to begin with."""
     spread = float((point.offsets**2).mean())
@@ -93,59 +116,106 @@ def _log_norms(mixing: Array) -> Array:
     return np.asarray(logs - logs.mean())
 
 
-def summit(sums: ScoreSums, point: Point, priors: Priors) -> Summit:
+def summit(sums: ScoreSums, point: Point, priors: Priors, path: Path) -> Summit:
     """Find the summit of the posterior's quadratic approximation.
+
+    Parameters
+    ----------
+    sums
+        Scores at the point.
+    point, priors
+        Where they were taken, and the prior there.
+    path
+        Points up to this one: how scores changed from one to the next corrects the information
+        where products of scores are no curvature (limited-memory BFGS; Nocedal & Wright 2006,
+        algorithm 7.4, from the information instead of a multiple of I).
 
     Raises
     ------
     FitError
         If the scores are not finite.
     """
-    if not (np.isfinite(sums.gradient).all() and np.isfinite(sums.own_gradient).all()):
+    if not np.isfinite(path.scores).all():
         raise FitError(
             "Expected finite derivatives of the likelihood, got NaN or infinity. "
             "Fit fewer components, or start from another --seed."
         )
-    gradient, precision = _shared_prior(point, priors)
-    gradient += sums.gradient
-    own_gradient, own_precision = _own_prior(point, priors)
-    own_gradient += sums.own_gradient
-    own = np.linalg.inv(sums.own_information + own_precision)
-    taken = own @ sums.mixed_information  # (n_segments, n_own, n_shared)
-    flat = (-1, len(gradient))
-    precision += sums.information - sums.mixed_information.reshape(flat).T @ taken.reshape(flat)
-    covariance = _inverse(precision)
-    step = covariance @ (gradient - np.einsum("uap,ua->p", taken, own_gradient))
-    own_step = np.einsum("uab,ub->ua", own, own_gradient) - taken @ step
-    mixed = -taken @ covariance
+    known = _information(sums, point, priors)
+    pulls = [_prior_gradient(point.unflat(flat), priors).flat() for flat in path.points]
+    gradients = path.scores + pulls
+    step = _turned(gradients[-1], known, np.diff(path.points, axis=0), -np.diff(gradients, axis=0))
+    mixed = -known.taken @ known.covariance
     return Summit(
-        _as_point(step, own_step, point),
-        0.5 * float(gradient @ step + (own_gradient * own_step).sum()),
-        covariance,
-        own - mixed @ taken.transpose(0, 2, 1),
+        point.unflat(step),
+        0.5 * float(gradients[-1] @ step),
+        known.covariance,
+        known.own - mixed @ known.taken.transpose(0, 2, 1),
         mixed,
     )
 
 
-def _shared_prior(point: Point, priors: Priors) -> tuple[Array, Array]:
-    """Gradient of the log prior by A and c, and its precision."""
-    mixing, n_entries = point.mixing, point.mixing.size
-    # d log ‖a‖ / da; what a row's norm moves the mean of all by is left out of the precision.
-    slopes = mixing / (mixing**2).sum(axis=1, keepdims=True)
-    pull = -_log_norms(mixing)[:, None] * slopes / priors.norms
-    blocks = slopes[:, :, None] * slopes[:, None] / priors.norms
+class _Information(NamedTuple):
+    """The inverse of the information, segment by segment."""
+
+    own: Array
+    taken: Array
+    covariance: Array
+
+    def solved(self, gradient: Array) -> Array:
+        """Give the step that a gradient asks for."""
+        n_shared = len(self.covariance)
+        shared, own = gradient[:n_shared], gradient[n_shared:].reshape(len(self.own), -1)
+        step = self.covariance @ (shared - np.einsum("uap,ua->p", self.taken, own))
+        own_step = np.einsum("uab,ub->ua", self.own, own) - self.taken @ step
+        return np.concatenate([step, own_step.ravel()])
+
+
+def _information(sums: ScoreSums, point: Point, priors: Priors) -> _Information:
+    precision, own_precision = _precisions(point, priors)
+    own = np.linalg.inv(sums.own_information + own_precision)
+    taken = own @ sums.mixed_information  # (n_segments, n_own, n_shared)
+    flat = (-1, len(precision))
+    precision += sums.information - sums.mixed_information.reshape(flat).T @ taken.reshape(flat)
+    return _Information(np.asarray(own), taken, _inverse(precision))
+
+
+def _turned(gradient: Array, known: _Information, moves: Array, falls: Array) -> Array:
+    """Step by the information, as moves before and what gradients fell by along them correct it."""
+    rising = [(s, y) for s, y in zip(moves, falls, strict=True) if s @ y > 0]
+    rest, shares = gradient.copy(), []
+    for s, y in reversed(rising):
+        shares.append(float(s @ rest) / float(s @ y))
+        rest -= shares[-1] * y
+    step = known.solved(rest)
+    for (s, y), share in zip(rising, reversed(shares), strict=True):
+        step += (share - float(y @ step) / float(s @ y)) * s
+    return step
+
+
+def _prior_gradient(point: Point, priors: Priors) -> Point:
+    """Gradient of the log prior."""
+    norms, *variances = priors
+    pull = -_log_norms(point.mixing)[:, None] * _slopes(point.mixing) / norms
+    return Point(pull, *(-value / v for value, v in zip(point[1:], variances, strict=True)))
+
+
+def _precisions(point: Point, priors: Priors) -> tuple[Array, Array]:
+    """Precision of the prior of A and c, and of μ and log σ² of each segment."""
+    n_entries, n_components = point.mixing.size, point.mixing.shape[1]
+    # What a row's norm moves the mean of all by is left out.
+    slopes = _slopes(point.mixing)
     n_offsets = len(point.offsets)
     precision = np.zeros((n_entries + n_offsets,) * 2)
+    blocks = slopes[:, :, None] * slopes[:, None] / priors.norms
     precision[:n_entries, :n_entries] = scipy.linalg.block_diag(*blocks)
     precision[n_entries:, n_entries:] = np.eye(n_offsets) / priors.offsets
-    return np.concatenate([pull.ravel(), -point.offsets / priors.offsets]), precision
+    variances = np.repeat([priors.means, priors.log_variances], n_components)
+    return precision, np.diag(1 / variances)
 
 
-def _own_prior(point: Point, priors: Priors) -> tuple[Array, Array]:
-    """Gradient of the log prior by μ and log σ² of each segment, and its precision."""
-    variances = np.repeat([priors.means, priors.log_variances], point.means.shape[1])
-    values = np.hstack([point.means, point.log_variances])
-    return -values / variances, np.diag(1 / variances)
+def _slopes(mixing: Array) -> Array:
+    """Give d log ‖a_i‖ / d a_i, (n_features, n_components)."""
+    return np.asarray(mixing / (mixing**2).sum(axis=1, keepdims=True))
 
 
 def _inverse(precision: Array) -> Array:
@@ -156,20 +226,27 @@ def _inverse(precision: Array) -> Array:
     return np.asarray(inverse / np.outer(scale, scale))
 
 
-def _as_point(step: Array, own_step: Array, like: Point) -> Point:
-    n_entries, n_components = like.mixing.size, like.mixing.shape[1]
-    return Point(
-        step[:n_entries].reshape(like.mixing.shape),
-        step[n_entries:],
-        own_step[:, :n_components],
-        own_step[:, n_components:],
-    )
+def _variance(values: Array, unknown: Array, now: float, held: float | None = None) -> float:
+    """Give the variance that asks for itself (MacKay 1992), in steps of bounded size.
+
+    `held` is one that as many values more would have.
+    """
+    n, n_known = values.size, max(values.size - float(unknown.sum()) / now, 1e-3)
+    squares = float((values**2).sum())
+    asked = squares / n_known if held is None else (squares + n * held) / (n_known + n)
+    return max(min(max(asked, now / 4), now * 4), _LEAST_VARIANCE)
 
 
-def refreshed(point: Point, found: Summit) -> Priors:
+def no_path(point: Point) -> Path:
+    """Begin a path."""
+    nothing = np.empty((0, point.flat().size))
+    return Path(nothing, nothing)
+
+
+def refreshed(point: Point, found: Summit, priors: Priors) -> Priors:
     """Give the variances of priors that the point and what is not known of it ask for."""
     n_entries, n_components = point.mixing.size, point.mixing.shape[1]
-    slopes = point.mixing / (point.mixing**2).sum(axis=1, keepdims=True)
+    slopes = _slopes(point.mixing)
     blocks = found.covariance[:n_entries, :n_entries].reshape(2 * point.mixing.shape)
     norms = np.einsum("ik,ikil,il->i", slopes, blocks, slopes)
     own = np.diagonal(found.own_covariance, axis1=1, axis2=2)
@@ -179,19 +256,18 @@ def refreshed(point: Point, found: Summit) -> Priors:
         own[:, :n_components],
         own[:, n_components:],
     )
-    asked = zip(_values(point), unknown, strict=True)
-    variances = Priors(*(max(float((v**2 + u).mean()), _LEAST_VARIANCE) for v, u in asked))
-    # The prior of the first weighs as much as all rows of A.
-    return variances._replace(norms=(variances.norms + _UNIFORM_ENTRIES / n_components) / 2)
+    held = (_UNIFORM_ENTRIES / n_components, None, None, None)
+    return Priors(*map(_variance, _values(point), unknown, priors, held))
 
 
-def share_of(step: Point, point: Point) -> float:
-    """Give the share of a step beyond which the quadratic approximation is not to be trusted."""
+def trusted(step: Point, point: Point) -> Point:
+    """Shorten a step to where the quadratic approximation may still be trusted."""
     longest = max(
         float(np.abs(step.log_variances).max()),
         float(np.abs(step.mixing).max() / np.abs(point.mixing).max()),
+        _LONGEST,
     )
-    return min(1.0, _LONGEST / longest) if longest > 0 else 1.0
+    return Point(*(_LONGEST / longest * part for part in step))
 
 
 def standard_errors(point: Point, found: Summit) -> tuple[Array, Array, Array]:

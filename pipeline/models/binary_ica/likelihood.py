@@ -27,8 +27,8 @@ of log σ²   log_variances_error   (n_segments, n_components)
 
 Missing values are left out of P(x): right where they are missing at random.
 Cost a distinct row of a block: that of its scores, and (n_features n_components)² for their
-products. Passes: one that counts pairs, and 10 to 40; many more where there are far too few
-components, as products of scores are no curvature then.
+products. Passes: one that counts pairs, and 8 to 20; a hundred and more where the data are far
+from the model, or there are far too few components.
 Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
 size positive, length 1); sources whose means and variances change alike; all but the prior's word
 on how long a row of A is beside the noise, where there are as many components as features.
@@ -48,13 +48,15 @@ from pipeline.executors.serial import SerialExecutor
 from pipeline.learning.convergence import ByExpectedGain
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.climbing import (
+    Path,
     Priors,
     first_priors,
     log_prior,
+    no_path,
     refreshed,
-    share_of,
     standard_errors,
     summit,
+    trusted,
 )
 from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams, Point
 from pipeline.models.binary_ica.moment_matching.notices import judge_mixing
@@ -105,7 +107,7 @@ class BinaryICALikelihood(ProbitICA):
     n_components: int | None = None
     likelihood: Literal["auto", "exact", "ep"] = "auto"
     starts: int = 3
-    max_iter: int = 100
+    max_iter: int = 300
     tol: float = 0.01
 
     def __post_init__(self) -> None:
@@ -146,6 +148,8 @@ class BinaryICALikelihood(ProbitICA):
         FitError
             As BLICA's fit, or if there are too many features for the exact likelihood.
         """
+        if self.n_components is not None:
+            self._check_exact(first.n_features, self.n_components)
         blica, map_items = self._start(), SerialExecutor().map
         n_groups = blica.n_groups(first.n_features)
         margins = _margins(first, n_groups)
@@ -161,7 +165,11 @@ class BinaryICALikelihood(ProbitICA):
             margins.segments,
             margins.rows,
         )
-        auxiliary = {"priors": np.array(first_priors(point)), "reached": np.array(-np.inf)}
+        auxiliary = {
+            "priors": np.array(first_priors(point)),
+            "reached": np.array(-np.inf),
+            **no_path(point)._asdict(),
+        }
         return FitState(params, auxiliary=auxiliary)
 
     def _check_exact(self, n_features: int, n_components: int) -> None:
@@ -208,15 +216,16 @@ class BinaryICALikelihood(ProbitICA):
             return state
         if _posterior(statistics, point, priors) < before["reached"] - self.tol:
             return _stepped(state, before, 0.5 * float(before["share"]))
-        found = summit(statistics, point, priors)
-        priors = refreshed(point, found)
+        path = Path(before["points"], before["scores"]).extended(point, statistics)
+        priors = refreshed(point, summit(statistics, point, priors, path), priors)
+        found = summit(statistics, point, priors, path)
         after = {
             "priors": np.array(priors),
             # The least so far: priors that move on may ask for more once all has come to rest.
             "gain": np.array(min(found.gain, float(before.get("gain", np.inf)))),
             "reached": np.array(_posterior(statistics, point, priors)),
-            **{f"from_{name}": value for name, value in point._asdict().items()},
-            **{f"step_{name}": value for name, value in found.step._asdict().items()},
+            "step": trusted(found.step, point).flat(),
+            **path._asdict(),
         }
         mixing, offsets, log_variances = standard_errors(point, found)
         params = replace(
@@ -225,7 +234,7 @@ class BinaryICALikelihood(ProbitICA):
             offsets_error=offsets,
             log_variances_error=log_variances,
         )
-        return _stepped(replace(state, params=params), after, share_of(found.step, point))
+        return _stepped(replace(state, params=params), after, 1.0)
 
     def finish(self, state: FitState, statistics: ScoreSums) -> FitState:
         """Give columns length 1, their signs and order, and say what is in doubt."""
@@ -272,15 +281,12 @@ def _posterior(statistics: ScoreSums, point: Point, priors: Priors) -> float:
 
 def _stepped(state: FitState, auxiliary: Arrays, share: float) -> FitState:
     """Go a share of the step; none, and no further, if it is so small that nothing is gained."""
-    begun, step = (
-        Point(*(auxiliary[f"{which}_{name}"] for name in Point._fields))
-        for which in ("from", "step")
-    )
     changed = {"share": np.array(share)}
     if share < _LEAST_SHARE:
         share = 0.0
         changed = {"share": np.array(0.0), "gain": np.array(0.0), "missed": auxiliary["gain"]}
-    params = state.params.at(begun.moved(step, share))
+    there = auxiliary["points"][-1] + share * auxiliary["step"]
+    params = state.params.at(state.params.point.unflat(there))
     return replace(state, params=params, auxiliary={**auxiliary, **changed})
 
 

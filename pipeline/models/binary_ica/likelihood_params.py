@@ -36,6 +36,23 @@ class Point(NamedTuple):
         """Go a share of a change."""
         return Point(*(a + share * b for a, b in zip(self, change, strict=True)))
 
+    def flat(self) -> Array:
+        """Lay all end to end: A, c, and μ and log σ² segment by segment."""
+        own = np.hstack([self.means, self.log_variances])
+        return np.concatenate([self.mixing.ravel(), self.offsets, own.ravel()])
+
+    def unflat(self, flat: Array) -> Point:
+        """Undo `flat` for a point of the same shapes."""
+        n_entries, n_components = self.mixing.size, self.mixing.shape[1]
+        n_shared = n_entries + self.offsets.size
+        own = flat[n_shared:].reshape(-1, 2 * n_components)
+        return Point(
+            flat[:n_entries].reshape(self.mixing.shape),
+            flat[n_entries:n_shared],
+            own[:, :n_components],
+            own[:, n_components:],
+        )
+
 
 @dataclass(frozen=True)
 class BinaryICALikelihoodParams:

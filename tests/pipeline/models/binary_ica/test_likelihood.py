@@ -12,7 +12,7 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import fit
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
-from pipeline.models.binary_ica.climbing import first_priors, log_prior, share_of, summit
+from pipeline.models.binary_ica.climbing import first_priors, log_prior, no_path, summit, trusted
 from pipeline.models.binary_ica.likelihood_params import Point
 from pipeline.models.binary_ica.scoring import patterns_of, score_sums
 from pipeline.numerics.metrics import matched_columns, mean_cosine_similarity
@@ -37,9 +37,9 @@ def found():
     return truth, rows, X, fit(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
 
 
-def log_likelihood(params, X):
+def log_likelihood(params, X, segments=SEGMENTS):
     """Of all rows, by quadrature."""
-    parts = np.split(X, SEGMENTS)
+    parts = np.split(X, segments)
     blocks = [replace(block_of(part), segment=u) for u, part in enumerate(parts)]
     return sum(score_sums(params, block, quadrature_scores).log_likelihood for block in blocks)
 
@@ -50,15 +50,17 @@ def at(params, mixing, means, variances):
     return params.at(point)
 
 
-def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth(found):
-    truth, rows, X, state = found
+def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth():
+    # Of few rows BLICA's answer, which nothing shrinks, may have the larger likelihood.
+    truth, rows, X = drawn(rows=1000, segments=40)
+    state = fit(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
     blica = fit(BLICA(2, 20.0), rows, SerialExecutor(), 0).params
     similarity = mean_cosine_similarity(state.params.mixing, truth.mixing)
-    assert similarity > max(0.99, mean_cosine_similarity(blica.mixing, truth.mixing))
-    reached = log_likelihood(state.params, X)
-    assert reached > log_likelihood(at(state.params, *truth), X) - 1
+    assert similarity > max(0.999, mean_cosine_similarity(blica.mixing, truth.mixing))
+    reached = log_likelihood(state.params, X, 40)
+    assert reached > log_likelihood(at(state.params, *truth), X, 40)
     start = at(state.params, blica.mixing, blica.source_means, blica.source_variances)
-    assert reached > log_likelihood(start, X)
+    assert reached > log_likelihood(start, X, 40)
     assert state.diagnostics["likelihood"] == "exact"
     assert state.diagnostics["likelihood_error"] < 1e-3
     assert not state.warnings
@@ -129,7 +131,22 @@ def test_scores_that_are_no_numbers_are_refused(found):
     point = state.params.point
     one = Point(*point[:2], point.means[:1], point.log_variances[:1])
     with pytest.raises(FitError, match="finite derivatives"):
-        summit(broken, one, first_priors(one))
+        summit(broken, one, first_priors(one), no_path(one).extended(one, broken))
+
+
+def test_a_step_is_shortened_to_where_it_is_trusted(found):
+    point = found[3].params.point
+    step = Point(*(np.full_like(part, 7.0) for part in point))
+    short = trusted(step, point)
+    longest = max(1.0, 1 / np.abs(point.mixing).max())
+    np.testing.assert_allclose(short.flat(), step.flat() / (7 * longest))
+    np.testing.assert_allclose(trusted(short, point).flat(), short.flat())
+
+
+def test_points_are_laid_flat_and_back(found):
+    point = found[3].params.point
+    for part, again in zip(point, point.unflat(point.flat()), strict=True):
+        np.testing.assert_array_equal(part, again)
 
 
 def test_a_step_climbs_the_prior_where_no_row_says_anything(found):
@@ -139,11 +156,10 @@ def test_a_step_climbs_the_prior_where_no_row_says_anything(found):
     sums = score_sums(state.params, replace(block_of(X[:400]), segment=0), quadrature_scores)
     nothing = type(sums).from_arrays({n: 0 * a for n, a in sums.arrays().items()})
     priors = first_priors(one)
-    step = summit(nothing, one, priors).step
+    step = summit(nothing, one, priors, no_path(one).extended(one, nothing)).step
     moved = one.moved(step, 1.0)
     assert log_prior(moved, priors) > log_prior(one, priors)
     np.testing.assert_allclose([*moved.means, *moved.log_variances], 0, atol=1e-8)
-    assert share_of(step, one) <= 1
 
 
 def test_expectation_propagation_serves_more_components():
