@@ -24,6 +24,7 @@ Array = NDArray[np.float64]
 
 _LEAST_VARIANCE = 1e-4
 _UNIFORM_ENTRIES = 0.2
+_WEIGHT = 3.0  # 1 and 3 were tried: 0.9909 and 0.9914 of 10 sources of 10 features
 _REMEMBERED = 8  # points
 _LONGEST = 1.0  # change of a log variance, or of A by its largest entry
 
@@ -34,9 +35,9 @@ class Priors(NamedTuple):
     Attributes
     ----------
     norms
-        Of log ‖a_i‖ about its mean over features. Its own prior holds it near that of rows whose
-        K entries are uniform, 0.2 / K: at as many components as features the data say next to
-        nothing of it.
+        Of log ‖a_i‖ about its mean over features. Its own prior, of three times their weight, holds
+        it near that of rows whose K entries are uniform, 0.2 / K: at as many components as
+        features the data say next to nothing of it.
     offsets, means, log_variances
         Of c, μ and log σ² about 0.
     """
@@ -229,11 +230,15 @@ def _inverse(precision: Array) -> Array:
 def _variance(values: Array, unknown: Array, now: float, held: float | None = None) -> float:
     """Give the variance that asks for itself (MacKay 1992), in steps of bounded size.
 
-    `held` is one that as many values more would have.
+    `held` is one that `_WEIGHT` times as many values more would have.
     """
     n, n_known = values.size, max(values.size - float(unknown.sum()) / now, 1e-3)
     squares = float((values**2).sum())
-    asked = squares / n_known if held is None else (squares + n * held) / (n_known + n)
+    asked = (
+        squares / n_known
+        if held is None
+        else (squares + _WEIGHT * n * held) / (n_known + _WEIGHT * n)
+    )
     return max(min(max(asked, now / 4), now * 4), _LEAST_VARIANCE)
 
 

@@ -12,7 +12,14 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import fit
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
-from pipeline.models.binary_ica.climbing import first_priors, log_prior, no_path, summit, trusted
+from pipeline.models.binary_ica.climbing import (
+    first_priors,
+    log_prior,
+    no_path,
+    refreshed,
+    summit,
+    trusted,
+)
 from pipeline.models.binary_ica.likelihood_params import Point
 from pipeline.models.binary_ica.scoring import patterns_of, score_sums
 from pipeline.numerics.metrics import matched_columns, mean_cosine_similarity
@@ -141,6 +148,20 @@ def test_a_step_is_shortened_to_where_it_is_trusted(found):
     longest = max(1.0, 1 / np.abs(point.mixing).max())
     np.testing.assert_allclose(short.flat(), step.flat() / (7 * longest))
     np.testing.assert_allclose(trusted(short, point).flat(), short.flat())
+
+
+def test_priors_come_to_rest_where_those_of_expectation_maximisation_do(found):
+    _, _, X, state = found
+    point = state.params.point
+    one = Point(*point[:2], point.means[:1], point.log_variances[:1])
+    sums = score_sums(state.params, replace(block_of(X[:400]), segment=0), quadrature_scores)
+    path, priors = no_path(one).extended(one, sums), first_priors(one)
+    for _ in range(500):
+        priors = refreshed(one, summit(sums, one, priors, path), priors)
+    unknown = summit(sums, one, priors, path).own_covariance[0].diagonal()
+    for name, part in {"means": slice(0, 2), "log_variances": slice(2, 4)}.items():
+        squares = getattr(one, name)[0] ** 2 + unknown[part]
+        assert getattr(priors, name) == pytest.approx(squares.mean(), rel=1e-6)
 
 
 def test_points_are_laid_flat_and_back(found):
