@@ -20,6 +20,7 @@ from flows.running.flow import flow_of, run_flow
 from flows.running.stages import run_task
 from storage.errors import DataError
 from storage.locations import place
+from storage.sources import map_text
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 
@@ -28,12 +29,15 @@ bits that `flows.transform --reconstruct` wrote; several files or a quoted glob 
 and stored in the order given. Files in an object store, such as s3://BUCKET/PATH or a quoted glob,
 are downloaded to temporary files.
 
-Values are 0, 1, true, false or missing; anything else is refused with its row and column.
+Values are 0, 1, true, false or missing; anything else is refused with its row and column, unless
+--map or --threshold says what it is.
 """
 EXAMPLES = """Examples:
 
     python -m flows.ingest votes.csv --dataset votes.zarr --segment-by year --keep party
     python -m flows.ingest 'clicks/2026-*.parquet' --dataset clicks.zarr --segments 24
+    python -m flows.ingest calls.csv --dataset calls.zarr --yes yea,paired-yea --no nay --keep id
+    python -m flows.ingest codes.csv --dataset calls.zarr --map '1=1,6=0' --missing 9
     python -m flows.ingest tonight.parquet --dataset clicks.zarr --append
     python -m flows.ingest s3://bucket/incoming --dataset s3://bucket/clicks.zarr --new
 
@@ -122,6 +126,29 @@ def main(
     threshold: Annotated[
         float | None, Parameter(help="Binarise: 1 where the value is greater than T.")
     ] = None,
+    map: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="What values mean: 'VALUE=1,VALUE=0', or 'FEATURES:VALUE=1,VALUE=0' for some.",
+        ),
+    ] = (),
+    yes: Annotated[
+        tuple[str, ...], Parameter(negative="", help="Values that are 1, between commas.")
+    ] = (),
+    no: Annotated[
+        tuple[str, ...], Parameter(name="--no", negative="", help="Values that are 0, likewise.")
+    ] = (),
+    features: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="Columns that alone are features: a name or quoted pattern."),
+    ] = (),
+    drop: Annotated[
+        tuple[str, ...], Parameter(negative="", help="Columns to leave out, likewise.")
+    ] = (),
+    drop_constant: Annotated[
+        bool, Switch, Parameter(help="Leave out the features that never vary.")
+    ] = False,
     append: Annotated[bool, Switch, Parameter(help="Add rows to the dataset.")] = False,
     new: Annotated[
         bool,
@@ -137,7 +164,9 @@ def main(
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
-    roles = asdict(Roles(segments, segment_by, split_by, keep, missing, threshold))
+    maps = (*map, *map_text(yes, no))
+    chosen = (maps, features, drop, drop_constant)
+    roles = asdict(Roles(segments, segment_by, split_by, keep, missing, threshold, *chosen))
     options = Options(list(sources), dataset, roles, append, overwrite, new)
     write = partial(_written, check(options))
     summary = run_flow("ingest", options, partial(run_task, "write dataset", write))

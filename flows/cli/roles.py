@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.locations import MANIFEST
-from storage.sources import Batch, ReadOptions
+from storage.sources import Batch, ReadOptions, parse_map
 
 SOURCES = "sources"
 """Key of the tags of the files that a dataset was made from, beside the roles it remembers."""
@@ -31,8 +31,12 @@ class Roles:
         Per-row columns that give the segment and the split.
     keep
         Per-row columns to store.
-    missing, threshold
-        How values become bits; see `storage.sources.ReadOptions`.
+    missing, threshold, maps
+        How values become bits; see `storage.sources.ReadOptions`. Maps are as options spell them.
+    features, drop
+        Columns that alone are features, and that are none: names and patterns.
+    drop_constant
+        Whether features of one value are dropped: their names are among `drop` then.
     """
 
     segments: int | None = None
@@ -41,6 +45,10 @@ class Roles:
     keep: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     threshold: float | None = None
+    maps: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    drop_constant: bool = False
 
     def __post_init__(self) -> None:
         if self.segments is not None and self.segments < 1:
@@ -49,6 +57,7 @@ class Roles:
             raise DataError("--segments: Expected no --segment-by beside it, got both.")
         if "split" in self.keep and self.split_by not in (None, "split"):
             raise DataError("--keep split: Expected no --split-by beside it, which is stored so.")
+        _ = self.options  # refuses values that cannot be
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Roles:
@@ -60,7 +69,8 @@ class Roles:
         """What the readers need to know."""
         named = (self.segment_by, self.split_by, *self.keep)
         columns = tuple(dict.fromkeys(name for name in named if name is not None))
-        return ReadOptions(self.missing, self.threshold, columns)
+        maps = tuple(parse_map(text) for text in self.maps)
+        return ReadOptions(self.missing, self.threshold, columns, maps, self.features, self.drop)
 
     def completed(self, source: Any) -> Roles:
         """Add what the format itself says of its columns."""
@@ -117,7 +127,7 @@ def known_sources(base: BinaryDataset | None) -> dict[str, str]:
 
 
 def _told(roles: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in roles.items() if value not in (None, (), [])}
+    return {n: v for n, v in roles.items() if v is not False and v not in (None, (), [])}
 
 
 def check_stored(roles: Roles, base: BinaryDataset) -> None:

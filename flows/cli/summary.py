@@ -57,12 +57,20 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
     for name in ("n_rows", "n_features", "n_segments", "n_chunks"):
         table.add_row(name.removeprefix("n_"), f"{summary[name]:,}")
     table.add_row("columns", ", ".join(summary["columns"]) or "none")
+    if summary["left_out"]:
+        table.add_row("left out", _some(summary["left_out"]))
     table.add_row("seconds", f"{summary['seconds']:.2f}")
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
     for warning in summary["warnings"]:
         console.print(f"warning: {warning}", markup=False)
     console.print(f"dataset: {summary['dataset']}", markup=False)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Name the first of many."""
+    more = f" and {len(names) - _TOP:,} more" if len(names) > _TOP else ""
+    return ", ".join(names[:_TOP]) + more
 
 
 def told_drift(drift: Mapping[str, Any]) -> str:

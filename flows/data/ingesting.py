@@ -19,6 +19,7 @@ from storage.examples import PREFIX, open_example
 from storage.locations import MANIFEST, Place
 from storage.sources import (
     Arrivals,
+    ReadOptions,
     Source,
     basket_items,
     expand_sources,
@@ -136,6 +137,9 @@ def _opened(names: Sequence[str], intake: Intake) -> Intake:
     if base is not None:
         roles = remembered(roles, base)
     opened = _open_sources(names, roles, base)
+    if roles.drop_constant and base is None:
+        roles = replace(roles, drop=(*roles.drop, *constant_features(opened)))
+        opened = _open_sources(names, roles, base)
     check_feature_names(opened[0].feature_names)
     if isinstance(opened[0], Source):
         opened[0].check_first()
@@ -161,13 +165,20 @@ def write_rows(intake: Intake, progress: Progress) -> BinaryDataset:
     n_rows = _count_rows(opened, expected) if roles.segments else expected
     with _writing(intake, n_rows) as writer:
         segment = segmenter(roles, n_rows, intake.base)
-        done = 0
+        done = n_ones = n_seen = 0
         progress("ingest", done, n_rows or 0, done)
         for batch in batches_in_order(opened):
             columns = {stored: batch.columns[name] for stored, name in roles.stored.items()}
             writer.add(replace(batch, columns=columns), segment(batch, done))
             done += len(batch.X)
+            n_ones += int(batch.X.sum()) if roles.maps else 0
+            n_seen += batch.X.size if batch.observed is None else int(batch.observed.sum())
             progress("ingest", done, n_rows or 0, done)
+        if roles.maps and intake.base is None and n_ones in (0, n_seen):
+            raise DataError(
+                f"--map: Expected values that are 1 and values that are 0, got {n_seen:,} that are "
+                f"all {int(n_ones > 0)}. Check the map: {'; '.join(roles.maps)}."
+            )
     return open_dataset(intake.path)
 
 
@@ -197,15 +208,35 @@ def _writing(intake: Intake, n_rows: int | None) -> Iterator[DatasetWriter]:
 
 def _open_sources(names: Sequence[str], roles: Roles, base: BinaryDataset | None) -> list[Any]:
     items = base.feature_names if base else basket_items(list(filter(is_baskets, names)))
+    options = replace(roles.options, goes_on=base is not None)
+    _refuse_for_examples(names, options)
     opened = [
-        open_example(name)
-        if name.startswith(PREFIX)
-        else open_source(name, roles.options, items=items)
+        open_example(name) if name.startswith(PREFIX) else open_source(name, options, items=items)
         for name in names
     ]
     for source in opened[1:]:
         _check_same_columns(opened[0], source)
     return opened
+
+
+def _refuse_for_examples(names: Sequence[str], options: ReadOptions) -> None:
+    """Examples are made as they are."""
+    told = {"--map": options.maps, "--features": options.features, "--drop": options.drop}
+    for option, values in told.items():
+        if values and (made := [name for name in names if name.startswith(PREFIX)]):
+            raise DataError(f"{option}: Expected a file beside it, got {made[0]}.")
+
+
+def constant_features(sources: Sequence[Any]) -> tuple[str, ...]:
+    """Name the features that have one value alone, or none, in all rows of all sources."""
+    names = sources[0].feature_names
+    has_one, has_zero = np.zeros((2, len(names)), np.bool_)
+    for batch in batches_in_order(sources):
+        ones = batch.X != 0
+        has_one |= ones.any(axis=0)
+        zeros = ~ones if batch.observed is None else ~ones & (batch.observed != 0)
+        has_zero |= zeros.any(axis=0)
+    return tuple(names[k] for k in np.flatnonzero(~(has_one & has_zero)))
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -260,6 +291,7 @@ def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
         "n_segments": dataset.n_segments,
         "n_chunks": dataset.n_chunks,
         "columns": list(dataset.column_names),
+        "left_out": list(dataset.manifest["ingest"].get("drop", ())),
         "warnings": warnings + _lone_rows(dataset),
         "seconds": round(seconds, 3),
     }

@@ -15,9 +15,11 @@ from storage.sources.arrays import open_npy, open_npz
 from storage.sources.arrivals import Arrivals, arrivals, tags_of
 from storage.sources.base import Batch, Source
 from storage.sources.baskets import basket_items, open_baskets
+from storage.sources.choice import with_choice
 from storage.sources.codes import ReadOptions
 from storage.sources.matrix_market import open_matrix_market
 from storage.sources.remote import matching, open_remote
+from storage.sources.value_maps import map_text, parse_map
 from storage.sources.zarr_arrays import is_zarr, open_zarr
 
 __all__ = [
@@ -28,8 +30,10 @@ __all__ = [
     "basket_items",
     "expand_sources",
     "is_baskets",
+    "map_text",
     "new_files",
     "open_source",
+    "parse_map",
     "tags_of",
 ]
 
@@ -82,6 +86,11 @@ def open_source(
         If the path cannot be read, or its kind is unknown.
     """
     options = options or ReadOptions()
+    opened = _open(path, options, items)
+    return opened if opened.chooses else with_choice(opened)
+
+
+def _open(path: str, options: ReadOptions, items: Sequence[str] | None) -> Source:
     if is_url(path) and _suffix(path):
         return open_remote(path, partial(open_source, options=options, items=items))
     place = Path(path)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, reading, unnamed
-from storage.sources.codes import MISSING, ReadOptions, check_numeric, encode_numbers
+from storage.sources.codes import MISSING, ReadOptions, check_numeric, encode_features
 from storage.sources.members import Header, member_headers, member_rows, read_header, read_member
 from storage.sources.sparse import open_sparse
 
@@ -110,7 +110,7 @@ def number_batch(
     observed: NDArray[np.uint8] | None = None,
 ) -> Batch:
     """Make a batch of numbers, (n_rows, n_features), and an optional mask of the same shape."""
-    codes = encode_numbers(values, source.options)
+    codes = encode_features(values, source.options, source.feature_names)
     if observed is not None:
         codes[observed == 0] = MISSING
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from storage.errors import DataError
 from storage.sources.advice import advice, shown
 from storage.sources.codes import BAD, MISSING, Codes, ReadOptions, in_row_order
+from storage.sources.selection import chosen
+from storage.sources.value_maps import map_of
 
 # Large enough to hide the cost of a batch, small enough that a few of them fit any machine.
 BATCH_CELLS = 1 << 22
@@ -78,6 +81,8 @@ class Source(ABC):
 
     streams: ClassVar[bool] = False
     """Whether the first batch costs no more than itself."""
+    chooses: ClassVar[bool] = False
+    """Whether columns that the options leave out are not even read."""
 
     path: str
     options: ReadOptions
@@ -116,6 +121,12 @@ class Source(ABC):
         if self.streams:
             next(iter(self.batches()), None)
 
+    @cached_property
+    def is_chosen(self) -> NDArray[np.bool_]:
+        """Whether each feature is one by the options, (n_features,)."""
+        wanted = set(chosen(self.path, self.feature_names, self.options))
+        return np.array([name in wanted for name in self.feature_names])
+
     @property
     def n_features(self) -> int:
         """Number of features."""
@@ -153,6 +164,8 @@ class Source(ABC):
             Per-row columns of these rows.
         """
         codes = in_row_order(codes)
+        if not (self.chooses or self.is_chosen.all()):
+            codes[:, ~self.is_chosen] = 0
         highest = codes.max(initial=0)
         if highest == BAD:
             row, feature = divmod(int((codes == BAD).argmax()), self.n_features)
@@ -165,9 +178,13 @@ class Source(ABC):
 
     def not_binary(self, row: int, feature: int, value: str, column: Sequence[str]) -> DataError:
         """Build the error about one value of a column; `row` counts from 0."""
-        threshold_given = self.options.threshold is not None
-        expected = "a number, true, false" if threshold_given else "0, 1, true, false"
-        remedy = advice(self.feature_names[feature], column, threshold_given)
+        name, options = self.feature_names[feature], self.options
+        value_map = map_of(options.maps, name)
+        expected = "0, 1, true, false" if value_map is None else str(value_map)
+        if options.threshold is not None:
+            expected = "a number, true, false"
+        given = "--threshold" if options.threshold is not None else "--map" if value_map else None
+        remedy = advice(name, column, given)
         return DataError(
             f"{self.place(row, feature)}: Expected {expected} or a missing value, "
             f"got {shown(value)}. {remedy}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.sources.numbers import float_of
+from storage.sources.value_maps import ValueMap, map_of
 
 Codes = NDArray[np.uint8]
 
@@ -31,44 +34,54 @@ class ReadOptions:
         Binarise: 1 where value > threshold. NaN stays missing.
     row_columns
         Names of per-row columns wanted; they are not features.
+    maps
+        Which values are 1 and 0 where they are not written so; of each feature the first that
+        fits its name.
+    features, drop
+        Names and patterns of the columns that alone are features, and of those that are none.
+    goes_on
+        Whether rows are added, so that what was left out before need not be there again.
     """
 
     missing: tuple[str, ...] = ()
     threshold: float | None = None
     row_columns: tuple[str, ...] = ()
+    maps: tuple[ValueMap, ...] = ()
+    features: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise DataError(f"--threshold: Expected a finite number, got {self.threshold}.")
+        if self.maps and self.threshold is not None:
+            raise DataError("--map: Expected no --threshold beside it, got both. Name all values.")
+        for value_map in self.maps:
+            if both := [t for t in self.missing if value_map.code_of(t) is not None]:
+                raise DataError(
+                    f"--missing {both[0]}: Expected a value that no map makes 0 or 1, got one. "
+                    "Leave it out of one of them."
+                )
 
     @property
     def missing_numbers(self) -> list[float]:
         """The numbers among the missing tokens."""
-        numbers = [_float(token) for token in self.missing]
+        numbers = [float_of(token) for token in self.missing]
         return [number for number in numbers if number is not None and not math.isnan(number)]
 
 
-def number_of(text: str) -> float | None:
-    """Read a number, true or false; None if it is none of them."""
-    word = text.strip().lower()
-    if word in ("true", "false"):
-        return float(word == "true")
-    return _float(word)
-
-
-def _float(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
-
-
-def encode_numbers(values: NDArray[Any], options: ReadOptions) -> Codes:
+def encode_numbers(
+    values: NDArray[Any], options: ReadOptions, value_map: ValueMap | None = None
+) -> Codes:
     """Code an array of booleans, integers or floats: 0, 1, MISSING or BAD, in the same shape."""
     values = np.asarray(values)
     if values.dtype.kind == "b":
         values = values.view(np.uint8)
-    if options.threshold is not None:
+    if value_map is not None:
+        codes = np.full(values.shape, BAD, np.uint8)
+        for number, code in value_map.numbers.items():
+            codes[values == number] = code
+    elif options.threshold is not None:
         codes = (values > options.threshold).view(np.uint8)
     else:
         ones = values == 1
@@ -83,6 +96,18 @@ def encode_numbers(values: NDArray[Any], options: ReadOptions) -> Codes:
     return codes
 
 
+def encode_features(
+    values: NDArray[Any], options: ReadOptions, feature_names: Sequence[str]
+) -> Codes:
+    """Code numbers whose columns are features, (n_rows, n_features), each by its own map."""
+    if not options.maps:
+        return encode_numbers(values, options)
+    codes = np.empty(values.shape, np.uint8)
+    for k, name in enumerate(feature_names):
+        codes[:, k] = encode_numbers(values[:, k], options, map_of(options.maps, name))
+    return codes
+
+
 def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
     """Refuse types that `encode_numbers` does not take."""
     if dtype.kind not in "biuf":
@@ -91,6 +116,11 @@ def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
 
 def check_implicit_zeros(path: str, options: ReadOptions) -> None:
     """Refuse options under which the zeros that a sparse format leaves out are not 0."""
+    if options.maps:
+        raise DataError(
+            f"{path}: Expected no map of values, because entries left out are 0, got one. "
+            "Use a dense format."
+        )
     if encode_numbers(np.zeros(1), options)[0] != 0:
         raise DataError(
             f"{path}: Expected options that keep 0 as 0, because entries left out are 0, got "

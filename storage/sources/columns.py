@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source
-from storage.sources.codes import BAD, MISSING, Codes, ReadOptions, encode_numbers, number_of
+from storage.sources.codes import BAD, MISSING, Codes, ReadOptions, encode_numbers
+from storage.sources.numbers import float_of, number_of
+from storage.sources.value_maps import ValueMap, map_of
 
 # Compared without regard to case.
 MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
@@ -36,31 +38,33 @@ def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
-def table_codes(columns: Sequence[pa.Array], n_rows: int, options: ReadOptions) -> Codes:
-    """Code the columns of a table, (n_rows, n_columns)."""
+def table_codes(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOptions) -> Codes:
+    """Code the columns of a table, (n_rows, n_columns), by their names."""
     by_column = np.empty((len(columns), n_rows), np.uint8)
-    for codes, column in zip(by_column, columns, strict=True):
-        codes[:] = column_codes(column, options)
+    for codes, (name, column) in zip(by_column, columns.items(), strict=True):
+        codes[:] = column_codes(column, options, map_of(options.maps, name))
     return by_column.T
 
 
-def column_codes(column: pa.Array, options: ReadOptions) -> Codes:
+def column_codes(
+    column: pa.Array, options: ReadOptions, value_map: ValueMap | None = None
+) -> Codes:
     """Code one column, (n_rows,): null is missing, text is read once per distinct value."""
     if _is_text(column.type):
         column = column.dictionary_encode()
     if not pa.types.is_dictionary(column.type):
-        return _number_codes(column, options)
+        return _number_codes(column, options, value_map)
     distinct = column.dictionary
     if _is_text(distinct.type):
-        codes = token_codes(distinct.to_pylist(), options)
+        codes = token_codes(distinct.to_pylist(), options, value_map)
     else:
-        codes = _number_codes(distinct, options)
+        codes = _number_codes(distinct, options, value_map)
     last = pa.scalar(len(codes), pa.int64())
     places: NDArray[np.int64] = column.indices.cast(pa.int64()).fill_null(last).to_numpy()
     return np.append(codes, np.uint8(MISSING))[places]
 
 
-def _number_codes(column: pa.Array, options: ReadOptions) -> Codes:
+def _number_codes(column: pa.Array, options: ReadOptions, value_map: ValueMap | None) -> Codes:
     if pa.types.is_null(column.type):
         return np.full(len(column), MISSING, np.uint8)
     if pa.types.is_decimal(column.type):
@@ -69,14 +73,18 @@ def _number_codes(column: pa.Array, options: ReadOptions) -> Codes:
     if column.null_count:
         absent = column.is_null().to_numpy(zero_copy_only=False)
         column = column.fill_null(pa.scalar(False).cast(column.type))
-    codes = encode_numbers(column.to_numpy(zero_copy_only=False), options)
+    codes = encode_numbers(column.to_numpy(zero_copy_only=False), options, value_map)
     if absent is not None:
         codes[absent] = MISSING
     return codes
 
 
-def token_codes(tokens: Sequence[str | None], options: ReadOptions) -> Codes:
+def token_codes(
+    tokens: Sequence[str | None], options: ReadOptions, value_map: ValueMap | None = None
+) -> Codes:
     """Code words: missing tokens, numbers, true and false; anything else is BAD."""
+    if value_map is not None:
+        return np.array([_mapped(token, options, value_map) for token in tokens], np.uint8)
     numbers = [_token_number(token, options) for token in tokens]
     unreadable = [number is None for number in numbers]
     values = np.array([0.0 if number is None else number for number in numbers])
@@ -85,9 +93,25 @@ def token_codes(tokens: Sequence[str | None], options: ReadOptions) -> Codes:
     return codes
 
 
+def _mapped(token: str | None, options: ReadOptions, value_map: ValueMap) -> int:
+    """Code a word by a map, which may name what else would be missing."""
+    code = None if token is None else value_map.code_of(token)
+    if code is not None:
+        return code
+    return MISSING if is_missing(token, options) else BAD
+
+
+def is_missing(token: str | None, options: ReadOptions) -> bool:
+    """Tell whether a word stands for no value."""
+    if token is None or token.strip().lower() in MISSING_TOKENS:
+        return True
+    number = float_of(token)
+    return token.strip() in options.missing or number in options.missing_numbers
+
+
 def _token_number(token: str | None, options: ReadOptions) -> float | None:
     """NaN stands for missing, None for a word that is no number."""
-    if token is None or token.strip().lower() in MISSING_TOKENS or token.strip() in options.missing:
+    if token is None or is_missing(token, options):
         return float("nan")
     return number_of(token)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
@@ -23,14 +25,16 @@ from storage.sources.columns import (
     table_codes,
     token_codes,
 )
+from storage.sources.selection import chosen
 from storage.sources.text import TABLE_BLOCK_BYTES, line_blocks, open_text
+from storage.sources.value_maps import ValueMap, map_of
 
 
 def _any_case(word: str) -> list[str]:
     return ["".join(letters) for letters in product(*({c, c.upper()} for c in word))]
 
 
-_DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'", ",": "','", " ": "spaces"}
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _TRUE, _FALSE = ["1", "1.0", *_any_case("true")], ["0", "0.0", *_any_case("false")]
 
 
@@ -41,7 +45,7 @@ class CsvSource(Source):
     Attributes
     ----------
     delimiter
-        Comma or tab.
+        Comma, semicolon, tab or bar.
     header
         Names of all columns in file order.
     has_header
@@ -49,6 +53,7 @@ class CsvSource(Source):
     """
 
     streams = True
+    chooses = True
 
     delimiter: str
     header: tuple[str, ...]
@@ -61,24 +66,32 @@ class CsvSource(Source):
             if self.has_header:
                 stream.readline()
             for block in line_blocks(stream, TABLE_BLOCK_BYTES):
-                table = self._parse(block, first_row)
+                table, options = self._parse(block, first_row)
                 self._refuse_line_breaks(table, first_row)
                 for rows in table.to_batches():
-                    yield _table_batch(self, rows, first_row)
+                    yield _table_batch(self, rows, first_row, options)
                     first_row += rows.num_rows
 
-    def _parse(self, block: bytes, first_row: int) -> pa.Table:
+    def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
+        """Give the values, and how they become bits: those that Arrow mapped are bits."""
         typed = pa.bool_() if self.options.threshold is None else pa.float64()
-        with suppress(pa.ArrowInvalid):
-            return self._read(typed, block)
+        if not self.options.maps or self._map is not None:
+            with suppress(pa.ArrowInvalid):
+                return self._read(typed, block), replace(self.options, maps=())
         try:
-            return self._read(pa.string(), block)
+            return self._read(pa.string(), block), self.options
         except pa.ArrowInvalid as error:
             self._refuse_ragged(block, first_row)
             raise DataError(
                 f"{self.row_place(first_row)} or after: Expected UTF-8 text of delimited values, "
                 f"got an error: {' '.join(str(error).split())}. Correct the file."
             ) from error
+
+    @cached_property
+    def _map(self) -> ValueMap | None:
+        """The map of all features, if they have the same."""
+        maps = {map_of(self.options.maps, name) for name in self.feature_names}
+        return maps.pop() if len(maps) == 1 else None
 
     def _read(
         self,
@@ -99,9 +112,10 @@ class CsvSource(Source):
             pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note_ragged),
             pa.csv.ConvertOptions(
                 column_types=features | columns,
-                null_values=_missing_words(self.options),
-                true_values=_TRUE,
-                false_values=_FALSE,
+                include_columns=[*features, *columns],
+                null_values=_missing_words(self.options, self._map),
+                true_values=_TRUE if self._map is None else _words_of(self._map, 1),
+                false_values=_FALSE if self._map is None else _words_of(self._map, 0),
             ),
         )
 
@@ -138,22 +152,27 @@ class ParquetSource(Source):
     """A `.parquet` file."""
 
     streams = True
+    chooses = True
 
     def batches(self) -> Iterator[Batch]:
         """Read runs of rows across row groups."""
         first_row = 0
         with reading(self.path), pa.parquet.ParquetFile(self.path, memory_map=True) as file:
-            for rows in file.iter_batches(self.batch_rows):
-                yield _table_batch(self, rows, first_row)
+            names = [*self.feature_names, *self.column_names]
+            for rows in file.iter_batches(self.batch_rows, columns=names):
+                yield _table_batch(self, rows, first_row, self.options)
                 first_row += rows.num_rows
 
 
-def _table_batch(source: Source, rows: pa.RecordBatch, first_row: int) -> Batch:
-    features = [rows.column(name) for name in source.feature_names]
-    codes = table_codes(features, rows.num_rows, source.options)
+def _table_batch(
+    source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
+) -> Batch:
+    features = {name: rows.column(name) for name in source.feature_names}
+    codes = table_codes(features, rows.num_rows, options)
 
     def texts(part: slice, feature: int) -> list[str]:
-        return [repr(value) for value in features[feature][part].to_pylist()]
+        column = features[source.feature_names[feature]]
+        return [repr(value) for value in column[part].to_pylist()]
 
     columns = {
         name: row_column(source, name, rows.column(name), first_row) for name in source.column_names
@@ -166,18 +185,18 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
 
     A first line of nothing but values and missing tokens is a row, not a header.
     """
-    delimiter = "\t" if path.lower().removesuffix(".gz").endswith(".tsv") else ","
     with reading(path), open_text(path) as stream:
-        first_line = stream.readline().decode("utf-8-sig")
-        words = [word.strip() for word in next(csv.reader([first_line], delimiter=delimiter), [])]
+        lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]
+        delimiter = _delimiter(path, lines)
+        words = [word.strip() for word in _cut(lines[0], delimiter)]
+    _refuse_other_marks(path, words, delimiter)
     if not words:
         raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
-    _refuse_other_delimiters(path, words, "tab" if delimiter == "\t" else "comma")
     has_header = bool((token_codes(words, ReadOptions(options.missing)) == BAD).any())
-    if has_header and not (token_codes(words, options) == BAD).any():
+    if has_header and _is_row(words, options):
         raise DataError(
-            f"{path}: Expected names in the first line, got numbers, which --threshold would "
-            "binarise. Add a line with the columns' names."
+            f"{path}: Expected names in the first line, got values, which the options would read. "
+            "Add a line with the columns' names."
         )
     header = tuple(words) if has_header else unnamed(len(words))
     check_names(path, header)
@@ -185,7 +204,7 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
     return CsvSource(
         path=path,
         options=options,
-        feature_names=tuple(name for name in header if name not in wanted),
+        feature_names=chosen(path, [name for name in header if name not in wanted], options),
         column_names=tuple(name for name in wanted if name in header),
         delimiter=delimiter,
         header=header,
@@ -193,14 +212,42 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
     )
 
 
-def _refuse_other_delimiters(path: str, words: Sequence[str], expected: str) -> None:
-    """Refuse a first line that is one word to us and several to another delimiter."""
-    other = next((mark for mark in _DELIMITERS if len(words) == 1 and mark in words[0]), None)
+def _delimiter(path: str, lines: Sequence[str]) -> str:
+    """Tell what cuts the first two lines: a tab in a `.tsv`, else what cuts both into as many.
+
+    Raises
+    ------
+    DataError
+        If there are several such marks.
+    """
+    if path.lower().removesuffix(".gz").endswith(".tsv"):
+        return "\t"
+    counts = {
+        mark: {len(_cut(line, mark)) for line in lines if line.strip()} for mark in _DELIMITERS
+    }
+    fit = [mark for mark, n in counts.items() if len(n) == 1 and n != {1}]
+    if len(fit) > 1:
+        told = " and ".join(f"{_DELIMITERS[mark]} into {min(counts[mark])}" for mark in fit)
+        raise DataError(
+            f"{path}: Expected lines that one mark cuts into columns, got several: {told}. "
+            "Write the file with one of them, or quote the names that have the other."
+        )
+    return fit[0] if fit else ","
+
+
+def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None:
+    """Refuse a first line that is one word to us and several to another mark."""
+    marks = {**_DELIMITERS, " ": "spaces"}
+    other = next((mark for mark in marks if len(words) == 1 and mark in words[0]), None)
     if other is not None:
         raise DataError(
-            f"{path}: Expected a {expected} between columns, got one column that looks separated "
-            f"by {_DELIMITERS[other]}. Write commas to a .csv or tabs to a .tsv."
+            f"{path}: Expected {marks[delimiter]} between columns, got one column that looks cut "
+            f"by {marks[other]}. Write commas to a .csv or tabs to a .tsv."
         )
+
+
+def _cut(line: str, delimiter: str) -> list[str]:
+    return next(csv.reader([line], delimiter=delimiter), [])
 
 
 def open_parquet(path: str, options: ReadOptions) -> ParquetSource:
@@ -208,8 +255,8 @@ def open_parquet(path: str, options: ReadOptions) -> ParquetSource:
     with reading(path), pa.parquet.ParquetFile(path) as file:
         schema, n_rows = file.schema_arrow, file.metadata.num_rows
     wanted = dict.fromkeys(options.row_columns)
-    names = tuple(name for name in schema.names if name not in wanted)
     check_names(path, schema.names)
+    names = chosen(path, [name for name in schema.names if name not in wanted], options)
     for name in names:
         if not is_feature_type(schema.field(name).type):
             raise DataError(
@@ -225,7 +272,25 @@ def open_parquet(path: str, options: ReadOptions) -> ParquetSource:
     )
 
 
-def _missing_words(options: ReadOptions) -> list[str]:
+def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
+    """Tell whether the first line, were it a row, could be read."""
+    codes = [token_codes([word], options, map_of(options.maps, word)) for word in words]
+    return BAD not in np.concatenate(codes)
+
+
+def _missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
     """Give the spellings of missing values that need no closer look."""
-    usual = [word for token in MISSING_TOKENS for word in (token, token.upper(), token.title())]
-    return sorted({*usual, "NaN", *options.missing})
+    usual = [word for token in MISSING_TOKENS for word in _spellings(token)]
+    mapped = [
+        word for value in (value_map.words if value_map else ()) for word in _spellings(value)
+    ]
+    return sorted({*usual, "NaN", *options.missing} - {*mapped})
+
+
+def _words_of(value_map: ValueMap, code: int) -> list[str]:
+    """Give the spellings of values that need no closer look."""
+    return [w for value, c in value_map.words.items() if c == code for w in _spellings(value)]
+
+
+def _spellings(token: str) -> tuple[str, ...]:
+    return token, token.upper(), token.title()

@@ -305,10 +305,10 @@ def test_zero_rows(refused, tmp_path):
 
 
 def test_another_delimiter(refused, tmp_path):
-    text(tmp_path / "s.csv", "a;b;c\n0;1;1\n1;0;0\n")
+    text(tmp_path / "s.csv", "a b c\n0 1 1\n1 0 0\n")
     message = refused("ingest", "s.csv", "--dataset", "d.zarr")
-    assert "s.csv: Expected a comma" in message
-    assert "looks separated by ';'" in message
+    assert "s.csv: Expected commas" in message
+    assert "looks cut by spaces" in message
 
 
 def test_a_folder_of_files(refused, tmp_path):

@@ -15,7 +15,7 @@ import zarr
 from storage.errors import DataError
 from storage.sources import ReadOptions, basket_items, expand_sources, open_source, tables
 
-RECODE = "Recode them as 0 and 1; --missing TOKEN takes one as missing."
+READINGS = "Say what they mean: --map '{0}=1,{1}=0'{2}, or --map '{0}=0,{1}=1'{2}, or another."
 VALUES = "Expected 0, 1, true, false or a missing value"
 
 
@@ -34,8 +34,10 @@ def written(tmp_path, name, text):
     return path
 
 
-def hint(around):
-    return f"Values around it: {around}. {RECODE}"
+def hint(around, *values):
+    """The values, and both readings of the first two; others are missing."""
+    missing = "".join(f" --missing {value!r}" for value in values[2:])
+    return f"Values around it: {around}. {READINGS.format(*values[:2], missing)}"
 
 
 def place(name, row, column):
@@ -47,8 +49,9 @@ def test_first_bad_value_of_a_csv(tmp_path, bad):
     rows = ["1,0,1"] * 40
     rows[16], rows[16 + 5] = f"1,{bad},9", "9,9,9"
     path = written(tmp_path, "data.csv", "id,age,sex\n" + "\n".join([*rows, ""]))
-    around = f"'0' (38), {bad!r} (1), '9' (1)"
-    expected = f"{place('data.csv', 17, 'age')}: {VALUES}, got {bad!r}. {hint(around)}"
+    around = f"Values around it: '0' (38), {bad!r} (1), '9' (1)"
+    remedy = f"Correct it, or take it as missing: --missing {bad!r} --missing '9'."
+    expected = f"{place('data.csv', 17, 'age')}: {VALUES}, got {bad!r}. {around}. {remedy}"
     assert refusal(path) == expected
 
 
@@ -57,13 +60,13 @@ def test_codes_of_categories_get_no_threshold(tmp_path):
     calls = ["1,6"] * 30 + ["6,1"] * 20 + ["9,1"] * 8
     path = written(tmp_path, "votes.csv", "r1,r2\n" + "\n".join([*calls, ""]))
     assert refusal(path) == (
-        f"{place('votes.csv', 1, 'r2')}: {VALUES}, got '6'. " + hint("'6' (30), '1' (28)")
+        f"{place('votes.csv', 1, 'r2')}: {VALUES}, got '6'. " + hint("'6' (30), '1' (28)", "1", "6")
     )
     codes = np.array([line.split(",") for line in calls], int)
     np.save(tmp_path / "votes.npy", codes)
-    assert refusal(tmp_path / "votes.npy").endswith(hint("6 (30), 1 (28)"))
+    assert refusal(tmp_path / "votes.npy").endswith(hint("6 (30), 1 (28)", "1", "6"))
     scipy.sparse.save_npz(tmp_path / "votes.npz", scipy.sparse.csr_array(codes * codes))
-    assert refusal(tmp_path / "votes.npz").endswith(hint("36 (30), 1 (28)"))
+    assert refusal(tmp_path / "votes.npz").endswith(hint("36 (30), 1 (28)", "1", "36"))
 
 
 def test_measured_numbers_get_a_threshold(tmp_path):
@@ -76,14 +79,16 @@ def test_a_column_of_names_is_kept_beside(tmp_path):
     rows = "\n".join(f"1,name {i // 2}" for i in range(40))
     message = refusal(written(tmp_path, "data.csv", "a,who\n" + rows))
     assert message.endswith(
-        "'name 4' (2), 15 others. Use --keep who to keep the column beside the features."
+        "'name 4' (2), 15 others. Use --keep who to keep the column beside the features, "
+        "or --drop who to leave it out."
     )
 
 
 def test_missing_values_are_not_among_those_named(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": ["1", "0"], "b": ["y", None]}), path)
-    assert refusal(path).endswith(hint("'y' (1)"))
+    remedy = "Values around it: 'y' (1). Use --map 'VALUE=1,VALUE=0' to say what values mean."
+    assert refusal(path).endswith(remedy)
 
 
 def test_rows_are_counted_across_blocks(tmp_path, monkeypatch):
@@ -153,26 +158,9 @@ def test_unclosed_quote_does_not_swallow_rows(tmp_path):
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        (
-            "a.csv",
-            "a;b",
-            "Expected a comma between columns, got one column that looks separated by ';'",
-        ),
-        (
-            "a.csv",
-            "a\tb",
-            "Expected a comma between columns, got one column that looks separated by tabs",
-        ),
-        (
-            "a.tsv",
-            "a,b",
-            "Expected a tab between columns, got one column that looks separated by ','",
-        ),
-        (
-            "a.csv",
-            "0 1",
-            "Expected a comma between columns, got one column that looks separated by sp",
-        ),
+        ("a.tsv", "a,b", "Expected tabs between columns, got one column that looks cut by commas"),
+        ("a.tsv", "a;b", "Expected tabs between columns, got one column that looks cut by semi"),
+        ("a.csv", "0 1", "Expected commas between columns, got one column that looks cut by sp"),
     ],
 )
 def test_another_delimiter(tmp_path, name, line, message):
@@ -204,7 +192,7 @@ def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": [0, 1, None], "b": [1, 5, 6]}), path)
     assert refusal(path) == f"{place('a.parquet', 2, 'b')}: {VALUES}, got 5. " + hint(
-        "1 (1), 5 (1), 6 (1)"
+        "1 (1), 5 (1), 6 (1)", "1", "5", "6"
     )
     assert refusal(path, ReadOptions(row_columns=("a",), missing=("5", "6"))) == (
         f"{place('a.parquet', 3, 'a')}: Expected an integer, got no value. "
@@ -337,7 +325,9 @@ def test_zarr(tmp_path):
     shutil.rmtree(path)
     array = zarr.create_array(path, shape=(9, 4), chunks=(2, 2), dtype="i1")
     array[7, 3] = 5
-    assert refusal(path) == f"{place('a.zarr', 8, 'f3')}: {VALUES}, got 5. " + hint("0 (8), 5 (1)")
+    assert refusal(path) == f"{place('a.zarr', 8, 'f3')}: {VALUES}, got 5. " + hint(
+        "0 (8), 5 (1)", "0", "5"
+    )
     shutil.rmtree(path)
     group = zarr.create_group(path)
     assert refusal(path) == (

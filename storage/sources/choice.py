@@ -1,0 +1,45 @@
+"""Sources of which only some columns are features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage.sources.base import Batch, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenSource(Source):
+    """Some features of another source."""
+
+    source: Source
+
+    def batches(self) -> Iterator[Batch]:
+        """Read all features and leave out the others."""
+        at = np.flatnonzero(self.source.is_chosen)
+        for batch in self.source.batches():
+            observed = None if batch.observed is None else batch.observed[:, at]
+            yield Batch(np.ascontiguousarray(batch.X[:, at]), observed, batch.columns)
+
+    def check_first(self) -> None:
+        """Read the first rows as the whole source does."""
+        self.source.check_first()
+
+
+def with_choice(source: Source) -> Source:
+    """Leave features out of a source that reads all of them."""
+    if source.is_chosen.all():
+        return source
+    names = tuple(np.array(source.feature_names)[source.is_chosen].tolist())
+    return ChosenSource(
+        path=source.path,
+        options=source.options,
+        feature_names=names,
+        n_rows=source.n_rows,
+        column_names=source.column_names,
+        default_segment=source.default_segment,
+        default_split=source.default_split,
+        source=source,
+    )

@@ -1,0 +1,70 @@
+"""Texts, codes and columns that are no features, from the command line to the dataset."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.dataset import open_dataset
+
+CALLS = "id,unanimous,r1,r2,r3\n" + "".join(
+    f"{1000 + k},yea,{'yea' if k % 3 else 'nay'},{'nay' if k % 2 else 'present'},"
+    f"{'yea' if k < 9 else 'nay'}\n"
+    for k in range(30)
+)
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    (tmp_path / "calls.csv").write_text(CALLS)
+    return tmp_path
+
+
+def values(dataset):
+    """All values, 2 where missing."""
+    parts = [dataset.dense(key) for key in range(dataset.n_chunks)]
+    X, observed = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return np.where(observed, X, 2)
+
+
+def test_roll_calls_of_texts(plain_cli, calls):
+    options = ["--yes", "yea", "--no", "nay", "--missing", "present", "--keep", "id"]
+    options += ["--drop-constant", "--json"]
+    done = plain_cli("ingest", "calls.csv", "--dataset", "d.zarr", *options)
+    assert done.code == 0, done.err
+    dataset = open_dataset(calls / "d.zarr")
+    # Of r2 one value is left: nay, or missing.
+    assert dataset.feature_names == ("r1", "r3")
+    assert done.json["left_out"] == ["unanimous", "r2"]
+    assert dataset.manifest["ingest"]["drop"] == ["unanimous", "r2"]
+    assert values(dataset)[:, 0].tolist() == [int(k % 3 > 0) for k in range(30)]
+
+
+def test_rows_are_added_as_those_before_were_read(plain_cli, calls):
+    options = ["--map", "yea=1,nay=0", "--missing", "present", "--drop", "id"]
+    made = plain_cli("ingest", "calls.csv", "--dataset", "d.zarr", *options, "--drop-constant")
+    assert made.code == 0, made.err
+    more = "id,r1,r3\n7,nay,yea\n"
+    (calls / "more.csv").write_text(more)
+    assert plain_cli("ingest", "more.csv", "--dataset", "d.zarr", "--append").code == 0
+    dataset = open_dataset(calls / "d.zarr")
+    assert dataset.feature_names == ("r1", "r3")
+    assert values(dataset)[-1].tolist() == [0, 1]
+
+
+def test_a_map_that_makes_all_values_alike_leaves_nothing(plain_cli, calls):
+    options = ["--map", "yea=1,no=0", "--missing", "nay", "--missing", "present", "--drop", "id"]
+    error = plain_cli("ingest", "calls.csv", "--dataset", "d.zarr", *options).refusal()
+    assert "Expected values that are 1 and values that are 0, got 59 that are all 1" in error
+    assert not (calls / "d.zarr").exists()
+
+
+def test_ids_are_recognised(plain_cli, calls):
+    error = plain_cli("ingest", "calls.csv", "--dataset", "d.zarr").refusal()
+    assert "if they name the rows, use --keep id to keep them beside the features" in error
+
+
+@pytest.mark.parametrize("option", [["--drop", "p1"], ["--map", "1=1,2=0"]])
+def test_examples_are_made_as_they_are(plain_cli, calls, option):
+    error = plain_cli("ingest", "example:digits", "--dataset", "d.zarr", *option).refusal()
+    assert f"{option[0]}: Expected a file beside it, got example:digits." in error

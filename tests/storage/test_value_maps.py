@@ -1,0 +1,212 @@
+"""Values that are not written as 0 and 1, and columns that are no features."""
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import DataError
+from storage.sources import ReadOptions, map_text, open_source, parse_map
+
+CALLS = "id,r1,r2\na,Yea,nay\nb, nay ,NAY\nc,paired-yea,\nd,yea,?\n"
+
+
+def read(path, *maps, **options):
+    """The values, 2 where missing, and the names."""
+    source = open_source(str(path), ReadOptions(maps=tuple(map(parse_map, maps)), **options))
+    batches = list(source.batches())
+    for batch in batches:
+        assert batch.X.flags.c_contiguous
+    values = [b.X + (0 if b.observed is None else 2 * (1 - b.observed)) for b in batches]
+    return np.concatenate(values), source.feature_names
+
+
+def written(path, text):
+    path.write_text(text)
+    return path
+
+
+def refused(path, *maps, **options):
+    with pytest.raises(DataError) as caught:
+        read(path, *maps, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".tsv"])
+def test_texts_are_mapped_without_regard_to_case_or_space(tmp_path, suffix):
+    path, text = tmp_path / f"calls{suffix}", CALLS
+    if suffix == ".tsv":
+        text = text.replace(",", "\t")
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    values, names = read(path, "yea=1,paired-yea=1,nay=0", row_columns=("id",))
+    assert names == ("r1", "r2")
+    assert values.tolist() == [[1, 0], [0, 0], [1, 2], [1, 2]]
+
+
+def test_the_fast_way_and_the_slow_way_agree(tmp_path):
+    rng = np.random.default_rng(0)
+    words = rng.choice(["1", "6", "9"], (3000, 4), p=[0.6, 0.3, 0.1])
+    lines = "\n".join(map(",".join, words))
+    fast = written(tmp_path / "fast.csv", f"a,b,c,d\n{lines}\n")
+    slow = written(tmp_path / "slow.csv", f"a,b,c,d\n{lines}\n1.0, 6,9,1\n")
+    expected = np.select([words == "1", words == "6"], [1, 0], 2)
+    for path in (fast, slow):
+        values, _ = read(path, "1=1,6=0", missing=("9",))
+        np.testing.assert_array_equal(values[:3000], expected)
+    assert values[3000].tolist() == [1, 0, 2, 1]
+
+
+def test_a_map_may_turn_bits_round_and_name_what_else_is_missing(tmp_path):
+    path = written(tmp_path / "a.csv", "a,b\n1,?\n0,na\nNA,?\n,NA\n")
+    values, _ = read(path, "b:?=1,na=0", "0=1,1=0")
+    assert values.tolist() == [[0, 1], [1, 0], [2, 1], [2, 0]]
+
+
+def test_some_columns_have_maps_of_their_own(tmp_path):
+    path = written(tmp_path / "a.csv", "q1,q2,x\n1,2,yes\n2,1,no\n")
+    values, _ = read(path, "q*:1=0,2=1", "x:yes=1,no=0")
+    assert values.tolist() == [[0, 1, 1], [1, 0, 0]]
+    path = written(tmp_path / "b.csv", "q1,x\n1,1\n2,0\n")
+    assert read(path, "q1:1=0,2=1")[0].tolist() == [[0, 1], [1, 0]]
+
+
+def test_parquet_and_arrays_are_mapped_too(tmp_path):
+    columns = {
+        "text": pa.array(["y", "n", None]).dictionary_encode(),
+        "number": pa.array([1.0, 6.0, float("nan")]),
+        "whole": pa.array([6, 1, None]),
+    }
+    pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    values, _ = read(tmp_path / "a.parquet", "y=1,1=1,n=0,6=0")
+    assert values.tolist() == [[1, 1, 0], [0, 0, 1], [2, 2, 2]]
+    codes = np.array([[1, 6], [6, 9]])
+    np.save(tmp_path / "a.npy", codes)
+    np.savez(tmp_path / "a.npz", X=codes)
+    for name in ("a.npy", "a.npz"):
+        assert read(tmp_path / name, "1=1,6=0", missing=("9",))[0].tolist() == [[1, 0], [0, 2]]
+    scipy.sparse.save_npz(tmp_path / "s.npz", scipy.sparse.csr_array(codes))
+    assert "Expected no map of values" in refused(tmp_path / "s.npz", "1=1,6=0")
+
+
+@given(st.lists(st.sampled_from(["yea", "nay", "?", "Yea", " nay"]), min_size=1, max_size=30))
+def test_a_word_means_the_same_wherever_it_stands(tmp_path_factory, words):
+    path = tmp_path_factory.mktemp("words") / "a.csv"
+    written(path, "column\n" + "\n".join(words) + "\n")
+    values, _ = read(path, "yea=1,nay=0")
+    meaning = {"yea": 1, "nay": 0, "?": 2}
+    assert values[:, 0].tolist() == [meaning[word.strip().lower()] for word in words]
+
+
+def test_a_first_line_of_mapped_values_is_no_header(tmp_path):
+    path = written(tmp_path / "a.csv", "yea,nay\nnay,nay\n")
+    assert "Expected names in the first line, got values" in refused(path, "yea=1,nay=0")
+
+
+def test_what_a_map_misses_is_named_with_counts_and_place(tmp_path):
+    path = written(tmp_path / "a.csv", "a,b\nyea,nay\nyea,present\nnay,present\n")
+    message = refused(path, "yea=1,nay=0")
+    assert message == (
+        f"{path}: row 2 (data rows counted from 1), column 'b': Expected 'yea', 'nay' or a missing "
+        "value, got 'present'. Values around it: 'present' (2), 'nay' (1). "
+        "Name the value in --map too, or use --missing VALUE."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("yea", "Expected VALUE=1 or VALUE=0 between commas, got 'yea'"),
+        ("yea=2,nay=0", "got 'yea=2'"),
+        ("=1,nay=0", "got '=1'"),
+        ("yea=1,YEA=0", "Expected one meaning of 'YEA'"),
+        ("yea=1,aye=1", "got none for 0"),
+        ("q*:nay=0", "got none for 1"),
+    ],
+)
+def test_maps_that_say_nothing_are_refused(text, message):
+    with pytest.raises(DataError, match=r"^--map ") as caught:
+        parse_map(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_are_compared_as_such():
+    assert parse_map("1=0,2=1").code_of(" 2.0 ") == 1
+    with pytest.raises(DataError, match=r"^--map 1=1,1.0=0: Expected one meaning of '1.0'"):
+        parse_map("1=1,1.0=0")
+
+
+def test_yes_and_no_write_a_map():
+    assert map_text(("yea,aye", "yes"), ("nay",)) == ("yea=1,aye=1,yes=1,nay=0",)
+    assert map_text((), ()) == ()
+    with pytest.raises(DataError, match=r"^--yes: Expected --no beside it"):
+        map_text(("yea",), ())
+
+
+def test_options_that_contradict_each_other_are_refused():
+    yea = parse_map("yea=1,nay=0")
+    with pytest.raises(DataError, match=r"^--map: Expected no --threshold"):
+        ReadOptions(threshold=1.0, maps=(yea,))
+    with pytest.raises(DataError, match=r"^--missing NAY: Expected a value that no map"):
+        ReadOptions(missing=("NAY",), maps=(yea,))
+
+
+def test_features_are_chosen_and_dropped_by_name_and_pattern(tmp_path):
+    text = "id,when,q1,q2,age\n17,2020-01-01,1,0,x\n18,2020-01-02,0,1,y\n"
+    path = written(tmp_path / "a.csv", text)
+    assert read(path, features=("q*",))[1] == ("q1", "q2")
+    assert read(path, features=("q*", "age"), drop=("q1", "age"))[1] == ("q2",)
+    values, names = read(path, drop=("id", "when"), row_columns=("age",))
+    assert (names, values.tolist()) == (("q1", "q2"), [[1, 0], [0, 1]])
+
+
+def test_arrays_may_hold_anything_where_it_is_dropped(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([[7, 1, 0], [8, 0, 1]]))
+    values, names = read(tmp_path / "a.npy", drop=("f0",))
+    assert (names, values.tolist()) == (("f1", "f2"), [[1, 0], [0, 1]])
+    scipy.sparse.save_npz(tmp_path / "s.npz", scipy.sparse.csc_array(np.eye(3)))
+    assert read(tmp_path / "s.npz", features=("f[02]",))[0].tolist() == [[1, 0], [0, 0], [0, 1]]
+
+
+def test_a_name_is_itself_before_it_is_a_pattern(tmp_path):
+    path = written(tmp_path / "a.csv", "a[1],a1\n1,0\n")
+    assert read(path, drop=("a[1]",))[1] == ("a1",)
+    assert read(path, drop=("a[1-9]",))[1] == ("a[1]",)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.npy"])
+def test_names_that_fit_nothing_are_refused(tmp_path, name):
+    if name == "a.csv":
+        path = written(tmp_path / name, "f0,f1\n1,0\n")
+    else:
+        path = tmp_path / name
+        np.save(path, np.eye(2))
+    assert refused(path, drop=("f11",)) == (
+        f"{path}: --drop: Expected a column 'f11', got none. Did you mean 'f1'?"
+    )
+    assert refused(path, features=("q*",)).endswith("'q*', got none. Columns: f0, f1")
+    assert "leave nothing" in refused(path, drop=("f*",))
+    assert read(path, drop=("f7",), goes_on=True)[1] == ("f0", "f1")
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_a_csv_may_be_cut_by_other_marks(tmp_path, mark):
+    path = written(tmp_path / "a.csv", "who,a,b\nx y,1,0\nz,0,\n".replace(",", mark))
+    values, names = read(path, row_columns=("who",))
+    assert (names, values.tolist()) == (("a", "b"), [[1, 0], [0, 2]])
+
+
+def test_a_csv_that_two_marks_cut_is_refused_with_both(tmp_path):
+    path = written(tmp_path / "a.csv", "a;b,c\n1;0,1\n")
+    assert refused(path) == (
+        f"{path}: Expected lines that one mark cuts into columns, got several: commas into 2 and "
+        "semicolons into 2. Write the file with one of them, or quote the names that have the "
+        "other."
+    )
+    path = written(tmp_path / "b.csv", '"a;b",c\n1,1\n')
+    assert read(path)[1] == ("a;b", "c")
