@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ EXAMPLES = """Examples:
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-app = command("fit", HELP, settings_help() + EXAMPLES)
+app = command("fit", HELP, settings_help(sys.argv) + EXAMPLES)
 
 
 @flow_of("fit", FitOptions)

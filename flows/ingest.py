@@ -11,7 +11,17 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.cli.options import Json, Switch, Whole, command, run
+from flows.cli.options import (
+    FEATURES,
+    OUTPUT,
+    ROWS,
+    VALUES,
+    Json,
+    Switch,
+    Whole,
+    command,
+    run,
+)
 from flows.cli.progress import reporting
 from flows.cli.roles import Roles
 from flows.cli.summary import print_ingest, print_json
@@ -99,19 +109,21 @@ def main(
     *sources: Annotated[
         str, Parameter(help="Files or URLs, quoted globs, or example:NAME; with --new, folders.")
     ],
-    dataset: Annotated[str, Parameter(help="Folder of the dataset to write.")],
+    dataset: Annotated[str, Parameter(group=OUTPUT, help="Folder of the dataset to write.")],
     segments: Annotated[
-        Whole | None, Parameter(help="Cut the rows into N equal time bins.")
+        Whole | None, Parameter(group=ROWS, help="Cut the rows into N equal time bins.")
     ] = None,
     segment_by: Annotated[
-        str | None, Parameter(help="Column whose value is the row's segment.")
+        str | None, Parameter(group=ROWS, help="Column whose value is the row's segment.")
     ] = None,
     split_by: Annotated[
-        str | None, Parameter(help="Column whose value is the row's split, such as train or test.")
+        str | None,
+        Parameter(group=ROWS, help="Column whose value is the row's split, such as train or test."),
     ] = None,
     keep: Annotated[
         tuple[str, ...],
         Parameter(
+            group=ROWS,
             negative="",
             show_default=False,
             help="Column to store, such as a label.",
@@ -120,46 +132,59 @@ def main(
     missing: Annotated[
         tuple[str, ...],
         Parameter(
-            negative="", help="Further token that means missing, beside empty, NA, NaN, null."
+            group=VALUES,
+            negative="",
+            help="Further token that means missing, beside empty, NA, NaN, null.",
         ),
     ] = (),
     threshold: Annotated[
-        float | None, Parameter(help="Binarise: 1 where the value is greater than T.")
+        float | None, Parameter(group=VALUES, help="Binarise: 1 where the value is greater than T.")
     ] = None,
     map: Annotated[
         tuple[str, ...],
         Parameter(
+            group=VALUES,
             negative="",
             help="What values mean: 'VALUE=1,VALUE=0', or 'FEATURES:VALUE=1,VALUE=0' for some.",
         ),
     ] = (),
     yes: Annotated[
-        tuple[str, ...], Parameter(negative="", help="Values that are 1, between commas.")
+        tuple[str, ...],
+        Parameter(group=VALUES, negative="", help="Values that are 1, between commas."),
     ] = (),
     no: Annotated[
-        tuple[str, ...], Parameter(name="--no", negative="", help="Values that are 0, likewise.")
+        tuple[str, ...],
+        Parameter(group=VALUES, name="--no", negative="", help="Values that are 0, likewise."),
     ] = (),
     features: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="Columns that alone are features: a name or quoted pattern."),
+        Parameter(
+            group=FEATURES,
+            negative="",
+            help="Columns that alone are features: a name or quoted pattern.",
+        ),
     ] = (),
     drop: Annotated[
-        tuple[str, ...], Parameter(negative="", help="Columns to leave out, likewise.")
+        tuple[str, ...],
+        Parameter(group=FEATURES, negative="", help="Columns to leave out, likewise."),
     ] = (),
     drop_constant: Annotated[
-        bool, Switch, Parameter(help="Leave out the features that never vary.")
+        bool, Switch, Parameter(group=FEATURES, help="Leave out the features that never vary.")
     ] = False,
-    append: Annotated[bool, Switch, Parameter(help="Add rows to the dataset.")] = False,
+    append: Annotated[
+        bool, Switch, Parameter(group=OUTPUT, help="Add rows to the dataset.")
+    ] = False,
     new: Annotated[
         bool,
         Switch,
         Parameter(
+            group=OUTPUT,
             help="Add the files below the folders that were not read yet; the first make the "
-            "dataset."
+            "dataset.",
         ),
     ] = False,
     overwrite: Annotated[
-        bool, Switch, Parameter(help="Replace the dataset once the new one is whole.")
+        bool, Switch, Parameter(group=OUTPUT, help="Replace the dataset once the new one is whole.")
     ] = False,
     json: Json = False,
 ) -> None:

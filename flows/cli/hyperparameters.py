@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import pairwise
 from textwrap import fill
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -67,9 +68,22 @@ def build_model(
     return model(**values)
 
 
-def settings_help() -> str:
-    """List every model's settings with their values and defaults, in Markdown."""
-    return "".join(_model_help(model) for _, model in sorted(models().items()))
+def settings_help(words: Sequence[str] = ()) -> str:
+    """List settings with their values and defaults, in Markdown: those of the model named.
+
+    Parameters
+    ----------
+    words
+        A command line. Where it names no model that is known, the settings of all are listed.
+    """
+    given = [word for pair in pairwise([*words, ""]) for word in _after_model(*pair)]
+    wanted = [name for name in given if name in models()] or sorted(models())
+    return "".join(_model_help(models()[name]) for name in wanted)
+
+
+def _after_model(word: str, following: str) -> list[str]:
+    name, _, value = word.partition("=")
+    return [value or following] if name == "--model" else []
 
 
 def _model_help(model: type[Model]) -> str:

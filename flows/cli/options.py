@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
-from cyclopts import App, Parameter, Token
+from cyclopts import App, Group, Parameter, Token
 from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
 from flows.cli.interrupts import goes_on, note_interrupts
 from flows.cli.logs import begin_logs, log, logs_are_json
+from flows.cli.program import as_typed, named
 from flows.running.imports import end_of_imports
 from pipeline.errors import ClusterLost, FitError
 from pipeline.wanted import while_wanted
@@ -40,6 +41,9 @@ class Option(Parameter):
         return {**handler(core), **described}
 
 
+_PARTS = ("Data", "Rows", "Values", "Features", "Model", "Run", "Cluster", "Output")
+DATA, ROWS, VALUES, FEATURES, MODEL, RUN, CLUSTER, OUTPUT = map(Group.create_ordered, _PARTS)
+"""What options are about: the parts of a help text, in their order."""
 Switch = Option(negative="")
 
 
@@ -52,19 +56,27 @@ def _whole(kind: object, tokens: Sequence[Token]) -> int:
 
 
 Whole = Annotated[int, Option(converter=_whole)]
-Split = Annotated[str | None, Option(help="Use only the rows whose `split` column has this value.")]
-Seed = Annotated[Whole, Option(help="Seed of every random draw.")]
+Split = Annotated[
+    str | None, Option(group=DATA, help="Use only the rows whose `split` column has this value.")
+]
+Seed = Annotated[Whole, Option(group=RUN, help="Seed of every random draw.")]
 ExecutorName = Literal["serial", "threads", "dask"]
-Resume = Annotated[bool, Switch, Option(help="Go on with an interrupted run.")]
-Overwrite = Annotated[bool, Switch, Option(help="Replace what is there once the new is whole.")]
-DatasetName = Annotated[str, Option(help="Dataset folder, or an example such as example:digits.")]
+Resume = Annotated[bool, Switch, Option(group=RUN, help="Go on with an interrupted run.")]
+Overwrite = Annotated[
+    bool, Switch, Option(group=OUTPUT, help="Replace what is there once the new is whole.")
+]
+DatasetName = Annotated[
+    str, Option(group=DATA, help="Dataset folder, or an example such as example:digits.")
+]
 FittedArtifact = Annotated[
-    str, Option(help="Artifact of a fit, or a folder of runs for the latest.")
+    str, Option(group=MODEL, help="Artifact of a fit, or a folder of runs for the latest.")
 ]
 Json = Annotated[
     bool,
     Option(
-        negative="", help="Print one JSON object on standard output, all else on standard error."
+        negative="",
+        group=OUTPUT,
+        help="Print one JSON object on standard output, all else on standard error.",
     ),
 ]
 
@@ -74,35 +86,41 @@ class Where(TypedDict, total=False):
     """Where work runs: the options that were given, and the parameter that Prefect records."""
 
     name: Annotated[
-        ExecutorName, Option(name="--executor", help="Where work runs. [default: dask]")
+        ExecutorName, Option(name="--executor", group=RUN, help="Where work runs. [default: dask]")
     ]
     workers: Annotated[
         Whole,
         Option(
+            group=RUN,
             help="Worker processes or threads; of a cluster elsewhere, how many to wait for. "
-            "[default: one process, all cores]"
+            "[default: one process, all cores]",
         ),
     ]
     worker_memory: Annotated[
-        str, Option(help="Memory that each worker process has at least, such as 4GiB.")
+        str,
+        Option(group=CLUSTER, help="Memory that each worker process has at least, such as 4GiB."),
     ]
     cluster: Annotated[
         str,
         Option(
+            group=CLUSTER,
             help="A Dask scheduler such as tls://host:8786, the name of a Prefect block that "
-            "describes one, or local for worker processes on this machine."
+            "describes one, or local for worker processes on this machine.",
         ),
     ]
-    tls_ca: Annotated[str, Option(help="File of the CA of a cluster at tls://.")]
-    tls_cert: Annotated[str, Option(help="File of the certificate to show there.")]
-    tls_key: Annotated[str, Option(help="File of that certificate's key.")]
+    tls_ca: Annotated[str, Option(group=CLUSTER, help="File of the CA of a cluster at tls://.")]
+    tls_cert: Annotated[str, Option(group=CLUSTER, help="File of the certificate to show there.")]
+    tls_key: Annotated[str, Option(group=CLUSTER, help="File of that certificate's key.")]
     insecure: Annotated[
-        bool, Switch, Option(help="Take tcp:// to another machine: open to all between.")
+        bool,
+        Switch,
+        Option(group=CLUSTER, help="Take tcp:// to another machine: open to all between."),
     ]
     performance_report: Annotated[
         str,
         Option(
-            help="HTML file to write Dask's account of the run to; it loads scripts from the web."
+            group=CLUSTER,
+            help="HTML file to write Dask's account of the run to; it loads scripts from the web.",
         ),
     ]
 
@@ -127,12 +145,18 @@ def local_path(text: str) -> Path:
     return Path(text)
 
 
+def _shown_default(value: Any) -> str | None:
+    """Leave out of a help text what an option is where nobody gives it: nothing, or off."""
+    return None if value is None or value is False or value == () else str(value)
+
+
 def command(name: str, help_text: str, more_help: str) -> App:
     """Make the application of one flow's command line; `more_help` stands below the options."""
     app = App(
-        name=f"python -m flows.{name}",
-        help=help_text,
-        help_epilogue=more_help,
+        name=named(name),
+        help=as_typed(help_text),
+        help_epilogue=as_typed(more_help),
+        default_parameter=Parameter(show_default=_shown_default),
         help_format="markdown",
         version_flags=[],
         suppress_keyboard_interrupt=False,
@@ -145,7 +169,9 @@ def command(name: str, help_text: str, more_help: str) -> App:
     def launch(
         *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         log_json: Annotated[
-            bool, Switch, Parameter(help="Write messages as JSON objects, one a line.")
+            bool,
+            Switch,
+            Parameter(group=OUTPUT, help="Write messages as JSON objects, one a line."),
         ] = False,
     ) -> None:
         begin_logs(log_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flows.cli.options import command, run
+from flows.cli.program import as_typed
 from flows.experiments import (
     blica_identifiability,
     blica_samples,
@@ -30,7 +31,9 @@ _MODULES = {
 
 app = command("experiments", HELP, EXAMPLES)
 for _name, _module in _MODULES.items():
-    app.command(_module.main, name=_name, help=_module.HELP, help_epilogue=_module.EXAMPLES)
+    app.command(
+        _module.main, name=_name, help=_module.HELP, help_epilogue=as_typed(_module.EXAMPLES)
+    )
 
 if __name__ == "__main__":
     run(app)

@@ -1,0 +1,118 @@
+"""All commands by one name, and what they list."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from flows.__main__ import COMMANDS, all_commands, overview
+from flows.cli.completion import completion
+from flows.cli.hyperparameters import build_model, settings_help
+from flows.data.datasets import open_named
+from pipeline.models.registry import models
+from tests.fits import write_fit
+
+
+def typed(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Type a command."""
+    command = [sys.executable, "-P", "-m", "flows", *words]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_overview_names_all_commands_that_there_are():
+    here = Path(import_module("flows").__file__).parent
+    files = {file.stem for file in here.glob("*.py")} - {"__init__", "__main__"}
+    folders = {file.parent.name for file in here.glob("*/__main__.py")}
+    assert set(all_commands()) == files | folders
+    for group in COMMANDS.values():
+        for name, told in group.items():
+            assert f"  {name:<12}  {told}\n" in overview()
+            assert len(told) < 64
+
+
+def test_help_and_version():
+    assert typed("--help").stdout == typed().stdout == overview()
+    assert typed("--version").stdout == f"latentbits {version('latentbits')}\n"
+
+
+def test_a_command_is_run_and_called_as_it_was_typed(tmp_path):
+    done = typed("models", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "latentbits fit --model NAME --help" in done.stdout
+    told = typed("fit", "--help").stdout
+    assert "Usage: latentbits fit --dataset" in told
+    assert "python -m" not in told
+
+
+def test_files_of_the_same_names_are_not_in_the_way(tmp_path):
+    for name in ("pipeline.py", "storage.py"):
+        (tmp_path / name).write_text("raise SystemExit('taken')\n")
+    done = typed("models", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)) == set(models())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evalute"], "error: Expected a command, got 'evalute'. Did you mean evaluate?\n"),
+        (["x" * 9], f"error: Expected a command, got '{'x' * 9}'. See latentbits --help.\n"),
+        (["completion"], "error: completion: Expected one of bash, fish, zsh, got 'none'.\n"),
+    ],
+)
+def test_what_is_no_command_is_refused(words, message):
+    done = typed(*words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_completion_knows_commands_and_options(shell):
+    script = completion(all_commands(), shell)
+    for word in (*all_commands(), "warm-start", "drop-constant", "clipped-pca"):
+        assert word in script
+
+
+def test_help_lists_the_settings_of_the_model_named():
+    all_of_them = settings_help()
+    assert all(f"Settings of {name}, by --set" in all_of_them for name in models())
+    for words in (["--model", "blica"], ["--seed", "1", "--model=blica", "--help"]):
+        assert settings_help(words).count("Settings of") == 1
+        assert "Settings of blica" in settings_help(words)
+    assert settings_help(["--model", "nothing"]) == all_of_them
+
+
+def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
+    dataset = open_named("example:digits")
+    write_fit(tmp_path / "runs" / "digits" / "old", build_model("clipped-pca", "2", []), dataset)
+    write_fit(tmp_path / "runs" / "digits" / "new", build_model("clipped-pca", "3", []), dataset)
+    (tmp_path / "runs" / "digits" / "latest").write_text("new\n")
+    damaged = tmp_path / "runs" / "digits" / "damaged"
+    shutil.copytree(tmp_path / "runs" / "digits" / "old", damaged)
+    manifest = damaged / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"n_components": 2', '"n_components": 4'))
+    done = plain_cli("runs", "--json")
+    assert done.code == 0, done.err
+    fits = {Path(fit["artifact"]).name: fit for fit in done.json["fits"]}
+    assert {name: fit["latest"] for name, fit in fits.items()} == {
+        "damaged": False,
+        "new": True,
+        "old": False,
+    }
+    assert (fits["new"]["components"], fits["new"]["rows"], fits["old"]["components"]) == (
+        3,
+        1797,
+        2,
+    )
+    assert "Damaged" in fits["damaged"]["refused"]
+    lines = plain_cli("runs", "runs/digits").out.splitlines()
+    assert [line.split()[0] for line in lines if "clipped-pca" in line] == ["*", "runs/digits/old"]
+    assert "Expected a folder of runs" in plain_cli("runs", "nowhere").refusal()
+    (tmp_path / "empty").mkdir()
+    assert plain_cli("runs", "empty").out == "no fits below empty\n"
