@@ -105,7 +105,7 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
         "new": True,
         "old": False,
     }
-    assert (fits["new"]["components"], fits["new"]["rows"], fits["old"]["components"]) == (
+    assert (fits["new"]["components"], fits["new"]["features"], fits["old"]["components"]) == (
         3,
         1797,
         2,
