@@ -30,7 +30,7 @@ from flows.running.flow import flow_of, run_flow
 from flows.running.stages import run_task
 from storage.errors import DataError
 from storage.locations import place
-from storage.sources import map_text
+from storage.sources import Duplicates, map_text
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 
@@ -48,6 +48,7 @@ EXAMPLES = """Examples:
     python -m flows.ingest 'clicks/2026-*.parquet' --dataset clicks.zarr --segments 24
     python -m flows.ingest calls.csv --dataset calls.zarr --yes yea,paired-yea --no nay --keep id
     python -m flows.ingest codes.csv --dataset calls.zarr --map '1=1,6=0' --missing 9
+    python -m flows.ingest votes.csv --dataset calls.zarr --long row=call,feature=voter,value=vote
     python -m flows.ingest tonight.parquet --dataset clicks.zarr --append
     python -m flows.ingest s3://bucket/incoming --dataset s3://bucket/clicks.zarr --new
 
@@ -110,6 +111,22 @@ def main(
         str, Parameter(help="Files or URLs, quoted globs, or example:NAME; with --new, folders.")
     ],
     dataset: Annotated[str, Parameter(group=OUTPUT, help="Folder of the dataset to write.")],
+    long: Annotated[
+        str | None,
+        Parameter(
+            group=ROWS,
+            help="Columns of long tables, a line a value: row=COLUMN,feature=COLUMN,value=COLUMN; "
+            "without a value a line is a 1, and what no line names is 0.",
+        ),
+    ] = None,
+    duplicates: Annotated[
+        Duplicates | None,
+        Parameter(
+            group=ROWS,
+            help="Which of several lines of one row and feature counts: the last, or a 1 if any is. "
+            "[default: refuse them]",
+        ),
+    ] = None,
     segments: Annotated[
         Whole | None, Parameter(group=ROWS, help="Cut the rows into N equal time bins.")
     ] = None,
@@ -190,7 +207,7 @@ def main(
 ) -> None:
     """Run the flow and print its summary."""
     maps = (*map, *map_text(yes, no))
-    chosen = (maps, features, drop, drop_constant)
+    chosen = (maps, features, drop, drop_constant, long, duplicates)
     roles = asdict(Roles(segments, segment_by, split_by, keep, missing, threshold, *chosen))
     options = Options(list(sources), dataset, roles, append, overwrite, new)
     write = partial(_written, check(options))

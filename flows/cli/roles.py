@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.locations import MANIFEST
-from storage.sources import Batch, ReadOptions, parse_map
+from storage.sources import Batch, Duplicates, ReadOptions, parse_map
 
 SOURCES = "sources"
 """Key of the tags of the files that a dataset was made from, beside the roles it remembers."""
@@ -37,6 +37,9 @@ class Roles:
         Columns that alone are features, and that are none: names and patterns.
     drop_constant
         Whether features of one value are dropped: their names are among `drop` then.
+    long, duplicates
+        What the columns of long tables are for, as the option spells it, and which of several lines
+        of one row and feature counts.
     """
 
     segments: int | None = None
@@ -49,6 +52,8 @@ class Roles:
     features: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     drop_constant: bool = False
+    long: str | None = None
+    duplicates: Duplicates | None = None
 
     def __post_init__(self) -> None:
         if self.segments is not None and self.segments < 1:
@@ -57,6 +62,8 @@ class Roles:
             raise DataError("--segments: Expected no --segment-by beside it, got both.")
         if "split" in self.keep and self.split_by not in (None, "split"):
             raise DataError("--keep split: Expected no --split-by beside it, which is stored so.")
+        if self.duplicates and not self.long:
+            raise DataError("--duplicates: Expected --long beside it, got none.")
         _ = self.options  # refuses values that cannot be
 
     @classmethod

@@ -25,6 +25,7 @@ from storage.sources import (
     expand_sources,
     is_baskets,
     new_files,
+    open_long,
     open_source,
     tags_of,
 )
@@ -210,6 +211,9 @@ def _open_sources(names: Sequence[str], roles: Roles, base: BinaryDataset | None
     items = base.feature_names if base else basket_items(list(filter(is_baskets, names)))
     options = replace(roles.options, goes_on=base is not None)
     _refuse_for_examples(names, options)
+    if roles.long:
+        known = base.feature_names if base else None
+        return [open_long(names, roles.long, roles.duplicates, options, known)]
     opened = [
         open_example(name) if name.startswith(PREFIX) else open_source(name, options, items=items)
         for name in names

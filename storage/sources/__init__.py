@@ -19,12 +19,14 @@ from storage.sources.choice import with_choice
 from storage.sources.codes import ReadOptions
 from storage.sources.matrix_market import open_matrix_market
 from storage.sources.remote import matching, open_remote
+from storage.sources.spool import Duplicates
 from storage.sources.value_maps import map_text, parse_map
 from storage.sources.zarr_arrays import is_zarr, open_zarr
 
 __all__ = [
     "Arrivals",
     "Batch",
+    "Duplicates",
     "ReadOptions",
     "Source",
     "basket_items",
@@ -32,6 +34,7 @@ __all__ = [
     "is_baskets",
     "map_text",
     "new_files",
+    "open_long",
     "open_source",
     "parse_map",
     "tags_of",
@@ -108,6 +111,26 @@ def _open(path: str, options: ReadOptions, items: Sequence[str] | None) -> Sourc
     if suffix is None:
         raise _unknown(path)
     return _OPENERS[suffix](path, options)
+
+
+def open_long(
+    paths: Sequence[str],
+    long: str,
+    duplicates: Duplicates | None,
+    options: ReadOptions,
+    features: Sequence[str] | None = None,
+) -> Source:
+    """Open long tables together; see `long_tables.open_long`.
+
+    Raises
+    ------
+    DataError
+        If a file or a line cannot be used.
+    """
+    from storage.sources import long_tables  # Arrow takes its time to be imported
+
+    columns = long_tables.parse_long(long)
+    return with_choice(long_tables.open_long(paths, columns, options, duplicates, features))
 
 
 def _a_folder(folder: Path) -> DataError:

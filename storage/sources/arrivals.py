@@ -93,9 +93,11 @@ def tags_of(sources: Iterable[Source]) -> dict[str, str]:
     for source in sources:
         if isinstance(source, RemoteSource):
             tags[source.path] = source.tag
-        elif Path(source.path).is_file():
-            one = _local(Path(source.path))
-            tags[one.path] = one.tag
+            continue
+        for file in getattr(source, "files", ()):  # an example has none
+            if Path(file).is_file():
+                one = _local(Path(file))
+                tags[one.path] = one.tag
     return tags
 
 

@@ -83,6 +83,8 @@ class Source(ABC):
     """Whether the first batch costs no more than itself."""
     chooses: ClassVar[bool] = False
     """Whether columns that the options leave out are not even read."""
+    one_entry: ClassVar[str] = "Sum or remove duplicate entries first."
+    """What to do about a cell that is given twice."""
 
     path: str
     options: ReadOptions
@@ -120,6 +122,11 @@ class Source(ABC):
         """
         if self.streams:
             next(iter(self.batches()), None)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of all files that are read."""
+        return (self.path,)
 
     @cached_property
     def is_chosen(self) -> NDArray[np.bool_]:

@@ -16,6 +16,11 @@ class ChosenSource(Source):
 
     source: Source
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those of the whole source."""
+        return self.source.files
+
     def batches(self) -> Iterator[Batch]:
         """Read all features and leave out the others."""
         at = np.flatnonzero(self.source.is_chosen)

@@ -8,15 +8,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source
-from storage.sources.codes import BAD, Codes, encode_numbers
+from storage.sources.codes import BAD, MISSING, Codes, encode_numbers
 
+Duplicates = Literal["last", "any"]
+"""Which entry of several counts: the last, or 1 if any is 1, else 0 if any is 0."""
+# By rank the greatest code counts under "any": missing, 0, 1.
+_RANK, _OF_RANK = np.array([1, 2, 0], np.uint8), np.array([MISSING, 0, 1], np.uint8)
 # Rows, columns and values of a run of entries, each (n_entries,); rows and columns from 0.
 Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
@@ -28,10 +32,17 @@ class _Planes:
     ones: NDArray[np.uint8]
     zeros: NDArray[np.uint8]
 
-    def add(self, bits: NDArray[np.int64], codes: Codes) -> int | None:
-        """Enter codes at bit numbers; gives the bit of an entry that was there already."""
-        order = np.argsort(bits)
+    def add(
+        self, bits: NDArray[np.int64], codes: Codes, duplicates: Duplicates | None = None
+    ) -> int | None:
+        """Enter codes at bit numbers; gives the bit of an entry that was there already.
+
+        Where `duplicates` says which entry of several counts, none is given.
+        """
+        order = np.argsort(bits, kind="stable")
         bits, codes = bits[order], codes[order]
+        if duplicates is not None:
+            bits, codes = self._settled(bits, codes, duplicates)
         twice = np.flatnonzero(bits[1:] == bits[:-1])
         if len(twice):
             return int(bits[twice[0]])
@@ -49,21 +60,73 @@ class _Planes:
             self.zeros[touched] |= np.bitwise_or.reduceat(np.where(codes != 1, masks, 0), firsts)
         return None
 
+    def _settled(
+        self, bits: NDArray[np.int64], codes: Codes, duplicates: Duplicates
+    ) -> tuple[NDArray[np.int64], Codes]:
+        """Keep one entry of each bit, and take back what was entered there before."""
+        first = np.flatnonzero(np.diff(bits, prepend=-1))
+        last = np.append(first[1:], len(bits)) - 1
+        kept = codes[last]
+        bits = bits[last]
+        if duplicates == "any":
+            kept = np.maximum.reduceat(_RANK[codes], first) if len(first) else codes
+            numbers, masks = bits >> 3, np.right_shift(128, bits & 7).astype(np.uint8)
+            ones, zeros = ((plane[numbers] & masks) != 0 for plane in (self.ones, self.zeros))
+            before = np.select([ones & zeros, ones, zeros], [MISSING, 1, 0], MISSING)
+            kept = _OF_RANK[np.maximum(kept, _RANK[before])]
+        masks = np.right_shift(128, bits & 7).astype(np.uint8)
+        for plane in (self.ones, self.zeros):
+            np.bitwise_and.at(plane, bits >> 3, ~masks)
+        return bits, kept
+
 
 def spooled_batches(source: Source, n_rows: int, entries: Iterable[Entries]) -> Iterator[Batch]:
-    """Spool all entries, then read the rows.
+    """Spool all entries, then read the rows; a cell without an entry is 0.
 
     Raises
     ------
     DataError
         If an entry lies outside the matrix, is not binary, or is given twice.
     """
+    coded = (
+        (rows, columns, _checked_codes(source, n_rows, rows, columns, values))
+        for rows, columns, values in entries
+    )
+    return coded_batches(source, n_rows, coded)
+
+
+def coded_batches(
+    source: Source,
+    n_rows: int,
+    entries: Iterable[tuple[NDArray[Any], NDArray[Any], Codes]],
+    absent: int = 0,
+    duplicates: Duplicates | None = None,
+) -> Iterator[Batch]:
+    """Spool codes, then read the rows.
+
+    Parameters
+    ----------
+    source
+        Whose rows they are.
+    n_rows
+        How many.
+    entries
+        Rows, columns and codes, none of them bad.
+    absent
+        Code of a cell without an entry.
+    duplicates
+        Which of several entries of a cell counts; without it they are refused.
+
+    Raises
+    ------
+    DataError
+        If an entry is given twice.
+    """
     row_bytes = -(-source.n_features // 8)
     with _temporary_planes(n_rows * row_bytes) as planes:
-        for rows, columns, values in entries:
-            codes = _checked_codes(source, n_rows, rows, columns, values)
+        for rows, columns, codes in entries:
             bits = rows.astype(np.int64) * (8 * row_bytes) + columns.astype(np.int64)
-            twice = planes.add(bits, codes) if len(bits) else None
+            twice = planes.add(bits, codes, duplicates) if len(bits) else None
             if twice is not None:
                 row, column = divmod(twice, 8 * row_bytes)
                 raise DataError(given_twice(source, row, column))
@@ -73,16 +136,16 @@ def spooled_batches(source: Source, n_rows: int, entries: Iterable[Entries]) -> 
                 np.unpackbits(plane[part].reshape(count, row_bytes), 1, source.n_features)
                 for plane in (planes.ones, planes.zeros)
             )
+            found = ones + (ones & zeros)
+            if absent:
+                found[(ones | zeros) == 0] = absent
             # Bad values were refused on entry, so there is none to show.
-            yield source.batch(ones + (ones & zeros), first, lambda rows, feature: [])
+            yield source.batch(found, first, lambda rows, feature: [])
 
 
 def given_twice(source: Source, row: int, column: int) -> str:
     """Say that a sparse format gives a cell twice: SciPy would add the two."""
-    return (
-        f"{source.place(row, column)}: Expected one entry, got two. "
-        "Sum or remove duplicate entries first."
-    )
+    return f"{source.place(row, column)}: Expected one entry, got two. {source.one_entry}"
 
 
 def _checked_codes(

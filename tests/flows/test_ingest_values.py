@@ -68,3 +68,27 @@ def test_ids_are_recognised(plain_cli, calls):
 def test_examples_are_made_as_they_are(plain_cli, calls, option):
     error = plain_cli("ingest", "example:digits", "--dataset", "d.zarr", *option).refusal()
     assert f"{option[0]}: Expected a file beside it, got example:digits." in error
+
+
+def test_a_long_table_becomes_rows_and_takes_more(plain_cli, tmp_path):
+    lines = [f"v{k % 7},c{k},{'yes' if k % 3 else 'no'},{k % 7 % 2}" for k in range(70)]
+    (tmp_path / "long.csv").write_text("\n".join(["call,voter,vote,year", *lines]) + "\n")
+    options = ["--long", "row=call,feature=voter,value=vote", "--yes", "yes", "--no", "no"]
+    options += ["--segment-by", "year"]
+    made = plain_cli("ingest", "long.csv", "--dataset", "d.zarr", *options)
+    assert made.code == 0, made.err
+    (tmp_path / "more.csv").write_text("call,voter,vote,year\nv9,c3,no,0\n")
+    added = plain_cli("ingest", "more.csv", "--dataset", "d.zarr", "--append")
+    assert added.code == 0, added.err
+    dataset = open_dataset(tmp_path / "d.zarr")
+    assert dataset.feature_names == tuple(sorted(f"c{k}" for k in range(70)))
+    assert dataset.column("call").tolist() == [*(f"v{k}" for k in range(7)), "v9"]
+    assert dataset.segment_names == ("0", "1")
+    (tmp_path / "other.csv").write_text("call,voter,vote,year\nv9,nobody,no,0\n")
+    error = plain_cli("ingest", "other.csv", "--dataset", "d.zarr", "--append").refusal()
+    assert "Expected a feature of the dataset, got 'nobody'" in error
+
+
+def test_duplicates_are_of_long_tables(plain_cli, calls):
+    words = ["ingest", "calls.csv", "--dataset", "d.zarr", "--duplicates", "last"]
+    assert "--duplicates: Expected --long beside it" in plain_cli(*words).refusal()

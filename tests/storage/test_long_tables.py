@@ -1,0 +1,165 @@
+"""Long tables, beside the same values in wide ones."""
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import DataError
+from storage.sources import ReadOptions, open_long, parse_map
+
+LONG = "row=call,feature=voter,value=vote"
+LINES = [
+    ("c1", "USA", "yes"),
+    ("c1", "GBR", "no"),
+    ("c2", "USA", "?"),
+    ("c2", "FRA", "yes"),
+    ("c1", "FRA", "yes"),
+]
+VOTES = ReadOptions(maps=(parse_map("yes=1,no=0"),))
+
+
+def table(path, lines, header=("call", "voter", "vote")):
+    path.write_text("\n".join(",".join(line) for line in (header, *lines)) + "\n")
+    return str(path)
+
+
+def read(*paths, long=LONG, duplicates=None, options=VOTES, features=None):
+    """Values, 2 where missing, names of features, and per-row columns."""
+    source = open_long(paths, long, duplicates, options, features)
+    batches = list(source.batches())
+    X = np.concatenate([b.X + (0 if b.observed is None else 2 * (1 - b.observed)) for b in batches])
+    columns = {n: [*np.concatenate([b.columns[n] for b in batches])] for n in source.column_names}
+    assert source.n_rows == len(X)
+    return X.tolist(), source.feature_names, columns
+
+
+def refused(*paths, **options):
+    with pytest.raises(DataError) as caught:
+        read(*paths, **options)
+    return str(caught.value)
+
+
+def test_lines_become_rows_in_the_order_of_their_first(tmp_path):
+    path = table(tmp_path / "a.csv", LINES)
+    X, names, columns = read(path)
+    assert names == ("FRA", "GBR", "USA")
+    assert X == [[1, 0, 1], [1, 2, 2]]
+    assert columns == {"call": ["c1", "c2"]}
+
+
+def test_all_kinds_of_files_and_several_of_them(tmp_path):
+    expected = read(table(tmp_path / "a.csv", LINES))
+    text = (tmp_path / "a.csv").read_text()
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "a.tsv").write_text(text.replace(",", "\t"))
+    (tmp_path / "s.csv").write_text(text.replace(",", ";"))
+    columns = dict(zip(("call", "voter", "vote"), zip(*LINES, strict=True), strict=True))
+    arrays = {name: pa.array(values).dictionary_encode() for name, values in columns.items()}
+    pa.parquet.write_table(pa.table(arrays), tmp_path / "a.parquet", row_group_size=2)
+    for name in ("a.csv.gz", "a.tsv", "s.csv", "a.parquet"):
+        assert read(str(tmp_path / name)) == expected
+    parts = [table(tmp_path / f"{k}.csv", LINES[k : k + 2]) for k in (0, 2, 4)]
+    assert read(*parts) == expected
+
+
+def test_whole_numbers_name_rows_and_say_values(tmp_path):
+    numbers = {"call": [7, 7, 10], "voter": [1, 2, 1], "vote": [1.0, 6.0, None]}
+    pa.parquet.write_table(pa.table(numbers), tmp_path / "a.parquet")
+    options = ReadOptions(maps=(parse_map("1=1,6=0"),))
+    assert read(str(tmp_path / "a.parquet"), options=options) == (
+        [[1, 0], [2, 2]],
+        ("1", "2"),
+        {"call": ["7", "10"]},
+    )
+
+
+def test_events_are_ones_however_often_and_all_else_is_zero(tmp_path):
+    path = table(tmp_path / "a.csv", [("u1", "x"), ("u2", "y"), ("u1", "x")], ("user", "page"))
+    found = read(path, long="row=user,feature=page", options=ReadOptions())
+    assert found == ([[1, 0], [0, 1]], ("x", "y"), {"user": ["u1", "u2"]})
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.sampled_from("01?"))),
+    st.sampled_from(["last", "any"]),
+    st.integers(1, 4),
+)
+def test_of_several_lines_one_counts(tmp_path_factory, lines, rule, height):
+    lines = [("a", "x", "1"), *lines]
+    folder = tmp_path_factory.mktemp("lines")
+    parts = [
+        table(folder / f"{k}.csv", lines[k : k + height]) for k in range(0, len(lines), height)
+    ]
+    cells = {}
+    for row, feature, value in lines:
+        before = cells.get((row, feature), "?")
+        cells[row, feature] = value if rule == "last" else max(value, before, key="?01".index)
+    rows = [*dict.fromkeys(row for row, _, _ in lines)]
+    features = sorted({feature for _, feature, _ in lines})
+    expected = [["01?".index(cells.get((r, f), "?")) for f in features] for r in rows]
+    assert read(*parts, duplicates=rule, options=ReadOptions())[0] == expected
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_several_lines_are_refused_by_name(tmp_path, apart):
+    lines = [*LINES, ("c1", "GBR", "no")]
+    cut = 3 if apart else len(lines)
+    parts = [lines[:cut], lines[cut:]]
+    paths = [table(tmp_path / f"{k}.csv", part) for k, part in enumerate(parts) if part]
+    assert refused(*paths) == (
+        f"{paths[0]}: row 'c1', column 'GBR': Expected one entry, got two. "
+        "Remove one of the lines, or say --duplicates last or any."
+    )
+
+
+def test_other_columns_are_kept_where_all_lines_of_a_row_agree(tmp_path):
+    header = ("call", "voter", "vote", "year")
+    lines = [(*line, "1990" if line[0] == "c1" else "") for line in LINES]
+    path = table(tmp_path / "a.csv", lines, header)
+    options = ReadOptions(maps=VOTES.maps, row_columns=("year", "call"))
+    assert read(path, options=options)[2] == {"call": ["c1", "c2"], "year": ["1990", ""]}
+    path = table(tmp_path / "b.csv", [*lines, ("c2", "GBR", "no", "1991")], header)
+    assert refused(path, options=options) == (
+        f"{path}: row 6 (data rows counted from 1), column 'year': Expected '', as in other lines "
+        "of the same row, got '1991'. Do not keep the column."
+    )
+
+
+def test_features_may_be_given_and_others_are_refused(tmp_path):
+    path = table(tmp_path / "a.csv", LINES)
+    assert read(path, features=("USA", "GBR", "FRA", "DEU"))[0] == [[1, 0, 1, 2], [2, 2, 1, 2]]
+    assert "column 'voter': Expected a feature of the dataset, got 'GBR'" in refused(
+        path, features=("USA", "FRA")
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (("c3", "USA", "maybe"), "column 'vote': Expected 'yes', 'no' or a missing value, got"),
+        (("", "USA", "yes"), "column 'call': Expected a name, got none"),
+        (("c3", "", "yes"), "column 'voter': Expected a name, got none"),
+    ],
+)
+def test_bad_lines_are_refused_with_their_number(tmp_path, line, message):
+    path = table(tmp_path / "a.csv", [*LINES, line])
+    assert refused(path).startswith(f"{path}: row 6 (data rows counted from 1), {message}")
+
+
+@pytest.mark.parametrize(
+    ("long", "message"),
+    [
+        ("row=call", "Expected row=COLUMN,feature=COLUMN and value=COLUMN"),
+        ("row=call,feature=voter,row=vote", "Expected row=COLUMN"),
+        ("row=call,feature=voter,values=vote", "Expected row=COLUMN"),
+        ("row=,feature=voter", "Expected a column behind every ="),
+        ("row=call,feature=voter,value=note", "Expected a column 'note', got none"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(tmp_path, long, message):
+    assert message in refused(table(tmp_path / "a.csv", LINES), long=long)
