@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import dask.array
     import xarray
 
+Array = NDArray[Any]
+
 
 @dataclass(frozen=True, repr=False)
 class BinaryDataset(Shown):
@@ -147,22 +149,23 @@ class BinaryDataset(Shown):
         first, last = np.searchsorted(self.blocks[:, 0], [key, key + 1])
         return self.blocks[first:last, 1:]
 
-    def column(self, name: str) -> NDArray[Any]:
+    def row_labels(self, key: int, names: Sequence[str]) -> tuple[Array, dict[str, Array]]:
+        """Read segments and per-row columns of a chunk in the original row order, and no bits."""
+        n_words, blocks = int(self.chunks[key, 2]), self._blocks_of(key)
+        slots = occupied_slots(blocks)
+        at = np.argsort(self._arrival(key, n_words, slots))
+        columns = {name: self._column(name, key, n_words)[slots[at]] for name in names}
+        return np.repeat(blocks[:, 0], blocks[:, 2])[at], columns
+
+    def column(self, name: str) -> Array:
         """Read a per-row column in the original row order."""
-        values = np.empty(self.n_rows, self._column(name, 0, 1).dtype)
-        for key, (first_row, _, n_words) in enumerate(self.chunks):
-            slots = occupied_slots(self._blocks_of(key))
-            rows = first_row + self._arrival(key, int(n_words), slots)
-            values[rows] = self._column(name, key, int(n_words))[slots]
+        parts = [self.row_labels(key, [name])[1][name] for key in range(self.n_chunks)]
+        values: Array = np.concatenate(parts)
         return self.levels[name].texts(values).astype(str) if name in self.levels else values
 
     def segments(self) -> NDArray[Any]:
         """Name the segment of every row, (n_rows,), in the original row order."""
-        codes = np.empty(self.n_rows, np.int64)
-        for key, (first_row, _, n_words) in enumerate(self.chunks):
-            blocks = self._blocks_of(key)
-            rows = first_row + self._arrival(key, int(n_words), occupied_slots(blocks))
-            codes[rows] = np.repeat(blocks[:, 0], blocks[:, 2])
+        codes = np.concatenate([self.row_labels(key, [])[0] for key in range(self.n_chunks)])
         return np.array(self.segment_names)[codes]
 
     def ones(self) -> NDArray[np.int64]:
@@ -234,9 +237,7 @@ class BinaryDataset(Shown):
             deque(levels, maxlen=0)
 
     def _stored(self, name: str, key: int, n_words: int) -> Words | None:
-        if self._recorded(name, key) < 0:
-            return None
-        return self._required(name, key, n_words)
+        return None if self._recorded(name, key) < 0 else self._required(name, key, n_words)
 
     def _required(self, name: str, key: int, n_words: int) -> Words:
         width = 8 * int(self.manifest["words_per_chunk"])
@@ -273,8 +274,7 @@ class BinaryDataset(Shown):
 
     def _in_split(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
         code = self.split_code(split)
-        in_split: NDArray[np.bool_] = self._column("split", key, n_words) == code
-        return in_split
+        return np.asarray(self._column("split", key, n_words) == code, np.bool_)
 
     def split_code(self, split: str) -> int:
         """Give the code of a split.

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from flows.cli.options import FittedArtifact, Overwrite, command, run
 from flows.report.slugs import slugs
-from flows.report.subject import FILE, Options, check_output, new_page, subject_of
+from flows.report.subject import FILE, Options, new_page, subject_of
 from flows.running.imports import importing
-from storage.locations import Place, place
+from storage.locations import Place, check_free_file, place
 
 if TYPE_CHECKING:
     from flows.report.page import Report
@@ -68,7 +68,7 @@ def main(
     report = drawn(subject)
     stills = _pictures(report, place(pictures)) if pictures else {}
     for path in stills:
-        check_output(path, overwrite)
+        check_free_file(path, overwrite)
     write_report(report, page)
     _write_pictures(stills)
     console = Console(soft_wrap=True, highlight=False)
