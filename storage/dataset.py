@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import xarray
 
 Array = NDArray[Any]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,8 +85,7 @@ class BinaryDataset(Shown):
     @property
     def attributes(self) -> Mapping[str, Any]:
         """What is known of the data beside the data, such as the truth of simulated ones."""
-        attributes: Mapping[str, Any] = self.manifest.get("attributes", {})
-        return attributes
+        return dict(self.manifest.get("attributes", {}))
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -149,24 +149,24 @@ class BinaryDataset(Shown):
         first, last = np.searchsorted(self.blocks[:, 0], [key, key + 1])
         return self.blocks[first:last, 1:]
 
-    def row_labels(self, key: int, names: Sequence[str]) -> tuple[Array, dict[str, Array]]:
+    def row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
         """Read segments and per-row columns of a chunk in the original row order, and no bits."""
         n_words, blocks = int(self.chunks[key, 2]), self._blocks_of(key)
         slots = occupied_slots(blocks)
-        at = np.argsort(self._arrival(key, n_words, slots))
+        at = np.empty_like(slots)
+        at[self._arrival(key, n_words, slots)] = np.arange(len(slots))
         columns = {name: self._column(name, key, n_words)[slots[at]] for name in names}
         return np.repeat(blocks[:, 0], blocks[:, 2])[at], columns
 
     def column(self, name: str) -> Array:
         """Read a per-row column in the original row order."""
-        parts = [self.row_labels(key, [name])[1][name] for key in range(self.n_chunks)]
-        values: Array = np.concatenate(parts)
-        return self.levels[name].texts(values).astype(str) if name in self.levels else values
+        values = np.concatenate([self.row_labels(k, [name])[1][name] for k in range(self.n_chunks)])
+        return self.texts(name, values).astype(str) if name in self.levels else values
 
     def segments(self) -> NDArray[Any]:
         """Name the segment of every row, (n_rows,), in the original row order."""
         codes = np.concatenate([self.row_labels(key, [])[0] for key in range(self.n_chunks)])
-        return np.array(self.segment_names)[codes]
+        return np.asarray(np.array(self.segment_names)[codes], str)
 
     def ones(self) -> NDArray[np.int64]:
         """Read the number of ones of every feature in every chunk, (n_chunks, n_features)."""
