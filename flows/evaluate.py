@@ -19,17 +19,19 @@ from flows.cli.options import (
     Option,
     Seed,
     Where,
+    Whole,
     command,
     run,
 )
 from flows.cli.progress import reporting
-from flows.cli.splits import named_split, split_to_fit
+from flows.cli.splits import split_to_fit, split_to_judge
 from flows.cli.summary import print_json
 from flows.data.datasets import check_label, dataset_rows, open_named
-from flows.data.fitted import Fitted, check_features, load_fitted
 from flows.evaluating.codes import DrawnRows, Source, draw, judged_codes
+from flows.evaluating.folds import Dealt, Refit, check_folds, fold_steps
+from flows.evaluating.named import NO_SEGMENTS, Named, load_named
 from flows.evaluating.wording import described_shares, lacks, left_out
-from flows.fitting.training import Training, training_of, whole_training
+from flows.fitting.training import Training, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
 from flows.running.memory import check_memory
@@ -39,8 +41,7 @@ from pipeline.collect import collect
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed, fit, start
-from pipeline.known_segments import segment_indices, unknown_segments
-from pipeline.models.capabilities import Samples, Supervised
+from pipeline.models.capabilities import Samples
 from pipeline.progress import Progress
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.using.calibration import (
@@ -58,38 +59,42 @@ from pipeline.using.evaluate import (
     reconstruction_summary,
     score_rows,
 )
-from pipeline.using.prediction import Labels, labels_for, prediction_summary
+from pipeline.using.folds import Fold
+from pipeline.using.prediction import prediction_summary
 from storage.dataset import BinaryDataset
 from storage.kept_chunks import forget_chunks
-from storage.locations import place
 
 HELP = """Say how well fitted models describe the rows of a dataset.
 
-Give rows that were not fitted: `--split test`. For each artifact: the log-likelihood of a row,
-exact or estimated, or a bound on it, whichever the model offers; how well bits are told from the
-codes of their own row; how well labels are predicted, by a model that does; and the shares of ones
-and of joint ones, in the data and in rows drawn from the model. All come in one table, the best
-first, beside two simple models. These are fitted to the rows that the first artifact was fitted to;
-where those are not there any more, to the split `train` of the dataset, or to all its rows. What
-knows the rows that it is judged by is called in-sample.
+Give rows that were not fitted: those of the split `test` are taken where there is one, unless
+`--split` names others. For each artifact: the log-likelihood of a row, exact or estimated, or a
+bound on it, whichever the model offers; how well bits are told from the codes of their own row; how
+well labels are predicted, by a model that does; and the shares of ones and of joint ones, in the
+data and in rows drawn from the model. All come in one table, the best first, beside two simple
+models. These are fitted to the rows that the first artifact was fitted to; where those are not
+there any more, to the split `train` of the dataset, or to all its rows. What knows the rows that it
+is judged by is called in-sample.
 
 A second table says how well codes keep neighbourhoods, by the 5 nearest of up to 2,000 rows that
 are drawn. Trustworthiness is 1 where no row that is a neighbour in the codes is not one in the
 bits, and 0.5 by chance; continuity is the same with codes and bits exchanged. `--label` adds how
 often a row's label is told by the 5 rows with the nearest codes, of up to 20,000 that were fitted,
 and how often by the 5 with the nearest bits, which is the value to beat.
+
+`--folds 5` cross-validates instead: it deals the rows that `flows.fit` would take to five folds,
+refits each model without one fold after the other, with the settings of its artifact, and judges
+every row by the fit that it had no part in.
 """
 EXAMPLES = """Examples:
 
-    python -m flows.evaluate --dataset votes.zarr --artifact runs/votes --split test
-    python -m flows.evaluate --dataset votes.zarr --artifact runs/votes --split test --label party
-    python -m flows.evaluate --dataset votes.zarr --artifact runs/a --artifact runs/b --json
+    python -m flows.evaluate --dataset votes.zarr --artifact runs/votes
+    python -m flows.evaluate --dataset votes.zarr --artifact runs/votes --split all --label party
+    python -m flows.evaluate --dataset votes.zarr --artifact runs/a --artifact runs/b --folds 5
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
 app = command("evaluate", HELP, EXAMPLES)
 
-NO_SEGMENTS = np.zeros(0, np.int64)
 _MATRICES = 32  # of n_features² counts and shares that are held at once
 
 
@@ -110,9 +115,13 @@ class Options:
     split: Annotated[
         str | None,
         Option(
-            help="Evaluate the rows whose `split` column has this value, or all rows. "
-            "[default: all]"
+            help="Evaluate the rows whose `split` column has this value, or all. "
+            "[default: test, if there is one; with --folds train, if there is one]"
         ),
+    ] = None
+    folds: Annotated[
+        Whole | None,
+        Option(help="Judge each of so many folds of the rows by models refitted without it."),
     ] = None
     label: Annotated[
         str | None,
@@ -128,19 +137,6 @@ class Options:
     ] = True
     seed: Seed = 0
     where: Where = field(default_factory=Where)
-
-
-@dataclass(frozen=True)
-class Named:
-    """A fitted model to evaluate, and what to say of it."""
-
-    name: str
-    artifact: str | None
-    subject: Subject
-    n_components: int
-    training: Training | None
-    segments: Mapping[str, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,32 +166,6 @@ class Job(Plan):
         """Give the rows to judge by; they stay in memory, as every model goes over them."""
         memory = memory_for_rows(self.executor)
         return dataset_rows(self.dataset, self.split, memory, columns=columns)
-
-
-def _loaded(path: str, dataset: BinaryDataset) -> Named:
-    """Load an artifact for a dataset: features must be its own, segments are found by name."""
-    fitted = load_fitted(place(path))
-    check_features(fitted, dataset)
-    known, names = fitted.segments, dataset.segment_names
-    segments = segment_indices(known, names) if known else NO_SEGMENTS
-    return Named(
-        path,
-        str(fitted.artifact.path.resolve()),
-        Subject(fitted.model, fitted.params, segments, _labels(fitted, dataset)),
-        fitted.artifact.manifest["n_components"],
-        training_of(fitted.artifact.manifest, dataset),
-        known,
-        tuple(unknown_segments(known, names)),
-    )
-
-
-def _labels(fitted: Fitted, dataset: BinaryDataset) -> Labels | None:
-    """Find the labels that a model predicts; the dataset must have them."""
-    if not isinstance(fitted.model, Supervised):
-        return None
-    dataset.check_columns(fitted.model.reads_columns())
-    names = fitted.artifact.manifest.get("labels", ())
-    return labels_for(fitted.model, fitted.params, names, dataset)
 
 
 def _baselines(job: Job) -> tuple[list[Named], list[str]]:
@@ -294,9 +264,12 @@ def check(options: Options) -> Plan:
     open_executor = executor_to_open(**options.where)
     check_seed(options.seed)
     dataset = open_named(options.dataset)
-    split = named_split(dataset, options.split)
+    choose = split_to_judge if options.folds is None else split_to_fit
+    split = choose(dataset, options.split)
     check_label(dataset, options.label)
-    loaded = [_loaded(path, dataset) for path in options.artifacts]
+    loaded = [load_named(path, dataset) for path in options.artifacts]
+    if options.folds is not None:
+        check_folds(options.folds, options.label, [named.subject.model for named in loaded])
     check_memory(8 * _MATRICES * dataset.n_features**2, dataset.n_features)
     own = whole_training(dataset, split_to_fit(dataset, None))
     training = next((named.training for named in loaded[:1] if named.training), own)
@@ -317,32 +290,49 @@ def run_evaluate(plan: Plan) -> dict[str, Any]:
     with plan.open_executor() as ready, reporting() as progress:
         stages = Stages(ready, dataset.feature_names, dataset.segment_names)
         job = Job(**vars(plan), executor=ready, progress=progress)
+        steps = _steps if plan.options.folds is None else _steps_of_folds
         try:
-            drawn = stages.run("draw rows", partial(_drawn, job))
-            observed = stages.run("pair counts", partial(_observed, job))
-            simple, warnings = [], []
-            if plan.options.with_baselines:
-                simple, warnings = stages.run("baselines", partial(_baselines, job))
-            models = [
-                stages.run(
-                    f"evaluate {named.name}", partial(_evaluated, job, named, observed, drawn)
-                )
-                for named in (*plan.loaded, *simple)
-            ]
+            found = steps(job, stages)
         finally:
             forget_chunks()
     return {
         "dataset": str(dataset.path),
         "split": plan.split,
-        "n_samples": observed.n_samples,
+        "folds": plan.options.folds,
         "n_features": dataset.n_features,
-        "n_drawn": SAMPLE_ROWS,
-        "baselines": _described_baselines(plan),
-        "models": models,
-        "warnings": warnings,
+        **found,
         "seconds": round(time.perf_counter() - begun, 3),
         "stages": stages.seconds,
     }
+
+
+def _steps(job: Job, stages: Stages) -> dict[str, Any]:
+    """Evaluate the models as they were fitted."""
+    drawn = stages.run("draw rows", partial(_drawn, job))
+    observed = stages.run("pair counts", partial(_observed, job))
+    simple, warnings = [], []
+    if job.options.with_baselines:
+        simple, warnings = stages.run("baselines", partial(_baselines, job))
+    models = [
+        stages.run(f"evaluate {named.name}", partial(_evaluated, job, named, observed, drawn))
+        for named in (*job.loaded, *simple)
+    ]
+    return {
+        "n_samples": observed.n_samples,
+        "n_drawn": SAMPLE_ROWS,
+        "baselines": _described_baselines(job),
+        "models": models,
+        "warnings": warnings,
+    }
+
+
+def _steps_of_folds(job: Job, stages: Stages) -> dict[str, Any]:
+    """Evaluate their settings, by fits to other rows than those that are judged."""
+    n_folds, seed = job.options.folds or 0, job.options.seed
+    folds = [Fold(index, n_folds, seed) for index in range(n_folds)]
+    dealt = Dealt(job.dataset, job.rows(), folds, job.executor, seed, job.progress)
+    refits = [Refit(n.name, n.subject.model, n.seed, n.artifact) for n in job.loaded]
+    return fold_steps(refits, dealt, job.options.with_baselines, stages)
 
 
 def _described_baselines(plan: Plan) -> dict[str, Any]:

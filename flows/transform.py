@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
@@ -28,9 +29,11 @@ from flows.cli.splits import named_split
 from flows.cli.summary import print_json
 from flows.data.datasets import dataset_rows, open_named
 from flows.data.fitted import Fitted, check_features, load_fitted
+from flows.exporting.formats import check_size, is_table, table_file
 from flows.fitting.provenance import fingerprint, provenance
 from flows.running.executors import executor_to_open
 from flows.running.flow import flow_of, run_flow
+from flows.running.imports import importing
 from flows.running.runs import run_writing, write_runs
 from flows.running.stages import Stages
 from pipeline.executors.base import Executor
@@ -42,7 +45,7 @@ from pipeline.random import RowRandom
 from pipeline.runs import ROW, Described, rows_by_chunk
 from pipeline.using.transform import Reconstruction, Transform, described_codes
 from storage.artifact_reader import ArtifactReader
-from storage.codes import CodesWriter, open_codes, seal_codes
+from storage.codes import Codes, CodesWriter, open_codes, seal_codes
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.locations import Place, check_free, place
@@ -55,6 +58,9 @@ The codes are Zarr arrays whose first axis is the row: `mean` (row, component) a
 model gives, such as `variance`, `covariance` or `converged`. With `--split` rows of other splits
 are left out, and the array `row` says which row of the dataset each code is of, counted from 0.
 
+An output that ends in .csv, .parquet or .xlsx is a table instead, as `flows.export` writes it: row
+numbers, segments and kept columns beside the codes, and `sd` in place of `variance`.
+
 Features must be those of the fit, in its order. Segments are found by name; those that were not
 fitted are taken as the mean of those that were, with a warning.
 
@@ -65,6 +71,7 @@ every feature, missing values among them; `--reconstruct bits` adds bits, 1 wher
 EXAMPLES = """Examples:
 
     python -m flows.transform --dataset votes.zarr --artifact runs/votes --output codes.zarr
+    python -m flows.transform --dataset votes.zarr --artifact runs/votes --output codes.csv
     python -m flows.transform --dataset clicks.zarr --artifact runs/clicks --output z.zarr --resume
     python -m flows.transform --dataset a.zarr --artifact runs/a --output z.zarr --reconstruct bits
     python -m flows.ingest z.zarr --dataset reconstructed.zarr
@@ -85,7 +92,7 @@ class Options:
 
     dataset: DatasetName
     artifact: FittedArtifact
-    output: Annotated[str, Option(help="Folder of the codes to write.")]
+    output: Annotated[str, Option(help="Folder of the codes, or table, to write.")]
     split: Split = None
     dtype: Annotated[Dtype, Option(help="Type that the codes are stored in.")] = "float32"
     reconstruct: Annotated[
@@ -132,6 +139,7 @@ def _rows_by_chunk(job: Job, executor: Executor) -> list[int]:
     counts = rows_by_chunk(dataset_rows(job.dataset, job.split), executor)
     if not any(counts):
         raise DataError(f"{job.dataset.path}: --split: Expected rows in {job.split!r}, got none.")
+    check_size(job.output, sum(counts))
     return counts
 
 
@@ -160,16 +168,21 @@ def _write(
     return write_runs(transforming, _arrays(job), n_rows, job.work.runs, executor, told)
 
 
-def _publish(job: Job, writer: CodesWriter, checksums: list[list[int]]) -> dict[str, Any]:
-    """Seal the codes, put them in their place and describe them."""
+def _publish(
+    job: Job, progress: Progress, writer: CodesWriter, checksums: list[list[int]]
+) -> dict[str, Any]:
+    """Seal the codes, put them in their place, as they are or as a table, and describe them."""
     warnings = unknown_segments(job.fitted.segments, job.dataset.segment_names)
     seal_codes(
         writer,
         checksums,
         {**job.described, "artifact_path": _artifact_path(job), "warnings": warnings},
     )
-    job.work.publish(job.options.overwrite)
-    codes = open_codes(job.output)
+    codes = open_codes(job.work.runs.codes)
+    if isinstance(job.output, Path) and is_table(job.output.name):
+        _write_table(job, codes, job.output, progress)
+    else:
+        job.work.publish(job.options.overwrite)
     return {
         "codes": str(job.output),
         "dataset": str(job.dataset.path),
@@ -183,6 +196,14 @@ def _publish(job: Job, writer: CodesWriter, checksums: list[list[int]]) -> dict[
     }
 
 
+def _write_table(job: Job, codes: Codes, output: Path, progress: Progress) -> None:
+    with importing():
+        from flows.exporting.codes import code_table
+        from flows.exporting.files import write_table
+    write_table(code_table(codes, job.dataset, progress), output, job.options.overwrite)
+    job.work.discard()
+
+
 def _artifact_path(job: Job) -> str:
     return str(job.fitted.artifact.path.resolve())
 
@@ -191,15 +212,24 @@ def check(options: Options) -> Job:
     """Refuse what can be refused at once, such as a place that is taken, or other features."""
     open_executor = executor_to_open(**options.where)
     check_seed(options.seed)
-    output = place(options.output)
-    check_free(output, CODES_FORMAT, options.overwrite)
+    output = _free_output(options)
     fitted = load_fitted(place(options.artifact))
     if options.reconstruct:
         reconstructor(fitted.model)
     dataset = open_named(options.dataset)
     check_features(fitted, dataset)
     split = named_split(dataset, options.split)
+    if split is None:
+        check_size(output, dataset.n_rows)
     return Job(options, fitted, dataset, split, output, open_executor)
+
+
+def _free_output(options: Options) -> Place:
+    if is_table(options.output):
+        return table_file(options.output, options.overwrite)
+    output = place(options.output)
+    check_free(output, CODES_FORMAT, options.overwrite)
+    return output
 
 
 @flow_of("transform", Options)
@@ -218,7 +248,7 @@ def _steps(job: Job, stages: Stages, progress: Progress) -> dict[str, Any]:
     executor = stages.executor
     rows = stages.run("count rows", lambda: _rows_by_chunk(job, executor))
     written = stages.run("transform", lambda: _write(job, rows, executor, progress))
-    return stages.run("write codes", lambda: _publish(job, *written))
+    return stages.run("write codes", lambda: _publish(job, progress, *written))
 
 
 @app.default

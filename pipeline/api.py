@@ -247,7 +247,8 @@ def evaluate(
     fitted
         The model.
     dataset, split
-        The rows; features must be those of the fit.
+        The rows; features must be those of the fit. None takes all splits, where `flows.evaluate`
+        would take `test`.
     label
         A per-row column, or `segment`, to be told by the rows with the nearest codes.
     fitted_split

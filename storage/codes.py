@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -80,7 +81,8 @@ class CodesWriter:
         group = open_group(place(self.folder))
         try:
             for name, recorded in zip(self.names, checksums, strict=True):
-                _read(group, name, key, self._rows(key), recorded)
+                opened = partial(open_own, group, name)
+                _read(self.folder, opened, name, key, self._rows(key), recorded)
         except Unreachable:
             raise
         except DataError:
@@ -248,15 +250,25 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
             self.read_chunk(key)
 
     def _part(self, name: str, key: int) -> NDArray[Any]:
-        array = self.manifest["arrays"][name]
         rows = _rows_of(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
+        opened, checksums = partial(self._opened, name), self.manifest["arrays"][name]["checksums"]
         try:
-            checksum_of_run = array["checksums"][key]
-            return _read(self.group, name, key, rows, checksum_of_run, array["shape"])
+            return _read(str(self.path), opened, name, key, rows, checksums[key])
         except Unreachable:
             raise
         except DataError as error:
             raise DataError(f"{self.path}: {error} {self.remedy}") from error
+
+    def _opened(self, name: str) -> Any:
+        """Open an array once: that takes as long as to read a run of it."""
+        if name not in self._arrays:
+            shape = self.manifest["arrays"][name]["shape"]
+            self._arrays[name] = open_own(self.group, name, shape)
+        return self._arrays[name]
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        return {}
 
 
 def open_codes(path: str | Place, remedy: str = _REMEDY) -> Codes:
@@ -285,23 +297,18 @@ def _rows_of(key: int, rows_per_chunk: int, n_rows: int) -> slice:
 
 
 def _read(
-    group: zarr.Group,
-    name: str,
-    key: int,
-    rows: slice,
-    recorded: int,
-    shape: Sequence[int] | None = None,
+    folder: str, opened: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
 ) -> NDArray[Any]:
     """Read a run of one array; Zarr reads a missing chunk as zeros, so look for it too."""
     try:
-        array = open_own(group, name, shape)
+        array = opened()
         values = np.asarray(array[rows])
     except DataError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         damaged = DataError(f"{name}: chunk {key} is damaged ({reason}).")
-        raise store_error(f"{group.store_path}", error) or damaged from error
+        raise store_error(folder, error) or damaged from error
     if checksum(values) != recorded:
         raise DataError(f"{name}: chunk {key} is damaged or missing (checksum).")
     if (

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     import dask.array
     import xarray
 
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
 
 @dataclass(frozen=True, repr=False)
 class BinaryDataset(Shown):
@@ -82,8 +85,7 @@ class BinaryDataset(Shown):
     @property
     def attributes(self) -> Mapping[str, Any]:
         """What is known of the data beside the data, such as the truth of simulated ones."""
-        attributes: Mapping[str, Any] = self.manifest.get("attributes", {})
-        return attributes
+        return dict(self.manifest.get("attributes", {}))
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -147,23 +149,24 @@ class BinaryDataset(Shown):
         first, last = np.searchsorted(self.blocks[:, 0], [key, key + 1])
         return self.blocks[first:last, 1:]
 
-    def column(self, name: str) -> NDArray[Any]:
+    def row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
+        """Read segments and per-row columns of a chunk in the original row order, and no bits."""
+        n_words, blocks = int(self.chunks[key, 2]), self._blocks_of(key)
+        slots = occupied_slots(blocks)
+        at = np.empty_like(slots)
+        at[self._arrival(key, n_words, slots)] = np.arange(len(slots))
+        columns = {name: self._column(name, key, n_words)[slots[at]] for name in names}
+        return np.repeat(blocks[:, 0], blocks[:, 2])[at], columns
+
+    def column(self, name: str) -> Array:
         """Read a per-row column in the original row order."""
-        values = np.empty(self.n_rows, self._column(name, 0, 1).dtype)
-        for key, (first_row, _, n_words) in enumerate(self.chunks):
-            slots = occupied_slots(self._blocks_of(key))
-            rows = first_row + self._arrival(key, int(n_words), slots)
-            values[rows] = self._column(name, key, int(n_words))[slots]
-        return self.levels[name].texts(values).astype(str) if name in self.levels else values
+        values = np.concatenate([self.row_labels(k, [name])[1][name] for k in range(self.n_chunks)])
+        return self.texts(name, values).astype(str) if name in self.levels else values
 
     def segments(self) -> NDArray[Any]:
         """Name the segment of every row, (n_rows,), in the original row order."""
-        codes = np.empty(self.n_rows, np.int64)
-        for key, (first_row, _, n_words) in enumerate(self.chunks):
-            blocks = self._blocks_of(key)
-            rows = first_row + self._arrival(key, int(n_words), occupied_slots(blocks))
-            codes[rows] = np.repeat(blocks[:, 0], blocks[:, 2])
-        return np.array(self.segment_names)[codes]
+        codes = np.concatenate([self.row_labels(key, [])[0] for key in range(self.n_chunks)])
+        return np.asarray(np.array(self.segment_names)[codes], str)
 
     def ones(self) -> NDArray[np.int64]:
         """Read the number of ones of every feature in every chunk, (n_chunks, n_features)."""
@@ -234,9 +237,7 @@ class BinaryDataset(Shown):
             deque(levels, maxlen=0)
 
     def _stored(self, name: str, key: int, n_words: int) -> Words | None:
-        if self._recorded(name, key) < 0:
-            return None
-        return self._required(name, key, n_words)
+        return None if self._recorded(name, key) < 0 else self._required(name, key, n_words)
 
     def _required(self, name: str, key: int, n_words: int) -> Words:
         width = 8 * int(self.manifest["words_per_chunk"])
@@ -273,8 +274,7 @@ class BinaryDataset(Shown):
 
     def _in_split(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
         code = self.split_code(split)
-        in_split: NDArray[np.bool_] = self._column("split", key, n_words) == code
-        return in_split
+        return np.asarray(self._column("split", key, n_words) == code, np.bool_)
 
     def split_code(self, split: str) -> int:
         """Give the code of a split.

@@ -159,15 +159,25 @@ class Levels:
 
     def texts(self, codes: NDArray[Any]) -> NDArray[np.object_]:
         """Give the text of each code, (n,), and read only the pages that these are on."""
-        ends = np.array([end for end, _, _ in self.pages])
-        found, on_page = np.empty(len(codes), object), np.searchsorted(ends, codes, side="right")
-        if on_page.max(initial=0) == len(ends) or codes.min(initial=0) < 0:
-            raise self._damaged()
+        found, (on_page, places) = np.empty(len(codes), object), self.places(codes)
         for page in np.unique(on_page):
             at = on_page == page
-            first = ends[page - 1] if page else 0
-            found[at] = np.array(self.page(int(page)), object)[codes[at] - first]
+            found[at] = np.array(self.page(int(page)), object)[places[at]]
         return found
+
+    def places(self, codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Give the page that each code is on, and its place there: (n,) each.
+
+        Raises
+        ------
+        DataError
+            If there is no such text.
+        """
+        ends = np.array([0, *(end for end, _, _ in self.pages)])
+        on_page = np.searchsorted(ends, codes, side="right") - 1
+        if on_page.max(initial=0) == len(self.pages) or on_page.min(initial=0) < 0:
+            raise self._damaged()
+        return on_page, codes - ends[on_page]
 
     def page(self, page: int) -> list[str]:
         """Read a page; -1 is the last.
@@ -183,7 +193,7 @@ class Levels:
         n_before, begin, _ = self.pages[page - 1] if page else (0, 0, 0)
         n_after, end, recorded = self.pages[page]
         levels = self._read(begin, end, recorded)
-        are_texts = all(isinstance(text, str) for text in levels)
+        are_texts = {*map(type, levels)} <= {str}
         if not are_texts or not len(levels) == len({*levels}) == n_after - n_before:
             raise self._damaged()
         return levels

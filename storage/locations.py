@@ -144,6 +144,22 @@ def check_folder_name(target: Place) -> None:
         )
 
 
+def check_free_file(target: Place, overwrite: bool) -> None:
+    """Refuse a file that is there and not to be replaced, or is no file.
+
+    Raises
+    ------
+    DataError
+        If it is either.
+    """
+    if target.is_dir():
+        raise DataError(f"{target}: Expected a file, got a folder.")
+    if target.exists() and not overwrite:
+        raise DataError(
+            f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
+        )
+
+
 @contextmanager
 def claimed(folder: Place) -> Iterator[Callable[[], bool]]:
     """Be the only writer of a folder; a writer that dies gives up its claim with its life.

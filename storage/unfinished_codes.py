@@ -81,4 +81,8 @@ class UnfinishedCodes:
         """Put the codes, sealed by now, in their place."""
         check_free(self.target, CODES_FORMAT, overwrite)
         replace_folder(self.runs.codes, self.target)
+        self.discard()
+
+    def discard(self) -> None:
+        """Delete all that is unfinished, once nothing needs it any more."""
         delete_tree(self.folder)

@@ -40,7 +40,7 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     console = Console(width=_WIDTH, soft_wrap=True, highlight=False)
     console.print(f"rows: {told_rows(summary['n_samples'], summary['split'])}", markup=False)
     models = ranked(summary["models"])
-    for line in _head(models, summary["baselines"]):
+    for line in _head(models, summary):
         console.print(line, markup=False)
     console.print(_compared(models))
     kinds = {model["kind"] for model in models}
@@ -50,17 +50,22 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
     for model in models:
         for line in _told(model):
             console.print(line, markup=False)
-    console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model")
+    if any("pairs" in model for model in models):
+        console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model")
     for warning in summary["warnings"]:
         console.print(f"warning: {warning}", markup=False)
 
 
-def _head(models: Sequence[Mapping[str, Any]], baselines: Mapping[str, Any]) -> Iterator[str]:
+def _head(models: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Iterator[str]:
     """Tell what the ranks are worth: which models know these rows, and which rows others know."""
+    if n_folds := summary["folds"]:
+        yield f"held out: {n_folds} folds, each judged by models refitted to all rows but its own"
+        return
     for fitted, text in _FITTED.items():
         if names := [model["name"] for model in models if model["rows_fitted"] == fitted]:
             yield f"{text}: {', '.join(names)}"
     if any(model["artifact"] is None for model in models):
+        baselines = summary["baselines"]
         rows = "all rows" if baselines["split"] is None else f"split {baselines['split']}"
         if leading := baselines["leading_chunks"]:
             rows += f" of the first {leading} chunks"
@@ -88,7 +93,8 @@ def _compared(models: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     columns = ("model", "components", "nats a row", "bits a row", "kind")
     labels = ["labels"] if any("prediction" in model for model in models) else []
-    for name in (*columns, "wrong bits", "nats a bit", *labels, "pairs rmse (by chance)"):
+    pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
+    for name in (*columns, "wrong bits", "nats a bit", *labels, *pairs):
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
         table.add_row(
@@ -99,7 +105,7 @@ def _compared(models: Sequence[Mapping[str, Any]]) -> Table:
             f"{model['wrong_bits']:.2%}" if "wrong_bits" in model else "",
             f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
             *(_predicted(model.get("prediction", {})) for _ in labels),
-            _distance(model),
+            *(_distance(model) for _ in pairs),
         )
     return table
 
@@ -133,7 +139,8 @@ def _error(error: float) -> str:
 def _told(model: Mapping[str, Any]) -> Iterator[str]:
     """Tell where a fitted model differs most from the data."""
     if model["artifact"] is not None:
-        yield f"\n{model['name']}: {model['model']}"
+        if "folds" not in model:
+            yield f"\n{model['name']}: {model['model']}"
         yield from (f"  {refusal}" for refusal in model["refusals"])
         yield from _told_prediction(model.get("prediction", {}))
         for what in ("marginals", "pairs"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from storage.dataset import BinaryDataset
 
-ALL_ROWS, TRAIN = "all", "train"
+ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 
 
 def named_split(dataset: BinaryDataset, split: str | None) -> str | None:
@@ -30,6 +30,13 @@ def split_to_fit(dataset: BinaryDataset, split: str | None) -> str | None:
     """Do the same for a fit, which takes `train` where there is one and no split is named."""
     if split is None and TRAIN in dataset.splits:
         return TRAIN
+    return named_split(dataset, split)
+
+
+def split_to_judge(dataset: BinaryDataset, split: str | None) -> str | None:
+    """Do the same for an evaluation, which takes `test` where there is one and none is named."""
+    if split is None and TEST in dataset.splits:
+        return TEST
     return named_split(dataset, split)
 
 

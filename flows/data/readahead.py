@@ -1,4 +1,4 @@
-"""Reads several sources at once and gives their batches in the sources' order."""
+"""Reads what comes next while what came before is used, in its order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,18 @@ from pipeline.executors.base import in_order
 from storage.bits import pack_rows, unpack_rows
 from storage.sources import Batch
 
+T = TypeVar("T")
+
 _IN_MEMORY = 64 << 20
+
+
+def ahead(parts: Iterator[T]) -> Iterator[T]:
+    """Make each part in a thread while the one before is used."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, parts, None)
+        while (part := waiting.result()) is not None:
+            waiting = pool.submit(next, parts, None)
+            yield part
 
 
 def batches_in_order(sources: Sequence[Any]) -> Iterator[Batch]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from flows.cli.options import FittedArtifact, Overwrite, command, run
 from flows.report.slugs import slugs
-from flows.report.subject import FILE, Options, check_output, new_page, subject_of
+from flows.report.subject import FILE, Options, new_page, subject_of
 from flows.running.imports import importing
-from storage.locations import Place, place
+from storage.locations import Place, check_free_file, place
 
 if TYPE_CHECKING:
     from flows.report.page import Report
@@ -27,12 +27,13 @@ EXAMPLES = """Examples:
 
     python -m flows.report --artifact runs/votes --output votes.html
     python -m flows.report --artifact runs/usps --image-shape 16x16 --overwrite
-    python -m flows.report --artifact runs/votes --pictures pictures
+    python -m flows.report --artifact runs/votes --pictures figures --picture-format pdf
 
 `flows.fit` writes one into the artifact by itself. Exit codes: 0 done, 2 bad arguments or input, 1
 failure, 130 interrupted.
 """
 app = command("report", HELP, EXAMPLES)
+PictureFormat = Literal["png", "svg", "pdf"]
 
 
 @app.default
@@ -55,8 +56,12 @@ def main(
     ] = None,
     output: Annotated[str, Parameter(help="The page to write.")] = FILE,
     pictures: Annotated[
-        str | None, Parameter(help="Folder to write every figure to as well, as PNG.")
+        str | None, Parameter(help="Folder to write every figure to as well.")
     ] = None,
+    picture_format: Annotated[
+        PictureFormat,
+        Parameter(help="png, or svg or pdf at the width of one or two columns of a journal."),
+    ] = "png",
     overwrite: Overwrite = False,
 ) -> None:
     """Write, and say where."""
@@ -66,9 +71,9 @@ def main(
         from flows.report.page import drawn, write_report  # Bokeh takes its time to be imported
 
     report = drawn(subject)
-    stills = _pictures(report, place(pictures)) if pictures else {}
+    stills = _pictures(report, place(pictures), picture_format) if pictures else {}
     for path in stills:
-        check_output(path, overwrite)
+        check_free_file(path, overwrite)
     write_report(report, page)
     _write_pictures(stills)
     console = Console(soft_wrap=True, highlight=False)
@@ -79,18 +84,18 @@ def main(
         console.print(f"picture: {path}", markup=False)
 
 
-def _pictures(report: Report, folder: Place) -> dict[Place, Figure]:
+def _pictures(report: Report, folder: Place, kind: PictureFormat) -> dict[Place, Figure]:
     """Name a file for each figure, after its title."""
     folder.mkdir(parents=True, exist_ok=True)
     names = slugs(figure.title for figure in report.figures)
-    return {folder / f"{name}.png": f for name, f in zip(names, report.figures, strict=True)}
+    return {folder / f"{name}.{kind}": f for name, f in zip(names, report.figures, strict=True)}
 
 
 def _write_pictures(pictures: Mapping[Place, Figure]) -> None:
     if pictures:
         from flows.report.still import still  # Matplotlib takes its time to be imported
     for path, figure in pictures.items():
-        path.write_bytes(still(figure))
+        path.write_bytes(still(figure, path.suffix[1:]))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba_array
-from matplotlib.patheffects import withStroke
+from matplotlib.patheffects import Stroke
 from matplotlib.ticker import (
     FixedFormatter,
     FixedLocator,
@@ -59,8 +59,8 @@ MARKERS = {
     "plus": "+",
 }
 _TICKS = 7
-# Nobody can point at a name that lies on a line.
-_HALO = withStroke(linewidth=3, foreground="white")
+# Nobody can point at a name that lies on a line. It is drawn below the name, which stays text.
+_HALO = Stroke(linewidth=3, foreground="white")
 _ALIGNED = {"middle": "center", "alphabetic": "baseline"}
 
 
@@ -188,13 +188,13 @@ def _draw_texts(axes: Axes, p: dict[str, Any]) -> None:
     (colour,) = _faded(p["text_color"], p["text_alpha"])
     style: Any = {
         "clip_on": True,
-        "path_effects": [_HALO],
         "size": float(p["text_font_size"].removesuffix("px")),
         "zorder": p["zorder"],
         "ha": p["text_align"],
         "va": _ALIGNED.get(p["text_baseline"], p["text_baseline"]),
     }
     for x, y, text in zip(p["x"], p["y"], p["text"], strict=True):
+        axes.text(x, y, text, path_effects=[_HALO], **style)
         axes.text(x, y, text, color=colour, **style)
 
 

@@ -1,12 +1,14 @@
-"""The report's figures as still pictures, PNG or SVG, by Matplotlib and without a browser.
+"""The report's figures as still pictures, PNG, SVG or PDF, by Matplotlib and without a browser.
 
 Every picture is drawn from the same `Figure` that the page shows: title, plot or images, what
 colours stand for, and how to read it, one below the other on white. Lengths are pixels of the page.
+SVG and PDF are as wide as a column of a journal, or as two; their text is text.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +16,10 @@ from io import BytesIO
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from bokeh.models import Text
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import Op, PdfFile, RendererPdf
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure as Sheet
 from matplotlib.font_manager import FontProperties
@@ -35,6 +39,8 @@ _STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with Matplotlib: the same picture everywhere
     "font.size": 12,
     "lines.scale_dashes": False,
+    "pdf.fonttype": 42,  # whole letters, which other programs can edit
+    "svg.fonttype": "none",
     "svg.hashsalt": "latentbits",
     "text.parse_math": False,  # names are names, whatever they look like
 }
@@ -45,7 +51,12 @@ _LINE, _ABOVE = 20.0, 8.0
 _TEXT_WIDTH = 704.0
 _KEY, _KEY_GAP, _LONGEST_KEY = 18.0, 18.0, 60
 _TILE, _TILE_GAP = 104.0, 14.0
-_FEW, _FEW_WIDTH = 4, 520.0  # so few images stand in a narrow picture
+_NARROW = 520.0
+_FEW = 4  # so few images stand in a narrow picture
+_ONE_COLUMN, _TWO_COLUMNS = 89.0, 183.0  # mm, of Nature and Science
+_PIXEL = 7 / 12  # points of print, so that the smallest letters are of 7
+_POINTS = 72 / 25.4  # of a mm
+_FALLBACK = "'DejaVu Sans', Verdana, sans-serif"  # Verdana's letters are as wide
 _RAMP = (160.0, 10.0)
 
 
@@ -56,7 +67,10 @@ class _Part(NamedTuple):
     draw: Callable[[Axes, float], None]
 
 
-def still(figure: Figure, kind: Literal["png", "svg"] = "png") -> bytes:
+Kind = Literal["png", "svg", "pdf"]
+
+
+def still(figure: Figure, kind: Kind = "png") -> bytes:
     """Draw a figure of the report; the same figure gives the same bytes.
 
     Raises
@@ -65,18 +79,62 @@ def still(figure: Figure, kind: Literal["png", "svg"] = "png") -> bytes:
         If its plot holds what cannot be drawn.
     """
     with rc_context(_STYLE), _no_words_on_fonts():
-        width = _FEW_WIDTH if 0 < len(figure.images) <= _FEW else figure.width
-        parts = [*_parts(figure, width)]
-        height = sum(part.height for part in parts)
-        paper = _paper(width, height)
-        top = 0.0
-        for part in parts:
-            part.draw(paper, top)
-            top += part.height
-        file = BytesIO()
-        undated = {"Date": None} if kind == "svg" else None
-        _sheet(paper).savefig(file, format=kind, metadata=undated)
+        width = _NARROW if 0 < len(figure.images) <= _FEW else figure.width
+        if kind == "png":
+            return _png(_drawn(figure, width))
+        columns = _TWO_COLUMNS if width > _NARROW or _has_names(figure.plot) else _ONE_COLUMN
+        return _VECTORS[kind](_drawn(figure, columns * _POINTS / _PIXEL - 2 * _MARGIN))
+
+
+def _has_names(plot: Any) -> bool:
+    """Tell whether names stand among what is drawn, which a narrow picture has no room for."""
+    return plot is not None and any(isinstance(r.glyph, Text) for r in plot.renderers)
+
+
+def _drawn(figure: Figure, width: float) -> Sheet:
+    """Draw a figure so many pixels wide, with a margin around it."""
+    parts = [*_parts(figure, width)]
+    paper = _paper(width, sum(part.height for part in parts))
+    top = 0.0
+    for part in parts:
+        part.draw(paper, top)
+        top += part.height
+    return _sheet(paper)
+
+
+def _png(sheet: Sheet) -> bytes:
+    file = BytesIO()
+    sheet.savefig(file, format="png")
     return file.getvalue()
+
+
+def _svg(sheet: Sheet) -> bytes:
+    """Give a drawing whose size is that in print, whatever the units within."""
+    file = BytesIO()
+    sheet.savefig(file, format="svg", metadata={"Date": None})
+    width, height = (72 * _PIXEL * inches for inches in sheet.get_size_inches())
+    size = f'<svg \\1width="{width:.2f}pt" height="{height:.2f}pt"'
+    text = re.sub(r'<svg ([^>]*?)width="\S+" height="\S+"', size, file.getvalue().decode(), count=1)
+    return text.replace("family: 'DejaVu Sans'", f"family: {_FALLBACK}").encode()
+
+
+def _pdf(sheet: Sheet) -> bytes:
+    """Give a page on which all is drawn smaller: Matplotlib's own pages have a pixel to a point."""
+    file, (width, height) = BytesIO(), sheet.get_size_inches()
+    page = PdfFile(file, metadata={"CreationDate": None})
+    page.newPage(width * _PIXEL, height * _PIXEL)
+    page.width, page.height = width, height  # beyond which it draws nothing
+    page.output(_PIXEL, 0, 0, _PIXEL, 0, 0, Op.concat_matrix)
+    sheet.set_dpi(72)
+    renderer = RendererPdf(page, 72, height, width)
+    sheet.draw(renderer)
+    renderer.finalize()
+    page.finalize()
+    page.close()
+    return file.getvalue()
+
+
+_VECTORS = {"svg": _svg, "pdf": _pdf}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from flows.report.rows import fitted_dataset
 from pipeline.errors import FitError
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import Place, place
+from storage.locations import Place, check_free_file, place
 
 FILE = "report.html"
 
@@ -101,24 +101,8 @@ def new_page(output: str, overwrite: bool) -> Place:
     page = place(output)
     if page.suffix != ".html":
         raise DataError(f"--output: Expected a name that ends in .html, got {output!r}.")
-    check_output(page, overwrite)
+    check_free_file(page, overwrite)
     return page
-
-
-def check_output(output: Place, overwrite: bool) -> None:
-    """Refuse a file that is there and not to be replaced, or is no file.
-
-    Raises
-    ------
-    DataError
-        If it is either.
-    """
-    if output.is_dir():
-        raise DataError(f"{output}: Expected a file, got a folder.")
-    if output.exists() and not overwrite:
-        raise DataError(
-            f"{output}: Expected a new path, got one that exists. Use --overwrite to replace it."
-        )
 
 
 def _layout(fitted: Fitted, shape: str | None) -> ImageLayout | None:

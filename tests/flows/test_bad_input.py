@@ -80,9 +80,9 @@ def test_a_folder_is_not_named_like_a_file(refused, tmp_path, name, output):
         "sample": ("--artifact", "runs", "--rows", 9),
         "ingest": ("x.csv",),
     }
-    message = refused(name, *more[name], output, "ideal.csv")
+    message = refused(name, *more[name], output, "ideal.tsv")
     assert message == (
-        "error: ideal.csv: Expected the name of a folder, as Zarr arrays are written, got that of "
+        "error: ideal.tsv: Expected the name of a folder, as Zarr arrays are written, got that of "
         "a file. Name it ideal.zarr."
     )
 

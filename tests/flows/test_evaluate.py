@@ -75,7 +75,7 @@ def test_models_are_compared_with_each_other_and_with_simple_ones(
     cli, dataset, mixture, trait, capsys
 ):
     pca = fitted(dataset, "clipped-pca", "train", n_components=2)
-    command = ["--dataset", dataset, "--split", "test", "--label", "kind"]
+    command = ["--dataset", dataset, "--label", "kind"]
     command += [word for name in (pca, trait, mixture) for word in ("--artifact", name)]
     found = evaluated(cli, *command)
     assert (found["n_samples"], found["split"]) == (500, "test")
@@ -180,7 +180,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
 
 def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, cluster):
     command = ("--dataset", dataset, "--artifact", mixture, "--artifact", trait, "--no-baselines")
-    command += ("--label", "kind")
+    command += ("--label", "kind", "--split", "all")
     serial = evaluated(cli, *command, "--executor", "serial")
     assert serial["n_samples"] == 1000
     assert 0 < serial["models"][1]["estimation_error"] < 0.01

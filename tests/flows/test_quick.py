@@ -10,7 +10,7 @@ from pathlib import Path
 
 COMMANDS = (
     *("ingest", "fit", "transform", "evaluate", "sample", "report", "experiments"),
-    *("neighbours", "serve", "certificates"),
+    *("neighbours", "export", "serve", "certificates"),
 )
 REFUSED = {
     "ingest": (("nowhere.csv", "--dataset", "d.zarr"), "nowhere.csv: "),
@@ -18,6 +18,7 @@ REFUSED = {
     "transform": (("--dataset", "d", "--artifact", "none", "--output", "z"), "none: "),
     "evaluate": (("--dataset", "nowhere.zarr", "--artifact", "none"), "nowhere.zarr: "),
     "sample": (("--artifact", "none", "--rows", "9", "--output", "s"), "none: "),
+    "export": (("--what", "fit", "--artifact", "none", "--output", "f.csv"), "none: "),
     "neighbours": (("--dataset", "nowhere.zarr", "--output", "n"), "nowhere.zarr: "),
     "report": (("--artifact", "none"), "none: "),
     "experiments": (("clipped-pca", "--dataset", "nowhere.zarr"), "nowhere.zarr: "),
@@ -87,12 +88,13 @@ def test_a_wrong_value_is_told_before_prefect_is_imported(tmp_path):
 def test_a_flow_is_prefects_for_who_imports_it():
     from prefect import Flow
 
+    from flows.export import export
     from flows.fit import fit
     from flows.ingest import ingest
     from flows.neighbours import neighbours
     from flows.report.flow import report
     from flows.transform import transform
 
-    for flow in (fit, ingest, neighbours, report, transform):
+    for flow in (export, fit, ingest, neighbours, report, transform):
         assert isinstance(flow, Flow)
         assert flow.name == flow.__name__

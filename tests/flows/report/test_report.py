@@ -340,6 +340,10 @@ def test_every_figure_becomes_a_picture(cli, fitted):
     assert not Path(FILE).exists()
     assert cli("report", *options, "--overwrite").code == 0
     assert {path: path.read_bytes() for path in paths} == whole
+    assert cli("report", *options, "--overwrite", "--picture-format", "pdf").code == 0
+    pages = [path.with_suffix(".pdf") for path in paths]
+    assert sorted(Path("drawn").iterdir()) == sorted([*paths, *pages])
+    assert all(path.read_bytes().startswith(b"%PDF") for path in pages)
 
 
 def test_an_artifact_of_a_newer_format_is_refused(cli, fitted):

@@ -1,0 +1,59 @@
+"""Which files tables can be written to, found out before any work."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from flows.cli.options import local_path
+from storage.errors import DataError
+from storage.locations import Place, check_free_file
+
+FORMATS = (".csv", ".parquet", ".xlsx")
+_EXCEL = (1_048_575, 16_384)
+"""Rows below the header, and columns, that a sheet takes."""
+
+
+def is_table(output: str) -> bool:
+    """Tell whether a name is that of a table, and not of a folder."""
+    return output.lower().endswith(FORMATS)
+
+
+def table_file(output: str, overwrite: bool) -> Path:
+    """Give the file of a table to write.
+
+    Raises
+    ------
+    DataError
+        If it has another ending, lies elsewhere, is there and not to be replaced, or if what
+        writes it is not installed.
+    """
+    file = local_path(output)
+    if not is_table(output):
+        raise DataError(
+            f"--output: Expected a name that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, "
+            f"got {output!r}."
+        )
+    check_free_file(file, overwrite)
+    if file.suffix.lower() == ".xlsx" and find_spec("xlsxwriter") is None:
+        raise DataError(
+            f"{file}: Expected the package XlsxWriter, got none. "
+            "pip install 'latentbits[excel]', or write .csv."
+        )
+    return file
+
+
+def check_size(file: Place, n_rows: int, n_columns: int = 0) -> None:
+    """Refuse what is too large for a sheet of Excel, where that is written.
+
+    Raises
+    ------
+    DataError
+        Saying how much it takes.
+    """
+    (most_rows, most_columns), is_excel = _EXCEL, file.name.lower().endswith(".xlsx")
+    if is_excel and (n_rows > most_rows or n_columns > most_columns):
+        raise DataError(
+            f"{file}: Expected at most {most_rows:,} rows and {most_columns:,} columns, as many as "
+            f"Excel takes, got {n_rows:,} and {n_columns:,}. Write .parquet or .csv."
+        )

@@ -1,0 +1,177 @@
+"""Cross-validation: what refits say of the rows that they had no part in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flows.cli.comparison_tables import print_evaluation
+from pipeline.blocks import block_of
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fit import fit
+from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.registry import models
+from pipeline.random import RowRandom
+from pipeline.using.folds import fold_of
+from storage.dataset import BinaryDataset, open_dataset
+from tests.data import probit_rows, rows_of, shared, write
+from tests.fits import write_fit
+
+FOLDS = 5
+
+
+@pytest.fixture
+def evaluated(cli):
+    def call(*arguments: object) -> dict:
+        done = cli("evaluate", *arguments, "--json")
+        assert done.code == 0, done.err
+        return done.json
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    return probit_rows(403, 6, 2, seed=3)[0]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory, rows: np.ndarray) -> BinaryDataset:
+    """Seven chunks."""
+    path = tmp_path_factory.mktemp("folds") / "d.zarr"
+    return write(path, rows, words_per_chunk=1, columns={"kind": rows[:, 0].astype(str)})
+
+
+def fitted(dataset: BinaryDataset, name: str, **settings: object) -> Path:
+    model = models()[name](**settings)  # type: ignore[call-arg]
+    return write_fit(dataset.path.parent / f"{name}-{dataset.path.stem}", model, dataset)
+
+
+def test_rows_are_judged_by_fits_to_the_others(evaluated, dataset, rows, tmp_path):
+    model = BernoulliMixture(n_components=2)
+    artifact = fitted(dataset, "bernoulli-mixture", n_components=2)
+    command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", FOLDS)
+    found = evaluated(*command, "--seed", 4, "--no-baselines")
+    assert (found["folds"], found["n_samples"], found["split"]) == (FOLDS, len(rows), None)
+    (told,) = found["models"]
+
+    folds, nats = fold_of(np.arange(len(rows)), FOLDS, 4), np.empty(len(rows))
+    for k in range(FOLDS):  # rows without the fold, as a dataset of their own
+        apart = folds == k
+        others = write(tmp_path / f"{k}.zarr", rows[~apart], words_per_chunk=1)
+        state = fit(model, rows_of(others), SerialExecutor(), 0)
+        judged = block_of(rows[apart])
+        nats[apart] = model.log_likelihood(state.params, judged, RowRandom(0)).nats
+        assert told["folds"][k]["rows"] == apart.sum()
+    assert told["log_likelihood"] == pytest.approx(nats.mean(), abs=0.01)
+    assert told["standard_error"] == pytest.approx(nats.std() / np.sqrt(len(nats)), rel=0.02)
+    whole = evaluated("--dataset", dataset.path, "--artifact", artifact, "--no-baselines")
+    assert told["log_likelihood"] < whole["models"][0]["log_likelihood"]
+
+
+def test_every_executor_gives_the_same_numbers(evaluated, dataset, cluster):
+    artifact = fitted(dataset, "latent-trait", n_components=1, max_iter=4)
+    command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 3)
+    serial = evaluated(*command, "--executor", "serial")["models"]
+    assert [model["name"] for model in serial] == [
+        *(str(artifact), "independent features", "mixture of 20")
+    ]
+    assert all("log_likelihood" in model and "wrong_bits" in model for model in serial)
+    for options in (("--executor", "threads"), ("--cluster", cluster)):
+        assert evaluated(*command, *options)["models"] == serial
+
+
+def test_the_rows_are_those_that_a_fit_takes(evaluated, rows, tmp_path):
+    split = {"split": np.where(np.arange(len(rows)) < 200, "train", "test")}
+    dataset = write(tmp_path / "d.zarr", rows, columns=split)
+    artifact = fitted(dataset, "clipped-pca", n_components=1)
+    command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
+    found = evaluated(*command, "--no-baselines")
+    assert (found["split"], found["n_samples"]) == ("train", 200)
+    assert found["models"][0]["kind"] == "none"
+    assert 0 < found["models"][0]["wrong_bits"] < 0.5
+    for name, n in (("test", 203), ("all", 403)):
+        assert evaluated(*command, "--no-baselines", "--split", name)["n_samples"] == n
+
+
+def test_segments_keep_their_parameters(evaluated, tmp_path):
+    X, _ = probit_rows(900, 6, 2, seed=1)
+    segments = np.repeat(["a", "b", "c"], 300)
+    dataset = write(tmp_path / "d.zarr", X, segments=segments)
+    artifact = fitted(dataset, "blica", n_components=1, regularization=20.0)
+    command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
+    found = {one["name"]: one for one in evaluated(*command)["models"]}
+    blica, flat = found[str(artifact)], found["independent features"]
+    assert blica["log_likelihood"] > flat["log_likelihood"] + 0.05
+
+
+def test_the_order_in_sample_is_not_the_order_of_held_out_rows(evaluated, cli, tmp_path, capsys):
+    """A mixture of five knows the 316 persons of a questionnaire better than the next ones."""
+    source = str(shared("verbal_aggression.npz"))
+    done = cli("ingest", source, "--dataset", tmp_path / "anger.zarr")
+    assert done.code == 0, done.err
+    dataset = open_dataset(tmp_path / "anger.zarr")
+    trait = str(fitted(dataset, "latent-trait", n_components=1))
+    mixture = str(fitted(dataset, "bernoulli-mixture", n_components=5))
+    command = ("--dataset", dataset.path, "--artifact", trait, "--artifact", mixture)
+
+    def nats(summary: dict) -> dict[str, float]:
+        return {model["name"]: model["log_likelihood"] for model in summary["models"]}
+
+    seen = nats(evaluated(*command, "--no-baselines"))
+    found = evaluated(*command, "--folds", FOLDS)
+    held_out = nats(found)
+    assert seen[mixture] > seen[trait] + 0.3
+    assert held_out[trait] > held_out[mixture] + 0.05
+    assert held_out[trait] > held_out["independent features"] + 1
+
+    capsys.readouterr()
+    print_evaluation(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "rows: 316, all",
+        "held out: 5 folds, each judged by models refitted to all rows but its own",
+    ]
+    assert "pairs" not in lines[2]
+    assert lines[3].startswith(trait)
+    error = next(one for one in found["models"] if one["name"] == trait)["standard_error"]
+    assert f"{held_out[trait]:.4f} ± {error:.4f}" in lines[3]
+    assert not any("in-sample" in line or "implied" in line for line in lines)
+
+
+def test_a_fold_without_which_nothing_can_be_fitted_is_named(cli, rows, tmp_path):
+    """A feature that is observed in one row alone cannot be fitted without that row."""
+    observed = np.ones_like(rows)
+    observed[1:, 2] = 0
+    dataset = write(tmp_path / "d.zarr", rows, observed)
+    artifact = fitted(dataset, "bernoulli-mixture", n_components=2)
+    fold = int(fold_of(np.arange(1), 2, 0)[0]) + 1
+    command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
+    message = cli("evaluate", *command).refusal()
+    assert f"{artifact}: fold {fold}: " in message
+    assert "'f2'" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--folds", 1), "--folds: Expected at least 2, got 1. Ask for more."),
+        (("--folds", 2.5), "Expected a whole number, got '2.5'."),
+        (("--folds", 2, "--label", "kind"), "--folds: Expected no --label, got 'kind'."),
+        (("--folds", 500), "--folds: Expected at most 403, as many as rows, got 500."),
+    ],
+)
+def test_what_cannot_be_done_is_refused(cli, dataset, options, message):
+    artifact = fitted(dataset, "bernoulli-mixture", n_components=2)
+    assert (
+        message
+        in cli("evaluate", "--dataset", dataset.path, "--artifact", artifact, *options).refusal()
+    )
+
+
+def test_models_of_labels_are_refused(cli, dataset):
+    artifact = fitted(dataset, "bottleneck", column="kind")
+    command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
+    assert "got bottleneck, which predicts labels" in cli("evaluate", *command).refusal()
