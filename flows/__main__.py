@@ -18,6 +18,7 @@ COMMANDS = {
         "fit": "Fit a latent-variable model to a dataset.",
         "evaluate": "Compare fitted models with each other.",
         "transform": "Write the latent codes of every row.",
+        "export": "Write results as tables for R, pandas and Excel.",
         "models": "List the models that can be fitted.",
         "runs": "List the fits below a folder.",
     },

@@ -123,7 +123,7 @@ def main(
         Duplicates | None,
         Parameter(
             group=ROWS,
-            help="Which of several lines of one row and feature counts: the last, or a 1 if any is. "
+            help="Which of several lines of one row and feature counts: the last, or any 1. "
             "[default: refuse them]",
         ),
     ] = None,

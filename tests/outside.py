@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from flows import evaluate, sample, transform
-from flows.cli.options import is_bad_input
 from flows.cli.roles import Roles
 from flows.data.ingesting import ingest_sources
 from flows.report.page import drawn, write_report
 from flows.report.subject import subject_of
+from flows.running.refusals import is_bad_input
 from pipeline import api
 from pipeline.models.registry import models
 from storage.artifacts import load_artifact

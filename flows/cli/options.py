@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +16,8 @@ from flows.cli.interrupts import goes_on, note_interrupts
 from flows.cli.logs import begin_logs, log, logs_are_json
 from flows.cli.program import as_typed, named
 from flows.running.imports import end_of_imports
-from pipeline.errors import ClusterLost, FitError
+from flows.running.refusals import is_bad_input, was_interrupted
+from pipeline.errors import ClusterLost
 from pipeline.wanted import while_wanted
 from storage.errors import DataError
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -185,8 +183,6 @@ def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     end_of_imports()
     note_interrupts()
     begin_logs()
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logging.getLogger(name).addFilter(_without_traceback)
     try:
         while_wanted(goes_on, partial(app.meta, exit_on_error=False, print_error=False), arguments)
     except CycloptsError as error:
@@ -198,7 +194,7 @@ def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
             _leave(BAD_INPUT, _message(error))
         if isinstance(error, ClusterLost):
             _leave(FAILED, str(error))
-        if _was_interrupted(error):
+        if was_interrupted(error):
             _leave(INTERRUPTED, "interrupted")
         log.exception("failure")
         sys.exit(FAILED)
@@ -217,32 +213,10 @@ def _misuse(error: CycloptsError) -> str:
     return str(error)
 
 
-def is_bad_input(error: BaseException | None) -> bool:
-    """Tell whether the data, the options or the disk are at fault, rather than this program."""
-    if isinstance(error, OSError):  # a broken connection is one too, but names no file
-        return error.filename is not None or error.errno in _DISK_IS_FULL
-    return isinstance(error, DataError | FitError)
-
-
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Tell whether an interrupt came first: Prefect stumbles over one between two stages."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 def _message(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
     return str(error)
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """Let Prefect log that a stage refused its input or was interrupted, but not where."""
-    error = record.exc_info[1] if record.exc_info else None
-    if is_bad_input(error) or _was_interrupted(error):
-        record.exc_info = None
-    return True
 
 
 def _leave(code: int, message: str) -> NoReturn:

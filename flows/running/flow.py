@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from functools import wraps
+from functools import partial, wraps
 from importlib.metadata import version
 from inspect import Parameter, Signature
+from pathlib import PurePosixPath
 from typing import Any, TypeVar, get_type_hints
 
 from flows.running.imports import importing
+from flows.running.refusals import log_in_one_line
 from flows.running.server import check_schedule, with_server
 
+_SUBJECTS = ("dataset", "artifact", "output")
+"""Parameters that a run may be named after."""
 Asked = TypeVar("Asked")
 Summary = dict[str, Any]
 
@@ -78,7 +82,18 @@ def _flow(name: str, kind: type[Asked], work: Callable[[Asked], Summary]) -> Cal
         return work(kind(*given, **named))
 
     called.__signature__ = _signature(kind)  # type: ignore[attr-defined]
-    return flow(name=name, version=version("latentbits"), validate_parameters=False)(called)
+    log_in_one_line()
+    described = {"name": name, "flow_run_name": partial(_run_name, name)}
+    return flow(**described, version=version("latentbits"), validate_parameters=False)(called)
+
+
+def _run_name(name: str) -> str:
+    """Name the run that has begun after the flow and what it works on: `fit votes`."""
+    from prefect.runtime import flow_run
+
+    given = [flow_run.parameters.get(subject) for subject in _SUBJECTS]
+    named = next((one for one in given if isinstance(one, str)), "")
+    return f"{name} {PurePosixPath(named).stem}".strip()
 
 
 def _signature(kind: type[Any]) -> Signature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from prefect.utilities.schema_tools import validate
 from flows import evaluate, fit, sample, transform
 from flows.fitting.options import FitOptions
 from pipeline.models.registry import models
+from storage.errors import DataError
 
 FILE = Path(__file__).parents[3] / "deploy" / "prefect.yaml"
 FLOWS = {
@@ -66,7 +68,23 @@ def test_a_run_by_hand_is_recorded_with_its_options(cli, prefect_server, tmp_pat
     with get_client(sync_client=True) as client:
         (run,) = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
         assert client.read_flow(run.flow_id).name == "fit"
+    assert run.name == "fit d"
     expected = {"dataset": "d.zarr", "settings": ["estimator=arcsine"], "report": False}
     assert run.parameters.items() >= expected.items()
     assert run.parameters["where"] == {"name": "serial"}
     assert run.parameters.keys() == {one.name for one in fields(FitOptions)}
+
+
+def test_a_flow_that_refuses_its_data_logs_one_line(prefect_server, tmp_path, caplog):
+    """Called by its parameters, as a schedule does."""
+    flow = load_flow_from_entrypoint("flows/fit.py:fit", use_placeholder_flow=False)
+    log = logging.getLogger("prefect.flow_runs")  # which does not propagate
+    log.addHandler(caplog.handler)
+    try:
+        with pytest.raises(DataError):
+            flow(dataset=str(tmp_path / "none.zarr"))
+    finally:
+        log.removeHandler(caplog.handler)
+    told = [record for record in caplog.records if "none.zarr" in record.getMessage()]
+    assert told
+    assert not any(record.exc_info for record in caplog.records)
