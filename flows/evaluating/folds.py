@@ -32,7 +32,7 @@ from pipeline.using.evaluate import (
 from pipeline.using.folds import Fold
 from storage.dataset import BinaryDataset
 
-FEWEST = 2
+_FEWEST = 2
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def check_folds(n_folds: int, label: str | None, models: Sequence[Model]) -> Non
     FitError
         If folds are too few, or labels are to be predicted or told.
     """
-    if n_folds < FEWEST:
-        raise FitError(f"--folds: Expected at least {FEWEST}, got {n_folds}. Ask for more.")
+    if n_folds < _FEWEST:
+        raise FitError(f"--folds: Expected at least {_FEWEST}, got {n_folds}. Ask for more.")
     if label is not None:
         raise FitError(f"--folds: Expected no --label, got {label!r}. Leave out one of the two.")
     for model in models:

@@ -39,7 +39,9 @@ class RowLabels:
         if dataset.n_segments > 1:
             found[SEGMENT] = pa.array(dataset.segment_names).take(pa.array(segments))
         for name, values in columns.items():
-            free = name if name not in (*found, *taken) else f"column_{name}"
+            free = name
+            while free in found or free in taken:
+                free = f"column_{free}"
             found[free] = self._column(name, values)
         return found
 

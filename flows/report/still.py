@@ -56,6 +56,7 @@ _FEW = 4  # so few images stand in a narrow picture
 _ONE_COLUMN, _TWO_COLUMNS = 89.0, 183.0  # mm, of Nature and Science
 _PIXEL = 7 / 12  # points of print, so that the smallest letters are of 7
 _POINTS = 72 / 25.4  # of a mm
+_NO_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _FALLBACK = "'DejaVu Sans', Verdana, sans-serif"  # Verdana's letters are as wide
 _RAMP = (160.0, 10.0)
 
@@ -115,7 +116,8 @@ def _svg(sheet: Sheet) -> bytes:
     width, height = (72 * _PIXEL * inches for inches in sheet.get_size_inches())
     size = f'<svg \\1width="{width:.2f}pt" height="{height:.2f}pt"'
     text = re.sub(r'<svg ([^>]*?)width="\S+" height="\S+"', size, file.getvalue().decode(), count=1)
-    return text.replace("family: 'DejaVu Sans'", f"family: {_FALLBACK}").encode()
+    text = text.replace("family: 'DejaVu Sans'", f"family: {_FALLBACK}")
+    return _NO_XML.sub("\ufffd", text).encode()
 
 
 def _pdf(sheet: Sheet) -> bytes:

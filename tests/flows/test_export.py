@@ -253,6 +253,19 @@ def test_transform_writes_the_same_table(transformed, cli, output):
         assert Path(output).read_bytes() == Path(f"other-{output}").read_bytes()
 
 
+def test_no_column_takes_the_place_of_another(cli, exported, tmp_path):
+    X, _ = probit_rows(80, 4, 1, seed=0)
+    columns = {"column_row": np.arange(80) + 1, "row": np.arange(80) + 2}
+    dataset = write(tmp_path / "d.zarr", X, columns=columns)
+    path = write_fit(tmp_path / "a", build_model("bernoulli-mixture", "2", []), dataset)
+    command = ("transform", "--dataset", dataset.path, "--artifact", path, "--output", "z.zarr")
+    assert cli(*command).code == 0
+    found = exported("codes", "--codes", "z.zarr")
+    names = ["row", "column_row", "column_column_row", "mean_1", "mean_2"]
+    assert [*found.columns] == names
+    assert found.iloc[0, :3].tolist() == [0, 1, 2]
+
+
 def test_probabilities_go_by_the_names_of_features(transformed, exported):
     transformed("latent-trait", "z.zarr", "--reconstruct", "probabilities")
     found = exported("codes", "--codes", "z.zarr", output="t.parquet")

@@ -7,9 +7,11 @@ import re
 import warnings
 import zlib
 from colorsys import rgb_to_hsv
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -249,6 +251,7 @@ def test_names_are_no_markup():
     assert still(whole).startswith(b"\x89PNG")
     plain = still(Figure("Names", "", plot), "svg").decode()
     assert ">$x$</text>" in plain
+    ElementTree.fromstring(still(replace(whole, title="\x00 \x02 <&>"), "svg"))
     assert ">$\\frac$</text>" in plain
 
 
