@@ -22,7 +22,7 @@ FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob(
 
 TOP_LEVEL = {
     *("flows", "pipeline", "storage", "tests", "deploy"),
-    *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"),
+    *("latentbits.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"),
 }
 FORBIDDEN = {
     "flows": {"tests"},

@@ -69,7 +69,7 @@ class CsvSource(Source):
                 table, options = self._parse(block, first_row)
                 self._refuse_line_breaks(table, first_row)
                 for rows in table.to_batches():
-                    yield _table_batch(self, rows, first_row, options)
+                    yield table_batch(self, rows, first_row, options)
                     first_row += rows.num_rows
 
     def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
@@ -160,13 +160,14 @@ class ParquetSource(Source):
         with reading(self.path), pa.parquet.ParquetFile(self.path, memory_map=True) as file:
             names = [*self.feature_names, *self.column_names]
             for rows in file.iter_batches(self.batch_rows, columns=names):
-                yield _table_batch(self, rows, first_row, self.options)
+                yield table_batch(self, rows, first_row, self.options)
                 first_row += rows.num_rows
 
 
-def _table_batch(
+def table_batch(
     source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
 ) -> Batch:
+    """Make a batch of rows of a table, of which the first is `first_row` of the source."""
     features = {name: rows.column(name) for name in source.feature_names}
     codes = table_codes(features, rows.num_rows, options)
 
