@@ -200,8 +200,6 @@ def _column(values: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _texts(table: pa.Table, name: str) -> np.ndarray[Any, Any]:
-    if name not in table.column_names:
-        raise DataError(f"frame: Expected a column {name!r} for segment_by, got none of that name.")
     column = table.column(name)
     if column.null_count:
         row = int(column.is_null().to_numpy().argmax()) + 1

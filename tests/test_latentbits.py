@@ -80,7 +80,10 @@ def test_nan_is_missing():
         ),
         (lambda: lb.from_dataframe(pa.table(ROWS), drop=["id", "q9"]), "frame: drop: Expected a"),
         (lambda: lb.from_dataframe(pa.table(ROWS), keep=["name"]), "Check keep, segment_by and"),
-        (lambda: lb.from_dataframe(pa.table(ROWS), segment_by="q3x"), "Expected a column 'q3x'"),
+        (
+            lambda: lb.from_dataframe(pa.table(ROWS), segment_by="q3x"),
+            "Expected a per-row column 'q3x'",
+        ),
         (lambda: lb.from_dataframe(pa.table(ROWS), segment_by="q1"), "frame: row 3"),
         (
             lambda: lb.from_dataframe(pa.table({"when": pa.array([0], pa.date32()), "b": [1]})),
