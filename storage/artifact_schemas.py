@@ -150,7 +150,7 @@ class FitManifest(ArtifactManifest, total=False):
 
     model: str
     hyperparameters: dict[str, Plain]
-    seed: Plain
+    seed: Count
     split: str | None
     versions: dict[str, str]
     code: str

@@ -68,7 +68,7 @@ def load_named(path: str, dataset: BinaryDataset) -> Named:
         Subject(fitted.model, fitted.params, segments, _labels(fitted, dataset)),
         fitted.artifact.manifest["n_components"],
         training_of(fitted.artifact.manifest, dataset),
-        int(fitted.artifact.manifest["seed"]),
+        fitted.artifact.manifest["seed"],
         known,
         tuple(unknown_segments(known, names)),
     )

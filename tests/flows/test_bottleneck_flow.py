@@ -146,7 +146,7 @@ def test_a_notebook_finds_the_same(folder, fitted, cli):
     dataset = open_dataset(folder / "d.zarr")
     found = api.Fitted.of(load_artifact(fitted("kind")))
     expected = evaluated(cli, folder / "d.zarr", fitted("kind"))["prediction"]
-    assert api.evaluate(found, dataset)["prediction"] == expected
+    assert api.evaluate(found, dataset, split="test")["prediction"] == expected
     settings: dict[str, Any] = {"column": "kind", **SETTINGS}
     again = api.fit(dataset, "bottleneck", components=2, split="train", **settings)
     assert again.labels == found.labels
