@@ -172,8 +172,9 @@ def write_rows(intake: Intake, progress: Progress) -> BinaryDataset:
             columns = {stored: batch.columns[name] for stored, name in roles.stored.items()}
             writer.add(replace(batch, columns=columns), segment(batch, done))
             done += len(batch.X)
-            n_ones += int(batch.X.sum()) if roles.maps else 0
-            n_seen += batch.X.size if batch.observed is None else int(batch.observed.sum())
+            if roles.maps:
+                n_ones += int(batch.X.sum())
+                n_seen += batch.X.size if batch.observed is None else int(batch.observed.sum())
             progress("ingest", done, n_rows or 0, done)
         if roles.maps and intake.base is None and n_ones in (0, n_seen):
             raise DataError(

@@ -24,6 +24,7 @@ from storage.sources.advice import advice, shown
 from storage.sources.base import Batch, Source, reading
 from storage.sources.codes import BAD, MISSING, Codes, ReadOptions
 from storage.sources.columns import column_codes
+from storage.sources.selection import wanted
 from storage.sources.spool import Duplicates, coded_batches
 from storage.sources.text import open_text
 from storage.sources.value_maps import ValueMap
@@ -223,7 +224,11 @@ def open_long(
             _refuse_nameless(lines, name)
         rows = _added(rows, lines.column(columns.row))
         named = _added(named, lines.column(columns.feature))
-    found = sorted(named.to_pylist()) if features is None else list(features)
+    found = sorted(named.to_pylist())
+    if features is not None:  # and what is left out of the lines, as it was before
+        others_named = [name for name in found if name not in set(features)]
+        kept = wanted(paths[0], others_named, options)
+        found = [*features, *(name for name in others_named if name not in set(kept))]
     return LongSource(
         path=paths[0],
         options=options,

@@ -28,6 +28,8 @@ class RemoteSource(Source):
         Opens the copy.
     """
 
+    chooses = True  # as the copy does
+
     tag: str
     opener: Callable[[str], Source]
 

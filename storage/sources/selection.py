@@ -20,14 +20,19 @@ def chosen(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, 
     DataError
         If a name or pattern fits no column, or none is left.
     """
-    named = _fitting(path, "--features", options.features, names, options.goes_on)
-    dropped = _fitting(path, "--drop", options.drop, names, options.goes_on)
-    wanted = [n for n in names if (n in named or not options.features) and n not in dropped]
-    if names and not wanted:
+    found = wanted(path, names, options)
+    if names and not found:
         raise DataError(
             f"{path}: Expected at least one feature, got none: --features and --drop leave nothing."
         )
-    return tuple(wanted)
+    return found
+
+
+def wanted(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
+    """Do the same, and leave nothing where that is what the options say."""
+    named = _fitting(path, "--features", options.features, names, options.goes_on)
+    dropped = _fitting(path, "--drop", options.drop, names, options.goes_on)
+    return tuple(n for n in names if (n in named or not options.features) and n not in dropped)
 
 
 def _fitting(

@@ -98,7 +98,8 @@ def map_text(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
         for text in texts
         for value in text.split(",")
     )
-    return (",".join(listed),) if ones else ()
+    # Of all features: a value may have a colon.
+    return (f"*:{','.join(listed)}",) if ones else ()
 
 
 def map_of(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:

@@ -92,3 +92,19 @@ def test_a_long_table_becomes_rows_and_takes_more(plain_cli, tmp_path):
 def test_duplicates_are_of_long_tables(plain_cli, calls):
     words = ["ingest", "calls.csv", "--dataset", "d.zarr", "--duplicates", "last"]
     assert "--duplicates: Expected --long beside it" in plain_cli(*words).refusal()
+
+
+def test_what_was_left_out_of_a_long_table_is_left_out_of_more(plain_cli, tmp_path):
+    lines = [
+        f"r{k},{name},{value}"
+        for k in range(4)
+        for name, value in zip(("a", "b", "same"), (k % 2, k // 2, 1), strict=True)
+    ]
+    (tmp_path / "long.csv").write_text("\n".join(["row,item,value", *lines]) + "\n")
+    options = ["--long", "row=row,feature=item,value=value", "--drop-constant"]
+    made = plain_cli("ingest", "long.csv", "--dataset", "d.zarr", *options)
+    assert made.code == 0, made.err
+    (tmp_path / "more.csv").write_text("row,item,value\nr9,a,1\nr9,same,0\n")
+    added = plain_cli("ingest", "more.csv", "--dataset", "d.zarr", "--append")
+    assert added.code == 0, added.err
+    assert open_dataset(tmp_path / "d.zarr").feature_names == ("a", "b")

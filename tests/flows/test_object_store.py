@@ -221,6 +221,15 @@ def test_baskets_of_the_store_have_common_items(cli, s3):
     assert open_dataset("b.zarr").feature_names == ("1", "2", "3", "7")
 
 
+@pytest.mark.timeout(300)
+def test_columns_of_a_source_in_a_store_are_left_out_too(cli, s3):
+    place(f"{s3}/in/ids.csv").write_bytes(b"id,x,y,z\n7,yes,no,yes\n8,no,yes,yes\n")
+    options = ("--drop", "id", "--yes", "yes", "--no", "no", "--drop-constant", "--json")
+    done = worked(cli("ingest", f"{s3}/in/ids.csv", "--dataset", "d.zarr", *options))
+    assert done["left_out"] == ["id", "z"]
+    assert open_dataset("d.zarr").feature_names == ("x", "y")
+
+
 def test_a_bad_value_names_the_url(cli, s3):
     place(f"{s3}/in/a.csv").write_bytes(b"x,y\n0,1\n2,1\n")
     done = cli("ingest", f"{s3}/in/a.csv", "--dataset", "d.zarr")

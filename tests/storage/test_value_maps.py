@@ -142,7 +142,9 @@ def test_numbers_are_compared_as_such():
 
 
 def test_yes_and_no_write_a_map():
-    assert map_text(("yea,aye", "yes"), ("nay",)) == ("yea=1,aye=1,yes=1,nay=0",)
+    assert map_text(("yea,aye", "yes"), ("nay",)) == ("*:yea=1,aye=1,yes=1,nay=0",)
+    (text,) = map_text(("a:b=c",), ("d",))
+    assert parse_map(text).code_of("A:b=c") == 1
     assert map_text((), ()) == ()
     with pytest.raises(DataError, match=r"^--yes: Expected --no beside it"):
         map_text(("yea",), ())
