@@ -331,7 +331,7 @@ def _built(name: str, components: int | str | None, settings: Mapping[str, Any])
 def _rows(
     dataset: Dataset, split: str | None, memory: int = 0, columns: tuple[str, ...] = ()
 ) -> Rows:
-    read = dataset.reader(split, memory, (), columns)
+    read = dataset.reader(split, memory, columns=columns)
     return Rows(read, dataset.n_chunks, len(dataset.feature_names), len(dataset.segment_names))
 
 
