@@ -1,7 +1,8 @@
 """Latent-variable models of binary data too large for one array in memory.
 
 `fit`, `transform` and `evaluate` work on datasets, on disk (`open_dataset`) or made of arrays and
-data frames (`from_numpy`, `from_dataframe`).
+data frames (`from_numpy`, `from_dataframe`). `ClippedPCA`, `LatentTrait` and every other model are
+scikit-learn estimators: `pipeline.estimators` says what they have in common.
 """
 
 from __future__ import annotations
@@ -120,6 +121,13 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("latentbits")
-    if name not in _MODULES:
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(_MODULES.get(name, "pipeline.estimators")), name)
+
+
+def __dir__() -> list[str]:
+    """List also the estimators."""
+    from pipeline.estimators import estimators
+
+    return sorted([*__all__, "__version__", *estimators()])
