@@ -1,24 +1,23 @@
-"""Latent-variable models of large binary data, for notebooks and programs.
+"""Latent-variable models of binary data too large for one array in memory.
 
-    import latentbits as lb
-
-    votes = lb.from_dataframe(frame, keep=["id"], map=["yea=1,nay=0"])
-    fitted = lb.fit(votes, "latent-trait", components=2)
-    lb.transform(fitted, votes)["mean"]
-    lb.evaluate(fitted, votes)
-
-What is asked for is imported then.
+`fit`, `transform` and `evaluate` work on datasets, on disk (`open_dataset`) or made of arrays and
+data frames (`from_numpy`, `from_dataframe`). `ClippedPCA`, `LatentTrait` and every other model are
+scikit-learn estimators: `pipeline.estimators` says what they have in common.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from pipeline.api import evaluate, fit, transform
-    from storage.artifacts import load_artifact
-    from storage.codes import open_codes
-    from storage.dataset import open_dataset
-    from storage.frames import from_dataframe, from_numpy
+    from pipeline.binary_table import BinaryTable
+    from pipeline.given import Dataset
+    from storage import load_artifact, open_codes, open_dataset
 
 __all__ = [
     "evaluate",
@@ -32,28 +31,103 @@ __all__ = [
 ]
 
 _MODULES = {
-    "evaluate": "pipeline.api",
-    "fit": "pipeline.api",
-    "from_dataframe": "storage.frames",
-    "from_numpy": "storage.frames",
-    "load_artifact": "storage.artifacts",
-    "open_codes": "storage.codes",
-    "open_dataset": "storage.dataset",
-    "transform": "pipeline.api",
+    **dict.fromkeys(("load_artifact", "open_codes", "open_dataset"), "storage"),
+    **dict.fromkeys(("evaluate", "fit", "transform"), "pipeline.api"),
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import what is asked for."""
+def from_numpy(
+    X: ArrayLike,
+    feature_names: Sequence[str] | None = None,
+    *,
+    segment: ArrayLike | None = None,
+    keep: Mapping[str, ArrayLike] | None = None,
+    path: Any = None,
+) -> Dataset:
+    """Make a dataset of an array.
+
+    Parameters
+    ----------
+    X
+        0, 1, True, False, or missing: NaN, None or masked, (n_rows, n_features).
+    feature_names
+        (n_features,); None calls them f0, f1, ….
+    segment
+        What each row's segment is called, (n_rows,).
+    keep
+        Per-row columns by name, (n_rows,) each; one named `split` gives the splits.
+    path
+        Where to write it, as `open_dataset` opens it again; None keeps it in memory.
+
+    Raises
+    ------
+    ValueError
+        If a value is none of these, a name or a length does not fit, or the path is taken.
+    """
+    from pipeline.binary_table import binary_table
+
+    return _dataset(binary_table(X, feature_names, segment, keep), path)
+
+
+def from_dataframe(
+    df: Any, *, segment: str | None = None, keep: Sequence[str] = (), path: Any = None
+) -> Dataset:
+    """Make a dataset of a data frame of pandas, Polars or the like, or of an xarray object.
+
+    Parameters
+    ----------
+    df
+        All columns but those named below are features: 0, 1, True, False or missing. An xarray
+        DataArray is (row, feature), a Dataset has `values` and maybe `observed`, as
+        `to_xarray` gives it.
+    segment
+        Name of the column, in xarray of the variable, with each row's segment.
+    keep
+        Names of per-row columns to keep; one named `split` gives the splits.
+    path
+        As for `from_numpy`.
+
+    Raises
+    ------
+    ValueError
+        If a value is no bit, a column is not there, or the path is taken.
+    """
+    from pipeline.frames import frame_table
+
+    return _dataset(frame_table(df, segment, keep), path)
+
+
+def _dataset(table: BinaryTable, path: Any) -> Dataset:
+    if path is None:
+        from pipeline.in_memory import in_memory
+
+        return in_memory(table)
+    from storage import open_dataset
+    from storage.errors import DataError
+    from storage.locations import place
+    from storage.writer import create_dataset
+
+    if place(path).exists():
+        raise DataError(f"{path}: Expected a new path, got one that exists. Give another.")
+    names, columns = table.feature_names, tuple(table.columns)
+    with create_dataset(path, names, columns=columns, expected_rows=len(table.X)) as writer:
+        writer.add(table, table.segments)
+    return open_dataset(path)
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: compiled code and Zarr take their time."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("latentbits")
-    if name not in _MODULES:
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(_MODULES.get(name, "pipeline.estimators")), name)
 
 
 def __dir__() -> list[str]:
-    """Name what can be asked for."""
-    return [*__all__, "__version__"]
+    """List also the estimators."""
+    from pipeline.estimators import estimators
+
+    return sorted([*__all__, "__version__", *estimators()])

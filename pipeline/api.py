@@ -27,7 +27,7 @@ from pipeline.known_segments import known_segments, segment_indices, unknown_seg
 from pipeline.learning.convergence import kept_objective
 from pipeline.models.base import Model
 from pipeline.models.registry import model_class
-from pipeline.models.settings import hyperparameters
+from pipeline.models.settings import hyperparameters, takes_none
 from pipeline.params import named_arrays
 from pipeline.progress import Progress
 from pipeline.random import RowRandom
@@ -283,6 +283,34 @@ def evaluate(
     return Evaluation({**found, **codes})
 
 
+def likelihood(
+    fitted: Fitted,
+    dataset: Dataset,
+    *,
+    split: str | None = None,
+    seed: int = 0,
+    executor: Executor = _THREADS,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Say how likely rows are and how well they are reconstructed, and no more of `evaluate`.
+
+    Parameters
+    ----------
+    fitted, dataset, split, seed, executor, progress
+        As for `evaluate`.
+
+    Raises
+    ------
+    FitError
+        If the features differ.
+    """
+    with _speaking(dataset), telling(progress) as told:
+        subject, rows = _subject(fitted, dataset), _rows(dataset, split)
+        measure = measure_of(subject, rows.n_features)
+        sums = score_rows(subject, measure.name, rows, executor, seed, told)
+    return Evaluation({**likelihood_summary(measure, sums), **reconstruction_summary(sums)})
+
+
 def _vote(
     dataset: Dataset, split: str | None, fitted_split: str | None, label: str, *how: Any
 ) -> Vote:
@@ -322,17 +350,22 @@ def _built(name: str, components: int | str | None, settings: Mapping[str, Any])
                 f"Expected one of {', '.join(known)}, got {key!r}.{suggestion(key, known)}"
             )
     if isinstance(components, str) and components != "auto":
-        raise FitError(f"components: Expected a whole number or 'auto', got {components!r}.")
+        raise FitError(f"--components: Expected a whole number or 'auto', got {components!r}.")
     values = dict(settings)
     if components is not None:
         values["n_components"] = components
-    return kind(**{key: None if value == "auto" else value for key, value in values.items()})
+    return kind(
+        **{
+            key: None if value == "auto" and takes_none(kind, key) else value
+            for key, value in values.items()
+        }
+    )
 
 
 def _rows(
     dataset: Dataset, split: str | None, memory: int = 0, columns: tuple[str, ...] = ()
 ) -> Rows:
-    read = dataset.reader(split, memory, (), columns)
+    read = dataset.reader(split, memory, columns=columns)
     return Rows(read, dataset.n_chunks, len(dataset.feature_names), len(dataset.segment_names))
 
 

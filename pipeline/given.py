@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ class Reader(Protocol):
 
 
 class Dataset(Protocol):
-    """Rows to work on: `storage.open_dataset` gives one."""
+    """Rows to work on: `storage.open_dataset` gives one, `pipeline.in_memory` another."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -37,11 +37,7 @@ class Dataset(Protocol):
         """Number of chunks."""
 
     def reader(
-        self,
-        split: str | None = None,
-        memory: int = 0,
-        skipped: Sequence[int] = (),
-        columns: tuple[str, ...] = (),
+        self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
     ) -> Reader:
         """Give what reads chunks, or their rows of a split, with per-row columns."""
 

@@ -1,24 +1,28 @@
 """Says as Python what messages say as options of commands.
 
 Models and datasets name options in what they tell: `--components 3`, `--set repair=nearest`.
-`pipeline.api` takes the same names as arguments.
+`pipeline.api` takes the same names as arguments; `naming` gives some of them others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 
 from pipeline.errors import FitError, Notice
 
 _VALUE = r"[\w.,+-]*\w"
+_SEGMENTS = "Ingest with --segment-by COLUMN"
 _OPTION = re.compile(
-    rf"--(?:set (?P<setting>\w+)(?:=(?P<value>{_VALUE}))?"
+    rf"{_SEGMENTS}|--(?:set (?P<setting>\w+)(?:=(?P<value>{_VALUE}))?"
     r"|(?P<argument>model|components|layers|seed|split|label)\b"
     r"(?: (?P<number>\d+(?:,\d+)*|auto)\b)?)"
 )
 _WORDS = {"yes": "True", "no": "False"}
+_NAMES: ContextVar[Mapping[str, str]] = ContextVar("names", default=MappingProxyType({}))
 
 
 def in_python(text: str) -> str:
@@ -27,8 +31,15 @@ def in_python(text: str) -> str:
 
 
 def _argument(found: re.Match[str]) -> str:
+    if found[0] == _SEGMENTS:
+        return f"Give the segment of each row by {_named('segment')}"
     name, value = found["setting"] or found["argument"], found["value"] or found["number"]
+    name = _named(name)
     return name if value is None else f"{name}={_literal(value)}"
+
+
+def _named(argument: str) -> str:
+    return _NAMES.get().get(argument, argument)
 
 
 def _literal(value: str) -> str:
@@ -39,6 +50,16 @@ def _literal(value: str) -> str:
     except ValueError:
         return _WORDS.get(value, f'"{value}"')
     return value
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Let what is said inside call arguments by other names: those of an estimator."""
+    token = _NAMES.set(names)
+    try:
+        yield
+    finally:
+        _NAMES.reset(token)
 
 
 def told_in_python(

@@ -55,9 +55,13 @@ def segment_indices(known: Mapping[str, int], names: Sequence[str]) -> NDArray[n
 
 
 def unknown_segments(known: Mapping[str, int], names: Sequence[str]) -> list[str]:
-    """Warn of segments that the model has no parameters for, if it has any."""
-    unknown = np.flatnonzero(segment_indices(known, names) == UNKNOWN)
-    if not known or not unknown.size:
+    """Warn of segments that the model has no parameters for, if it has any.
+
+    One without a name is that of rows whose segment nobody gave, and nothing to warn of.
+    """
+    found = np.flatnonzero(segment_indices(known, names) == UNKNOWN)
+    unknown = [index for index in found.tolist() if names[index]]
+    if not known or not unknown:
         return []
     text = "segments that were not fitted, taken as the mean of those that were: {segments}"
-    return [Notice(text, segments=tuple(unknown.tolist())).render(segments=names)]
+    return [Notice(text, segments=tuple(unknown)).render(segments=names)]

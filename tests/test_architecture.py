@@ -19,15 +19,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "pipeline", "storage")
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+FILES.append(ROOT / "latentbits.py")
 
 TOP_LEVEL = {
-    *("flows", "pipeline", "storage", "tests", "deploy"),
-    *("latentbits.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"),
+    *("flows", "pipeline", "storage", "tests", "deploy", "latentbits.py"),
+    *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"),
 }
 FORBIDDEN = {
     "flows": {"tests"},
     "pipeline": {"prefect", "zarr", "storage", "flows", "tests"},
     "storage": {"prefect", "dask", "distributed", "pipeline", "flows", "tests"},
+    "latentbits.py": {"prefect", "zarr", "dask", "distributed", "tests"},
 }
 DASK = {"dask", "distributed"}
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
@@ -160,6 +162,16 @@ def test_a_fresh_interpreter_loads_only_what_is_needed(package: str, unwanted: s
     loaded = set(done.stdout.split())
     assert package.partition(".")[0] in loaded
     assert loaded & unwanted == set()
+
+
+def test_the_library_loads_nothing_until_it_is_asked() -> None:
+    program = "import sys, latentbits; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "latentbits" in loaded
+    assert loaded & {"numpy", "pipeline", "storage", "flows", "zarr", "sklearn", "prefect"} == set()
 
 
 def test_the_top_level_holds_what_the_design_lists() -> None:

@@ -1,121 +1,239 @@
-"""The library's face: what a notebook imports."""
+"""The library's public names: datasets of arrays and data frames, on disk and in memory."""
 
-import subprocess
-import sys
+from __future__ import annotations
+
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
+import xarray
 
 import latentbits as lb
+import storage
+from pipeline import api
+from pipeline.errors import FitError
 from storage.errors import DataError
+from tests.data import probit_rows
 
-ROWS = {
-    "id": ["a", "b", "c", "d"],
-    "year": [1990, 1990, 1991, 1991],
-    "q1": [1, 0, None, 1],
-    "q2": [True, False, True, None],
-    "q3": ["yea", "nay", "yea", "present"],
-}
-CHOICE = {"keep": ["id"], "segment_by": "year", "map": ["q3:yea=1,nay=0"], "missing": ["present"]}
-EXPECTED = np.array([[1, 1, 1], [0, 0, 0], [np.nan, 1, 1], [1, np.nan, np.nan]])
+N_ROWS = 700
+NAMES = ["a", "b", "c", "d", "e", "f"]
 
 
-def values(dataset):
-    """All values, NaN where missing."""
-    parts = [dataset.dense(key) for key in range(dataset.n_chunks)]
-    X, observed = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return np.where(observed, X, np.nan)
+@pytest.fixture(scope="module")
+def X() -> np.ndarray:
+    values = probit_rows(N_ROWS, len(NAMES), 2, seed=1)[0].astype(float)
+    values[np.random.default_rng(0).random(values.shape) < 0.1] = np.nan
+    return values
 
 
-@pytest.mark.parametrize("kind", ["arrow", "pandas", "polars"])
-def test_data_frames_become_datasets(kind):
-    frame = pa.table(ROWS)
-    if kind != "arrow":
-        library = pytest.importorskip(kind)
-        frame = frame.to_pandas() if kind == "pandas" else library.from_arrow(frame)
-    dataset = lb.from_dataframe(frame, **CHOICE)
-    assert dataset.feature_names == ("q1", "q2", "q3")
-    np.testing.assert_array_equal(values(dataset), EXPECTED)
-    assert dataset.column("id").tolist() == ROWS["id"]
-    assert dataset.segment_names == ("1990", "1991")
+@pytest.fixture(scope="module")
+def per_row() -> dict[str, np.ndarray]:
+    draws = np.random.default_rng(2)
+    segment = np.array(["x", "y", "z"])[draws.integers(0, 3, N_ROWS)]
+    return {
+        "segment": segment,
+        "number": draws.normal(size=N_ROWS),
+        "whole": draws.integers(9)[()] + np.arange(N_ROWS),
+        "split": np.where(np.arange(N_ROWS) % 3, "train", "test"),
+    }
 
 
-def test_splits_are_stored_as_such(tmp_path):
-    frame = pa.table({"a": [1, 0, 1], "b": [0, 1, 1], "part": ["train", "test", "train"]})
-    dataset = lb.from_dataframe(frame, split_by="part", path=str(tmp_path / "d.zarr"))
-    assert dataset.column("split").tolist() == ["train", "test", "train"]
-    assert lb.open_dataset(tmp_path / "d.zarr").digest == dataset.digest
+def kept(per_row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: values for name, values in per_row.items() if name != "segment"}
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.float32, object])
-def test_matrices_become_datasets(dtype):
-    X = np.random.default_rng(0).integers(0, 2, (100, 5)).astype(dtype)
-    dataset = lb.from_numpy(X, segments=np.arange(100) // 50)
-    assert dataset.feature_names == ("f0", "f1", "f2", "f3", "f4")
-    assert dataset.n_segments == 2
-    np.testing.assert_array_equal(values(dataset), X.astype(float))
+def in_memory(X: Any, per_row: dict[str, np.ndarray], **options: Any) -> Any:
+    return lb.from_numpy(X, NAMES, segment=per_row["segment"], keep=kept(per_row), **options)
 
 
-def test_nan_is_missing():
-    found = values(lb.from_numpy(EXPECTED, feature_names=["a", "b", "c"]))
-    np.testing.assert_array_equal(found, EXPECTED)
+def frame(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pd.DataFrame:
+    return pd.DataFrame(X, columns=NAMES).assign(**per_row)
+
+
+def test_the_names_are_those_of_their_modules() -> None:
+    assert lb.open_dataset is storage.open_dataset
+    assert lb.load_artifact is storage.load_artifact
+    assert lb.open_codes is storage.open_codes
+    assert (lb.fit, lb.transform, lb.evaluate) == (api.fit, api.transform, api.evaluate)
+    assert lb.__version__ == version("latentbits")
+    with pytest.raises(AttributeError, match="'nothing'"):
+        _ = lb.nothing
+
+
+@pytest.mark.parametrize("model", ["clipped-pca", "blica", "bernoulli-mixture"])
+def test_memory_and_disk_give_the_same_bytes(
+    X: np.ndarray, per_row: dict[str, np.ndarray], tmp_path: Path, model: str
+) -> None:
+    here = in_memory(X, per_row)
+    there = in_memory(X, per_row, path=tmp_path / "d.zarr")
+    assert there.path == tmp_path / "d.zarr"
+    fits = [api.fit(data, model, components=1, split="train") for data in (here, there)]
+    codes = [api.transform(fits[0], data)["mean"] for data in (here, there)]
+    found = [api.evaluate(fits[0], data, split="test", label="split") for data in (here, there)]
+    arrays = [[a.tobytes() for _, a in api.named_arrays(one.params).values()] for one in fits]
+    assert arrays[0] == arrays[1]
+    assert codes[0].tobytes() == codes[1].tobytes()
+    assert codes[0].shape == (N_ROWS, 1)
+    assert found[0] == found[1]
+
+
+def test_chunks_in_memory_hold_every_row_once(
+    X: np.ndarray, per_row: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = in_memory(X, per_row)
+    monkeypatch.setattr("pipeline.in_memory._CHUNK_BYTES", 16 * len(NAMES))
+    cut = in_memory(X, per_row)
+    assert (whole.n_chunks, cut.n_chunks) == (1, -(-N_ROWS // 128))
+    for name in ("segment_names", "levels", "n_rows"):
+        assert getattr(cut, name) == getattr(whole, name)
+    fits = [api.fit(data, "clipped-pca", components=1) for data in (whole, cut)]
+    codes = [api.transform(fits[0], data) for data in (whole, cut)]
+    assert codes[1]["row"].tolist() == list(range(N_ROWS))
+    assert codes[0]["mean"].tobytes() == codes[1]["mean"].tobytes()
+    np.testing.assert_allclose(fits[0].params.correlation, fits[1].params.correlation, atol=1e-9)
+
+
+def missing_of_pandas(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pd.DataFrame:
+    found = frame(X, per_row)
+    return found.astype({"a": "boolean", "b": "Int8", "c": object})
+
+
+def of_polars(X: np.ndarray, per_row: dict[str, np.ndarray]) -> Any:
+    polars = pytest.importorskip("polars")
+    return polars.from_arrow(pa.Table.from_pandas(missing_of_pandas(X, per_row)))
+
+
+def of_arrow(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pa.Table:
+    return pa.Table.from_pandas(missing_of_pandas(X, per_row), preserve_index=False)
+
+
+def of_xarray(X: np.ndarray, per_row: dict[str, np.ndarray]) -> xarray.Dataset:
+    bits = {"values": X == 1, "observed": ~np.isnan(X)}
+    variables = {name: (("row", "feature"), values) for name, values in bits.items()}
+    columns = {name: ("row", values) for name, values in per_row.items()}
+    return xarray.Dataset({**variables, **columns}, {"feature": NAMES})
+
+
+def of_array(X: np.ndarray, per_row: dict[str, np.ndarray]) -> xarray.DataArray:
+    columns = {name: ("row", values) for name, values in per_row.items()}
+    return xarray.DataArray(X, {**columns, "feature": NAMES}, ("row", "feature"))
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make", [frame, missing_of_pandas, of_polars, of_arrow, of_xarray, of_array]
+)
+def test_every_kind_of_frame_gives_the_same_dataset(
+    X: np.ndarray, per_row: dict[str, np.ndarray], make: Any
+) -> None:
+    expected = in_memory(X, per_row)
+    found: Any = lb.from_dataframe(make(X, per_row), segment="segment", keep=[*kept(per_row)])
+    assert found.feature_names == expected.feature_names == tuple(NAMES)
+    assert (found.segment_names, found.levels) == (expected.segment_names, expected.levels)
+    for one, other in zip(found.chunks, expected.chunks, strict=True):
+        for name in ("words", "observed", "blocks", "rows"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert set(one.columns) == set(other.columns) == set(kept(per_row))
+        for name in one.columns:
+            np.testing.assert_array_equal(one.columns[name], other.columns[name])
+
+
+def test_what_a_dataset_on_disk_shows_as_xarray_comes_back(
+    X: np.ndarray, per_row: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    shown = in_memory(X, per_row, path=tmp_path / "d.zarr").to_xarray()
+    again: Any = lb.from_dataframe(shown, segment="segment", keep=["split"])
+    expected: Any = in_memory(X, per_row)
+    assert again.feature_names == expected.feature_names
+    np.testing.assert_array_equal(again.chunks[0].words, expected.chunks[0].words)
+    np.testing.assert_array_equal(again.chunks[0].observed, expected.chunks[0].observed)
+
+
+@pytest.mark.parametrize(
+    "values",
     [
-        (
-            lambda: lb.from_numpy([[0, 1], [2, 0]]),
-            "values: row 2 (data rows counted from 1), column 'f0': Expected 0, 1, true, false",
-        ),
-        (lambda: lb.from_numpy([0, 1]), "values: Expected a matrix (2 dimensions), got 1."),
-        (lambda: lb.from_numpy(np.eye(2), segments=[1]), "segments: Expected 2, one a row"),
-        (lambda: lb.from_numpy(np.eye(2), feature_names=["a"]), "feature_names: Expected 2, got 1"),
-        (lambda: lb.from_numpy(np.eye(2), feature_names=["a", "a"]), "Expected distinct names"),
-        (
-            lambda: lb.from_dataframe(pa.table(ROWS), drop=["id", "year"]),
-            "Use map='yea=1,nay=0' missing='present'.",
-        ),
-        (lambda: lb.from_dataframe(pa.table(ROWS), drop=["id", "q9"]), "frame: drop: Expected a"),
-        (lambda: lb.from_dataframe(pa.table(ROWS), keep=["name"]), "Check keep, segment_by and"),
-        (
-            lambda: lb.from_dataframe(pa.table(ROWS), segment_by="q3x"),
-            "Expected a per-row column 'q3x'",
-        ),
-        (lambda: lb.from_dataframe(pa.table(ROWS), segment_by="q1"), "frame: row 3"),
-        (
-            lambda: lb.from_dataframe(pa.table({"when": pa.array([0], pa.date32()), "b": [1]})),
-            "Use keep='when' to keep it.",
-        ),
+        np.array([[1, 0], [0, 1], [1, 1]], np.int64),
+        np.array([[True, False], [False, True], [True, True]]),
+        [[1.0, False], [0, np.True_], [True, np.float32(1)]],
+        np.array([[1, 0], [0, 1], [1, 1]], object),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_name_of_the_argument(make, message):
-    with pytest.raises(DataError) as caught:
+def test_values_of_every_type_are_the_same_bits(values: Any) -> None:
+    found: Any = lb.from_numpy(values)
+    assert found.feature_names == ("f0", "f1")
+    assert found.chunks[0].words.ravel().tolist() == [0b101, 0b110]
+    assert found.chunks[0].observed is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1, None], [float("nan"), 1], [pd.NA, 0]],
+        np.ma.masked_array([[1, 5], [0, 1], [1, 0]], [[0, 1], [1, 0], [1, 0]]),
+    ],
+)
+def test_missing_values_are_masked_and_packed_as_zeros(values: Any) -> None:
+    found: Any = lb.from_numpy(values)
+    assert found.chunks[0].words.ravel().tolist() == [0b001, 0b010]
+    assert found.chunks[0].observed.ravel().tolist() == [0b001, 0b110]
+
+
+@pytest.mark.parametrize("bad", [2, -1, 0.5, np.inf, "1", "yes", 1j])
+@pytest.mark.parametrize("dtype", [None, object])
+def test_what_is_no_bit_is_refused_with_its_place(bad: Any, dtype: Any) -> None:
+    values = np.array([[0, 1], [1, bad]], object)
+    values = values if dtype or isinstance(bad, str | complex) else values.astype(float)
+    shown = repr(values[1:, 1].tolist()[0])
+    place = r"row 2 \(counted from 1\), column 'q': Expected 0, 1, True, False or a missing value"
+    with pytest.raises(FitError, match=place) as refused:
+        lb.from_numpy(values, ["p", "q"])
+    assert f"got {shown}." in str(refused.value)
+    with pytest.raises(FitError, match=place):
+        lb.from_dataframe(pd.DataFrame(values, columns=["p", "q"]))
+
+
+ONE = np.array([[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: lb.from_numpy([0, 1]), "X: Expected two dimensions.*got 1"),
+        (lambda: lb.from_numpy([[0, 1], [1]]), "X: Expected rows of equal length"),
+        (lambda: lb.from_numpy(ONE[:, :1]), "at least 2 features, got 2 of 1"),
+        (lambda: lb.from_numpy(ONE[:0]), "at least 1 row"),
+        (lambda: lb.from_numpy(ONE, ["p"]), "feature_names: Expected 2 names, got 1"),
+        (lambda: lb.from_numpy(ONE, ["p", "p"]), "different feature names, got 'p' twice"),
+        (lambda: lb.from_numpy(ONE, segment=["s"]), r"segment: Expected 2 values.*\(1,\)"),
+        (lambda: lb.from_numpy(ONE, segment=["s", None]), "segment: .* got none in row 2"),
+        (lambda: lb.from_numpy(ONE, keep={"k": [1]}), "k: Expected 2 values, one a row"),
+        (lambda: lb.from_dataframe(ONE), "Expected a data frame.* got numpy.ndarray"),
+        (lambda: lb.from_dataframe(pd.DataFrame(ONE), segment="s"), "Expected a column 's'"),
+        (lambda: lb.from_dataframe(pd.DataFrame(ONE), keep="k"), r"Write \['k'\]"),
+        (lambda: lb.from_dataframe(xarray.Dataset({"z": ("row", [1])})), "with `values`"),
+        (lambda: lb.fit(lb.from_numpy(ONE), split="x"), "^split: Expected one of.* got 'x'"),
+        (lambda: lb.fit(lb.from_numpy(ONE), "bottleneck", column="x"), "column, got 'x'"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_in_one_line(make: Any, said: str) -> None:
+    with pytest.raises(FitError, match=said) as refused:
         make()
-    assert message in str(caught.value)
-    assert "--" not in str(caught.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_a_fit_in_four_lines():
-    rng = np.random.default_rng(1)
-    traits = rng.normal(size=(400, 1))
-    X = (traits + rng.normal(size=(400, 6)) > 0).astype(float)
-    dataset = lb.from_numpy(X)
-    fitted = lb.fit(dataset, "latent-trait", components=1)
-    codes = lb.transform(fitted, dataset)["mean"][:, 0]
-    assert abs(np.corrcoef(codes, traits[:, 0])[0, 1]) > 0.7
-    assert lb.evaluate(fitted, dataset) is not None
+def test_a_path_that_is_taken_stays_as_it_was(tmp_path: Path) -> None:
+    lb.from_numpy(np.tile(ONE, (4, 1)), path=tmp_path / "d.zarr")
+    with pytest.raises(DataError, match="Expected a new path, got one that exists"):
+        lb.from_numpy(ONE, path=tmp_path / "d.zarr")
+    assert lb.open_dataset(tmp_path / "d.zarr").n_rows == 8
 
 
-def test_importing_costs_nothing_and_names_are_there():
-    assert lb.__version__ == version("latentbits")
-    assert all(callable(getattr(lb, name)) for name in lb.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = lb.nothing
-    script = "import sys, latentbits; print({'numpy', 'zarr', 'prefect'} & sys.modules.keys())"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "set()\n"
+def test_it_shows_what_it_holds(X: np.ndarray, per_row: dict[str, np.ndarray]) -> None:
+    lines = [line.split("  ")[1:] for line in repr(in_memory(X, per_row)).splitlines()[1:]]
+    said = {name: text.strip() for name, *_, text in lines}
+    assert said["rows"] == "700"
+    assert said["columns"] == "number, whole, split"
+    assert said["missing values"] == "some"

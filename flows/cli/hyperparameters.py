@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -11,13 +10,13 @@ from textwrap import fill
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from docstring_parser import DocstringStyle, parse
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import FitError, suggestion
 from pipeline.models.base import Model
 from pipeline.models.registry import model_class, models
 from pipeline.models.settings import hyperparameters
+from pipeline.setting_descriptions import setting_descriptions
 
 ModelName = Literal[tuple(sorted(models()))] | str  # type: ignore[valid-type]
 """A model's name; forms and help list those that are here, `build_model` refuses others."""
@@ -87,23 +86,20 @@ def _after_model(word: str, following: str) -> list[str]:
 
 
 def _model_help(model: type[Model]) -> str:
-    hints, told = get_type_hints(model), _descriptions(model)
+    hints, described = get_type_hints(model), setting_descriptions(model)
     defaults = {field.name: field.default for field in fields(model)}  # type: ignore[arg-type]
     lines = (
-        f"    {name}={_choices(hints[name])} [default: {spelled(defaults[name])}]\n{told[name]}"
+        f"    {name}={_choices(hints[name])} [default: {spelled(defaults[name])}]\n"
+        f"{_told(described[name])}"
         for name in hyperparameters(model)
     )
     return f"Settings of {model.name}, by --set:\n\n{''.join(lines)}\n"
 
 
-def _descriptions(model: type[Model]) -> dict[str, str]:
-    """Take what the class, or one it inherits from, says under "Attributes", wrapped below each."""
-    described, docs = defaultdict(str), [kind.__doc__ or "" for kind in reversed(model.__mro__)]
-    for found in (p for doc in docs for p in parse(doc, DocstringStyle.NUMPYDOC).params):
-        said = re.sub(r"\bNone\b", AUTO, " ".join((found.description or "").split()))
-        text = fill(said, 76, **_INDENTED)
-        described |= {name: f"{text}\n" for name in found.arg_name.split(", ") if text}
-    return described
+def _told(description: str) -> str:
+    """Wrap a description below its setting."""
+    said = fill(re.sub(r"\bNone\b", AUTO, description), 76, **_INDENTED)
+    return f"{said}\n" if said else ""
 
 
 def _choices(kind: Any) -> str:

@@ -20,6 +20,11 @@ def hyperparameters(model: type[Model]) -> tuple[str, ...]:
     return tuple(name for name in signature(model).parameters if name != "n_components")
 
 
+def takes_none(model: type[Model], name: str) -> bool:
+    """Tell whether a setting may be None, which callers spell `auto`; others have it as a text."""
+    return type(None) in get_args(get_type_hints(model)[name])
+
+
 def recorded_model(model: type[Model], recorded: Mapping[str, Any]) -> Model:
     """Make a model again from all fields of its dataclass; those that no caller sets are left.
 

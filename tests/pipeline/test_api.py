@@ -18,7 +18,7 @@ from pipeline import api, telling
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.in_python import in_python
+from pipeline.in_python import in_python, naming
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.progress import silent
 from pipeline.random import RowRandom
@@ -195,11 +195,28 @@ def test_warnings_speak_python_also_those_of_an_artifact(tmp_path: Path) -> None
         ),
         ("--components 6 does", "components=6 does"),
         ("Choose another --split.", "Choose another split."),
-        ("Ingest with --segment-by COLUMN", "Ingest with --segment-by COLUMN"),
+        (
+            "Ingest with --segment-by COLUMN, or fit",
+            "Give the segment of each row by segment, or fit",
+        ),
+        ("--append the rest", "--append the rest"),
     ],
 )
 def test_options_become_arguments(option: str, argument: str) -> None:
     assert in_python(option) == argument
+
+
+def test_other_callers_have_other_names() -> None:
+    with naming({"components": "n_components", "segment": "y"}):
+        assert in_python("--components 6 or --seed") == "n_components=6 or seed"
+        assert in_python("Ingest with --segment-by COLUMN.").endswith("each row by y.")
+    assert in_python("--components 6") == "components=6"
+
+
+def test_auto_is_a_text_where_it_is_a_choice(dataset: BinaryDataset) -> None:
+    by_default = api.fit(dataset, "latent-trait", max_iter=2)
+    asked = api.fit(dataset, "latent-trait", estimator="auto", nodes="auto", max_iter=2)
+    assert asked.model == by_default.model
 
 
 def test_all_cpus_are_used() -> None:
