@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -35,9 +35,11 @@ from storage.sources import Duplicates, map_text
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 
 Sources: .npy, .npz, .csv, .tsv, .parquet, .mtx, .dat (baskets: item numbers a line), Zarr arrays,
-bits that `flows.transform --reconstruct` wrote; several files or a quoted glob are read in parallel
-and stored in the order given. Files in an object store, such as s3://BUCKET/PATH or a quoted glob,
-are downloaded to temporary files.
+bits that `flows.transform --reconstruct` wrote; with an extra of the package .xlsx, .sav and .dta
+(SPSS, Stata), .bed (PLINK) and .h5ad (AnnData). Several files, a quoted glob or a folder whose
+folders are called NAME=VALUE are read in parallel and stored in the order given; NAME is a column
+of the rows there. Files in an object store, such as s3://BUCKET/PATH or a quoted glob, are
+downloaded to temporary files.
 
 Values are 0, 1, true, false or missing; anything else is refused with its row and column, unless
 --map or --threshold says what it is.
@@ -59,6 +61,8 @@ that were written to within the last minute, are left for later.
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
+Genotypes = Literal["dominant", "recessive"]
+_MORE_THAN: dict[Genotypes, float] = {"dominant": 0.5, "recessive": 1.5}
 log = logging.getLogger("latentbits")
 app = command("ingest", HELP, EXAMPLES)
 
@@ -157,6 +161,13 @@ def main(
     threshold: Annotated[
         float | None, Parameter(group=VALUES, help="Binarise: 1 where the value is greater than T.")
     ] = None,
+    genotypes: Annotated[
+        Genotypes | None,
+        Parameter(
+            group=VALUES,
+            help="Of counts of an allele: 1 where it is there at all, or there twice.",
+        ),
+    ] = None,
     map: Annotated[
         tuple[str, ...],
         Parameter(
@@ -206,6 +217,10 @@ def main(
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
+    if genotypes:
+        if threshold is not None:
+            raise DataError("--genotypes: Expected no --threshold beside it, got both.")
+        threshold = _MORE_THAN[genotypes]
     maps = (*map, *map_text(yes, no))
     chosen = (maps, features, drop, drop_constant, long, duplicates)
     roles = asdict(Roles(segments, segment_by, split_by, keep, missing, threshold, *chosen))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from glob import glob, has_magic
+from importlib import import_module
 from pathlib import Path
 
 from storage.errors import DataError
@@ -17,6 +19,7 @@ from storage.sources.base import Batch, Source
 from storage.sources.baskets import basket_items, open_baskets
 from storage.sources.choice import with_choice
 from storage.sources.codes import ReadOptions
+from storage.sources.folders import folder_columns, is_partitioned, with_folder_columns
 from storage.sources.matrix_market import open_matrix_market
 from storage.sources.remote import matching, open_remote
 from storage.sources.spool import Duplicates
@@ -41,31 +44,40 @@ __all__ = [
 ]
 
 
-def _open_csv(path: str, options: ReadOptions) -> Source:
-    from storage.sources.tables import open_csv  # Arrow takes its time to be imported
+def _opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
+    """Open by a module that is imported when it is needed: what it imports takes its time."""
 
-    return open_csv(path, options)
+    def opened(path: str, options: ReadOptions) -> Source:
+        found = getattr(import_module(f"storage.sources.{module}"), function)
+        source: Source = found(path, options)
+        return source
+
+    return opened
 
 
-def _open_parquet(path: str, options: ReadOptions) -> Source:
-    from storage.sources.tables import open_parquet
-
-    return open_parquet(path, options)
-
-
+_CSV = _opener("tables", "open_csv")
+_STATISTICS = _opener("records", "open_statistics")
 _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".npy": open_npy,
     ".npz": open_npz,
-    ".csv": _open_csv,
-    ".csv.gz": _open_csv,
-    ".tsv": _open_csv,
-    ".tsv.gz": _open_csv,
-    ".parquet": _open_parquet,
+    ".csv": _CSV,
+    ".csv.gz": _CSV,
+    ".tsv": _CSV,
+    ".tsv.gz": _CSV,
+    ".parquet": _opener("records", "open_parquet"),
     ".mtx": open_matrix_market,
     ".mtx.gz": open_matrix_market,
     ".dat": open_baskets,
     ".dat.gz": open_baskets,
+    ".xlsx": _opener("records", "open_excel"),
+    ".sav": _STATISTICS,
+    ".zsav": _STATISTICS,
+    ".dta": _STATISTICS,
+    ".bed": _opener("genotypes", "open_bed"),
+    ".h5ad": _opener("cells", "open_cells"),
 }
+# Whose names lie in files beside them.
+_LOCAL = (".bed",)
 
 
 def open_source(
@@ -89,11 +101,15 @@ def open_source(
         If the path cannot be read, or its kind is unknown.
     """
     options = options or ReadOptions()
-    opened = _open(path, options, items)
-    return opened if opened.chooses else with_choice(opened)
+    values = {n: v for n, v in folder_columns(path).items() if n in options.row_columns}
+    columns = tuple(name for name in options.row_columns if name not in values)
+    opened = _open(path, replace(options, row_columns=columns), items)
+    return with_folder_columns(opened if opened.chooses else with_choice(opened), values)
 
 
 def _open(path: str, options: ReadOptions, items: Sequence[str] | None) -> Source:
+    if is_url(path) and _suffix(path) in _LOCAL:
+        raise DataError(f"{path}: Expected a file of this machine, got a URL. Download it.")
     if is_url(path) and _suffix(path):
         return open_remote(path, partial(open_source, options=options, items=items))
     place = Path(path)
@@ -173,6 +189,8 @@ def new_files(folders: Sequence[str], known: Mapping[str, str]) -> Arrivals:
 def _expand(pattern: str) -> list[str]:
     if is_url(pattern):
         return _expand_url(pattern)
+    if Path(pattern).is_dir() and not is_zarr(pattern) and is_partitioned(Path(pattern)):
+        return _below(Path(pattern))
     if Path(pattern).exists():
         return [pattern]
     found = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
@@ -183,6 +201,14 @@ def _expand(pattern: str) -> list[str]:
     near = get_close_matches(Path(pattern).name, names, n=1)
     hint = f"Did you mean {str(parent / near[0])!r}?" if near else "Check the path."
     raise DataError(f"{pattern}: Expected an existing path, got nothing there. {hint}")
+
+
+def _below(folder: Path) -> list[str]:
+    """Give the files of a partitioned folder, as arrivals would come."""
+    found = new_files([str(folder)], {})
+    if not (found.new or found.waiting):
+        raise _a_folder(folder)
+    return sorted([*found.new, *found.waiting])
 
 
 def _expand_url(pattern: str) -> list[str]:

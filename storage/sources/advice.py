@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from storage.sources.numbers import number_of
 _MOST_CODES = 10
 _MOST_NAMED = 5
 _LONGEST_SHOWN = 60
+_DECIMAL_COMMA = re.compile(r"['\"]?[+-]?\d+,\d+['\"]?")
 _ABSENT = ("None", "nan")
 _FEW, _DISTINCT = 20, 0.9  # values, and the share of them that differ where they name rows
 _MOSTLY = 0.9
@@ -35,6 +37,8 @@ def advice(name: str, values: Sequence[str], given: str | None) -> str:
     given
         `--threshold` or `--map` where one says already what values are.
     """
+    if any(_DECIMAL_COMMA.fullmatch(value) for value in values):
+        return "Write numbers with a decimal point, not a comma."
     if given == "--threshold":
         return "Use --missing TOKEN."
     counts = Counter(value for value in values if value not in _ABSENT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import NamedTuple
 
 from storage.errors import DataError
 from storage.object_path import is_url, object_path
-from storage.sources.base import Source
-from storage.sources.remote import RemoteSource
+from storage.sources.base import Source, file_tag
 
 SETTLE_SECONDS = 60.0
 """A local file is taken for whole when it was not written to for so long; objects appear whole."""
@@ -89,16 +87,9 @@ def arrivals(folders: Sequence[str], known: Mapping[str, str], suffixes: Iterabl
 
 def tags_of(sources: Iterable[Source]) -> dict[str, str]:
     """Give the tags of the files among opened sources, by full path or URL."""
-    tags: dict[str, str] = {}
-    for source in sources:
-        if isinstance(source, RemoteSource):
-            tags[source.path] = source.tag
-            continue
-        for file in getattr(source, "files", ()):  # an example has none
-            if Path(file).is_file():
-                one = _local(Path(file))
-                tags[one.path] = one.tag
-    return tags
+    return {
+        path: tag for source in sources for path, tag in getattr(source, "tags", {}).items()
+    }  # an example has none
 
 
 def _below(folder: str, suffixes: tuple[str, ...]) -> list[Arrival]:
@@ -135,5 +126,4 @@ def _no_folder(path: str) -> DataError:
 
 
 def _local(path: Path) -> Arrival:
-    found = os.stat(path)
-    return Arrival(str(path.resolve()), f"{found.st_size}-{found.st_mtime_ns}", found.st_mtime)
+    return Arrival(str(path.resolve()), file_tag(path), path.stat().st_mtime)

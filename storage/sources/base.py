@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,6 +40,7 @@ _UNREADABLE = (
     zlib.error,
     csv.Error,
 )
+_OWN_ERRORS = {"pyarrow": "ArrowException", "pyreadstat": "ReadstatError"}
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,12 @@ class Source(ABC):
         """Paths of all files that are read."""
         return (self.path,)
 
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """What tells the files from the same files with other content, by full path or URL."""
+        files = (Path(file) for file in self.files)
+        return {str(file.resolve()): file_tag(file) for file in files if file.is_file()}
+
     @cached_property
     def is_chosen(self) -> NDArray[np.bool_]:
         """Whether each feature is one by the options, (n_features,)."""
@@ -215,6 +224,15 @@ class Source(ABC):
         )
 
 
+def needed(path: str, package: str, extra: str) -> None:
+    """Refuse a file whose reader is not installed."""
+    if find_spec(package) is None:
+        raise DataError(
+            f"{path}: Expected the package {package} to read it, got none. "
+            f"pip install 'latentbits[{extra}]'."
+        )
+
+
 def unnamed(n_features: int) -> tuple[str, ...]:
     """Give the names f0, f1, … to features that have none."""
     return tuple(f"f{feature}" for feature in range(n_features))
@@ -234,9 +252,15 @@ def check_names(path: str, names: Sequence[str]) -> None:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """Give what bad files raise; Arrow's errors only where somebody has imported it."""
-    arrow = sys.modules.get("pyarrow")
-    return (*_UNREADABLE, arrow.ArrowException) if arrow else _UNREADABLE
+    """Give what bad files raise; a library's own errors only where somebody has imported it."""
+    modules = ((sys.modules.get(module), error) for module, error in _OWN_ERRORS.items())
+    return (*_UNREADABLE, *(getattr(module, error) for module, error in modules if module))
+
+
+def file_tag(file: Path) -> str:
+    """Tell a file of this machine from the same with other content: size and time of writing."""
+    found = file.stat()
+    return f"{found.st_size}-{found.st_mtime_ns}"
 
 
 @contextmanager

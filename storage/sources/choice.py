@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,9 @@ class ChosenSource(Source):
     source: Source
 
     @property
-    def files(self) -> tuple[str, ...]:
+    def tags(self) -> Mapping[str, str]:
         """Those of the whole source."""
-        return self.source.files
+        return self.source.tags
 
     def batches(self) -> Iterator[Batch]:
         """Read all features and leave out the others."""

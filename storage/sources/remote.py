@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -32,6 +32,11 @@ class RemoteSource(Source):
 
     tag: str
     opener: Callable[[str], Source]
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """The store's tag."""
+        return {self.path: self.tag}
 
     def batches(self) -> Iterator[Batch]:
         """Read the rows of a copy made now."""

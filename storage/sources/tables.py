@@ -1,4 +1,4 @@
-"""Tables with named columns: CSV, TSV and Parquet."""
+"""Tables of text: CSV and TSV."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
-import pyarrow.parquet
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, check_names, reading, unnamed
 from storage.sources.codes import BAD, ReadOptions
-from storage.sources.columns import (
-    MISSING_TOKENS,
-    is_feature_type,
-    row_column,
-    table_codes,
-    token_codes,
-)
+from storage.sources.columns import MISSING_TOKENS, token_codes
+from storage.sources.records import table_batch
 from storage.sources.selection import chosen
 from storage.sources.text import TABLE_BLOCK_BYTES, line_blocks, open_text
 from storage.sources.value_maps import ValueMap, map_of
@@ -147,40 +141,6 @@ class CsvSource(Source):
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParquetSource(Source):
-    """A `.parquet` file."""
-
-    streams = True
-    chooses = True
-
-    def batches(self) -> Iterator[Batch]:
-        """Read runs of rows across row groups."""
-        first_row = 0
-        with reading(self.path), pa.parquet.ParquetFile(self.path, memory_map=True) as file:
-            names = [*self.feature_names, *self.column_names]
-            for rows in file.iter_batches(self.batch_rows, columns=names):
-                yield table_batch(self, rows, first_row, self.options)
-                first_row += rows.num_rows
-
-
-def table_batch(
-    source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
-) -> Batch:
-    """Make a batch of rows of a table, of which the first is `first_row` of the source."""
-    features = {name: rows.column(name) for name in source.feature_names}
-    codes = table_codes(features, rows.num_rows, options)
-
-    def texts(part: slice, feature: int) -> list[str]:
-        column = features[source.feature_names[feature]]
-        return [repr(value) for value in column[part].to_pylist()]
-
-    columns = {
-        name: row_column(source, name, rows.column(name), first_row) for name in source.column_names
-    }
-    return source.batch(codes, first_row, texts, columns)
-
-
 def open_csv(path: str, options: ReadOptions) -> CsvSource:
     """Open a `.csv` or `.tsv` file: reads its first line.
 
@@ -261,28 +221,6 @@ def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None
 
 def _cut(line: str, delimiter: str) -> list[str]:
     return next(csv.reader([line], delimiter=delimiter), [])
-
-
-def open_parquet(path: str, options: ReadOptions) -> ParquetSource:
-    """Open a `.parquet` file: reads its footer."""
-    with reading(path), pa.parquet.ParquetFile(path) as file:
-        schema, n_rows = file.schema_arrow, file.metadata.num_rows
-    wanted = dict.fromkeys(options.row_columns)
-    check_names(path, schema.names)
-    names = chosen(path, [name for name in schema.names if name not in wanted], options)
-    for name in names:
-        if not is_feature_type(schema.field(name).type):
-            raise DataError(
-                f"{path}: Expected booleans, numbers or text in column {name!r}, got "
-                f"{schema.field(name).type}. Use --keep {name} to keep it beside the features."
-            )
-    return ParquetSource(
-        path=path,
-        options=options,
-        feature_names=names,
-        n_rows=n_rows,
-        column_names=tuple(name for name in wanted if name in schema.names),
-    )
 
 
 def _is_row(words: Sequence[str], options: ReadOptions) -> bool:

@@ -425,7 +425,8 @@ def test_paths(tmp_path):
     folder.mkdir()
     assert refusal(folder) == (
         "folder: Expected a file or a Zarr array, got a directory. No file in it ends in .npy, "
-        ".npz, .csv, .csv.gz, .tsv, .tsv.gz, .parquet, .mtx, .mtx.gz, .dat, .dat.gz."
+        ".npz, .csv, .csv.gz, .tsv, .tsv.gz, .parquet, .mtx, .mtx.gz, .dat, .dat.gz, .xlsx, .sav, "
+        ".zsav, .dta, .bed, .h5ad."
     )
     with pytest.raises(DataError, match=r"dat\.txt: Expected an existing .* Did you mean .*data"):
         expand_sources([str(tmp_path / "dat.txt")])

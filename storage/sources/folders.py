@@ -1,0 +1,89 @@
+"""Columns that names of folders give, as in `clicks/year=2026/part-0.parquet`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+import numpy as np
+
+from storage.errors import DataError
+from storage.sources.base import Batch, Source
+
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSource(Source):
+    """Another source, with per-row columns of one value each.
+
+    Attributes
+    ----------
+    source
+        The other one.
+    values
+        Values by names of columns.
+    """
+
+    chooses = True  # as the other does
+
+    source: Source
+    values: Mapping[str, str]
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Those of the other."""
+        return self.source.tags
+
+    def batches(self) -> Iterator[Batch]:
+        """Add the columns to every batch."""
+        for batch in self.source.batches():
+            more = {name: np.full(len(batch.X), text) for name, text in self.values.items()}
+            yield replace(batch, columns={**batch.columns, **more})
+
+    def check_first(self) -> None:
+        """Read the first rows as the other does."""
+        self.source.check_first()
+
+
+def folder_columns(path: str) -> dict[str, str]:
+    """Read the `name=value` parts of a path; what Hive writes for no value is empty."""
+    pairs = (part.partition("=") for part in PurePosixPath(path).parts[:-1])
+    found = {name: unquote(value) for name, equals, value in pairs if equals and name}
+    return {name: "" if value == _NO_VALUE else value for name, value in found.items()}
+
+
+def is_partitioned(folder: Path) -> bool:
+    """Tell whether a folder holds folders called `name=value`."""
+    return any("=" in entry.name and entry.is_dir() for entry in folder.iterdir())
+
+
+def with_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
+    """Add columns to a source that was opened without them.
+
+    Raises
+    ------
+    DataError
+        If the file has a column of that name too.
+    """
+    twice = [n for n in values if n in source.column_names or n in source.feature_names]
+    if twice:
+        raise DataError(
+            f"{source.path}: Expected a column {twice[0]!r} in the file or in the folder's name, "
+            "got both. Rename one of them."
+        )
+    if not values:
+        return source
+    return FolderSource(
+        path=source.path,
+        options=replace(source.options, row_columns=(*source.options.row_columns, *values)),
+        feature_names=source.feature_names,
+        n_rows=source.n_rows,
+        column_names=(*source.column_names, *values),
+        default_segment=source.default_segment,
+        default_split=source.default_split,
+        source=source,
+        values=values,
+    )

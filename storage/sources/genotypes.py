@@ -1,0 +1,78 @@
+"""Genotypes: `.bed` files of PLINK, beside which lie a `.bim` and a `.fam`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.errors import DataError
+from storage.sources.arrays import number_batch
+from storage.sources.base import Batch, Source, needed, reading
+from storage.sources.codes import ReadOptions
+
+# A run of individuals is spread over the whole file, so a run should be long.
+_CELLS = 1 << 27
+_COLUMNS = ("fid", "iid", "father", "mother", "sex", "pheno")
+_MISSING = -127
+
+
+@dataclass(frozen=True, kw_only=True)
+class BedSource(Source):
+    """Counts of the first allele, 0 to 2: individuals are rows and variants features."""
+
+    n_rows: int
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The three files."""
+        return tuple(str(Path(self.path).with_suffix(s)) for s in (".bed", ".bim", ".fam"))
+
+    def batches(self) -> Iterator[Batch]:
+        """Read long runs of individuals, and give them in short ones."""
+        step = max(self.batch_rows, _CELLS // self.n_features)
+        with reading(self.path), _bed(self.path) as bed:
+            columns = {name: _texts(bed, name) for name in self.column_names}
+            for start in range(0, self.n_rows, step):
+                counts = bed.read(np.s_[start : start + step, :], dtype="int8", order="C")
+                for first, n_rows in self.row_runs(len(counts)):
+                    values = counts[first : first + n_rows]
+                    rows = slice(start + first, start + first + n_rows)
+                    kept = {name: column[rows] for name, column in columns.items()}
+                    observed = (values != _MISSING).view(np.uint8)
+                    yield number_batch(self, values, start + first, kept, observed)
+
+
+def open_bed(path: str, options: ReadOptions) -> BedSource:
+    """Open a `.bed` file: reads the names beside it."""
+    needed(path, "bed_reader", "genotypes")
+    if options.threshold is None and not options.maps:
+        raise DataError(
+            f"{path}: Expected to be told which counts of an allele are 1. Use --genotypes "
+            "dominant (one or two) or --genotypes recessive (two)."
+        )
+    with reading(path), _bed(path) as bed:
+        return BedSource(
+            path=path,
+            options=options,
+            feature_names=tuple(bed.sid.tolist()),
+            n_rows=bed.iid_count,
+            column_names=tuple(name for name in _COLUMNS if name in options.row_columns),
+        )
+
+
+def _bed(path: str) -> Any:
+    import bed_reader
+
+    return bed_reader.open_bed(path)
+
+
+def _texts(bed: Any, name: str) -> Any:
+    """Give a column of the .fam; what it leaves out is empty."""
+    values = getattr(bed, name)
+    if name == "sex":
+        return np.array(["", "1", "2"])[values]
+    return values.astype(str)

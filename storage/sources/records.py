@@ -1,0 +1,182 @@
+"""Tables that libraries read as Arrow's record batches: Parquet, SPSS, Stata and Excel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from storage.errors import DataError
+from storage.sources.base import Batch, Source, check_names, needed, reading
+from storage.sources.codes import ReadOptions
+from storage.sources.columns import is_feature_type, row_column, table_codes
+from storage.sources.selection import chosen
+
+Records = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
+"""Reads columns of a file, so many rows at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSource(Source):
+    """A file with named columns, whose kind a library reads.
+
+    Attributes
+    ----------
+    records
+        Reads it.
+    """
+
+    streams = True
+    chooses = True
+
+    records: Records
+
+    def batches(self) -> Iterator[Batch]:
+        """Read runs of rows."""
+        names, first_row = [*self.feature_names, *self.column_names], 0
+        with reading(self.path), closing(self._records(names)) as records:
+            for rows in records:
+                yield table_batch(self, rows, first_row, self.options)
+                first_row += rows.num_rows
+
+    def _records(self, names: Sequence[str]) -> Any:
+        return self.records(self.path, names, self.batch_rows)
+
+
+def table_batch(
+    source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
+) -> Batch:
+    """Make a batch of rows of a table, of which the first is `first_row` of the source."""
+    features = {name: rows.column(name) for name in source.feature_names}
+    codes = table_codes(features, rows.num_rows, options)
+
+    def texts(part: slice, feature: int) -> list[str]:
+        column = features[source.feature_names[feature]]
+        return [repr(value) for value in column[part].to_pylist()]
+
+    columns = {
+        name: row_column(source, name, rows.column(name), first_row) for name in source.column_names
+    }
+    return source.batch(codes, first_row, texts, columns)
+
+
+def _opened(
+    path: str, options: ReadOptions, names: Sequence[str], n_rows: int | None, records: Records
+) -> RecordSource:
+    check_names(path, names)
+    wanted = dict.fromkeys(options.row_columns)
+    features = chosen(path, [name for name in names if name not in wanted], options)
+    return RecordSource(
+        path=path,
+        options=options,
+        feature_names=features,
+        n_rows=n_rows,
+        column_names=tuple(name for name in wanted if name in names),
+        records=records,
+    )
+
+
+def open_parquet(path: str, options: ReadOptions) -> RecordSource:
+    """Open a `.parquet` file: reads its footer."""
+    with reading(path), pa.parquet.ParquetFile(path) as file:
+        schema, n_rows = file.schema_arrow, file.metadata.num_rows
+    source = _opened(path, options, schema.names, n_rows, _parquet_records)
+    for name in source.feature_names:
+        if not is_feature_type(schema.field(name).type):
+            raise DataError(
+                f"{path}: Expected booleans, numbers or text in column {name!r}, got "
+                f"{schema.field(name).type}. Use --keep {name} to keep it beside the features."
+            )
+    return source
+
+
+def _parquet_records(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
+    with pa.parquet.ParquetFile(path, memory_map=True) as file:
+        yield from file.iter_batches(n_rows, columns=[*names])
+
+
+def open_statistics(path: str, options: ReadOptions) -> RecordSource:
+    """Open a `.sav` or `.zsav` file of SPSS, or a `.dta` of Stata: reads its header.
+
+    Values are the codes, not their labels; what SPSS calls user-missing is missing.
+    """
+    needed(path, "pyreadstat", "statistics")
+    with reading(path):
+        _, header = _statistics_reader(path)(path, metadataonly=True)
+    # The number of rows is not always in the header, and may be wrong there.
+    return _opened(path, options, header.column_names, None, _statistics_records)
+
+
+def _statistics_reader(path: str) -> Any:
+    import pyreadstat
+
+    return pyreadstat.read_dta if path.lower().endswith(".dta") else pyreadstat.read_sav
+
+
+def _statistics_records(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
+    import pyreadstat
+
+    read = pyreadstat.read_file_in_chunks(
+        _statistics_reader(path), path, chunksize=n_rows, usecols=[*names], output_format="dict"
+    )
+    for values, _ in read:
+        columns = (pa.array(values[name], from_pandas=True) for name in names)
+        # All numbers are floats there: as text, whole ones read as such.
+        yield pa.record_batch([column.cast(pa.string()) for column in columns], names=[*names])
+
+
+def open_excel(path: str, options: ReadOptions) -> RecordSource:
+    """Open the one sheet of an `.xlsx` file that is not empty: reads its first row."""
+    needed(path, "openpyxl", "excel")
+    with reading(path), closing(_excel_rows(path)) as rows:
+        names = [str(name).strip() if name is not None else "" for name in next(rows, ())]
+    while names and not names[-1]:
+        names.pop()
+    if not names:
+        raise DataError(f"{path}: Expected names in the first row, got none.")
+    return _opened(path, options, names, None, _excel_records)
+
+
+def _excel_rows(path: str) -> Any:
+    """Give the cells of a sheet, row by row."""
+    import openpyxl
+
+    book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    try:
+        sheets = [sheet for sheet in book.worksheets if any(_filled(sheet))]
+        if len(sheets) > 1:
+            titles = ", ".join(repr(sheet.title) for sheet in sheets)
+            raise DataError(
+                f"{path}: Expected one sheet with values, got {titles}. Save the one to read as a "
+                "file of its own."
+            )
+        for sheet in sheets:
+            yield from _filled(sheet)
+    finally:
+        book.close()
+
+
+def _filled(sheet: Any) -> Iterator[tuple[Any, ...]]:
+    """Give the rows of a sheet that are not blank."""
+    rows = sheet.iter_rows(values_only=True)
+    return (row for row in rows if any(cell is not None for cell in row))
+
+
+def _excel_records(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
+    with closing(_excel_rows(path)) as rows:
+        header = [str(name).strip() if name is not None else "" for name in next(rows)]
+        places = [header.index(name) for name in names]
+        while run := list(islice(rows, n_rows)):
+            columns = ([_cell(row, place) for row in run] for place in places)
+            yield pa.record_batch([pa.array(c, pa.string()) for c in columns], names=[*names])
+
+
+def _cell(row: Sequence[Any], place: int) -> str | None:
+    """Give a cell as a CSV would: rows end with their last cell."""
+    value = row[place] if place < len(row) else None
+    return None if value is None else str(value)

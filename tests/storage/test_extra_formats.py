@@ -1,0 +1,191 @@
+"""Files of SPSS, Stata, Excel, PLINK and AnnData, written by the packages that read them."""
+
+from importlib.util import find_spec
+
+import anndata
+import bed_reader
+import numpy as np
+import openpyxl
+import pandas as pd
+import pyreadstat
+import pytest
+import scipy.sparse
+
+from storage.errors import DataError
+from storage.sources import ReadOptions, base, open_source, parse_map
+
+from .test_sources import read
+
+RNG = np.random.default_rng(4)
+N_ROWS, N_FEATURES = 137, 5
+# 0, 1 and NaN for a missing value.
+VALUES = np.where(RNG.random((N_ROWS, N_FEATURES)) < 0.1, np.nan, RNG.integers(0, 2, (137, 5)))
+YEARS = np.repeat([2024, 2025], [100, 37])
+PERSONS = [f"p{k}" for k in range(N_ROWS)]
+OPTIONS = ReadOptions(row_columns=("year", "person"))
+COLUMNS = {"year": [str(year) for year in YEARS], "person": PERSONS}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_batches():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "BATCH_CELLS", 5 * 64)
+        yield
+
+
+def frame(values=VALUES):
+    table = pd.DataFrame(values, columns=[f"q{k}" for k in range(values.shape[1])])
+    return table.assign(year=YEARS, person=PERSONS)
+
+
+def same(source, values=VALUES, columns=COLUMNS):
+    found, kept = read(source)
+    np.testing.assert_array_equal(found, values)
+    assert kept == columns
+
+
+@pytest.mark.parametrize("name", ["a.sav", "a.zsav", "a.dta"])
+def test_statistics_packages(tmp_path, name):
+    path = str(tmp_path / name)
+    if name == "a.dta":
+        pyreadstat.write_dta(frame(), path)
+    else:
+        pyreadstat.write_sav(frame(), path, compress=name == "a.zsav")
+    source = open_source(path, OPTIONS)
+    assert source.feature_names == ("q0", "q1", "q2", "q3", "q4")
+    same(source)
+
+
+def test_codes_with_labels_are_mapped_by_their_codes_and_what_spss_calls_missing_is(tmp_path):
+    codes = np.where(np.isnan(VALUES), 9, 2 - VALUES)  # 1 yes, 2 no, 9 refused
+    path = str(tmp_path / "a.sav")
+    labels = {f"q{k}": {1: "yes", 2: "no", 9: "refused"} for k in range(5)}
+    missing = {name: [9] for name in labels}
+    pyreadstat.write_sav(frame(codes), path, variable_value_labels=labels, missing_ranges=missing)
+    maps = (parse_map("1=1,2=0"),)
+    same(open_source(path, ReadOptions(row_columns=("year", "person"), maps=maps)))
+    with pytest.raises(DataError, match=r"column 'q0': Expected 0, 1, true, false or a missing"):
+        read(open_source(path, OPTIONS))
+
+
+def write_excel(path, sheets):
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for title, rows in sheets.items():
+        sheet = book.create_sheet(title)
+        for row in rows:
+            sheet.append(row)
+    book.save(path)
+
+
+def excel_rows():
+    rows = frame().astype(object).where(frame().notna(), None)
+    return [list(rows.columns), *rows.to_numpy().tolist()]
+
+
+def test_excel(tmp_path):
+    path = str(tmp_path / "a.xlsx")
+    write_excel(path, {"answers": [*excel_rows(), [None] * 7], "empty": []})
+    same(open_source(path, OPTIONS))
+
+
+def test_excel_with_booleans_texts_and_short_rows(tmp_path):
+    path = str(tmp_path / "a.xlsx")
+    write_excel(path, {"s": [["a", "b"], [True, "no"], [False, "yes"], [1]]})
+    found, _ = read(open_source(path, ReadOptions(maps=(parse_map("b:yes=1,no=0"),))))
+    np.testing.assert_array_equal(found, [[1, 0], [0, 1], [1, np.nan]])
+
+
+def test_excel_of_two_sheets_names_both(tmp_path):
+    path = str(tmp_path / "a.xlsx")
+    write_excel(path, {"spring": [["a"], [1]], "autumn": [["a"], [0]]})
+    with pytest.raises(DataError, match=r"Expected one sheet with values, got 'spring', 'autumn'"):
+        open_source(path)
+
+
+def test_empty_excel(tmp_path):
+    path = str(tmp_path / "a.xlsx")
+    write_excel(path, {"s": []})
+    with pytest.raises(DataError, match="Expected names in the first row, got none"):
+        open_source(path)
+
+
+COUNTS = RNG.choice([0, 1, 2, np.nan], (N_ROWS, N_FEATURES), p=[0.4, 0.3, 0.2, 0.1])
+
+
+@pytest.fixture
+def bed(tmp_path):
+    path = tmp_path / "a.bed"
+    names = {"sid": [f"rs{k}" for k in range(N_FEATURES)], "iid": PERSONS}
+    people = {"fid": ["f"] * N_ROWS, "sex": RNG.integers(0, 3, N_ROWS), "pheno": ["1"] * N_ROWS}
+    bed_reader.to_bed(path, COUNTS, properties=names | people)
+    return str(path)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 1.5])
+def test_genotypes(bed, monkeypatch, threshold):
+    from storage.sources import genotypes
+
+    monkeypatch.setattr(genotypes, "_CELLS", 5 * 64)  # several runs, each in several batches
+    options = ReadOptions(threshold=threshold, row_columns=("iid", "sex"))
+    source = open_source(bed, options)
+    assert source.feature_names == ("rs0", "rs1", "rs2", "rs3", "rs4")
+    expected = np.where(np.isnan(COUNTS), np.nan, threshold < COUNTS)
+    with bed_reader.open_bed(bed) as file:
+        sex = np.array(["", "1", "2"])[file.sex].tolist()
+    same(source, expected, {"iid": PERSONS, "sex": sex})
+    assert len(source.tags) == 3
+
+
+def test_genotypes_need_a_coding(bed):
+    with pytest.raises(DataError, match="--genotypes dominant"):
+        open_source(bed)
+
+
+def test_genotypes_without_their_names(bed, tmp_path):
+    (tmp_path / "a.bim").unlink()
+    with pytest.raises(DataError, match=r"a\.bed: Expected a readable file, got an error"):
+        open_source(bed, ReadOptions(threshold=0.5))
+
+
+@pytest.mark.filterwarnings("ignore:The 'future")
+@pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_matrix, scipy.sparse.csc_matrix])
+def test_cells(tmp_path, kind):
+    counts = RNG.poisson(0.5, (N_ROWS, N_FEATURES)).astype(np.float32)
+    path = str(tmp_path / "a.h5ad")
+    donors = [*"ab" * 68, "a"]
+    with pd.option_context("future.infer_string", False):  # whose texts anndata cannot write yet
+        obs = pd.DataFrame({"year": YEARS, "donor": pd.Categorical(donors)}, PERSONS)
+        var = pd.DataFrame(index=[f"g{k}" for k in range(N_FEATURES)])
+        anndata.AnnData(kind(counts), obs, var).write_h5ad(path)
+    options = ReadOptions(threshold=0.0, row_columns=("donor", "year", "obs_names"))
+    source = open_source(path, options)
+    assert source.feature_names == ("g0", "g1", "g2", "g3", "g4")
+    columns = {"donor": donors, "year": YEARS.tolist(), "obs_names": PERSONS}
+    same(source, (counts > 0).astype(float), columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("a.sav", "pyreadstat", "statistics"),
+        ("a.dta", "pyreadstat", "statistics"),
+        ("a.xlsx", "openpyxl", "excel"),
+        ("a.bed", "bed_reader", "genotypes"),
+        ("a.h5ad", "anndata", "cells"),
+    ],
+)
+def test_package_that_is_not_there(tmp_path, monkeypatch, name, package, extra):
+    (tmp_path / name).write_bytes(b"what it is does not matter")
+    monkeypatch.setattr(base, "find_spec", lambda wanted: None if wanted == package else find_spec)
+    with pytest.raises(DataError) as refused:
+        open_source(str(tmp_path / name), ReadOptions(threshold=0.5))
+    assert f"Expected the package {package} to read it" in str(refused.value)
+    assert f"pip install 'latentbits[{extra}]'" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a.sav", "a.dta", "a.xlsx", "a.bed", "a.h5ad"])
+def test_what_is_no_such_file(tmp_path, name):
+    (tmp_path / name).write_bytes(b"no such file" * 40)
+    with pytest.raises(DataError, match=r"Expected a readable file, got an error"):
+        read(open_source(str(tmp_path / name), ReadOptions(threshold=0.5)))
