@@ -42,6 +42,8 @@ def from_numpy(
     *,
     segment: ArrayLike | None = None,
     keep: Mapping[str, ArrayLike] | None = None,
+    threshold: float | None = None,
+    map: Mapping[Any, int | None] | None = None,
     path: Any = None,
 ) -> Dataset:
     """Make a dataset of an array.
@@ -56,6 +58,10 @@ def from_numpy(
         What each row's segment is called, (n_rows,).
     keep
         Per-row columns by name, (n_rows,) each; one named `split` gives the splits.
+    threshold
+        Take numbers for 1 where they are greater.
+    map
+        What other values are: `{"yea": 1, "nay": 0, "absent": None}`; None is missing.
     path
         Where to write it, as `open_dataset` opens it again; None keeps it in memory.
 
@@ -64,13 +70,21 @@ def from_numpy(
     ValueError
         If a value is none of these, a name or a length does not fit, or the path is taken.
     """
-    from pipeline.binary_table import binary_table
+    from pipeline.binary_table import binary_table, meaning_of
 
-    return _dataset(binary_table(X, feature_names, segment, keep), path)
+    meaning = meaning_of(threshold, map)
+    return _dataset(binary_table(X, feature_names, segment, keep, meaning), path)
 
 
 def from_dataframe(
-    df: Any, *, segment: str | None = None, keep: Sequence[str] = (), path: Any = None
+    df: Any,
+    *,
+    segment: str | None = None,
+    keep: Sequence[str] = (),
+    features: Sequence[str] | None = None,
+    threshold: float | None = None,
+    map: Mapping[Any, int | None] | None = None,
+    path: Any = None,
 ) -> Dataset:
     """Make a dataset of a data frame of pandas, Polars or the like, or of an xarray object.
 
@@ -84,7 +98,9 @@ def from_dataframe(
         Name of the column, in xarray of the variable, with each row's segment.
     keep
         Names of per-row columns to keep; one named `split` gives the splits.
-    path
+    features
+        Names of the columns that alone are features; None takes all but those above.
+    threshold, map, path
         As for `from_numpy`.
 
     Raises
@@ -92,9 +108,10 @@ def from_dataframe(
     ValueError
         If a value is no bit, a column is not there, or the path is taken.
     """
+    from pipeline.binary_table import meaning_of
     from pipeline.frames import frame_table
 
-    return _dataset(frame_table(df, segment, keep), path)
+    return _dataset(frame_table(df, segment, keep, features, meaning_of(threshold, map)), path)
 
 
 def _dataset(table: BinaryTable, path: Any) -> Dataset:

@@ -14,6 +14,10 @@ from pipeline.errors import FitError
 _SPLIT = "split"
 
 
+Meaning = float | Mapping[Any, int | None] | None
+"""What values mean: 1 where above a threshold, or 0, 1 or None, missing, by a mapping of them."""
+
+
 @dataclass(frozen=True)
 class BinaryTable:
     """Rows to make a dataset of; `storage.chunk_writer.DatasetWriter.add` takes one.
@@ -44,6 +48,7 @@ def binary_table(
     feature_names: Sequence[Any] | None = None,
     segment: ArrayLike | None = None,
     keep: Mapping[str, ArrayLike] | None = None,
+    meaning: Meaning = None,
 ) -> BinaryTable:
     """Check arrays and make a table of them.
 
@@ -57,6 +62,8 @@ def binary_table(
         What each row's segment is called, (n_rows,).
     keep
         Per-row columns by name, (n_rows,) each; one named `split` gives the splits.
+    meaning
+        What values mean that are written otherwise.
 
     Raises
     ------
@@ -72,7 +79,7 @@ def binary_table(
     n_rows, n_features = values.shape
     given = [f"f{i}" for i in range(n_features)] if feature_names is None else feature_names
     names = _checked_names(given, n_features)
-    bits, observed = bits_of(values, names)
+    bits, observed = bits_of(meant(values, names, meaning), names)
     columns = {name: _per_row(column, name, n_rows) for name, column in (keep or {}).items()}
     segments = None if segment is None else segment_texts(segment, n_rows)
     return BinaryTable(bits, observed, names, segments, columns)
@@ -85,6 +92,60 @@ def _array(X: ArrayLike) -> NDArray[Any]:
         raise FitError(f"X: Expected rows of equal length, got others ({error}).") from None
 
 
+def meaning_of(threshold: float | None, map: Mapping[Any, int | None] | None) -> Meaning:
+    """Take the one that is given.
+
+    Raises
+    ------
+    FitError
+        If both are, or a mapping does not make some values 1 and some 0.
+    """
+    if map is None:
+        return threshold
+    if threshold is not None:
+        raise FitError("map: Expected no threshold beside it, got both. Name all values.")
+    if {*map.values()} - {None} != {0, 1}:
+        raise FitError(
+            "map: Expected values that are 1 and values that are 0, and None for missing ones, got "
+            f"{dict(map)}."
+        )
+    return map
+
+
+def meant(values: NDArray[Any], names: Sequence[str], meaning: Meaning) -> NDArray[Any]:
+    """Replace values by 0, 1 and NaN, where it is said what they mean.
+
+    Raises
+    ------
+    FitError
+        Naming the row and the column of the first value of which it is not.
+    """
+    if meaning is None:
+        return values
+    absent = np.ma.getmaskarray(values)
+    given = np.ma.getdata(values)
+    if isinstance(meaning, Mapping):
+        code_of = {key: np.nan if code is None else code for key, code in meaning.items()}
+        flat = [
+            code_of.get(v, np.nan if _is_missing(v) else np.inf) for v in given.ravel().tolist()
+        ]
+        codes = np.array(flat, np.float64).reshape(values.shape)
+        expected = ", ".join(map(repr, meaning))
+    else:
+        numbers = _numbers(given)
+        bits = np.where(numbers > meaning, 1.0, 0.0)
+        codes = np.where(np.isnan(numbers) | np.isinf(numbers), numbers, bits)
+        expected = "a number"
+    codes[absent] = np.nan
+    if np.isinf(codes).any():
+        row, feature = divmod(int(np.isinf(codes).argmax()), values.shape[1])
+        raise FitError(
+            f"row {row + 1} (counted from 1), column {names[feature]!r}: Expected {expected} or a "
+            f"missing value, got {_shown(given[row, feature])}."
+        )
+    return codes
+
+
 def bits_of(
     values: NDArray[Any], names: Sequence[str]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
@@ -95,9 +156,7 @@ def bits_of(
     FitError
         Naming the row and the column of the first value that is no bit.
     """
-    numbers = np.ma.getdata(values)
-    if numbers.dtype.kind not in "biuf":
-        numbers = np.array([_number(value) for value in numbers.ravel()]).reshape(values.shape)
+    numbers = _numbers(np.ma.getdata(values))
     missing = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
     if numbers.dtype.kind == "f":
         missing = np.isnan(numbers) if missing is None else missing | np.isnan(numbers)
@@ -110,8 +169,8 @@ def bits_of(
         row, feature = divmod(int(np.argmin(known)), values.shape[1])
         raise FitError(
             f"row {row + 1} (counted from 1), column {names[feature]!r}: Expected 0, 1, True, "
-            f"False or a missing value, got {_shown(values[row, feature])}. Binarise the values "
-            "first, such as by X > threshold, or leave the column out of the features."
+            f"False or a missing value, got {_shown(values[row, feature])}. Say threshold=T or "
+            "map={VALUE: 1, VALUE: 0}, or leave the column out of the features."
         )
     is_whole = missing is None or not missing.any()
     return ones.view(np.uint8), None if is_whole or missing is None else (~missing).view(np.uint8)
@@ -156,6 +215,12 @@ def _texts(values: NDArray[Any]) -> NDArray[Any]:
     texts = np.empty(len(values), object)
     texts[:] = ["" if _is_missing(value) else str(value) for value in values.tolist()]
     return texts
+
+
+def _numbers(values: NDArray[Any]) -> NDArray[Any]:
+    if values.dtype.kind in "biuf":
+        return values
+    return np.array([_number(value) for value in values.ravel()]).reshape(values.shape)
 
 
 def _number(value: Any) -> float:

@@ -10,11 +10,17 @@ import narwhals as nw
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.binary_table import BinaryTable, binary_table, bits_of
+from pipeline.binary_table import BinaryTable, Meaning, binary_table, bits_of, meant
 from pipeline.errors import FitError, suggestion
 
 
-def frame_table(df: Any, segment: str | None, keep: Sequence[str]) -> BinaryTable:
+def frame_table(
+    df: Any,
+    segment: str | None,
+    keep: Sequence[str],
+    features: Sequence[str] | None = None,
+    meaning: Meaning = None,
+) -> BinaryTable:
     """Make a table of a data frame, or of an xarray object.
 
     Parameters
@@ -25,18 +31,25 @@ def frame_table(df: Any, segment: str | None, keep: Sequence[str]) -> BinaryTabl
         `observed`, as `to_xarray` gives it.
     segment, keep
         Names of the columns, in xarray of the variables, with each row's segment, and to keep.
+    features
+        Names of the columns that alone are features.
+    meaning
+        What values mean that are written otherwise.
 
     Raises
     ------
     FitError
         If it is none of these, lacks a column, or holds what is no bit.
     """
-    if isinstance(keep, str):
-        raise FitError(f"keep: Expected a list of names, got {keep!r}. Write [{keep!r}].")
+    for name, names in (("keep", keep), ("features", features)):
+        if isinstance(names, str):
+            raise FitError(f"{name}: Expected a list of names, got {names!r}. Write [{names!r}].")
     xarray = sys.modules.get("xarray")
     if xarray is not None and isinstance(df, xarray.DataArray | xarray.Dataset):
-        return _labelled_table(df, segment, keep)
-    return _frame_table(_frame(df), segment, keep)
+        if features is not None:
+            raise FitError("features: Expected a data frame, got an xarray object. Use .sel().")
+        return _labelled_table(df, segment, keep, meaning)
+    return _frame_table(_frame(df), segment, keep, features, meaning)
 
 
 def _frame(df: Any) -> nw.DataFrame[Any]:
@@ -52,12 +65,20 @@ def _frame(df: Any) -> nw.DataFrame[Any]:
         raise FitError(" ".join(str(error).split()) + ". Rename one.") from None
 
 
-def _frame_table(frame: nw.DataFrame[Any], segment: str | None, keep: Sequence[str]) -> BinaryTable:
+def _frame_table(
+    frame: nw.DataFrame[Any],
+    segment: str | None,
+    keep: Sequence[str],
+    wanted: Sequence[str] | None,
+    meaning: Meaning,
+) -> BinaryTable:
     names = _wanted(segment, keep, frame.columns)
-    features = [name for name in frame.columns if name not in names]
+    chosen = frame.columns if wanted is None else _wanted(None, wanted, frame.columns)
+    features = [name for name in chosen if name not in names]
     X = np.ma.zeros((len(frame), len(features)), np.uint8)
     for at, name in enumerate(features):
-        bits, observed = bits_of(frame[name].to_numpy()[:, None], (name,))
+        values = meant(frame[name].to_numpy()[:, None], (name,), meaning)
+        bits, observed = bits_of(values, (name,))
         X[:, at] = bits[:, 0]
         if observed is not None:
             X[observed[:, 0] == 0, at] = np.ma.masked
@@ -65,7 +86,9 @@ def _frame_table(frame: nw.DataFrame[Any], segment: str | None, keep: Sequence[s
     return _table(X, features, rest, segment, keep)
 
 
-def _labelled_table(found: Any, segment: str | None, keep: Sequence[str]) -> BinaryTable:
+def _labelled_table(
+    found: Any, segment: str | None, keep: Sequence[str], meaning: Meaning
+) -> BinaryTable:
     variables = [*found.coords, *getattr(found, "data_vars", ())]
     names = _wanted(segment, keep, variables)
     values = found["values"] if "values" in variables else found
@@ -78,7 +101,7 @@ def _labelled_table(found: Any, segment: str | None, keep: Sequence[str]) -> Bin
     if "observed" in variables:
         X = np.ma.masked_array(X, found["observed"].values == 0)
     features = [*values[feature].values] if feature in values.coords else None
-    return _table(X, features, {name: found[name].values for name in names}, segment, keep)
+    return _table(X, features, {name: found[name].values for name in names}, segment, keep, meaning)
 
 
 def _wanted(segment: str | None, keep: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -96,6 +119,8 @@ def _table(
     rest: Mapping[str, NDArray[Any]],
     segment: str | None,
     keep: Sequence[str],
+    meaning: Meaning = None,
 ) -> BinaryTable:
     segments = None if segment is None else rest[segment]
-    return binary_table(X, features, segments, {name: rest[name] for name in keep})
+    columns = {name: rest[name] for name in keep}
+    return binary_table(X, features, segments, columns, meaning)

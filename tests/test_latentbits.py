@@ -237,3 +237,57 @@ def test_it_shows_what_it_holds(X: np.ndarray, per_row: dict[str, np.ndarray]) -
     assert said["rows"] == "700"
     assert said["columns"] == "number, whole, split"
     assert said["missing values"] == "some"
+
+
+CALLS = {"a": ["yea", "nay", None, "yea"], "b": ["nay", "absent", "yea", "nay"]}
+MEANT = [[1, 0], [0, np.nan], [np.nan, 1], [1, 0]]
+
+
+def values_of(dataset: Any) -> np.ndarray:
+    (chunk,) = (dataset.reader()(key) for key in range(dataset.n_chunks))
+    unpacked = [
+        np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : dataset.n_rows].T
+        for words in (chunk.words, chunk.observed)
+    ]
+    return np.where(unpacked[1], unpacked[0], np.nan)
+
+
+@pytest.mark.parametrize("frame_of", [pd.DataFrame, pa.table])
+def test_texts_by_a_map(frame_of: Any) -> None:
+    frame = frame_of({**CALLS, "age": [3, 4, 5, 6]})
+    data = lb.from_dataframe(frame, features=["a", "b"], map={"yea": 1, "nay": 0, "absent": None})
+    assert data.feature_names == ("a", "b")
+    np.testing.assert_array_equal(values_of(data), MEANT)
+
+
+def test_codes_by_a_map() -> None:
+    data = lb.from_numpy([[1, 6], [6, 9], [np.nan, 1], [1, 6]], map={1: 1, 6: 0, 9: None})
+    np.testing.assert_array_equal(values_of(data), MEANT)
+
+
+def test_threshold() -> None:
+    data = lb.from_numpy([[2, 0.5], [1, np.nan], [np.nan, 9], [1.1, 1]], threshold=1)
+    np.testing.assert_array_equal(values_of(data), MEANT)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"map": {"yea": 1, "nay": 0}},
+            r"^row 2 .*column 'b': Expected 'yea', 'nay' or .*'absent'",
+        ),
+        ({"map": {"yea": 1}}, r"^map: Expected values that are 1 and values that are 0"),
+        ({"map": {"yea": 1, "nay": 0}, "threshold": 1.0}, "^map: Expected no threshold beside it"),
+        (
+            {"threshold": 1.0},
+            r"^row 1 .*column 'a': Expected a number or a missing value, got 'yea'",
+        ),
+        ({}, r"got 'yea'\. Say threshold=T or map=\{VALUE: 1, VALUE: 0\}"),
+        ({"features": "a"}, r"^features: Expected a list of names, got 'a'"),
+        ({"features": ["c"]}, "^Expected a column 'c', got none of that name"),
+    ],
+)
+def test_meanings_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FitError, match=message):
+        lb.from_dataframe(pd.DataFrame(CALLS), **options)
