@@ -144,8 +144,9 @@ def open_long(
         If a file or a line cannot be used.
     """
     from storage.sources import long_tables  # Arrow takes its time to be imported
+    from storage.sources.long_lines import parse_long
 
-    columns = long_tables.parse_long(long)
+    columns = parse_long(long)
     return with_choice(long_tables.open_long(paths, columns, options, duplicates, features))
 
 

@@ -6,67 +6,25 @@ bit matrix in a temporary file, so that memory holds the names alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet
 from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.object_path import is_url
 from storage.sources.advice import advice, shown
-from storage.sources.base import Batch, Source, reading
+from storage.sources.base import Batch, Source
 from storage.sources.codes import BAD, MISSING, Codes, ReadOptions
 from storage.sources.columns import column_codes
+from storage.sources.long_lines import Columns, Lines, read_lines
 from storage.sources.selection import wanted
 from storage.sources.spool import Duplicates, coded_batches
-from storage.sources.text import open_text
 from storage.sources.value_maps import ValueMap
-
-_BLOCK_BYTES = 1 << 25
-_PARTS = ("row", "feature", "value")
-
-
-class Columns(NamedTuple):
-    """Columns of a long table.
-
-    Attributes
-    ----------
-    row, feature
-        Which name the row and the feature of a line.
-    value
-        Which has the value; without it a line says 1, and what no line names is 0.
-    """
-
-    row: str
-    feature: str
-    value: str | None = None
-
-
-def parse_long(text: str) -> Columns:
-    """Read `row=COLUMN,feature=COLUMN,value=COLUMN`.
-
-    Raises
-    ------
-    DataError
-        If it is not written so.
-    """
-    pairs = [pair.partition("=")[::2] for pair in text.split(",")]
-    found = {name.strip(): column.strip() for name, column in pairs}
-    if len(found) < len(pairs) or not {"row", "feature"} <= found.keys() <= {*_PARTS}:
-        raise DataError(
-            f"--long {text}: Expected row=COLUMN,feature=COLUMN and value=COLUMN where there are "
-            "values."
-        )
-    if "" in found.values():
-        raise DataError(f"--long {text}: Expected a column behind every =, got none.")
-    return Columns(**found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +35,8 @@ class LongSource(Source):
     ----------
     paths
         The files, in order.
+    seen
+        Tags of those in object stores.
     columns
         What their columns are for.
     duplicates
@@ -88,14 +48,20 @@ class LongSource(Source):
     one_entry = "Remove one of the lines, or say --duplicates last or any."
 
     paths: tuple[str, ...]
+    seen: Mapping[str, str]
     columns: Columns
     duplicates: Duplicates | None
     row_names: pa.Array = field(repr=False)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All tables."""
-        return self.paths
+        """All tables of this machine."""
+        return tuple(path for path in self.paths if not is_url(path))
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Those of all tables."""
+        return {**super().tags, **self.seen}
 
     def row_place(self, row: int) -> str:
         """Name a row as its lines do."""
@@ -118,7 +84,7 @@ class LongSource(Source):
         self, facts: dict[str, _Facts]
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any], Codes]]:
         features = pa.array(self.feature_names)
-        for lines in _lines(self.paths, self.columns, self.column_names[1:]):
+        for lines in read_lines(self.paths, self.columns, self.column_names[1:], {**self.seen}):
             rows = pc.index_in(lines.column(self.columns.row), self.row_names).to_numpy()
             places = pc.index_in(lines.column(self.columns.feature), features)
             _refuse_new(lines, self.columns, places)
@@ -126,7 +92,7 @@ class LongSource(Source):
                 fact.learn(lines, name, rows)
             yield rows, places.to_numpy(), self._codes(lines)
 
-    def _codes(self, lines: _Lines) -> Codes:
+    def _codes(self, lines: Lines) -> Codes:
         if self.columns.value is None:
             return np.ones(lines.table.num_rows, np.uint8)
         column = lines.column(self.columns.value)
@@ -135,7 +101,7 @@ class LongSource(Source):
             self._refuse(lines, column, int((codes == BAD).argmax()))
         return codes
 
-    def _refuse(self, lines: _Lines, column: pa.Array, at: int) -> None:
+    def _refuse(self, lines: Lines, column: pa.Array, at: int) -> None:
         around = column[max(0, at - 5000) : at + 5000].to_pylist()
         value_map, told = _map_of_all(self.options), [repr(value) for value in around]
         given = "--map" if value_map else "--threshold" if self.options.threshold else None
@@ -147,20 +113,6 @@ class LongSource(Source):
         )
 
 
-class _Lines(NamedTuple):
-    """A run of lines of one file, from `first` on."""
-
-    path: str
-    first: int
-    table: pa.RecordBatch
-
-    def column(self, name: str) -> pa.Array:
-        return self.table.column(name)
-
-    def place(self, at: int) -> str:
-        return f"{self.path}: row {self.first + at + 1} (data rows counted from 1)"
-
-
 class _Facts:
     """What lines say of their rows: one text each, the same in all lines of a row."""
 
@@ -168,7 +120,7 @@ class _Facts:
         self.values = np.full(n_rows, "", object)
         self.is_known = np.zeros(n_rows, np.bool_)
 
-    def learn(self, lines: _Lines, name: str, rows: NDArray[np.int64]) -> None:
+    def learn(self, lines: Lines, name: str, rows: NDArray[np.int64]) -> None:
         """Take a run of lines over."""
         texts = lines.column(name).fill_null("").to_numpy(zero_copy_only=False)
         distinct, first = np.unique(rows, return_index=True)
@@ -219,7 +171,8 @@ def open_long(
             )
     rows, named = pa.array([], pa.string()), pa.array([], pa.string())
     others = tuple(name for name in options.row_columns if name != columns.row)
-    for lines in _lines(paths, columns, others):
+    seen: dict[str, str] = {}
+    for lines in read_lines(paths, columns, others, seen):
         for name in (columns.row, columns.feature):
             _refuse_nameless(lines, name)
         rows = _added(rows, lines.column(columns.row))
@@ -236,6 +189,7 @@ def open_long(
         n_rows=len(rows),
         column_names=(columns.row, *others),
         paths=tuple(paths),
+        seen=seen,
         columns=columns,
         duplicates=duplicates if columns.value is not None else "any",
         row_names=rows,
@@ -251,59 +205,7 @@ def _map_of_all(options: ReadOptions) -> ValueMap | None:
     return options.maps[0] if options.maps else None
 
 
-def _lines(paths: Sequence[str], columns: Columns, others: Sequence[str]) -> Iterator[_Lines]:
-    """Read the columns wanted as text, a run of lines at a time."""
-    wanted = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
-    for path in paths:
-        first = 0
-        if is_url(path):
-            raise DataError(f"{path}: Expected files of this machine with --long. Download it.")
-        with reading(path), _opened(path, wanted) as batches:
-            for batch in batches:
-                yield _Lines(path, first, batch)
-                first += batch.num_rows
-
-
-@contextmanager
-def _opened(path: str, wanted: Sequence[str]) -> Iterator[Iterator[pa.RecordBatch]]:
-    if path.lower().endswith(".parquet"):
-        with pa.parquet.ParquetFile(path, memory_map=True) as file:
-            _check_columns(path, wanted, file.schema_arrow.names)
-            yield (_as_text(b, wanted) for b in file.iter_batches(columns=[*wanted]))
-        return
-    from storage.sources.tables import header_of  # which imports Arrow's CSV reader too
-
-    delimiter, names = header_of(path)
-    _check_columns(path, wanted, names)
-    with open_text(path) as stream:
-        yield pa.csv.open_csv(
-            stream,
-            pa.csv.ReadOptions(block_size=_BLOCK_BYTES),
-            pa.csv.ParseOptions(delimiter=delimiter),
-            pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, pa.string()),
-                include_columns=[*wanted],
-                strings_can_be_null=False,
-            ),
-        )
-
-
-def _as_text(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    columns = (batch.column(name) for name in wanted)
-    texts = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in columns]
-    return pa.record_batch([text.cast(pa.string()) for text in texts], names=[*wanted])
-
-
-def _check_columns(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in names:
-            raise DataError(
-                f"{path}: Expected a column {name!r}, got none of that name among "
-                f"{', '.join(names[:8])}. Check --long and --keep."
-            )
-
-
-def _refuse_nameless(lines: _Lines, name: str) -> None:
+def _refuse_nameless(lines: Lines, name: str) -> None:
     column = lines.column(name)
     empty = pc.or_(pc.is_null(column), pc.equal(column.fill_null(""), "")).to_numpy(False)
     if empty.any():
@@ -313,7 +215,7 @@ def _refuse_nameless(lines: _Lines, name: str) -> None:
         )
 
 
-def _refuse_new(lines: _Lines, columns: Columns, places: pa.Array) -> None:
+def _refuse_new(lines: Lines, columns: Columns, places: pa.Array) -> None:
     if places.null_count:
         at = int(places.is_null().to_numpy(False).argmax())
         name = lines.column(columns.feature)[at].as_py()

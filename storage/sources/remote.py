@@ -40,12 +40,7 @@ class RemoteSource(Source):
 
     def batches(self) -> Iterator[Batch]:
         """Read the rows of a copy made now."""
-        with local_copy(self.path) as (copy, tag):
-            if tag != self.tag:
-                raise DataError(
-                    f"{self.path}: Expected the file as it was at first, got a changed one. "
-                    "Run it again."
-                )
+        with local_copy(self.path, self.tag) as (copy, _):
             yield from self.opener(copy).batches()
 
 
@@ -67,13 +62,20 @@ def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
 
 
 @contextmanager
-def local_copy(path: str) -> Iterator[tuple[str, str]]:
+def local_copy(path: str, expected: str | None = None) -> Iterator[tuple[str, str]]:
     """Give a file of this machine with what a URL names, and its tag; a path is given back.
+
+    Parameters
+    ----------
+    path
+        The URL or path.
+    expected
+        The tag that it had before.
 
     Raises
     ------
     DataError
-        If there is nothing; errors about the copy name the URL.
+        If there is nothing, or something else than before; errors about the copy name the URL.
     """
     if not is_url(path):
         yield path, ""
@@ -83,6 +85,11 @@ def local_copy(path: str) -> Iterator[tuple[str, str]]:
         try:
             with open(copy, "wb") as file:
                 tag = object_path(path).download(file)
+            if expected not in (None, tag):
+                raise DataError(
+                    f"{path}: Expected the file as it was at first, got a changed one. "
+                    "Run it again."
+                )
             yield copy, tag
         except FileNotFoundError:
             raise DataError(f"{path}: Expected a file, got nothing there.") from None

@@ -230,6 +230,26 @@ def test_columns_of_a_source_in_a_store_are_left_out_too(cli, s3):
     assert open_dataset("d.zarr").feature_names == ("x", "y")
 
 
+LONG = ("--long", "row=who,feature=page", "--json")
+
+
+def test_long_tables_of_the_store(cli, s3):
+    place(f"{s3}/in/1.csv").write_bytes(b"who,page\n7,b\n7,c\n")
+    place(f"{s3}/in/2.csv").write_bytes(b"page,who\nb,9\na,7\n")
+    worked(cli("ingest", f"{s3}/in/*.csv", "--dataset", "d.zarr", *LONG))
+    data = open_dataset("d.zarr")
+    assert data.feature_names == ("a", "b", "c")
+    np.testing.assert_array_equal(data.to_xarray()["values"], [[1, 1, 1], [0, 1, 0]])
+    done = worked(cli("ingest", f"{s3}/in", "--dataset", "n.zarr", "--new", *LONG))
+    assert (done["n_rows"], done["n_known"]) == (2, 0)
+    done = worked(cli("ingest", f"{s3}/in", "--dataset", "n.zarr", "--new", *LONG))
+    assert (done["n_rows"], done["n_known"]) == (2, 2)
+    place(f"{s3}/in/3.csv").write_bytes(b"who,page\n8,\n")
+    done = cli("ingest", f"{s3}/in/3.csv", "--dataset", "e.zarr", *LONG)
+    assert done.code == 2
+    assert f"{s3}/in/3.csv: row 1" in done.message
+
+
 def test_a_bad_value_names_the_url(cli, s3):
     place(f"{s3}/in/a.csv").write_bytes(b"x,y\n0,1\n2,1\n")
     done = cli("ingest", f"{s3}/in/a.csv", "--dataset", "d.zarr")
