@@ -1,12 +1,12 @@
 """Long tables: a line names a row, a feature and its value, in any order; a row is several lines.
 
-Lines are read twice, for the names and for the values; values go to their places by way of a packed
-bit matrix in a temporary file, so that memory holds the names alone.
+Lines are read once: they go to a temporary file as numbers, nine bytes a line, from there to their
+places in a packed bit matrix, so that memory holds the names alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,10 @@ from storage.sources.advice import advice, shown
 from storage.sources.base import Batch, Source
 from storage.sources.codes import BAD, MISSING, Codes, ReadOptions
 from storage.sources.columns import column_codes
+from storage.sources.entry_file import EntryFile
 from storage.sources.long_lines import Columns, Lines, read_lines
 from storage.sources.selection import wanted
 from storage.sources.spool import Duplicates, coded_batches
-from storage.sources.value_maps import ValueMap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,10 @@ class LongSource(Source):
         What their columns are for.
     duplicates
         Which of several lines of one row and feature counts; without it they are refused.
-    row_names
-        Names of the rows, in the order in which they come.
+    entries
+        What the lines say.
+    per_row
+        Names of the rows, in the order in which they come, and other columns, (n_rows,) each.
     """
 
     one_entry = "Remove one of the lines, or say --duplicates last or any."
@@ -51,7 +53,8 @@ class LongSource(Source):
     seen: Mapping[str, str]
     columns: Columns
     duplicates: Duplicates | None
-    row_names: pa.Array = field(repr=False)
+    entries: EntryFile = field(repr=False)
+    per_row: Mapping[str, NDArray[Any]] = field(repr=False)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -65,63 +68,52 @@ class LongSource(Source):
 
     def row_place(self, row: int) -> str:
         """Name a row as its lines do."""
-        return f"{self.path}: row {self.row_names[row].as_py()!r}"
+        return f"{self.path}: row {self.per_row[self.columns.row][row]!r}"
 
     def batches(self) -> Iterator[Batch]:
         """Put the values in their places on disk, then read the rows."""
-        n_rows, first = len(self.row_names), 0
-        facts = {name: _Facts(n_rows) for name in self.column_names[1:]}
+        n_rows, first = len(self.per_row[self.columns.row]), 0
         absent = 0 if self.columns.value is None else MISSING
-        entries = self._entries(facts)
-        for batch in coded_batches(self, n_rows, entries, absent, self.duplicates):
+        for batch in coded_batches(self, n_rows, self.entries, absent, self.duplicates):
             rows = slice(first, first + len(batch.X))
             first = rows.stop
-            names = self.row_names[rows].to_numpy(zero_copy_only=False)
-            others = {name: fact.values[rows] for name, fact in facts.items()}
-            yield Batch(batch.X, batch.observed, {self.columns.row: names, **others})
+            columns = {name: values[rows] for name, values in self.per_row.items()}
+            yield Batch(batch.X, batch.observed, columns)
 
-    def _entries(
-        self, facts: dict[str, _Facts]
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any], Codes]]:
-        features = pa.array(self.feature_names)
-        for lines in read_lines(self.paths, self.columns, self.column_names[1:], {**self.seen}):
-            rows = pc.index_in(lines.column(self.columns.row), self.row_names).to_numpy()
-            places = pc.index_in(lines.column(self.columns.feature), features)
-            _refuse_new(lines, self.columns, places)
-            for name, fact in facts.items():
-                fact.learn(lines, name, rows)
-            yield rows, places.to_numpy(), self._codes(lines)
 
-    def _codes(self, lines: Lines) -> Codes:
-        if self.columns.value is None:
-            return np.ones(lines.table.num_rows, np.uint8)
-        column = lines.column(self.columns.value)
-        codes = column_codes(column, self.options, _map_of_all(self.options))
-        if codes.max(initial=0) == BAD:
-            self._refuse(lines, column, int((codes == BAD).argmax()))
-        return codes
+class _Names:
+    """Names that lines give, numbered in the order in which they come."""
 
-    def _refuse(self, lines: Lines, column: pa.Array, at: int) -> None:
-        around = column[max(0, at - 5000) : at + 5000].to_pylist()
-        value_map, told = _map_of_all(self.options), [repr(value) for value in around]
-        given = "--map" if value_map else "--threshold" if self.options.threshold else None
-        expected = str(value_map) if value_map else "0, 1, true, false"
-        raise DataError(
-            f"{lines.place(at)}, column {self.columns.value!r}: Expected {expected} or a missing "
-            f"value, got {shown(repr(column[at].as_py()))}. "
-            f"{advice(str(self.columns.value), told, given)}"
-        )
+    def __init__(self, known: Sequence[str] = ()) -> None:
+        self.names = pa.array(known, pa.string())
+
+    def numbers(
+        self, lines: Lines, column: str, check: Callable[[Lines, str, pa.Array], None]
+    ) -> NDArray[np.int32]:
+        """Number the names of a run of lines; new ones are checked."""
+        coded = lines.column(column).dictionary_encode()
+        _refuse_nameless(lines, column, coded)
+        new = coded.dictionary.filter(pc.invert(pc.is_in(coded.dictionary, self.names)))
+        if len(new):
+            check(lines, column, new)
+            self.names = pa.concat_arrays([self.names, new])
+        places = pc.index_in(coded.dictionary, self.names).to_numpy()
+        numbers: NDArray[np.int32] = places[coded.indices.to_numpy()]
+        return numbers
 
 
 class _Facts:
     """What lines say of their rows: one text each, the same in all lines of a row."""
 
-    def __init__(self, n_rows: int) -> None:
-        self.values = np.full(n_rows, "", object)
-        self.is_known = np.zeros(n_rows, np.bool_)
+    def __init__(self) -> None:
+        self.values = np.zeros(0, object)
+        self.is_known = np.zeros(0, np.bool_)
 
-    def learn(self, lines: Lines, name: str, rows: NDArray[np.int64]) -> None:
-        """Take a run of lines over."""
+    def learn(self, lines: Lines, name: str, rows: NDArray[np.int32], n_rows: int) -> None:
+        """Take a run of lines over; rows are `n_rows` by now."""
+        n_new = n_rows - len(self.values)
+        self.values = np.append(self.values, np.full(n_new, "", object))
+        self.is_known = np.append(self.is_known, np.zeros(n_new, np.bool_))
         texts = lines.column(name).fill_null("").to_numpy(zero_copy_only=False)
         distinct, first = np.unique(rows, return_index=True)
         unknown = ~self.is_known[distinct]
@@ -143,7 +135,7 @@ def open_long(
     duplicates: Duplicates | None = None,
     features: Sequence[str] | None = None,
 ) -> LongSource:
-    """Open long tables: reads the names of all rows and features.
+    """Open long tables: reads all lines.
 
     Parameters
     ----------
@@ -169,57 +161,79 @@ def open_long(
                 f"--map {value_map.columns}: Expected a map of all features of a long table, got "
                 "one of some."
             )
-    rows, named = pa.array([], pa.string()), pa.array([], pa.string())
     others = tuple(name for name in options.row_columns if name != columns.row)
-    seen: dict[str, str] = {}
+    rows, named = _Names(), _Names(features or ())
+    facts = {name: _Facts() for name in others}
+    entries, seen = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
+
+    def check(lines: Lines, column: str, new: pa.Array) -> None:
+        """Take new names, but no features that the dataset does not have or leave out."""
+        if features is not None and column == columns.feature:
+            _refuse_new(lines, column, wanted(paths[0], new.to_pylist(), options))
+
     for lines in read_lines(paths, columns, others, seen):
-        for name in (columns.row, columns.feature):
-            _refuse_nameless(lines, name)
-        rows = _added(rows, lines.column(columns.row))
-        named = _added(named, lines.column(columns.feature))
-    found = sorted(named.to_pylist())
-    if features is not None:  # and what is left out of the lines, as it was before
-        others_named = [name for name in found if name not in set(features)]
-        kept = wanted(paths[0], others_named, options)
-        found = [*features, *(name for name in others_named if name not in set(kept))]
+        numbers = rows.numbers(lines, columns.row, check)
+        for name, fact in facts.items():
+            fact.learn(lines, name, numbers, len(rows.names))
+        entries.add(
+            numbers, named.numbers(lines, columns.feature, check), _codes(lines, columns, options)
+        )
+    names = named.names.to_pylist()
+    if features is None:
+        order = sorted(range(len(names)), key=names.__getitem__)
+        names = [names[k] for k in order]
+        entries.renumber(np.argsort(order))
     return LongSource(
         path=paths[0],
         options=options,
-        feature_names=tuple(found),
-        n_rows=len(rows),
+        feature_names=tuple(names),
+        n_rows=len(rows.names),
         column_names=(columns.row, *others),
         paths=tuple(paths),
         seen=seen,
         columns=columns,
         duplicates=duplicates if columns.value is not None else "any",
-        row_names=rows,
+        entries=entries,
+        per_row={
+            columns.row: rows.names.to_numpy(zero_copy_only=False),
+            **{name: fact.values for name, fact in facts.items()},
+        },
     )
 
 
-def _added(known: pa.Array, new: pa.Array) -> pa.Array:
-    """Add what is not known yet, in the order in which it comes."""
-    return pc.unique(pa.chunked_array([known, pc.unique(new)]))
-
-
-def _map_of_all(options: ReadOptions) -> ValueMap | None:
-    return options.maps[0] if options.maps else None
-
-
-def _refuse_nameless(lines: Lines, name: str) -> None:
-    column = lines.column(name)
-    empty = pc.or_(pc.is_null(column), pc.equal(column.fill_null(""), "")).to_numpy(False)
-    if empty.any():
+def _codes(lines: Lines, columns: Columns, options: ReadOptions) -> Codes:
+    if columns.value is None:
+        return np.ones(lines.table.num_rows, np.uint8)
+    column, value_map = lines.column(columns.value), options.maps[0] if options.maps else None
+    codes = column_codes(column, options, value_map)
+    if codes.max(initial=0) == BAD:
+        at = int((codes == BAD).argmax())
+        around = [repr(value) for value in column[max(0, at - 5000) : at + 5000].to_pylist()]
+        given = "--map" if value_map else "--threshold" if options.threshold else None
         raise DataError(
-            f"{lines.place(int(empty.argmax()))}, column {name!r}: Expected a name, got none. "
-            "Fill it in, or leave the line out."
+            f"{lines.place(at)}, column {columns.value!r}: Expected "
+            f"{value_map or '0, 1, true, false'} or a missing value, got "
+            f"{shown(repr(column[at].as_py()))}. {advice(columns.value, around, given)}"
         )
+    return codes
 
 
-def _refuse_new(lines: Lines, columns: Columns, places: pa.Array) -> None:
-    if places.null_count:
-        at = int(places.is_null().to_numpy(False).argmax())
-        name = lines.column(columns.feature)[at].as_py()
+def _refuse_nameless(lines: Lines, name: str, coded: pa.DictionaryArray) -> None:
+    """Refuse lines without a name: an empty text, or none."""
+    empty = pc.index(coded.dictionary, "").as_py()
+    if empty < 0 and not coded.null_count:
+        return
+    is_empty = pc.equal(coded.indices, empty).fill_null(True).to_numpy(False)
+    raise DataError(
+        f"{lines.place(int(is_empty.argmax()))}, column {name!r}: Expected a name, got none. "
+        "Fill it in, or leave the line out."
+    )
+
+
+def _refuse_new(lines: Lines, column: str, names: Sequence[str]) -> None:
+    if names:
+        at = pc.index(lines.column(column), names[0]).as_py()
         raise DataError(
-            f"{lines.place(at)}, column {columns.feature!r}: Expected a feature of the dataset, "
-            f"got {name!r}. Ingest all rows anew with --overwrite."
+            f"{lines.place(at)}, column {column!r}: Expected a feature of the dataset, "
+            f"got {names[0]!r}. Ingest all rows anew with --overwrite."
         )

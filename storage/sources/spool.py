@@ -19,8 +19,11 @@ from storage.sources.codes import BAD, MISSING, Codes, encode_numbers
 
 Duplicates = Literal["last", "any"]
 """Which entry of several counts: the last, or 1 if any is 1, else 0 if any is 0."""
-# By rank the greatest code counts under "any": missing, 0, 1.
-_RANK, _OF_RANK = np.array([1, 2, 0], np.uint8), np.array([MISSING, 0, 1], np.uint8)
+# Under "any" the greatest rank counts: nothing (-1), missing, 0, 1, by bits of ones and of zeros.
+_BY_RANK = (MISSING, 0, 1)
+_RANK_OF = np.array([[-1, 1], [2, 0]])
+# Bytes of a plane an entry, up to which a run of entries is dense.
+_DENSE = 8
 # Rows, columns and values of a run of entries, each (n_entries,); rows and columns from 0.
 Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
@@ -39,45 +42,65 @@ class _Planes:
 
         Where `duplicates` says which entry of several counts, none is given.
         """
-        order = np.argsort(bits, kind="stable")
-        bits, codes = bits[order], codes[order]
-        if duplicates is not None:
-            bits, codes = self._settled(bits, codes, duplicates)
-        twice = np.flatnonzero(bits[1:] == bits[:-1])
-        if len(twice):
-            return int(bits[twice[0]])
-        numbers = bits >> 3
-        masks = np.right_shift(128, bits & 7).astype(np.uint8)
-        firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
-        touched = numbers[firsts]
-        entered = np.bitwise_or.reduceat(masks, firsts)
-        before = self.ones[touched] | self.zeros[touched]
-        if (before & entered).any():
-            clash = int((before & entered).astype(bool).argmax())
-            return int(touched[clash] * 8 + np.unpackbits((before & entered)[clash]).argmax())
-        self.ones[touched] |= np.bitwise_or.reduceat(np.where(codes != 0, masks, 0), firsts)
-        if (codes != 1).any():
-            self.zeros[touched] |= np.bitwise_or.reduceat(np.where(codes != 1, masks, 0), firsts)
+        if duplicates == "any":
+            for rank, code in enumerate(_BY_RANK):
+                self._replace(bits, codes, code, rank)
+            return None
+        if duplicates == "last":
+            bits, codes = _last_of_each(bits, codes)
+            self._clear(bits)
+        elif (twice := self._twice(bits)) is not None:
+            return twice
+        self._enter(bits, codes)
         return None
 
-    def _settled(
-        self, bits: NDArray[np.int64], codes: Codes, duplicates: Duplicates
-    ) -> tuple[NDArray[np.int64], Codes]:
-        """Keep one entry of each bit, and take back what was entered there before."""
-        first = np.flatnonzero(np.diff(bits, prepend=-1))
-        last = np.append(first[1:], len(bits)) - 1
-        kept = codes[last]
-        bits = bits[last]
-        if duplicates == "any":
-            kept = np.maximum.reduceat(_RANK[codes], first) if len(first) else codes
-            numbers, masks = bits >> 3, np.right_shift(128, bits & 7).astype(np.uint8)
-            ones, zeros = ((plane[numbers] & masks) != 0 for plane in (self.ones, self.zeros))
-            before = np.select([ones & zeros, ones, zeros], [MISSING, 1, 0], MISSING)
-            kept = _OF_RANK[np.maximum(kept, _RANK[before])]
-        masks = np.right_shift(128, bits & 7).astype(np.uint8)
+    def _enter(self, bits: NDArray[np.int64], codes: Codes) -> None:
+        numbers, masks = _places(bits)
+        for plane, other in ((self.ones, 0), (self.zeros, 1)):
+            at = codes != other
+            part = (numbers, masks) if at.all() else (numbers[at], masks[at])
+            np.bitwise_or.at(plane, *part)
+
+    def _clear(self, bits: NDArray[np.int64]) -> None:
+        numbers, masks = _places(bits)
         for plane in (self.ones, self.zeros):
-            np.bitwise_and.at(plane, bits >> 3, ~masks)
-        return bits, kept
+            np.bitwise_and.at(plane, numbers, ~masks)
+
+    def _replace(self, bits: NDArray[np.int64], codes: Codes, code: int, rank: int) -> None:
+        """Enter one code wherever what stands there, if anything, counts for less."""
+        bits = bits[codes == code]
+        numbers, masks = _places(bits)
+        is_one, is_zero = ((plane[numbers] & masks) != 0 for plane in (self.ones, self.zeros))
+        bits = bits[_RANK_OF[is_one.view(np.uint8), is_zero.view(np.uint8)] < rank]
+        self._clear(bits)
+        self._enter(bits, np.full(len(bits), code, np.uint8))
+
+    def _twice(self, bits: NDArray[np.int64]) -> int | None:
+        """Find a bit that has an entry, or is there twice."""
+        numbers, masks = _places(bits)
+        before = (self.ones[numbers] | self.zeros[numbers]) & masks
+        if before.any():
+            return int(bits[before.argmax()])
+        if self.ones.size <= _DENSE * len(bits):  # to count bits is far faster than to sort them
+            found = np.zeros(self.ones.size, np.uint8)
+            np.bitwise_or.at(found, numbers, masks)
+            if int(np.bitwise_count(found.view(np.uint64)).sum()) == len(bits):
+                return None
+        ordered = np.sort(bits)
+        twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+        return int(ordered[twice[0]]) if len(twice) else None
+
+
+def _places(bits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Give the byte of each bit, and the bit in it."""
+    return bits >> 3, np.right_shift(128, bits & 7).astype(np.uint8)
+
+
+def _last_of_each(bits: NDArray[np.int64], codes: Codes) -> tuple[NDArray[np.int64], Codes]:
+    order = np.argsort(bits, kind="stable")
+    bits, codes = bits[order], codes[order]
+    last = np.flatnonzero(np.diff(bits, append=-1))
+    return bits[last], codes[last]
 
 
 def spooled_batches(source: Source, n_rows: int, entries: Iterable[Entries]) -> Iterator[Batch]:
@@ -183,8 +206,9 @@ def _temporary_planes(n_bytes: int) -> Iterator[_Planes]:
             f"entries, got {free / 1e9:.1f} GB. Set TMPDIR to a larger disk."
         )
     with tempfile.TemporaryDirectory() as folder:
+        shape = (8 * max(1, -(-n_bytes // 8)),)  # whole words
         ones, zeros = (
-            np.memmap(Path(folder) / name, np.uint8, mode="w+", shape=(max(n_bytes, 1),))
+            np.memmap(Path(folder) / name, np.uint8, mode="w+", shape=shape).view(np.ndarray)
             for name in ("ones", "zeros")
         )
         yield _Planes(ones, zeros)
