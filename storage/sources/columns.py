@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,13 @@ from storage.sources.value_maps import ValueMap, map_of
 
 # Compared without regard to case.
 MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
+
+
+def _any_case(word: str) -> list[str]:
+    return ["".join(letters) for letters in product(*({c, c.upper()} for c in word))]
+
+
+_TRUE, _FALSE = ["1", "1.0", *_any_case("true")], ["0", "0.0", *_any_case("false")]
 
 
 def is_feature_type(kind: pa.DataType) -> bool:
@@ -114,6 +122,33 @@ def _token_number(token: str | None, options: ReadOptions) -> float | None:
     if token is None or is_missing(token, options):
         return float("nan")
     return number_of(token)
+
+
+def bit_words(options: ReadOptions, value_map: ValueMap | None) -> dict[str, list[str]]:
+    """Give the words that Arrow's CSV reader can take for bits and for missing, as its options."""
+    return {
+        "null_values": _missing_words(options, value_map),
+        "true_values": _TRUE if value_map is None else _words_of(value_map, 1),
+        "false_values": _FALSE if value_map is None else _words_of(value_map, 0),
+    }
+
+
+def _missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
+    """Give the spellings of missing values that need no closer look."""
+    usual = [word for token in MISSING_TOKENS for word in _spellings(token)]
+    mapped = [
+        word for value in (value_map.words if value_map else ()) for word in _spellings(value)
+    ]
+    return sorted({*usual, "NaN", *options.missing} - {*mapped})
+
+
+def _words_of(value_map: ValueMap, code: int) -> list[str]:
+    """Give the spellings of values that need no closer look."""
+    return [w for value, c in value_map.words.items() if c == code for w in _spellings(value)]
+
+
+def _spellings(token: str) -> tuple[str, ...]:
+    return token, token.upper(), token.title()
 
 
 def row_column(source: Source, name: str, column: pa.Array, first_row: int) -> NDArray[Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -13,10 +13,13 @@ import pyarrow.parquet
 from storage.errors import DataError
 from storage.object_path import is_url
 from storage.sources.base import reading
+from storage.sources.codes import ReadOptions
+from storage.sources.columns import bit_words
 from storage.sources.remote import local_copy
-from storage.sources.text import open_text
+from storage.sources.text import line_blocks, on_all_cpus, open_text
 
-_BLOCK_BYTES = 1 << 25
+# Enough lines to hide what a run costs: names known so far are looked through once a run.
+_BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
 _PARTS = ("row", "feature", "value")
 
 
@@ -73,52 +76,91 @@ class Lines(NamedTuple):
 
 
 def read_lines(
-    paths: Sequence[str], columns: Columns, others: Sequence[str], seen: dict[str, str]
+    paths: Sequence[str],
+    columns: Columns,
+    others: Sequence[str],
+    options: ReadOptions,
+    seen: dict[str, str],
 ) -> Iterator[Lines]:
-    """Read the columns wanted as text, a run of lines at a time; notes tags of remote files."""
-    wanted = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
+    """Read the columns wanted, a run of lines at a time; notes tags of remote files.
+
+    Names come as dictionaries, values as booleans where that goes, everything else as text.
+    """
     for path in paths:
         first = 0
-        with (
-            reading(path),
-            local_copy(path, seen.get(path)) as (copy, tag),
-            _opened(copy, wanted) as batches,
-        ):
+        with reading(path), local_copy(path) as (copy, tag):
             if is_url(path):
                 seen[path] = tag
-            for batch in batches:
+            batches = _parquet if path.lower().endswith(".parquet") else _csv
+            for batch in batches(copy, columns, others, options):
                 yield Lines(path, first, batch)
                 first += batch.num_rows
 
 
-@contextmanager
-def _opened(path: str, wanted: Sequence[str]) -> Iterator[Iterator[pa.RecordBatch]]:
-    if path.lower().endswith(".parquet"):
-        with pa.parquet.ParquetFile(path, memory_map=True) as file:
-            _check_columns(path, wanted, file.schema_arrow.names)
-            yield (_as_text(b, wanted) for b in file.iter_batches(columns=[*wanted]))
-        return
+def _parquet(
+    path: str, columns: Columns, others: Sequence[str], options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    wanted = _wanted(columns, others)
+    with pa.parquet.ParquetFile(path, memory_map=True) as file:
+        _check_columns(path, wanted, file.schema_arrow.names)
+        for batch in file.iter_batches(_BATCH_LINES, columns=[*wanted]):
+            yield _coded(batch, columns)
+
+
+def _csv(
+    path: str, columns: Columns, others: Sequence[str], options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    """Parse blocks of lines on all CPUs."""
     from storage.sources.tables import header_of  # which imports Arrow's CSV reader too
 
-    delimiter, names = header_of(path)
-    _check_columns(path, wanted, names)
-    with open_text(path) as stream:
-        yield pa.csv.open_csv(
-            stream,
-            pa.csv.ReadOptions(block_size=_BLOCK_BYTES),
+    delimiter, header = header_of(path)
+    wanted = _wanted(columns, others)
+    _check_columns(path, wanted, header)
+    types = dict.fromkeys(wanted, pa.string())
+    bits = types if columns.value is None else types | {columns.value: pa.bool_()}
+    value_map = options.maps[0] if options.maps else None
+
+    def read(types: Mapping[str, pa.DataType], block: bytes) -> pa.RecordBatch:
+        table = pa.csv.read_csv(
+            pa.BufferReader(block),
+            pa.csv.ReadOptions(column_names=header, use_threads=False, block_size=len(block) + 1),
             pa.csv.ParseOptions(delimiter=delimiter),
             pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, pa.string()),
-                include_columns=[*wanted],
-                strings_can_be_null=False,
+                column_types=types, include_columns=wanted, **bit_words(options, value_map)
             ),
         )
+        return _coded(table.combine_chunks().to_batches()[0], columns)
+
+    def parsed(block: bytes) -> pa.RecordBatch:
+        if options.threshold is None:
+            with suppress(pa.ArrowInvalid):
+                return read(bits, block)
+        return read(types, block)
+
+    with open_text(path) as stream:
+        stream.readline()
+        yield from on_all_cpus(parsed, line_blocks(stream, _BLOCK_BYTES))
 
 
-def _as_text(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    columns = (batch.column(name) for name in wanted)
-    texts = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in columns]
-    return pa.record_batch([text.cast(pa.string()) for text in texts], names=[*wanted])
+def _wanted(columns: Columns, others: Sequence[str]) -> list[str]:
+    return [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
+
+
+def _coded(batch: pa.RecordBatch, columns: Columns) -> pa.RecordBatch:
+    """Encode the names as dictionaries, and give all but bits as text."""
+    names = batch.schema.names
+    arrays = [_text(column) for column in batch.columns]
+    coded = [
+        array.dictionary_encode() if name in (columns.row, columns.feature) else array
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    return pa.record_batch(coded, names=names)
+
+
+def _text(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column if pa.types.is_boolean(column.type) else column.cast(pa.string())
 
 
 def _check_columns(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:

@@ -91,14 +91,15 @@ class _Names:
         self, lines: Lines, column: str, check: Callable[[Lines, str, pa.Array], None]
     ) -> NDArray[np.int32]:
         """Number the names of a run of lines; new ones are checked."""
-        coded = lines.column(column).dictionary_encode()
+        coded = lines.column(column)
         _refuse_nameless(lines, column, coded)
-        new = coded.dictionary.filter(pc.invert(pc.is_in(coded.dictionary, self.names)))
-        if len(new):
-            check(lines, column, new)
-            self.names = pa.concat_arrays([self.names, new])
-        places = pc.index_in(coded.dictionary, self.names).to_numpy()
-        numbers: NDArray[np.int32] = places[coded.indices.to_numpy()]
+        n_known = len(self.names)
+        before = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), self.names)
+        unified = pa.chunked_array([before, coded]).unify_dictionaries().chunk(1)
+        self.names = unified.dictionary
+        if len(self.names) > n_known:
+            check(lines, column, self.names[n_known:])
+        numbers: NDArray[np.int32] = unified.indices.to_numpy()
         return numbers
 
 
@@ -171,7 +172,7 @@ def open_long(
         if features is not None and column == columns.feature:
             _refuse_new(lines, column, wanted(paths[0], new.to_pylist(), options))
 
-    for lines in read_lines(paths, columns, others, seen):
+    for lines in read_lines(paths, columns, others, options, seen):
         numbers = rows.numbers(lines, columns.row, check)
         for name, fact in facts.items():
             fact.learn(lines, name, numbers, len(rows.names))
@@ -205,6 +206,8 @@ def _codes(lines: Lines, columns: Columns, options: ReadOptions) -> Codes:
     if columns.value is None:
         return np.ones(lines.table.num_rows, np.uint8)
     column, value_map = lines.column(columns.value), options.maps[0] if options.maps else None
+    if pa.types.is_boolean(column.type):  # by the map already
+        return column_codes(column, ReadOptions())
     codes = column_codes(column, options, value_map)
     if codes.max(initial=0) == BAD:
         at = int((codes == BAD).argmax())
@@ -232,7 +235,7 @@ def _refuse_nameless(lines: Lines, name: str, coded: pa.DictionaryArray) -> None
 
 def _refuse_new(lines: Lines, column: str, names: Sequence[str]) -> None:
     if names:
-        at = pc.index(lines.column(column), names[0]).as_py()
+        at = pc.index(lines.column(column).dictionary_decode(), names[0]).as_py()
         raise DataError(
             f"{lines.place(at)}, column {column!r}: Expected a feature of the dataset, "
             f"got {names[0]!r}. Ingest all rows anew with --overwrite."

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -17,19 +16,13 @@ import pyarrow.csv
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, check_names, reading, unnamed
 from storage.sources.codes import BAD, ReadOptions
-from storage.sources.columns import MISSING_TOKENS, token_codes
+from storage.sources.columns import bit_words, token_codes
 from storage.sources.records import table_batch
 from storage.sources.selection import chosen
 from storage.sources.text import TABLE_BLOCK_BYTES, line_blocks, open_text
 from storage.sources.value_maps import ValueMap, map_of
 
-
-def _any_case(word: str) -> list[str]:
-    return ["".join(letters) for letters in product(*({c, c.upper()} for c in word))]
-
-
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_TRUE, _FALSE = ["1", "1.0", *_any_case("true")], ["0", "0.0", *_any_case("false")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +100,7 @@ class CsvSource(Source):
             pa.csv.ConvertOptions(
                 column_types=features | columns,
                 include_columns=[*features, *columns],
-                null_values=_missing_words(self.options, self._map),
-                true_values=_TRUE if self._map is None else _words_of(self._map, 1),
-                false_values=_FALSE if self._map is None else _words_of(self._map, 0),
+                **bit_words(self.options, self._map),
             ),
         )
 
@@ -227,21 +218,3 @@ def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
     """Tell whether the first line, were it a row, could be read."""
     codes = [token_codes([word], options, map_of(options.maps, word)) for word in words]
     return BAD not in np.concatenate(codes)
-
-
-def _missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
-    """Give the spellings of missing values that need no closer look."""
-    usual = [word for token in MISSING_TOKENS for word in _spellings(token)]
-    mapped = [
-        word for value in (value_map.words if value_map else ()) for word in _spellings(value)
-    ]
-    return sorted({*usual, "NaN", *options.missing} - {*mapped})
-
-
-def _words_of(value_map: ValueMap, code: int) -> list[str]:
-    """Give the spellings of values that need no closer look."""
-    return [w for value, c in value_map.words.items() if c == code for w in _spellings(value)]
-
-
-def _spellings(token: str) -> tuple[str, ...]:
-    return token, token.upper(), token.title()
