@@ -35,7 +35,7 @@ def saved(name: str) -> dict[str, Any]:
     """Values, what is observed, and names of the features."""
     with np.load(shared(f"{name}.npz")) as file:
         n_columns = int(file["shape"][1])
-        names = file["cols"].tolist()
+        names = file["cols"].tolist() if "cols" in file else [f"f{k}" for k in range(n_columns)]
         if len(names) == 1:
             names = str(names[0]).rstrip(",").split(",")
         bits = {k: np.unpackbits(file[k], axis=1)[:, :n_columns] for k in ("X", "M") if k in file}
