@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar, get_args
+from dataclasses import replace
+from typing import Any, TypeVar, get_args
 from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import Rows
-from pipeline.display import Facts, Shown
 from pipeline.errors import FitError, suggestion
 from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fit import fit as fit_model
-from pipeline.given import Dataset, Stored
-from pipeline.in_python import in_python, speaking_python, told_in_python
+from pipeline.fitted import Codes, Evaluation, Fitted
+from pipeline.given import Dataset
+from pipeline.in_python import speaking_python, told_in_python
 from pipeline.known_segments import known_segments, segment_indices, unknown_segments
 from pipeline.learning.convergence import kept_objective
 from pipeline.models.base import Model
@@ -45,85 +45,13 @@ from pipeline.using.evaluate import (
 from pipeline.using.features import check_features
 from pipeline.using.neighbourhoods import MOST_FITTED, MOST_JUDGED, Vote, code_summary
 from pipeline.using.prediction import category_names, labels_for, prediction_summary
-from pipeline.using.stored import stored_model, stored_objective
 from pipeline.using.transform import Reconstruction, Transform
+
+__all__ = ["Codes", "Evaluation", "Fitted", "evaluate", "fit", "likelihood", "transform"]
 
 T = TypeVar("T")
 
 _THREADS, _ROWS_A_RUN = ThreadsExecutor(), 1 << 16
-
-
-@dataclass(frozen=True, repr=False)
-class Fitted(Shown):
-    """A fitted model.
-
-    Attributes
-    ----------
-    model
-        Hyperparameters.
-    params
-        Arrays by name, such as `params.loadings`; the model's documentation lists them.
-    feature_names, segment_names
-        Of the data that were fitted.
-    history
-        Objective of a row after each pass, nats.
-    warnings
-        What to know before trusting it.
-    converged
-        Whether the last stage of the fit converged.
-    objective_is
-        What the objective is called: `lower bound` or `pseudo-likelihood` where it is one.
-    objective
-        That of the parameters, nats a row; None of a fit without passes.
-    labels
-        Names of the categories that it predicts, if it does.
-    """
-
-    model: Model
-    params: Any
-    feature_names: tuple[str, ...]
-    segment_names: tuple[str, ...]
-    history: tuple[float, ...] = ()
-    warnings: tuple[str, ...] = ()
-    converged: bool = False
-    objective_is: str = "objective"
-    objective: float | None = None
-    labels: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, artifact: Stored) -> Self:
-        """Take a fitted model from its artifact.
-
-        Raises
-        ------
-        FitError
-            If it is not that of a fit, or of one that this version does not know.
-        """
-        manifest = artifact.manifest
-        return cls(
-            *stored_model(manifest, artifact),  # type: ignore[arg-type]
-            tuple(manifest["feature_names"]),
-            tuple(manifest["segment_names"]),
-            tuple(manifest["history"]),
-            tuple(map(in_python, manifest["warnings"])),
-            bool(manifest["converged"]),
-            manifest["diagnostics"].get("objective_is", "objective"),
-            stored_objective(manifest),
-            tuple(manifest.get("labels", ())),
-        )
-
-    def _facts(self) -> Facts:
-        yield "model", repr(self.model)
-        yield "features", f"{len(self.feature_names):,}"
-        yield "segments", f"{len(self.segment_names):,}"
-        yield "converged", "yes" if self.converged else "no"
-        if self.objective:
-            yield self.objective_is, f"{self.objective:.6g} nats a row"
-        for name, (dims, values) in named_arrays(self.params).items():
-            if values.size and values.ndim:
-                axes = zip(dims, values.shape, strict=True)
-                yield name, " × ".join(f"{dim} {size:,}" for dim, size in axes)
-        yield from (("warning", text) for text in self.warnings)
 
 
 def fit(
@@ -142,11 +70,13 @@ def fit(
     Parameters
     ----------
     dataset
-        From `storage.open_dataset`.
+        From `storage.open_dataset`, or `latentbits.from_numpy` and `from_dataframe`.
     model
-        Name of the model.
+        Name of the model: autoencoder, bernoulli-mixture, binary-ica-likelihood, blica, bottleneck,
+        clipped-pca, fastica, kernel-pca, laplacian-eigenmap, latent-trait, linear-ivae, noisy-or,
+        rbm, stack, or package.module:Class of one elsewhere.
     components
-        Their number, `auto`, or None for the model's default.
+        Their number, `auto` where the model can choose it, or None for the model's default.
     split
         Fit the rows of this split alone; None takes all, where `flows.fit` would take `train`.
     seed
@@ -156,7 +86,13 @@ def fit(
     progress
         Is told how far it is; None shows a line.
     **settings
-        The model's own.
+        The model's own, as `latentbits fit --model NAME --help` lists them: for latent-trait
+        `nodes=61`, for one.
+
+    Returns
+    -------
+    Fitted
+        `params` has the model's arrays, such as `params.weights`; `warnings` is what to know first.
 
     Raises
     ------
@@ -202,6 +138,12 @@ def transform(
         (n_rows, n_features).
     seed, executor, progress
         As for `fit`.
+
+    Returns
+    -------
+    Codes
+        Arrays by name, a row for every row: mostly `mean`, (n_rows, n_components), with `variance`
+        where the model gives it, and `row`, the number of the row in the data.
 
     Raises
     ------
@@ -321,24 +263,6 @@ def _vote(
         for name, size in ((split, MOST_JUDGED), (fitted_split, MOST_FITTED))
     )
     return Vote(label, judged, fitted, apart=False)
-
-
-class Evaluation(Shown, dict[str, Any]):
-    """What `evaluate` found, by name."""
-
-    def _facts(self) -> Facts:
-        for name, value in self.items():
-            for one in value if isinstance(value, list) else [value]:
-                yield name, f"{one:.6g}" if isinstance(one, float) else str(one)
-
-
-class Codes(Shown, dict[str, NDArray[Any]]):
-    """What `transform` gives: arrays by name, a row of each for every row of the data."""
-
-    def _facts(self) -> Facts:
-        for name, values in self.items():
-            shape = (f"row {len(values):,}", *(f"{size:,}" for size in values.shape[1:]))
-            yield name, f"{' × '.join(shape)}, {values.dtype}"
 
 
 def _built(name: str, components: int | str | None, settings: Mapping[str, Any]) -> Model:

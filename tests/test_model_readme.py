@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from pipeline import api
 from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.registry import models
 from storage import open_codes, open_dataset
 from tests.data import probit_rows, write
 from tests.processes import command
@@ -54,3 +56,18 @@ def test_it_finds_what_the_mixture_here_finds(here: Path) -> None:
     known = api.fit(dataset, BernoulliMixture.name, components=2)
     assert found.converged
     np.testing.assert_allclose(np.sort(found.params.pi), np.sort(known.params.weights), atol=0.01)
+
+
+def test_the_arrays_of_every_model_are_named() -> None:
+    expected = []
+    for name, kind in models().items():
+        if kind.__module__.startswith("pipeline."):
+            arrays = ", ".join(map(shown, fields(kind.params)))
+            expected.append(f"| `{name}` | {arrays} |")
+    assert re.findall(r"^\| `.*$", README, flags=re.MULTILINE) == expected
+
+
+def shown(array: Any) -> str:
+    name = array.name + ("_k" if "per_layer" in array.metadata else "")
+    dims = ", ".join(array.metadata["dims"])
+    return f"`{name}` ({dims})" if dims else f"`{name}`"

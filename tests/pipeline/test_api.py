@@ -20,6 +20,7 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.in_python import in_python, naming
 from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.registry import models
 from pipeline.progress import silent
 from pipeline.random import RowRandom
 from storage import load_artifact
@@ -280,3 +281,9 @@ def test_what_codes_cannot_be_turned_into(dataset: BinaryDataset) -> None:
     fitted = api.fit(dataset, components=1)
     with pytest.raises(FitError, match="Expected 'probabilities', 'bits' or None, got 'rows'"):
         api.transform(fitted, dataset, reconstruct="rows")  # type: ignore[arg-type]
+
+
+def test_the_models_are_named_where_one_looks_for_them():
+    named = " ".join(api.fit.__doc__.split())
+    own = [name for name, kind in models().items() if kind.__module__.startswith("pipeline.")]
+    assert ", ".join(own) in named
