@@ -16,7 +16,8 @@ from storage.sources.base import reading
 from storage.sources.codes import ReadOptions
 from storage.sources.columns import bit_words
 from storage.sources.remote import local_copy
-from storage.sources.text import line_blocks, on_all_cpus, open_text
+from storage.sources.text import line_blocks, open_text
+from storage.sources.threads import on_all_cpus
 
 # Enough lines to hide what a run costs: names known so far are looked through once a run.
 _BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20

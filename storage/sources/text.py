@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import gzip
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, TypeVar, cast
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-
-T = TypeVar("T")
-U = TypeVar("U")
 
 TABLE_BLOCK_BYTES = 1 << 23
 # A short number takes two bytes as text and tens of bytes while it is put in its place.
@@ -41,23 +35,6 @@ def line_blocks(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
             rest += data
     if rest:
         yield rest + b"\n"
-
-
-def on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[U]:
-    """Give what a function that lets go of the interpreter makes of each part, in order."""
-    n_threads = pa.cpu_count()
-    with ThreadPoolExecutor(n_threads) as pool:
-        waiting: deque[Future[U]] = deque()
-        try:
-            for part in parts:
-                waiting.append(pool.submit(function, part))
-                if len(waiting) > n_threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def parse_numbers(
