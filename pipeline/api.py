@@ -109,9 +109,17 @@ def fit(
     converged = convergence.converged(history)
     named = state.diagnostics.get("objective_is", "objective")
     objective = kept_objective(convergence, history) if history else None
-    labels = category_names(built, state.params, dataset)
     return Fitted(
-        built, state.params, *names, history, warnings, converged, named, objective, labels
+        built,
+        state.params,
+        *names,
+        history,
+        warnings,
+        converged,
+        named,
+        objective,
+        category_names(built, state.params, dataset),
+        state.diagnostics.get("fit_statistics", {}),
     )
 
 

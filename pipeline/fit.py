@@ -28,7 +28,7 @@ from pipeline.executors.base import Executor, Map, one_blas_thread
 from pipeline.learning.acceleration import Step, squarem_step
 from pipeline.learning.convergence import ended, kept_objective, stop_warning
 from pipeline.models.base import Model
-from pipeline.models.capabilities import Accelerates, LearnsLocally, PairWork, Prepares
+from pipeline.models.capabilities import Accelerates, Informs, LearnsLocally, PairWork, Prepares
 from pipeline.models.state import Arrays, FitState
 from pipeline.pairs import in_memory, pairs_of, taken_up
 from pipeline.params import in_c_order
@@ -295,7 +295,27 @@ def fit(
         state = fit_pass(model, state, rows, executor, seed, statistics, progress)
         statistics = statistics if counted else None
         checkpoint(state)
+    state = _informed(model, state, rows, executor, seed, progress)
     return _completed(model, state, executor, seed)
+
+
+def _informed(
+    model: Any, state: FitState, rows: Rows, executor: Executor, seed: int, progress: Progress
+) -> FitState:
+    """Do the pass after the fit, where the model has one."""
+    working = model.informing(state) if isinstance(model, Informs) else None
+    if working is None:
+        return state
+    summarize = partial(_inform, model, Point(state.params, working, RowRandom(seed)))
+    statistics: Statistics = collect(summarize, rows, executor, "errors", progress=progress)
+    with one_blas_thread():
+        done: FitState = model.informed(state, statistics)
+    return replace(done, params=in_c_order(done.params))
+
+
+def _inform(model: Any, point: Point, block: BinaryBlock) -> Statistics:
+    told: Statistics = model.inform(point.params, point.working, block, point.rng)
+    return told
 
 
 def _completed(model: Model, state: FitState, executor: Executor, seed: int) -> FitState:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -39,6 +40,8 @@ class Fitted(Shown):
         That of the parameters, nats a row; None of a fit without passes.
     labels
         Names of the categories that it predicts, if it does.
+    statistics
+        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, where the model has any.
     """
 
     model: Model
@@ -51,6 +54,7 @@ class Fitted(Shown):
     objective_is: str = "objective"
     objective: float | None = None
     labels: tuple[str, ...] = ()
+    statistics: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, artifact: Stored) -> Self:
@@ -72,6 +76,7 @@ class Fitted(Shown):
             manifest["diagnostics"].get("objective_is", "objective"),
             stored_objective(manifest),
             tuple(manifest.get("labels", ())),
+            manifest["diagnostics"].get("fit_statistics", {}),
         )
 
     def _facts(self) -> Facts:
@@ -81,6 +86,8 @@ class Fitted(Shown):
         yield "converged", "yes" if self.converged else "no"
         if self.objective:
             yield self.objective_is, f"{self.objective:.6g} nats a row"
+        for name, value in self.statistics.items():
+            yield name, f"{value:,.6g}" if isinstance(value, float) else str(value)
         for name, (dims, values) in named_arrays(self.params).items():
             if values.size and values.ndim:
                 axes = zip(dims, values.shape, strict=True)

@@ -160,6 +160,25 @@ class Prepares(Protocol):
 
 
 @runtime_checkable
+class Informs(Protocol):
+    """Learns in one pass after the fit how sure its parameters are, and how well they fit."""
+
+    def informing(self, state: FitState) -> Arrays | None:
+        """CENTRAL: give what tasks of this pass need; None where there is to be none."""
+        ...
+
+    def inform(
+        self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Statistics:
+        """MAP: summarize a block at the fitted parameters."""
+        ...
+
+    def informed(self, state: FitState, statistics: Any) -> FitState:
+        """CENTRAL: add to parameters and diagnostics what the pass tells."""
+        ...
+
+
+@runtime_checkable
 class Warm(Protocol):
     """Can begin its passes at the parameters of an earlier fit.
 

@@ -42,6 +42,12 @@ class LatentTraitParams:
     axes
         What turned the weights of the last pass to their principal axes, an orthogonal matrix: a
         warm start turns them back to where the nodes were. None in artifacts that hold the nodes.
+    weights_error, offsets_error
+        Standard errors; not a number where the data do not tell, None where none were computed.
+    infit, outfit
+        Mean squared residuals at the codes, weighted by information and not.
+    s_x2, s_x2_df, s_x2_p
+        Misfit by sum score, its degrees of freedom and p-value.
     """
 
     former: ClassVar[tuple[str, ...]] = ("nodes", "node_log_weights", "held_out")
@@ -50,6 +56,13 @@ class LatentTraitParams:
     rotated: Array = array("feature", "component")
     component_correlation: Array = array("component", "component_j")
     axes: Array | None = optional_array("component", "component_j")
+    weights_error: Array | None = optional_array("feature", "component")
+    offsets_error: Array | None = optional_array("feature")
+    infit: Array | None = optional_array("feature")
+    outfit: Array | None = optional_array("feature")
+    s_x2: Array | None = optional_array("feature")
+    s_x2_df: Array | None = optional_array("feature")
+    s_x2_p: Array | None = optional_array("feature")
 
     @property
     def packed(self) -> Array:

@@ -15,6 +15,8 @@ symbol     field           shape
 =========  ==============  ================================
 w          weights         (n_features, n_components)
 b          offsets         (n_features,)
+s.e. of w  weights_error   (n_features, n_components)
+s.e. of b  offsets_error   (n_features,)
 =========  ==============  ================================
 
 Cost a block: n_samples n_features q² a round of the variational E-step, of which a row needs 5 to
@@ -45,7 +47,6 @@ from pipeline.learning.held_out import (
     HELD_OUT,
     best_judged,
     e_step_apart,
-    held_out_scores,
     judged,
 )
 from pipeline.models.base import Model
@@ -53,19 +54,17 @@ from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.latent_trait.checks import (
     awake,
     check_settings,
-    doubts,
     limit_reached,
-    stronger_prior,
 )
 from pipeline.models.latent_trait.em import (
     LatentTraitParams,
     bare_params,
     e_step,
     m_step,
-    on_principal_axes,
-    rotated_for_reading,
     variational_posterior,
 )
+from pipeline.models.latent_trait.endings import finished, informed
+from pipeline.models.latent_trait.information import share_informing, summarize_information
 from pipeline.models.latent_trait.nodes import (
     MOST_AN_AXIS,
     Grid,
@@ -117,6 +116,9 @@ class LatentTrait(Model):
         `squarem` or `none`.
     rotation
         What the weights for reading are turned to: `principal` axes, `varimax` or `promax`.
+    errors
+        How standard errors are made, of quadrature: by the observed information (`louis`), by the
+        `crossproduct` of scores, by both (`sandwich`, right also where the model is not); `none`.
     max_iter
         Passes at the most, of each number of components tried and of each estimator.
     tol
@@ -142,6 +144,7 @@ class LatentTrait(Model):
     constant_features: Literal["refuse", "pin"] = "refuse"
     acceleration: Literal["squarem", "none"] = "squarem"
     rotation: Literal["principal", "varimax", "promax"] = "principal"
+    errors: Literal["louis", "sandwich", "crossproduct", "none"] = "louis"
     max_iter: int = 500
     tol: float = 1e-7
 
@@ -192,6 +195,7 @@ class LatentTrait(Model):
             "constant": constant,
             "margins": offsets,
             "seed": rng.integers(2**63, size=1),
+            "n_rows": np.array(first.n_samples),
         }
         text = "constant, pinned at their margins: {features}"
         noted = (Notice(text, tuple(constant.tolist())),) if constant.size else ()
@@ -297,33 +301,27 @@ class LatentTrait(Model):
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Turn the weights, and say what is in doubt."""
-        params, nodes = on_principal_axes(state.params), _nodes(state.working)
-        rotated, correlation = rotated_for_reading(params.weights, self.rotation)
-        params = replace(params, rotated=rotated, component_correlation=correlation)
-        working = state.working
-        if nodes is not None and params.axes is not None:
-            working = {**working, "points": nodes.points @ params.axes}
-        sums = statistics.values
-        q, is_bound = params.weights.shape[1], _is_bound(working)
-        estimator = "variational" if is_bound else self._last_estimator(q)
-        diagnostics = {
-            "n_components": q,
-            "rows_without_values": int(sums["empty_rows"]),
-            "held_out_scores": held_out_scores(state.auxiliary).tolist(),
-            "estimator": estimator,
-        }
-        if is_bound:
-            diagnostics["objective_is"] = "lower bound"
-        if "rounds" in sums:
-            diagnostics["rounds_per_row"] = float(sums["rounds"]) / statistics.n_samples
-        prior = stronger_prior(self.prior_precision)
-        noted = [*state.warnings, *doubts(params.weights, state.auxiliary, diagnostics, prior)]
-        if (grid := grid_of(working)) is not None:
-            peak = float(sums["peak"]) / statistics.n_samples
-            noted += grid.doubts(state.params.weights, state.auxiliary["diverging"], peak, prior)
-            diagnostics["nodes_an_axis"] = grid.an_axis
-        done = replace(state, params=params, working=working)
-        return replace(done, diagnostics=diagnostics, warnings=tuple(noted))
+        q = state.params.weights.shape[1]
+        estimator = "variational" if _is_bound(state.working) else self._last_estimator(q)
+        return finished(self, state, statistics, estimator)
+
+    def informing(self, state: FitState) -> Arrays | None:
+        """Ask for standard errors and fit statistics of what was fitted by quadrature."""
+        if self.errors == "none" or grid_of(state.working) is None:
+            return None
+        share = share_informing(int(state.auxiliary["n_rows"]), *state.params.weights.shape)
+        return {**state.working, "share": np.array(share)}
+
+    def inform(
+        self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Sum information about the parameters, residuals and counts."""
+        nodes = Nodes(working["points"], working["log_weights"])
+        return summarize_information(params, nodes, float(working["share"]), block, rng)
+
+    def informed(self, state: FitState, statistics: Sums) -> FitState:
+        """Add standard errors, and how well items and pairs fit."""
+        return informed(self, state, statistics)
 
     def transform(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom

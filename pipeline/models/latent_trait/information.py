@@ -1,0 +1,113 @@
+"""The pass after a fit by quadrature: standard errors, and how well items and pairs fit.
+
+Information about the parameters is summed over at most `MOST_ROWS` rows, of more a keyed sample
+whose sums are scaled up; everything else over all rows. Pairs and sum scores are counted where a
+row has all its values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.blocks import BinaryBlock
+from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.numerics.kernels import pack_rows, symmetric_joint_counts
+from pipeline.numerics.latent_nodes import NodePosterior, Nodes, node_posterior
+from pipeline.numerics.trait_scores import trait_scores
+from pipeline.random import RowRandom
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+Values = Mapping[str, NDArray[Any]]
+
+MOST_ROWS = 100_000
+MOST_PARAMETERS = 3000
+"""Their information is a matrix; of more there are no standard errors."""
+MOST_ITEMS = 1000
+"""Of more, pairs and sum scores are not compared with the model."""
+_LEAST_ROWS, _MOST_WORK = 5_000, 1e11  # entries of information matrices to add up
+
+
+def share_informing(n_rows: int, n_features: int, q: int) -> float:
+    """Give the share of rows that the information is summed over."""
+    most = _MOST_WORK / (n_features * (q + 1)) ** 2
+    return min(1.0, min(max(most, _LEAST_ROWS), MOST_ROWS) / max(n_rows, 1))
+
+
+def summarize_information(
+    params: LatentTraitParams,
+    nodes: Nodes,
+    share: float,
+    block: BinaryBlock,
+    rng: RowRandom,
+) -> Sums:
+    """Sum what `errors` and `fit_statistics` are made of."""
+    X, observed = block.dense(), block.observed()
+    weights, offsets = params.weights, params.offsets
+    posterior = node_posterior(X, observed, weights, offsets, nodes)
+    values: dict[str, NDArray[Any]] = {**_residuals(params, X, observed, posterior)}
+    if len(offsets) <= MOST_ITEMS:
+        values |= _complete_counts(block, X, observed)
+    if params.packed.size <= MOST_PARAMETERS:
+        at = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
+        of_sample = NodePosterior(*(moments[at] for moments in posterior))
+        seen = None if observed is None else observed[at]
+        values |= trait_scores(X[at], seen, weights, offsets, of_sample)._asdict()
+        values["rows_informing"] = np.array(len(at))
+    return Sums(block.n_samples, float(posterior.log_likelihood.sum()), values)
+
+
+def _residuals(
+    params: LatentTraitParams,
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    posterior: NodePosterior,
+) -> Values:
+    """Sum moments of the rows' codes, and squared residuals at them."""
+    mean = posterior.mean
+    P = scipy.special.expit(mean @ params.weights.T + params.offsets)
+    variance = np.maximum(P * (1 - P), np.finfo(float).tiny)
+    seen = np.ones(X.shape) if observed is None else observed.astype(np.float64)
+    squares = seen * (X - P) ** 2
+    return {
+        "codes": mean.sum(axis=0),
+        "codes_squared": mean.T @ mean,
+        "codes_variance": posterior.covariance.sum(axis=0),
+        "observed": seen.sum(axis=0),
+        "squares": squares.sum(axis=0),
+        "variances": (seen * variance).sum(axis=0),
+        "squares_standardized": (squares / variance).sum(axis=0),
+    }
+
+
+def _complete_counts(
+    block: BinaryBlock, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
+) -> Values:
+    """Count pairs of ones, and ones by sum score, in rows that have all their values."""
+    words = block.words
+    if observed is not None:
+        X = np.ascontiguousarray(X[observed.all(axis=1)])
+        words = pack_rows(X)
+    n_features = block.n_features
+    scores = X.sum(axis=1, dtype=np.int64)
+    order = np.argsort(scores, kind="stable")
+    rows = np.bincount(scores, minlength=n_features + 1)
+    ones = np.zeros((n_features + 1, n_features), np.int64)
+    if len(X):
+        found = np.flatnonzero(rows)
+        starts = (np.cumsum(rows) - rows)[found]
+        ones[found] = np.add.reduceat(X[order], starts, axis=0, dtype=np.int64)
+    return {"both": symmetric_joint_counts(words), "score_rows": rows, "score_ones": ones}
+
+
+def n_parameters(n_features: int, q: int, equal_slopes: bool) -> int:
+    """Count what data tell: rotations of the components are none of it."""
+    if equal_slopes:
+        return n_features + 1
+    return n_features * (q + 1) - math.comb(q, 2)
