@@ -41,7 +41,7 @@ class Fitted(Shown):
     labels
         Names of the categories that it predicts, if it does.
     statistics
-        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, where the model has any.
+        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, where it has any.
     """
 
     model: Model

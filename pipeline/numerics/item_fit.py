@@ -24,7 +24,7 @@ _LEAST = 1.0  # rows expected with and without an item in a cell
 
 
 class ScoreFit(NamedTuple):
-    """S-X² of each item, (n_features,); not a number where no degree of freedom is left."""
+    """S-X² of each item, (n_features,); 0 where no degree of freedom is left."""
 
     s_x2: Array
     df: NDArray[np.int64]
@@ -49,7 +49,7 @@ def score_fit(
         The model, as in `limited_information`.
     """
     expected = expected_shares(weights, offsets, nodes)
-    found = np.full(len(offsets), np.nan)
+    found = np.zeros(len(offsets))
     df = np.zeros(len(offsets), np.int64)
     for i in range(len(offsets)):
         cells = _cells(rows[1:-1], ones[1:-1, i], expected[1:-1, i] * rows[1:-1])

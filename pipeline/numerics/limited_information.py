@@ -13,7 +13,9 @@ estimator is distributed as χ².
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ Array = NDArray[np.float64]
 
 _MOST_STEPS = 2000
 _PRECISE = 1e-6  # residual of the gradients, of its first; the statistic is off by its square
+_SAME = 1e-12  # square of the relative size of derivatives that are none
 _NEGLIGIBLE = 1e-7  # share of the nodes that are left out together: most of a grid of many axes
 
 
@@ -56,6 +59,13 @@ class _Curves(NamedTuple):
     share: Array
 
 
+class _Slopes(NamedTuple):
+    """dπ_ij / d(w_i, b_i), and an orthonormal basis of the directions that shares tell apart."""
+
+    values: Array
+    basis: Array
+
+
 def limited_fit(
     both: NDArray[np.int64], n_rows: int, weights: Array, offsets: Array, nodes: Nodes, rank: int
 ) -> LimitedFit:
@@ -81,7 +91,8 @@ def limited_fit(
     margins = curves.share @ P
     np.fill_diagonal(expected, margins)
     shares = both / n_rows
-    m2 = n_rows * _largest(shares - expected, expected, curves, _derivatives(curves, nodes))
+    told = _Slopes(_derivatives(curves, nodes), _told_apart(weights))
+    m2 = n_rows * _largest(shares - expected, expected, curves, told)
     n_features = len(offsets)
     return LimitedFit(m2, n_features * (n_features + 1) // 2 - rank, _srmsr(shares, expected))
 
@@ -130,13 +141,24 @@ def _derivatives(curves: _Curves, nodes: Nodes) -> Array:
     return np.stack(columns, axis=2)
 
 
+def _told_apart(weights: Array) -> Array:
+    """Leave out rotations of the components, (n_features (q + 1), n_directions)."""
+    n_features, q = weights.shape
+    turns = np.zeros((math.comb(q, 2), n_features, q + 1))
+    for turn, (a, b) in zip(turns, combinations(range(q), 2), strict=True):
+        turn[:, a], turn[:, b] = weights[:, b], -weights[:, a]
+    if not len(turns):
+        return np.eye(n_features * (q + 1))
+    return np.asarray(scipy.linalg.null_space(turns.reshape(len(turns), -1)))
+
+
 # A vector over features and pairs is a symmetric matrix: features on the diagonal, pairs twice.
 
 
-def _largest(e: Array, expected: Array, curves: _Curves, slopes: Array) -> float:
+def _largest(e: Array, expected: Array, curves: _Curves, slopes: _Slopes) -> float:
     """Give max 2 xᵀe − xᵀΞx with Δᵀx = 0, by conjugate gradients on x scaled by Ξ's diagonal."""
     deviations = np.sqrt(expected * (1 - expected))
-    outside = _outside(slopes / deviations[:, :, None])
+    outside = _outside(slopes.values / deviations[:, :, None], slopes.basis)
     left = outside(e / deviations)
     x, way = np.zeros_like(left), left
     first = before = _dot(left, left)
@@ -157,18 +179,17 @@ def _dot(a: Array, b: Array) -> float:
     return 0.5 * float(np.vdot(a, b) + np.diag(a) @ np.diag(b))
 
 
-def _outside(slopes: Array) -> Callable[[Array], Array]:
+def _outside(slopes: Array, basis: Array) -> Callable[[Array], Array]:
     """Give the projection on Δᵀx = 0; `slopes` are (n_features, n_features, q + 1).
 
     Column (i, c) of Δ has the slope of every pair of i, and of i itself.
     """
     n, _, width = slopes.shape
-    gram = np.zeros((n, width, n, width))
-    crossed = np.einsum("ijc,jid->icjd", slopes, slopes)  # pair ij in columns of both its items
-    gram += crossed
+    gram = np.einsum("ijc,jid->icjd", slopes, slopes)  # pair ij is in columns of both its items
     own = np.einsum("ijc,ijd->icd", slopes, slopes)
     gram[np.arange(n), :, np.arange(n)] = own
-    inverse = scipy.linalg.pinvh(gram.reshape(n * width, -1))
+    along = basis.T @ gram.reshape(n * width, -1) @ basis
+    inverse = basis @ scipy.linalg.pinvh(along, rtol=_SAME) @ basis.T
 
     def projected(x: Array) -> Array:
         shares = (inverse @ np.einsum("ijc,ij->ic", slopes, x).ravel()).reshape(n, width)

@@ -1,8 +1,10 @@
 # Values of R's psych and pscl to agree with. Run in a folder with lsat6.csv and housevotes84.csv, a
 # column an item, missing values NA, both data sets in the order of their files:
 #   Rscript make_from_r.R
-# Made with R 4.2.2, psych 2.2.9 and pscl 1.5.5. Values of mirt 1.45.1 (mirt_items.csv): slopes and
-# intercepts of mirt(X, 1, SE = TRUE, TOL = 1e-8, quadpts = 61), standard errors by Louis's identity.
+# Made with R 4.2.2, psych 2.2.9 and pscl 1.5.5. Values of mirt 1.45.1: slopes and
+# intercepts of mirt(X, 1, SE = TRUE, TOL = 1e-8, quadpts = 61), standard errors by Louis's identity
+# or as SE.type says (mirt_items.csv), M2(calcNull = TRUE) and empirical reliability (mirt_fit.csv),
+# itemfit by S_X2 and infit (mirt_item_fit.csv).
 suppressMessages({
   library(psych)
   library(pscl)

@@ -18,6 +18,7 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _BY_SCORE = ("s_x2", "s_x2_df", "s_x2_p")
+_NEARLY_NORMAL = 1e5  # a noncentral χ² as large as this; SciPy's own gives no numbers far beyond
 _FEWEST = 3  # items that sum scores tell something of
 
 
@@ -102,6 +103,9 @@ def _noncentrality(value: float, df: int, level: float) -> float:
     """Give the noncentrality at which a χ² is below `value` with this probability; 0 at least."""
     if scipy.stats.chi2.cdf(value, df) <= level:
         return 0.0
+    if value > _NEARLY_NORMAL:
+        spread = np.sqrt(2 * (2 * value - df))
+        return float(max(value - df - scipy.special.ndtri(level) * spread, 0.0))
 
     def below(size: float) -> float:
         return float(scipy.stats.ncx2.cdf(value, df, size)) - level
@@ -117,19 +121,20 @@ def item_statistics(
 ) -> dict[str, Array]:
     """Give infit, outfit, and S-X² with its degrees of freedom and p-value, each (n_features,).
 
-    Mean squares are at the codes' means; constant features have none.
+    Mean squares are at the codes' means. Where no degree of freedom is left, or a feature is
+    constant, S-X² is 0 and p is 1.
     """
     n_features = len(params.offsets)
-    found = {name: np.full(n_features, np.nan) for name in ("infit", "outfit", *_BY_SCORE)}
-    infit = values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny)
-    found["infit"][varying] = infit[varying]
-    outfit = values["squares_standardized"] / np.maximum(values["observed"], 1)
-    found["outfit"][varying] = outfit[varying]
-    if "score_rows" not in values or len(varying) < n_features or len(varying) < _FEWEST:
-        return found
+    found = {
+        "infit": values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny),
+        "outfit": values["squares_standardized"] / np.maximum(values["observed"], 1),
+    }
+    if "score_rows" not in values or len(varying) < max(n_features, _FEWEST):
+        none = np.zeros(n_features), np.zeros(n_features), np.ones(n_features)
+        return found | dict(zip(_BY_SCORE, none, strict=True))
     by_score = score_fit(
         values["score_rows"], values["score_ones"], params.weights, params.offsets, nodes
     )
     df = by_score.df.astype(float)
-    p: Array = scipy.stats.chi2.sf(by_score.s_x2, np.maximum(df, 1))
+    p: Array = np.where(df > 0, scipy.stats.chi2.sf(by_score.s_x2, np.maximum(df, 1)), 1.0)
     return found | dict(zip(_BY_SCORE, (by_score.s_x2, df, p), strict=True))

@@ -1,0 +1,63 @@
+"""Scores and information against derivatives of the log-likelihood by finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.linalg import block_diag
+from scipy.special import expit
+
+from pipeline.numerics.latent_nodes import gauss_hermite, node_posterior
+from pipeline.numerics.trait_scores import trait_scores
+
+Floats = NDArray[np.float64]
+STEP = 1e-4
+
+
+@pytest.mark.parametrize(
+    ("q", "n_features", "masked"), [(1, 6, False), (1, 14, True), (2, 5, True)]
+)
+def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None:
+    rng = np.random.default_rng([q, n_features])
+    weights = rng.normal(1, 0.4, (n_features, q)) * rng.choice([-1, 1], (n_features, q))
+    offsets = rng.normal(0, 0.7, n_features)
+    X = (rng.random((40, n_features)) < expit(rng.normal(size=(40, q)) @ weights.T + offsets)) * 1
+    X = X.astype(np.uint8)
+    observed = (rng.random(X.shape) < 0.8).astype(np.uint8) if masked else None
+    nodes = gauss_hermite(61, q)
+    packed = np.column_stack([weights, offsets]).ravel()
+
+    def log_likelihood(at: Floats) -> Floats:
+        w = at.reshape(n_features, q + 1)
+        return node_posterior(X, observed, w[:, :q], w[:, q], nodes).log_likelihood
+
+    def moved(*places: tuple[int, float]) -> Floats:
+        at = packed.copy()
+        for place, step in places:
+            at[place] += step
+        return log_likelihood(at)
+
+    size, h = len(packed), STEP
+    scores = np.stack([(moved((i, h)) - moved((i, -h))) / (2 * h) for i in range(size)], axis=1)
+    hessian = (
+        np.array(
+            [
+                [
+                    sum(
+                        s * t * moved((i, s * 10 * h), (j, t * 10 * h)).sum()
+                        for s in (1, -1)
+                        for t in (1, -1)
+                    )
+                    for j in range(size)
+                ]
+                for i in range(size)
+            ]
+        )
+        / (20 * h) ** 2
+    )
+    posterior = node_posterior(X, observed, weights, offsets, nodes)
+    found = trait_scores(X, observed, weights, offsets, posterior)
+    np.testing.assert_allclose(found.products, scores.T @ scores, rtol=0, atol=0.01)
+    louis = block_diag(*found.curvature) - found.spread + found.products
+    np.testing.assert_allclose(louis, -hessian, rtol=0, atol=0.01 * abs(hessian).max())
