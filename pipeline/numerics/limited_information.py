@@ -30,7 +30,6 @@ Array = NDArray[np.float64]
 _MOST_STEPS = 2000
 _PRECISE = 1e-6  # residual of the gradients, of its first; the statistic is off by its square
 _SAME = 1e-12  # square of the relative size of derivatives that are none
-_NEGLIGIBLE = 1e-7  # share of the nodes that are left out together: most of a grid of many axes
 
 
 class LimitedFit(NamedTuple):
@@ -84,7 +83,6 @@ def limited_fit(
     rank
         Number of parameters that the data tell.
     """
-    nodes = _heavy(nodes)
     P = scipy.special.expit(nodes.points @ weights.T + offsets)
     curves = _Curves(P, P * (1 - P), np.exp(nodes.log_weights))
     expected = (P.T * curves.share) @ P
@@ -95,13 +93,6 @@ def limited_fit(
     m2 = n_rows * _largest(shares - expected, expected, curves, told)
     n_features = len(offsets)
     return LimitedFit(m2, n_features * (n_features + 1) // 2 - rank, _srmsr(shares, expected))
-
-
-def _heavy(nodes: Nodes) -> Nodes:
-    order = np.argsort(nodes.log_weights)
-    light = np.cumsum(np.exp(nodes.log_weights[order])) < _NEGLIGIBLE
-    kept = np.sort(order[~light])
-    return Nodes(nodes.points[kept], nodes.log_weights[kept])
 
 
 def independent_fit(both: NDArray[np.int64], n_rows: int) -> LimitedFit:

@@ -5,9 +5,10 @@ With z = (x, 1) and η_i = (w_i, b_i)ᵀ z, score and information of row n about
     s_n = E[s(x) | t_n],   s_i(x) = m_ni (t_ni − σ(η_i)) z,
     I_n = E[diag_i m_ni σ(η_i)(1 − σ(η_i)) z zᵀ | t_n] − Cov[s(x) | t_n]
 
-(T. A. Louis, JRSS B 44 (1982), eq. 3.2). Expectations are over the row's posterior, by a
-Gauss–Hermite rule placed on its mean and covariance, of as few points as narrow posteriors need. A
-row costs n_points (n_features (q + 1))² multiplications.
+(T. A. Louis, JRSS B 44 (1982), eq. 3.2). Of a fit on nodes the first expectation follows from the
+mass of rows at each node. Expectations of scores are over the row's posterior, by a Gauss–Hermite
+rule placed on its mean and covariance, of as few points as narrow posteriors need. A row costs
+n_points (n_features (q + 1))² multiplications.
 """
 
 from __future__ import annotations
@@ -37,15 +38,12 @@ class TraitScores(NamedTuple):
 
     Attributes
     ----------
-    curvature
-        Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1).
     spread
         Σ_n E[s sᵀ], (p, p) with p = n_features (q + 1).
     products
         Σ_n s_n s_nᵀ, (p, p).
     """
 
-    curvature: Floats
     spread: Floats
     products: Floats
 
@@ -68,10 +66,8 @@ def trait_scores(
     """
     n, (n_features, q) = len(X), weights.shape
     size = n_features * (q + 1)
-    found = TraitScores(
-        np.zeros((n_features, q + 1, q + 1)), np.zeros((size, size)), np.zeros((size, size))
-    )
-    rule = gauss_hermite(_POINTS[q][(n_features > _FEW) + (n_features > _SOME)], q)
+    found = TraitScores(np.zeros((size, size)), np.zeros((size, size)))
+    rule = gauss_hermite(_points_an_axis(n_features, q), q)
     for rows in _batches(n, len(rule.points) * size):
         seen = np.ones(X[rows].shape) if observed is None else observed[rows].astype(np.float64)
         x = _placed(rule, posterior.mean[rows], posterior.covariance[rows])
@@ -80,6 +76,38 @@ def trait_scores(
         share = _shares(log_joint, x, rule)
         _add(found, X[rows], seen, x, scipy.special.expit(eta), share)
     return found
+
+
+def n_points(n_features: int, q: int) -> int:
+    """Points that stand for a row's posterior."""
+    return int(_points_an_axis(n_features, q) ** q)
+
+
+def _points_an_axis(n_features: int, q: int) -> int:
+    return _POINTS[q][(n_features > _FEW) + (n_features > _SOME)]
+
+
+def node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes) -> Floats:
+    """Give Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ] by the mass at each node.
+
+    Parameters
+    ----------
+    mass
+        `latent_nodes.NodeStatistics.mass`, (n_features, n_nodes).
+    weights, offsets, nodes
+        The model.
+
+    Returns
+    -------
+    curvature
+        (n_features, q + 1, q + 1).
+    """
+    sigma = scipy.special.expit(weights @ nodes.points.T + offsets[:, None])
+    z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+    bends = mass * sigma * (1 - sigma)
+    width = z.shape[1]
+    products = (z[:, :, None] * z[:, None]).reshape(len(z), -1)
+    return np.asarray((bends @ products).reshape(-1, width, width))
 
 
 def _batches(n_rows: int, row_entries: int) -> Iterator[slice]:
@@ -108,12 +136,8 @@ def _add(
     found: TraitScores, X: Bits, seen: Floats, x: Floats, sigma: Floats, share: Floats
 ) -> None:
     """Add rows; all arrays are (n_rows, n_points, …) but X and seen, (n_rows, n_features)."""
-    n_rows, n_points, q = x.shape
+    n_rows, n_points, _ = x.shape
     z = np.concatenate([x, np.ones((n_rows, n_points, 1))], axis=2)
-    flat = z.reshape(-1, q + 1)
-    bends = (seen[:, None] * sigma * (1 - sigma) * share[:, :, None]).reshape(len(flat), -1)
-    products = (flat[:, :, None] * flat[:, None]).reshape(len(flat), -1)
-    found.curvature[:] += (bends.T @ products).reshape(found.curvature.shape)
     left = seen[:, None] * (X[:, None] - sigma)
     scores = (left[:, :, :, None] * z[:, :, None]).reshape(n_rows, n_points, -1)
     mean = (share[:, None] @ scores)[:, 0]

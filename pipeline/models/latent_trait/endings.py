@@ -17,7 +17,7 @@ from pipeline.models.latent_trait.fit_statistics import fit_statistics, item_sta
 from pipeline.models.latent_trait.information import MOST_PARAMETERS, n_parameters
 from pipeline.models.latent_trait.nodes import grid_of
 from pipeline.models.state import FitState
-from pipeline.numerics.latent_nodes import Nodes
+from pipeline.numerics.latent_nodes import Nodes, heavy_nodes
 from pipeline.statistics.sums import Sums
 
 
@@ -64,14 +64,14 @@ def informed(model: Any, state: FitState, statistics: Sums) -> FitState:
     params, auxiliary = state.params, state.auxiliary
     n_features, q = params.weights.shape
     varying = np.setdiff1d(np.arange(n_features), auxiliary["constant"])
-    nodes = Nodes(state.working["points"], state.working["log_weights"])
+    nodes = heavy_nodes(Nodes(state.working["points"], state.working["log_weights"]))
     is_equal = model.equal_slopes == "yes"
     found = item_statistics(params, statistics.values, nodes, varying)
     rank = n_parameters(len(varying), q, is_equal)
     told = fit_statistics(params, statistics, nodes, rank, varying)
     diagnostics = {**state.diagnostics, "errors": model.errors, "fit_statistics": told}
     state = replace(state, params=replace(params, **found), diagnostics=diagnostics)
-    if "rows_informing" not in statistics.values:
+    if "spread" not in statistics.values:
         text = f"no standard errors: more than {MOST_PARAMETERS} parameters"
         return replace(state, warnings=(*state.warnings, Notice(text)))
     return _with_errors(model, state, statistics, varying)
@@ -84,7 +84,8 @@ def _with_errors(
     fixed = np.ones(len(params.offsets), bool)
     fixed[np.setdiff1d(varying, state.auxiliary["diverging"])] = False
     scale = statistics.n_samples / max(int(statistics.values["rows_informing"]), 1)
-    sums = {n: scale * statistics.values[n] for n in ("curvature", "spread", "products")}
+    sums = {name: scale * statistics.values[name] for name in ("spread", "products")}
+    sums["curvature"] = statistics.values["curvature"]
     is_equal = model.equal_slopes == "yes"
     errors = standard_errors(
         params.weights, sums, model.errors, model.prior_precision, fixed, is_equal

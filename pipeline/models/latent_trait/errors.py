@@ -58,7 +58,7 @@ def standard_errors(
     weights
         On their principal axes, (n_features, q).
     sums
-        `pipeline.numerics.trait_scores.TraitScores` of all rows.
+        Of all rows: `curvature`, `spread` and `products` of `pipeline.numerics.trait_scores`.
     form
         `louis`, `sandwich` or `crossproduct`.
     prior_precision

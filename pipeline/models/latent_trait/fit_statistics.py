@@ -72,7 +72,8 @@ def _constant(both: NDArray[np.int64], n_rows: int) -> bool:
 
 def _reliability(sums: Sums) -> Array:
     """Give the share of each component's variance that codes hold, (q,)."""
-    n, values = sums.n_samples, sums.values
+    values = sums.values
+    n = max(int(values["rows_informing"]), 1)
     mean = values["codes"] / n
     between = np.diag(values["codes_squared"]) / n - mean**2
     within = np.diag(values["codes_variance"]) / n

@@ -1,8 +1,8 @@
 """The pass after a fit by quadrature: standard errors, and how well items and pairs fit.
 
-Information about the parameters is summed over at most `MOST_ROWS` rows, of more a keyed sample
-whose sums are scaled up; everything else over all rows. Pairs and sum scores are counted where a
-row has all its values.
+Likelihood and curvature are summed over all rows; scores and residuals, which cost more, over at
+most `MOST_ROWS`, of more rows a keyed sample. Pairs and sum scores are counted where a row has all
+its values.
 """
 
 from __future__ import annotations
@@ -18,26 +18,33 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.numerics.kernels import pack_rows, symmetric_joint_counts
-from pipeline.numerics.latent_nodes import NodePosterior, Nodes, node_posterior
-from pipeline.numerics.trait_scores import trait_scores
+from pipeline.numerics.latent_nodes import NodePosterior, Nodes, node_posterior, node_statistics
+from pipeline.numerics.trait_scores import n_points, node_curvature, trait_scores
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 Values = Mapping[str, NDArray[Any]]
 
-MOST_ROWS = 100_000
+MOST_ROWS = 20_000
 MOST_PARAMETERS = 3000
 """Their information is a matrix; of more there are no standard errors."""
 MOST_ITEMS = 1000
 """Of more, pairs and sum scores are not compared with the model."""
-_LEAST_ROWS, _MOST_WORK = 5_000, 1e11  # entries of information matrices to add up
+_MOST_WORK = 2e10  # entries of matrices to add up
+_LEAST = {"louis": 5, "crossproduct": 100, "sandwich": 100}  # rows a parameter
 
 
-def share_informing(n_rows: int, n_features: int, q: int) -> float:
-    """Give the share of rows that the information is summed over."""
-    most = _MOST_WORK / (n_features * (q + 1)) ** 2
-    return min(1.0, min(max(most, _LEAST_ROWS), MOST_ROWS) / max(n_rows, 1))
+def share_informing(n_rows: int, shape: tuple[int, int], form: str) -> float:
+    """Give the share of rows that scores are summed over.
+
+    Curvature is known of all rows, so that few serve what is taken from it, unlike a sum of
+    products of scores alone.
+    """
+    n_features, q = shape
+    n_parameters = n_features * (q + 1)
+    most = min(_MOST_WORK / (n_points(n_features, q) * n_parameters**2), MOST_ROWS)
+    return min(1.0, max(most, _LEAST[form] * n_parameters) / max(n_rows, 1))
 
 
 def summarize_information(
@@ -47,20 +54,22 @@ def summarize_information(
     block: BinaryBlock,
     rng: RowRandom,
 ) -> Sums:
-    """Sum what `errors` and `fit_statistics` are made of."""
+    """Sum what `errors` and `fit_statistics` are made of, with `share` of rows for scores."""
     X, observed = block.dense(), block.observed()
     weights, offsets = params.weights, params.offsets
-    posterior = node_posterior(X, observed, weights, offsets, nodes)
-    values: dict[str, NDArray[Any]] = {**_residuals(params, X, observed, posterior)}
+    found = node_statistics(X, observed, weights, offsets, nodes)
+    values: dict[str, NDArray[Any]] = {
+        "curvature": node_curvature(found.mass, weights, offsets, nodes)
+    }
     if len(offsets) <= MOST_ITEMS:
         values |= _complete_counts(block, X, observed)
+    at = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
+    X, observed = X[at], None if observed is None else observed[at]
+    posterior = node_posterior(X, observed, weights, offsets, nodes)
+    values |= _residuals(params, X, observed, posterior)
     if params.packed.size <= MOST_PARAMETERS:
-        at = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
-        of_sample = NodePosterior(*(moments[at] for moments in posterior))
-        seen = None if observed is None else observed[at]
-        values |= trait_scores(X[at], seen, weights, offsets, of_sample)._asdict()
-        values["rows_informing"] = np.array(len(at))
-    return Sums(block.n_samples, float(posterior.log_likelihood.sum()), values)
+        values |= trait_scores(X, observed, weights, offsets, posterior)._asdict()
+    return Sums(block.n_samples, found.log_likelihood, values)
 
 
 def _residuals(
@@ -76,6 +85,7 @@ def _residuals(
     seen = np.ones(X.shape) if observed is None else observed.astype(np.float64)
     squares = seen * (X - P) ** 2
     return {
+        "rows_informing": np.array(len(X)),
         "codes": mean.sum(axis=0),
         "codes_squared": mean.T @ mean,
         "codes_variance": posterior.covariance.sum(axis=0),

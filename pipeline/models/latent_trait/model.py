@@ -309,7 +309,8 @@ class LatentTrait(Model):
         """Ask for standard errors and fit statistics of what was fitted by quadrature."""
         if self.errors == "none" or grid_of(state.working) is None:
             return None
-        share = share_informing(int(state.auxiliary["n_rows"]), *state.params.weights.shape)
+        n_rows, shape = int(state.auxiliary["n_rows"]), state.params.weights.shape
+        share = share_informing(n_rows, shape, self.errors)
         return {**state.working, "share": np.array(share)}
 
     def inform(

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from scipy.special import expit
 
-from pipeline.numerics.latent_nodes import gauss_hermite, node_posterior
-from pipeline.numerics.trait_scores import trait_scores
+from pipeline.numerics.latent_nodes import gauss_hermite, node_posterior, node_statistics
+from pipeline.numerics.trait_scores import node_curvature, trait_scores
 
 Floats = NDArray[np.float64]
 STEP = 1e-4
@@ -59,5 +59,7 @@ def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None
     posterior = node_posterior(X, observed, weights, offsets, nodes)
     found = trait_scores(X, observed, weights, offsets, posterior)
     np.testing.assert_allclose(found.products, scores.T @ scores, rtol=0, atol=0.01)
-    louis = block_diag(*found.curvature) - found.spread + found.products
+    mass = node_statistics(X, observed, weights, offsets, nodes).mass
+    curvature = node_curvature(mass, weights, offsets, nodes)
+    louis = block_diag(*curvature) - found.spread + found.products
     np.testing.assert_allclose(louis, -hessian, rtol=0, atol=0.01 * abs(hessian).max())
