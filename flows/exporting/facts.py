@@ -29,6 +29,7 @@ def _facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     yield "segments", len(manifest["segment_names"])
     yield "objective_is", manifest["diagnostics"].get("objective_is", "objective")
     yield "objective_per_row", stored_objective(manifest)
+    yield from manifest["diagnostics"].get("fit_statistics", {}).items()
     yield "converged", manifest["converged"]
     yield "passes", manifest["iterations"]
     yield "seed", manifest["seed"]
@@ -44,4 +45,6 @@ def _facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_written, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

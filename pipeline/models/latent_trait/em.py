@@ -44,6 +44,8 @@ class LatentTraitParams:
         warm start turns them back to where the nodes were. None in artifacts that hold the nodes.
     weights_error, offsets_error
         Standard errors; not a number where the data do not tell, None where none were computed.
+    difficulty, difficulty_error
+        Where on the only component P is one half, −b / w, and its standard error.
     infit, outfit
         Mean squared residuals at the codes, weighted by information and not.
     s_x2, s_x2_df, s_x2_p
@@ -58,6 +60,8 @@ class LatentTraitParams:
     axes: Array | None = optional_array("component", "component_j")
     weights_error: Array | None = optional_array("feature", "component")
     offsets_error: Array | None = optional_array("feature")
+    difficulty: Array | None = optional_array("feature")
+    difficulty_error: Array | None = optional_array("feature")
     infit: Array | None = optional_array("feature")
     outfit: Array | None = optional_array("feature")
     s_x2: Array | None = optional_array("feature")

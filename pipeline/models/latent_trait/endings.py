@@ -20,6 +20,10 @@ from pipeline.models.state import FitState
 from pipeline.numerics.latent_nodes import Nodes, heavy_nodes
 from pipeline.statistics.sums import Sums
 
+Array = NDArray[np.float64]
+
+_FARTHEST = 1e6  # difficulty
+
 
 def finished(model: Any, state: FitState, statistics: Sums, estimator: str) -> FitState:
     """Turn the weights of a `LatentTrait`, and say what is in doubt.
@@ -80,9 +84,11 @@ def informed(model: Any, state: FitState, statistics: Sums) -> FitState:
 def _with_errors(
     model: Any, state: FitState, statistics: Sums, varying: NDArray[np.intp]
 ) -> FitState:
-    params = state.params
+    params, grid = state.params, grid_of(state.working)
+    assert grid is not None  # what is informed was fitted on nodes
+    steep = grid.too_steep(params.weights @ params.axes.T)
     fixed = np.ones(len(params.offsets), bool)
-    fixed[np.setdiff1d(varying, state.auxiliary["diverging"])] = False
+    fixed[np.setdiff1d(varying, [*state.auxiliary["diverging"], *steep])] = False
     scale = statistics.n_samples / max(int(statistics.values["rows_informing"]), 1)
     sums = {name: scale * statistics.values[name] for name in ("spread", "products")}
     sums["curvature"] = statistics.values["curvature"]
@@ -90,9 +96,20 @@ def _with_errors(
     errors = standard_errors(
         params.weights, sums, model.errors, model.prior_precision, fixed, is_equal
     )
-    params = replace(params, weights_error=errors.weights, offsets_error=errors.offsets)
+    found = {"weights_error": errors.weights, "offsets_error": errors.offsets}
+    if params.weights.shape[1] == 1:
+        slopes = params.weights[:, 0]
+        found["difficulty"] = _difficulties(slopes, params.offsets)
+        found["difficulty_error"] = errors.difficulties(slopes, params.offsets)
+    params = replace(params, **found)
     noted = state.warnings
-    if errors.unknown.size:
+    if errors.unknown.size:  # of others a warning says already why they have none
         text = "the data do not tell their parameters, so there are no standard errors: {features}"
         noted = (*noted, Notice(text, tuple(errors.unknown.tolist())))
     return replace(state, params=params, warnings=noted)
+
+
+def _difficulties(slopes: Array, offsets: Array) -> Array:
+    """Give −b / w, where P is one half; beyond `_FARTHEST` that, for slopes next to 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(np.clip(-offsets / slopes, -_FARTHEST, _FARTHEST))

@@ -26,21 +26,35 @@ _INVOLVED = 0.1  # an item's share of a direction that rows tell nothing of
 
 
 class Errors(NamedTuple):
-    """Standard errors, not a number for items whose information is singular.
+    """Covariances of estimates, not a number for items whose information is singular.
 
     Attributes
     ----------
-    weights
-        (n_features, q).
-    offsets
-        (n_features,).
+    covariance
+        Of each item's weights and offset, (n_features, q + 1, q + 1).
     unknown
         Features that have none.
     """
 
-    weights: Array
-    offsets: Array
+    covariance: Array
     unknown: NDArray[np.intp]
+
+    @property
+    def weights(self) -> Array:
+        """Standard errors of weights, (n_features, q)."""
+        return np.sqrt(np.diagonal(self.covariance, axis1=1, axis2=2))[:, :-1]
+
+    @property
+    def offsets(self) -> Array:
+        """Standard errors of offsets, (n_features,)."""
+        return np.sqrt(self.covariance[:, -1, -1])
+
+    def difficulties(self, slopes: Array, offsets: Array) -> Array:
+        """Give standard errors of −b / w of one component by the delta method, (n_features,)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gradient = np.stack([offsets / slopes**2, -1 / slopes], axis=1)
+        found = np.sqrt(np.einsum("ij,ijk,ik->i", gradient, self.covariance, gradient))
+        return np.asarray(found)
 
 
 def standard_errors(
@@ -80,11 +94,12 @@ def standard_errors(
     covariance = root @ root.T
     if form == "sandwich":
         covariance = covariance @ sums["products"] @ covariance
-    errors = np.sqrt(np.diag(covariance)).reshape(n_features, q + 1)
+    of_items = covariance.reshape(n_features, q + 1, n_features, q + 1)
     lost = (directions @ vectors[:, ~known]).reshape(n_features, -1)
     unknown = fixed | ((lost**2).sum(axis=1) > _INVOLVED)
-    errors[unknown] = np.nan
-    return Errors(errors[:, :q], errors[:, q], np.flatnonzero(unknown & ~fixed))
+    own = of_items[np.arange(n_features), :, np.arange(n_features)]
+    own[unknown] = np.nan
+    return Errors(own, np.flatnonzero(unknown & ~fixed))
 
 
 def _information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
