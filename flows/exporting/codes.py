@@ -72,9 +72,7 @@ def _batches(codes: Codes, dataset: BinaryDataset, progress: Progress) -> Iterat
         progress("export", done, codes.n_chunks, n_rows)
 
 
-def _coded(
-    codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset
-) -> dict[str, pa.Array]:
+def _coded(codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset) -> dict[str, Array]:
     names = {"feature": dataset.feature_names}
     quantities = _quantities({name: codes.dims(name)[1:] for name in arrays}, arrays)
     return dict(chain.from_iterable(columns_of(quantity, names) for quantity in quantities))

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.artifacts import Artifact
@@ -31,7 +30,7 @@ class Quantity(NamedTuple):
     arrays: Mapping[str, Array]
 
 
-def columns_of(quantity: Quantity, names: Names) -> Iterator[tuple[str, pa.Array]]:
+def columns_of(quantity: Quantity, names: Names) -> Iterator[tuple[str, Array]]:
     """Give the columns of a quantity, of which those of one place stand side by side."""
     shape = next(iter(quantity.arrays.values())).shape[1:]
     for at in np.ndindex(shape):
@@ -39,7 +38,7 @@ def columns_of(quantity: Quantity, names: Names) -> Iterator[tuple[str, pa.Array
             labels = [_label(dim, k, names) for dim, k in zip(quantity.dims, at, strict=True)]
             for name, values in quantity.arrays.items():
                 column = np.ascontiguousarray(values[(slice(None), *at)])
-                yield "_".join((name, *labels)), pa.array(column)
+                yield "_".join((name, *labels)), column
 
 
 def _is_known(dims: Sequence[str], at: Sequence[int]) -> bool:

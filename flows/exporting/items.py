@@ -23,17 +23,24 @@ def item_table(artifact: Artifact) -> Table:
     DataError
         If there is no such array.
     """
-    quantities = [*_quantities(artifact)]
-    if not quantities:
+    columns = item_columns(artifact)
+    if not columns:
         raise DataError(
             f"{artifact.path}: Expected an artifact with parameters of features, got one of "
             f"{artifact.manifest['model']}. Export codes."
         )
+    features = pa.array(artifact.manifest["feature_names"], pa.string())
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    return whole_table({"feature": features, **arrays})
+
+
+def item_columns(artifact: Artifact) -> dict[str, Array]:
+    """Give every array that has a number for each feature as columns, (n_features,) each."""
     names = {"segment": segment_labels(artifact)}
-    columns = {"feature": pa.array(artifact.manifest["feature_names"], pa.string())}
-    for quantity in quantities:
+    columns: dict[str, Array] = {}
+    for quantity in _quantities(artifact):
         columns |= columns_of(quantity, names)
-    return whole_table(columns)
+    return columns
 
 
 def _quantities(artifact: Artifact) -> Iterator[Quantity]:

@@ -142,6 +142,11 @@ def provenance_facts(artifact: Artifact) -> Facts:
     ]
 
 
+def without_statistics(diagnostics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out the fit statistics, which have a table of their own."""
+    return {name: value for name, value in diagnostics.items() if name != "fit_statistics"}
+
+
 def spelled(values: Mapping[str, Any]) -> Facts:
     """Spell out settings or diagnostics."""
     return [(name, _spelled(value)) for name, value in values.items()]

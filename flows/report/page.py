@@ -24,8 +24,12 @@ from flows.report.facts import (
     stages,
     title_of,
     what_was_fitted,
+    without_statistics,
 )
 from flows.report.features import correlation_figures
+from flows.report.findings import findings
+from flows.report.fit_statistics import fit_table
+from flows.report.items import item_table
 from flows.report.labels import choose_labels
 from flows.report.latent import latent_figures
 from flows.report.parameters import parameter_figures
@@ -110,6 +114,9 @@ def _rendered(report: Report) -> str:
     bokeh, script = "\n".join(_bokeh()), _text("script.js")
     page: str = _template().render(
         title=title_of(manifest),
+        findings=findings(artifact),
+        items=item_table(artifact),
+        fit=fit_table(manifest),
         facts=what_was_fitted(manifest),
         warnings=[*manifest["warnings"], *report.notes],
         drift=drift_facts(manifest),
@@ -118,7 +125,7 @@ def _rendered(report: Report) -> str:
         tables=report.tables,
         stages=stages(manifest),
         settings=spelled(manifest["hyperparameters"]),
-        diagnostics=spelled(manifest["diagnostics"]),
+        diagnostics=spelled(without_statistics(manifest["diagnostics"])),
         provenance=provenance_facts(artifact),
         arrays=array_facts(artifact),
         bokeh=bokeh,

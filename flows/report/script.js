@@ -2,3 +2,22 @@ const plots = JSON.parse(document.getElementById("plots").textContent);
 for (const plot of plots) Bokeh.embed.embed_item(plot);
 // Canvases are painted once, in the colours of the scheme.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
+const table = document.getElementById("parameters");
+if (table) {
+  const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+  const key = (row, k) => (k ? Number(row.cells[k].dataset.value) : row.cells[0].textContent);
+  const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : (isNaN(a) - isNaN(b)) || b - a);
+  heads.forEach((head, k) => head.firstChild.addEventListener("click", () => {
+    const turned = head.ariaSort === (k ? "descending" : "ascending") ? -1 : 1;
+    const rows = [...body.rows].sort((a, b) => turned * compare(key(a, k), key(b, k)));
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.ariaSort = (turned > 0) === (k > 0) ? "descending" : "ascending";
+    body.append(...rows);
+  }));
+  document.getElementById("copy").addEventListener("click", (event) => {
+    getSelection().selectAllChildren(table);
+    const copied = document.execCommand("copy");
+    getSelection().removeAllRanges();
+    event.target.textContent = copied ? "Copied" : "Select and copy by hand";
+  });
+}

@@ -288,7 +288,8 @@ def test_real_answers_keep_the_gender_of_who_gave_them(cli, exported, tmp_path):
     dataset = open_dataset("anger.zarr")
     fitted = write_fit(tmp_path / "trait", build_model("latent-trait", "1", []), dataset)
     items = exported("items", "--artifact", fitted)
-    assert [*items.columns] == ["feature", "weights_1", "offsets", "rotated_1"]
+    of_each = ("weights_1", "weights_error_1", "offsets", "offsets_error", "rotated_1")
+    assert [*items.columns][:6] == ["feature", *of_each]
     assert items["feature"][0] == "S1WantCurse"
     command = ("transform", "--dataset", "anger.zarr", "--artifact", fitted)
     assert cli(*command, "--output", "z.csv").code == 0

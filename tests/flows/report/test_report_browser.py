@@ -46,8 +46,13 @@ return [...document.querySelectorAll("figure")].map(figure => {
 });
 """
 OVERFLOWING = """
-const wide = element => element.getBoundingClientRect().right > innerWidth + 1;
+const scrolls = element => element.parentElement.closest(".scroll");
+const wide = element => !scrolls(element) && element.getBoundingClientRect().right > innerWidth + 1;
 return [...document.querySelectorAll("body *")].filter(wide).map(e => e.outerHTML.slice(0, 80));
+"""
+COLUMN = """
+const rows = [...document.querySelectorAll("#parameters tbody tr")];
+return rows.map(row => Number(row.cells[1].dataset.value));
 """
 NAMES = "return [...document.querySelectorAll('[role=img], img')].map(e => e.ariaLabel || e.alt);"
 
@@ -183,3 +188,24 @@ def test_real_data_are_drawn(browser, tmp_path, name, model, n_components, shape
     for width in WIDTHS.values():
         show(browser, page, width, "dark")
         check(browser, page)
+
+
+def test_the_first_screen_has_findings_and_a_table_that_sorts(
+    browser: Any, data: BinaryDataset, tmp_path: Path
+) -> None:
+    page = report(tmp_path, data, "latent-trait", 1)
+    show(browser, page, 1280)
+    findings = browser.find_element("class name", "findings")
+    assert findings.text.startswith("latent-trait was fitted with 1 component to 900 rows")
+    assert "Component 1 is led by" in findings.text
+    table = browser.find_element("id", "parameters")
+    assert table.rect["y"] + 100 < 900
+    before = browser.execute_script(COLUMN)
+    head = browser.find_elements("css selector", "#parameters thead button")[1]
+    head.click()
+    assert browser.execute_script(COLUMN) == sorted(before, reverse=True)
+    head.click()
+    assert browser.execute_script(COLUMN) == sorted(before) != before
+    assert head.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
+    browser.find_element("id", "copy").click()
+    assert browser.find_element("id", "copy").text == "Copied"

@@ -1,0 +1,110 @@
+"""What a report opens with: the answer in a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.report.facts import dataset_name
+from flows.report.plots import number
+from storage.artifacts import Artifact
+
+Array = NDArray[np.float64]
+
+_MOST_COMPONENTS, _MOST_FEATURES = 3, 3
+_LEADING = 0.5  # of the largest: smaller ones do not lead
+_CLOSE, _ADEQUATE = 0.05, 0.089  # RMSEA (A. Maydeu-Olivares, H. Joe, Mult. Behav. Res. 49 (2014))
+_LEVEL = 0.05
+
+
+def findings(artifact: Artifact) -> list[str]:
+    """Say what was found, and how well it fits."""
+    told = artifact.manifest["diagnostics"].get("fit_statistics", {})
+    return [
+        _what(artifact.manifest),
+        *_shares(artifact),
+        *_leading(artifact),
+        *_fit(told),
+        *_misfits(artifact),
+    ]
+
+
+def _what(manifest: Mapping[str, Any]) -> str:
+    q, n = manifest["n_components"], len(manifest["feature_names"])
+    components = f"{q:,} {'component' if q == 1 else 'components'}"
+    rows = f"{manifest.get('n_samples', manifest['dataset']['n_rows']):,} rows"
+    rows += f" (split {manifest['split']})" if manifest["split"] else ""
+    when = f" on {manifest['created'][:10]}" if manifest.get("created") else ""
+    ended = "." if manifest["converged"] else "; it stopped before it had converged."
+    of = f"{rows} of {n:,} features of {dataset_name(manifest)}"
+    return f"{manifest['model']} was fitted with {components} to {of}{when}{ended}"
+
+
+def _shares(artifact: Artifact) -> Iterator[str]:
+    """Say how much components explain, or how many rows they have."""
+    q = artifact.manifest["n_components"]
+    if "eigenvalues" in artifact and "loadings" in artifact:
+        share = np.asarray(artifact["eigenvalues"])[:q] / len(artifact.manifest["feature_names"])
+        listed = _listed([f"{one:.0%}" for one in share[:_MOST_COMPONENTS]])
+        first = "The first explains" if len(share[:_MOST_COMPONENTS]) == 1 else "The first explain"
+        yield f"{first} {listed} of the variance of the correlations."
+    elif "probabilities" in artifact and "weights" in artifact:
+        share = np.sort(np.asarray(artifact["weights"]))[::-1][:_MOST_COMPONENTS]
+        holds = "The largest holds" if len(share) == 1 else "The largest hold"
+        yield f"{holds} {_listed([f'{one:.0%}' for one in share])} of the rows."
+
+
+def _leading(artifact: Artifact) -> Iterator[str]:
+    """Name the features that lead each component."""
+    names = artifact.manifest["feature_names"]
+    for k, column in enumerate(_columns(artifact)[:_MOST_COMPONENTS], 1):
+        order = np.argsort(-abs(column), kind="stable")[:_MOST_FEATURES]
+        leading = [i for i in order if abs(column[i]) > _LEADING * abs(column[order[0]])]
+        named = [f"{names[i]} ({number(float(column[i]), 3)})" for i in leading]
+        if named:
+            yield f"Component {k} is led by {_listed(named)}."
+
+
+def _columns(artifact: Artifact) -> list[Array]:
+    """Give what components have for features, one a component; none of other models."""
+    for name in ("rotated", "loadings", "mixing", "weights", "probabilities"):
+        if name in artifact and sorted(artifact.dims(name)) == ["component", "feature"]:
+            values = np.asarray(artifact[name], np.float64)
+            by_component = values if artifact.dims(name)[0] == "component" else values.T
+            return [*by_component]
+    return []
+
+
+def _fit(told: Mapping[str, Any]) -> Iterator[str]:
+    if "rmsea" in told:
+        size = told["rmsea"]
+        well = "closely" if size <= _CLOSE else "adequately" if size <= _ADEQUATE else "poorly"
+        interval = " to ".join(number(bound, 2) for bound in told["rmsea_interval"])
+        of = f"RMSEA {number(size, 2)}, 90 % interval {interval}; SRMSR {number(told['srmsr'], 2)}"
+        yield f"The model fits pairs of features {well} ({of})."
+    elif "m2_missing" in told:
+        yield f"How well pairs of features fit cannot be said: {told['m2_missing']}."
+    if "reliability" in told:
+        held = _listed([f"{one:.0%}" for one in told["reliability"]])
+        codes = "code holds" if len(told["reliability"]) == 1 else "codes hold"
+        yield f"A row's {codes} {held} of the variance of the components (reliability)."
+
+
+def _misfits(artifact: Artifact) -> Iterator[str]:
+    """Name features whose misfit by sum score is beyond chance, of all features together."""
+    if "s_x2_p" not in artifact:
+        return
+    names, p = artifact.manifest["feature_names"], np.asarray(artifact["s_x2_p"])
+    beyond = [i for i in np.argsort(p, kind="stable") if p[i] < _LEVEL / len(p)]
+    if beyond:
+        named = _listed([names[i] for i in beyond[:_MOST_FEATURES]])
+        more = f" and {len(beyond) - _MOST_FEATURES:,} more" if len(beyond) > _MOST_FEATURES else ""
+        verb = "misfits" if len(beyond) == 1 else "misfit"
+        yield f"By sum score {named}{more} {verb} beyond chance (S-X²)."
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
