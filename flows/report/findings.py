@@ -60,6 +60,9 @@ def _shares(artifact: Artifact) -> Iterator[str]:
 def _leading(artifact: Artifact) -> Iterator[str]:
     """Name the features that lead each component."""
     names = artifact.manifest["feature_names"]
+    if "probabilities" in artifact:
+        yield from _standing_out(artifact, names)
+        return
     for k, column in enumerate(_columns(artifact)[:_MOST_COMPONENTS], 1):
         order = np.argsort(-abs(column), kind="stable")[:_MOST_FEATURES]
         leading = [i for i in order if abs(column[i]) > _LEADING * abs(column[order[0]])]
@@ -68,9 +71,19 @@ def _leading(artifact: Artifact) -> Iterator[str]:
             yield f"Component {k} is led by {_listed(named)}."
 
 
+def _standing_out(artifact: Artifact, names: Sequence[str]) -> Iterator[str]:
+    """Name the features in which the rows of a component differ most from all."""
+    p = np.asarray(artifact["probabilities"])[:_MOST_COMPONENTS]
+    margins = np.asarray(artifact["weights"]) @ np.asarray(artifact["probabilities"])
+    for k, own in enumerate(p if len(artifact["weights"]) > 1 else [], 1):
+        most = np.argsort(-abs(own - margins), kind="stable")[:_MOST_FEATURES]
+        named = [f"{names[i]} ({own[i]:.2f}, in all rows {margins[i]:.2f})" for i in most]
+        yield f"Component {k} stands out by {_listed(named)}."
+
+
 def _columns(artifact: Artifact) -> list[Array]:
     """Give what components have for features, one a component; none of other models."""
-    for name in ("rotated", "loadings", "mixing", "weights", "probabilities"):
+    for name in ("rotated", "loadings", "mixing", "weights"):
         if name in artifact and sorted(artifact.dims(name)) == ["component", "feature"]:
             values = np.asarray(artifact[name], np.float64)
             by_component = values if artifact.dims(name)[0] == "component" else values.T

@@ -48,7 +48,9 @@ def interval_figure(
     """
     n, shown = len(values), min(values.shape[1], len(COLOURS))
     plot = empty_plot(("", ""), height=_ROW * n * max(1, shown // 2) + 60, y_range=(n - 0.5, -0.5))
-    plot.add_layout(Span(location=0.0, dimension="height", line_color=GREY))
+    may_be_zero = bool(values.min() < 0 or values.max() > 1)  # unlike probabilities
+    if may_be_zero:
+        plot.add_layout(Span(location=0.0, dimension="height", line_color=GREY))
     for k in range(shown):
         at = np.arange(n) + _SPREAD * ((k + 0.5) / shown - 0.5)
         _draw(plot, at, values[:, k], ends[:, :, k], features, k)
@@ -57,7 +59,7 @@ def interval_figure(
     sure = (ends[0] > 0) | (ends[1] < 0)
     if shown < values.shape[1]:
         note += f"{shown} of {values.shape[1]} components are shown. "
-    note += f"{int(sure.sum())} of {sure.size} intervals leave out 0."
+    note += f"{int(sure.sum())} of {sure.size} intervals leave out 0." if may_be_zero else ""
     keys = tuple(Key(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(shown))
     alt = f"{title} of {n} features with their 95 % intervals. {note}"
     return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
@@ -74,8 +76,13 @@ def _draw(
         "y": at,
         "feature": [*features],
         "value": [number(value) for value in values],
-        "interval": [f"{number(a)} to {number(b)}" for a, b in zip(low, high, strict=True)],
+        "interval": [written_interval(a, b) for a, b in zip(low, high, strict=True)],
     }
     marks = plot.scatter("x", "y", source=data, color=COLOURS[k], size=_MARK, marker=MARKERS[k])
     fields = [("feature", "feature"), ("value", "value"), ("interval", "interval")]
     hovering(plot, marks, fields)
+
+
+def written_interval(low: float, high: float) -> str:
+    """Write the ends of an interval, if the data tell them."""
+    return f"{number(low)} to {number(high)}" if np.isfinite(low + high) else "not told by the data"

@@ -54,7 +54,8 @@ def item_table(artifact: Artifact) -> ItemTable | None:
         (names[i], tuple(_cell(found, column, i, digits[column]) for column in shown)) for i in at
     )
     beside = "± is the standard error. " if any(_error(c) in found for c in shown) else ""
-    beside += "In brackets: the 95 % interval. " if any(_low(c) in found for c in shown) else ""
+    has_interval = any(_low(c) in found and _error(c) not in found for c in shown)
+    beside += "In brackets: the 95 % interval. " if has_interval else ""
     largest = f", those of the largest {_spelled(shown[0])}"
     note = beside + left_out("features", len(at), len(names), largest)
     note += left_out("columns", len(shown), len(named), "")

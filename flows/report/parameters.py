@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flows.report.causes import cause_figures
 from flows.report.figures import ImageLayout
 from flows.report.images import pictures
-from flows.report.intervals import interval_figure
+from flows.report.intervals import interval_figure, written_interval
 from flows.report.plots import (
     COLOURS,
     GREY,
@@ -187,19 +187,21 @@ def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figur
 
 
 def _ends(artifact: Artifact, name: str) -> Array | None:
-    """Find the intervals of an array, (2, …), or make them of its standard errors, if any."""
+    """Find the intervals of an array, (2, n_features, …), or make them of its standard errors."""
     interval, error = f"{name}_interval", f"{name}_error"
-    if error in artifact:
-        return np.stack([artifact[name] + sign * _NORMAL * artifact[error] for sign in (-1, 1)])
-    if interval not in artifact or artifact[interval].shape[0] != 2:
+    if interval in artifact and len(artifact[interval]) == 2:
+        ends: Array = artifact[interval]
+    elif error in artifact:
+        ends = np.stack([artifact[name] + sign * _NORMAL * artifact[error] for sign in (-1, 1)])
+    else:
         return None
-    ends: Array = artifact[interval]
-    return ends
+    is_turned = artifact.dims(name) == ("component", "feature")
+    return np.swapaxes(ends, 1, 2) if is_turned else ends
 
 
 def _written(ends: Array) -> list[str]:
     low, high = ends.reshape(2, -1)
-    return [f"{number(a)} to {number(b)}" for a, b in zip(low, high, strict=True)]
+    return [written_interval(a, b) for a, b in zip(low, high, strict=True)]
 
 
 def _intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:

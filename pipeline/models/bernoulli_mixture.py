@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import scipy
@@ -46,10 +46,21 @@ from pipeline.learning.held_out import (
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.settings import check_components, notices_of_constants, pooled_margins
+from pipeline.models.mixture_errors import (
+    MOST_PARAMETERS,
+    MOST_ROWS,
+    mixture_errors,
+    mixture_information,
+)
+from pipeline.models.settings import (
+    check_choices,
+    check_components,
+    notices_of_constants,
+    pooled_margins,
+)
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
-from pipeline.params import array
+from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -66,11 +77,20 @@ _LEAST_SMOOTHING = 1e-6  # 1 − p keeps its digits up to a thousand million row
 
 @dataclass(frozen=True)
 class BernoulliMixtureParams:
-    """Parameters; the module's table gives shapes."""
+    """Parameters; the module's table gives shapes.
+
+    Attributes
+    ----------
+    probabilities_error, probabilities_interval, weights_error
+        Standard errors, and the ends of 95 % intervals; None where none were computed.
+    """
 
     former: ClassVar[tuple[str, ...]] = ("held_out",)
     probabilities: Array = array("component", "feature")
     weights: Array = array("component")
+    probabilities_error: Array | None = optional_array("component", "feature")
+    probabilities_interval: Array | None = optional_array("bound", "component", "feature")
+    weights_error: Array | None = optional_array("component")
 
     @property
     def packed(self) -> Array:
@@ -100,6 +120,8 @@ class BernoulliMixture(Model):
         Pseudo-counts of ones, of zeros and of rows in every component.
     starts
         Short runs, the best of which goes on.
+    errors
+        How standard errors are made: by the observed information (`louis`), or `none`.
     max_iter
         Passes at the most, of each start and of what follows, for each number of components tried.
     tol
@@ -115,11 +137,13 @@ class BernoulliMixture(Model):
     n_components: int | None = 10
     smoothing: float = 0.1
     starts: int = 3
+    errors: Literal["louis", "none"] = "louis"
     max_iter: int = 500
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
         check_components(self)
+        check_choices(self)
         if not _LEAST_SMOOTHING <= self.smoothing < np.inf:
             raise FitError(f"smoothing: Expected at least 0.000001, got {self.smoothing}.")
         for name in ("starts", "max_iter"):
@@ -152,6 +176,7 @@ class BernoulliMixture(Model):
                 f"got {self.n_components}."
             )
         auxiliary = {
+            "n_rows": np.array(first.n_samples),
             "margins": scipy.special.logit(
                 (ones + self.smoothing) / (observed + 2 * self.smoothing)
             ),
@@ -260,6 +285,39 @@ class BernoulliMixture(Model):
             "held_out_scores": held_out_scores(state.auxiliary).tolist(),
         }
         return replace(state, params=params, diagnostics=diagnostics, warnings=noted)
+
+    def informing(self, state: FitState) -> Arrays | None:
+        """Ask for standard errors, of as many parameters as that is possible for."""
+        if self.errors == "none" or state.params.packed.size > MOST_PARAMETERS:
+            return None
+        share = MOST_ROWS / max(int(state.auxiliary["n_rows"]), 1)
+        return {"share": np.array(min(share, 1.0))}
+
+    def inform(
+        self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Sum information about the parameters."""
+        uniform = rng.stream("information").uniform(block.rows, 1)[:, 0]
+        block = block.taken(np.flatnonzero(uniform < working["share"]))
+        posterior, nats = _posterior(params, block)
+        found = mixture_information(
+            block.dense(), block.observed(), params.probabilities, posterior
+        )
+        return Sums(block.n_samples, float(nats.sum()), found)
+
+    def informed(self, state: FitState, statistics: Sums) -> FitState:
+        """Add standard errors and intervals."""
+        params, n_rows = state.params, int(state.auxiliary["n_rows"])
+        scale = n_rows / max(statistics.n_samples, 1)
+        sums = {name: scale * values for name, values in statistics.values.items()}
+        found = mixture_errors(params.probabilities, params.weights, sums, n_rows, self.smoothing)
+        params = replace(
+            params,
+            probabilities_error=found.probabilities,
+            probabilities_interval=found.interval,
+            weights_error=found.weights,
+        )
+        return replace(state, params=params)
 
     def _judge_number(self, n_components: int, empty: int) -> tuple[Notice, ...]:
         """Say what is in doubt of the number of components, with one remedy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +119,23 @@ def covered(seed: int, q: int) -> NDArray[np.bool_]:
 def test_intervals_cover(n_sets: int, q: int) -> None:
     share = np.mean([covered(seed, q) for seed in range(n_sets)], axis=(0, 1))
     assert ((share > 0.93) & (share < 0.97)).all()
+
+
+def mixture_covered(seed: int) -> NDArray[np.float64]:
+    """Share of a mixture's probabilities and weights that 95 % intervals of one fit hold."""
+    rng = np.random.default_rng([seed, 5])
+    P, weights = rng.uniform(0.1, 0.9, (3, 20)), np.array([0.5, 0.3, 0.2])
+    X = (rng.random((1000, 20)) < P[rng.choice(3, 1000, p=weights)]).astype(np.uint8)
+    params = fit(from_numpy(X), "bernoulli-mixture", components=3).params
+    orders = (list(order) for order in permutations(range(3)))
+    at = min(orders, key=lambda order: ((params.probabilities[order] - P) ** 2).sum())
+    low, high = params.probabilities_interval[:, at]
+    near = abs(params.weights[at] - weights) < 1.96 * params.weights_error[at]
+    return np.array([((low < P) & (high > P)).mean(), near.mean()])
+
+
+@pytest.mark.parametrize("n_sets", [30, pytest.param(200, marks=pytest.mark.matrix)])
+def test_intervals_of_a_mixture_cover(n_sets: int) -> None:
+    shares = np.mean([mixture_covered(seed) for seed in range(n_sets)], axis=0)
+    assert 0.93 < shares[0] < 0.97
+    assert abs(shares[1] - 0.95) < 0.02 + 2 * np.sqrt(0.05 / (3 * n_sets))

@@ -17,12 +17,9 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from pipeline.numerics.information import inverse
 
-MOST_ROWS = 100_000
-"""Rows from which errors are computed: of more a keyed sample, whose sums are scaled up."""
-_SINGULAR = 1e-9  # of the largest eigenvalue of the information, its diagonal brought to 1
-_INVOLVED = 0.1  # an item's share of a direction that rows tell nothing of
+Array = NDArray[np.float64]
 
 
 class Errors(NamedTuple):
@@ -86,17 +83,12 @@ def standard_errors(
     prior = np.tile(np.append(np.full(q, prior_precision), 0.0), n_features)
     information = _information(sums, form) + np.diag(prior)
     directions = _directions(weights, fixed, equal_slopes)
-    along = directions.T @ information @ directions
-    scale = 1 / np.sqrt(np.maximum(np.diag(along), 1e-300))
-    values, vectors = scipy.linalg.eigh(scale[:, None] * along * scale)
-    known = values > _SINGULAR * values.max(initial=0.0)
-    root = directions @ (scale[:, None] * vectors[:, known]) / np.sqrt(values[known])
-    covariance = root @ root.T
+    found = inverse(information, directions)
+    covariance = found.covariance
     if form == "sandwich":
         covariance = covariance @ sums["products"] @ covariance
     of_items = covariance.reshape(n_features, q + 1, n_features, q + 1)
-    lost = (directions @ vectors[:, ~known]).reshape(n_features, -1)
-    unknown = fixed | ((lost**2).sum(axis=1) > _INVOLVED)
+    unknown = fixed | found.unknown((n_features, q + 1))
     own = of_items[np.arange(n_features), :, np.arange(n_features)]
     own[unknown] = np.nan
     return Errors(own, np.flatnonzero(unknown & ~fixed))
