@@ -51,7 +51,7 @@ def _shares(artifact: Artifact) -> Iterator[str]:
         listed = _listed([f"{one:.0%}" for one in share[:_MOST_COMPONENTS]])
         first = "The first explains" if len(share[:_MOST_COMPONENTS]) == 1 else "The first explain"
         yield f"{first} {listed} of the variance of the correlations."
-    elif "probabilities" in artifact and "weights" in artifact:
+    elif _has_kinds(artifact):
         share = np.sort(np.asarray(artifact["weights"]))[::-1][:_MOST_COMPONENTS]
         holds = "The largest holds" if len(share) == 1 else "The largest hold"
         yield f"{holds} {_listed([f'{one:.0%}' for one in share])} of the rows."
@@ -60,7 +60,7 @@ def _shares(artifact: Artifact) -> Iterator[str]:
 def _leading(artifact: Artifact) -> Iterator[str]:
     """Name the features that lead each component."""
     names = artifact.manifest["feature_names"]
-    if "probabilities" in artifact:
+    if _has_kinds(artifact):
         yield from _standing_out(artifact, names)
         return
     for k, column in enumerate(_columns(artifact)[:_MOST_COMPONENTS], 1):
@@ -69,6 +69,12 @@ def _leading(artifact: Artifact) -> Iterator[str]:
         named = [f"{names[i]} ({number(float(column[i]), 3)})" for i in leading]
         if named:
             yield f"Component {k} is led by {_listed(named)}."
+
+
+def _has_kinds(artifact: Artifact) -> bool:
+    """Tell whether components are kinds of rows, each with its probabilities of ones."""
+    dims = [artifact.dims(name) for name in ("probabilities", "weights") if name in artifact]
+    return dims == [("component", "feature"), ("component",)]
 
 
 def _standing_out(artifact: Artifact, names: Sequence[str]) -> Iterator[str]:
