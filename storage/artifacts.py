@@ -185,14 +185,17 @@ def _read_array(
 def storable(folder: Place, name: str, values: NDArray[Any]) -> NDArray[Any]:
     """Give an array in the byte order that comes back.
 
+    Standard errors, whose name ends in `_error`, are not a number where data tell nothing.
+
     Raises
     ------
     DataError
-        If it holds anything but finite numbers.
+        If anything else is not a finite number.
     """
     if values.dtype.kind not in "biuf":
         raise DataError(f"{folder}: {name}: Expected an array of numbers, got {values.dtype}.")
-    if not np.isfinite(values).all():
+    may_lack = np.isnan(values) if name.endswith("_error") else np.False_
+    if not (np.isfinite(values) | may_lack).all():
         raise DataError(f"{folder}: {name}: Expected finite values, got {_first_bad(values)}.")
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
 

@@ -45,6 +45,12 @@ from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
+from pipeline.models.clipped_errors import (
+    MOST_FEATURES,
+    summarize_moves,
+    with_loading_errors,
+    with_pair_errors,
+)
 from pipeline.models.settings import check_choices, check_components, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.expectation_propagation import probit_posterior
@@ -54,7 +60,7 @@ from pipeline.numerics.linalg import (
     negative_share,
 )
 from pipeline.numerics.tetrachoric import PairStatus
-from pipeline.params import array
+from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import (
     Estimate,
@@ -65,6 +71,7 @@ from pipeline.statistics.correlations import (
     null_spectra,
 )
 from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, pooled_counts, tiles
+from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
@@ -80,7 +87,8 @@ class ClippedPCAParams:
     """Parameters; the module's table gives shapes.
 
     `status` is the `PairStatus` of every pair; `null_eigenvalues` the 95 % quantiles of the null
-    spectra, empty unless `n_components` was chosen by them.
+    spectra, empty unless `n_components` was chosen by them. Standard errors are not a number where
+    the data do not tell.
     """
 
     loadings: Array = array("feature", "component")
@@ -89,6 +97,9 @@ class ClippedPCAParams:
     correlation: Array = array("feature", "feature_j")
     status: NDArray[np.uint8] = array("feature", "feature_j")
     null_eigenvalues: Array = array("null_eigenvalue")
+    loadings_error: Array | None = optional_array("feature", "component")
+    thresholds_error: Array | None = optional_array("feature")
+    correlation_error: Array | None = optional_array("feature", "feature_j")
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,9 @@ class ClippedPCA(Model):
         `refuse` them, or `keep` them with loadings of zero.
     repair
         `nearest` replaces C by the nearest correlation matrix before the eigenvectors are taken.
+    errors
+        `influence` gives standard errors, of unrepaired tetrachoric correlations of up to 1,000
+        features and of what is made of them, by one more pass; `none` leaves them out.
     null_draws
         Null spectra of the parallel analysis, at least 20.
     """
@@ -127,6 +141,7 @@ class ClippedPCA(Model):
     empty_cells: Literal["half", "none"] = "half"
     constant_features: Literal["refuse", "keep"] = "refuse"
     repair: Literal["none", "nearest"] = "none"
+    errors: Literal["influence", "none"] = "influence"
     null_draws: int = 20
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
@@ -241,7 +256,25 @@ class ClippedPCA(Model):
             "n_components": n_kept,
         }
         noted = state.warnings + self._judge_fit(params, n_kept, constant)
-        return replace(state, params=params, diagnostics=diagnostics, warnings=noted)
+        state = replace(state, params=params, diagnostics=diagnostics, warnings=noted)
+        is_plain = self.estimator == "tetrachoric" and self.repair == "none"
+        if self.errors == "none" or not is_plain or len(correlation) > MOST_FEATURES:
+            return state
+        return with_pair_errors(state, statistics)
+
+    def informing(self, state: FitState) -> Arrays | None:
+        """Ask for the errors of loadings, if there are any."""
+        return state.working if "share" in state.working else None
+
+    def inform(
+        self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Sums:
+        """Sum how rows move eigenvectors."""
+        return summarize_moves(params, working, block, rng)
+
+    def informed(self, state: FitState, statistics: Sums) -> FitState:
+        """Add the errors of loadings."""
+        return with_loading_errors(state, statistics)
 
     @property
     def _estimate(self) -> Estimate:

@@ -139,3 +139,33 @@ def test_intervals_of_a_mixture_cover(n_sets: int) -> None:
     shares = np.mean([mixture_covered(seed) for seed in range(n_sets)], axis=0)
     assert 0.93 < shares[0] < 0.97
     assert abs(shares[1] - 0.95) < 0.02 + 2 * np.sqrt(0.05 / (3 * n_sets))
+
+
+def clipped_covered(seed: int) -> NDArray[np.float64]:
+    """Share of clipped PCA's correlations and loadings that 95 % intervals of one fit hold."""
+    rng = np.random.default_rng([seed, 7])
+    W = rng.uniform(-1, 1, (20, 2)) * np.array([0.8, 0.5])
+    W[:, 0] = abs(W[:, 0])
+    C = W @ W.T
+    np.fill_diagonal(C, 1)
+    values, vectors = np.linalg.eigh(C)
+    loadings = vectors[:, :-3:-1] * np.sqrt(values[:-3:-1])
+    noise = rng.standard_normal((1000, 20)) * np.sqrt(1 - (W**2).sum(axis=1))
+    x = rng.standard_normal((1000, 2)) @ W.T + noise
+    thresholds = rng.uniform(-0.8, 0.8, 20)
+    params = fit(from_numpy((x > thresholds) * 1), "clipped-pca", components=2).params
+    found = params.loadings * np.sign((params.loadings * loadings).sum(axis=0))
+    pairs = np.triu_indices(20, 1)
+    moved = [
+        (abs(params.correlation - C) / params.correlation_error)[pairs],
+        (abs(found - loadings) / params.loadings_error).ravel(),
+        abs(params.thresholds - thresholds) / params.thresholds_error,
+    ]
+    return np.array([(z < 1.96).mean() for z in moved])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # 0 / 0 on the diagonal
+@pytest.mark.parametrize("n_sets", [40, pytest.param(200, marks=pytest.mark.matrix)])
+def test_intervals_of_clipped_pca_cover(n_sets: int) -> None:
+    shares = np.mean([clipped_covered(seed) for seed in range(n_sets)], axis=0)
+    assert ((shares > 0.93) & (shares < 0.97)).all()

@@ -126,6 +126,14 @@ def test_only_finite_numbers_are_stored(case: str, tmp_path: Path) -> None:
     assert files_of(path) == before
 
 
+def test_standard_errors_may_be_unknown(tmp_path: Path) -> None:
+    errors = np.array([0.5, np.nan])
+    write_artifact(tmp_path / "a", {"mean_error": named(errors)}, {})
+    np.testing.assert_array_equal(load_artifact(tmp_path / "a")["mean_error"], errors)
+    bad = {"mean_error": named(np.array([0.5, np.inf]))}
+    assert refusal(lambda: write_artifact(tmp_path / "b", bad, {})).endswith("got inf at (1,).")
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     arrays = {
