@@ -30,6 +30,7 @@ from flows.data.datasets import check_label, dataset_rows, open_named
 from flows.evaluating.codes import DrawnRows, Source, draw, judged_codes
 from flows.evaluating.folds import Dealt, Refit, check_folds, fold_steps
 from flows.evaluating.named import NO_SEGMENTS, Named, load_named
+from flows.evaluating.nested import nested_tests
 from flows.evaluating.wording import described_shares, lacks, left_out
 from flows.fitting.training import Training, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
@@ -81,6 +82,10 @@ bits, and 0.5 by chance; continuity is the same with codes and bits exchanged. `
 often a row's label is told by the 5 rows with the nearest codes, of up to 20,000 that were fitted,
 and how often by the 5 with the nearest bits, which is the value to beat.
 
+`--likelihood-ratio` tests nested latent-trait fits to the same rows, such as equal slopes against
+slopes of their own, or one trait against two, by twice the gain in log-likelihood of the fit, which
+is χ² where the smaller model is true.
+
 `--folds 5` cross-validates instead: it deals the rows that `flows.fit` would take to five folds,
 refits each model without one fold after the other, with the settings of its artifact, and judges
 every row by the fit that it had no part in.
@@ -127,6 +132,13 @@ class Options:
         str | None,
         Option(help="Per-row column, or segment, to be told by the rows with the nearest codes."),
     ] = None
+    likelihood_ratio: Annotated[
+        bool,
+        Option(
+            negative="",
+            help="Test nested latent-trait fits to the same rows against each other.",
+        ),
+    ] = False
     with_baselines: Annotated[
         bool,
         Option(
@@ -148,6 +160,7 @@ class Plan:
     split: str | None
     loaded: Sequence[Named]
     training: Training
+    tests: Sequence[Mapping[str, Any]]
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
 
@@ -275,7 +288,8 @@ def check(options: Options) -> Plan:
     training = next((named.training for named in loaded[:1] if named.training), own)
     for known in (training, *(named.training for named in loaded if named.training)):
         check_label(known.dataset, options.label)
-    return Plan(options, dataset, split, loaded, training, open_executor)
+    tests = nested_tests(loaded) if options.likelihood_ratio else ()
+    return Plan(options, dataset, split, loaded, training, tests, open_executor)
 
 
 @flow_of("evaluate", Options)
@@ -301,6 +315,7 @@ def run_evaluate(plan: Plan) -> dict[str, Any]:
         "folds": plan.options.folds,
         "n_features": dataset.n_features,
         **found,
+        "likelihood_ratio_tests": list(plan.tests),
         "seconds": round(time.perf_counter() - begun, 3),
         "stages": stages.seconds,
     }

@@ -52,6 +52,10 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
             console.print(line, markup=False)
     if any("pairs" in model for model in models):
         console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model")
+    for test in summary["likelihood_ratio_tests"]:
+        p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"
+        told = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
+        console.print(f"likelihood ratio, {told}, {test['df']} df, p {p}", markup=False)
     for warning in summary["warnings"]:
         console.print(f"warning: {warning}", markup=False)
 

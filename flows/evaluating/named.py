@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class Named:
         Index of each segment that has parameters of its own, by name.
     warnings
         What to say beside its numbers.
+    manifest
+        Of its artifact.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Named:
     seed: int = 0
     segments: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_named(path: str, dataset: BinaryDataset) -> Named:
@@ -71,6 +75,7 @@ def load_named(path: str, dataset: BinaryDataset) -> Named:
         fitted.artifact.manifest["seed"],
         known,
         tuple(unknown_segments(known, names)),
+        fitted.artifact.manifest,
     )
 
 

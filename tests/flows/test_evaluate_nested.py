@@ -1,0 +1,61 @@
+"""Likelihood-ratio tests of `flows.evaluate`, as the commands of R's ltm print them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.test_two_tables import saved
+from tests.data import write
+
+
+@pytest.fixture
+def fits(cli: Any, tmp_path: Path) -> Any:
+    """Fit LSAT-6 as each pair of a name and settings says."""
+    write(tmp_path / "lsat6.zarr", saved("lsat6")["X"])
+    write(tmp_path / "half.zarr", saved("lsat6")["X"][:500])
+
+    def fitted(name: str, *settings: str, dataset: str = "lsat6") -> str:
+        path = str(tmp_path / name)
+        line = ("fit", "--dataset", str(tmp_path / f"{dataset}.zarr"), "--output", path)
+        done = cli(*line, "--no-report", "--model", "latent-trait", *settings)
+        assert done.code == 0, done.err
+        return path
+
+    return fitted
+
+
+def compared(cli: Any, tmp_path: Path, *artifacts: str) -> Any:
+    named = [word for path in artifacts for word in ("--artifact", path)]
+    line = ("evaluate", "--dataset", str(tmp_path / "lsat6.zarr"), *named)
+    return cli(*line, "--likelihood-ratio", "--no-baselines", "--json")
+
+
+def test_slopes_of_lsat_6_do_not_differ(cli: Any, fits: Any, tmp_path: Path) -> None:
+    """χ² = 0.57, 4 df, p = 0.967 (D. Rizopoulos, Journal of Statistical Software 17(5), 2006)."""
+    rasch = fits("rasch", "--components", "1", "--set", "equal_slopes=yes")
+    two = fits("two", "--components", "1")
+    (test,) = json.loads(compared(cli, tmp_path, two, rasch).out)["likelihood_ratio_tests"]
+    assert (test["smaller"], test["larger"], test["df"]) == (rasch, two, 4)
+    assert test["chi2"] == pytest.approx(0.57, abs=5e-3)
+    assert test["p"] == pytest.approx(0.967, abs=1e-3)
+
+
+def test_what_cannot_be_tested_is_refused(cli: Any, fits: Any, tmp_path: Path) -> None:
+    one = fits("one", "--components", "1")
+    half = fits("half", "--components", "1", dataset="half")
+    prior = fits("prior", "--components", "2", "--set", "prior_precision=1")
+    bound = fits("bound", "--components", "1", "--set", "estimator=variational")
+    for artifacts, told in {
+        (one,): "Expected two or more --artifact, got one.",
+        (one, half): "Expected fits to the same rows, got others (dataset, split).",
+        (one, one): "Expected nested models, got latent-trait of 1 component and latent-trait",
+        (one, prior): "Expected nested models, got latent-trait of 1 component and latent-trait",
+        (one, bound): "bound: Expected a latent-trait fit by quadrature, whose likelihood is at",
+    }.items():
+        done = compared(cli, tmp_path, *artifacts)
+        assert done.code == 2
+        assert told in done.err
