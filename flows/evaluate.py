@@ -28,6 +28,7 @@ from flows.cli.splits import split_to_fit, split_to_judge
 from flows.cli.summary import print_json
 from flows.data.datasets import check_label, dataset_rows, open_named
 from flows.evaluating.codes import DrawnRows, Source, draw, judged_codes
+from flows.evaluating.dif import Groups, groups_of, item_bias
 from flows.evaluating.folds import Dealt, Refit, check_folds, fold_steps
 from flows.evaluating.named import NO_SEGMENTS, Named, load_named
 from flows.evaluating.nested import nested_tests
@@ -82,6 +83,9 @@ bits, and 0.5 by chance; continuity is the same with codes and bits exchanged. `
 often a row's label is told by the 5 rows with the nearest codes, of up to 20,000 that were fitted,
 and how often by the 5 with the nearest bits, which is the value to beat.
 
+`--dif COLUMN` tests by Mantel and Haenszel which items favour one of the two groups that the column
+names, among rows of equal sum scores; it depends on no model.
+
 `--likelihood-ratio` tests nested latent-trait fits to the same rows, such as equal slopes against
 slopes of their own, or one trait against two, by twice the gain in log-likelihood of the fit, which
 is χ² where the smaller model is true.
@@ -132,6 +136,10 @@ class Options:
         str | None,
         Option(help="Per-row column, or segment, to be told by the rows with the nearest codes."),
     ] = None
+    dif: Annotated[
+        str | None,
+        Option(help="Per-row column of two groups, one of which items may favour."),
+    ] = None
     likelihood_ratio: Annotated[
         bool,
         Option(
@@ -161,6 +169,7 @@ class Plan:
     loaded: Sequence[Named]
     training: Training
     tests: Sequence[Mapping[str, Any]]
+    groups: Groups | None
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
 
@@ -289,7 +298,8 @@ def check(options: Options) -> Plan:
     for known in (training, *(named.training for named in loaded if named.training)):
         check_label(known.dataset, options.label)
     tests = nested_tests(loaded) if options.likelihood_ratio else ()
-    return Plan(options, dataset, split, loaded, training, tests, open_executor)
+    groups = groups_of(dataset, options.dif) if options.dif else None
+    return Plan(options, dataset, split, loaded, training, tests, groups, open_executor)
 
 
 @flow_of("evaluate", Options)
@@ -307,6 +317,7 @@ def run_evaluate(plan: Plan) -> dict[str, Any]:
         steps = _steps if plan.options.folds is None else _steps_of_folds
         try:
             found = steps(job, stages)
+            bias = stages.run("item bias", partial(_item_bias, job))
         finally:
             forget_chunks()
     return {
@@ -316,9 +327,18 @@ def run_evaluate(plan: Plan) -> dict[str, Any]:
         "n_features": dataset.n_features,
         **found,
         "likelihood_ratio_tests": list(plan.tests),
+        "item_bias": bias,
         "seconds": round(time.perf_counter() - begun, 3),
         "stages": stages.seconds,
     }
+
+
+def _item_bias(job: Job) -> dict[str, Any] | None:
+    """Test which items favour a group, where one was asked for."""
+    if (groups := job.groups) is None:
+        return None
+    names = job.dataset.feature_names
+    return item_bias(groups, job.rows((groups.column,)), names, job.executor, job.progress)
 
 
 def _steps(job: Job, stages: Stages) -> dict[str, Any]:

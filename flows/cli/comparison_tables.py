@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.code_tables import print_codes
@@ -35,6 +36,13 @@ _KINDS = {
 }
 
 
+_MOST_ITEMS = 30
+_BIAS_NOTE = (
+    "odds ratio: above 1 the item favours the first group, among rows of equal sum scores\n"
+    "class: A small or by chance, B moderate, C large"
+)
+
+
 def print_evaluation(summary: Mapping[str, Any]) -> None:
     """Print the comparison, the differences of each artifact, and the warnings."""
     console = Console(width=_WIDTH, soft_wrap=True, highlight=False)
@@ -52,6 +60,9 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
             console.print(line, markup=False)
     if any("pairs" in model for model in models):
         console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model")
+    if bias := summary["item_bias"]:
+        console.print(_biased(bias))
+        console.print(_BIAS_NOTE, markup=False)
     for test in summary["likelihood_ratio_tests"]:
         p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"
         told = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
@@ -167,3 +178,19 @@ def _told_prediction(found: Mapping[str, Any]) -> Iterator[str]:
     elif found:
         r2 = "no R², all are the same" if found["r2"] is None else f"R² {found['r2']:.4f}"
         yield f"  {found['column']}: {r2}, error {found['rmse']:.4g} in {found['rows']:,} rows"
+
+
+def _biased(bias: Mapping[str, Any]) -> Table:
+    """Lay out which items favour a group, the most biased first."""
+    (reference, focal), rows = (bias["reference"], bias["focal"]), bias["rows"]
+    title = f"{bias['column']}: {reference} ({rows[0]:,} rows) against {focal} ({rows[1]:,})"
+    table = Table(box=None, padding=(0, 2, 0, 0), title=escape(title), title_justify="left")
+    table.add_column("item")
+    for name in ("odds ratio", "delta", "chi2", "p", "class"):
+        table.add_column(name, justify="right")
+    for item in bias["items"][:_MOST_ITEMS]:
+        ratio, delta, chi2 = (f"{item[name]:.2f}" for name in ("odds_ratio", "delta", "chi2"))
+        table.add_row(
+            escape(item["feature"]), ratio, delta, chi2, f"{item['p']:.4f}", item["grade"]
+        )
+    return table

@@ -1,0 +1,75 @@
+"""Differential item functioning: which items favour one of two groups of rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.blocks import Rows
+from pipeline.collect import collect
+from pipeline.executors.base import Executor
+from pipeline.progress import Progress
+from pipeline.using.item_bias import count_by_score, mantel_haenszel
+from storage.dataset import BinaryDataset
+from storage.errors import DataError
+
+_LEAST_ROWS = 20
+
+
+class Groups(NamedTuple):
+    """Two groups of rows: the column, its values, and their texts, of the larger group first."""
+
+    column: str
+    values: tuple[int, int]
+    names: tuple[str, str]
+
+
+def groups_of(dataset: BinaryDataset, column: str) -> Groups:
+    """Find the two groups that a per-row column makes; the larger is the reference.
+
+    Raises
+    ------
+    DataError
+        If there is no such column, or it has not two values with rows enough.
+    """
+    dataset.check_columns([column])
+    each = [dataset.row_labels(key, [column])[1][column] for key in range(dataset.n_chunks)]
+    values, counts = np.unique(np.concatenate(each), return_counts=True)
+    is_named = values != -1 if column in dataset.levels else np.ones(len(values), bool)
+    values, counts = values[is_named], counts[is_named]
+    if values.dtype.kind == "f" or len(values) != 2:
+        raise DataError(
+            f"{dataset.path}: --dif: Expected a column of two groups, got {column!r} of "
+            f"{len(values):,} values. Keep a column that has two."
+        )
+    larger_first = np.argsort(-counts, kind="stable")
+    values, counts = values[larger_first], counts[larger_first]
+    names = [str(text) for text in dataset.texts(column, values)]
+    for name, count in zip(names, counts, strict=True):
+        if count < _LEAST_ROWS:
+            raise DataError(
+                f"{dataset.path}: --dif: Expected {_LEAST_ROWS} rows or more of each group, got "
+                f"{count} of {column} = {name!r}. Take another column."
+            )
+    return Groups(column, (int(values[0]), int(values[1])), (names[0], names[1]))
+
+
+def item_bias(
+    groups: Groups, rows: Rows, names: tuple[str, ...], executor: Executor, progress: Progress
+) -> dict[str, Any]:
+    """Test the items of all rows, the most biased first."""
+    count = partial(count_by_score, groups.column, groups.values)
+    sums = collect(count, rows, executor, "sum scores", progress=progress)
+    found = mantel_haenszel(sums.values["rows"], sums.values["ones"])
+    order = np.argsort(found.p, kind="stable")
+    columns = {name: values[order].tolist() for name, values in found._asdict().items()}
+    items = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
+    return {
+        "column": groups.column,
+        "reference": groups.names[0],
+        "focal": groups.names[1],
+        "rows": sums.values["rows"].sum(axis=1).tolist(),
+        "items": [{"feature": names[i], **item} for i, item in zip(order, items, strict=True)],
+    }

@@ -1,0 +1,70 @@
+"""Item bias of `flows.evaluate`, beside what R's `mantelhaen.test` gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.models.registry import models
+from tests.acceptance.test_two_tables import saved
+from tests.data import write
+from tests.fits import write_fit
+
+# R 4.2.2, mantelhaen.test(table(gender, answer, score), correct = TRUE), strata with both genders:
+# χ², p, and the odds ratio of the larger group, women, against men.
+OF_R = {
+    "S1DoCurse": (0.1323893, 0.7159675, 0.7967412),
+    "S1WantScold": (2.148593, 0.1427006, 1.770179),
+    "S1DoScold": (2.750114, 0.0972475, 0.4994841),
+}
+
+
+@pytest.fixture
+def evaluated(cli: Any, tmp_path: Path) -> Any:
+    data = saved("verbal_aggression")
+    columns = {
+        "gender": np.where(data["y"] == 1, "M", "F"),
+        "few": np.where(np.arange(316) < 9, "a", "b"),
+        "many": (np.arange(316) % 3).astype(str),
+    }
+    dataset = write(tmp_path / "d.zarr", data["X"], names=data["names"], columns=columns)
+    fitted = write_fit(tmp_path / "f", models()["clipped-pca"](n_components=1), dataset)
+    line = ("evaluate", "--dataset", tmp_path / "d.zarr", "--artifact", fitted, "--no-baselines")
+    return lambda *words: cli(*line, *words)
+
+
+def test_women_and_men_are_compared_as_by_r(evaluated: Any) -> None:
+    bias = evaluated("--dif", "gender", "--json").json["item_bias"]
+    assert (bias["reference"], bias["focal"], bias["rows"]) == ("F", "M", [243, 73])
+    p = [item["p"] for item in bias["items"]]
+    assert p == sorted(p)
+    items = {item["feature"]: item for item in bias["items"]}
+    for name, (chi2, p_of_r, ratio) in OF_R.items():
+        found = items[name]
+        assert (found["chi2"], found["p"]) == pytest.approx((chi2, p_of_r), rel=1e-5)
+        assert found["odds_ratio"] == pytest.approx(ratio, rel=1e-5)
+    assert items["S2WantShout"]["grade"] == "C"  # large, and beyond chance
+    assert items["S2WantScold"]["grade"] == "A"  # large by chance
+
+
+def test_the_table_says_whom_items_favour(evaluated: Any) -> None:
+    done = evaluated("--dif", "gender")
+    assert "gender: F (243 rows) against M (73)" in done.out
+    assert "S2WantShout" in done.out
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        ("few", "Expected 20 rows or more of each group, got 9 of few = 'a'."),
+        ("many", "Expected a column of two groups, got 'many' of 3 values."),
+        ("nobody", "nobody"),
+    ],
+)
+def test_what_makes_no_two_groups_is_refused(evaluated: Any, column: str, told: str) -> None:
+    done = evaluated("--dif", column)
+    assert done.code == 2
+    assert told in done.err
