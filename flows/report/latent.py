@@ -20,6 +20,7 @@ from flows.report.plots import (
     empty_plot,
     heat_map,
     hovering,
+    number,
     ramp_of,
     square_plot,
 )
@@ -64,6 +65,8 @@ def latent_figures(
         return
     if n_components == 1:
         yield _item_curves(fitted, coded)
+        if "difficulty" in fitted.artifact:  # items of one trait
+            yield _information_curves(fitted, coded)
     elif n_components == 2 and not _are_shares(coded.codes):
         yield _image_grid(fitted, coded, layout) if layout else _item_lines(fitted, coded)
 
@@ -141,12 +144,39 @@ def _facts(coded: CodedRows, rows: NDArray[np.intp]) -> list[tuple[str, list[str
     return [(name, [str(value) for value in values[rows]]) for name, values in facts]
 
 
-def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
-    """Draw P(x_i = 1) over one component, for the features that it moves most."""
+def _over_component(fitted: Fitted, coded: CodedRows) -> tuple[Array, Array]:
+    """Give places on the only component, (n_places,), and P(x_i = 1) there, (n_places, n)."""
     low, high = coded.codes.min(), coded.codes.max()
     margin = 0.25 * (high - low) + 0.1
     z = np.linspace(low - margin, high + margin, 121)
-    probabilities = reconstructor(fitted.model).reconstruct(fitted.params, z[:, None])
+    return z, reconstructor(fitted.model).reconstruct(fitted.params, z[:, None])
+
+
+def _information_curves(fitted: Fitted, coded: CodedRows) -> Figure:
+    """Draw what features tell of the component, P'² / (P (1 − P)), and all of them together."""
+    z, P = _over_component(fitted, coded)
+    information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
+    told = np.sort(np.argsort(-information.max(axis=0), kind="stable")[:_MOST_LINES])
+    whole, names = information.sum(axis=1), [fitted.feature_names[i] for i in told]
+    plot = empty_plot(("component 1", "information"), height=340)
+    data = {"xs": [z] * len(told), "ys": [*information[:, told].T], "feature": names}
+    lines = plot.multi_line("xs", "ys", source=data, color=COLOURS[0], line_width=1.2, alpha=0.5)
+    hovering(plot, lines, [("feature", "feature")])
+    plot.line(z, whole, color=COLOURS[1], line_width=2.5)
+    at, most = z[whole.argmax()], whole.max()
+    note = (
+        f"Where it is high, rows are told apart best: all features have {number(most, 3)} together "
+        f"at {number(at, 2)}, a standard error of {number(most**-0.5, 2)}."
+    )
+    keys = (Key("all features", COLOURS[1], "dash"), Key("one feature", COLOURS[0], "dash"))
+    alt = f"Information of {len(told)} features and of all over component 1. {note}"
+    hint = "Point at a curve for its name."
+    return Figure("Information over the component", alt, plot, note=note, hint=hint, keys=keys)
+
+
+def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
+    """Draw P(x_i = 1) over one component, for the features that it moves most."""
+    z, probabilities = _over_component(fitted, coded)
     moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MOST_LINES])
     plot = empty_plot(("component 1", "P(feature = 1)"), height=340, y_range=(-0.02, 1.02))
     names = [fitted.feature_names[i] for i in moved]

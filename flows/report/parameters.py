@@ -84,7 +84,7 @@ def of_features(
         return
     draw = partial(_images, layout=layout) if layout else _loadings
     yield draw(artifact, name, title, values)
-    if (ends := _ends(artifact, name)) is not None:
+    if layout is None and (ends := _ends(artifact, name)) is not None:
         yield _intervals(artifact, name, values, ends)
 
 
