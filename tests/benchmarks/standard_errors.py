@@ -1,0 +1,60 @@
+"""What standard errors and fit statistics of the latent-trait model cost, in passes of its fit.
+
+`python -m tests.benchmarks.standard_errors`: rows in memory, two threads; a pass is one E-step and
+M-step by quadrature.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+from scipy.special import expit
+
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import collect_first, collect_pass, fit, fit_pass, start
+from pipeline.models.latent_trait.model import LatentTrait
+from tests.strategies import Data, memory_rows
+
+SIZES = ((20, 1, 200_000), (24, 3, 100_000), (100, 1, 200_000), (250, 2, 100_000))
+LARGEST = (500, 1, 1_000_000)
+
+
+def measured(n_features: int, q: int, n_rows: int) -> tuple[float, float]:
+    """Seconds of a pass, and of all that follows the last."""
+    rng = np.random.default_rng(0)
+    weights, offsets = rng.uniform(0.5, 1.5, (n_features, q)), rng.uniform(-1.5, 1.5, n_features)
+    X = np.empty((n_rows, n_features), np.uint8)
+    for at in np.array_split(np.arange(n_rows), max(1, n_rows // 50_000)):
+        chances = expit(rng.standard_normal((len(at), q)) @ weights.T + offsets)
+        X[at] = rng.random(chances.shape, np.float32) < chances
+    rows = memory_rows(Data(X), [n_rows // 20] * 20)
+    model, executor = LatentTrait(n_components=q, estimator="quadrature"), ThreadsExecutor(2)
+    begun = start(model, collect_first(model, rows, executor, 0), 0)
+    state = model.warm(begun, replace(begun.params, weights=weights, offsets=offsets))
+    for _ in range(2):  # the first compiles
+        clock = time.perf_counter()
+        statistics = collect_pass(model, state, rows, executor, 0)
+        fit_pass(model, state, rows, executor, 0, statistics)
+        a_pass = time.perf_counter() - clock
+    done = replace(model.finish(state, statistics), done=True)
+    clock = time.perf_counter()
+    fit(model, rows, executor, 0, state=done)
+    return a_pass, time.perf_counter() - clock
+
+
+def main() -> None:
+    """Print a line a size."""
+    measured(5, 1, 2000)  # imports
+    for size in (*SIZES, LARGEST):
+        a_pass, after = measured(*size)
+        n_features, q, n_rows = size
+        print(
+            f"{n_features} items, {q} traits, {n_rows:,} rows: a pass {a_pass:.2f} s, errors and "
+            f"fit statistics {after:.2f} s, {after / a_pass:.1f} passes"
+        )
+
+
+if __name__ == "__main__":
+    main()
