@@ -1,4 +1,9 @@
-"""Standard errors of clipped PCA: of correlations from pair counts, of loadings from rows."""
+"""Standard errors of clipped PCA, from its pair counts alone.
+
+Those of correlations and thresholds follow from the counts. Those of loadings need how the moves of
+two correlations go together, which pairs do not tell: they are those of rows drawn from the fitted
+Gaussians, so that no row of the data is read again.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
-from pipeline.models.state import Arrays, FitState
+from pipeline.models.state import FitState
 from pipeline.numerics.loading_errors import (
     Influence,
     correlation_errors,
@@ -18,27 +22,27 @@ from pipeline.numerics.loading_errors import (
     loading_errors,
     moments_of_moves,
 )
-from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
-from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
 MOST_FEATURES = 1000
-"""Of more there are no standard errors: matrices of pairs are sent to where the rows are."""
-_LEAST_ROWS, _MOST_ROWS = 2_000, 20_000
-_MOST_WORK = 1e11  # multiplications
+"""Of more there are no standard errors."""
+_LEAST_ROWS, _MOST_ROWS = 1_000, 20_000
+_MOST_WORK = 2e10  # multiplications
 
 
-def with_pair_errors(state: FitState, counts: PairCounts) -> FitState:
-    """Add the errors that counts tell, and what rows are to be summed by for those of loadings.
+def with_errors(state: FitState, counts: PairCounts, rng: np.random.Generator) -> FitState:
+    """Add standard errors to the parameters of a `ClippedPCA`.
 
     Parameters
     ----------
     state
-        Of a `ClippedPCA` whose correlations are made.
+        Its correlations and loadings are made.
     counts
         All pairs, segments as one.
+    rng
+        Source of the rows that are drawn.
     """
     params, n_rows = state.params, counts.n_samples
     n, ones_i, ones_j, both = (
@@ -46,38 +50,51 @@ def with_pair_errors(state: FitState, counts: PairCounts) -> FitState:
         for a in counts.table(0)
     )
     moved = influence(params.correlation, n, ones_i, ones_j, both, n_rows)
-    errors = correlation_errors(moved, n, ones_i, ones_j, both, n_rows)
-    of_thresholds = threshold_errors(*(counted[0] for counted in counts.margins()))
-    params = replace(params, correlation_error=errors, thresholds_error=of_thresholds)
+    observed, ones = (counted[0] for counted in counts.margins())
+    params = replace(
+        params,
+        correlation_error=correlation_errors(moved, n, ones_i, ones_j, both, n_rows),
+        thresholds_error=threshold_errors(observed, ones),
+    )
+    constant = state.auxiliary["constant"]
+    errors = _of_loadings(params, moved, observed / n_rows, constant, rng) / np.sqrt(n_rows)
+    return replace(state, params=replace(params, loadings_error=errors))
+
+
+def _of_loadings(
+    params: Any,
+    moved: Influence,
+    observed: Array,
+    constant: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> Array:
+    """Give standard errors of loadings for one row."""
     n_features, q = params.loadings.shape
-    if not q:
-        return replace(state, params=params)
-    share = share_informing(n_rows, n_features, q)
-    working = {**moved._asdict(), "n_rows": np.array(n_rows), "share": np.array(share)}
-    return replace(state, params=params, working=working)
-
-
-def summarize_moves(params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom) -> Sums:
-    """Sum how rows move eigenvectors."""
-    uniform = rng.stream("information").uniform(block.rows, 1)[:, 0]
-    block = block.taken(np.flatnonzero(uniform < working["share"]))
-    moved = Influence(working["joint"], working["single"], working["constant"])
-    vectors = unit_vectors(params.loadings, params.eigenvalues)
-    found = moments_of_moves(block.dense(), block.observed(), moved, vectors)
-    return Sums(block.n_samples, 0.0, {"moments": found})
-
-
-def with_loading_errors(state: FitState, statistics: Sums) -> FitState:
-    """Add the errors of loadings, and leave what they are made of."""
-    params, constant = state.params, state.auxiliary["constant"]
-    scale = 1 / (max(statistics.n_samples, 1) * int(state.working["n_rows"]))
+    n_rows = int(np.clip(_MOST_WORK / (n_features**2 * max(q, 1)), _LEAST_ROWS, _MOST_ROWS))
+    X = _drawn(params.correlation, params.thresholds, n_rows, rng)
+    mask = None
+    if (observed < 1).any():
+        mask = (rng.random(X.shape) < observed).astype(np.uint8)
+    values = params.eigenvalues[:q]
+    scale = np.where(values > 0, 1 / np.sqrt(np.where(values > 0, values, 1.0)), 0.0)
+    vectors = params.loadings * scale
     varying = params.correlation.copy()
     varying[constant, constant] = 0.0
-    values = params.eigenvalues[: params.loadings.shape[1]]
-    vectors = unit_vectors(params.loadings, params.eigenvalues)
-    errors = loading_errors(varying, values, vectors, scale * statistics.values["moments"])
+    moments = moments_of_moves(X, mask, moved, vectors) / n_rows
+    errors = loading_errors(varying, values, vectors, moments)
     errors[constant] = np.nan
-    return replace(state, params=replace(params, loadings_error=errors), working={})
+    return errors
+
+
+def _drawn(
+    correlation: Array, thresholds: Array, n_rows: int, rng: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Draw bits of Gaussians, (n_rows, n_features); what is indefinite is cut to what is not."""
+    values, vectors = scipy.linalg.eigh(correlation)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    root /= np.linalg.norm(root, axis=1)[:, None]
+    x = rng.standard_normal((n_rows, len(values))) @ root.T
+    return (x > thresholds).astype(np.uint8)
 
 
 def threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
@@ -86,16 +103,3 @@ def threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Ar
     density = np.exp(-(scipy.special.ndtri(np.clip(p, 1e-300, 1 - 1e-16)) ** 2) / 2)
     errors = np.sqrt(2 * np.pi * p * (1 - p) / observed) / np.maximum(density, 1e-300)
     return np.where((ones == 0) | (ones == observed), np.nan, errors)
-
-
-def share_informing(n_rows: int, n_features: int, n_components: int) -> float:
-    """Give the share of rows whose moves of the correlations are summed."""
-    most = _MOST_WORK / (4 * n_features**2 * max(n_components, 1))
-    return min(1.0, float(np.clip(most, _LEAST_ROWS, _MOST_ROWS)) / max(n_rows, 1))
-
-
-def unit_vectors(loadings: Array, eigenvalues: Array) -> Array:
-    """Give the eigenvectors that loadings are made of; 0 where the eigenvalue is not above 0."""
-    values = eigenvalues[: loadings.shape[1]]
-    scale = np.where(values > 0, 1 / np.sqrt(np.where(values > 0, values, 1.0)), 0.0)
-    return np.asarray(loadings * scale)

@@ -45,12 +45,7 @@ from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
-from pipeline.models.clipped_errors import (
-    MOST_FEATURES,
-    summarize_moves,
-    with_loading_errors,
-    with_pair_errors,
-)
+from pipeline.models.clipped_errors import MOST_FEATURES, with_errors
 from pipeline.models.settings import check_choices, check_components, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.expectation_propagation import probit_posterior
@@ -71,7 +66,6 @@ from pipeline.statistics.correlations import (
     null_spectra,
 )
 from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, pooled_counts, tiles
-from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
@@ -121,8 +115,8 @@ class ClippedPCA(Model):
     repair
         `nearest` replaces C by the nearest correlation matrix before the eigenvectors are taken.
     errors
-        `influence` gives standard errors, of unrepaired tetrachoric correlations of up to 1,000
-        features and of what is made of them, by one more pass; `none` leaves them out.
+        `model` gives standard errors of unrepaired tetrachoric correlations of up to 1,000 features
+        and of what is made of them, as the fitted Gaussians have them; `none` leaves them out.
     null_draws
         Null spectra of the parallel analysis, at least 20.
     """
@@ -141,7 +135,7 @@ class ClippedPCA(Model):
     empty_cells: Literal["half", "none"] = "half"
     constant_features: Literal["refuse", "keep"] = "refuse"
     repair: Literal["none", "nearest"] = "none"
-    errors: Literal["influence", "none"] = "influence"
+    errors: Literal["model", "none"] = "model"
     null_draws: int = 20
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
@@ -260,21 +254,7 @@ class ClippedPCA(Model):
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
         if self.errors == "none" or not is_plain or len(correlation) > MOST_FEATURES:
             return state
-        return with_pair_errors(state, statistics)
-
-    def informing(self, state: FitState) -> Arrays | None:
-        """Ask for the errors of loadings, if there are any."""
-        return state.working if "share" in state.working else None
-
-    def inform(
-        self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> Sums:
-        """Sum how rows move eigenvectors."""
-        return summarize_moves(params, working, block, rng)
-
-    def informed(self, state: FitState, statistics: Sums) -> FitState:
-        """Add the errors of loadings."""
-        return with_loading_errors(state, statistics)
+        return with_errors(state, statistics, rng)
 
     @property
     def _estimate(self) -> Estimate:

@@ -103,7 +103,7 @@ def correlation_errors(
 def moments_of_moves(
     X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, moved: Influence, vectors: Array
 ) -> Array:
-    """Sum (D v)(D v)ᵀ over rows.
+    """Sum (D v)(D v)ᵀ over rows, less what their mean has of it.
 
     Parameters
     ----------
@@ -120,19 +120,23 @@ def moments_of_moves(
         (n_components, n_features, n_features).
     """
     n_features, q = vectors.shape
-    found = np.zeros((q, n_features, n_features))
+    found, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
     height = max(1, _BATCH_ENTRIES // n_features)
     for start in range(0, len(X), height):
         check_wanted()
         x = X[start : start + height].astype(np.float64)
-        m = np.ones_like(x) if observed is None else observed[start : start + height].astype(float)
-        x *= m
+        # Without missing values what depends on them alone is the same in every row.
+        m = np.ones((1, n_features))
+        if observed is not None:
+            m = observed[start : start + height].astype(np.float64)
+            x *= m
         for k, v in enumerate(vectors.T):
             xv, mv = x * v, m * v
             moves = x * (xv @ moved.joint - mv @ moved.single.T)
             moves -= m * (xv @ moved.single + mv @ moved.constant)
             found[k] += moves.T @ moves
-    return found
+            sums[k] += moves.sum(axis=0)
+    return np.asarray(found - sums[:, :, None] * sums[:, None] / max(len(X), 1))
 
 
 def loading_errors(correlation: Array, values: Array, vectors: Array, moments: Array) -> Array:

@@ -106,7 +106,10 @@ def doubts(
     """
     noted = _without_weight(weights, auxiliary["constant"], diagnostics["estimator"])
     if (diverging := auxiliary["diverging"]).size:
-        text = f"weights diverge, the data separate: {{features}}; --set {prior}"
+        text = (
+            "the data separate these features, so that their weights have no bound and those given "
+            f"are not to be read: {{features}}; --set {prior} keeps them finite"
+        )
         noted.append(Notice(text, tuple(diverging.tolist())))
     if empty := diagnostics["rows_without_values"]:
         noted.append(Notice(f"rows without any value: {empty}, codes are 0"))

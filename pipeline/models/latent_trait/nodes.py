@@ -91,8 +91,9 @@ class Grid:
         if steep.size:
             remedy = f"nodes={enough}, or " if enough > self.an_axis else ""
             text = (
-                f"too steep for {self.an_axis} nodes an axis, so that weights may be far off or "
-                f"diverge: {{features}}; --set {remedy}{prior}"
+                "weights of these features may be far off, or have no bound as the data separate "
+                f"them: {{features}} are too steep for {self.an_axis} nodes an axis; "
+                f"--set {remedy}{prior}"
             )
             return [Notice(text, tuple(steep.tolist()))]
         share = peak ** (1 / self.n_components)
