@@ -21,6 +21,7 @@ FIGURES = [
     "calibration-of-pairs",
     "features-in-latent-space",
     "loadings",
+    "loadings-95-intervals",
     "rows-in-latent-space",
     "spectrum",
 ]

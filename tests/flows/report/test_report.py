@@ -324,7 +324,8 @@ def test_every_figure_becomes_a_picture(cli, fitted):
     options = ["--artifact", fitted, "--pictures", "drawn"]
     done = cli("report", *options)
     assert done.code == 0, done.err
-    latent = ["features-in-latent-space", "loadings", "rows-in-latent-space"]
+    loadings = ["loadings-95-intervals", "loadings"]
+    latent = ["features-in-latent-space", *loadings, "rows-in-latent-space"]
     names = ["calibration-of-pairs", *latent, "spectrum"]
     paths = [Path("drawn", f"{name}.png") for name in names]
     assert sorted(Path("drawn").iterdir()) == paths
