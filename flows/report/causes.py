@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
 from flows.report.figures import ImageLayout
+from flows.report.heat_maps import heat_map
 from flows.report.images import pictures
 from flows.report.plots import (
     LARGEST,
@@ -17,7 +18,6 @@ from flows.report.plots import (
     MOST_IMAGES,
     NEGATIVE,
     Figure,
-    heat_map,
     left_out,
     longest_rows,
 )
@@ -92,13 +92,13 @@ def _map(layer: int, units: Sequence[str], below: Sequence[str], strengths: Arra
     rows = longest_rows(strengths)
     shown, names = strengths[rows, :MOST_COLUMNS], [below[i] for i in rows]
     by = f"unit of layer {layer}"
-    plot, ramp, width = heat_map(shown, names, units[:MOST_COLUMNS], (kind, by), signed=False)
+    drawn = heat_map(shown, names, units[:MOST_COLUMNS], (kind, by), signed=False)
     title = f"{kinds.capitalize()} that units of layer {layer} turn on"
     note = f"Probability that a {by} alone turns a {kind} on. "
     note += left_out(kinds, len(rows), len(below), LARGEST)
     note += left_out("units", shown.shape[1], len(units), "")
     alt = f"{title}: {len(below)} x {len(units)} probabilities up to {strengths.max():.2f}."
-    return Figure(title, alt, plot, note=note.strip(), ramp=ramp, width=width)
+    return Figure(title, alt, note=note.strip(), **drawn)
 
 
 def unit_table(causes: Causes, features: Sequence[str]) -> Table:
@@ -118,6 +118,17 @@ def unit_table(causes: Causes, features: Sequence[str]) -> Table:
     return Table("Hidden units", columns, tuple(rows), _NOTE)
 
 
+def unit_sentences(causes: Causes, features: Sequence[str], most: int) -> Iterator[str]:
+    """Say of the units nearest the data that are on most often what they turn on."""
+    names, caused = unit_names(causes)[0], features_caused(causes.strengths)[0]
+    shares = _shares(causes)
+    often = np.zeros(len(names)) if causes.activity is None else causes.activity[: len(names)]
+    for i in np.argsort(-np.asarray(often), kind="stable")[:most]:
+        turned_on = _strongest(caused[:, i], features, most, "")
+        share = "" if causes.activity is None else f"is on in {shares[i]} of the rows and "
+        yield f"Unit {names[i]} {share}turns on {turned_on}."
+
+
 def _shares(causes: Causes) -> list[str]:
     """Write in how many of the rows each unit is on."""
     if causes.activity is None:
@@ -125,11 +136,13 @@ def _shares(causes: Causes) -> list[str]:
     return [f"{share:.1%}" for share in causes.activity]
 
 
-def _strongest(strengths: Array, names: Sequence[str]) -> str:
+def _strongest(
+    strengths: Array, names: Sequence[str], most: int = _MOST_NAMED, beyond: str = " and {:,} more"
+) -> str:
     """Name those with the largest probabilities, and leave out what is small beside these."""
     order = np.argsort(-strengths.round(2), kind="stable")
     least = max(_LEAST, _LEAST_SHARE * strengths.max(initial=0.0))
     order = order[strengths[order] >= least]
-    named = ", ".join(f"{names[i]} {strengths[i]:.2f}" for i in order[:_MOST_NAMED])
-    more = len(order) - _MOST_NAMED
-    return f"{named} and {more:,} more" if more > 0 else named or "–"
+    named = ", ".join(f"{names[i]} {strengths[i]:.2f}" for i in order[:most])
+    more = len(order) - most
+    return named + beyond.format(more) if more > 0 else named or "–"

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.data.fitted import Fitted
+from flows.report.causes import causes_of, unit_sentences
 from flows.report.facts import dataset_name
 from flows.report.plots import number
 from storage.artifacts import Artifact
@@ -20,12 +22,15 @@ _CLOSE, _ADEQUATE = 0.05, 0.089  # RMSEA (A. Maydeu-Olivares, H. Joe, Mult. Beha
 _LEVEL = 0.05
 
 
-def findings(artifact: Artifact) -> list[str]:
+def findings(fitted: Fitted) -> list[str]:
     """Say what was found, and how well it fits."""
+    artifact, causes = fitted.artifact, causes_of(fitted)
+    units = unit_sentences(causes, fitted.feature_names, _MOST_FEATURES) if causes else ()
     told = artifact.manifest["diagnostics"].get("fit_statistics", {})
     return [
         _what(artifact.manifest),
         *_shares(artifact),
+        *units,
         *_leading(artifact),
         *_fit(told),
         *_misfits(artifact),

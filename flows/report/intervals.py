@@ -24,6 +24,7 @@ from flows.report.plots import (
 Array = NDArray[np.float64]
 
 _ROW, _MARK = 14, 5
+_TAIL, _REACH, _MARGIN = 0.1, 0.75, 0.04  # shares: of intervals, of their reach, of the axis
 _SPREAD = 0.7
 """Share of a feature's row over which its components lie below each other."""
 
@@ -47,7 +48,9 @@ def interval_figure(
         What was left out.
     """
     n, shown = len(values), min(values.shape[1], len(COLOURS))
-    plot = empty_plot(("", ""), height=_ROW * n * max(1, shown // 2) + 60, y_range=(n - 0.5, -0.5))
+    view, n_beyond = _view(values[:, :shown], ends[:, :, :shown])
+    height = _ROW * n * max(1, shown // 2) + 60
+    plot = empty_plot(("", ""), height=height, x_range=view, y_range=(n - 0.5, -0.5))
     may_be_zero = bool(values.min() < 0 or values.max() > 1)  # unlike probabilities
     if may_be_zero:
         plot.add_layout(Span(location=0.0, dimension="height", line_color=GREY))
@@ -59,10 +62,22 @@ def interval_figure(
     sure = (ends[0] > 0) | (ends[1] < 0)
     if shown < values.shape[1]:
         note += f"{shown} of {values.shape[1]} components are shown. "
-    note += f"{int(sure.sum())} of {sure.size} intervals leave out 0." if may_be_zero else ""
+    note += f"{int(sure.sum())} of {sure.size} intervals leave out 0. " if may_be_zero else ""
+    note += f"{n_beyond} of {shown * n} run beyond the picture. " if n_beyond else ""
+    note = note.strip()
     keys = tuple(Key(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(shown))
     alt = f"{title} of {n} features with their 95 % intervals. {note}"
     return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
+
+
+def _view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
+    """Choose what of the axis is seen, and count the intervals beyond: a few wide ones may be."""
+    low, high = (np.where(np.isfinite(end), end, values) for end in ends)
+    near, far = np.quantile(low, _TAIL), np.quantile(high, 1 - _TAIL)
+    reach = max(float(far - near), 1e-9)
+    left, right = max(low.min(), near - _REACH * reach), min(high.max(), far + _REACH * reach)
+    margin = _MARGIN * (right - left)
+    return (left - margin, right + margin), int(((low < left) | (high > right)).sum())
 
 
 def _draw(

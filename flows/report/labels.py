@@ -15,7 +15,7 @@ from pipeline.statistics.labels import SEGMENT
 
 TOLD_APART = 12
 """Labels that have a colour and marker of their own."""
-_STEPS = 24
+_STEPS, _FEW_ROWS = 24, 400
 _COLOURS = (*COLOURS, *MORE_COLOURS)
 _FIRST, _LAST = COLOURS[0], COLOURS[4]
 
@@ -48,7 +48,8 @@ class Kind(NamedTuple):
 def choose_labels(coded: CodedRows, segments: Sequence[str], name: str | None) -> Labels | None:
     """Give the label asked for; else the first column of few values; else the segments, if any.
 
-    Segments are in the order of the data.
+    Segments are in the order of the data. Where there is neither and rows are few, it is the first
+    column of texts: their names.
     """
     by_segment = Labels(SEGMENT, coded.segments, segments)
     if name in coded.columns:
@@ -60,7 +61,19 @@ def choose_labels(coded: CodedRows, segments: Sequence[str], name: str | None) -
     for column, values in coded.columns.items():
         if column != "split" and 2 <= len(set(values.tolist())) <= TOLD_APART:
             return Labels(column, values)
-    return by_segment if len(segments) > 1 else None
+    if len(segments) > 1:
+        return by_segment
+    few = len(coded.codes) <= _FEW_ROWS
+    names = [column for column, texts in coded.columns.items() if texts.dtype.kind in "OUT"]
+    named = [column for column in names if few and column != "split"]
+    return Labels(named[0], coded.columns[named[0]]) if named else None
+
+
+def has_names(labels: Labels | None) -> bool:
+    """Tell whether labels are too many to be told apart by colour, and in no order."""
+    if labels is None or labels.order:
+        return False
+    return len({str(value) for value in labels.values}) > TOLD_APART
 
 
 def coloured(labels: Labels | None, n_rows: int) -> tuple[list[Kind], Ramp | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,32 +10,30 @@ from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
 from flows.report.figures import ImageLayout
+from flows.report.heat_maps import heat_map
 from flows.report.labels import Labels, coloured
-from flows.report.lines import Line, half_lines, places_of_names
+from flows.report.lines import Line, half_lines, places_of_names, with_room
 from flows.report.plots import (
     COLOURS,
     GREY,
+    NAMES,
     Figure,
     Key,
     empty_plot,
-    heat_map,
     hovering,
     number,
     ramp_of,
     square_plot,
 )
+from flows.report.row_plots import plane, strip
 from flows.report.rows import CodedRows
 from pipeline.models.capabilities import Reconstructs, reconstructor
-from pipeline.statistics.labels import SEGMENT
 
 Array = NDArray[np.float64]
 
 _GRID, _TILES = 61, 9
 _MOST_LINES = 40
 _WIDE = 2.0  # width of a plot of curves, its height being 1
-_NAMES: Any = {"text_font_size": "11px", "text_align": "center", "text_baseline": "middle"}
-_SHOWN_COLUMNS = 6
-_POINT, _LARGEST = 6.0, 26.0
 
 
 def latent_figures(
@@ -58,9 +56,9 @@ def latent_figures(
     if n_components > 1 and _are_shares(coded.codes):
         yield _memberships(coded, labels)
     elif n_components == 1:
-        yield _strip(coded, labels)
+        yield strip(coded, labels)
     elif n_components > 1:
-        yield _plane(coded, labels)
+        yield plane(coded, labels)
     if not isinstance(fitted.model, Reconstructs):
         return
     if n_components == 1:
@@ -83,65 +81,10 @@ def _memberships(coded: CodedRows, labels: Labels | None) -> Figure:
     means = np.array([coded.codes[kind.rows].mean(axis=0) for kind in kinds])
     of = labels.name if labels else "rows"
     columns = [str(k + 1) for k in range(means.shape[1])]
-    plot, ramp, width = heat_map(means, names, columns, (of, "component"), signed=False)
+    drawn = heat_map(means, names, columns, (of, "component"), signed=False)
     by = f", by {of}" if labels else ""
     alt = f"Mean share of {len(columns)} components among {len(coded.codes):,} rows{by}."
-    return Figure("Share of components", alt, plot, note=alt, ramp=ramp, width=width)
-
-
-def _strip(coded: CodedRows, labels: Labels | None) -> Figure:
-    """Draw one component along a line."""
-    heights = np.random.default_rng(0).uniform(-1, 1, len(coded.codes))
-    plot = empty_plot(("component 1", ""), height=220, y_range=(-1.3, 1.3))
-    plot.yaxis.visible = plot.ygrid.visible = False
-    spread = " Rows are spread from top to bottom only to keep them apart."
-    return _scattered(plot, np.column_stack([coded.codes[:, 0], heights]), coded, labels, spread)
-
-
-def _plane(coded: CodedRows, labels: Labels | None) -> Figure:
-    """Draw the first two components."""
-    plot = square_plot(("component 1", "component 2"), match_aspect=True)
-    return _scattered(plot, coded.codes[:, :2], coded, labels, "")
-
-
-def _scattered(
-    plot: Any, points: Array, coded: CodedRows, labels: Labels | None, note: str
-) -> Figure:
-    kinds, ramp = coloured(labels, len(points))
-    for kind in kinds:
-        if len(kind.rows):
-            _mark(plot, points[kind.rows], _facts(coded, kind.rows), kind.key)
-    n_components = coded.codes.shape[1]
-    which = "component 1" if n_components == 1 else f"components 1 and 2 of {n_components}"
-    by = f", by {labels.name}" if labels else ""
-    alt = f"Codes of {len(points):,} rows{by}: {which}."
-    keys = () if ramp or labels is None else tuple(kind.key for kind in kinds)
-    return Figure("Rows in latent space", alt, plot, note=alt + note, keys=keys, ramp=ramp)
-
-
-def _mark(plot: Any, points: Array, facts: list[tuple[str, list[str]]], key: Key) -> None:
-    """Draw rows; those with the same code are one mark, whose area is their number."""
-    _, first, counts = np.unique(points.round(9), axis=0, return_index=True, return_counts=True)
-    shown = [(name, [values[i] for i in first]) for name, values in facts]
-    if counts.max() > 1:
-        shown.append(("rows alike", [str(count) for count in counts]))
-    sizes = np.minimum(_POINT * np.sqrt(counts), _LARGEST)
-    data: dict[str, Any] = {"x": points[first, 0], "y": points[first, 1], "size": sizes}
-    # Names of per-row columns may be anything, so they are no names of Bokeh's columns.
-    data |= {f"fact{k}": values for k, (_, values) in enumerate(shown)}
-    style: Any = {"color": key.colour, "fill_alpha": 0.55, "line_alpha": 0.9, "size": "size"}
-    style["line_width"] = 2 if key.marker == "plus" else 1  # it has no area
-    marks = plot.scatter("x", "y", source=data, marker=key.marker, **style)
-    hovering(plot, marks, [(name, f"fact{k}") for k, (name, _) in enumerate(shown)])
-
-
-def _facts(coded: CodedRows, rows: NDArray[np.intp]) -> list[tuple[str, list[str]]]:
-    """Give what is known of rows, as texts; they are counted from 1."""
-    facts: list[tuple[str, NDArray[Any]]] = [("row", coded.rows + 1)]
-    if len(set(coded.segments)) > 1:
-        facts.append((SEGMENT, coded.segments))
-    facts += list(coded.columns.items())[:_SHOWN_COLUMNS]
-    return [(name, [str(value) for value in values[rows]]) for name, values in facts]
+    return Figure("Share of components", alt, note=alt, **drawn)
 
 
 def _over_component(fitted: Fitted, coded: CodedRows) -> tuple[Array, Array]:
@@ -156,22 +99,34 @@ def _information_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw what features tell of the component, P'² / (P (1 − P)), and all of them together."""
     z, P = _over_component(fitted, coded)
     information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
-    told = np.sort(np.argsort(-information.max(axis=0), kind="stable")[:_MOST_LINES])
-    whole, names = information.sum(axis=1), [fitted.feature_names[i] for i in told]
+    unbounded = _without_bound(fitted)
+    information[:, unbounded] = 0.0
+    drawn = np.flatnonzero(~unbounded)
+    shown = np.sort(drawn[np.argsort(-information[:, drawn].max(axis=0), kind="stable")])
+    whole, shown = information.sum(axis=1), shown[:_MOST_LINES]
     plot = empty_plot(("component 1", "information"), height=340)
-    data = {"xs": [z] * len(told), "ys": [*information[:, told].T], "feature": names}
-    lines = plot.multi_line("xs", "ys", source=data, color=COLOURS[0], line_width=1.2, alpha=0.5)
-    hovering(plot, lines, [("feature", "feature")])
-    plot.line(z, whole, color=COLOURS[1], line_width=2.5)
+    names = [fitted.feature_names[i] for i in shown]
+    keys, hint = _curves(plot, z, information[:, shown], names, named=False)
+    plot.line(z, whole, color=GREY, line_width=2.5)
     at, most = z[whole.argmax()], whole.max()
     note = (
         f"Where it is high, rows are told apart best: all features have {number(most, 3)} together "
         f"at {number(at, 2)}, a standard error of {number(most**-0.5, 2)}."
     )
-    keys = (Key("all features", COLOURS[1], "dash"), Key("one feature", COLOURS[0], "dash"))
-    alt = f"Information of {len(told)} features and of all over component 1. {note}"
-    hint = "Point at a curve for its name."
-    return Figure("Information over the component", alt, plot, note=note, hint=hint, keys=keys)
+    if unbounded.any():
+        steep = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
+        note += f" Left out, as their weights have no bound: {_listed(steep)}."
+    alt = f"Information of {len(shown)} features and of all over component 1. {note}"
+    told: Any = {"note": note, "hint": hint, "keys": (Key("all features", GREY, "dash"), *keys)}
+    return Figure("Information over the component", alt, plot, **told)
+
+
+def _without_bound(fitted: Fitted) -> NDArray[np.bool_]:
+    """Tell which features have weights whose errors the data do not tell."""
+    if "weights_error" not in fitted.artifact:
+        return np.zeros(len(fitted.feature_names), np.bool_)
+    errors = np.asarray(fitted.artifact["weights_error"], np.float64)
+    return ~np.isfinite(errors.reshape(len(fitted.feature_names), -1)).all(axis=1)
 
 
 def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
@@ -180,35 +135,47 @@ def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MOST_LINES])
     plot = empty_plot(("component 1", "P(feature = 1)"), height=340, y_range=(-0.02, 1.02))
     names = [fitted.feature_names[i] for i in moved]
-    looks = [Key(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names)]
+    keys, hint = _curves(plot, z, probabilities[:, moved], names, named=True)
+    alt = f"Probability of 1 over component 1, of {len(moved)} features: {_listed(names)}."
+    shown, total = len(moved), probabilities.shape[1]
+    note = f"{shown} of {total:,} features, those that change most." if shown < total else ""
+    return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
+
+
+def _curves(
+    plot: Any, z: Array, values: Array, names: list[str], named: bool
+) -> tuple[tuple[Key, ...], str]:
+    """Draw a curve for each name; few are named by a key of colours, many beside them if
+    they are to be named there.
+
+    Returns the keys, and what pointing at curves shows.
+    """
+    looks = tuple(Key(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
     data = {
-        "xs": [z] * len(moved),
-        "ys": [*probabilities[:, moved].T],
+        "xs": [z] * len(names),
+        "ys": [*values.T],
         "feature": names,
         "colour": [look.colour for look in looks],
     }
     lines = plot.multi_line("xs", "ys", source=data, color="colour", line_width=1.6, alpha=0.8)
     hovering(plot, lines, [("feature", "feature")])
-    few = len(looks) <= len(COLOURS)
-    if not few:
-        _name_curves(plot, z, probabilities[:, moved].T, looks)
-    alt = f"Probability of 1 over component 1, of {len(moved)} features: {_listed(names)}."
-    hint = "" if few else "Point at a curve for its name."
-    shown, total = len(moved), probabilities.shape[1]
-    note = f"{shown} of {total:,} features, those that change most." if shown < total else ""
-    keys = tuple(looks) if few else ()
-    return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
+    if len(looks) <= len(COLOURS):
+        return looks, ""
+    if named:
+        _name_curves(plot, z, values.T, looks)
+    return (), "Point at a curve for its name."
 
 
-def _name_curves(plot: Any, z: Array, curves: Array, looks: list[Key]) -> None:
+def _name_curves(plot: Any, z: Array, curves: Array, looks: Sequence[Key]) -> None:
     """Put the name of each curve beside it, in its colour."""
     low, unit = z[0], (z[-1] - z[0]) / _WIDE
     above = np.array([0.0, 1.0])
     scaled = [np.column_stack([(z - low) / unit, p]) for p in curves]
     places = places_of_names([Line(k, points, above) for k, points in enumerate(scaled)])
-    for (x, y), look in zip(places, looks, strict=True):
+    for k in with_room(places, [look.name for look in looks], _WIDE):
+        (x, y), look = places[k], looks[k]
         at = ([low + unit * x], [y], [look.name])
-        plot.text(*at, text_color=look.colour, **_NAMES)
+        plot.text(*at, text_color=look.colour, **NAMES)
 
 
 def _listed(names: list[str]) -> str:
@@ -241,7 +208,7 @@ def _item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     hovering(plot, lines, [("feature", "feature")])
     if found:
         places = places_of_names(found)
-        plot.text(places[:, 0], places[:, 1], names, text_color=COLOURS[1], **_NAMES)
+        plot.text(places[:, 0], places[:, 1], names, text_color=COLOURS[1], **NAMES)
     alt = f"Lines where features are as likely 1 as 0, over {len(coded.codes):,} rows: "
     note = (
         "On a line its feature is as likely 1 as 0; its name stands on the side where 1 is the "

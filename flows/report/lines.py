@@ -14,6 +14,7 @@ Array = NDArray[np.float64]
 _PLACES = np.linspace(0.05, 0.95, 37)
 _AWAY = 0.02  # of the plane's width: distance of a name from its line
 _INNER = np.array([0.4, 0.46])  # of the plane's width and height
+_PLOT, _LETTER = 440.0, np.array([6.5, 13.0])  # pixels: a plot's inner width, a letter's size
 _TALL = 3.0  # names are wider than high: what is above or below counts as so much farther
 
 
@@ -78,6 +79,28 @@ def places_of_names(lines: Sequence[Line]) -> Array:
         room[(np.abs(places - middle) > _INNER * np.ptp(ends, axis=0)).any(axis=1)] -= 9 * size
         taken = np.vstack([taken, places[int(np.argmax(room))]])
     return taken
+
+
+def with_room(places: Array, names: Sequence[str], width: float) -> list[int]:
+    """Choose names in turn that lie on none before them.
+
+    Parameters
+    ----------
+    places
+        Of their middles, (n_names, 2).
+    names
+        What is written.
+    width
+        Of the plot, in the units of the places.
+    """
+    lengths = [len(name) for name in names]
+    halves = width / _PLOT * _LETTER * np.column_stack([lengths, np.ones(len(names))]) / 2
+    kept: list[int] = []
+    for i, place in enumerate(places):
+        apart = abs(places[kept] - place) > halves[kept] + halves[i]
+        if apart.any(axis=1).all():
+            kept.append(i)
+    return kept
 
 
 def _along(line: Line) -> Array:

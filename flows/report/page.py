@@ -14,6 +14,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flows.data.fitted import Fitted
+from flows.report.arrangement import arranged
 from flows.report.calibration import calibration_figure
 from flows.report.causes import Table, causes_of, unit_table
 from flows.report.facts import (
@@ -114,13 +115,13 @@ def _rendered(report: Report) -> str:
     bokeh, script = "\n".join(_bokeh()), _text("script.js")
     page: str = _template().render(
         title=title_of(manifest),
-        findings=findings(artifact),
+        findings=findings(report.fitted),
         items=item_table(artifact),
         fit=fit_table(manifest),
         facts=what_was_fitted(manifest),
         warnings=[*manifest["warnings"], *report.notes],
         drift=drift_facts(manifest),
-        figures=figures,
+        groups=arranged(figures),
         plots=plots,
         tables=report.tables,
         stages=stages(manifest),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from flows.report.causes import cause_figures
 from flows.report.figures import ImageLayout
+from flows.report.heat_maps import heat_map
 from flows.report.images import pictures
 from flows.report.intervals import interval_figure, written_interval
 from flows.report.plots import (
@@ -26,7 +27,6 @@ from flows.report.plots import (
     Figure,
     Key,
     curve,
-    heat_map,
     left_out,
     longest_rows,
     number,
@@ -37,7 +37,7 @@ from storage.artifacts import Artifact
 
 Array = NDArray[np.float64]
 
-_MOST_RANKS = 64
+_MOST_RANKS, _MOST_INTERVALS = 64, 40
 # Dimensions of arrays that tell what features have to do with components.
 OF_FEATURES = (
     (("feature", "component"), ""),
@@ -171,7 +171,7 @@ def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figur
     n_features, n_components = values.shape
     rows, columns = longest_rows(values), slice(MOST_COLUMNS)
     shown, ends = values[rows, columns], _ends(artifact, name)
-    plot, ramp, width = heat_map(
+    drawn = heat_map(
         shown,
         [features[i] for i in rows],
         _component_names(shown),
@@ -183,7 +183,7 @@ def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figur
     note += left_out("components", shown.shape[1], n_components, "")
     alt = f"{title} of {n_features} features on {n_components} components. "
     alt += _leading(shown, rows, features)
-    return Figure(title, alt, plot, note=note, ramp=ramp, width=width)
+    return Figure(title, alt, note=note, **drawn)
 
 
 def _ends(artifact: Artifact, name: str) -> Array | None:
@@ -205,7 +205,7 @@ def _written(ends: Array) -> list[str]:
 
 
 def _intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
-    rows = longest_rows(values)
+    rows = longest_rows(values, _MOST_INTERVALS)
     features = [artifact.manifest["feature_names"][i] for i in rows]
     note = left_out("features", len(rows), len(values), LARGEST)
     return interval_figure(_title(name), values[rows], ends[:, rows], features, note)
@@ -251,7 +251,7 @@ def _segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     indices = artifact["segments"] if "segments" in artifact else np.arange(len(values))
     shown = values[:, :MOST_COLUMNS]
     signed = bool(values.min() < 0)
-    plot, ramp, width = heat_map(
+    drawn = heat_map(
         shown,
         [names[int(u)] for u in indices],
         _component_names(shown),
@@ -263,4 +263,4 @@ def _segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     alt += f"from {low} to {high}."
     note = left_out("components", shown.shape[1], values.shape[1], "")
     title = f"{_title(name)} by segment"
-    return Figure(title, alt, plot, note=note, ramp=ramp, width=width)
+    return Figure(title, alt, note=note, **drawn)

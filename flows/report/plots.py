@@ -6,7 +6,7 @@ of middle lightness, and what is zero is transparent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -26,12 +26,13 @@ MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus
 NEGATIVE, POSITIVE = COLOURS[:2]
 SIGNS = "orange is positive, blue negative"
 GREY = "#8c8c8c"
+NAMES: Any = {"text_font_size": "11px", "text_align": "center", "text_baseline": "middle"}
 LARGEST = ", those with the largest values"
 MOST_COLUMNS, MOST_IMAGES = 50, 64
 _MOST_ROWS = 80
 _FONT = "system-ui, sans-serif"
 _SHADES = 101
-_MOST = 0.98
+_MOST, _FEW = 0.98, 8  # share of values within a scale; fewer values are all within
 _NAME_LENGTH = 18
 """Longer names are cut beside an axis; pointing at them shows the whole."""
 
@@ -59,6 +60,33 @@ class Image(NamedTuple):
     caption: str
 
 
+class Option(NamedTuple):
+    """One of what a reader can choose for an axis.
+
+    Attributes
+    ----------
+    name
+        What is shown.
+    field
+        The column of the glyphs' data with their places on the axis.
+    order
+        The ticks whose names stand at 0, 1, 2, …; empty where the axis takes the option's name.
+    """
+
+    name: str
+    field: str
+    order: tuple[int, ...] = ()
+
+
+class Choice(NamedTuple):
+    """What a reader can choose for an axis, "x" or "y"; `first` of the options stands at first."""
+
+    label: str
+    axis: str
+    options: tuple[Option, ...]
+    first: int = 0
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure of the report.
@@ -79,6 +107,8 @@ class Figure:
         What pointing at it shows; still pictures leave it out.
     keys, ramp
         What colours stand for.
+    choices
+        What the reader can choose for the axes; still pictures show the first.
     width
         Pixels at the most.
     """
@@ -91,6 +121,7 @@ class Figure:
     hint: str = ""
     keys: tuple[Key, ...] = ()
     ramp: Ramp | None = None
+    choices: tuple[Choice, ...] = ()
     width: int = 520
 
 
@@ -108,9 +139,9 @@ def number(value: float, digits: int = 4) -> str:
     return written.replace("-", "−")
 
 
-def longest_rows(values: Array) -> NDArray[np.intp]:
+def longest_rows(values: Array, most: int = _MOST_ROWS) -> NDArray[np.intp]:
     """Take the rows with the largest values, in order."""
-    return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:_MOST_ROWS])
+    return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:most])
 
 
 def left_out(noun: str, shown: int, total: int, which: str) -> str:
@@ -185,7 +216,8 @@ def ramp_of(values: Array, signed: bool) -> tuple[Ramp, LinearColorMapper]:
     """
     sizes = np.abs(values)
     top = float(sizes.max(initial=0.0)) or 1.0
-    most = float(np.quantile(sizes, _MOST)) if sizes.size else top
+    few = sizes.size < _FEW
+    most = top if few else float(np.quantile(sizes, _MOST, method="lower"))
     beyond = 0 < most < top / 1.5
     top = most if beyond else top
     palette = ramp_palette(signed)
@@ -197,65 +229,6 @@ def ramp_of(values: Array, signed: bool) -> tuple[Ramp, LinearColorMapper]:
         stops,
     )
     return ramp, LinearColorMapper(palette=palette, low=low, high=top)
-
-
-def heat_map(
-    values: Array,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    kinds: tuple[str, str],
-    signed: bool,
-    extra: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[Any, Ramp, int]:
-    """Draw a matrix with a name for every row and column.
-
-    Parameters
-    ----------
-    values
-        (n_rows, n_columns).
-    rows, columns
-        Names.
-    kinds
-        What a row is, and a column.
-    signed
-        Whether zero lies in the middle of the scale.
-    extra
-        Further texts to show of each cell, row by row.
-
-    Returns
-    -------
-    tuple
-        The plot, its scale, and its width in pixels at the most.
-    """
-    n, m = values.shape
-    ramp, mapper = ramp_of(values, signed)
-    row_height = max(5, min(18, 900 // max(n, 1)))
-    plot = empty_plot(
-        (kinds[1], ""),
-        height=row_height * n + 60,
-        x_range=(-0.5, m - 0.5),
-        y_range=(n - 0.5, -0.5),
-    )
-    data: dict[str, Any] = {
-        "x": np.tile(np.arange(m), n),
-        "y": np.repeat(np.arange(n), m),
-        "value": values.ravel(),
-        "row": np.repeat(np.asarray(rows, object), m),
-        "column": np.tile(np.asarray(columns, object), n),
-        "shown": [number(value) for value in values.ravel()],
-        **(extra or {}),
-    }
-    colour = {"field": "value", "transform": mapper}
-    cells = plot.rect(
-        "x", "y", 0.94, 0.9, source=data, fill_color=colour, line_color=None, hover_line_color=GREY
-    )
-    further = [(name, name) for name in extra or ()]
-    hovering(plot, cells, [(kinds[0], "row"), (kinds[1], "column"), ("value", "shown"), *further])
-    name_ticks(plot.yaxis, rows, -(-14 // row_height))
-    name_ticks(plot.xaxis, columns, -(-m // 26))
-    plot.grid.visible = False
-    plot.axis.axis_line_color = None
-    return plot, ramp, 520 if m <= 8 else min(1060, 180 + 46 * m)
 
 
 Scale = Literal["linear", "log"]

@@ -1,5 +1,20 @@
 const plots = JSON.parse(document.getElementById("plots").textContent);
-for (const plot of plots) Bokeh.embed.embed_item(plot);
+const drawn = new Map(plots.map((plot) => [plot.target_id, Bokeh.embed.embed_item(plot)]));
+const choose = async (select) => {
+  const [view] = await drawn.get(select.dataset.plot), chosen = select.selectedOptions[0];
+  const { axis: side } = select.dataset, plot = view.model, axis = plot[side === "x" ? "below" : "left"][0];
+  for (const { glyph } of plot.renderers) glyph[side] = { field: chosen.value };
+  if (chosen.dataset.order) {
+    select.names ??= axis.major_label_overrides;
+    const order = chosen.dataset.order.split(" ");
+    axis.major_label_overrides = new Map(order.map((name, place) => [place, select.names.get(Number(name))]));
+  } else axis.axis_label = chosen.text;
+};
+// A browser keeps what was chosen when it loads a page again.
+for (const select of document.querySelectorAll("select")) {
+  select.addEventListener("change", () => choose(select));
+  if (!select.selectedOptions[0].defaultSelected) choose(select);
+}
 // Canvases are painted once, in the colours of the scheme.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
 const table = document.getElementById("parameters");

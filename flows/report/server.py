@@ -7,13 +7,14 @@ fits of one dataset by one model: `votes-clipped-pca`, `votes-clipped-pca-spectr
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
 from PIL import Image as Picture
 
 from flows.report.facts import Facts, dataset_name, drift_facts, title_of, what_was_fitted
+from flows.report.findings import findings
 from flows.report.page import Report
 from flows.report.slugs import slug, slugs
 from flows.running.environment import server_configured
@@ -21,7 +22,7 @@ from storage.locations import Place
 
 
 def publish(report: Report, page: Place) -> None:
-    """Leave facts, warnings, the page's path and all figures on the server, if one is configured.
+    """Leave findings, facts, the page's path and all figures on the server, if one is configured.
 
     An embedded server is gone after the run, so nothing is left there.
     """
@@ -33,19 +34,21 @@ def publish(report: Report, page: Place) -> None:
 
     manifest = report.fitted.artifact.manifest
     key = f"{slug(dataset_name(manifest))}-{slug(manifest['model'])}"
-    create_markdown_artifact(
-        markdown(manifest, page), key=key, description=_code(title_of(manifest))
-    )
+    told = markdown(manifest, findings(report.fitted), page)
+    create_markdown_artifact(told, key=key, description=_code(title_of(manifest)))
     names = slugs(figure.title for figure in report.figures)
     for name, figure in zip(names, report.figures, strict=True):
         uri = _small_uri(still(figure))
         create_image_artifact(uri, key=f"{key}-{name}", description=_code(figure.alt))
 
 
-def markdown(manifest: Mapping[str, Any], page: Place) -> str:
-    """Write facts, warnings and drift; names of a dataset are not taken for markup."""
+def markdown(manifest: Mapping[str, Any], found: Sequence[str], page: Place) -> str:
+    """Write what was found, warnings, facts and drift; names of a dataset are not markup."""
+    told = [f"- {_code(sentence)}" for sentence in found]
     warnings = [f"- {_code(warning)}" for warning in manifest["warnings"]]
-    lines = [f"# {_code(title_of(manifest))}", "", *_table(what_was_fitted(manifest)), *warnings]
+    warnings = ["## Warnings", "", *warnings, ""] if warnings else []
+    lines = [f"# {_code(title_of(manifest))}", "", *told, "", *warnings]
+    lines += _table(what_was_fitted(manifest))
     if drift := drift_facts(manifest):
         lines += ["", "## Since the last fit", "", *_table(drift)]
     return "\n".join([*lines, "", f"Report: {_code(str(page.resolve()))}", ""])

@@ -180,11 +180,11 @@ def test_the_report_and_the_server_show_what_changed(cli) -> None:
     assert " by chance), new rows " in told
     artifact = load_artifact("runs/d")
     page = (artifact.path / "report.html").read_text()
-    text = markdown(artifact.manifest, Path("report.html"))
+    text = markdown(artifact.manifest, [], Path("report.html"))
     for shown in (page, text):
         assert "Since the last fit" in shown
         assert "10,000 then, 800 new" in shown
         assert shown.count("moved most") == 5
         assert "f5" in shown
     del artifact.manifest["drift"]
-    assert "Since the last fit" not in markdown(artifact.manifest, Path("report.html"))
+    assert "Since the last fit" not in markdown(artifact.manifest, [], Path("report.html"))

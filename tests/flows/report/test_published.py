@@ -59,6 +59,7 @@ def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, data):
     facts = found.pop(base)
     assert {artifact.type for artifact in facts} == {"markdown"}
     assert any(str(report.resolve()) in artifact.data for artifact in facts)
+    assert all("clipped-pca was fitted with 2 components" in artifact.data for artifact in facts)
     for _, artifact in found.values():
         assert artifact.type == "image"
         kind, _, content = artifact.data.partition(",")

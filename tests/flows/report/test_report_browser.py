@@ -54,6 +54,17 @@ COLUMN = """
 const rows = [...document.querySelectorAll("#parameters tbody tr")];
 return rows.map(row => Number(row.cells[1].dataset.value));
 """
+# Of the figure of a title: what is drawn of it, and what stands beside its axes.
+FIGURE = """
+const figure = [...document.querySelectorAll("figure")].find(
+  found => found.innerText.startsWith(arguments[0]));
+const id = figure.querySelector(".plot").id;
+const root = Bokeh.documents.map(d => d.roots()[0])[
+  [...document.querySelectorAll(".plot")].findIndex(plot => plot.id == id)];
+const { below, left, renderers } = root, names = [...left[0].major_label_overrides.entries()];
+return [below[0].axis_label, left[0].axis_label, renderers[0].glyph.x.field,
+  renderers[0].glyph.y.field, names.sort((a, b) => a[0] - b[0]).map(([, name]) => name.text)];
+"""
 NAMES = "return [...document.querySelectorAll('[role=img], img')].map(e => e.ariaLabel || e.alt);"
 
 
@@ -209,3 +220,31 @@ def test_the_first_screen_has_findings_and_a_table_that_sorts(
     assert head.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
     browser.find_element("id", "copy").click()
     assert browser.find_element("id", "copy").text == "Copied"
+
+
+def test_a_reader_chooses_components_and_the_order_of_features(
+    browser: Any, data: BinaryDataset, tmp_path: Path
+) -> None:
+    show(browser, report(tmp_path, data, "clipped-pca", 4), 1280)
+    Select = pytest.importorskip("selenium.webdriver.support.select").Select
+    rows, loadings = "Rows in latent space", "Loadings"
+    expected = ["component 1", "component 2", "place0", "place1", []]
+    assert browser.execute_script(FIGURE, rows) == expected
+    across, up = (
+        browser.find_element("xpath", f"//label[starts-with(., '{label}')]/select")
+        for label in ("across", "up")
+    )
+    Select(across).select_by_visible_text("component 4")
+    Select(up).select_by_visible_text("component 3")
+    expected = ["component 4", "component 3", "place3", "place2", []]
+    assert browser.execute_script(FIGURE, rows) == expected
+    *_, field, given = browser.execute_script(FIGURE, loadings)
+    assert (field, given) == ("y", list(data.feature_names))
+    order = browser.find_element("xpath", "//label[starts-with(., 'feature order')]/select")
+    Select(order).select_by_visible_text("by similarity")
+    *_, field, similar = browser.execute_script(FIGURE, loadings)
+    assert field == "similar"
+    assert sorted(similar) == sorted(given) != similar
+    assert all(browser.execute_script(CANVASES))
+    Select(order).select_by_visible_text("as in the data")
+    assert browser.execute_script(FIGURE, loadings)[-1] == given

@@ -23,9 +23,10 @@ from matplotlib.figure import Figure as Sheet
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
+from flows.report.heat_maps import heat_map
 from flows.report.images import pictures
 from flows.report.page import draw_report
-from flows.report.plots import COLOURS, Figure, Key, Ramp, curve, heat_map, ramp_of, square_plot
+from flows.report.plots import COLOURS, Figure, Key, Ramp, curve, ramp_of, square_plot
 from flows.report.redraw import draw_plot
 from flows.report.slugs import slug, slugs
 from flows.report.still import still
@@ -157,7 +158,7 @@ def test_a_page_of_print_is_drawn_to_its_edges_in_fonts_of_its_own():
 
 def test_cells_of_a_heat_map_have_the_colours_of_their_values():
     values = np.array([[1.0, -0.5], [0.0, -1.0], [0.25, 0.75]])
-    plot, _, _ = heat_map(values, ["a", "b", "c"], ["1", "2"], ("row", "column"), signed=True)
+    plot = heat_map(values, ["a", "b", "c"], ["1", "2"], ("row", "column"), signed=True)["plot"]
     axes = drawn(plot)
     image = pixels(axes)
     for (row, column), value in np.ndenumerate(values):
@@ -243,11 +244,11 @@ def test_an_axis_of_ratios():
 def test_names_are_no_markup():
     rows = [*HOSTILE, "$x$", "$\\frac$"]
     values = np.linspace(-1, 1, len(rows))[:, None]
-    plot, ramp, width = heat_map(values, rows, rows[:1], ("row", "column"), signed=True)
-    keys = tuple(Key(name, COLOURS[0]) for name in rows)
-    ramp = ramp._replace(low="$\\low$", high="$\\high$")
-    texts: Any = {"title": "$\\title$", "note": "$\\note$", "keys": keys, "ramp": ramp}
-    whole = Figure(alt="", plot=plot, width=width, **texts)
+    drawn = heat_map(values, rows, rows[:1], ("row", "column"), signed=True)
+    plot, keys = drawn["plot"], tuple(Key(name, COLOURS[0]) for name in rows)
+    drawn["ramp"] = drawn["ramp"]._replace(low="$\\low$", high="$\\high$")
+    texts: Any = {"title": "$\\title$", "note": "$\\note$", "keys": keys}
+    whole = Figure(alt="", **drawn, **texts)
     assert still(whole).startswith(b"\x89PNG")
     plain = still(Figure("Names", "", plot), "svg").decode()
     assert ">$x$</text>" in plain
@@ -256,12 +257,12 @@ def test_names_are_no_markup():
 
 
 def test_letters_that_the_font_has_not_are_no_trouble():
-    plot, ramp, width = heat_map(np.ones((1, 1)), ["日本"], ["語"], ("行", "列"), signed=False)
-    ramp = Ramp("低", "高", ramp.colours)
-    texts: Any = {"title": "図", "note": "注", "keys": (Key("漢字", COLOURS[0]),), "ramp": ramp}
+    drawn = heat_map(np.ones((1, 1)), ["日本"], ["語"], ("行", "列"), signed=False)
+    drawn["ramp"] = Ramp("低", "高", drawn["ramp"].colours)
+    texts: Any = {"title": "図", "note": "注", "keys": (Key("漢字", COLOURS[0]),)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        still(Figure(alt="", plot=plot, width=width, **texts))
+        still(Figure(alt="", **drawn, **texts))
 
 
 def test_the_same_figure_gives_the_same_bytes():
@@ -374,8 +375,12 @@ def test_many_curves_have_their_names_beside_them_in_their_colours(tmp_path):
     (curves,) = axes.collections
     colours = np.array(curves.get_colors())[:, :3]
     told = {text.get_text(): text for text in axes.texts}
-    assert sorted(told) == sorted(names)
+    # A name that has no room is left out.
+    assert set(told) <= set(names)
+    assert len(told) > 8
     for name, line, colour in zip(names, curves.get_segments(), colours, strict=True):
+        if name not in told:
+            continue
         (x, y), text = told[name].get_position(), told[name]
         np.testing.assert_allclose(to_rgb(text.get_color()), colour)
         assert abs(np.interp(x, *line.T) - y) < 0.1
