@@ -6,31 +6,52 @@ With z = (x, 1) and η_i = (w_i, b_i)ᵀ z, score and information of row n about
     I_n = E[diag_i m_ni σ(η_i)(1 − σ(η_i)) z zᵀ | t_n] − Cov[s(x) | t_n]
 
 (T. A. Louis, JRSS B 44 (1982), eq. 3.2). Of a fit on nodes the first expectation follows from the
-mass of rows at each node. Expectations of scores are over the row's posterior, by a Gauss–Hermite
-rule placed on its mean and covariance, of as few points as narrow posteriors need. A row costs
-n_points (n_features (q + 1))² multiplications.
+mass of rows at each node. Other expectations are over the row's posterior, by points placed on its
+mean and covariance and weighed by their likelihood: a Gauss–Hermite rule, at n_points (n_features
+(q + 1))² multiplications a row; beyond 3 components, where s_n alone can be had, a fixed set of
+Sobol's points in pairs of either sign, whose covariance is the normal's, at (n_features (q + 1))².
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
+from scipy.stats import qmc
 
-from pipeline.numerics.latent_nodes import NodePosterior, Nodes, gauss_hermite
+from pipeline.numerics.latent_nodes import Nodes, gauss_hermite
 from pipeline.wanted import check_wanted
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
-# Points an axis, by the number of components, for few features, some, and many.
-_POINTS = {1: (11, 7, 5), 2: (7, 5, 4), 3: (5, 4, 3)}
-_FEW, _SOME = 10, 50
+# Points an axis, by the number of components, for few features, some, and many. Against many more
+# points, with weights up to 5, standard errors differ by 2 % at the most and 0.2 % in the median,
+# with many features by 10 % and 1 %.
+_POINTS = {1: (11, 7, 5), 2: (7, 9, 7), 3: (5, 7, 5)}
+_FEW, _SOME = 10, 100
+_LOG_PAIRS = 7  # of points
 _BATCH_ENTRIES = 2**20
 _NARROWEST = 1e-6  # variance of a posterior that lies on one node
+
+
+class Moments(Protocol):
+    """What is known of the posterior of rows: (n_samples, q) and (n_samples, q, q)."""
+
+    @property
+    def mean(self) -> Floats:
+        """Means."""
+        ...
+
+    @property
+    def covariance(self) -> Floats:
+        """Covariances."""
+        ...
 
 
 class TraitScores(NamedTuple):
@@ -42,14 +63,17 @@ class TraitScores(NamedTuple):
         Σ_n E[s sᵀ], (p, p) with p = n_features (q + 1).
     products
         Σ_n s_n s_nᵀ, (p, p).
+    curvature
+        Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1).
     """
 
     spread: Floats
     products: Floats
+    curvature: Floats
 
 
 def trait_scores(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: NodePosterior
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: Moments
 ) -> TraitScores:
     """Sum scores and information over rows.
 
@@ -64,27 +88,77 @@ def trait_scores(
     posterior
         Of each row; points are placed by its mean and covariance.
     """
-    n, (n_features, q) = len(X), weights.shape
+    n_features, q = weights.shape
     size = n_features * (q + 1)
-    found = TraitScores(np.zeros((size, size)), np.zeros((size, size)))
-    rule = gauss_hermite(_points_an_axis(n_features, q), q)
-    for rows in _batches(n, len(rule.points) * size):
-        seen = np.ones(X[rows].shape) if observed is None else observed[rows].astype(np.float64)
-        x = _placed(rule, posterior.mean[rows], posterior.covariance[rows])
-        eta = x @ weights.T + offsets
-        log_joint = (seen[:, None] * (X[rows][:, None] * eta - np.logaddexp(0, eta))).sum(axis=2)
-        share = _shares(log_joint, x, rule)
-        _add(found, X[rows], seen, x, scipy.special.expit(eta), share)
+    spread, products = np.zeros((2, size, size))
+    found = TraitScores(spread, products, np.zeros((n_features, q + 1, q + 1)))
+    rule = _rule(n_features, q)
+    for rows in _batches(len(X), len(rule.points) * size):
+        _add(found, _at_points(rule, rows, X, observed, weights, offsets, posterior))
     return found
+
+
+def score_products(
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: Moments
+) -> Floats:
+    """Give `TraitScores.products` alone, for any number of components."""
+    n_features, q = weights.shape
+    found = np.zeros((n_features * (q + 1), n_features * (q + 1)))
+    rule = _even_points(q)
+    for rows in _batches(len(X), len(rule.points) * n_features):
+        at = _at_points(rule, rows, X, observed, weights, offsets, posterior)
+        z = np.concatenate([at.x, np.ones((*at.x.shape[:2], 1))], axis=2)
+        mean = np.swapaxes(at.left * at.share[:, :, None], 1, 2) @ z
+        flat = mean.reshape(len(mean), -1)
+        found += flat.T @ flat
+    return found
+
+
+class _AtPoints(NamedTuple):
+    """Rows at the points of their posteriors, all (n_rows, n_points, …)."""
+
+    x: Floats
+    share: Floats
+    seen: Floats
+    sigma: Floats
+    left: Floats
+
+
+def _at_points(
+    rule: Nodes,
+    rows: slice,
+    X: Bits,
+    observed: Bits | None,
+    weights: Floats,
+    offsets: Floats,
+    posterior: Moments,
+) -> _AtPoints:
+    bits = X[rows][:, None]
+    seen = np.ones(bits.shape) if observed is None else observed[rows][:, None].astype(np.float64)
+    x = _placed(rule, posterior.mean[rows], posterior.covariance[rows])
+    eta = x @ weights.T + offsets
+    log_joint = (seen * (bits * eta - np.logaddexp(0, eta))).sum(axis=2)
+    sigma = scipy.special.expit(eta)
+    return _AtPoints(x, _shares(log_joint, x, rule), seen, sigma, seen * (bits - sigma))
 
 
 def n_points(n_features: int, q: int) -> int:
     """Points that stand for a row's posterior."""
-    return int(_points_an_axis(n_features, q) ** q)
+    return len(_rule(n_features, q).points)
 
 
-def _points_an_axis(n_features: int, q: int) -> int:
-    return _POINTS[q][(n_features > _FEW) + (n_features > _SOME)]
+def _rule(n_features: int, q: int) -> Nodes:
+    return gauss_hermite(_POINTS[q][(n_features > _FEW) + (n_features > _SOME)], q)
+
+
+@cache
+def _even_points(q: int) -> Nodes:
+    """Spread points over N(0, I_q): mean 0 and covariance I, to rounding."""
+    half = scipy.special.ndtri(qmc.Sobol(q, rng=0).random_base2(_LOG_PAIRS))
+    points = np.vstack([half, -half])
+    root = np.linalg.cholesky(points.T @ points / len(points))
+    points = scipy.linalg.solve_triangular(root, points.T, lower=True).T
+    return Nodes(np.ascontiguousarray(points), np.full(len(points), -math.log(len(points))))
 
 
 def node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes) -> Floats:
@@ -132,16 +206,16 @@ def _shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
     return shares
 
 
-def _add(
-    found: TraitScores, X: Bits, seen: Floats, x: Floats, sigma: Floats, share: Floats
-) -> None:
-    """Add rows; all arrays are (n_rows, n_points, …) but X and seen, (n_rows, n_features)."""
-    n_rows, n_points, _ = x.shape
-    z = np.concatenate([x, np.ones((n_rows, n_points, 1))], axis=2)
-    left = seen[:, None] * (X[:, None] - sigma)
-    scores = (left[:, :, :, None] * z[:, :, None]).reshape(n_rows, n_points, -1)
-    mean = (share[:, None] @ scores)[:, 0]
+def _add(found: TraitScores, at: _AtPoints) -> None:
+    n_rows, n_points, _ = at.x.shape
+    z = np.concatenate([at.x, np.ones((n_rows, n_points, 1))], axis=2)
+    scores = (at.left[:, :, :, None] * z[:, :, None]).reshape(n_rows, n_points, -1)
+    mean = (at.share[:, None] @ scores)[:, 0]
     found.products[:] += mean.T @ mean
-    scores *= np.sqrt(share)[:, :, None]
+    scores *= np.sqrt(at.share)[:, :, None]
     weighted = scores.reshape(n_rows * n_points, -1)
     found.spread[:] += weighted.T @ weighted
+    bends = at.share[:, :, None] * at.seen * at.sigma * (1 - at.sigma)
+    squares = (z[:, :, :, None] * z[:, :, None]).reshape(n_rows * n_points, -1)
+    whole = bends.reshape(n_rows * n_points, -1).T @ squares
+    found.curvature[:] += whole.reshape(found.curvature.shape)

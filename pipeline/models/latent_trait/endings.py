@@ -14,15 +14,16 @@ from pipeline.models.latent_trait.checks import doubts, stronger_prior
 from pipeline.models.latent_trait.em import on_principal_axes, rotated_for_reading
 from pipeline.models.latent_trait.errors import standard_errors
 from pipeline.models.latent_trait.fit_statistics import fit_statistics, item_statistics
-from pipeline.models.latent_trait.information import MOST_PARAMETERS, n_parameters
+from pipeline.models.latent_trait.information import MOST_PARAMETERS, form_of, n_parameters
 from pipeline.models.latent_trait.nodes import grid_of
 from pipeline.models.state import FitState
-from pipeline.numerics.latent_nodes import Nodes, heavy_nodes
+from pipeline.numerics.latent_nodes import MAX_COMPONENTS, Nodes, heavy_nodes
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
 _FARTHEST = 1e6  # difficulty
+_LEAST_ROWS = 3  # a parameter, for products of scores to have an inverse that tells errors
 
 
 def finished(model: Any, state: FitState, statistics: Sums, estimator: str) -> FitState:
@@ -64,38 +65,46 @@ def finished(model: Any, state: FitState, statistics: Sums, estimator: str) -> F
 
 
 def informed(model: Any, state: FitState, statistics: Sums) -> FitState:
-    """Add to a fit of a `LatentTrait` standard errors, and how well items and pairs fit."""
-    params, auxiliary = state.params, state.auxiliary
-    n_features, q = params.weights.shape
-    varying = np.setdiff1d(np.arange(n_features), auxiliary["constant"])
-    nodes = heavy_nodes(Nodes(state.working["points"], state.working["log_weights"]))
-    is_equal = model.equal_slopes == "yes"
-    found = item_statistics(params, statistics.values, nodes, varying)
-    rank = n_parameters(len(varying), q, is_equal)
-    told = fit_statistics(params, statistics, nodes, rank, varying)
-    diagnostics = {**state.diagnostics, "errors": model.errors, "fit_statistics": told}
-    state = replace(state, params=replace(params, **found), diagnostics=diagnostics)
-    if "spread" not in statistics.values:
-        text = f"no standard errors: more than {MOST_PARAMETERS} parameters"
-        return replace(state, warnings=(*state.warnings, Notice(text)))
+    """Add standard errors to a fit of a `LatentTrait`; by quadrature how well items, pairs fit."""
+    n_features, q = state.params.weights.shape
+    varying = np.setdiff1d(np.arange(n_features), state.auxiliary["constant"])
+    if grid_of(state.working) is not None:
+        state = _with_fit(model, state, statistics, varying)
+    if n_features * (q + 1) > MOST_PARAMETERS:
+        return _without_errors(state, f"more than {MOST_PARAMETERS} parameters")
+    rank = n_parameters(len(varying), q, model.equal_slopes == "yes")
+    if q > MAX_COMPONENTS and statistics.values["rows_informing"] < _LEAST_ROWS * rank:
+        return _without_errors(state, f"fewer than {_LEAST_ROWS} rows a parameter")
+    diagnostics = {**state.diagnostics, "errors": form_of(model.errors, q)}
+    state = replace(state, diagnostics=diagnostics)
     return _with_errors(model, state, statistics, varying)
+
+
+def _without_errors(state: FitState, why: str) -> FitState:
+    return replace(state, warnings=(*state.warnings, Notice(f"no standard errors: {why}")))
+
+
+def _with_fit(model: Any, state: FitState, statistics: Sums, varying: NDArray[np.intp]) -> FitState:
+    params, q = state.params, state.params.weights.shape[1]
+    nodes = heavy_nodes(Nodes(state.working["points"], state.working["log_weights"]))
+    found = item_statistics(params, statistics.values, nodes, varying)
+    rank = n_parameters(len(varying), q, model.equal_slopes == "yes")
+    told = fit_statistics(params, statistics, nodes, rank, varying)
+    diagnostics = {**state.diagnostics, "fit_statistics": told}
+    return replace(state, params=replace(params, **found), diagnostics=diagnostics)
 
 
 def _with_errors(
     model: Any, state: FitState, statistics: Sums, varying: NDArray[np.intp]
 ) -> FitState:
     params, grid = state.params, grid_of(state.working)
-    assert grid is not None  # what is informed was fitted on nodes
-    steep = grid.too_steep(params.weights @ params.axes.T)
+    without = [*state.auxiliary["diverging"]]
+    without += [] if grid is None else [*grid.too_steep(params.weights @ params.axes.T)]
     fixed = np.ones(len(params.offsets), bool)
-    fixed[np.setdiff1d(varying, [*state.auxiliary["diverging"], *steep])] = False
-    scale = statistics.n_samples / max(int(statistics.values["rows_informing"]), 1)
-    sums = {name: scale * statistics.values[name] for name in ("spread", "products")}
-    sums["curvature"] = statistics.values["curvature"]
+    fixed[np.setdiff1d(varying, without)] = False
+    settings = (state.diagnostics["errors"], model.prior_precision)
     is_equal = model.equal_slopes == "yes"
-    errors = standard_errors(
-        params.weights, sums, model.errors, model.prior_precision, fixed, is_equal
-    )
+    errors = standard_errors(params.weights, _scaled(state, statistics), *settings, fixed, is_equal)
     found = {"weights_error": errors.weights, "offsets_error": errors.offsets}
     if params.weights.shape[1] == 1:
         slopes = params.weights[:, 0]
@@ -107,6 +116,23 @@ def _with_errors(
         text = "the data do not tell their parameters, so there are no standard errors: {features}"
         noted = (*noted, Notice(text, tuple(errors.unknown.tolist())))
     return replace(state, params=params, warnings=noted)
+
+
+def _scaled(state: FitState, statistics: Sums) -> dict[str, Array]:
+    """Scale what is of some rows to all; by quadrature curvature is of all.
+
+    An inverse of products of so many scores of normal errors is too large by a known factor, which
+    matters where parameters are many.
+    """
+    sums, q = statistics.values, state.params.weights.shape[1]
+    n_informing = max(int(sums["rows_informing"]), 1)
+    scale = np.full(3, statistics.n_samples / n_informing)
+    if grid_of(state.working) is not None:
+        scale[2] = 1.0
+    if q > MAX_COMPONENTS:
+        scale *= n_informing / (n_informing - state.params.packed.size - 1)
+    names = ("spread", "products", "curvature")
+    return {name: by * sums[name] for name, by in zip(names, scale, strict=True) if name in sums}
 
 
 def _difficulties(slopes: Array, offsets: Array) -> Array:

@@ -1,8 +1,8 @@
-"""The pass after a fit by quadrature: standard errors, and how well items and pairs fit.
+"""The pass after a fit: what standard errors are made of and, by quadrature, how well it fits.
 
-Likelihood and curvature are summed over all rows; scores and residuals, which cost more, over at
-most `MOST_ROWS`, of more rows a keyed sample. Pairs and sum scores are counted where a row has all
-its values.
+By quadrature likelihood and curvature are summed over all rows; scores and residuals, which cost
+more, over at most `MOST_ROWS`, of more rows a keyed sample. Pairs and sum scores are counted where
+a row has all its values.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.numerics.centred_points import posterior_by_quadrature
 from pipeline.numerics.kernels import pack_rows, symmetric_joint_counts
-from pipeline.numerics.latent_nodes import NodePosterior, Nodes, node_posterior, node_statistics
-from pipeline.numerics.trait_scores import n_points, node_curvature, trait_scores
+from pipeline.numerics.latent_nodes import (
+    MAX_COMPONENTS,
+    NodePosterior,
+    Nodes,
+    node_posterior,
+    node_statistics,
+)
+from pipeline.numerics.logistic_sites import site_posterior
+from pipeline.numerics.trait_scores import n_points, node_curvature, score_products, trait_scores
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
 
@@ -35,7 +43,12 @@ _MOST_WORK = 2e10  # entries of matrices to add up
 _LEAST = {"louis": 5, "crossproduct": 100, "sandwich": 100}  # rows a parameter
 
 
-def share_informing(n_rows: int, shape: tuple[int, int], form: str) -> float:
+def form_of(errors: str, q: int) -> str:
+    """Give the form of standard errors that can be had: beyond 3 components products alone."""
+    return errors if q <= MAX_COMPONENTS else "crossproduct"
+
+
+def share_informing(n_rows: int, shape: tuple[int, int], errors: str) -> float:
     """Give the share of rows that scores are summed over.
 
     Curvature is known of all rows, so that few serve what is taken from it, unlike a sum of
@@ -43,8 +56,37 @@ def share_informing(n_rows: int, shape: tuple[int, int], form: str) -> float:
     """
     n_features, q = shape
     n_parameters = n_features * (q + 1)
-    most = min(_MOST_WORK / (n_points(n_features, q) * n_parameters**2), MOST_ROWS)
-    return min(1.0, max(most, _LEAST[form] * n_parameters) / max(n_rows, 1))
+    points = n_points(n_features, q) if q <= MAX_COMPONENTS else 1
+    most = min(_MOST_WORK / (points * n_parameters**2), MOST_ROWS)
+    least = _LEAST[form_of(errors, q)] * n_parameters
+    return min(1.0, max(most, least) / max(n_rows, 1))
+
+
+def summarize_scores(
+    params: LatentTraitParams, share: float, block: BinaryBlock, rng: RowRandom
+) -> Sums:
+    """Sum what standard errors are made of over a share of rows."""
+    X, observed, n_rows = _some(share, block, rng)
+    weights, offsets = params.weights, params.offsets
+    values: dict[str, NDArray[Any]] = {"rows_informing": np.array(n_rows)}
+    if params.packed.size > MOST_PARAMETERS:
+        return Sums(block.n_samples, 0.0, values)
+    if weights.shape[1] > MAX_COMPONENTS:
+        by_sites = site_posterior(X, observed, weights, offsets)
+        values["products"] = score_products(X, observed, weights, offsets, by_sites)
+    else:
+        posterior = posterior_by_quadrature(X, observed, params.items)
+        values |= trait_scores(X, observed, weights, offsets, posterior)._asdict()
+    return Sums(block.n_samples, 0.0, values)
+
+
+def _some(
+    share: float, block: BinaryBlock, rng: RowRandom
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, int]:
+    """Choose rows by their keys."""
+    X, observed = block.dense(), block.observed()
+    at = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
+    return X[at], None if observed is None else observed[at], len(at)
 
 
 def summarize_information(
@@ -63,12 +105,11 @@ def summarize_information(
     }
     if len(offsets) <= MOST_ITEMS:
         values |= _complete_counts(block, X, observed)
-    at = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
-    X, observed = X[at], None if observed is None else observed[at]
+    X, observed, _ = _some(share, block, rng)
     posterior = node_posterior(X, observed, weights, offsets, nodes)
     values |= _residuals(params, X, observed, posterior)
     if params.packed.size <= MOST_PARAMETERS:
-        values |= trait_scores(X, observed, weights, offsets, posterior)._asdict()
+        values = {**trait_scores(X, observed, weights, offsets, posterior)._asdict(), **values}
     return Sums(block.n_samples, found.log_likelihood, values)
 
 

@@ -64,20 +64,26 @@ from pipeline.models.latent_trait.em import (
     variational_posterior,
 )
 from pipeline.models.latent_trait.endings import finished, informed
-from pipeline.models.latent_trait.information import share_informing, summarize_information
+from pipeline.models.latent_trait.information import (
+    share_informing,
+    summarize_information,
+    summarize_scores,
+)
 from pipeline.models.latent_trait.nodes import (
     MOST_AN_AXIS,
     Grid,
     finer_stage,
     first_grid,
     grid_of,
+    has_likelihood,
+    is_bound,
+    nodes_of,
 )
 from pipeline.models.settings import pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.latent_nodes import (
     MAX_COMPONENTS,
-    Nodes,
     random_nodes,
 )
 from pipeline.numerics.logistic_sites import site_posterior
@@ -117,8 +123,9 @@ class LatentTrait(Model):
     rotation
         What the weights for reading are turned to: `principal` axes, `varimax` or `promax`.
     errors
-        How standard errors are made, of quadrature: by the observed information (`louis`), by the
-        `crossproduct` of scores, by both (`sandwich`, right also where the model is not); `none`.
+        How standard errors are made: by the observed information (`louis`), by the `crossproduct`
+        of scores, which more than 3 components always have, by both (`sandwich`, right also where
+        the model is not); `none`. The bound and sampling, whose own error is larger, have none.
     max_iter
         Passes at the most, of each number of components tried and of each estimator.
     tol
@@ -202,9 +209,9 @@ class LatentTrait(Model):
         state = FitState(bare_params(weights, offsets), auxiliary=auxiliary, warnings=noted)
         if self.n_components is None:
             return self._enter(state, weights, HELD_OUT, self._last_estimator(1))
-        is_bound = self.estimator == "auto" and self.equal_slopes == "no"
+        begins = self.estimator == "auto" and self.equal_slopes == "no"
         last = self._last_estimator(self.n_components)
-        return self._enter(state, weights, 0.0, "variational" if is_bound else last)
+        return self._enter(state, weights, 0.0, "variational" if begins else last)
 
     def _last_estimator(self, n_components: int) -> str:
         if self.estimator != "auto":
@@ -238,7 +245,7 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
-        one = partial(e_step, params, _nodes(working), "by_sites" in working)
+        one = partial(e_step, params, nodes_of(working), "by_sites" in working)
         return e_step_apart(one, float(working["held_out"]), block, rng)
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
@@ -248,14 +255,14 @@ class LatentTrait(Model):
 
     def convergence(self, state: FitState) -> Convergence:
         """Judge the bound's stage sooner where another one follows it."""
-        is_beginning = self.estimator == "auto" and _is_bound(state.working)
+        is_beginning = self.estimator == "auto" and is_bound(state.working)
         return ByObjective(self.max_iter, max(self.tol, is_beginning * _BEGINNING_TOL))
 
     def update(
         self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
     ) -> FitState:
         """Do the M-step; constant features stay where they are."""
-        nodes, is_equal = _nodes(state.working), self.equal_slopes == "yes"
+        nodes, is_equal = nodes_of(state.working), self.equal_slopes == "yes"
         packed, diverging = m_step(state.params, nodes, statistics, self.prior_precision, is_equal)
         constant = state.auxiliary["constant"]
         packed[constant], diverging[constant] = 0.0, False
@@ -277,7 +284,7 @@ class LatentTrait(Model):
         """Go on with more components, with all rows, from the bound to what is better, finer."""
         if state.working["held_out"] > 0:
             return self._grown(state, statistics)
-        if self.estimator == "auto" and _is_bound(state.working):
+        if self.estimator == "auto" and is_bound(state.working):
             weights = awake(state.params.weights, _random(state), state.auxiliary["constant"])
             return self._enter(state, weights, 0.0, self._last_estimator(weights.shape[1]))
         return finer_stage(state) if self.nodes is None else None
@@ -302,12 +309,15 @@ class LatentTrait(Model):
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Turn the weights, and say what is in doubt."""
         q = state.params.weights.shape[1]
-        estimator = "variational" if _is_bound(state.working) else self._last_estimator(q)
+        estimator = "variational" if is_bound(state.working) else self._last_estimator(q)
         return finished(self, state, statistics, estimator)
 
     def informing(self, state: FitState) -> Arrays | None:
-        """Ask for standard errors and fit statistics of what was fitted by quadrature."""
-        if self.errors == "none" or grid_of(state.working) is None:
+        """Ask for standard errors, and by quadrature for fit statistics, of likelihoods alone.
+
+        What a bound and random draws put an estimate off by is no error that rows tell.
+        """
+        if self.errors == "none" or not has_likelihood(state.working):
             return None
         n_rows, shape = int(state.auxiliary["n_rows"]), state.params.weights.shape
         share = share_informing(n_rows, shape, self.errors)
@@ -317,8 +327,10 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Sum information about the parameters, residuals and counts."""
-        nodes = Nodes(working["points"], working["log_weights"])
-        return summarize_information(params, nodes, float(working["share"]), block, rng)
+        share, nodes = float(working["share"]), nodes_of(working)
+        if nodes is None:
+            return summarize_scores(params, share, block, rng)
+        return summarize_information(params, nodes, share, block, rng)
 
     def informed(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, and how well items and pairs fit."""
@@ -375,15 +387,6 @@ class LatentTrait(Model):
         """Give P(t = 1 | x), (n_samples, n_features); segments do not matter."""
         probabilities: Array = scipy.special.expit(codes @ params.weights.T + params.offsets)
         return probabilities
-
-
-def _nodes(working: Arrays) -> Nodes | None:
-    """Give what the E-step sums over; None for the variational one."""
-    return Nodes(working["points"], working["log_weights"]) if "points" in working else None
-
-
-def _is_bound(working: Arrays) -> bool:
-    return _nodes(working) is None and "by_sites" not in working
 
 
 def _random(state: FitState) -> np.random.Generator:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Notice
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.latent_nodes import MAX_PER_AXIS, gauss_hermite
+from pipeline.numerics.latent_nodes import MAX_PER_AXIS, Nodes, gauss_hermite
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -138,3 +138,18 @@ def finer_stage(state: FitState) -> FitState | None:
     weights, offsets = grid.flattened(state.params.weights, state.params.offsets)
     params = replace(state.params, weights=weights, offsets=offsets)
     return replace(state, params=params, working={**state.working, **finer.working()})
+
+
+def nodes_of(working: Arrays) -> Nodes | None:
+    """Give what the E-step sums over; None for the variational one and for sites."""
+    return Nodes(working["points"], working["log_weights"]) if "points" in working else None
+
+
+def is_bound(working: Arrays) -> bool:
+    """Tell whether a stage's E-step is the variational one."""
+    return nodes_of(working) is None and "by_sites" not in working
+
+
+def has_likelihood(working: Arrays) -> bool:
+    """Tell whether what a stage maximizes is the likelihood, or nearly."""
+    return grid_of(working) is not None or "by_sites" in working

@@ -8,8 +8,14 @@ from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from scipy.special import expit
 
-from pipeline.numerics.latent_nodes import gauss_hermite, node_posterior, node_statistics
-from pipeline.numerics.trait_scores import node_curvature, trait_scores
+from pipeline.numerics.latent_nodes import (
+    Nodes,
+    gauss_hermite,
+    node_posterior,
+    node_statistics,
+)
+from pipeline.numerics.logistic_sites import site_posterior
+from pipeline.numerics.trait_scores import node_curvature, score_products, trait_scores
 
 Floats = NDArray[np.float64]
 STEP = 1e-4
@@ -61,5 +67,43 @@ def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None
     np.testing.assert_allclose(found.products, scores.T @ scores, rtol=0, atol=0.01)
     mass = node_statistics(X, observed, weights, offsets, nodes).mass
     curvature = node_curvature(mass, weights, offsets, nodes)
+    np.testing.assert_allclose(found.curvature, curvature, rtol=0, atol=0.01 * curvature.max())
     louis = block_diag(*curvature) - found.spread + found.products
     np.testing.assert_allclose(louis, -hessian, rtol=0, atol=0.01 * abs(hessian).max())
+
+
+def crossed(nodes: Nodes, times: int) -> Nodes:
+    """Give the nodes of several pairs of components."""
+    found = nodes
+    for _ in range(times - 1):
+        old, new = np.divmod(np.arange(len(found.points) * len(nodes.points)), len(nodes.points))
+        points = np.hstack([found.points[old], nodes.points[new]])
+        found = Nodes(points, found.log_weights[old] + nodes.log_weights[new])
+    return found
+
+
+@pytest.mark.parametrize(("q", "n_features", "an_axis"), [(2, 8, 41), (4, 10, 13)])
+def test_products_of_scores_are_those_of_the_derivatives(
+    q: int, n_features: int, an_axis: int
+) -> None:
+    rng = np.random.default_rng(q)
+    weights, offsets = rng.normal(0, 1, (n_features, q)), rng.normal(0, 0.7, n_features)
+    X = (rng.random((30, n_features)) < expit(rng.normal(size=(30, q)) @ weights.T + offsets)) * 1
+    X, nodes = X.astype(np.uint8), crossed(gauss_hermite(an_axis, 2), q // 2)
+    observed = (rng.random(X.shape) < 0.8).astype(np.uint8)
+    packed = np.column_stack([weights, offsets])
+
+    def log_likelihood(at: Floats) -> Floats:
+        return node_posterior(X, observed, at[:, :q], at[:, q], nodes).log_likelihood
+
+    scores = np.empty((len(X), *packed.shape))
+    for place in np.ndindex(packed.shape):
+        step = np.zeros(packed.shape)
+        step[place] = STEP
+        ends = log_likelihood(packed + step), log_likelihood(packed - step)
+        scores[:, *place] = (ends[0] - ends[1]) / (2 * STEP)
+    flat = scores.reshape(len(X), -1)
+    by_sites = site_posterior(X, observed, weights, offsets)
+    found = score_products(X, observed, weights, offsets, by_sites)
+    expected = flat.T @ flat
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.02 * expected.max())
