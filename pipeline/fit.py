@@ -135,7 +135,12 @@ def _sum_group(
         parts = [model.learn(p.params, p.working, blocks, p.rng) for p in points]
         learnt = tuple(part for part in parts if part is not None)
         return learnt[0] if len(learnt) == 1 else Together(learnt) if learnt else None
-    return sum_blocks(partial(_summarize, model, points), blocks, before)
+    add = partial(_added, model, points[0]) if len(points) == 1 else None
+    return sum_blocks(partial(_summarize, model, points), blocks, before, add)
+
+
+def _added(model: Model, point: Point, sum: Any, block: BinaryBlock) -> Statistics:
+    return model.added(sum, point.params, point.working, block, point.rng)
 
 
 def _summarize(model: Model, points: tuple[Point, ...], block: BinaryBlock) -> Statistics:

@@ -65,7 +65,7 @@ from pipeline.statistics.correlations import (
     estimate_tetrachoric,
     null_spectra,
 )
-from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, pooled_counts, tiles
+from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, tiles
 
 Array = NDArray[np.float64]
 
@@ -215,7 +215,18 @@ class ClippedPCA(Model):
         self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts:
         """Count the pairs of a block, all segments as one."""
-        return pooled_counts(block)
+        return PairCounts.of_block(block, pooled=True)
+
+    def added(
+        self,
+        statistics: PairCounts,
+        params: ClippedPCAParams,
+        working: Arrays,
+        block: BinaryBlock,
+        rng: RowRandom,
+    ) -> PairCounts:
+        """Add the pairs of a block in place."""
+        return statistics.with_block(block, pooled=True)
 
     def counted(self, n_features: int) -> str:
         """Name the pairs of all segments as one."""
