@@ -25,7 +25,8 @@ from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed
 from pipeline.models.base import Model
-from pipeline.models.capabilities import PairWork, Supervised
+from pipeline.models.capabilities import Supervised
+from pipeline.pairs import work_label
 from pipeline.progress import Progress
 from pipeline.statistics.base import Statistics
 from pipeline.statistics.labels import SEGMENT
@@ -88,7 +89,8 @@ class Job(Plan):
     @property
     def memory(self) -> int:
         """Bytes of rows that stay in memory, where passes or pairs come back to them."""
-        returns = self.model.max_iter > 1 or isinstance(self.model, PairWork)
+        before = work_label(self.model, self.dataset.n_features)
+        returns = self.model.max_iter > 1 or before is not None
         return memory_for_rows(self.executor) if returns else 0
 
     @property

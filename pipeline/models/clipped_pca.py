@@ -32,7 +32,7 @@ among columns of equal eigenvalue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -41,11 +41,18 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Tile
+from pipeline.blocks import BinaryBlock, Chunk, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
 from pipeline.models.clipped_errors import MOST_FEATURES, with_errors
+from pipeline.models.clipped_strips import (
+    MOST_AT_ONCE,
+    correlation_strip,
+    kinds_of_strips,
+    strip_spectrum,
+    strips_memory,
+)
 from pipeline.models.settings import check_choices, check_components, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.expectation_propagation import probit_posterior
@@ -57,13 +64,15 @@ from pipeline.numerics.linalg import (
 from pipeline.numerics.tetrachoric import PairStatus
 from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
+from pipeline.runs import Results
 from pipeline.statistics.correlations import (
     Estimate,
+    PairKinds,
     correlation_matrices,
-    count_statuses,
     estimate_arcsine,
     estimate_tetrachoric,
     null_spectra,
+    pair_kinds,
 )
 from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, tiles
 
@@ -88,9 +97,9 @@ class ClippedPCAParams:
     loadings: Array = array("feature", "component")
     eigenvalues: Array = array("eigenvalue")
     thresholds: Array = array("feature")
-    correlation: Array = array("feature", "feature_j")
-    status: NDArray[np.uint8] = array("feature", "feature_j")
     null_eigenvalues: Array = array("null_eigenvalue")
+    correlation: Array | None = optional_array("feature", "feature_j")
+    status: NDArray[np.uint8] | None = optional_array("feature", "feature_j")
     loadings_error: Array | None = optional_array("feature", "component")
     thresholds_error: Array | None = optional_array("feature")
     correlation_error: Array | None = optional_array("feature", "feature_j")
@@ -152,6 +161,8 @@ class ClippedPCA(Model):
 
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of n_features² matrices: 18 in the central step, 7 for each null draw under way."""
+        if self.tabulates(n_features):
+            return strips_memory(n_features, self.n_components or _LEADING, n_threads)
         return 8 * n_features**2 * (18 + 7 * n_threads)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -172,6 +183,7 @@ class ClippedPCA(Model):
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
             self._empty_params(n_features, _thresholds(observed, ones)),
+            working={"n_samples": np.array(first.n_samples), "observed": observed, "ones": ones},
             auxiliary={
                 "null_seeds": rng.integers(2**63, size=self.null_draws),
                 "constant": constant,
@@ -182,15 +194,8 @@ class ClippedPCA(Model):
     def _empty_params(self, n_features: int, thresholds: Array) -> ClippedPCAParams:
         if self.estimator == "arcsine":
             thresholds = np.zeros_like(thresholds)
-        none, square = np.zeros(0), np.eye(n_features)
-        return ClippedPCAParams(
-            np.zeros((n_features, 0)),
-            none,
-            thresholds,
-            square,
-            np.zeros_like(square, np.uint8),
-            none,
-        )
+        none = np.zeros(0)
+        return ClippedPCAParams(np.zeros((n_features, 0)), none, thresholds, none)
 
     def _judge_constant(self, constant: NDArray[np.intp]) -> tuple[Notice, ...]:
         if not constant.size:
@@ -243,29 +248,71 @@ class ClippedPCA(Model):
         varying, constant = repaired.copy(), state.auxiliary["constant"]
         varying[constant, constant] = 0.0  # At 1 its axis could be taken for a component.
         values, vectors = leading_eigenpairs(varying, self.n_components or _LEADING)
-        null = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
-        n_kept = self.n_components or _standing_out(values, null)
-        loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
-        loadings[constant] = 0.0
         params = replace(
             state.params,
-            loadings=loadings,
             eigenvalues=values,
             correlation=repaired,
             status=status,
-            null_eigenvalues=null,
+            null_eigenvalues=self._null_quantiles(
+                statistics, state.auxiliary["null_seeds"], map_items
+            ),
         )
-        diagnostics = {
-            **count_statuses(status),
-            "repair_distance": moved,
-            "n_components": n_kept,
-        }
-        noted = state.warnings + self._judge_fit(params, n_kept, constant)
-        state = replace(state, params=params, diagnostics=diagnostics, warnings=noted)
+        kinds = pair_kinds(status, constant, len(status))
+        negative = negative_share(repaired, values)
+        fitted = self._fitted(replace(state, params=params), vectors, kinds, negative)
+        told = {**fitted.diagnostics, "repair_distance": moved}
+        fitted = replace(fitted, diagnostics=told)
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
         if self.errors == "none" or not is_plain or len(correlation) > MOST_FEATURES:
-            return state
-        return with_errors(state, statistics, rng)
+            return fitted
+        return with_errors(fitted, statistics, rng)
+
+    def _fitted(
+        self, state: FitState, vectors: Array, kinds: PairKinds, negative: float
+    ) -> FitState:
+        """Choose components and make loadings of the leading eigenpairs; say what is in doubt."""
+        params, constant = state.params, state.auxiliary["constant"]
+        values = params.eigenvalues
+        n_kept = self.n_components or _standing_out(values, params.null_eigenvalues)
+        loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
+        loadings[constant] = 0.0
+        params = replace(params, loadings=loadings)
+        noted = self._judge_fit(params, n_kept, negative) + _judge_pairs(kinds)
+        return replace(
+            state,
+            params=params,
+            diagnostics={**kinds.named(), "n_components": n_kept},
+            warnings=state.warnings + noted,
+        )
+
+    def tabulates(self, n_features: int) -> bool:
+        """Say that wide data are counted strip by strip."""
+        return n_features > MOST_AT_ONCE
+
+    def tabulate(
+        self, params: ClippedPCAParams, working: Arrays, features: slice, chunks: Iterator[Chunk]
+    ) -> Mapping[str, NDArray[Any]]:
+        """Count and estimate the pairs of a strip of features."""
+        return correlation_strip(self._estimate, working, features, chunks)
+
+    def compared(
+        self, state: FitState, results: Results, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Find the spectrum of the strips by products, and the loadings from it."""
+        constant, n_leading = state.auxiliary["constant"], self.n_components or _LEADING
+        n_features = len(state.params.thresholds)
+        spectrum = strip_spectrum(results, constant, n_features, n_leading, map_items)
+        params = replace(state.params, eigenvalues=spectrum.values)
+        kinds = kinds_of_strips(results, constant, n_features, map_items)
+        negative = -spectrum.negative / n_features
+        fitted = self._fitted(replace(state, params=params), spectrum.vectors, kinds, negative)
+        residual = {
+            "eigenvalue_residual": float(
+                spectrum.residuals[: fitted.params.loadings.shape[1]].max(initial=0.0)
+            )
+        }
+        diagnostics = {**fitted.diagnostics, **residual}
+        return replace(fitted, diagnostics=diagnostics, history=(0.0,), iteration=1, done=True)
 
     @property
     def _estimate(self) -> Estimate:
@@ -282,7 +329,7 @@ class ClippedPCA(Model):
         return quantiles
 
     def _judge_fit(
-        self, params: ClippedPCAParams, n_kept: int, constant: NDArray[np.int64]
+        self, params: ClippedPCAParams, n_kept: int, negative: float
     ) -> tuple[Notice, ...]:
         found = []
         if n_kept == 0:
@@ -295,12 +342,10 @@ class ClippedPCA(Model):
             found.append(Notice(f"{n_kept} or more components stand out; give --components"))
         if (params.eigenvalues[:n_kept] < 0).any():
             found.append(Notice("some components have a negative eigenvalue: loadings of zero"))
-        negative = negative_share(params.correlation, params.eigenvalues)
         if negative > _INDEFINITE:
             text = f"correlations are indefinite: negative eigenvalues of {negative:.0%} of the "
             remedy = "repair=nearest" if self.empty_cells == "half" else "empty_cells=half"
             found.append(Notice(text + f"variance; consider --set {remedy}"))
-        found += _judge_pairs(params.status, constant)
         if (floored := np.flatnonzero(_communalities(params) > 1 - MIN_NOISE)).size:
             text = "communality of 1 or more, so noise is taken as 0.001: {features}"
             found.append(Notice(text, tuple(floored.tolist())))
@@ -354,17 +399,16 @@ _PAIR_WARNINGS = {
 }
 
 
-def _judge_pairs(status: NDArray[np.uint8], constant: NDArray[np.int64]) -> list[Notice]:
+def _judge_pairs(kinds: PairKinds) -> tuple[Notice, ...]:
     """Say which pairs the estimate had to guess; of constant features there was word before."""
-    told = np.zeros(len(status), bool)
-    told[constant] = True
-    found = []
-    for code, text in _PAIR_WARNINGS.items():
-        pairs = np.argwhere(np.triu((status == code) & ~told & ~told[:, None]))
-        if len(pairs):
-            involved = tuple(np.unique(pairs).tolist())
-            found.append(Notice(f"pairs {text}: {len(pairs)}, among {{features}}", involved))
-    return found
+    return tuple(
+        Notice(
+            f"pairs {text}: {kinds.n_judged[code]}, among {{features}}",
+            tuple(np.flatnonzero(kinds.involved[code]).tolist()),
+        )
+        for code, text in _PAIR_WARNINGS.items()
+        if kinds.n_judged[code]
+    )
 
 
 def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:

@@ -65,9 +65,7 @@ def most_leading(n: int) -> int:
     return n // 8 - _MORE
 
 
-def leading_spectrum(
-    times: Product, n: int, n_leading: int, rng: np.random.Generator
-) -> Spectrum:
+def leading_spectrum(times: Product, n: int, n_leading: int, rng: np.random.Generator) -> Spectrum:
     """Compute the leading eigenpairs of a symmetric matrix.
 
     Parameters

@@ -154,14 +154,14 @@ class PairCounts:
         tile = first.tile or Tile((0, first.n_features), (0, first.n_features))
         shape = (n, tile.left[1] - tile.left[0], tile.right[1] - tile.right[0])
         masked = first.observed_words is not None
+        by_pair = ("joint", "pair_rows", "ones_left", "ones_right")[: 4 if masked else 1]
         counts = cls(
-            np.array([part.segment for part in parts]),
-            np.zeros(n, np.int64),
-            np.zeros(n, np.int64),
-            np.zeros((n, first.n_features), np.int64),
-            np.zeros(shape, np.int64),
-            *(np.zeros(shape, np.int64) if masked else None for _ in range(3)),
-            first.tile,
+            segments=np.array([part.segment for part in parts]),
+            rows=np.zeros(n, np.int64),
+            full_rows=np.zeros(n, np.int64),
+            full_ones=np.zeros((n, first.n_features), np.int64),
+            tile=first.tile,
+            **{name: np.zeros(shape, np.int64) for name in by_pair},
         )
         for at, part in enumerate(parts):
             counts._add(at, part)
