@@ -140,7 +140,7 @@ def noise_eigenvalues(noise: GroupedNoise, edge: Edge, points: Array) -> Array:
     """
     deepest = max(float(points.max()), edge.scale)
     step = np.sqrt(edge.scale * deepest) / _STEPS_DOWN
-    below = _densities(noise, edge, step, float(count_above(np.float64(deepest))))
+    below = _densities(noise, edge, step, float(count_above(deepest)))
     t = step * np.arange(len(below))
     counts = scipy.integrate.cumulative_simpson(2 * t * below, x=t, initial=0.0)
     inside = np.interp(points, unfold(np.maximum.accumulate(counts)), edge.position - t**2)
@@ -194,7 +194,7 @@ def _resolvent(noise: GroupedNoise, z: float) -> Array | None:
         step = _newton_step(noise, z, g)
         if step is None:
             return None
-        g = g + step
+        g += step
         if not (g > 0).all() or not _converges(noise, g):
             return None
         if np.abs(step).max() <= _PRECISION * g.max():

@@ -11,30 +11,26 @@ J. Math. Phys. 43, table 1), by the share of the semicircle above an eigenvalue,
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import scipy
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array = npt.NDArray[np.float64]
 
 _LARGEST = 600
 _MARGIN = 80
 
 
-def count_above(s: Array) -> Array:
+def count_above(s: npt.ArrayLike) -> Array:
     """Give the number of eigenvalues expected above the unfolded one."""
-    counts: Array = 2 / (3 * np.pi) * np.maximum(s, 0.0) ** 1.5
-    return counts
+    return np.asarray(2 / (3 * np.pi) * np.maximum(s, 0.0) ** 1.5)
 
 
-def unfold(count: Array) -> Array:
+def unfold(count: npt.ArrayLike) -> Array:
     """Undo `count_above`."""
-    s: Array = (1.5 * np.pi * count) ** (2 / 3)
-    return s
+    return np.asarray((1.5 * np.pi * np.asarray(count)) ** (2 / 3))
 
 
-def edge_points(
-    n: int, n_leading: int, n_draws: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def edge_points(n: int, n_leading: int, n_draws: int, rng: np.random.Generator) -> Array:
     """Draw unfolded leading eigenvalues s_1 < s_2 < ….
 
     Parameters
@@ -78,7 +74,7 @@ def _rows_that_matter(n: int, n_leading: int) -> int:
 
     Eigenvectors decay once the rows left, n − m, are too few for an eigenvalue x: x² > 2 (n − m).
     """
-    lowest = 1 - 0.575 * float(unfold(np.float64(n_leading))) / n ** (2 / 3)
+    lowest = 1 - 0.575 * float(unfold(n_leading)) / n ** (2 / 3)
     return min(n, int(n * (1 - max(lowest, 0.0) ** 2)) + _MARGIN)
 
 

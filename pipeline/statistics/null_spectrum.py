@@ -34,7 +34,7 @@ Counts = NDArray[np.int64]
 
 _GROUPS = 64
 _SMALLEST = 4
-_TABLES = 4
+_TABLES = 32
 _DRAWS = 400
 _NODES = 64
 _UNLIKELY = 1e-14
@@ -100,10 +100,15 @@ def grouped_noise(
     Parameters are those of `null_quantiles`; all features vary.
     """
     groups = _group(np.array([scipy.special.ndtri(ones / observed), np.log(observed)]))
-    left, right = np.triu_indices(len(groups))
-    margins = _draw_margins(n_rows, observed, ones, groups, left, right, rng)
+    shares = (np.arange(_TABLES) + 0.5) / _TABLES
+    members = np.array([group[(shares * len(group)).astype(np.intp)] for group in groups])
     moments = np.zeros((3, len(groups), len(groups)))
-    moments[:, left, right] = moments[:, right, left] = _moments(margins, estimate).mean(axis=2)
+    for a, left in enumerate(members):
+        right = rng.permuted(members[a:], axis=1)
+        tables = _draw_margins(
+            n_rows, observed, ones, np.broadcast_to(left, right.shape), right, rng
+        )
+        moments[:, a, a:] = moments[:, a:, a] = _moments(*tables, estimate).mean(axis=2)
     mean, linear, variance = moments
     sizes = np.array([len(group) for group in groups], np.float64)
     spread = np.maximum(variance - linear**2, 0.0)
@@ -132,35 +137,31 @@ def _draw_margins(
     n_rows: int,
     observed: Counts,
     ones: Counts,
-    groups: list[NDArray[np.intp]],
-    left: NDArray[np.intp],
-    right: NDArray[np.intp],
+    i: NDArray[np.intp],
+    j: NDArray[np.intp],
     rng: np.random.Generator,
 ) -> tuple[Array, Array, Array]:
-    """Draw rows and ones of a few tables for each pair of groups, (n_pairs, n_tables) each."""
-    shares = (np.arange(_TABLES) + 0.5) / _TABLES
-    members = np.array([group[(shares * len(group)).astype(np.intp)] for group in groups])
-    i, j = members[left], rng.permuted(members[right], axis=1)
-    n = _thin(np.full_like(i, n_rows), observed[i], observed[j], rng)
+    """Draw rows and ones of the table of features i and j, which miss values independently."""
+    n = _thin(np.full(i.shape, n_rows), observed[i], observed[j], rng)
     return n, _thin(observed[i], ones[i], n, rng), _thin(observed[j], ones[j], n, rng)
 
 
 def _thin(n: NDArray[Any], some: Counts, others: NDArray[Any], rng: np.random.Generator) -> Array:
     """Draw how many rows `some` and `others` of n have in common, where chance puts them."""
-    flat = (np.ravel(a).astype(np.float64) for a in (n, some, others))
-    return joint_count_quantiles(*flat, rng.standard_normal(n.size)).reshape(n.shape)
+    rows, a, b = (np.ravel(x).astype(np.float64) for x in (n, some, others))
+    return joint_count_quantiles(rows, a, b, rng.standard_normal(n.size)).reshape(n.shape)
 
 
-def _moments(margins: tuple[Array, Array, Array], estimate: Estimate) -> Array:
+def _moments(n: Array, ones_i: Array, ones_j: Array, estimate: Estimate) -> Array:
     """Give mean, linear part and variance of the estimate from each table, (3, *shape).
 
     Sums are over the law of the joint count; of a wide one, over evenly spaced counts.
     """
-    joint, chance = _joint_law(*margins)
+    joint, chance = _joint_law(n, ones_i, ones_j)
     likely = chance > _UNLIKELY
-    wide = (np.broadcast_to(a[..., None], joint.shape)[likely] for a in margins)
+    whole = np.broadcast_arrays(n[..., None], ones_i[..., None], ones_j[..., None], joint)
     values = np.zeros(joint.shape)
-    values[likely], _ = estimate(PairTable(*wide, joint[likely]))
+    values[likely], _ = estimate(PairTable(*(a[likely] for a in whole)))
     mean = (chance * values).sum(axis=-1)
     count = joint - (chance * joint).sum(axis=-1, keepdims=True)
     deviation = np.sqrt((chance * count**2).sum(axis=-1))
