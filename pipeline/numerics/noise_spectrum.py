@@ -6,27 +6,30 @@
 
 w the sample correlations of n independent normals with ν degrees of freedom, ε independent of them
 and of each other, mean 0, variance 1. Nonlinear functions of sample correlations have such spectra
-(Cheng & Singer 2013, The spectrum of random inner-product kernel matrices, theorem 3.4; Fan &
-Montanari 2019, The spectral norm of random inner-product kernel matrices, theorem 1.7).
+(Cheng & Singer 2013, The spectrum of random inner-product kernel matrices, arXiv:1202.3155; Fan &
+Montanari 2019, The spectral norm of random inner-product kernel matrices, arXiv:1507.05343).
 
 Without the mean, (z − H)⁻¹ is close to a diagonal matrix, g_a > 0 in group a where z is beyond the
-spectrum. By the cumulants of w (Marchenko & Pastur 1967) and of ε (Erdős 2019, The matrix Dyson
-equation and its applications for random matrices, eq. 3.4), with L = linear √ν and
-P = diag(sizes_a g_a) / ν,
+spectrum. With L = linear √ν and P = diag(sizes_a g_a) / ν,
 
     1 / g_a = z − 1 + mean_aa − [L (1 − P L)⁻¹ − L]_aa − Σ_b spread_ab sizes_b g_b.       (1)
 
-The edge of the spectrum is the least z for which (1) has a solution that Newton's method reaches
-from g = 0; below it g is complex and Σ sizes_a Im g_a / π the density of eigenvalues. The mean
-makes eigenvalues of its own, spikes, where 1 is an eigenvalue of the matrix
+The last term is the vector equation −1/m = z + S m of independent entries (Ajanki, Erdős & Krüger
+2017, Universality for general Wigner-type matrices, arXiv:1506.05098), m = −g. The bracket sums
+the cumulants of Wishart matrices, L P L + L P L P L + …; where L is 1 everywhere (1) is the law of
+Marchenko and Pastur (1967). The edge of the spectrum is the least z for which (1) has a solution
+that Newton's method reaches from g = 0; below it g is complex, and Σ sizes_a |Im g_a| / π the
+density of eigenvalues. The mean makes eigenvalues of its own, spikes, where 1 is an eigenvalue of
 √(sizes_a g_a) mean_ab √(sizes_b g_b) (Benaych-Georges & Nadakuditi 2011, The eigenvalues and
 eigenvectors of finite, low rank perturbations of large random matrices, theorem 2.1).
 
-Corrections of the order of 1/n, which the edge of a few thousand features still feels: of samples
-as long and matrices as large as these the edge is that of (1) at n − ½ and ν − ½ (Ma 2012, Accuracy
-of the Tracy–Widom limits for the extreme eigenvalues in white Wishart matrices, Bernoulli 18,
-theorem 2). That every row has the same length, the diagonal being 1, takes 2 from n and adds 2 to
-ν. What n loses, the row's own group loses in (1).
+Corrections of the order of 1/n, which edges feel up to thousands of features: with n − ½ for n and
+ν − ½ for ν the edge of a Wishart matrix is centred on the unfolded one (Ma 2012, Accuracy of the
+Tracy–Widom limits for the extreme eigenvalues in white Wishart matrices, arXiv:1203.0839). That the
+diagonal is sure takes 2 more from n: n + 1 entries of each row of a Gaussian orthogonal matrix
+become n − 1, the diagonal one being worth two. It adds 2 to ν, which is measured: with these two
+the mean of the largest eigenvalue of correlations of 300 normals, ν = 150 to 15,000, is met within
+0.1 of the scale. What n loses, a row's own group loses in (1).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Leading eigenvalues of random symmetric matrices at the edge of a spectrum, unfolded.
+"""Leading eigenvalues of random symmetric matrices, unfolded: alike for all kinds of noise.
 
 Near the upper edge E of their spectrum the eigenvalues of a large real symmetric matrix of noise
 are E − σ s_1 > E − σ s_2 > …, where only E and σ depend on the matrix: −s_1 follows the law of
-Tracy and Widom (1996), all s_k the Airy process (β = 1). Here s_k comes from the tridiagonal form
-of the Gaussian orthogonal ensemble (Dumitriu & Edelman 2002, Matrix models for beta ensembles,
-J. Math. Phys. 43, table 1), by the share of the semicircle above an eigenvalue, so that
-(2 / 3π) s^(3/2) is the number of eigenvalues expected above one at s, deep in the spectrum too.
+Tracy and Widom (1996, On orthogonal and symplectic matrix ensembles). Here the s_k come from
+tridiagonal matrices with the eigenvalues of the Gaussian orthogonal ensemble (Dumitriu & Edelman
+2002, Matrix models for beta ensembles, J. Math. Phys. 43: table 1, β = 1). They are unfolded by the
+semicircle, so that (2 / 3π) s^(3/2) eigenvalues are expected above one at s, deep in the spectrum
+too.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def edge_points(n: int, n_leading: int, n_draws: int, rng: np.random.Generator) 
         (n_draws, n_leading), rows ascending; negative beyond the edge.
     """
     n = min(n, max(_LARGEST, 8 * n_leading))
-    # Of a matrix with the density exp(−tr H² / 2) and eigenvalues up to √(2n − 1) (Johnstone & Ma
-    # 2012, Fast approach to the Tracy–Widom law at the edge of GOE and GUE, Ann. Appl. Probab. 22,
-    # eq. 5): n − ½ in place of n leaves an error of n^(−2/3) in the law of s_1.
+    # Of density exp(−tr H² / 2), so with eigenvalues up to √(2n); √(2n − 1) leaves an error of
+    # n^(−2/3) in the law of s_1 (Johnstone & Ma 2012, Fast approach to the Tracy–Widom law at the
+    # edge of GOE and GUE, Ann. Appl. Probab. 22).
     size = n - 0.5
     n_kept = _rows_that_matter(n, n_leading)
     degrees = np.arange(n - 1, n - n_kept, -1)

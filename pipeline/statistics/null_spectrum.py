@@ -1,12 +1,15 @@
 """Leading eigenvalues of the correlations of independent features, from their margins alone.
 
-`null_spectra` draws whole matrices of estimates; with many features no such matrix fits. Here
-features are grouped by their margins, and each pair of groups is described by three numbers that
-are summed over the exact law of the joint count c, hypergeometric given the margins: the mean of
-the estimate r(c), its covariance with c over the deviation of c (what of r is linear in the sample
-correlations of the bits), and the variance that is left. `noise_spectrum` gives the eigenvalues of
-such a matrix in the limit of many features, `soft_edge` how they vary. Costs no more with more
-features, but for sorting them.
+`null_spectra` draws whole matrices of estimates; of many features none fits in memory. Here
+features are grouped by their margins, and each pair of groups is described by three numbers, summed
+over the law of the joint count c of two independent features, hypergeometric given the margins: the
+mean of the estimate r(c); Cov(r, c) / sd(c), which is the part of r that is linear in the sample
+correlation of the two, and so hangs together over pairs; and the variance that is left, which does
+not. `noise_spectrum` gives the eigenvalues of such a matrix where features are many, `soft_edge`
+how they vary. More features cost no more, but for sorting them.
+
+With few expected joint ones this is nearer to data than `null_spectra`, which couples pairs by the
+normal scores of their counts, not by the counts.
 """
 
 from __future__ import annotations
