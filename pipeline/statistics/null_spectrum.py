@@ -35,9 +35,9 @@ from pipeline.statistics.counts import PairTable
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_GROUPS = 64
+_GROUPS = 96
 _SMALLEST = 4
-_TABLES = 32
+_TABLES = 16
 _DRAWS = 400
 _NODES = 64
 _UNLIKELY = 1e-14
@@ -124,7 +124,7 @@ def _group(coordinates: Array) -> list[NDArray[np.intp]]:
     def entry(features: NDArray[np.intp]) -> tuple[float, int, int, NDArray[np.intp]]:
         spans = np.ptp(coordinates[:, features], axis=1)
         may_split = len(features) >= 2 * _SMALLEST
-        weight = float(spans.max()) * len(features) if may_split else 0.0
+        weight = float(spans.max()) ** 2 * len(features) if may_split else 0.0
         return -weight, int(features[0]), int(spans.argmax()), features
 
     heap = [entry(np.arange(coordinates.shape[1]))]
