@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.numerics import kernels
+from pipeline.statistics.by_segment import sum_rows, sums_by_segment
 
 Counts = NDArray[np.int64]
 
@@ -137,12 +138,7 @@ class PairCounts:
     def of_block(cls, block: BinaryBlock, *, pooled: bool) -> Self:
         """Count the pairs of one block.
 
-        Parameters
-        ----------
-        block
-            The rows; `block.tile` says which pairs.
-        pooled
-            Count all segments as segment 0.
+        `block.tile` says which; pooled are all segments counted as segment 0.
         """
         return cls._of_parts([replace(block, segment=0) if pooled else block])
 
@@ -214,9 +210,9 @@ class PairCounts:
         return self._with_parts(_grouped(block, n_groups))
 
     def _with_parts(self, parts: Sequence[BinaryBlock]) -> Self:
-        segments = np.array([part.segment for part in parts])
+        segments = [part.segment for part in parts]
         has_room = parts[0].observed_words is None or self.pair_rows is not None
-        if not (has_room and np.isin(segments, self.segments).all()):
+        if not has_room or not np.isin(segments, self.segments).all():
             return self.merge(self._of_parts(parts))
         for at, part in zip(np.searchsorted(self.segments, segments), parts, strict=True):
             self._add(int(at), part)
@@ -321,7 +317,7 @@ class PairCounts:
         place = np.searchsorted(segments, self.segments // n_groups)
         times = weights[place, self.segments % n_groups]
         sums = {
-            name: segments if name == "segments" else _sum_rows(rows, place, times, len(segments))
+            name: segments if name == "segments" else sum_rows(rows, place, times, len(segments))
             for name, rows in self._counts.items()
         }
         return type(self)(tile=self.tile, **sums)
@@ -386,33 +382,6 @@ def _add_joint(left: Any, right: Any, tile: Tile | None, counts: Counts) -> None
         kernels.add_joint_counts(words, words, counts)
     else:
         kernels.add_joint_counts(left[slice(*tile.left)], right[slice(*tile.right)], counts)
-
-
-def sums_by_segment(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Sum the named arrays of two statistics, a row for each of their `segments`, by segment."""
-    segments = np.union1d(a.segments, b.segments)
-    return {"segments": segments, **{name: _sum(segments, a, b, name) for name in names}}
-
-
-def _sum(segments: Counts, a: Any, b: Any, name: str) -> NDArray[Any] | None:
-    parts = [(s.segments, getattr(s, name)) for s in (a, b) if getattr(s, name) is not None]
-    if not parts:
-        return None
-    if len(parts) == 2 and len(segments) == len(parts[0][0]) == len(parts[1][0]):
-        total: NDArray[Any] = parts[0][1] + parts[1][1]
-        return total
-    total = np.zeros((len(segments), *parts[0][1].shape[1:]), parts[0][1].dtype)
-    for seen, counts in parts:
-        total[np.searchsorted(segments, seen)] += counts
-    return total
-
-
-def _sum_rows(counts: Counts, place: Counts, times: Counts, n_places: int) -> Counts:
-    """Add row r of the counts, times[r] times, to row place[r] of the sum."""
-    total = np.zeros((n_places, *counts.shape[1:]), np.int64)
-    for row in np.flatnonzero(times):
-        total[place[row]] += times[row] * counts[row]
-    return total
 
 
 def _square(parts: Sequence[PairCounts], upper: str, lower: str) -> Counts:

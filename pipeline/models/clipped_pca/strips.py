@@ -22,6 +22,7 @@ from pipeline.numerics.leading_spectrum import Spectrum, columns_held, leading_s
 from pipeline.numerics.tetrachoric import PairStatus
 from pipeline.runs import ReadRun, Results
 from pipeline.statistics.correlations import Estimate, PairKinds, pair_kinds
+from pipeline.statistics.null_spectrum import null_quantiles
 from pipeline.statistics.strips import count_strip, strip_table
 
 Array = NDArray[np.float64]
@@ -101,6 +102,14 @@ def kinds_of_strips(
     count = partial(_kinds_of_strip, results.read, left_out, n_features)
     kinds: PairKinds = reduce(PairKinds.merge, map_items(count, range(results.n_runs)))
     return kinds
+
+
+def null_of_margins(
+    margins: Arrays, estimate: Estimate, n_leading: int, rng: np.random.Generator
+) -> Array:
+    """Give the 95 % quantile of each leading eigenvalue over independent features."""
+    n_samples = int(margins["n_samples"])
+    return null_quantiles(n_samples, margins["observed"], margins["ones"], estimate, n_leading, rng)
 
 
 def _parts_of(n_strips: int) -> list[range]:
