@@ -159,6 +159,7 @@ def test_two_rows() -> None:
     assert np.isfinite(found).all()
 
 
+@pytest.mark.matrix
 def test_memory_does_not_grow_with_pairs_of_features() -> None:
     margins = drawn_margins(rare_shares(50_000), 20_000, 5)
     with tracing_process() as process:
