@@ -36,7 +36,7 @@ from flows.evaluating.wording import described_shares, lacks, left_out
 from flows.fitting.training import Training, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
-from flows.running.memory import check_memory
+from flows.running.memory import check_memory, memory_limit
 from flows.running.stages import Stages
 from pipeline.blocks import Rows
 from pipeline.collect import collect
@@ -298,7 +298,8 @@ def check(options: Options) -> Plan:
     loaded = [load_named(path, dataset) for path in options.artifacts]
     if options.folds is not None:
         check_folds(options.folds, options.label, [named.subject.model for named in loaded])
-    check_memory(8 * _MATRICES * min(dataset.n_features, MOST_JUDGED) ** 2, dataset.n_features)
+    need = 8 * _MATRICES * min(dataset.n_features, MOST_JUDGED) ** 2
+    check_memory(need, dataset.n_features, memory_limit())
     own = whole_training(dataset, split_to_fit(dataset, None))
     training = next((named.training for named in loaded[:1] if named.training), own)
     for known in (training, *(named.training for named in loaded if named.training)):

@@ -75,12 +75,24 @@ class FeaturePairs:
         return self.height
 
 
-def preferred_height(n_features: int) -> int:
-    """Count the features of a strip, by the number of features alone.
+def height_within(n_features: int, n_threads: int, spare: int | None) -> int:
+    """Count the features of a strip, by the number of features alone unless memory is short.
 
     So many that reading a chunk costs little beside counting it, and that sums in place stay small.
+
+    Parameters
+    ----------
+    n_features, n_threads
+        Number of features, and of tasks at a time.
+    spare
+        Bytes that tasks may take beyond those of strips of `LEAST_HEIGHT`; None is any.
     """
-    return max(_MOST_HEIGHT // 2, min(_MOST_HEIGHT, _CELLS // n_features))
+    height = max(_MOST_HEIGHT // 2, min(_MOST_HEIGHT, _CELLS // n_features))
+    while spare is not None and height > LEAST_HEIGHT:
+        if n_threads * strip_memory(height - LEAST_HEIGHT, n_features) <= spare:
+            break
+        height //= 2
+    return height
 
 
 def strip_memory(height: int, n_features: int) -> int:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock, Rows, blocks_of, joined
 from pipeline.executors.base import Executor, one_blas_thread
-from pipeline.feature_pairs import FeaturePairs, preferred_height
+from pipeline.executors.threads import n_cpus
+from pipeline.feature_pairs import FeaturePairs, height_within
 from pipeline.models.base import Model
 from pipeline.models.capabilities import FeaturePairWork, PairWork
 from pipeline.models.state import FitState
@@ -119,12 +120,15 @@ def work_label(model: Model, n_features: int) -> str | None:
     return Pairs.label if isinstance(model, PairWork) else None
 
 
-def work_of(model: Any, state: FitState, rows: Rows) -> Work:
-    """Compare rows, or tabulate features, with each other, as a model wants."""
+def work_of(model: Any, state: FitState, rows: Rows, spare: int | None = None) -> Work:
+    """Compare rows, or tabulate features, with each other, as a model wants.
+
+    Tasks take so many bytes more than `model.memory` says, at the most.
+    """
     given = (state.params, state.working)
     if isinstance(model, PairWork):
         return Pairs(partial(model.compare, *given), rows, rows)
-    height = preferred_height(rows.n_features)
+    height = height_within(rows.n_features, n_cpus(), spare)
     return FeaturePairs(partial(model.tabulate, *given), rows, height)
 
 

@@ -66,10 +66,7 @@ def run_stages(job: Job, stages: Stages) -> dict[str, Any]:
 
 def _open(job: Job) -> States:
     """Check that the fit can be done before any work is spent on it, and where it goes on."""
-    from dask.system import CPU_COUNT
-
-    need = job.model.memory(job.dataset.n_features, job.dataset.n_segments, CPU_COUNT)
-    check_memory(need, job.dataset.n_features)
+    check_memory(job.need, job.dataset.n_features, job.limit, job.options.memory)
     folder = job.run.states
     return States(folder, load_state(job.model, folder) if job.options.resume else None)
 
@@ -87,7 +84,8 @@ def _work_before(job: Job, states: States, first: Statistics) -> None:
     if states.latest is not None:
         return
     state = _start(job, first)
-    work, written = work_of(job.model, state, job.rows), WrittenRuns(job.run.work / PAIRS)
+    work = work_of(job.model, state, job.rows, job.limit - job.need)
+    written = WrittenRuns(job.run.work / PAIRS)
     lengths, told = work.lengths(job.executor), partial(job.progress, work.label)
     length = work.run_length(sum(lengths))
     make = partial(widened, work) if isinstance(work, FeaturePairs) else work

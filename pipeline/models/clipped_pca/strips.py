@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.blocks import Chunk
 from pipeline.executors.base import Map, one_blas_thread
-from pipeline.feature_pairs import preferred_height, strip_memory
+from pipeline.feature_pairs import LEAST_HEIGHT, strip_memory
 from pipeline.models.state import Arrays
 from pipeline.numerics.leading_spectrum import Spectrum, columns_held, leading_spectrum
 from pipeline.numerics.tetrachoric import PairStatus
@@ -33,10 +33,9 @@ _PARTS = 32
 
 
 def strips_memory(n_features: int, n_leading: int, n_threads: int) -> int:
-    """Bytes of the basis and what is made of it, and of the strips that threads work on."""
+    """Bytes of the basis and what is made of it, and of the least strips that threads work on."""
     columns = 2 * columns_held(n_features, n_leading) + 8 * n_leading
-    height = preferred_height(n_features)
-    return 8 * n_features * columns + n_threads * strip_memory(height, n_features)
+    return 8 * n_features * columns + n_threads * strip_memory(LEAST_HEIGHT, n_features)
 
 
 def correlation_strip(

@@ -25,7 +25,7 @@ SERIAL = SerialExecutor()
 @pytest.fixture
 def in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "MOST_AT_ONCE", 100)
-    monkeypatch.setattr(pairs, "preferred_height", lambda n_features: 40)
+    monkeypatch.setattr(pairs, "height_within", lambda *of: 40)
 
 
 def drawn(n_rows: int = 1500) -> Bits:
@@ -50,7 +50,7 @@ SAME: dict[str, tuple[Data, dict[str, Any]]] = {
         {},
     ),
     "arcsine": (Data(drawn()), {"estimator": "arcsine"}),
-    "rare": (Data(drawn() & (np.random.default_rng(3).random((1500, N_FEATURES)) < 0.01)), {}),
+    "rare": (Data(drawn() & (np.random.default_rng(3).random((1500, N_FEATURES)) < 0.03)), {}),
     "boundary": (Data(drawn(60)), {"empty_cells": "none"}),
     "constant": (Data(one_constant()), {"constant_features": "keep"}),
 }
@@ -123,7 +123,7 @@ def test_what_strips_cannot_do_is_refused_at_once() -> None:
     most = most_leading(N_FEATURES)
     with pytest.raises(FitError, match=f"--components: Expected at most {most}, .*got {most + 1}"):
         fitted(Data(drawn()), n_components=most + 1)
-    with pytest.raises(FitError, match="repair=nearest: Expected up to 100 features.* got 150"):
+    with pytest.raises(FitError, match=r"repair=nearest: Expected up to 100 features.* got 150"):
         fitted(Data(drawn()), repair="nearest")
 
 

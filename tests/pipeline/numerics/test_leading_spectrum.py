@@ -16,7 +16,7 @@ N = 400
 
 
 def correlated(n: int, n_factors: int, n_rows: int) -> Floats:
-    """Sample correlations of rows with a few strong factors: beyond these, eigenvalues are close."""
+    """Sample correlations with a few strong factors: beyond these, eigenvalues are close."""
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((n_rows, n_factors)) @ rng.standard_normal((n_factors, n))
     return np.corrcoef(rows + 2 * rng.standard_normal((n_rows, n)), rowvar=False)
