@@ -51,7 +51,10 @@ def run_stages(job: Job, stages: Stages) -> dict[str, Any]:
         stages.run(before, partial(_work_before, job, states, first))
     label = job.model.statistics.label
     label = label if label != job.model.first.label else f"{label} of the pass"
-    begun = stages.run(label, partial(_begin, job, states, first))
+    if (done := states.latest) is not None and done.done:  # no pass is left to begin
+        begun = Begun(done, None)
+    else:
+        begun = stages.run(label, partial(_begin, job, states, first))
     state = stages.run("fit", partial(_fit, job, states, begun))
     drift = stages.run("drift", partial(_drift, job, state, first.n_samples, begun.statistics))
     del begun  # its statistics may be large, and nothing needs them any more
