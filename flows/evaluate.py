@@ -36,7 +36,7 @@ from flows.evaluating.wording import described_shares, lacks, left_out
 from flows.fitting.training import Training, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
-from flows.running.memory import check_memory
+from flows.running.memory import check_memory, memory_limit
 from flows.running.stages import Stages
 from pipeline.blocks import Rows
 from pipeline.collect import collect
@@ -47,10 +47,12 @@ from pipeline.models.capabilities import Samples
 from pipeline.progress import Progress
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.using.calibration import (
+    MOST_JUDGED,
     SAMPLE_ROWS,
     compare_features,
     compare_pairs,
     implied_pairs,
+    judged_features,
     observed_pairs,
 )
 from pipeline.using.evaluate import (
@@ -180,6 +182,11 @@ class Job(Plan):
     executor: Executor
     progress: Progress
 
+    @property
+    def judged(self) -> NDArray[np.intp]:
+        """Features whose shares of ones and of joint ones are compared."""
+        return judged_features(self.dataset.n_features, self.options.seed)
+
     def known_to(self, named: Named) -> Training:
         """Give the rows that a model was fitted to, or those of simple models in their place."""
         return named.training or self.training
@@ -271,10 +278,9 @@ def _calibration(
     """Compare shares in the data and in rows drawn from the model, if it draws any."""
     if not isinstance(subject.model, Samples):
         return {}
-    implied = implied_pairs(
-        subject, segment_rows, job.dataset.n_features, job.executor, job.options.seed
-    )
-    names = job.dataset.feature_names
+    n_features, seed = job.dataset.n_features, job.options.seed
+    implied = implied_pairs(subject, segment_rows, n_features, job.judged, job.executor, seed)
+    names = [job.dataset.feature_names[i] for i in job.judged]
     return {
         "marginals": described_shares(compare_features(observed, implied), names),
         "pairs": described_shares(compare_pairs(observed, implied), names),
@@ -292,7 +298,8 @@ def check(options: Options) -> Plan:
     loaded = [load_named(path, dataset) for path in options.artifacts]
     if options.folds is not None:
         check_folds(options.folds, options.label, [named.subject.model for named in loaded])
-    check_memory(8 * _MATRICES * dataset.n_features**2, dataset.n_features)
+    need = 8 * _MATRICES * min(dataset.n_features, MOST_JUDGED) ** 2
+    check_memory(need, dataset.n_features, memory_limit())
     own = whole_training(dataset, split_to_fit(dataset, None))
     training = next((named.training for named in loaded[:1] if named.training), own)
     for known in (training, *(named.training for named in loaded if named.training)):
@@ -355,6 +362,7 @@ def _steps(job: Job, stages: Stages) -> dict[str, Any]:
     return {
         "n_samples": observed.n_samples,
         "n_drawn": SAMPLE_ROWS,
+        "n_features_judged": len(job.judged),
         "baselines": _described_baselines(job),
         "models": models,
         "warnings": warnings,
@@ -382,7 +390,7 @@ def _described_baselines(plan: Plan) -> dict[str, Any]:
 
 
 def _observed(job: Job) -> PairCounts:
-    return observed_pairs(job.rows(), job.executor, job.progress)
+    return observed_pairs(job.rows(), job.judged, job.executor, job.progress)
 
 
 @app.default

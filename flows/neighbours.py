@@ -35,6 +35,7 @@ from pipeline.executors.base import Executor
 from pipeline.numerics.nearest_rows import Metric
 from pipeline.pairs import Pairs
 from pipeline.progress import Progress
+from pipeline.runs import rows_per_run
 from pipeline.using.features import check_features
 from pipeline.using.neighbours import FindNearest
 from storage.codes import CodesWriter, open_codes, seal_codes
@@ -130,7 +131,8 @@ def _write(job: Job, executor: Executor, progress: Progress) -> tuple[CodesWrite
     arrays = {name: (("neighbour",), *kinds[name][1:]) for name in ("indices", "distances")}
     n_rows = [int(n) for n in job.asked.chunks[:, 1]]
     told = partial(progress, "neighbours")
-    return write_runs(pairs, arrays, n_rows, job.work.runs, executor, told)
+    size = rows_per_run(arrays, sum(n_rows))
+    return write_runs(pairs, arrays, n_rows, size, job.work.runs, executor, told)
 
 
 def _publish(job: Job, writer: CodesWriter, checksums: list[list[int]]) -> dict[str, Any]:

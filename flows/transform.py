@@ -42,7 +42,7 @@ from pipeline.known_segments import segment_indices, unknown_segments
 from pipeline.models.capabilities import reconstructor
 from pipeline.progress import Progress
 from pipeline.random import RowRandom
-from pipeline.runs import ROW, Described, rows_by_chunk
+from pipeline.runs import ROW, Described, rows_by_chunk, rows_per_run
 from pipeline.using.transform import Reconstruction, Transform, described_codes
 from storage.artifact_reader import ArtifactReader
 from storage.codes import Codes, CodesWriter, open_codes, seal_codes
@@ -164,8 +164,9 @@ def _write(
         job.options.dtype,
         job.options.reconstruct,
     )
-    told = partial(progress, "transform")
-    return write_runs(transforming, _arrays(job), n_rows, job.work.runs, executor, told)
+    told, arrays = partial(progress, "transform"), _arrays(job)
+    size = rows_per_run(arrays, sum(n_rows))
+    return write_runs(transforming, arrays, n_rows, size, job.work.runs, executor, told)
 
 
 def _publish(

@@ -187,12 +187,22 @@ def fold_group(fold: Fold[S], read: Callable[[int], Chunk], task: GroupTask[S]) 
     return fold(blocks, task.before)
 
 
-def sum_blocks(summarize: Callable[[BinaryBlock], S], blocks: Blocks, before: S | None) -> S | None:
-    """Summarize the blocks of a group one by one, and merge in their order."""
-    parts = (_while_wanted(summarize, block) for block in blocks())
-    return reduce(lambda sum, part: part if sum is None else sum.merge(part), parts, before)
+def sum_blocks(
+    summarize: Callable[[BinaryBlock], S],
+    blocks: Blocks,
+    before: S | None,
+    add: Callable[[S, BinaryBlock], S] | None = None,
+) -> S | None:
+    """Summarize the blocks of a group one by one, and merge in their order.
 
-
-def _while_wanted(summarize: Callable[[BinaryBlock], S], block: BinaryBlock) -> S:
-    check_wanted()
-    return summarize(block)
+    `add` adds a block to a sum that nobody else holds, where that is quicker than to merge.
+    """
+    total, is_own = before, False
+    for block in blocks():
+        check_wanted()
+        if add is not None and is_own and total is not None:
+            total = add(total, block)
+        else:
+            part = summarize(block)
+            total, is_own = part if total is None else total.merge(part), True
+    return total

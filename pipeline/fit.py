@@ -28,9 +28,9 @@ from pipeline.executors.base import Executor, Map, one_blas_thread
 from pipeline.learning.acceleration import Step, squarem_step
 from pipeline.learning.convergence import ended, kept_objective, stop_warning
 from pipeline.models.base import Model
-from pipeline.models.capabilities import Accelerates, Informs, LearnsLocally, PairWork, Prepares
+from pipeline.models.capabilities import Accelerates, Informs, LearnsLocally, Prepares
 from pipeline.models.state import Arrays, FitState
-from pipeline.pairs import in_memory, pairs_of, taken_up
+from pipeline.pairs import in_memory, taken_up, work_label, work_of
 from pipeline.params import in_c_order
 from pipeline.progress import Progress, ToldMap, silent
 from pipeline.random import RowRandom
@@ -135,7 +135,12 @@ def _sum_group(
         parts = [model.learn(p.params, p.working, blocks, p.rng) for p in points]
         learnt = tuple(part for part in parts if part is not None)
         return learnt[0] if len(learnt) == 1 else Together(learnt) if learnt else None
-    return sum_blocks(partial(_summarize, model, points), blocks, before)
+    add = partial(_added, model, points[0]) if len(points) == 1 else None
+    return sum_blocks(partial(_summarize, model, points), blocks, before, add)
+
+
+def _added(model: Model, point: Point, sum: Any, block: BinaryBlock) -> Statistics:
+    return model.added(sum, point.params, point.working, block, point.rng)
 
 
 def _summarize(model: Model, points: tuple[Point, ...], block: BinaryBlock) -> Statistics:
@@ -281,8 +286,8 @@ def fit(
     """
     if state is None:
         state = start(model, collect_first(model, rows, executor, seed, progress), seed)
-        if isinstance(model, PairWork):
-            found = in_memory(pairs_of(model, state, rows), executor, progress)
+        if work_label(model, rows.n_features):
+            found = in_memory(work_of(model, state, rows), executor, progress)
             state = taken_up(model, state, found, executor, seed)
     if ended(model.convergence(state), state.history):
         state = replace(state, done=True)  # pair work was all that it needed

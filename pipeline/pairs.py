@@ -6,17 +6,20 @@ that results of the data's size are written once, whole, where they were made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import BinaryBlock, Rows, blocks_of, joined
 from pipeline.executors.base import Executor, one_blas_thread
-from pipeline.models.capabilities import PairWork
+from pipeline.executors.threads import n_cpus
+from pipeline.feature_pairs import FeaturePairs, height_within
+from pipeline.models.base import Model
+from pipeline.models.capabilities import FeaturePairWork, PairWork
 from pipeline.models.state import FitState
 from pipeline.params import in_c_order
 from pipeline.progress import Progress, silent
@@ -32,9 +35,6 @@ from pipeline.runs import (
     runs_of,
 )
 from pipeline.wanted import check_wanted
-
-LABEL = "pairs"
-"""What the work is called."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Pairs:
         The rows that each of them is compared with.
     """
 
+    label: ClassVar[str] = "pairs"
     compare: Callable[[BinaryBlock, BinaryBlock, Arrays | None], Arrays]
     rows: Rows
     others: Rows
@@ -73,6 +74,14 @@ class Pairs:
                 found = self.compare(left, joined(blocks), found)
         return {ROW: left.rows, **(found or {})}
 
+    def lengths(self, executor: Executor) -> list[int]:
+        """Count the rows of each chunk."""
+        return rows_by_chunk(self.rows, executor)
+
+    def run_length(self, total: int) -> int:
+        """Count the rows of a run."""
+        return rows_per_run(self.described(), total)
+
     def described(self) -> Described:
         """Describe the arrays that tasks give, by a block whose rows are taken away."""
         blocks = (b for key in range(self.rows.n_chunks) for b in blocks_of(self.rows.read(key)))
@@ -85,28 +94,65 @@ class Pairs:
         }
 
 
-def pairs_of(model: PairWork, state: FitState, rows: Rows) -> Pairs:
-    """Compare rows with each other, as a model wants."""
-    return Pairs(partial(model.compare, state.params, state.working), rows, rows)
+class Work(Protocol):
+    """Work before all passes, a run a task: of rows (`Pairs`), or of features (`FeaturePairs`)."""
+
+    label: ClassVar[str]
+    """What it is called."""
+
+    def __call__(self, run: Run) -> Arrays:
+        """MAP: give the arrays of a run."""
+
+    def described(self) -> Described:
+        """Describe the arrays that tasks give."""
+
+    def lengths(self, executor: Executor) -> list[int]:
+        """Count what is cut into runs, by the places that it lies in."""
+
+    def run_length(self, total: int) -> int:
+        """Count what a run has of a total."""
 
 
-def in_memory(pairs: Pairs, executor: Executor, progress: Progress = silent) -> Results:
-    """Do pair work whose results stay in the memory of this process."""
-    n_rows = rows_by_chunk(pairs.rows, executor)
-    runs = runs_of(n_rows, rows_per_run(pairs.described(), sum(n_rows)))
+def work_label(model: Model, n_features: int) -> str | None:
+    """Name the work that a model wants done before its passes; None where there is none."""
+    if isinstance(model, FeaturePairWork) and model.tabulates(n_features):
+        return FeaturePairs.label
+    return Pairs.label if isinstance(model, PairWork) else None
+
+
+def work_of(model: Any, state: FitState, rows: Rows, spare: int | None = None) -> Work:
+    """Compare rows, or tabulate features, with each other, as a model wants.
+
+    Tasks take so many bytes more than `model.memory` says, at the most.
+    """
+    given = (state.params, state.working)
+    if isinstance(model, PairWork):
+        return Pairs(partial(model.compare, *given), rows, rows)
+    height = height_within(rows.n_features, n_cpus(), spare)
+    return FeaturePairs(partial(model.tabulate, *given), rows, height)
+
+
+def in_memory(work: Work, executor: Executor, progress: Progress = silent) -> Results:
+    """Do work whose results stay in the memory of this process."""
+    lengths = work.lengths(executor)
+    runs = runs_of(lengths, work.run_length(sum(lengths)))
     parts: list[Arrays] = []
-    progress(LABEL, 0, len(runs), 0)
-    for part in executor.map(pairs, runs):
+    progress(work.label, 0, len(runs), 0)
+    for part in executor.map(work, runs):
         parts.append(part)
-        progress(LABEL, len(parts), len(runs), runs[len(parts) - 1].stop)
-    return Results(len(runs), parts.__getitem__)
+        progress(work.label, len(parts), len(runs), runs[len(parts) - 1].stop)
+    return Results(len(runs), partial(_part, parts))
+
+
+def _part(parts: Sequence[Arrays], key: int, names: Sequence[str] | None = None) -> Arrays:
+    return {name: parts[key][name] for name in names or parts[key]}
 
 
 def taken_up(
-    model: PairWork, state: FitState, results: Results, executor: Executor, seed: int
+    model: Any, state: FitState, results: Results, executor: Executor, seed: int
 ) -> FitState:
     """Let the model take up what the tasks found."""
     rng = np.random.default_rng([seed, 0, 0, 1])
     with one_blas_thread():
-        found = model.compared(state, results, executor.map, rng)
+        found: FitState = model.compared(state, results, executor.map, rng)
     return replace(found, params=in_c_order(found.params))

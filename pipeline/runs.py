@@ -75,6 +75,13 @@ class Store(Protocol):
         """Tell whether a run lies there as it was written."""
 
 
+class ReadRun(Protocol):
+    """Gives the arrays of a run by its key, all or those named, in any process."""
+
+    def __call__(self, key: int, names: Sequence[str] | None = None) -> Arrays:
+        """Give the arrays of a run."""
+
+
 class Results(NamedTuple):
     """What all runs gave, read one by one.
 
@@ -83,11 +90,11 @@ class Results(NamedTuple):
     n_runs
         Number of runs.
     read
-        Gives the arrays of a run by its key, in any process.
+        Reads one.
     """
 
     n_runs: int
-    read: Callable[[int], Arrays]
+    read: ReadRun
 
 
 def write_run(make: Callable[[Run], Arrays], store: Store, run: Run) -> list[int]:

@@ -171,3 +171,4 @@ class FitManifest(ArtifactManifest, total=False):
     skipped_chunks: list[Skipped]
     drift: Drift | None
     usage_by_stage: dict[str, Used]
+    pairs: str | None

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from storage.codes import Codes, open_codes
 from storage.display import Facts, Shown, artifact_facts, described
 from storage.errors import DataError
 from storage.labelled import to_xarray
@@ -23,6 +25,8 @@ from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_ar
 if TYPE_CHECKING:
     import xarray
 
+PAIRS = "pairs"
+"""Folder of an artifact's arrays of all pairs of features."""
 _CHUNK_BYTES = 32 << 20
 A = TypeVar("A")
 B = TypeVar("B")
@@ -42,6 +46,25 @@ class Artifact(Shown, Mapping[str, NDArray[Any]]):
     path: Place
     manifest: Mapping[str, Any]
     _arrays: Mapping[str, NamedArray]
+
+    @cached_property
+    def pairs(self) -> Codes | None:
+        """Arrays of all pairs of features of wide data, such as `correlation`; else None.
+
+        They are read when asked for, whole or a strip of features at a time, by `read_chunk`. A
+        row is a feature; what lies left of its strip is 0, and stands in the strips before.
+
+        Raises
+        ------
+        DataError
+            If they are not those of this artifact.
+        """
+        if (digest := self.manifest.get("pairs")) is None:
+            return None
+        pairs = open_codes(self.path / PAIRS, "Fit again.")
+        if pairs.manifest["manifest_digest"] != digest:
+            raise DataError(f"{pairs.path}: Expected the pairs of this fit, got others. Fit again.")
+        return pairs
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name].values

@@ -98,7 +98,7 @@ def test_imports_keep_the_rule() -> None:
         ("storage/writer.py", "def write():\n from pipeline.blocks import BinaryBlock"),
         ("pipeline/fit.py", "from typing import Any\nif Any:\n import zarr.codecs"),
         ("pipeline/fit.py", "from distributed import Client"),
-        ("pipeline/models/clipped_pca.py", "import numba"),
+        ("pipeline/models/clipped_pca/model.py", "import numba"),
         ("flows/fit.py", "import tests.strategies"),
     ],
 )

@@ -59,7 +59,9 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
         for line in _told(model):
             console.print(line, markup=False)
     if any("pairs" in model for model in models):
-        console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model")
+        judged, n_features = summary["n_features_judged"], summary["n_features"]
+        some = f", of {judged:,} features that were drawn" if judged < n_features else ""
+        console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model{some}")
     if bias := summary["item_bias"]:
         console.print(_biased(bias))
         console.print(_BIAS_NOTE, markup=False)

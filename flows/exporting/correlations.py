@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +12,11 @@ from flows.exporting.columns import Array, segment_labels
 from flows.exporting.files import Table
 from pipeline.numerics.tetrachoric import PairStatus
 from storage.artifacts import Artifact
+from storage.codes import Codes
 from storage.errors import DataError
 
 _PAIR = ("feature", "feature_j")
+_OF_STRIPS = ("correlation", "status")
 _PAIRS_AT_ONCE = 1 << 17
 
 
@@ -28,6 +30,8 @@ def correlation_table(artifact: Artifact) -> Table:
     DataError
         If the artifact has none.
     """
+    if artifact.pairs is not None:
+        return _of_strips(artifact, artifact.pairs)
     arrays = {
         name: values
         for name, values in artifact.items()
@@ -40,36 +44,55 @@ def correlation_table(artifact: Artifact) -> Table:
         )
     is_by_segment = artifact.dims(next(iter(arrays)))[:-2] == ("segment",)
     segments = segment_labels(artifact) if is_by_segment else []
-    return _Pairs(tuple(artifact.manifest["feature_names"]), segments, arrays).table()
+    return _of_squares(artifact, arrays, segments)
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Names, and arrays of pairs: (n_features, n_features), or those of all segments."""
+def _of_squares(artifact: Artifact, arrays: Mapping[str, Array], segments: list[str]) -> Table:
+    """Give the pairs of arrays (n_features, n_features), or of those of all segments."""
+    names = artifact.manifest["feature_names"]
+    p, places = len(names), [*enumerate(segments)] or [(..., None)]
+    step = max(1, _PAIRS_AT_ONCE // p)
+    ranges = [range(first, min(first + step, p)) for first in range(0, p, step)]
 
-    features: tuple[str, ...]
-    segments: list[str]
-    arrays: Mapping[str, Array]
+    def batch(place: Any, segment: str | None, firsts: range) -> pa.RecordBatch:
+        rows = {name: a[place][firsts.start : firsts.stop] for name, a in arrays.items()}
+        return _batch(names, firsts, rows, segment)
 
-    def table(self) -> Table:
-        """Give all pairs, segment by segment."""
-        p, places = len(self.features), [*range(len(self.segments))] or [None]
-        nothing = self._batch(places[0], range(0))
-        step = max(1, _PAIRS_AT_ONCE // p)
-        ranges = [range(first, min(first + step, p)) for first in range(0, p, step)]
-        batches = (self._batch(place, firsts) for place in places for firsts in ranges)
-        return Table(nothing.schema, len(places) * (p * (p - 1) // 2), batches)
+    batches = (batch(*place, firsts) for place in places for firsts in ranges)
+    return Table(batch(*places[0], range(0)).schema, len(places) * (p * (p - 1) // 2), batches)
 
-    def _batch(self, segment: int | None, firsts: range) -> pa.RecordBatch:
-        """Give the pairs whose first feature is one of these."""
-        i, j = np.nonzero(np.arange(len(self.features)) > np.array(firsts)[:, None])
-        i += firsts.start
-        names = pa.array(self.features, pa.string())
-        found = {"feature_1": names.take(pa.array(i)), "feature_2": names.take(pa.array(j))}
-        if segment is not None:
-            found["segment"] = pa.repeat(pa.scalar(self.segments[segment]), len(i))
-        at = (i, j) if segment is None else (segment, i, j)
-        return pa.record_batch({**found, **dict(_values(self.arrays, at))})
+
+def _of_strips(artifact: Artifact, pairs: Codes) -> Table:
+    """Give the pairs of strips, reading one at a time."""
+    names = artifact.manifest["feature_names"]
+    p, step = len(names), max(1, _PAIRS_AT_ONCE // len(names))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        first = 0
+        for key in range(pairs.n_chunks):
+            strip = pairs.read_chunk(key, _OF_STRIPS)
+            height = len(strip["status"])
+            for at in range(0, height, step):
+                rows = {name: a[at : at + step] for name, a in strip.items()}
+                firsts = range(first + at, first + min(at + step, height))
+                yield _batch(names, firsts, rows, None)
+            first += height
+
+    none = {name: a[:0] for name, a in pairs.read_chunk(0, _OF_STRIPS).items()}
+    return Table(_batch(names, range(0), none, None).schema, p * (p - 1) // 2, batches())
+
+
+def _batch(
+    features: Sequence[str], firsts: range, rows: Mapping[str, Array], segment: str | None
+) -> pa.RecordBatch:
+    """Give the pairs whose first feature is one of these, of rows (n_firsts, n_features)."""
+    i, j = np.nonzero(np.arange(len(features)) > np.array(firsts)[:, None])
+    names = pa.array(features, pa.string())
+    first, second = names.take(pa.array(i + firsts.start)), names.take(pa.array(j))
+    found = {"feature_1": first, "feature_2": second}
+    if segment is not None:
+        found["segment"] = pa.repeat(pa.scalar(segment), len(i))
+    return pa.record_batch({**found, **dict(_values(rows, (i, j)))})
 
 
 def _values(arrays: Mapping[str, Array], at: tuple[object, ...]) -> Iterator[tuple[str, pa.Array]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from flows.data.fitted import Fitted, load_fitted
@@ -20,7 +21,7 @@ from pipeline.models.capabilities import CompositeLikely, Reconstructs
 from pipeline.models.state import FitState
 from pipeline.params import named_arrays
 from pipeline.statistics.base import Statistics
-from pipeline.statistics.counts import POOLED, PairCounts, pooled_counts, tiles
+from pipeline.statistics.counts import POOLED, PairCounts, tiles
 from pipeline.using.drift import compare_correlations, largest_move, later_rows, pooled, similarity
 from pipeline.using.evaluate import Subject, measure_of, reconstruction_summary, score_rows
 from storage.locations import LATEST
@@ -138,8 +139,9 @@ def _whole_counts(job: Job, statistics: Statistics | None) -> PairCounts:
 
 
 def _pair_counts(job: Job, rows: Rows, counted: str | None = None) -> PairCounts:
+    count = partial(PairCounts.of_block, pooled=True)
     cut, kept = tiles(rows.n_features, 1, TASK_MEMORY), job.kept(PairCounts, counted)
-    return collect(pooled_counts, rows, job.executor, PairCounts.label, cut, job.progress, kept)
+    return collect(count, rows, job.executor, PairCounts.label, cut, job.progress, kept)
 
 
 def _likelihood(job: Job, before: Fitted, params: Any, first: int, n_new: int) -> dict[str, Any]:

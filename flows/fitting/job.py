@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,15 @@ from flows.fitting.options import FitOptions
 from flows.fitting.provenance import fingerprint, provenance
 from flows.fitting.warm_start import warm_start
 from flows.running.executors import executor_to_open, memory_for_rows
+from flows.running.memory import memory_limit
 from pipeline.blocks import Rows
 from pipeline.collect import Kept
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.fit import check_seed
 from pipeline.models.base import Model
-from pipeline.models.capabilities import PairWork, Supervised
+from pipeline.models.capabilities import Supervised
+from pipeline.pairs import work_label
 from pipeline.progress import Progress
 from pipeline.statistics.base import Statistics
 from pipeline.statistics.labels import SEGMENT
@@ -85,11 +88,24 @@ class Job(Plan):
     progress: Progress
     skipped: tuple[int, ...] = ()
 
+    @cached_property
+    def limit(self) -> int:
+        """Bytes that the fit may take."""
+        return memory_limit(self.options.memory)
+
+    @property
+    def need(self) -> int:
+        """Bytes that the model needs at the least."""
+        from dask.system import CPU_COUNT
+
+        return self.model.memory(self.dataset.n_features, self.dataset.n_segments, CPU_COUNT)
+
     @property
     def memory(self) -> int:
         """Bytes of rows that stay in memory, where passes or pairs come back to them."""
-        returns = self.model.max_iter > 1 or isinstance(self.model, PairWork)
-        return memory_for_rows(self.executor) if returns else 0
+        before = work_label(self.model, self.dataset.n_features)
+        returns = self.model.max_iter > 1 or before is not None
+        return min(memory_for_rows(self.executor), self.limit // 4) if returns else 0
 
     @property
     def rows(self) -> Rows:
@@ -114,6 +130,7 @@ def check(options: FitOptions) -> Plan:
     open_executor = executor_to_open(**options.where)
     model = build_model(options.model, options.components, options.settings, options.layers)
     check_seed(options.seed)
+    memory_limit(options.memory)
     dataset = open_named(options.dataset)
     split = split_to_fit(dataset, options.split)
     _check_labels(model, dataset)

@@ -81,6 +81,14 @@ class FitOptions:
             help="Begin at the latest fit in the folder of runs; for models that iterate.",
         ),
     ] = False
+    memory: Annotated[
+        str | None,
+        Option(
+            group=RUN,
+            help="Memory that the fit may take, such as 4GB; wide data are counted in smaller "
+            "pieces to stay within it. [default: what is free]",
+        ),
+    ] = None
     skip_corrupt: Annotated[
         bool,
         Switch,

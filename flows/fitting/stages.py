@@ -20,17 +20,19 @@ from flows.fitting.damage import damage_warnings, find_damaged, skipped_chunks
 from flows.fitting.drift import drift_since
 from flows.fitting.job import Job
 from flows.fitting.provenance import outcome
+from flows.fitting.strips import StripReader
 from flows.running.memory import check_memory
 from flows.running.runs import write_runs
 from flows.running.stages import Stages
+from pipeline.feature_pairs import FeaturePairs, widened
 from pipeline.fit import FitState, collect_first, collect_pass, fit, start
-from pipeline.models.capabilities import PairWork, Warm
+from pipeline.models.capabilities import Warm
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.pairs import LABEL, pairs_of, taken_up
+from pipeline.pairs import taken_up, work_label, work_of
 from pipeline.params import named_arrays
-from pipeline.runs import Results, rows_by_chunk
+from pipeline.runs import Results
 from pipeline.statistics.base import Statistics
-from storage.artifacts import NamedArray, write_artifact
+from storage.artifacts import PAIRS, NamedArray, write_artifact
 from storage.codes import open_codes, seal_codes
 from storage.dataset import BinaryDataset
 from storage.locations import place, replace_folder
@@ -45,11 +47,14 @@ def run_stages(job: Job, stages: Stages) -> dict[str, Any]:
     if job.options.skip_corrupt:
         job = replace(job, skipped=stages.run("check chunks", partial(find_damaged, job)))
     first = stages.run(job.model.first.label, partial(_count_first, job))
-    if isinstance(job.model, PairWork):
-        stages.run(LABEL, partial(_compare, job, job.model, states, first))
+    if before := work_label(job.model, job.dataset.n_features):
+        stages.run(before, partial(_work_before, job, states, first))
     label = job.model.statistics.label
     label = label if label != job.model.first.label else f"{label} of the pass"
-    begun = stages.run(label, partial(_begin, job, states, first))
+    if (done := states.latest) is not None and done.done:  # no pass is left to begin
+        begun = Begun(done, None)
+    else:
+        begun = stages.run(label, partial(_begin, job, states, first))
     state = stages.run("fit", partial(_fit, job, states, begun))
     drift = stages.run("drift", partial(_drift, job, state, first.n_samples, begun.statistics))
     del begun  # its statistics may be large, and nothing needs them any more
@@ -64,10 +69,7 @@ def run_stages(job: Job, stages: Stages) -> dict[str, Any]:
 
 def _open(job: Job) -> States:
     """Check that the fit can be done before any work is spent on it, and where it goes on."""
-    from dask.system import CPU_COUNT
-
-    need = job.model.memory(job.dataset.n_features, job.dataset.n_segments, CPU_COUNT)
-    check_memory(need, job.dataset.n_features)
+    check_memory(job.need, job.dataset.n_features, job.limit, job.options.memory)
     folder = job.run.states
     return States(folder, load_state(job.model, folder) if job.options.resume else None)
 
@@ -80,19 +82,22 @@ def _count_first(job: Job) -> Statistics:
     return counted(model.first, job.run.work / "first", job.options.resume, collect)
 
 
-def _compare(job: Job, model: PairWork, states: States, first: Statistics) -> None:
-    """Compare all rows with all rows, but those that another try or run did, and save the state."""
+def _work_before(job: Job, states: States, first: Statistics) -> None:
+    """Do the work before all passes, but what another try or run did, and save the state."""
     if states.latest is not None:
         return
-    state, rows = _start(job, first), job.rows
-    pairs = pairs_of(model, state, rows)
-    written = WrittenRuns(job.run.work / "pairs")
-    counts, told = rows_by_chunk(rows, job.executor), partial(job.progress, LABEL)
-    sealed = write_runs(pairs, pairs.described(), counts, written, job.executor, told)
+    state = _start(job, first)
+    work = work_of(job.model, state, job.rows, job.limit - job.need)
+    written = WrittenRuns(job.run.work / PAIRS)
+    lengths, told = work.lengths(job.executor), partial(job.progress, work.label)
+    length = work.run_length(sum(lengths))
+    make = partial(widened, work) if isinstance(work, FeaturePairs) else work
+    sealed = write_runs(make, work.described(), lengths, length, written, job.executor, told)
     seal_codes(*sealed, {})
     codes = open_codes(written.codes.resolve(), "Fit again.")  # for workers elsewhere
-    results = Results(codes.n_chunks, codes.read_chunk)
-    states.save(taken_up(model, state, results, job.executor, job.options.seed))
+    read = StripReader(codes, job.memory) if isinstance(work, FeaturePairs) else codes.read_chunk
+    results = Results(codes.n_chunks, read)
+    states.save(taken_up(job.model, state, results, job.executor, job.options.seed))
 
 
 def _start(job: Job, first: Statistics) -> FitState:
@@ -162,12 +167,23 @@ def _write(
 ) -> dict[str, Any]:
     """Write the artifact, then point to it as the latest."""
     target, unfinished = job.run.new_artifact(), job.run.work / "artifact"
+    made, kept = WrittenRuns(job.run.work / PAIRS).codes, unfinished / PAIRS
+    if kept.is_dir() and not made.is_dir():  # a run before came so far
+        replace_folder(kept, made)
     arrays = {name: NamedArray(*a) for name, a in named_arrays(state.params).items()}
     manifest = {**_manifest(job, state, n_samples), "drift": drift, "usage_by_stage": usage}
+    if _tabulates(job):
+        manifest["pairs"] = open_codes(made).manifest["manifest_digest"]
     write_artifact(unfinished, arrays, manifest)
+    if _tabulates(job):
+        replace_folder(made, kept)
     replace_folder(unfinished, target)
     job.run.point_to(target)
     return {"artifact": str(target), **fit_summary(manifest, state.params)}
+
+
+def _tabulates(job: Job) -> bool:
+    return work_label(job.model, job.dataset.n_features) == FeaturePairs.label
 
 
 def _manifest(job: Job, state: FitState, n_samples: int) -> dict[str, Any]:

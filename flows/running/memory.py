@@ -7,19 +7,42 @@ import psutil
 from pipeline.errors import FitError
 
 
-def check_memory(need: int, n_features: int) -> None:
-    """Refuse a run that needs more bytes than are free.
+def memory_limit(given: str | None = None) -> int:
+    """Bytes that a run may take: what is given, or what is free.
+
+    Raises
+    ------
+    FitError
+        If what is given is no size.
+    """
+    from dask.utils import parse_bytes
+    from distributed.system import MEMORY_LIMIT  # takes its time to be imported
+
+    if given is None:
+        return min(psutil.virtual_memory().available, MEMORY_LIMIT)
+    try:
+        size = int(parse_bytes(given))
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise FitError(f"--memory: Expected a size such as 4GB, got {given!r}.")
+    return size
+
+
+def check_memory(need: int, n_features: int, limit: int, given: str | None = None) -> None:
+    """Refuse a run that needs more bytes than it may take, at the least.
 
     Raises
     ------
     FitError
         With both numbers.
     """
-    from distributed.system import MEMORY_LIMIT  # takes its time to be imported
-
-    free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
-    if need > free:
-        raise FitError(
-            f"Expected {need / 1e9:.1f} GB of free memory for {n_features} features, "
-            f"got {free / 1e9:.1f} GB. Use a larger machine or fewer features."
-        )
+    if need <= limit:
+        return
+    free, remedy = "free memory", "Use a larger machine"
+    if given is not None:
+        free, remedy = "--memory", "Give more, use a larger machine"
+    raise FitError(
+        f"Expected {need / 1e9:.1f} GB of {free} for {n_features} features, "
+        f"got {limit / 1e9:.1f} GB. {remedy} or fewer features."
+    )

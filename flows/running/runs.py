@@ -13,7 +13,7 @@ from flows.cli.progress import reporting
 from flows.running.stages import Stages
 from pipeline.executors.base import Executor
 from pipeline.progress import Progress
-from pipeline.runs import Arrays, Described, Run, rows_per_run, runs_of, write_run
+from pipeline.runs import Arrays, Described, Run, runs_of, write_run
 from storage.codes import CodeArray, CodesWriter, create_codes
 from storage.dataset import BinaryDataset
 from storage.results import WrittenRuns
@@ -54,6 +54,7 @@ def write_runs(
     make: Callable[[Run], Arrays],
     arrays: Described,
     n_rows: list[int],
+    size: int,
     written: WrittenRuns,
     executor: Executor,
     told: Callable[[int, int, int], Any],
@@ -68,6 +69,8 @@ def write_runs(
         What it makes.
     n_rows
         Rows of each chunk.
+    size
+        Rows of a run.
     written
         Where runs go.
     executor
@@ -81,7 +84,7 @@ def write_runs(
         What wrote the runs, and the checksums of each.
     """
     total = sum(n_rows)
-    size, coded = rows_per_run(arrays, total), {n: CodeArray(*a) for n, a in arrays.items()}
+    coded = {n: CodeArray(*a) for n, a in arrays.items()}
     runs = list(runs_of(n_rows, size))
     before = written.finished()[: len(runs)]
     writer = create_codes(written.codes, coded, total, size, keep=bool(before))

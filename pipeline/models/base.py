@@ -91,6 +91,13 @@ class Model(Protocol):
         """MAP: the block's sufficient statistics under these parameters."""
         ...
 
+    def added(
+        self, statistics: Any, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
+    ) -> Statistics:
+        """MAP: add what `summarize` gives to the sum of a task, which may be changed in place."""
+        sum: Statistics = statistics.merge(self.summarize(params, working, block, rng))
+        return sum
+
     def counted(self, n_features: int) -> str | None:
         """Name what `summarize` counts, where that depends on the block alone.
 

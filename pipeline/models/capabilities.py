@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.blocks import BinaryBlock, Chunk
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
@@ -275,6 +275,50 @@ class PairWork(Protocol):
 
         `results.read(key)` gives the arrays of a run, here or in a function that `map_items` maps
         over keys, in original row order, with `row`, the original rows.
+        """
+        ...
+
+
+@runtime_checkable
+class FeaturePairWork(Protocol):
+    """Counts all pairs of features strip by strip, where a table of them is too large for a task.
+
+    No passes follow. The arrays are kept in the artifact, and read strip by strip.
+    """
+
+    def tabulates(self, n_features: int) -> bool:
+        """Say whether data of so many features are counted this way."""
+        ...
+
+    def tabulate(
+        self, params: Any, working: Arrays, features: slice, chunks: Iterator[Chunk]
+    ) -> Arrays:
+        """MAP: give what there is to know of the pairs of a strip of features.
+
+        Parameters
+        ----------
+        params, working
+            As `initialize` made them.
+        features
+            The strip. Its pairs are those with all features from its first on. A strip of none
+            behind the last only tells the types of the arrays.
+        chunks
+            All chunks, to be gone through once.
+
+        Returns
+        -------
+        Mapping
+            Arrays by name, each (n_strip, n_features − first).
+        """
+        ...
+
+    def compared(
+        self, state: FitState, results: Results, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """CENTRAL: fit, given all strips, and say that all is done.
+
+        `results.read(key, names)` gives the arrays of a strip, here or in a function that
+        `map_items` maps over keys.
         """
         ...
 

@@ -68,14 +68,32 @@ def joint_counts(left: Words, right: Words) -> Counts:
     FitError
         If the two sides differ in n_words.
     """
+    counts = np.zeros((len(left), len(right)), np.int64)
+    add_joint_counts(left, right, counts)
+    return counts
+
+
+def add_joint_counts(left: Words, right: Words, counts: NDArray[Any]) -> None:
+    """Add joint counts to those of other samples, in place.
+
+    Parameters
+    ----------
+    left, right
+        As for `joint_counts`; the same array on both sides is counted in half the time.
+    counts
+        int64, or uint32 where that holds the sums, (n_left, n_right), in C order.
+
+    Raises
+    ------
+    FitError
+        If the two sides differ in n_words.
+    """
     if left.shape[1] != right.shape[1]:
         raise FitError(
             f"Expected right to have {left.shape[1]} words a feature as left has, "
             f"got {right.shape[1]}. Pass the same samples on both sides."
         )
-    counts = np.zeros((len(left), len(right)), np.int64)
-    _add_joint_counts(_memory(left), _memory(right), left.shape[1], False, counts)
-    return counts
+    _add_joint_counts(_memory(left), _memory(right), left.shape[1], left is right, counts)
 
 
 def symmetric_joint_counts(words: Words) -> Counts:
@@ -90,10 +108,7 @@ def symmetric_joint_counts(words: Words) -> Counts:
     -------
     `joint_counts(words, words)`, (n_features, n_features), in half the time.
     """
-    counts = np.zeros((len(words), len(words)), np.int64)
-    memory = _memory(words)
-    _add_joint_counts(memory, memory, words.shape[1], True, counts)
-    return counts
+    return joint_counts(words, words)
 
 
 def pack_rows(X: Bits) -> Words:
@@ -243,9 +258,18 @@ def _add_joint_counts(
             _copy_strip(right, n_right, start, stop, right_strip)
         _add_strip(left_strip, right_strip, symmetric, counts)
     if symmetric:
-        for i in range(n_left):
-            for j in range(i):
-                counts[i, j] = counts[j, i]
+        _mirror(counts)
+
+
+@_kernel
+def _mirror(counts: Counts) -> None:
+    """Copy what lies above the diagonal below it, by blocks that the cache holds."""
+    n = len(counts)
+    for first in range(0, n, BLOCK_FEATURES):
+        for left in range(0, first + 1, BLOCK_FEATURES):
+            for i in range(first, min(first + BLOCK_FEATURES, n)):
+                for j in range(left, min(left + BLOCK_FEATURES, i)):
+                    counts[i, j] = counts[j, i]
 
 
 @_kernel

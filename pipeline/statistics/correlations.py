@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,10 +94,59 @@ def null_spectra(
     return np.array(list(spread(partial(_null_spectrum, estimate, margins, n_leading), seeds)))
 
 
-def count_statuses(status: Statuses) -> dict[str, int]:
-    """Count the pairs i < j of each status, by name."""
-    upper = np.bincount(status[np.triu_indices(len(status), 1)], minlength=len(PairStatus))
-    return {f"pairs_{code.name.lower()}": int(upper[code]) for code in PairStatus}
+class PairKinds(NamedTuple):
+    """What tables pairs i < j have, by `PairStatus`.
+
+    Attributes
+    ----------
+    n_pairs
+        How many there are of each, (n_statuses,).
+    n_judged
+        The same, without pairs of features that are left out, (n_statuses,).
+    involved
+        Features of these, (n_statuses, n_features).
+    """
+
+    n_pairs: NDArray[np.int64]
+    n_judged: NDArray[np.int64]
+    involved: NDArray[np.bool_]
+
+    def named(self) -> dict[str, int]:
+        """Count the pairs of each status, by name."""
+        return {f"pairs_{code.name.lower()}": int(self.n_pairs[code]) for code in PairStatus}
+
+    def merge(self, other: PairKinds) -> PairKinds:
+        """Add further pairs."""
+        n_pairs, n_judged = self.n_pairs + other.n_pairs, self.n_judged + other.n_judged
+        return PairKinds(n_pairs, n_judged, self.involved | other.involved)
+
+
+def pair_kinds(status: Statuses, left_out: NDArray[np.int64], n_features: int) -> PairKinds:
+    """Count the statuses of a strip of features with all from its first on.
+
+    Parameters
+    ----------
+    status
+        (n_strip, n_features − first); the square of all is one such strip.
+    left_out
+        Features that are not judged.
+    n_features
+        Number of all features.
+    """
+    n_strip, n_right = status.shape
+    first = n_features - n_right
+    pairs = np.arange(n_right) > np.arange(n_strip)[:, None]
+    n_pairs = np.bincount(status[pairs], minlength=len(PairStatus))
+    out = left_out[left_out >= first] - first
+    pairs[:, out] = False
+    pairs[out[out < n_strip]] = False
+    n_judged = np.zeros(len(PairStatus), np.int64)
+    involved = np.zeros((len(PairStatus), n_features), np.bool_)
+    for code in PairStatus:
+        found = (status == code) & pairs
+        n_judged[code], involved[code, first:] = found.sum(), found.any(axis=0)
+        involved[code, first : first + n_strip] |= found.any(axis=1)
+    return PairKinds(n_pairs, n_judged, involved)
 
 
 def _null_spectrum(estimate: Estimate, margins: PairTable, n_leading: int, seed: int) -> Array:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.numerics import kernels
+from pipeline.statistics.by_segment import sum_rows, sums_by_segment
 
 Counts = NDArray[np.int64]
 
@@ -137,31 +138,46 @@ class PairCounts:
     def of_block(cls, block: BinaryBlock, *, pooled: bool) -> Self:
         """Count the pairs of one block.
 
-        Parameters
-        ----------
-        block
-            The rows; `block.tile` says which pairs.
-        pooled
-            Count all segments as segment 0.
+        `block.tile` says which; pooled are all segments counted as segment 0.
         """
-        segment = np.array([0 if pooled else block.segment])
-        rows = np.array([block.n_samples])
-        joint = _joint(block.words, block.words, block.tile)[None]
-        if (mask := block.observed_words) is None:
-            ones = kernels.popcounts(block.words)[None]
-            return cls(segment, rows, rows, ones, joint, tile=block.tile)
-        none = np.zeros((1, block.n_features), np.int64)
-        return cls(
-            segment,
-            rows,
-            np.zeros_like(rows),
-            none,
-            joint,
-            _joint(mask, mask, block.tile)[None],
-            _joint(block.words, mask, block.tile)[None],
-            _joint(mask, block.words, block.tile)[None],
-            block.tile,
+        return cls._of_parts([replace(block, segment=0) if pooled else block])
+
+    @classmethod
+    def _of_parts(cls, parts: Sequence[BinaryBlock]) -> Self:
+        """Count blocks of different segments, in rising order."""
+        # Room for all is made once and filled, so that no other copy of them exists.
+        first, n = parts[0], len(parts)
+        tile = first.tile or Tile((0, first.n_features), (0, first.n_features))
+        shape = (n, tile.left[1] - tile.left[0], tile.right[1] - tile.right[0])
+        masked = first.observed_words is not None
+        by_pair = ("joint", "pair_rows", "ones_left", "ones_right")[: 4 if masked else 1]
+        counts = cls(
+            segments=np.array([part.segment for part in parts]),
+            rows=np.zeros(n, np.int64),
+            full_rows=np.zeros(n, np.int64),
+            full_ones=np.zeros((n, first.n_features), np.int64),
+            tile=first.tile,
+            **{name: np.zeros(shape, np.int64) for name in by_pair},
         )
+        for at, part in enumerate(parts):
+            counts._add(at, part)
+        return counts
+
+    def _add(self, at: int, block: BinaryBlock) -> None:
+        """Add a block to one row of counts, in place."""
+        words, mask = block.words, block.observed_words
+        self.rows[at] += block.n_samples
+        _add_joint(words, words, block.tile, self.joint[at])
+        if mask is None:
+            self.full_rows[at] += block.n_samples
+            self.full_ones[at] += kernels.popcounts(words)
+        else:
+            assert self.pair_rows is not None
+            assert self.ones_left is not None
+            assert self.ones_right is not None
+            _add_joint(mask, mask, block.tile, self.pair_rows[at])
+            _add_joint(words, mask, block.tile, self.ones_left[at])
+            _add_joint(mask, words, block.tile, self.ones_right[at])
 
     @classmethod
     def of_groups(cls, block: BinaryBlock, n_groups: int) -> Self:
@@ -180,16 +196,27 @@ class PairCounts:
             One row for each group that has rows, under the index segment · n_groups + group. A
             block without rows keeps its first group, so that its segment counts as seen.
         """
-        key = block.segment * n_groups
-        dealt = [replace(part, segment=key + g) for g, part in enumerate(block.dealt(n_groups))]
-        first, *others = [part for part in dealt if part.n_samples] or dealt[:1]
-        counts = cls.of_block(first, pooled=False)
-        # Room for all groups is made once and filled, so that no other copy of them exists.
-        stack = {name: a.repeat(1 + len(others), axis=0) for name, a in counts._counts.items()}
-        for row, part in enumerate(others, 1):
-            for name, counted in cls.of_block(part, pooled=False)._counts.items():
-                stack[name][row] = counted[0]
-        return cls(tile=block.tile, **stack)
+        return cls._of_parts(_grouped(block, n_groups))
+
+    def with_block(self, block: BinaryBlock, *, pooled: bool) -> Self:
+        """Add a block, as `of_block` counts it: see `with_groups`."""
+        return self._with_parts([replace(block, segment=0) if pooled else block])
+
+    def with_groups(self, block: BinaryBlock, n_groups: int) -> Self:
+        """Add the groups of a block, in place where their segments were seen before.
+
+        For counts that only the caller holds: `merge` would make two further tables of all pairs.
+        """
+        return self._with_parts(_grouped(block, n_groups))
+
+    def _with_parts(self, parts: Sequence[BinaryBlock]) -> Self:
+        segments = [part.segment for part in parts]
+        has_room = parts[0].observed_words is None or self.pair_rows is not None
+        if not has_room or not np.isin(segments, self.segments).all():
+            return self.merge(self._of_parts(parts))
+        for at, part in zip(np.searchsorted(self.segments, segments), parts, strict=True):
+            self._add(int(at), part)
+        return self
 
     @property
     def n_samples(self) -> int:
@@ -290,7 +317,7 @@ class PairCounts:
         place = np.searchsorted(segments, self.segments // n_groups)
         times = weights[place, self.segments % n_groups]
         sums = {
-            name: segments if name == "segments" else _sum_rows(rows, place, times, len(segments))
+            name: segments if name == "segments" else sum_rows(rows, place, times, len(segments))
             for name, rows in self._counts.items()
         }
         return type(self)(tile=self.tile, **sums)
@@ -340,44 +367,21 @@ POOLED = "pooled"
 """What `Model.counted` calls the pairs of all segments as one."""
 
 
-def pooled_counts(block: BinaryBlock) -> PairCounts:
-    """Count the pairs of a block, whatever its segment."""
-    return PairCounts.of_block(block, pooled=True)
+def _grouped(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:
+    """Deal rows to groups; those without rows are left out, but for the first where all are."""
+    key = block.segment * n_groups
+    dealt = [replace(part, segment=key + g) for g, part in enumerate(block.dealt(n_groups))]
+    return [part for part in dealt if part.n_samples] or dealt[:1]
 
 
-def _joint(left: Any, right: Any, tile: Tile | None) -> Counts:
+def _add_joint(left: Any, right: Any, tile: Tile | None, counts: Counts) -> None:
     if tile is None:
-        tile = Tile((0, len(left)), (0, len(right)))
-    if left is right and tile.left == tile.right:
-        return kernels.symmetric_joint_counts(left[slice(*tile.left)])
-    return kernels.joint_counts(left[slice(*tile.left)], right[slice(*tile.right)])
-
-
-def sums_by_segment(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Sum the named arrays of two statistics, a row for each of their `segments`, by segment."""
-    segments = np.union1d(a.segments, b.segments)
-    return {"segments": segments, **{name: _sum(segments, a, b, name) for name in names}}
-
-
-def _sum(segments: Counts, a: Any, b: Any, name: str) -> NDArray[Any] | None:
-    parts = [(s.segments, getattr(s, name)) for s in (a, b) if getattr(s, name) is not None]
-    if not parts:
-        return None
-    if len(parts) == 2 and len(segments) == len(parts[0][0]) == len(parts[1][0]):
-        total: NDArray[Any] = parts[0][1] + parts[1][1]
-        return total
-    total = np.zeros((len(segments), *parts[0][1].shape[1:]), parts[0][1].dtype)
-    for seen, counts in parts:
-        total[np.searchsorted(segments, seen)] += counts
-    return total
-
-
-def _sum_rows(counts: Counts, place: Counts, times: Counts, n_places: int) -> Counts:
-    """Add row r of the counts, times[r] times, to row place[r] of the sum."""
-    total = np.zeros((n_places, *counts.shape[1:]), np.int64)
-    for row in np.flatnonzero(times):
-        total[place[row]] += times[row] * counts[row]
-    return total
+        kernels.add_joint_counts(left, right, counts)
+    elif left is right and tile.left == tile.right:
+        words = left[slice(*tile.left)]
+        kernels.add_joint_counts(words, words, counts)
+    else:
+        kernels.add_joint_counts(left[slice(*tile.left)], right[slice(*tile.right)], counts)
 
 
 def _square(parts: Sequence[PairCounts], upper: str, lower: str) -> Counts:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.statistics.counts import sums_by_segment
+from pipeline.statistics.by_segment import sums_by_segment
 
 Array = NDArray[np.float64]
 

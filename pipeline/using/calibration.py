@@ -7,13 +7,14 @@ compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import Rows, block_of
+from pipeline.blocks import BinaryBlock, Rows, block_of
 from pipeline.collect import TASK_MEMORY, collect
 from pipeline.executors.base import Executor
 from pipeline.models.base import Model
@@ -29,6 +30,8 @@ Counts = NDArray[np.int64]
 
 SAMPLE_ROWS = 200_000
 """Rows drawn from a model."""
+MOST_JUDGED = 2000
+"""Features whose pairs are compared: of more, so many are drawn."""
 EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
 """Edges of the bins of implied shares."""
 _LARGEST = 5  # differences that are told by name
@@ -107,22 +110,39 @@ class Comparison(NamedTuple):
         return bins
 
 
-def observed_pairs(rows: Rows, executor: Executor, progress: Progress = silent) -> PairCounts:
-    """Count the pairs of all rows, segments pooled."""
-    return collect(
-        partial(PairCounts.of_block, pooled=True),
-        rows,
-        executor,
-        PairCounts.label,
-        tiles(rows.n_features, 1, TASK_MEMORY),
-        progress,
-    )
+def judged_features(n_features: int, seed: int) -> NDArray[np.intp]:
+    """Draw the features whose pairs are compared, rising; all where they are few."""
+    if n_features <= MOST_JUDGED:
+        return np.arange(n_features)
+    chosen = np.random.default_rng(seed).choice(n_features, MOST_JUDGED, replace=False)
+    return np.sort(chosen)
+
+
+def observed_pairs(
+    rows: Rows, features: NDArray[np.intp], executor: Executor, progress: Progress = silent
+) -> PairCounts:
+    """Count the pairs of some features in all rows, segments pooled."""
+    count, cut = partial(_pairs_among, features), tiles(len(features), 1, TASK_MEMORY)
+    return collect(count, rows, executor, PairCounts.label, cut, progress)
+
+
+def _pairs_among(features: NDArray[np.intp], block: BinaryBlock) -> PairCounts:
+    mask = block.observed_words
+    if len(features) < block.n_features:
+        chosen = None if mask is None else mask[features]
+        block = replace(block, words=block.words[features], observed_words=chosen)
+    return PairCounts.of_block(block, pooled=True)
 
 
 def implied_pairs(
-    subject: Subject, segment_rows: Counts, n_features: int, executor: Executor, seed: int
+    subject: Subject,
+    segment_rows: Counts,
+    n_features: int,
+    features: NDArray[np.intp],
+    executor: Executor,
+    seed: int,
 ) -> PairCounts:
-    """Count the pairs of rows drawn from a model, segments as often as in the data.
+    """Count pairs in rows drawn from a model, segments as often as in the data.
 
     Parameters
     ----------
@@ -132,6 +152,8 @@ def implied_pairs(
         Rows of every segment of the data; empty where the model has no segments.
     n_features
         Number of features.
+    features
+        Those whose pairs are counted.
     executor
         Where rows are drawn.
     seed
@@ -145,7 +167,7 @@ def implied_pairs(
     draws = list(draws_of(n_rows, segments, n_features))
     grouped = [draws[keys.start : keys.stop] for keys in groups(len(draws))]
     arrays = {name: values for name, (_, values) in named_arrays(subject.params).items()}
-    count = partial(_drawn_pairs, subject.model, arrays, n_features, seed)
+    count = partial(_drawn_pairs, subject.model, arrays, n_features, features, seed)
     return tree_merge(executor.map(count, grouped))
 
 
@@ -153,13 +175,14 @@ def _drawn_pairs(
     model: Model,
     arrays: dict[str, NDArray[Any]],
     n_features: int,
+    features: NDArray[np.intp],
     seed: int,
     some: Sequence[Draw],
 ) -> PairCounts:
     parts = []
     for draw in some:
         packed = draw_rows(model, lambda: arrays, seed, draw)
-        X = np.unpackbits(packed, axis=1, count=n_features, bitorder="little")
+        X = np.unpackbits(packed, axis=1, count=n_features, bitorder="little")[:, features]
         parts.append(PairCounts.of_block(block_of(X), pooled=True))
     return tree_merge(parts)
 

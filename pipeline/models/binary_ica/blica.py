@@ -185,6 +185,17 @@ class BLICA(ProbitICA):
         """Count the pairs of a block, its rows dealt to groups."""
         return PairCounts.of_groups(block, self.n_groups(block.n_features))
 
+    def added(
+        self,
+        statistics: PairCounts,
+        params: BLICAParams,
+        working: Arrays,
+        block: BinaryBlock,
+        rng: RowRandom,
+    ) -> PairCounts:
+        """Add the pairs of a block in place."""
+        return statistics.with_groups(block, self.n_groups(block.n_features))
+
     def counted(self, n_features: int) -> str:
         """Name the pairs of each segment's groups."""
         return f"{self.n_groups(n_features)} groups"

@@ -15,8 +15,7 @@ from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fit import fit
-from pipeline.models import clipped_pca
-from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams
+from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams, model
 from pipeline.models.state import FitState
 from pipeline.numerics import linalg
 from pipeline.numerics.tetrachoric import MAX_CORRELATION, PairStatus
@@ -206,7 +205,7 @@ def test_strips_and_the_partial_solver_change_nothing(
     X, *_ = probit(2000)
     whole = fitted(X, estimator=estimator).params
     monkeypatch.setattr(correlations, "_PAIRS_A_TASK", 500)
-    monkeypatch.setattr(clipped_pca, "_LEADING", 8)
+    monkeypatch.setattr(model, "_LEADING", 8)
     monkeypatch.setattr(linalg, "FULL_SOLVER", 20)
     part = fitted(X, estimator=estimator).params
     np.testing.assert_array_equal(part.correlation, whole.correlation)

@@ -27,6 +27,7 @@ from pipeline.using.calibration import (
     compare_features,
     compare_pairs,
     implied_pairs,
+    judged_features,
     observed_pairs,
 )
 from pipeline.using.evaluate import (
@@ -43,6 +44,8 @@ SERIAL = SerialExecutor()
 NO_SEGMENTS = np.zeros(0, np.int64)
 WEIGHTS = np.array([0.6, 0.4])
 PROBABILITIES = np.array([[0.9, 0.8, 0.45, 0.01, 0.3, 0.6], [0.1, 0.3, 0.45, 0.02, 0.7, 0.6]])
+
+ALL = np.arange(6)
 
 
 def mixture(weights: Any = WEIGHTS, probabilities: Any = PROBABILITIES) -> Subject:
@@ -238,20 +241,20 @@ def exact_pairs(subject: Subject) -> NDArray[np.float64]:
 def test_implied_pairs_are_those_of_the_model_wherever_they_are_drawn() -> None:
     subject, exact = mixture(), exact_pairs(mixture())
     drawn_pairs = [
-        implied_pairs(subject, NO_SEGMENTS, 6, executor, 5)
+        implied_pairs(subject, NO_SEGMENTS, 6, ALL, executor, 5)
         for executor in (SERIAL, ThreadsExecutor(3))
     ]
     assert drawn_pairs[0].joint.tobytes() == drawn_pairs[1].joint.tobytes()
     assert drawn_pairs[0].n_samples == SAMPLE_ROWS
     error = np.sqrt(exact * (1 - exact) / SAMPLE_ROWS)
     assert (np.abs(drawn_pairs[0].joint[0] / SAMPLE_ROWS - exact) < 5 * error).all()
-    other = implied_pairs(subject, NO_SEGMENTS, 6, SERIAL, 6)
+    other = implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 6)
     assert other.joint.tobytes() != drawn_pairs[0].joint.tobytes()
 
 
 def test_segments_are_drawn_as_often_as_they_are_in_the_data() -> None:
     subject = by_segment(BySegment, (2, -1, 0))
-    implied = implied_pairs(subject, np.array([300, 0, 100]), 2, SERIAL, 0)
+    implied = implied_pairs(subject, np.array([300, 0, 100]), 2, ALL[:2], SERIAL, 0)
     assert implied.n_samples == SAMPLE_ROWS
     shares = implied.joint[0].diagonal() / SAMPLE_ROWS
     np.testing.assert_allclose(shares, 0.75 * 0.9 + 0.25 * 0.1, atol=0.005)
@@ -259,10 +262,10 @@ def test_segments_are_drawn_as_often_as_they_are_in_the_data() -> None:
 
 def test_the_true_model_differs_by_chance_and_another_by_more() -> None:
     X = drawn(20_000)
-    observed = observed_pairs(memory_rows(Data(X), [5000] * 4), SERIAL)
+    observed = observed_pairs(memory_rows(Data(X), [5000] * 4), ALL, SERIAL)
     means = mixture(np.ones(1), (WEIGHTS @ PROBABILITIES)[None])
     true, flat = (
-        compare_pairs(observed, implied_pairs(subject, NO_SEGMENTS, 6, SERIAL, 1))
+        compare_pairs(observed, implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 1))
         for subject in (mixture(), means)
     )
     assert np.abs(true.z).max() < 4.5
@@ -271,16 +274,16 @@ def test_the_true_model_differs_by_chance_and_another_by_more() -> None:
     assert flat.rmse > 10 * flat.rmse_by_chance
     exact = exact_pairs(mixture())[0, 1]
     assert flat.observed[0] == pytest.approx(exact, abs=0.02)
-    margins = compare_features(observed, implied_pairs(means, NO_SEGMENTS, 6, SERIAL, 1))
+    margins = compare_features(observed, implied_pairs(means, NO_SEGMENTS, 6, ALL, SERIAL, 1))
     assert np.abs(margins.z).max() < 4.5
     np.testing.assert_allclose(margins.observed, X.mean(axis=0))
 
 
 def test_scores_in_standard_errors_are_standard_normal() -> None:
     """Over many data sets drawn from the model itself."""
-    implied = implied_pairs(mixture(), NO_SEGMENTS, 6, SERIAL, 2)
+    implied = implied_pairs(mixture(), NO_SEGMENTS, 6, ALL, SERIAL, 2)
     scores = [
-        compare_pairs(observed_pairs(memory_rows(Data(drawn(3000, seed))), SERIAL), implied).z
+        compare_pairs(observed_pairs(memory_rows(Data(drawn(3000, seed))), ALL, SERIAL), implied).z
         for seed in range(1, 150)
     ]
     assert np.std(scores, axis=0) == pytest.approx(np.ones(15), abs=0.25)
@@ -289,7 +292,7 @@ def test_scores_in_standard_errors_are_standard_normal() -> None:
 @settings(deadline=None, max_examples=20)
 @given(data=tables(st.just(6)))
 def test_pairs_never_observed_together_are_left_out(data: Data) -> None:
-    observed = observed_pairs(memory_rows(data), SERIAL)
+    observed = observed_pairs(memory_rows(data), ALL, SERIAL)
     found = compare_pairs(observed, pair_counts())
     together = data.mask.T.astype(int) @ data.mask
     i, j = np.triu_indices(6, 1)
@@ -305,7 +308,7 @@ def test_pairs_never_observed_together_are_left_out(data: Data) -> None:
 
 
 def pair_counts() -> PairCounts:
-    return observed_pairs(memory_rows(Data(drawn(500))), SERIAL)
+    return observed_pairs(memory_rows(Data(drawn(500))), ALL, SERIAL)
 
 
 def test_shares_that_are_certain_on_both_sides_have_no_distance() -> None:
@@ -318,7 +321,22 @@ def test_shares_that_are_certain_on_both_sides_have_no_distance() -> None:
 
 def test_wide_data_are_counted_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = memory_rows(Data(drawn(500)))
-    whole = observed_pairs(rows, SERIAL)
+    whole = observed_pairs(rows, ALL, SERIAL)
     monkeypatch.setattr("pipeline.using.calibration.TASK_MEMORY", 600)
-    tiled = observed_pairs(rows, SERIAL)
+    tiled = observed_pairs(rows, ALL, SERIAL)
     np.testing.assert_array_equal(tiled.joint, whole.joint)
+
+
+def test_of_very_many_features_some_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.using.calibration.MOST_JUDGED", 3)
+    judged = judged_features(6, 0)
+    assert len(judged) == 3
+    assert (np.diff(judged) > 0).all()
+    assert judged.tolist() == judged_features(6, 0).tolist() != judged_features(6, 1).tolist()
+    rows = memory_rows(Data(drawn(500)))
+    whole, some = (observed_pairs(rows, features, SERIAL) for features in (ALL, judged))
+    np.testing.assert_array_equal(some.joint[0], whole.joint[0][np.ix_(judged, judged)])
+    wanted, found = (
+        implied_pairs(mixture(), NO_SEGMENTS, 6, features, SERIAL, 2) for features in (ALL, judged)
+    )
+    np.testing.assert_array_equal(found.joint[0], wanted.joint[0][np.ix_(judged, judged)])

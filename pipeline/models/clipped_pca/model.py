@@ -32,7 +32,7 @@ among columns of equal eigenvalue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -41,59 +41,52 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Tile
+from pipeline.blocks import BinaryBlock, Chunk, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
-from pipeline.models.clipped_errors import MOST_FEATURES, with_errors
+from pipeline.models.clipped_pca.errors import MOST_FEATURES, with_errors
+from pipeline.models.clipped_pca.judging import (
+    judge_margins,
+    judge_noise,
+    judge_pairs,
+    judge_sign,
+    judge_spectrum,
+)
+from pipeline.models.clipped_pca.params import MIN_NOISE, ClippedPCAParams, communalities
+from pipeline.models.clipped_pca.strips import (
+    MOST_AT_ONCE,
+    correlation_strip,
+    kinds_of_strips,
+    null_of_margins,
+    strip_spectrum,
+    strips_memory,
+)
 from pipeline.models.settings import check_choices, check_components, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.expectation_propagation import probit_posterior
+from pipeline.numerics.leading_spectrum import most_leading
 from pipeline.numerics.linalg import (
     leading_eigenpairs,
     nearest_correlation,
     negative_share,
 )
-from pipeline.numerics.tetrachoric import PairStatus
-from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
+from pipeline.runs import Results
 from pipeline.statistics.correlations import (
     Estimate,
+    PairKinds,
     correlation_matrices,
-    count_statuses,
     estimate_arcsine,
     estimate_tetrachoric,
     null_spectra,
+    pair_kinds,
 )
-from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, pooled_counts, tiles
+from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, tiles
 
 Array = NDArray[np.float64]
 
-MIN_NOISE = 1e-3
-"""Smallest ψ: below it a feature would fix a combination of the components exactly."""
 _LEADING = 64
-_INDEFINITE = 0.02
-_LIFTED = 2.0
-
-
-@dataclass(frozen=True)
-class ClippedPCAParams:
-    """Parameters; the module's table gives shapes.
-
-    `status` is the `PairStatus` of every pair; `null_eigenvalues` the 95 % quantiles of the null
-    spectra, empty unless `n_components` was chosen by them. Standard errors are not a number where
-    the data do not tell.
-    """
-
-    loadings: Array = array("feature", "component")
-    eigenvalues: Array = array("eigenvalue")
-    thresholds: Array = array("feature")
-    correlation: Array = array("feature", "feature_j")
-    status: NDArray[np.uint8] = array("feature", "feature_j")
-    null_eigenvalues: Array = array("null_eigenvalue")
-    loadings_error: Array | None = optional_array("feature", "component")
-    thresholds_error: Array | None = optional_array("feature")
-    correlation_error: Array | None = optional_array("feature", "feature_j")
 
 
 @dataclass(frozen=True)
@@ -152,6 +145,8 @@ class ClippedPCA(Model):
 
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of n_features² matrices: 18 in the central step, 7 for each null draw under way."""
+        if self.tabulates(n_features):
+            return strips_memory(n_features, self.n_components or _LEADING, n_threads)
         return 8 * n_features**2 * (18 + 7 * n_threads)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -164,33 +159,39 @@ class ClippedPCA(Model):
         """
         observed, ones = pooled_margins(first)
         n_features = len(ones)
-        if self.n_components is not None and self.n_components > n_features:
-            raise FitError(
-                f"--components: Expected at most {n_features}, the number of features, "
-                f"got {self.n_components}."
-            )
+        self._check_size(n_features)
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
             self._empty_params(n_features, _thresholds(observed, ones)),
+            working={"n_samples": np.array(first.n_samples), "observed": observed, "ones": ones},
             auxiliary={
                 "null_seeds": rng.integers(2**63, size=self.null_draws),
                 "constant": constant,
             },
-            warnings=self._judge_constant(constant) + self._judge_margins(ones / observed),
+            warnings=self._judge_constant(constant)
+            + judge_margins(self.estimator, ones / observed),
         )
+
+    def _check_size(self, n_features: int) -> None:
+        """Refuse more components than there can be, and what wide data cannot have."""
+        is_wide = self.tabulates(n_features)
+        most = most_leading(n_features) if is_wide else n_features
+        if self.n_components is not None and self.n_components > most:
+            what = "those that products tell apart" if is_wide else "the number of features"
+            raise FitError(
+                f"--components: Expected at most {most}, {what}, got {self.n_components}."
+            )
+        if is_wide and self.repair == "nearest":
+            raise FitError(
+                f"repair=nearest: Expected up to {MOST_AT_ONCE} features, as it takes all "
+                f"eigenvectors many times, got {n_features}. Leave it out."
+            )
 
     def _empty_params(self, n_features: int, thresholds: Array) -> ClippedPCAParams:
         if self.estimator == "arcsine":
             thresholds = np.zeros_like(thresholds)
-        none, square = np.zeros(0), np.eye(n_features)
-        return ClippedPCAParams(
-            np.zeros((n_features, 0)),
-            none,
-            thresholds,
-            square,
-            np.zeros_like(square, np.uint8),
-            none,
-        )
+        none = np.zeros(0)
+        return ClippedPCAParams(np.zeros((n_features, 0)), none, thresholds, none)
 
     def _judge_constant(self, constant: NDArray[np.intp]) -> tuple[Notice, ...]:
         if not constant.size:
@@ -204,18 +205,22 @@ class ClippedPCA(Model):
             )
         return (Notice("constant, kept with loadings of zero: {features}", found),)
 
-    def _judge_margins(self, shares: Array) -> tuple[Notice, ...]:
-        uneven = np.flatnonzero(np.abs(shares - 0.5) > 0.1)
-        if self.estimator == "tetrachoric" or not uneven.size:
-            return ()
-        text = "arcsine assumes one half of ones; far from it, so biased: {features}"
-        return (Notice(text, tuple(uneven.tolist())),)
-
     def summarize(
         self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts:
         """Count the pairs of a block, all segments as one."""
-        return pooled_counts(block)
+        return PairCounts.of_block(block, pooled=True)
+
+    def added(
+        self,
+        statistics: PairCounts,
+        params: ClippedPCAParams,
+        working: Arrays,
+        block: BinaryBlock,
+        rng: RowRandom,
+    ) -> PairCounts:
+        """Add the pairs of a block in place."""
+        return statistics.with_block(block, pooled=True)
 
     def counted(self, n_features: int) -> str:
         """Name the pairs of all segments as one."""
@@ -232,29 +237,78 @@ class ClippedPCA(Model):
         varying, constant = repaired.copy(), state.auxiliary["constant"]
         varying[constant, constant] = 0.0  # At 1 its axis could be taken for a component.
         values, vectors = leading_eigenpairs(varying, self.n_components or _LEADING)
-        null = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
-        n_kept = self.n_components or _standing_out(values, null)
-        loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
-        loadings[constant] = 0.0
         params = replace(
             state.params,
-            loadings=loadings,
             eigenvalues=values,
             correlation=repaired,
             status=status,
-            null_eigenvalues=null,
+            null_eigenvalues=self._null_quantiles(
+                statistics, state.auxiliary["null_seeds"], map_items
+            ),
         )
-        diagnostics = {
-            **count_statuses(status),
-            "repair_distance": moved,
-            "n_components": n_kept,
-        }
-        noted = state.warnings + self._judge_fit(params, n_kept, constant)
-        state = replace(state, params=params, diagnostics=diagnostics, warnings=noted)
+        kinds = pair_kinds(status, constant, len(status))
+        negative = negative_share(repaired, values)
+        fitted = self._fitted(replace(state, params=params), vectors, kinds, negative)
+        told = {**fitted.diagnostics, "repair_distance": moved}
+        fitted = replace(fitted, diagnostics=told)
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
         if self.errors == "none" or not is_plain or len(correlation) > MOST_FEATURES:
-            return state
-        return with_errors(state, statistics, rng)
+            return fitted
+        return with_errors(fitted, statistics, rng)
+
+    def _fitted(
+        self, state: FitState, vectors: Array, kinds: PairKinds, negative: float
+    ) -> FitState:
+        """Choose components and make loadings of the leading eigenpairs; say what is in doubt."""
+        params, constant = state.params, state.auxiliary["constant"]
+        values = params.eigenvalues
+        n_kept = self.n_components or _standing_out(values, params.null_eigenvalues)
+        loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
+        loadings[constant] = 0.0
+        params = replace(params, loadings=loadings)
+        noted = judge_spectrum(params, n_kept, chosen=self.n_components is None)
+        noted += judge_sign(negative, self._remedy(len(loadings))) + judge_pairs(kinds)
+        noted += judge_noise(communalities(params))
+        return replace(
+            state,
+            params=params,
+            diagnostics={**kinds.named(), "n_components": n_kept},
+            warnings=state.warnings + noted,
+        )
+
+    def _remedy(self, n_features: int) -> str:
+        """Say what helps where correlations are indefinite."""
+        if self.empty_cells == "none":
+            return "consider --set empty_cells=half"
+        is_wide = self.tabulates(n_features)
+        return "leave out rare features" if is_wide else "consider --set repair=nearest"
+
+    def tabulates(self, n_features: int) -> bool:
+        """Say that wide data are counted strip by strip."""
+        return n_features > MOST_AT_ONCE
+
+    def tabulate(
+        self, params: ClippedPCAParams, working: Arrays, features: slice, chunks: Iterator[Chunk]
+    ) -> Mapping[str, NDArray[Any]]:
+        """Count and estimate the pairs of a strip of features."""
+        return correlation_strip(self._estimate, working, features, chunks)
+
+    def compared(
+        self, state: FitState, results: Results, map_items: Map, rng: np.random.Generator
+    ) -> FitState:
+        """Find the spectrum of the strips by products, and the loadings from it."""
+        constant, n_leading = state.auxiliary["constant"], self.n_components or _LEADING
+        n_features = len(state.params.thresholds)
+        spectrum = strip_spectrum(results, constant, n_features, n_leading, map_items)
+        null = np.zeros(0)
+        if self.n_components is None:
+            null = null_of_margins(state.working, self._estimate, n_leading, rng)
+        params = replace(state.params, eigenvalues=spectrum.values, null_eigenvalues=null)
+        kinds = kinds_of_strips(results, constant, n_features, map_items)
+        negative = -spectrum.negative / n_features
+        fitted = self._fitted(replace(state, params=params), spectrum.vectors, kinds, negative)
+        told = {**fitted.diagnostics, "eigenvalue_residual": float(spectrum.residuals.max())}
+        return replace(fitted, diagnostics=told, history=(0.0,), iteration=1, done=True)
 
     @property
     def _estimate(self) -> Estimate:
@@ -269,31 +323,6 @@ class ClippedPCA(Model):
         spectra = null_spectra(counts, 0, self._estimate, seeds, _LEADING, map_items)
         quantiles: Array = np.quantile(spectra, 0.95, axis=0)
         return quantiles
-
-    def _judge_fit(
-        self, params: ClippedPCAParams, n_kept: int, constant: NDArray[np.int64]
-    ) -> tuple[Notice, ...]:
-        found = []
-        if n_kept == 0:
-            found.append(Notice("no eigenvalue stands out from those of independent features"))
-        null = params.null_eigenvalues
-        if len(null) > 1 and null[0] > _LIFTED * null[1]:
-            text = f"empty cells alone give an eigenvalue of {null[0]:.4g}; "
-            found.append(Notice(text + "leave out rare features, or give --components"))
-        if self.n_components is None and 0 < n_kept == len(params.null_eigenvalues):
-            found.append(Notice(f"{n_kept} or more components stand out; give --components"))
-        if (params.eigenvalues[:n_kept] < 0).any():
-            found.append(Notice("some components have a negative eigenvalue: loadings of zero"))
-        negative = negative_share(params.correlation, params.eigenvalues)
-        if negative > _INDEFINITE:
-            text = f"correlations are indefinite: negative eigenvalues of {negative:.0%} of the "
-            remedy = "repair=nearest" if self.empty_cells == "half" else "empty_cells=half"
-            found.append(Notice(text + f"variance; consider --set {remedy}"))
-        found += _judge_pairs(params.status, constant)
-        if (floored := np.flatnonzero(_communalities(params) > 1 - MIN_NOISE)).size:
-            text = "communality of 1 or more, so noise is taken as 0.001: {features}"
-            found.append(Notice(text, tuple(floored.tolist())))
-        return tuple(found)
 
     def transform(
         self, params: ClippedPCAParams, block: BinaryBlock, rng: RowRandom
@@ -336,26 +365,6 @@ class ClippedPCA(Model):
         return probabilities
 
 
-_PAIR_WARNINGS = {
-    PairStatus.EMPTY_CELL: "with an empty cell",
-    PairStatus.CONSTANT_FEATURE: "that do not vary where both are observed, taken as uncorrelated",
-    PairStatus.NO_OBSERVATIONS: "never observed together, taken as uncorrelated",
-}
-
-
-def _judge_pairs(status: NDArray[np.uint8], constant: NDArray[np.int64]) -> list[Notice]:
-    """Say which pairs the estimate had to guess; of constant features there was word before."""
-    told = np.zeros(len(status), bool)
-    told[constant] = True
-    found = []
-    for code, text in _PAIR_WARNINGS.items():
-        pairs = np.argwhere(np.triu((status == code) & ~told & ~told[:, None]))
-        if len(pairs):
-            involved = tuple(np.unique(pairs).tolist())
-            found.append(Notice(f"pairs {text}: {len(pairs)}, among {{features}}", involved))
-    return found
-
-
 def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
     """Give t = −Φ⁻¹(p); half a count stands for none, so that t stays finite."""
     thresholds: Array = -scipy.special.ndtri(np.clip(ones, 0.5, observed - 0.5) / observed)
@@ -367,14 +376,9 @@ def _standing_out(values: Array, null: Array) -> int:
     return len(above) if above.all() else int(np.argmin(above))
 
 
-def _communalities(params: ClippedPCAParams) -> Array:
-    communalities: Array = (params.loadings**2).sum(axis=1)
-    return communalities
-
-
 def _probit(params: ClippedPCAParams) -> tuple[Array, Array]:
     """Write P(s_i = 1 | y) = Φ(w_i·y + b_i): weights and offsets with the noise divided out."""
-    communality = _communalities(params)
+    communality = communalities(params)
     shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))
     noise = np.sqrt(np.maximum(1 - communality, MIN_NOISE))
     return params.loadings * (shrink / noise)[:, None], -params.thresholds / noise

@@ -1,0 +1,41 @@
+"""Parameters of clipped PCA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.params import array, optional_array
+
+Array = NDArray[np.float64]
+
+MIN_NOISE = 1e-3
+"""Smallest ψ: below it a feature would fix a combination of the components exactly."""
+
+
+@dataclass(frozen=True)
+class ClippedPCAParams:
+    """Parameters; the module's table gives shapes.
+
+    `status` is the `PairStatus` of every pair; `null_eigenvalues` the 95 % quantiles of the null
+    spectra, empty unless `n_components` was chosen by them. Standard errors are not a number where
+    the data do not tell.
+    """
+
+    loadings: Array = array("feature", "component")
+    eigenvalues: Array = array("eigenvalue")
+    thresholds: Array = array("feature")
+    null_eigenvalues: Array = array("null_eigenvalue")
+    correlation: Array | None = optional_array("feature", "feature_j")
+    status: NDArray[np.uint8] | None = optional_array("feature", "feature_j")
+    loadings_error: Array | None = optional_array("feature", "component")
+    thresholds_error: Array | None = optional_array("feature")
+    correlation_error: Array | None = optional_array("feature", "feature_j")
+
+
+def communalities(params: ClippedPCAParams) -> Array:
+    """Give the share of each feature's variance that the components explain, (n_features,)."""
+    communalities: Array = (params.loadings**2).sum(axis=1)
+    return communalities

@@ -1,0 +1,133 @@
+"""Clipped PCA of wide data: correlations of all pairs in strips, and their spectrum by products.
+
+No task and no central step holds a square of all features. Correlations are kept in float32: they
+are rounded by 3e-8 at the most, far below their sampling errors, and leading eigenvalues by less
+than 1e-8 of themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.blocks import Chunk
+from pipeline.executors.base import Map, one_blas_thread
+from pipeline.feature_pairs import LEAST_HEIGHT, strip_memory
+from pipeline.models.state import Arrays
+from pipeline.numerics.leading_spectrum import Spectrum, columns_held, leading_spectrum
+from pipeline.numerics.tetrachoric import PairStatus
+from pipeline.runs import ReadRun, Results
+from pipeline.statistics.correlations import Estimate, PairKinds, pair_kinds
+from pipeline.statistics.null_spectrum import null_quantiles
+from pipeline.statistics.strips import count_strip, strip_table
+
+Array = NDArray[np.float64]
+
+MOST_AT_ONCE = 2000
+"""Features that one square is made of; of more, strips are."""
+_PARTS = 32
+
+
+def strips_memory(n_features: int, n_leading: int, n_threads: int) -> int:
+    """Bytes of the basis and what is made of it, and of the least strips that threads work on."""
+    columns = 2 * columns_held(n_features, n_leading) + 8 * n_leading
+    return 8 * n_features * columns + n_threads * strip_memory(LEAST_HEIGHT, n_features)
+
+
+def correlation_strip(
+    estimate: Estimate, margins: Arrays, features: slice, chunks: Iterable[Chunk]
+) -> Mapping[str, NDArray[Any]]:
+    """Count the pairs of a strip with all features from its first on, and estimate them.
+
+    Returns
+    -------
+    Mapping
+        `correlation` (float32), `status`, and the counts, each (n_strip, n_features − first).
+    """
+    n_samples, ones = int(margins["n_samples"]), margins["ones"]
+    masked = bool((margins["observed"] < n_samples).any())
+    counts = count_strip(features, len(ones), n_samples, masked, chunks)
+    correlation, status = estimate(strip_table(counts, features, n_samples, ones))
+    _mirror(correlation, status)
+    return {"correlation": correlation.astype(np.float32), "status": status, **counts}
+
+
+def _mirror(correlation: Array, status: NDArray[np.uint8]) -> None:
+    """Copy what lies above the diagonal below it; the diagonal is sure."""
+    at = np.arange(len(correlation))
+    lower = np.tril_indices(len(correlation), -1)
+    for array, sure in ((correlation, 1.0), (status, PairStatus.PLAIN)):
+        array[lower] = array[:, : len(array)].T[lower]
+        array[at, at] = sure
+
+
+def strip_spectrum(
+    results: Results, constant: NDArray[np.int64], n_features: int, n_leading: int, map_items: Map
+) -> Spectrum:
+    """Find the leading eigenpairs of the correlations, those of constant features taken as 0.
+
+    Parameters
+    ----------
+    results
+        Strips of `correlation`.
+    constant
+        Features that do not vary.
+    n_features, n_leading
+        Size of the square, and number of eigenpairs.
+    map_items
+        Where strips are multiplied; sums are in an order of their own, whatever it is.
+    """
+    parts = _parts_of(results.n_runs)
+
+    def times(vectors: Array) -> Array:
+        multiply = partial(_times_strips, results.read, vectors)
+        product: Array = reduce(np.add, map_items(multiply, parts))
+        product[constant] -= vectors[constant]  # At 1 an axis could be taken for a component.
+        return product
+
+    # The start is always the same: it does not matter where eigenvectors are looked for.
+    with one_blas_thread():
+        return leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
+
+
+def kinds_of_strips(
+    results: Results, left_out: NDArray[np.int64], n_features: int, map_items: Map
+) -> PairKinds:
+    """Count the statuses of all pairs."""
+    count = partial(_kinds_of_strip, results.read, left_out, n_features)
+    kinds: PairKinds = reduce(PairKinds.merge, map_items(count, range(results.n_runs)))
+    return kinds
+
+
+def null_of_margins(
+    margins: Arrays, estimate: Estimate, n_leading: int, rng: np.random.Generator
+) -> Array:
+    """Give the 95 % quantile of each leading eigenvalue over independent features."""
+    n_samples = int(margins["n_samples"])
+    return null_quantiles(n_samples, margins["observed"], margins["ones"], estimate, n_leading, rng)
+
+
+def _parts_of(n_strips: int) -> list[range]:
+    """Deal strips to sums, so that each has long and short ones."""
+    return [range(k, n_strips, _PARTS) for k in range(min(_PARTS, n_strips))]
+
+
+def _times_strips(read: ReadRun, vectors: Array, keys: range) -> Array:
+    """Multiply vectors by what some strips hold of the square, and by its mirror image."""
+    product = np.zeros_like(vectors)
+    for key in keys:
+        strip = read(key, ["correlation"])["correlation"].astype(np.float64)
+        n_strip, first = len(strip), len(vectors) - strip.shape[1]
+        product[first : first + n_strip] += strip @ vectors[first:]
+        product[first + n_strip :] += strip[:, n_strip:].T @ vectors[first : first + n_strip]
+    return product
+
+
+def _kinds_of_strip(
+    read: ReadRun, left_out: NDArray[np.int64], n_features: int, key: int
+) -> PairKinds:
+    return pair_kinds(read(key, ["status"])["status"], left_out, n_features)

@@ -1,0 +1,192 @@
+"""Leading eigenvalues of the correlations of independent features, from their margins alone.
+
+`null_spectra` draws whole matrices of estimates; of many features none fits in memory. Here
+features are grouped by their margins, and each pair of groups is described by three numbers, summed
+over the law of the joint count c of two independent features, hypergeometric given the margins: the
+mean of the estimate r(c); Cov(r, c) / sd(c), which is the part of r that is linear in the sample
+correlation of the two, and so hangs together over pairs; and the variance that is left, which does
+not. `noise_spectrum` gives the eigenvalues of such a matrix where features are many, `soft_edge`
+how they vary. More features cost no more, but for sorting them.
+
+With few expected joint ones this is nearer to data than `null_spectra`, which couples pairs by the
+normal scores of their counts, not by the counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from pipeline.numerics.hypergeometric import joint_count_quantiles
+from pipeline.numerics.noise_spectrum import (
+    GroupedNoise,
+    find_edge,
+    find_spikes,
+    noise_eigenvalues,
+)
+from pipeline.numerics.soft_edge import edge_points
+from pipeline.statistics.correlations import Estimate
+from pipeline.statistics.counts import PairTable
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_GROUPS = 96
+_SMALLEST = 4
+_TABLES = 16
+_DRAWS = 400
+_NODES = 64
+_UNLIKELY = 1e-14
+
+
+def null_quantiles(
+    n_rows: int,
+    observed: Counts,
+    ones: Counts,
+    estimate: Estimate,
+    n_leading: int,
+    rng: np.random.Generator,
+    quantile: float = 0.95,
+) -> Array:
+    """Give a quantile of each leading eigenvalue over independent features with these margins.
+
+    Parameters
+    ----------
+    n_rows
+        Rows of the data.
+    observed, ones
+        Observed values of each feature, and ones among them, (n_features,). Values are taken as
+        missing completely at random.
+    estimate
+        The estimator of correlations.
+    n_leading
+        How many eigenvalues; few beside the number of features.
+    rng
+        Source of the draws.
+    quantile
+        Which quantile.
+
+    Returns
+    -------
+    ndarray
+        (k,), descending, k = n_leading or the number of features that vary if that is less.
+        Features that do not vary have eigenvalues of exactly 1, which are left out.
+    """
+    order = np.lexsort((observed, ones))
+    observed, ones = observed[order], ones[order]
+    varying = (ones > 0) & (ones < observed)
+    n_varying = int(varying.sum())
+    k = min(n_leading, n_varying)
+    if n_varying < 2:
+        return np.ones(k)
+    noise = grouped_noise(n_rows, observed[varying], ones[varying], estimate, rng)
+    if not noise.variance().any():
+        return np.full(k, noise.centres.max())
+    edge = find_edge(noise)
+    values = noise_eigenvalues(noise, edge, edge_points(n_varying, k, _DRAWS, rng))
+    positions, deviations = find_spikes(noise, edge)
+    spikes = positions + deviations * rng.standard_normal((_DRAWS, len(positions)))
+    leading = np.sort(np.hstack([spikes, values]), axis=1)[:, ::-1][:, :k]
+    quantiles: Array = np.quantile(leading, quantile, axis=0)
+    return quantiles
+
+
+def grouped_noise(
+    n_rows: int, observed: Counts, ones: Counts, estimate: Estimate, rng: np.random.Generator
+) -> GroupedNoise:
+    """Describe the estimates of all pairs of independent features by groups of their margins.
+
+    Parameters are those of `null_quantiles`; all features vary.
+    """
+    groups = _group(np.array([scipy.special.ndtri(ones / observed), np.log(observed)]))
+    shares = (np.arange(_TABLES) + 0.5) / _TABLES
+    members = np.array([group[(shares * len(group)).astype(np.intp)] for group in groups])
+    moments = np.zeros((3, len(groups), len(groups)))
+    for a, left in enumerate(members):
+        right = rng.permuted(members[a:], axis=1)
+        tables = _draw_margins(
+            n_rows, observed, ones, np.broadcast_to(left, right.shape), right, rng
+        )
+        moments[:, a, a:] = moments[:, a:, a] = _moments(*tables, estimate).mean(axis=2)
+    mean, linear, variance = moments
+    sizes = np.array([len(group) for group in groups], np.float64)
+    spread = np.maximum(variance - linear**2, 0.0)
+    return GroupedNoise(sizes, mean, np.maximum(linear, 0.0), spread, n_rows - 1)
+
+
+def _group(coordinates: Array) -> list[NDArray[np.intp]]:
+    """Halve groups of features, the widest and largest first, along what varies the most."""
+
+    def entry(features: NDArray[np.intp]) -> tuple[float, int, int, NDArray[np.intp]]:
+        spans = np.ptp(coordinates[:, features], axis=1)
+        may_split = len(features) >= 2 * _SMALLEST
+        weight = float(spans.max()) ** 2 * len(features) if may_split else 0.0
+        return -weight, int(features[0]), int(spans.argmax()), features
+
+    heap = [entry(np.arange(coordinates.shape[1]))]
+    while len(heap) < _GROUPS and heap[0][0] < 0:
+        _, _, axis, features = heapq.heappop(heap)
+        ordered = features[np.argsort(coordinates[axis, features], kind="stable")]
+        for half in np.array_split(ordered, 2):
+            heapq.heappush(heap, entry(half))
+    return [features for *_, features in heap]
+
+
+def _draw_margins(
+    n_rows: int,
+    observed: Counts,
+    ones: Counts,
+    i: NDArray[np.intp],
+    j: NDArray[np.intp],
+    rng: np.random.Generator,
+) -> tuple[Array, Array, Array]:
+    """Draw rows and ones of the table of features i and j, which miss values independently."""
+    n = _thin(np.full(i.shape, n_rows), observed[i], observed[j], rng)
+    return n, _thin(observed[i], ones[i], n, rng), _thin(observed[j], ones[j], n, rng)
+
+
+def _thin(n: NDArray[Any], some: Counts, others: NDArray[Any], rng: np.random.Generator) -> Array:
+    """Draw how many rows `some` and `others` of n have in common, where chance puts them."""
+    rows, a, b = (np.ravel(x).astype(np.float64) for x in (n, some, others))
+    return joint_count_quantiles(rows, a, b, rng.standard_normal(n.size)).reshape(n.shape)
+
+
+def _moments(n: Array, ones_i: Array, ones_j: Array, estimate: Estimate) -> Array:
+    """Give mean, linear part and variance of the estimate from each table, (3, *shape).
+
+    Sums are over the law of the joint count; of a wide one, over evenly spaced counts.
+    """
+    joint, chance = _joint_law(n, ones_i, ones_j)
+    likely = chance > _UNLIKELY
+    whole = np.broadcast_arrays(n[..., None], ones_i[..., None], ones_j[..., None], joint)
+    values = np.zeros(joint.shape)
+    values[likely], _ = estimate(PairTable(*(a[likely] for a in whole)))
+    mean = (chance * values).sum(axis=-1)
+    count = joint - (chance * joint).sum(axis=-1, keepdims=True)
+    deviation = np.sqrt((chance * count**2).sum(axis=-1))
+    covariance = (chance * values * count).sum(axis=-1)
+    linear = np.divide(covariance, deviation, out=np.zeros_like(mean), where=deviation > 0)
+    variance = (chance * (values - mean[..., None]) ** 2).sum(axis=-1)
+    return np.array([mean, linear, variance])
+
+
+def _joint_law(n: Array, ones_i: Array, ones_j: Array) -> tuple[Array, Array]:
+    """Give joint counts and their probabilities, one more axis of `_NODES`."""
+    rows = np.maximum(n, 2.0)
+    mean = ones_i * ones_j / rows
+    deviation = np.sqrt(mean * (rows - ones_i) * (rows - ones_j) / (rows * (rows - 1)))
+    low = np.maximum(np.maximum(0.0, ones_i + ones_j - n), np.floor(mean - 7 * deviation - 2))
+    high = np.minimum(np.minimum(ones_i, ones_j), np.ceil(mean + 7 * deviation + 12))
+    apart = np.maximum(1.0, np.ceil((high - low) / (_NODES - 1)))
+    joint = low[..., None] + apart[..., None] * np.arange(_NODES)
+    n, ones_i, ones_j = n[..., None], ones_i[..., None], ones_j[..., None]
+    possible = joint <= high[..., None]
+    joint = np.where(possible, joint, low[..., None])
+    cells = (joint, ones_i - joint, ones_j - joint, n - ones_i - ones_j + joint)
+    log_chance = -sum(scipy.special.gammaln(cell + 1.0) for cell in cells)
+    chance = np.where(possible, np.exp(log_chance - log_chance.max(axis=-1, keepdims=True)), 0.0)
+    return joint, chance / chance.sum(axis=-1, keepdims=True)

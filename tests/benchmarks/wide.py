@@ -1,0 +1,143 @@
+"""Clipped PCA of wide data: the whole command, and counts of a pass, against what else there is.
+
+python -m tests.benchmarks.wide [FEATURES [ROWS]]
+
+Each side is a process of its own, whose seconds and peak memory are told with those of all its
+children: the command reads packed bits from disk, its peers are given an unpacked matrix in a file.
+`dask.array` computes the same arcsine correlations and `svd_compressed` their leading eigenvectors;
+scikit-learn's TruncatedSVD factors the bits themselves.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from pipeline.blocks import blocks_of
+from pipeline.numerics.kernels import symmetric_joint_counts
+from pipeline.statistics.counts import PairCounts
+from storage.dataset import open_dataset
+from storage.writer import create_dataset
+from tests.data import Batch, rows_of
+
+N_COMPONENTS, ROWS_AT_ONCE = 20, 4096
+
+DASK_ARRAY = f"""
+import sys, numpy as np, dask.array as da
+X = da.from_array(np.load(sys.argv[1], mmap_mode="r"), chunks=(20_000, -1)).astype(np.float32)
+X = (X - X.mean(axis=0)) / X.std(axis=0)
+C = da.sin(np.pi / 2 * (X.T @ X) / len(X)).rechunk((1000, -1))
+u, s, v = da.linalg.svd_compressed(C, {N_COMPONENTS}, seed=0, n_power_iter=2)
+s.compute()
+"""
+TRUNCATED_SVD = f"""
+import sys, numpy as np
+from sklearn.decomposition import TruncatedSVD
+X = np.load(sys.argv[1]).astype(np.float32)
+TruncatedSVD({N_COMPONENTS}, random_state=0).fit(X)
+"""
+
+
+def drawn(n_rows: int, n_features: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows that depend on 20 factors."""
+    mixing = rng.standard_normal((N_COMPONENTS, n_features), np.float32) / 5
+    inputs = rng.standard_normal((n_rows, N_COMPONENTS), np.float32) @ mixing
+    return (inputs + rng.standard_normal((n_rows, n_features), np.float32) > 0.7).view(np.uint8)
+
+
+def write(folder: Path, n_rows: int, n_features: int) -> None:
+    """Write the same rows packed and unpacked."""
+    rng, names = np.random.default_rng(0), [f"f{i}" for i in range(n_features)]
+    unpacked = np.lib.format.open_memmap(folder / "X.npy", "w+", np.uint8, (n_rows, n_features))
+    with create_dataset(folder / "d.zarr", names) as writer:
+        for first in range(0, n_rows, ROWS_AT_ONCE):
+            X = drawn(min(ROWS_AT_ONCE, n_rows - first), n_features, rng)
+            unpacked[first : first + len(X)] = X
+            writer.add(Batch(X))
+
+
+def measured(*words: str) -> tuple[float, float]:
+    """Seconds, and peak bytes of a process and its children."""
+    begun, peak = time.perf_counter(), 0
+    process = psutil.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        try:
+            everyone = [process, *process.children(recursive=True)]
+            peak = max(peak, sum(one.memory_info().rss for one in everyone))
+        except psutil.NoSuchProcess:
+            pass
+        time.sleep(0.05)
+    if process.returncode:
+        raise SystemExit(f"{words[:3]} ended with {process.returncode}")
+    return time.perf_counter() - begun, peak
+
+
+def compare_commands(folder: Path) -> None:
+    """Print seconds and memory, and ratios to the first."""
+    fit = ("-m", "flows.fit", "--dataset", str(folder / "d.zarr"), "--no-report")
+    where = ("--components", str(N_COMPONENTS), "--output", str(folder / "runs"))
+    unpacked = str(folder / "X.npy")
+    sides = {
+        "latentbits": (*fit, *where),
+        "latentbits, arcsine": (*fit, *where, "--set", "estimator=arcsine"),
+        "latentbits, auto": (*fit, "--components", "auto", *where[2:]),
+        "dask.array, arcsine": ("-c", DASK_ARRAY, unpacked),
+        "TruncatedSVD": ("-c", TRUNCATED_SVD, unpacked),
+    }
+    found = {name: measured(*words) for name, words in sides.items()}
+    seconds, peak = found["latentbits"]
+    for name, (taken, held) in found.items():
+        ratios = f"{taken / seconds:5.2f} and {held / peak:5.2f} times as much"
+        print(f"  {name:22} {taken:7.1f} s {held / 1e9:6.2f} GB, {ratios}")
+
+
+def compare_counting(folder: Path) -> None:
+    """Print what a pass over pairs takes beside reading and the bare kernel, on one core."""
+    rows = rows_of(open_dataset(folder / "d.zarr"))
+    chunks = [rows.read(key) for key in range(rows.n_chunks)]
+    words = np.concatenate([chunk.words for chunk in chunks], axis=1)
+    symmetric_joint_counts(words[:64])
+
+    def counted() -> None:
+        total: PairCounts | None = None
+        for key in range(rows.n_chunks):
+            for block in blocks_of(rows.read(key)):
+                if total is None:
+                    total = PairCounts.of_block(block, pooled=True)
+                else:
+                    total = total.with_block(block, pooled=True)
+
+    parts: dict[str, Callable[[], object]] = {
+        "reading": lambda: [rows.read(key) for key in range(rows.n_chunks)],
+        "bare kernel": lambda: symmetric_joint_counts(words),
+        "pair counts": counted,
+    }
+    taken = {}
+    for name, part in parts.items():
+        begun = time.process_time()
+        part()
+        taken[name] = time.process_time() - begun
+    least = taken["reading"] + taken["bare kernel"]
+    told = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in taken.items())
+    print(f"  CPU: {told}: {taken['pair counts'] / least:.2f} times reading and the kernel")
+
+
+def main() -> None:
+    """Print seconds, memory and ratios."""
+    given = [int(word) for word in sys.argv[1:]]
+    n_features, n_rows = [*given, *(4000, 50_000)[len(given) :]]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, n_rows, n_features)
+        print(f"{n_features:,} features x {n_rows:,} rows, {N_COMPONENTS} components")
+        compare_commands(folder)
+        compare_counting(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Clipped PCA by strips of features against clipped PCA by squares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from pipeline import pairs
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fit import fit
+from pipeline.models.clipped_pca import ClippedPCA, model, strips
+from pipeline.models.state import FitState
+from pipeline.numerics.leading_spectrum import most_leading
+from tests.strategies import Bits, Data, memory_rows, probit_data
+
+N_FEATURES = 150
+SERIAL = SerialExecutor()
+
+
+@pytest.fixture
+def in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "MOST_AT_ONCE", 100)
+    monkeypatch.setattr(pairs, "height_within", lambda *of: 40)
+
+
+def drawn(n_rows: int = 1500) -> Bits:
+    return probit_data(n_rows, N_FEATURES, 3, np.random.default_rng(5))[0]
+
+
+def some_missing() -> Bits:
+    return (np.random.default_rng(1).random((1500, N_FEATURES)) < 0.9).astype(np.uint8)
+
+
+def one_constant() -> Bits:
+    X = drawn()
+    X[:, 70] = 1
+    return X
+
+
+SAME: dict[str, tuple[Data, dict[str, Any]]] = {
+    "plain": (Data(drawn()), {}),
+    "missing": (Data(drawn(), some_missing()), {}),
+    "segments and a split": (
+        Data(drawn(), None, np.arange(1500) % 3, np.arange(1500) % 5 > 0),
+        {},
+    ),
+    "arcsine": (Data(drawn()), {"estimator": "arcsine"}),
+    "rare": (Data(drawn() & (np.random.default_rng(3).random((1500, N_FEATURES)) < 0.03)), {}),
+    "boundary": (Data(drawn(60)), {"empty_cells": "none"}),
+    "constant": (Data(one_constant()), {"constant_features": "keep"}),
+}
+
+
+def fitted(data: Data, executor: Any = SERIAL, **settings: Any) -> FitState:
+    given = {"n_components": 3, "errors": "none", **settings}
+    rows = memory_rows(data, [64] * (len(data.X) // 64) + [len(data.X) % 64])
+    return fit(ClippedPCA(**given), rows, executor)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_strips_give_what_squares_give(name: str, request: pytest.FixtureRequest) -> None:
+    data, settings = SAME[name]
+    whole = fitted(data, **settings)
+    request.getfixturevalue("in_strips")
+    found = fitted(data, **settings)
+    assert found.params.correlation is None
+    assert_allclose(found.params.eigenvalues, whole.params.eigenvalues[:3], rtol=1e-6)
+    assert_allclose(found.params.loadings, whole.params.loadings, atol=1e-5)
+    assert_array_equal(found.params.thresholds, whole.params.thresholds)
+    kinds = [name for name in whole.diagnostics if name.startswith("pairs_")]
+    assert [found.diagnostics[k] for k in kinds] == [whole.diagnostics[k] for k in kinds]
+    told = {n.text.split(":")[0]: n.features for n in whole.warnings if "indefinite" not in n.text}
+    assert {n.text.split(":")[0]: n.features for n in found.warnings}.items() >= told.items()
+    assert found.done
+    assert len(found.history) == 1
+
+
+@pytest.mark.usefixtures("in_strips")
+def test_bytes_do_not_depend_on_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "_LEADING", 6)  # blocks are 12 wider, and a basis needs room
+    one, other = (fitted(Data(drawn()), e, n_components=None) for e in (SERIAL, ThreadsExecutor(3)))
+    for name in ("loadings", "eigenvalues", "null_eigenvalues"):
+        assert getattr(one.params, name).tobytes() == getattr(other.params, name).tobytes()
+
+
+def test_the_number_of_components_is_chosen_as_by_drawn_spectra(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_LEADING", 6)
+    drawn_spectra = fitted(Data(drawn()), n_components=None)
+    request.getfixturevalue("in_strips")
+    by_margins = fitted(Data(drawn()), n_components=None)
+    assert drawn_spectra.diagnostics["n_components"] == 3
+    assert by_margins.diagnostics["n_components"] == 3
+    before = drawn_spectra.params.null_eigenvalues[:6]
+    assert_allclose(by_margins.params.null_eigenvalues, before, rtol=0.03)
+
+
+@pytest.mark.usefixtures("in_strips")
+def test_a_strip_is_symmetric_within_and_has_no_copy_of_others() -> None:
+    state = fitted(Data(drawn()))
+    work = pairs.work_of(ClippedPCA(), state, memory_rows(Data(drawn())))
+    results = pairs.in_memory(work, SERIAL)
+    assert results.n_runs == 4
+    for key, first in enumerate((0, 40, 80, 120)):
+        strip = results.read(key)
+        height = min(40, N_FEATURES - first)
+        assert strip["correlation"].shape == (height, N_FEATURES - first)
+        assert (strip["correlation"].dtype, strip["joint"].dtype) == (np.float32, np.uint16)
+        inner = strip["correlation"][:, :height]
+        assert_array_equal(inner, inner.T)
+        assert (inner.diagonal() == 1).all()
+        assert list(results.read(key, ["status"])) == ["status"]
+
+
+@pytest.mark.usefixtures("in_strips")
+def test_what_strips_cannot_do_is_refused_at_once() -> None:
+    most = most_leading(N_FEATURES)
+    with pytest.raises(FitError, match=f"--components: Expected at most {most}, .*got {most + 1}"):
+        fitted(Data(drawn()), n_components=most + 1)
+    with pytest.raises(FitError, match=r"repair=nearest: Expected up to 100 features.* got 150"):
+        fitted(Data(drawn()), repair="nearest")
+
+
+def test_memory_grows_with_features_not_with_their_square() -> None:
+    wide, wider = (strips.strips_memory(n, 20, 2) for n in (20_000, 40_000))
+    assert wider < 2.1 * wide < 8e9
