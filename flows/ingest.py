@@ -25,7 +25,8 @@ from flows.cli.options import (
 from flows.cli.progress import reporting
 from flows.cli.roles import Roles
 from flows.cli.summary import print_ingest, print_json
-from flows.data.ingesting import Intake, ingest_summary, open_new, open_sources, write_rows
+from flows.data.ingested import ingest_summary
+from flows.data.ingesting import Intake, open_new, open_sources, write_rows
 from flows.running.flow import flow_of, run_flow
 from flows.running.stages import run_task
 from storage.errors import DataError

@@ -25,7 +25,7 @@ from flows.cli.options import (
 from flows.cli.progress import reporting
 from flows.cli.summary import print_ingest, print_json
 from flows.data.fitted import Fitted, load_fitted
-from flows.data.ingesting import ingest_summary
+from flows.data.ingested import ingest_summary
 from flows.running.executors import executor_to_open
 from flows.running.flow import flow_of, run_flow
 from flows.running.stages import Stages
