@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from flows.cli.comparison_tables import print_evaluation
 from flows.cli.options import (
+    DATA,
+    MODEL,
+    RUN,
     DatasetName,
     Json,
     Option,
@@ -117,6 +120,7 @@ class Options:
         tuple[str, ...],
         Option(
             name="--artifact",
+            group=MODEL,
             negative="",
             help="Artifact of a fit, or a folder of runs for the latest; several.",
         ),
@@ -124,25 +128,32 @@ class Options:
     split: Annotated[
         str | None,
         Option(
+            group=DATA,
             help="Evaluate the rows whose `split` column has this value, or all. "
-            "[default: test, if there is one; with --folds train, if there is one]"
+            "[default: test, if there is one; with --folds train, if there is one]",
         ),
     ] = None
     folds: Annotated[
         Whole | None,
-        Option(help="Judge each of so many folds of the rows by models refitted without it."),
+        Option(
+            group=RUN, help="Judge each of so many folds of the rows by models refitted without it."
+        ),
     ] = None
     label: Annotated[
         str | None,
-        Option(help="Per-row column, or segment, to be told by the rows with the nearest codes."),
+        Option(
+            group=DATA,
+            help="Per-row column, or segment, to be told by the rows with the nearest codes.",
+        ),
     ] = None
     dif: Annotated[
         str | None,
-        Option(help="Per-row column of two groups, one of which items may favour."),
+        Option(group=DATA, help="Per-row column of two groups, one of which items may favour."),
     ] = None
     likelihood_ratio: Annotated[
         bool,
         Option(
+            group=MODEL,
             negative="",
             help="Test nested latent-trait fits to the same rows against each other.",
         ),
@@ -151,6 +162,7 @@ class Options:
         bool,
         Option(
             name="--baselines",
+            group=MODEL,
             negative="--no-baselines",
             help="Compare with simple models, fitted for the purpose.",
         ),
