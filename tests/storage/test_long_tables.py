@@ -153,6 +153,13 @@ def test_folders_tell_columns(tmp_path):
     )
 
 
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "a.csv").touch()
+    assert refused(str(tmp_path / "a.csv")).endswith(
+        "a header or a row in the first line, got none."
+    )
+
+
 def test_other_formats_are_refused(tmp_path):
     path = str(tmp_path / "a.xlsx")
     assert refused(path).startswith(f"{path}: --long: Expected a suffix of .csv, .csv.gz")
