@@ -16,6 +16,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
 from flows import evaluate, export, fit, ingest, neighbours, sample, transform
+from flows.evaluating.options import EvaluateOptions
 from flows.fitting.options import FitOptions
 from flows.report.flow import report
 from flows.report.options import ReportOptions
@@ -27,7 +28,7 @@ FLOWS = {
     ingest.ingest: ingest.Options,
     fit.fit: FitOptions,
     transform.transform: transform.Options,
-    evaluate.evaluate: evaluate.Options,
+    evaluate.evaluate: EvaluateOptions,
     sample.sample: sample.Options,
     export.export: export.Options,
     neighbours.neighbours: neighbours.Options,
