@@ -14,7 +14,7 @@ from storage.errors import DataError
 from storage.object_path import is_url
 from storage.sources.base import reading
 from storage.sources.codes import ReadOptions
-from storage.sources.columns import bit_words
+from storage.sources.columns import bit_words, is_feature_type
 from storage.sources.folders import folder_columns, refuse_both
 from storage.sources.remote import local_copy
 from storage.sources.text import line_blocks, open_text
@@ -88,7 +88,7 @@ def read_lines(
 ) -> Iterator[Lines]:
     """Read the columns wanted, a run of lines at a time; notes tags of remote files.
 
-    Names come as dictionaries, values as booleans where that goes, everything else as text.
+    Names come as dictionaries, values as booleans or numbers where that goes, all else as text.
     """
     wanted = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
     for path in paths:
@@ -136,17 +136,19 @@ class _Layout(NamedTuple):
         refuse_both(self.path, self.told, names)
 
     def for_role(self, name: str, column: pa.Array) -> pa.Array:
-        """Encode names of rows and features as dictionaries."""
-        is_name = name in (self.columns.row, self.columns.feature)
-        return column.dictionary_encode() if is_name else column
+        """Encode names of rows and features, leave values that are numbers, and give texts else."""
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if name in (self.columns.row, self.columns.feature):
+            coded = column.dictionary_encode()  # before there are texts of every line
+            return pa.DictionaryArray.from_arrays(coded.indices, coded.dictionary.cast(pa.string()))
+        is_value = name == self.columns.value and is_feature_type(column.type)
+        return column if is_value else column.cast(pa.string())
 
     def coded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Give all but bits as text."""
+        """Give all columns as their roles ask."""
         names = batch.schema.names
-        arrays = [
-            self.for_role(name, _text(column))
-            for name, column in zip(names, batch.columns, strict=True)
-        ]
+        arrays = [self.for_role(n, column) for n, column in zip(names, batch.columns, strict=True)]
         return pa.record_batch(arrays, names=names)
 
     def completed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -161,7 +163,13 @@ def _parquet(path: str, layout: _Layout) -> Iterator[pa.RecordBatch]:
     with pa.parquet.ParquetFile(path, memory_map=True) as file:
         layout.check(file.schema_arrow.names)
         for batch in file.iter_batches(_BATCH_LINES, columns=layout.wanted):
-            yield layout.coded(batch)
+            yield layout.coded(_without_booleans(batch))
+
+
+def _without_booleans(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Give true and false as numbers, which a map still may turn round; those of a CSV are bits."""
+    kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in batch.schema)
+    return batch.cast(pa.schema(list(zip(batch.schema.names, kinds, strict=True))))
 
 
 def _csv(path: str, layout: _Layout, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -195,9 +203,3 @@ def _csv(path: str, layout: _Layout, options: ReadOptions) -> Iterator[pa.Record
     with open_text(path) as stream:
         stream.readline()
         yield from on_all_cpus(parsed, line_blocks(stream, _BLOCK_BYTES))
-
-
-def _text(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column if pa.types.is_boolean(column.type) else column.cast(pa.string())

@@ -78,6 +78,17 @@ def test_whole_numbers_name_rows_and_say_values(tmp_path):
     )
 
 
+def test_a_map_may_turn_true_and_false_round(tmp_path):
+    columns = {"call": ["a", "a", "b"], "voter": ["x", "y", "x"], "vote": [True, False, None]}
+    pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for text, expected in (
+        ("true=1,false=0", [[1, 0], [2, 2]]),
+        ("true=0,false=1", [[0, 1], [2, 2]]),
+    ):
+        options = ReadOptions(maps=(parse_map(text),))
+        assert read(str(tmp_path / "a.parquet"), options=options)[0] == expected
+
+
 def test_events_are_ones_however_often_and_all_else_is_zero(tmp_path):
     path = table(tmp_path / "a.csv", [("u1", "x"), ("u2", "y"), ("u1", "x")], ("user", "page"))
     found = read(path, long="row=user,feature=page", options=ReadOptions())
