@@ -138,9 +138,12 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("latentbits")
-    if name.startswith("_"):
+    found: Any = None
+    if not name.startswith("_"):
+        found = getattr(import_module(_MODULES.get(name, "pipeline.estimators")), name, None)
+    if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "pipeline.estimators")), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -5,24 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.comparison_tables import print_evaluation
-from flows.cli.options import (
-    DatasetName,
-    Json,
-    Option,
-    Seed,
-    Where,
-    Whole,
-    command,
-    run,
-)
+from flows.cli.options import Json, command, run
 from flows.cli.progress import reporting
 from flows.cli.splits import split_to_fit, split_to_judge
 from flows.cli.summary import print_json
@@ -32,6 +23,7 @@ from flows.evaluating.dif import Groups, groups_of, item_bias
 from flows.evaluating.folds import Dealt, Refit, check_folds, fold_steps
 from flows.evaluating.named import NO_SEGMENTS, Named, load_named
 from flows.evaluating.nested import nested_tests
+from flows.evaluating.options import EvaluateOptions
 from flows.evaluating.wording import described_shares, lacks, left_out
 from flows.fitting.training import Training, whole_training
 from flows.running.executors import executor_to_open, memory_for_rows
@@ -109,63 +101,11 @@ app = command("evaluate", HELP, EXAMPLES)
 _MATRICES = 32  # of n_features² counts and shares that are held at once
 
 
-@Option(name="*")
-@dataclass(frozen=True)
-class Options:
-    """The options of the command, and the parameters of the flow."""
-
-    dataset: DatasetName
-    artifacts: Annotated[
-        tuple[str, ...],
-        Option(
-            name="--artifact",
-            negative="",
-            help="Artifact of a fit, or a folder of runs for the latest; several.",
-        ),
-    ]
-    split: Annotated[
-        str | None,
-        Option(
-            help="Evaluate the rows whose `split` column has this value, or all. "
-            "[default: test, if there is one; with --folds train, if there is one]"
-        ),
-    ] = None
-    folds: Annotated[
-        Whole | None,
-        Option(help="Judge each of so many folds of the rows by models refitted without it."),
-    ] = None
-    label: Annotated[
-        str | None,
-        Option(help="Per-row column, or segment, to be told by the rows with the nearest codes."),
-    ] = None
-    dif: Annotated[
-        str | None,
-        Option(help="Per-row column of two groups, one of which items may favour."),
-    ] = None
-    likelihood_ratio: Annotated[
-        bool,
-        Option(
-            negative="",
-            help="Test nested latent-trait fits to the same rows against each other.",
-        ),
-    ] = False
-    with_baselines: Annotated[
-        bool,
-        Option(
-            name="--baselines",
-            negative="--no-baselines",
-            help="Compare with simple models, fitted for the purpose.",
-        ),
-    ] = True
-    seed: Seed = 0
-    where: Where = field(default_factory=Where)
-
-
 @dataclass(frozen=True)
 class Plan:
     """An evaluation that can be done: of which models, on which rows."""
 
-    options: Options
+    options: EvaluateOptions
     dataset: BinaryDataset
     split: str | None
     loaded: Sequence[Named]
@@ -287,7 +227,7 @@ def _calibration(
     }
 
 
-def check(options: Options) -> Plan:
+def check(options: EvaluateOptions) -> Plan:
     """Refuse what can be refused at once: other features, no such split, too little memory."""
     open_executor = executor_to_open(**options.where)
     check_seed(options.seed)
@@ -309,8 +249,8 @@ def check(options: Options) -> Plan:
     return Plan(options, dataset, split, loaded, training, tests, groups, open_executor)
 
 
-@flow_of("evaluate", Options)
-def evaluate(options: Options) -> dict[str, Any]:
+@flow_of("evaluate", EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Say how well fitted models describe the rows of a dataset."""
     return run_evaluate(check(options))
 
@@ -394,7 +334,7 @@ def _observed(job: Job) -> PairCounts:
 
 
 @app.default
-def main(*, options: Options, json: Json = False) -> None:
+def main(*, options: EvaluateOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
     summary = run_flow("evaluate", options, partial(run_evaluate, check(options)))
     if json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
-from flows.cli.options import Json, Option, Overwrite, command, run
+from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, command, run
 from flows.cli.progress import reporting
 from flows.cli.summary import print_json
 from flows.data.datasets import open_named
@@ -60,18 +60,23 @@ What = Literal["items", "codes", "correlations", "fit"]
 class Options:
     """The options of the command, and the parameters of the flow."""
 
-    what: Annotated[What, Option(help="What to write.")]
-    output: Annotated[str, Option(help="File to write: .csv, .parquet or .xlsx.")]
+    what: Annotated[What, Option(group=OUTPUT, help="What to write.")]
+    output: Annotated[str, Option(group=OUTPUT, help="File to write: .csv, .parquet or .xlsx.")]
     artifact: Annotated[
         str | None,
-        Option(help="Artifact of a fit, or a folder of runs for the latest; codes need none."),
+        Option(
+            group=MODEL,
+            help="Artifact of a fit, or a folder of runs for the latest; codes need none.",
+        ),
     ] = None
-    codes: Annotated[str | None, Option(help="What `flows.transform` wrote; for --what codes.")] = (
-        None
-    )
+    codes: Annotated[
+        str | None, Option(group=DATA, help="What `flows.transform` wrote; for --what codes.")
+    ] = None
     dataset: Annotated[
         str | None,
-        Option(help="Dataset of the codes' rows. [default: where it lay, if it is there]"),
+        Option(
+            group=DATA, help="Dataset of the codes' rows. [default: where it lay, if it is there]"
+        ),
     ] = None
     overwrite: Overwrite = False
 

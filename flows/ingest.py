@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from cyclopts import Parameter
-
-from flows.cli.options import (
-    FEATURES,
-    OUTPUT,
-    ROWS,
-    VALUES,
-    Json,
-    Switch,
-    Whole,
-    command,
-    run,
-)
+from flows.cli.options import OUTPUT, Json, Option, Switch, command, run
 from flows.cli.progress import reporting
-from flows.cli.roles import Roles
+from flows.cli.role_options import RoleOptions, roles_of
 from flows.cli.summary import print_ingest, print_json
-from flows.data.ingesting import Intake, ingest_summary, open_new, open_sources, write_rows
+from flows.data.ingested import ingest_summary
+from flows.data.ingesting import Intake, open_new, open_sources, write_rows
 from flows.running.flow import flow_of, run_flow
 from flows.running.stages import run_task
 from storage.errors import DataError
 from storage.locations import place
-from storage.sources import Duplicates, map_text
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 
@@ -61,22 +49,38 @@ that were written to within the last minute, are left for later.
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-Genotypes = Literal["dominant", "recessive"]
-_MORE_THAN: dict[Genotypes, float] = {"dominant": 0.5, "recessive": 1.5}
 log = logging.getLogger("latentbits")
 app = command("ingest", HELP, EXAMPLES)
 
 
+Source = Annotated[
+    str, Option(help="Files or URLs, quoted globs, or example:NAME; with --new, folders.")
+]
+Dataset = Annotated[str, Option(group=OUTPUT, help="Folder of the dataset to write.")]
+Append = Annotated[bool, Switch, Option(group=OUTPUT, help="Add rows to the dataset.")]
+New = Annotated[
+    bool,
+    Switch,
+    Option(
+        group=OUTPUT,
+        help="Add the files below the folders that were not read yet; the first make the dataset.",
+    ),
+]
+Replace = Annotated[
+    bool, Switch, Option(group=OUTPUT, help="Replace the dataset once the new one is whole.")
+]
+
+
 @dataclass(frozen=True)
 class Options:
-    """The parameters of the flow; the command line spells the roles out."""
+    """The parameters of the flow, and of the command line."""
 
-    sources: Sequence[str]
-    dataset: str
-    roles: Mapping[str, Any] = field(default_factory=dict)
-    append: bool = False
-    overwrite: bool = False
-    new: bool = False
+    sources: Annotated[Sequence[str], Option(help="Files, URLs or globs; with new, folders.")]
+    dataset: Dataset
+    roles: RoleOptions = field(default_factory=RoleOptions)
+    append: Append = False
+    overwrite: Replace = False
+    new: New = False
 
 
 @flow_of("ingest", Options)
@@ -89,7 +93,7 @@ def check(options: Options) -> Intake:
     """Refuse what can be refused at once: options, sources, a place that is taken."""
     if options.append + options.overwrite + options.new > 1:
         raise DataError("Expected one of --append, --overwrite and --new, got several.")
-    path, roles = place(options.dataset), Roles.of(options.roles)
+    path, roles = place(options.dataset), roles_of(options.roles)
     if options.new:
         return open_new(options.sources, path, roles)
     return open_sources(options.sources, path, roles, options.append, options.overwrite)
@@ -111,120 +115,16 @@ def _written(intake: Intake) -> dict[str, Any]:
 
 @app.default
 def main(
-    *sources: Annotated[
-        str, Parameter(help="Files or URLs, quoted globs, or example:NAME; with --new, folders.")
-    ],
-    dataset: Annotated[str, Parameter(group=OUTPUT, help="Folder of the dataset to write.")],
-    long: Annotated[
-        str | None,
-        Parameter(
-            group=ROWS,
-            help="Columns of long tables, a line a value: row=COLUMN,feature=COLUMN,value=COLUMN; "
-            "without a value a line is a 1, and what no line names is 0.",
-        ),
-    ] = None,
-    duplicates: Annotated[
-        Duplicates | None,
-        Parameter(
-            group=ROWS,
-            help="Which of several lines of one row and feature counts: the last, or any 1. "
-            "[default: refuse them]",
-        ),
-    ] = None,
-    segments: Annotated[
-        Whole | None, Parameter(group=ROWS, help="Cut the rows into N equal time bins.")
-    ] = None,
-    segment_by: Annotated[
-        str | None, Parameter(group=ROWS, help="Column whose value is the row's segment.")
-    ] = None,
-    split_by: Annotated[
-        str | None,
-        Parameter(group=ROWS, help="Column whose value is the row's split, such as train or test."),
-    ] = None,
-    keep: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=ROWS,
-            negative="",
-            show_default=False,
-            help="Column to store, such as a label.",
-        ),
-    ] = (),
-    missing: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=VALUES,
-            negative="",
-            help="Further token that means missing, beside empty, NA, NaN, null.",
-        ),
-    ] = (),
-    threshold: Annotated[
-        float | None, Parameter(group=VALUES, help="Binarise: 1 where the value is greater than T.")
-    ] = None,
-    genotypes: Annotated[
-        Genotypes | None,
-        Parameter(
-            group=VALUES,
-            help="Of counts of an allele: 1 where it is there at all, or there twice.",
-        ),
-    ] = None,
-    map: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=VALUES,
-            negative="",
-            help="What values mean: 'VALUE=1,VALUE=0', or 'FEATURES:VALUE=1,VALUE=0' for some.",
-        ),
-    ] = (),
-    yes: Annotated[
-        tuple[str, ...],
-        Parameter(group=VALUES, negative="", help="Values that are 1, between commas."),
-    ] = (),
-    no: Annotated[
-        tuple[str, ...],
-        Parameter(group=VALUES, name="--no", negative="", help="Values that are 0, likewise."),
-    ] = (),
-    features: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=FEATURES,
-            negative="",
-            help="Columns that alone are features: a name or quoted pattern.",
-        ),
-    ] = (),
-    drop: Annotated[
-        tuple[str, ...],
-        Parameter(group=FEATURES, negative="", help="Columns to leave out, likewise."),
-    ] = (),
-    drop_constant: Annotated[
-        bool, Switch, Parameter(group=FEATURES, help="Leave out the features that never vary.")
-    ] = False,
-    append: Annotated[
-        bool, Switch, Parameter(group=OUTPUT, help="Add rows to the dataset.")
-    ] = False,
-    new: Annotated[
-        bool,
-        Switch,
-        Parameter(
-            group=OUTPUT,
-            help="Add the files below the folders that were not read yet; the first make the "
-            "dataset.",
-        ),
-    ] = False,
-    overwrite: Annotated[
-        bool, Switch, Parameter(group=OUTPUT, help="Replace the dataset once the new one is whole.")
-    ] = False,
+    *sources: Source,
+    dataset: Dataset,
+    roles: RoleOptions | None = None,
+    append: Append = False,
+    new: New = False,
+    overwrite: Replace = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
-    if genotypes:
-        if threshold is not None:
-            raise DataError("--genotypes: Expected no --threshold beside it, got both.")
-        threshold = _MORE_THAN[genotypes]
-    maps = (*map, *map_text(yes, no))
-    chosen = (maps, features, drop, drop_constant, long, duplicates)
-    roles = asdict(Roles(segments, segment_by, split_by, keep, missing, threshold, *chosen))
-    options = Options(list(sources), dataset, roles, append, overwrite, new)
+    options = Options(list(sources), dataset, roles or {}, append, overwrite, new)
     write = partial(_written, check(options))
     summary = run_flow("ingest", options, partial(run_task, "write dataset", write))
     if json:

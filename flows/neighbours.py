@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.options import (
+    DATA,
+    OUTPUT,
+    RUN,
     DatasetName,
     Json,
     Option,
@@ -78,11 +81,12 @@ class Options:
     """The options of the command, and the parameters of the flow."""
 
     dataset: DatasetName
-    output: Annotated[str, Option(help="Folder of the neighbours to write.")]
-    k: Annotated[Whole, Option(name="--k", help="Neighbours of each row.")] = 10
-    metric: Annotated[Metric, Option(help="How far apart two rows are.")] = "hamming"
+    output: Annotated[str, Option(group=OUTPUT, help="Folder of the neighbours to write.")]
+    k: Annotated[Whole, Option(name="--k", group=RUN, help="Neighbours of each row.")] = 10
+    metric: Annotated[Metric, Option(group=RUN, help="How far apart two rows are.")] = "hamming"
     queries: Annotated[
-        str | None, Option(help="Dataset of the rows to find neighbours of. [default: the same]")
+        str | None,
+        Option(group=DATA, help="Dataset of the rows to find neighbours of. [default: the same]"),
     ] = None
     where: Where = field(default_factory=Where)
     resume: Resume = False

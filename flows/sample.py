@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from flows.cli.options import (
+    OUTPUT,
     FittedArtifact,
     Json,
     Option,
@@ -25,7 +26,7 @@ from flows.cli.options import (
 from flows.cli.progress import reporting
 from flows.cli.summary import print_ingest, print_json
 from flows.data.fitted import Fitted, load_fitted
-from flows.data.ingesting import ingest_summary
+from flows.data.ingested import ingest_summary
 from flows.running.executors import executor_to_open
 from flows.running.flow import flow_of, run_flow
 from flows.running.stages import Stages
@@ -65,8 +66,8 @@ class Options:
     """The options of the command, and the parameters of the flow."""
 
     artifact: FittedArtifact
-    rows: Annotated[Whole, Option(help="Number of rows to draw.")]
-    output: Annotated[str, Option(help="Folder of the dataset to write.")]
+    rows: Annotated[Whole, Option(group=OUTPUT, help="Number of rows to draw.")]
+    output: Annotated[str, Option(group=OUTPUT, help="Folder of the dataset to write.")]
     seed: Seed = 0
     where: Where = field(default_factory=Where)
     overwrite: Overwrite = False

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.options import (
+    OUTPUT,
     DatasetName,
     FittedArtifact,
     Json,
@@ -92,12 +93,17 @@ class Options:
 
     dataset: DatasetName
     artifact: FittedArtifact
-    output: Annotated[str, Option(help="Folder of the codes, or table, to write.")]
+    output: Annotated[str, Option(group=OUTPUT, help="Folder of the codes, or table, to write.")]
     split: Split = None
-    dtype: Annotated[Dtype, Option(help="Type that the codes are stored in.")] = "float32"
+    dtype: Annotated[Dtype, Option(group=OUTPUT, help="Type that the codes are stored in.")] = (
+        "float32"
+    )
     reconstruct: Annotated[
         Reconstruction | None,
-        Option(help="Write also what the codes say of every feature, or the likelier bit."),
+        Option(
+            group=OUTPUT,
+            help="Write also what the codes say of every feature, or the likelier bit.",
+        ),
     ] = None
     seed: Seed = 0
     where: Where = field(default_factory=Where)

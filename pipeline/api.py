@@ -1,7 +1,8 @@
 """Models in a few lines, for notebooks: `fit`, `transform`, `evaluate`.
 
-`flows` does the same with checkpoints and results on disk. Work runs on all CPUs. At a terminal and
-in a notebook a line tells how far it is once it takes longer than a second.
+`flows` does the same with checkpoints and results on disk. Work runs on `n_jobs` threads, by
+default on all CPUs. At a terminal and in a notebook a line tells how far it is once it takes longer
+than a second.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from pipeline.blocks import Rows
 from pipeline.errors import FitError, suggestion
 from pipeline.executors.base import Executor
-from pipeline.executors.threads import ThreadsExecutor
+from pipeline.executors.threads import executor_of
 from pipeline.fit import fit as fit_model
 from pipeline.fitted import Codes, Evaluation, Fitted
 from pipeline.given import Dataset
@@ -27,7 +28,7 @@ from pipeline.known_segments import known_segments, segment_indices, unknown_seg
 from pipeline.learning.convergence import kept_objective
 from pipeline.models.base import Model
 from pipeline.models.registry import model_class
-from pipeline.models.settings import hyperparameters, takes_none
+from pipeline.models.settings import check_types, hyperparameters, takes_none
 from pipeline.params import named_arrays
 from pipeline.progress import Progress
 from pipeline.random import RowRandom
@@ -51,7 +52,7 @@ __all__ = ["Codes", "Evaluation", "Fitted", "evaluate", "fit", "likelihood", "tr
 
 T = TypeVar("T")
 
-_THREADS, _ROWS_A_RUN = ThreadsExecutor(), 1 << 16
+_ROWS_A_RUN = 1 << 16
 
 
 def fit(
@@ -61,7 +62,8 @@ def fit(
     components: int | str | None = None,
     split: str | None = None,
     seed: int = 0,
-    executor: Executor = _THREADS,
+    n_jobs: int = -1,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     **settings: Any,
 ) -> Fitted:
@@ -81,8 +83,10 @@ def fit(
         Fit the rows of this split alone; None takes all, where `flows.fit` would take `train`.
     seed
         Of every random draw.
+    n_jobs
+        Threads, -1 for as many as there are CPUs; results do not depend on it.
     executor
-        Where the work runs.
+        Where the work runs instead.
     progress
         Is told how far it is; None shows a line.
     **settings
@@ -100,6 +104,7 @@ def fit(
         If a name or a value cannot be used, or the data cannot be fitted.
     """
     names = (dataset.feature_names, dataset.segment_names)
+    executor = executor or executor_of(n_jobs)
     with _speaking(dataset), telling(progress) as told:
         built = _built(model, components, settings)
         rows = _rows(dataset, split, 1 << 30, built.reads_columns())
@@ -130,7 +135,8 @@ def transform(
     split: str | None = None,
     reconstruct: Reconstruction | None = None,
     seed: int = 0,
-    executor: Executor = _THREADS,
+    n_jobs: int = -1,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Codes:
     """Give the latent codes of all rows in their original order, such as `mean`, and `row`.
@@ -144,7 +150,7 @@ def transform(
     reconstruct
         Give also `probabilities` of ones given the codes, or the likelier `bits`:
         (n_rows, n_features).
-    seed, executor, progress
+    seed, n_jobs, executor, progress
         As for `fit`.
 
     Returns
@@ -158,6 +164,7 @@ def transform(
     FitError
         If the features differ, or the model does not turn codes back into probabilities.
     """
+    executor = executor or executor_of(n_jobs)
     with _speaking(dataset), telling(progress) as told:
         subject, rows = _subject(fitted, dataset), _rows(dataset, split)
         if reconstruct not in (None, *get_args(Reconstruction)):
@@ -187,7 +194,8 @@ def evaluate(
     label: str | None = None,
     fitted_split: str | None = None,
     seed: int = 0,
-    executor: Executor = _THREADS,
+    n_jobs: int = -1,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Say how well a fitted model describes rows; `flows.evaluate` says more.
@@ -203,7 +211,7 @@ def evaluate(
         A per-row column, or `segment`, to be told by the rows with the nearest codes.
     fitted_split
         The split of the dataset that these rows are of; None takes all.
-    seed, executor, progress
+    seed, n_jobs, executor, progress
         As for `fit`.
 
     Returns
@@ -219,6 +227,7 @@ def evaluate(
     FitError
         If the features differ, or no row has a label to predict.
     """
+    executor = executor or executor_of(n_jobs)
     with _speaking(dataset), telling(progress) as told:
         labels = labels_for(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_subject(fitted, dataset), labels=labels)
@@ -239,7 +248,7 @@ def likelihood(
     *,
     split: str | None = None,
     seed: int = 0,
-    executor: Executor = _THREADS,
+    executor: Executor,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Say how likely rows are and how well they are reconstructed, and no more of `evaluate`.
@@ -286,12 +295,12 @@ def _built(name: str, components: int | str | None, settings: Mapping[str, Any])
     values = dict(settings)
     if components is not None:
         values["n_components"] = components
-    return kind(
-        **{
-            key: None if value == "auto" and takes_none(kind, key) else value
-            for key, value in values.items()
-        }
-    )
+    given = {
+        key: None if value == "auto" and takes_none(kind, key) else value
+        for key, value in values.items()
+    }
+    check_types(kind, given)
+    return kind(**given)
 
 
 def _rows(

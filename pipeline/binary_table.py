@@ -12,6 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from pipeline.errors import FitError
 
 _SPLIT = "split"
+REMEDY = (
+    "Say threshold=T or map={VALUE: 1, VALUE: 0}, or, if the column is no feature, name it in keep."
+)
+"""What to do about values that are no bits."""
 
 
 Meaning = float | Mapping[Any, int | None] | None
@@ -49,6 +53,7 @@ def binary_table(
     segment: ArrayLike | None = None,
     keep: Mapping[str, ArrayLike] | None = None,
     meaning: Meaning = None,
+    remedy: str = REMEDY,
 ) -> BinaryTable:
     """Check arrays and make a table of them.
 
@@ -64,6 +69,8 @@ def binary_table(
         Per-row columns by name, (n_rows,) each; one named `split` gives the splits.
     meaning
         What values mean that are written otherwise.
+    remedy
+        What to do about others.
 
     Raises
     ------
@@ -79,7 +86,7 @@ def binary_table(
     n_rows, n_features = values.shape
     given = [f"f{i}" for i in range(n_features)] if feature_names is None else feature_names
     names = _checked_names(given, n_features)
-    bits, observed = bits_of(meant(values, names, meaning), names)
+    bits, observed = bits_of(meant(values, names, meaning), names, remedy)
     columns = {name: _per_row(column, name, n_rows) for name, column in (keep or {}).items()}
     segments = None if segment is None else segment_texts(segment, n_rows)
     return BinaryTable(bits, observed, names, segments, columns)
@@ -147,7 +154,7 @@ def meant(values: NDArray[Any], names: Sequence[str], meaning: Meaning) -> NDArr
 
 
 def bits_of(
-    values: NDArray[Any], names: Sequence[str]
+    values: NDArray[Any], names: Sequence[str], remedy: str = REMEDY
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Take values as bits, with a mask of those observed where any is not.
 
@@ -169,8 +176,7 @@ def bits_of(
         row, feature = divmod(int(np.argmin(known)), values.shape[1])
         raise FitError(
             f"row {row + 1} (counted from 1), column {names[feature]!r}: Expected 0, 1, True, "
-            f"False or a missing value, got {_shown(values[row, feature])}. Say threshold=T or "
-            "map={VALUE: 1, VALUE: 0}, or leave the column out of the features."
+            f"False or a missing value, got {_shown(values[row, feature])}. {remedy}"
         )
     is_whole = missing is None or not missing.any()
     return ones.view(np.uint8), None if is_whole or missing is None else (~missing).view(np.uint8)

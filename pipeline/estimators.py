@@ -31,9 +31,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from pipeline import api
 from pipeline.binary_table import binary_table
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor
-from pipeline.executors.serial import SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor, n_cpus
+from pipeline.executors.threads import executor_of
 from pipeline.in_memory import MemoryDataset, in_memory
 from pipeline.in_python import naming
 from pipeline.models.base import Model
@@ -50,6 +48,7 @@ _COMMON = {
     "n_jobs": "Threads; None is one, -1 as many as there are CPUs. Results do not depend on it.",
 }
 """What all estimators take, and what it is."""
+_REMEDY = "Say binarize=T to take values above T for ones."
 
 
 def _of(*capabilities: type) -> Callable[[Any], bool]:
@@ -104,7 +103,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 self.model_class.name,
                 components=self.n_components,
                 seed=self.seed_,
-                executor=_executor(self.n_jobs),
+                executor=executor_of(self.n_jobs),
                 **settings,
             )
         for text in self.fitted_.warnings:
@@ -137,7 +136,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         check_is_fitted(self)
         dataset = self._dataset(self._checked(X), y, segments)
         found = api.likelihood(
-            self.fitted_, dataset, seed=self.seed_, executor=_executor(self.n_jobs)
+            self.fitted_, dataset, seed=self.seed_, executor=executor_of(self.n_jobs)
         )
         for name in ("log_likelihood", "lower_bound"):
             if name in found:
@@ -191,11 +190,11 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             elif segments is None:
                 segments = y
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(values.shape[1])])
-        dataset = in_memory(binary_table(values, names, segments, keep))
+        dataset = in_memory(binary_table(values, names, segments, keep, remedy=_REMEDY))
         return dataset if segments is not None else replace(dataset, segment_names=("",))
 
     def _codes(self, values: NDArray[Any], segments: ArrayLike | None) -> NDArray[np.float64]:
-        dataset, executor = self._dataset(values, None, segments), _executor(self.n_jobs)
+        dataset, executor = self._dataset(values, None, segments), executor_of(self.n_jobs)
         codes = api.transform(self.fitted_, dataset, seed=self.seed_, executor=executor)
         mean: NDArray[np.float64] = codes["mean"]
         return mean
@@ -246,16 +245,6 @@ def _seed(random_state: Any) -> int:
     if isinstance(random_state, Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))
-
-
-def _executor(n_jobs: int | None) -> Executor:
-    """Give threads, counted as scikit-learn counts jobs: -1 is all CPUs, -2 all but one."""
-    if n_jobs == 0:
-        raise FitError("n_jobs: Expected a number of threads, -1 for all CPUs or None, got 0.")
-    n_threads = n_jobs or 1
-    if n_threads < 0:
-        n_threads = max(1, n_cpus() + 1 + n_threads)
-    return SerialExecutor() if n_threads == 1 else ThreadsExecutor(n_threads)
 
 
 def __getattr__(name: str) -> type[ModelEstimator]:

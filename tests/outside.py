@@ -20,6 +20,7 @@ import numpy as np
 from flows import evaluate, sample, transform
 from flows.cli.roles import Roles
 from flows.data.ingesting import ingest_sources
+from flows.evaluating.options import EvaluateOptions
 from flows.report.page import drawn, write_report
 from flows.report.subject import subject_of
 from flows.running.refusals import is_bad_input
@@ -95,7 +96,7 @@ def transformed(
 
 
 def evaluated(artifact: Path, dataset: Path) -> list[Any]:
-    options = evaluate.Options(str(dataset), (str(artifact),), with_baselines=False, where=SERIAL)
+    options = EvaluateOptions(str(dataset), (str(artifact),), with_baselines=False, where=SERIAL)
     (found,) = evaluate.run_evaluate(evaluate.check(options))["models"]
     return [[value for value in found.values() if isinstance(value, float)], found["warnings"]]
 

@@ -60,8 +60,21 @@ def test_the_names_are_those_of_their_modules() -> None:
     assert lb.open_codes is storage.open_codes
     assert (lb.fit, lb.transform, lb.evaluate) == (api.fit, api.transform, api.evaluate)
     assert lb.__version__ == version("latentbits")
-    with pytest.raises(AttributeError, match="'nothing'"):
+    with pytest.raises(AttributeError, match="module 'latentbits' has no attribute 'nothing'"):
         _ = lb.nothing
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2, -1])
+def test_any_number_of_threads_gives_the_same_bytes(
+    X: np.ndarray, per_row: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, n_jobs: int
+) -> None:
+    monkeypatch.setattr("pipeline.in_memory._CHUNK_BYTES", 16 * len(NAMES))
+    data = in_memory(X, per_row)
+    here, there = lb.fit(data, components=1), lb.fit(data, components=1, n_jobs=n_jobs)
+    assert here.params.loadings.tobytes() == there.params.loadings.tobytes()
+    codes = [lb.transform(here, data, n_jobs=n)["mean"].tobytes() for n in (1, n_jobs)]
+    assert codes[0] == codes[1]
+    assert lb.evaluate(here, data, n_jobs=n_jobs) == lb.evaluate(here, data)
 
 
 @pytest.mark.parametrize("model", ["clipped-pca", "blica", "bernoulli-mixture"])
@@ -283,7 +296,7 @@ def test_threshold() -> None:
             {"threshold": 1.0},
             r"^row 1 .*column 'a': Expected a number or a missing value, got 'yea'",
         ),
-        ({}, r"got 'yea'\. Say threshold=T or map=\{VALUE: 1, VALUE: 0\}"),
+        ({}, r"got 'yea'\. Say threshold=T or map=\{VALUE: 1, VALUE: 0\}, or, .* in keep\.$"),
         ({"features": "a"}, r"^features: Expected a list of names, got 'a'"),
         ({"features": ["c"]}, "^Expected a column 'c', got none of that name"),
     ],

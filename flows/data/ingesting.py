@@ -27,6 +27,7 @@ from storage.sources import (
     new_files,
     open_long,
     open_source,
+    plain_map,
     tags_of,
 )
 from storage.writer import (
@@ -36,8 +37,6 @@ from storage.writer import (
     replaced_dataset,
 )
 
-_MOST_PADDING = 0.1
-_NAMED = 5
 _NO_ROLES = Roles()
 
 
@@ -178,8 +177,9 @@ def write_rows(intake: Intake, progress: Progress) -> BinaryDataset:
             progress("ingest", done, n_rows or 0, done)
         if roles.maps and intake.base is None and n_ones in (0, n_seen):
             raise DataError(
-                f"--map: Expected values that are 1 and values that are 0, got {n_seen:,} that are "
-                f"all {int(n_ones > 0)}. Check the map: {'; '.join(roles.maps)}."
+                f"--map, --yes: Expected values that are 1 and values that are 0, got {n_seen:,} "
+                f"that are all {int(n_ones > 0)}. Check the map: "
+                f"{'; '.join(map(plain_map, roles.maps))}."
             )
     return open_dataset(intake.path)
 
@@ -280,34 +280,3 @@ def _count_rows(sources: Sequence[Any], known: int | None) -> int:
         source.n_rows if source.n_rows is not None else sum(len(b.X) for b in source.batches())
         for source in sources
     )
-
-
-def ingest_summary(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
-    """Describe a dataset in small values."""
-    words = int(dataset.chunks[:, 2].sum())
-    padding = 1 - dataset.n_rows / (64 * words)
-    warned = dataset.n_segments > 1 and padding > _MOST_PADDING
-    text = f"padding takes {padding:.0%} of the bits: segments have few rows within a chunk"
-    warnings = [text] if warned else []
-    return {
-        "dataset": str(dataset.path),
-        "n_rows": dataset.n_rows,
-        "n_features": dataset.n_features,
-        "n_segments": dataset.n_segments,
-        "n_chunks": dataset.n_chunks,
-        "columns": list(dataset.column_names),
-        "left_out": list(dataset.manifest["ingest"].get("drop", ())),
-        "warnings": warnings + _lone_rows(dataset),
-        "seconds": round(seconds, 3),
-    }
-
-
-def _lone_rows(dataset: BinaryDataset) -> list[str]:
-    """Name the segments of one row, from which models of segments learn nothing."""
-    _, segments, _, rows = dataset.blocks.T
-    lone = np.flatnonzero(np.bincount(segments, rows, dataset.n_segments) == 1)
-    if not len(lone):
-        return []
-    shown = ", ".join(repr(dataset.segment_names[segment]) for segment in lone[:_NAMED])
-    more = f" and {len(lone) - _NAMED:,} more" if len(lone) > _NAMED else ""
-    return [f"segments of one row: {shown}{more}; models that need segments leave them out"]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.options import FittedArtifact, Overwrite, command, run
+from flows.cli.options import OUTPUT, command, run
+from flows.report.options import ReportOptions
 from flows.report.slugs import slugs
-from flows.report.subject import FILE, Options, new_page, subject_of
+from flows.report.subject import new_page, subject_of
 from flows.running.imports import importing
 from storage.locations import Place, check_free_file, place
 
@@ -39,47 +40,34 @@ PictureFormat = Literal["png", "svg", "pdf"]
 @app.default
 def main(
     *,
-    artifact: FittedArtifact,
-    dataset: Annotated[
-        str | None,
-        Parameter(help="Dataset whose rows to show. [default: that of the fit, if it is there]"),
-    ] = None,
-    image_shape: Annotated[
-        str | None,
-        Parameter(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name."),
-    ] = None,
-    label: Annotated[
-        str | None,
-        Parameter(
-            help="Per-row column, or segment, to colour rows by. [default: one of few values]"
-        ),
-    ] = None,
-    output: Annotated[str, Parameter(help="The page to write.")] = FILE,
+    options: ReportOptions,
     pictures: Annotated[
-        str | None, Parameter(help="Folder to write every figure to as well.")
+        str | None, Parameter(group=OUTPUT, help="Folder to write every figure to as well.")
     ] = None,
     picture_format: Annotated[
         PictureFormat,
-        Parameter(help="png, or svg or pdf at the width of one or two columns of a journal."),
+        Parameter(
+            group=OUTPUT,
+            help="png, or svg or pdf at the width of one or two columns of a journal.",
+        ),
     ] = "png",
-    overwrite: Overwrite = False,
 ) -> None:
     """Write, and say where."""
-    page = new_page(output, overwrite)
-    subject = subject_of(place(artifact), Options(dataset, image_shape, label))
+    page = new_page(options.output, options.overwrite)
+    subject = subject_of(place(options.artifact), options.about)
     with importing():
         from flows.report.page import drawn, write_report  # Bokeh takes its time to be imported
 
     report = drawn(subject)
     stills = _pictures(report, place(pictures), picture_format) if pictures else {}
     for path in stills:
-        check_free_file(path, overwrite)
+        check_free_file(path, options.overwrite)
     write_report(report, page)
     _write_pictures(stills)
     console = Console(soft_wrap=True, highlight=False)
     for note in report.notes:
         console.print(f"warning: {note}", markup=False)
-    console.print(f"report: {output}", markup=False)
+    console.print(f"report: {options.output}", markup=False)
     for path in stills:
         console.print(f"picture: {path}", markup=False)
 

@@ -119,9 +119,9 @@ def _name_rows(plot: Any, points: Array, labels: Labels) -> str:
     kept = with_room(middles[:, :2], written, float(np.ptp(middles[:, :2], axis=0).max()))
     data: dict[str, Any] = {"name": [written[i] for i in kept], **_places(middles[kept])}
     style = {"text_color": COLOURS[1], **NAMES, "text_baseline": "bottom"}
-    for axis in (plot.x_range, plot.y_range):
-        if isinstance(axis, DataRange1d):  # that of rows along a line is fixed
-            axis.range_padding = _ROOM
+    for span in (plot.x_range, plot.y_range):
+        if isinstance(span, DataRange1d):  # the height of a strip is given
+            span.range_padding = _ROOM
     plot.text(_place(0), _place(1), "name", source=data, **style)
     where = (
         "Each name stands"

@@ -9,7 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pipeline.executors.base import in_order, one_blas_thread
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor, in_order, one_blas_thread
+from pipeline.executors.serial import SerialExecutor
 from pipeline.wanted import asked, while_wanted
 
 T = TypeVar("T")
@@ -46,3 +48,19 @@ class ThreadsExecutor:
                 yield from in_order(submit, Future.result, items, 2 * self.n_threads, Future.cancel)
             finally:
                 ended.set()  # what is under way need not be finished; leaving the pool waits for it
+
+
+def executor_of(n_jobs: int | None) -> Executor:
+    """Give so many threads, counted as scikit-learn counts jobs: -1 is all CPUs, -2 all but one.
+
+    Raises
+    ------
+    FitError
+        If it is 0; None is one.
+    """
+    if n_jobs == 0:
+        raise FitError("n_jobs: Expected a number of threads, or -1 for all CPUs, got 0.")
+    n_threads = n_jobs or 1
+    if n_threads < 0:
+        n_threads = max(1, n_cpus() + 1 + n_threads)
+    return SerialExecutor() if n_threads == 1 else ThreadsExecutor(n_threads)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from inspect import signature
+from numbers import Integral, Real
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -47,6 +49,42 @@ def check_choices(model: Model) -> None:
         if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
             choices = ", ".join(sorted(get_args(kind)))
             raise FitError(f"{name}: Expected one of {choices}, got {value!r}.")
+
+
+_SPOKEN = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def check_types(model: type[Model], values: Mapping[str, Any]) -> None:
+    """Check settings that a caller gave by their declared types.
+
+    Raises
+    ------
+    FitError
+        If a setting is of another type.
+    """
+    hints = get_type_hints(model)
+    for name, value in values.items():
+        kinds = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
+        if not any(_is_of(value, kind) for kind in kinds):
+            spoken = " or ".join(filter(None, map(_spoken, kinds)))
+            option = "--components" if name == "n_components" else name
+            raise FitError(f"{option}: Expected {spoken}, got {value!r}.")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        return isinstance(value, tuple | list) and all(_is_of(one, inner) for one in value)
+    if kind in (int, float):
+        number = Integral if kind is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    return isinstance(value, kind) if isinstance(kind, type) else True  # as `check_choices` says
+
+
+def _spoken(kind: Any) -> str:
+    if kind is NoneType:
+        return "None"
+    return "whole numbers" if get_origin(kind) is tuple else _SPOKEN.get(kind, str(kind))
 
 
 def check_components(model: Model) -> None:

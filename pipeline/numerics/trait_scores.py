@@ -22,7 +22,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from scipy.stats import qmc
 
 from pipeline.numerics.latent_nodes import Nodes, gauss_hermite
 from pipeline.wanted import check_wanted
@@ -154,6 +153,8 @@ def _rule(n_features: int, q: int) -> Nodes:
 @cache
 def _even_points(q: int) -> Nodes:
     """Spread points over N(0, I_q): mean 0 and covariance I, to rounding."""
+    from scipy.stats import qmc  # takes its time to be imported
+
     half = scipy.special.ndtri(qmc.Sobol(q, rng=0).random_base2(_LOG_PAIRS))
     points = np.vstack([half, -half])
     root = np.linalg.cholesky(points.T @ points / len(points))

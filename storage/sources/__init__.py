@@ -23,7 +23,7 @@ from storage.sources.folders import folder_columns, is_partitioned, with_folder_
 from storage.sources.matrix_market import open_matrix_market
 from storage.sources.remote import matching, open_remote
 from storage.sources.spool import Duplicates
-from storage.sources.value_maps import map_text, parse_map
+from storage.sources.value_maps import map_text, parse_map, plain_map
 from storage.sources.zarr_arrays import is_zarr, open_zarr
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "open_long",
     "open_source",
     "parse_map",
+    "plain_map",
     "tags_of",
 ]
 

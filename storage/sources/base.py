@@ -28,6 +28,8 @@ from storage.sources.value_maps import map_of
 
 # Large enough to hide the cost of a batch, small enough that a few of them fit any machine.
 BATCH_CELLS = 1 << 22
+LONG = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+"""Suffixes of files that may have a line a value."""
 _FEWEST_ROWS = 64
 _LOOKED_AT = 5000
 _UNREADABLE = (
@@ -200,7 +202,8 @@ class Source(ABC):
         if options.threshold is not None:
             expected = "a number, true, false"
         given = "--threshold" if options.threshold is not None else "--map" if value_map else None
-        remedy = advice(name, column, given)
+        columns = (*self.column_names, *self.feature_names) if self.chooses else ()
+        remedy = advice(name, column, given, columns)
         return DataError(
             f"{self.place(row, feature)}: Expected {expected} or a missing value, "
             f"got {shown(value)}. {remedy}"

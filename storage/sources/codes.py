@@ -56,6 +56,13 @@ class ReadOptions:
             raise DataError(f"--threshold: Expected a finite number, got {self.threshold}.")
         if self.maps and self.threshold is not None:
             raise DataError("--map: Expected no --threshold beside it, got both. Name all values.")
+        of = [value_map.columns for value_map in self.maps]
+        if twice := next((columns for columns in of if of.count(columns) > 1), None):
+            features = "all features" if twice == "*" else twice
+            raise DataError(
+                f"--map, --yes: Expected one map of {features}, got {of.count(twice)}. "
+                "Name all values in one."
+            )
         for value_map in self.maps:
             if both := [t for t in self.missing if value_map.code_of(t) is not None]:
                 raise DataError(

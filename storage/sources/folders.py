@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
@@ -60,6 +60,15 @@ def is_partitioned(folder: Path) -> bool:
     return any("=" in entry.name and entry.is_dir() for entry in folder.iterdir())
 
 
+def refuse_both(path: str, told: Iterable[str], names: Container[str]) -> None:
+    """Refuse a file that has a column which its folder tells too."""
+    if twice := next((name for name in told if name in names), None):
+        raise DataError(
+            f"{path}: Expected a column {twice!r} in the file or in the folder's name, got both. "
+            "Rename one of them."
+        )
+
+
 def with_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
     """Add columns to a source that was opened without them.
 
@@ -68,12 +77,7 @@ def with_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
     DataError
         If the file has a column of that name too.
     """
-    twice = [n for n in values if n in source.column_names or n in source.feature_names]
-    if twice:
-        raise DataError(
-            f"{source.path}: Expected a column {twice[0]!r} in the file or in the folder's name, "
-            "got both. Rename one of them."
-        )
+    refuse_both(source.path, values, (*source.column_names, *source.feature_names))
     if not values:
         return source
     return FolderSource(

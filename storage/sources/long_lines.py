@@ -14,7 +14,8 @@ from storage.errors import DataError
 from storage.object_path import is_url
 from storage.sources.base import reading
 from storage.sources.codes import ReadOptions
-from storage.sources.columns import bit_words
+from storage.sources.columns import bit_words, is_feature_type
+from storage.sources.folders import folder_columns, refuse_both
 from storage.sources.remote import local_copy
 from storage.sources.text import line_blocks, open_text
 from storage.sources.threads import on_all_cpus
@@ -57,6 +58,8 @@ def parse_long(text: str) -> Columns:
         )
     if "" in found.values():
         raise DataError(f"--long {text}: Expected a column behind every =, got none.")
+    if len({*found.values()}) < len(found):
+        raise DataError(f"--long {text}: Expected a column for each, got one for two of them.")
     return Columns(**found)
 
 
@@ -85,40 +88,99 @@ def read_lines(
 ) -> Iterator[Lines]:
     """Read the columns wanted, a run of lines at a time; notes tags of remote files.
 
-    Names come as dictionaries, values as booleans where that goes, everything else as text.
+    Names come as dictionaries, values as booleans or numbers where that goes, all else as text.
     """
+    wanted = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
     for path in paths:
         first = 0
+        told = {name: text for name, text in folder_columns(path).items() if name in wanted}
+        layout = _Layout(path, columns, [name for name in wanted if name not in told], told)
         with reading(path), local_copy(path) as (copy, tag):
             if is_url(path):
                 seen[path] = tag
-            batches = _parquet if path.lower().endswith(".parquet") else _csv
-            for batch in batches(copy, columns, others, options):
-                yield Lines(path, first, batch)
+            parquet = path.lower().endswith(".parquet")
+            batches = _parquet(copy, layout) if parquet else _csv(copy, layout, options)
+            for batch in batches:
+                yield Lines(path, first, layout.completed(batch))
                 first += batch.num_rows
 
 
-def _parquet(
-    path: str, columns: Columns, others: Sequence[str], options: ReadOptions
-) -> Iterator[pa.RecordBatch]:
-    wanted = _wanted(columns, others)
+class _Layout(NamedTuple):
+    """Where the columns that are wanted of a file come from.
+
+    Attributes
+    ----------
+    path
+        The file, as it was given.
+    columns
+        What they are for.
+    wanted
+        Those in the file.
+    told
+        Those that its folders tell: one text for all lines.
+    """
+
+    path: str
+    columns: Columns
+    wanted: list[str]
+    told: Mapping[str, str]
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse a file by the names of its columns."""
+        for name in self.wanted:
+            if name not in names:
+                raise DataError(
+                    f"{self.path}: Expected a column {name!r}, got none of that name among "
+                    f"{', '.join(names[:8])}. Check --long and --keep."
+                )
+        refuse_both(self.path, self.told, names)
+
+    def for_role(self, name: str, column: pa.Array) -> pa.Array:
+        """Encode names of rows and features, leave values that are numbers, and give texts else."""
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if name in (self.columns.row, self.columns.feature):
+            coded = column.dictionary_encode()  # before there are texts of every line
+            return pa.DictionaryArray.from_arrays(coded.indices, coded.dictionary.cast(pa.string()))
+        is_value = name == self.columns.value and is_feature_type(column.type)
+        return column if is_value else column.cast(pa.string())
+
+    def coded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Give all columns as their roles ask."""
+        names = batch.schema.names
+        arrays = [self.for_role(n, column) for n, column in zip(names, batch.columns, strict=True)]
+        return pa.record_batch(arrays, names=names)
+
+    def completed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Add the columns that folders tell."""
+        for name, text in self.told.items():
+            column = self.for_role(name, pa.repeat(pa.scalar(text), batch.num_rows))
+            batch = batch.append_column(name, column)
+        return batch
+
+
+def _parquet(path: str, layout: _Layout) -> Iterator[pa.RecordBatch]:
     with pa.parquet.ParquetFile(path, memory_map=True) as file:
-        _check_columns(path, wanted, file.schema_arrow.names)
-        for batch in file.iter_batches(_BATCH_LINES, columns=[*wanted]):
-            yield _coded(batch, columns)
+        layout.check(file.schema_arrow.names)
+        for batch in file.iter_batches(_BATCH_LINES, columns=layout.wanted):
+            yield layout.coded(_without_booleans(batch))
 
 
-def _csv(
-    path: str, columns: Columns, others: Sequence[str], options: ReadOptions
-) -> Iterator[pa.RecordBatch]:
+def _without_booleans(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Give true and false as numbers, which a map still may turn round; those of a CSV are bits."""
+    kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in batch.schema)
+    return batch.cast(pa.schema(list(zip(batch.schema.names, kinds, strict=True))))
+
+
+def _csv(path: str, layout: _Layout, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Parse blocks of lines on all CPUs."""
     from storage.sources.tables import header_of  # which imports Arrow's CSV reader too
 
     delimiter, header = header_of(path)
-    wanted = _wanted(columns, others)
-    _check_columns(path, wanted, header)
+    layout.check(header)
+    wanted = layout.wanted
     types = dict.fromkeys(wanted, pa.string())
-    bits = types if columns.value is None else types | {columns.value: pa.bool_()}
+    bits = types | {name: pa.bool_() for name in wanted if name == layout.columns.value}
     value_map = options.maps[0] if options.maps else None
 
     def read(types: Mapping[str, pa.DataType], block: bytes) -> pa.RecordBatch:
@@ -130,7 +192,7 @@ def _csv(
                 column_types=types, include_columns=wanted, **bit_words(options, value_map)
             ),
         )
-        return _coded(table.combine_chunks().to_batches()[0], columns)
+        return layout.coded(table.combine_chunks().to_batches()[0])
 
     def parsed(block: bytes) -> pa.RecordBatch:
         if options.threshold is None:
@@ -141,33 +203,3 @@ def _csv(
     with open_text(path) as stream:
         stream.readline()
         yield from on_all_cpus(parsed, line_blocks(stream, _BLOCK_BYTES))
-
-
-def _wanted(columns: Columns, others: Sequence[str]) -> list[str]:
-    return [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
-
-
-def _coded(batch: pa.RecordBatch, columns: Columns) -> pa.RecordBatch:
-    """Encode the names as dictionaries, and give all but bits as text."""
-    names = batch.schema.names
-    arrays = [_text(column) for column in batch.columns]
-    coded = [
-        array.dictionary_encode() if name in (columns.row, columns.feature) else array
-        for name, array in zip(names, arrays, strict=True)
-    ]
-    return pa.record_batch(coded, names=names)
-
-
-def _text(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column if pa.types.is_boolean(column.type) else column.cast(pa.string())
-
-
-def _check_columns(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in names:
-            raise DataError(
-                f"{path}: Expected a column {name!r}, got none of that name among "
-                f"{', '.join(names[:8])}. Check --long and --keep."
-            )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from storage.errors import DataError
 from storage.object_path import is_url
 from storage.sources.advice import advice, shown
-from storage.sources.base import Batch, Source
+from storage.sources.base import LONG, Batch, Source
 from storage.sources.codes import BAD, MISSING, Codes, ReadOptions
 from storage.sources.columns import column_codes
 from storage.sources.entry_file import EntryFile
@@ -161,6 +161,12 @@ def open_long(
             raise DataError(
                 f"--map {value_map.columns}: Expected a map of all features of a long table, got "
                 "one of some."
+            )
+    for path in paths:
+        if not path.lower().endswith(LONG):
+            raise DataError(
+                f"{path}: --long: Expected a suffix of {', '.join(LONG)}, got another. "
+                "Save the table as one of these."
             )
     others = tuple(name for name in options.row_columns if name != columns.row)
     rows, named = _Names(), _Names(features or ())

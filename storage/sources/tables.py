@@ -138,8 +138,6 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
     A first line of nothing but values and missing tokens is a row, not a header.
     """
     delimiter, words = header_of(path)
-    if not words:
-        raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
     has_header = bool((token_codes(words, ReadOptions(options.missing)) == BAD).any())
     if has_header and _is_row(words, options):
         raise DataError(
@@ -166,12 +164,14 @@ def header_of(path: str) -> tuple[str, list[str]]:
     Raises
     ------
     DataError
-        If several marks may cut it, or one that such a file does not have.
+        If there is none, several marks may cut it, or one that such a file does not have.
     """
     with reading(path), open_text(path) as stream:
         lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]
         delimiter = _delimiter(path, lines)
         words = [word.strip() for word in _cut(lines[0], delimiter)]
+    if not words:
+        raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
     _refuse_other_marks(path, words, delimiter)
     return delimiter, words
 

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from storage.errors import DataError
 from storage.sources.numbers import number_of
 
+_ALL = "*:"  # of all features, whatever colons are in their values
+
 
 @dataclass(frozen=True)
 class ValueMap:
@@ -87,19 +89,23 @@ def map_text(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
     Raises
     ------
     DataError
-        If only one of them was given.
+        If only one of them was given, or a value stands in both.
     """
     if bool(ones) != bool(zeros):
         given, other = ("--yes", "--no") if ones else ("--no", "--yes")
         raise DataError(f"{given}: Expected {other} beside it, got none. Name the other values.")
-    listed = (
-        f"{value}={code}"
-        for code, texts in ((1, ones), (0, zeros))
-        for text in texts
-        for value in text.split(",")
+    yes, no = (
+        [value.strip() for text in texts for value in text.split(",")] for texts in (ones, zeros)
     )
-    # Of all features: a value may have a colon.
-    return (f"*:{','.join(listed)}",) if ones else ()
+    if both := {value.casefold() for value in yes} & {value.casefold() for value in no}:
+        raise DataError(f"--yes, --no: Expected a value in one of them, got {min(both)!r} in both.")
+    listed = [f"{value}=1" for value in yes] + [f"{value}=0" for value in no]
+    return (f"{_ALL}{','.join(listed)}",) if ones else ()
+
+
+def plain_map(text: str) -> str:
+    """Write a map as a reader of messages would."""
+    return text.removeprefix(_ALL)
 
 
 def map_of(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:

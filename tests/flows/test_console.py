@@ -113,3 +113,14 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
     assert "Expected a folder of runs" in plain_cli("runs", "nowhere").refusal()
     (tmp_path / "empty").mkdir()
     assert plain_cli("runs", "empty").out == "no fits below empty\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evaluate", "export", "fit", "ingest", "neighbours", "report.__main__", "sample", "transform"],
+)
+def test_every_option_stands_in_a_part_of_the_help(name, capsys):
+    import_module(f"flows.{name}").app.help_print([])
+    shown = capsys.readouterr().out
+    assert "─ Output ─" in shown
+    assert "─ Parameters ─" not in shown

@@ -64,6 +64,20 @@ def test_ids_are_recognised(plain_cli, calls):
     assert "if they name the rows, use --keep id to keep them beside the features" in error
 
 
+def test_names_of_several_rows_are_told(plain_cli, calls):
+    text = CALLS.replace("1004,", "1003,")
+    (calls / "calls.csv").write_text(text)
+    words = ["ingest", "calls.csv", "--map", "yea=1,nay=0", "--missing", "present", "--json"]
+    done = plain_cli(*words, "--keep", "id", "--keep", "r3", "--dataset", "d.zarr")
+    assert done.json["warnings"] == [
+        "values of id that several rows have: '1003'; if they name the rows, correct them"
+    ]
+    (calls / "calls.csv").write_text(CALLS)
+    assert plain_cli(*words, "--keep", "id", "--dataset", "e.zarr").json["warnings"] == []
+    added = plain_cli("ingest", "calls.csv", "--dataset", "e.zarr", "--append", "--json")
+    assert added.json["warnings"] == []
+
+
 @pytest.mark.parametrize("option", [["--drop", "p1"], ["--map", "1=1,2=0"]])
 def test_examples_are_made_as_they_are(plain_cli, calls, option):
     error = plain_cli("ingest", "example:digits", "--dataset", "d.zarr", *option).refusal()
@@ -83,6 +97,8 @@ def test_a_long_table_becomes_rows_and_takes_more(plain_cli, tmp_path):
     dataset = open_dataset(tmp_path / "d.zarr")
     assert dataset.feature_names == tuple(sorted(f"c{k}" for k in range(70)))
     assert dataset.column("call").tolist() == [*(f"v{k}" for k in range(7)), "v9"]
+    again = plain_cli("ingest", "more.csv", "--dataset", "d.zarr", "--append")
+    assert "warning: values of call that several rows have: 'v9'" in again.out
     assert dataset.segment_names == ("0", "1")
     (tmp_path / "other.csv").write_text("call,voter,vote,year\nv9,nobody,no,0\n")
     error = plain_cli("ingest", "other.csv", "--dataset", "d.zarr", "--append").refusal()

@@ -18,6 +18,7 @@ from pipeline import api, telling
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor, executor_of
 from pipeline.in_python import in_python, naming
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.registry import models
@@ -88,7 +89,7 @@ def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
     settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 5, "max_iter": 3}
     fits = [
         api.fit(dataset, "latent-trait", components="auto", executor=executor, **settings)
-        for executor in (SerialExecutor(), api._THREADS)
+        for executor in (SerialExecutor(), ThreadsExecutor())
     ]
     assert fits[0].params.weights.tobytes() == fits[1].params.weights.tobytes()
     assert fits[0].model.n_components is None
@@ -145,6 +146,15 @@ def test_why_there_is_no_likelihood_is_said() -> None:
         ({"model": "latent-trai"}, "^model: Expected one of"),
         ({"components": 9}, "^components: Expected at most 8"),
         ({"components": 0}, "^components: Expected at least 1"),
+        ({"components": 2.5}, "^components: Expected a whole number or None, got 2.5"),
+        ({"null_draws": "few"}, "^null_draws: Expected a whole number, got 'few'"),
+        (
+            {"model": "latent-trait", "nodes": "few"},
+            "^nodes: Expected a whole number or None, got 'few'",
+        ),
+        ({"model": "latent-trait", "tol": True}, "^tol: Expected a number, got True"),
+        ({"model": "stack", "layers": "4,2"}, "^layers: Expected whole numbers or None, got '4,2'"),
+        ({"n_jobs": 0}, "^n_jobs: Expected a number of threads, or -1 for all CPUs, got 0"),
         ({"seed": -1}, "^seed: Expected 0 to"),
         ({"split": "tes"}, "d.zarr: split: Expected a split of the dataset, got 'tes'"),
     ],
@@ -221,7 +231,9 @@ def test_auto_is_a_text_where_it_is_a_choice(dataset: BinaryDataset) -> None:
 
 
 def test_all_cpus_are_used() -> None:
-    assert api._THREADS.n_threads == len(psutil.Process().cpu_affinity())
+    executor = executor_of(-1)
+    assert isinstance(executor, ThreadsExecutor)
+    assert executor.n_threads == len(psutil.Process().cpu_affinity())
 
 
 def test_a_terminal_shows_how_far_a_fit_is(

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import DataError
@@ -78,12 +78,24 @@ def test_whole_numbers_name_rows_and_say_values(tmp_path):
     )
 
 
+def test_a_map_may_turn_true_and_false_round(tmp_path):
+    columns = {"call": ["a", "a", "b"], "voter": ["x", "y", "x"], "vote": [True, False, None]}
+    pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for text, expected in (
+        ("true=1,false=0", [[1, 0], [2, 2]]),
+        ("true=0,false=1", [[0, 1], [2, 2]]),
+    ):
+        options = ReadOptions(maps=(parse_map(text),))
+        assert read(str(tmp_path / "a.parquet"), options=options)[0] == expected
+
+
 def test_events_are_ones_however_often_and_all_else_is_zero(tmp_path):
     path = table(tmp_path / "a.csv", [("u1", "x"), ("u2", "y"), ("u1", "x")], ("user", "page"))
     found = read(path, long="row=user,feature=page", options=ReadOptions())
     assert found == ([[1, 0], [0, 1]], ("x", "y"), {"user": ["u1", "u2"]})
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.sampled_from("01?"))),
     st.sampled_from(["last", "any"]),
@@ -130,6 +142,40 @@ def test_other_columns_are_kept_where_all_lines_of_a_row_agree(tmp_path):
     )
 
 
+def test_folders_tell_columns(tmp_path):
+    paths = []
+    for year, lines in (("1990", LINES[:2]), ("1991", LINES[2:4])):
+        (tmp_path / f"year={year}").mkdir()
+        paths.append(table(tmp_path / f"year={year}" / "a.csv", lines))
+        columns = dict(zip(("call", "voter", "vote"), zip(*lines, strict=True), strict=True))
+        pa.parquet.write_table(pa.table(columns), paths[-1].replace(".csv", ".parquet"))
+    options = ReadOptions(maps=VOTES.maps, row_columns=("year",))
+    expected = [[2, 0, 1], [1, 2, 2]], ("FRA", "GBR", "USA")
+    for kind in ("csv", "parquet"):
+        found = read(*(path.replace("csv", kind) for path in paths), options=options)
+        assert found == (*expected, {"call": ["c1", "c2"], "year": ["1990", "1991"]})
+    by_year = read(*paths, long="row=year,feature=voter,value=vote")
+    assert by_year == (*expected, {"year": ["1990", "1991"]})
+    table(
+        tmp_path / "year=1990" / "a.csv", [("1", "2", "3", "4")], ("call", "voter", "vote", "year")
+    )
+    assert "Expected a column 'year' in the file or in the folder's name, got both" in refused(
+        *paths, options=options
+    )
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "a.csv").touch()
+    assert refused(str(tmp_path / "a.csv")).endswith(
+        "a header or a row in the first line, got none."
+    )
+
+
+def test_other_formats_are_refused(tmp_path):
+    path = str(tmp_path / "a.xlsx")
+    assert refused(path).startswith(f"{path}: --long: Expected a suffix of .csv, .csv.gz")
+
+
 def test_features_may_be_given_and_others_are_refused(tmp_path):
     path = table(tmp_path / "a.csv", LINES)
     assert read(path, features=("USA", "GBR", "FRA", "DEU"))[0] == [[1, 0, 1, 2], [2, 2, 1, 2]]
@@ -159,6 +205,7 @@ def test_bad_lines_are_refused_with_their_number(tmp_path, line, message):
         ("row=call,feature=voter,values=vote", "Expected row=COLUMN"),
         ("row=,feature=voter", "Expected a column behind every ="),
         ("row=call,feature=voter,value=note", "Expected a column 'note', got none"),
+        ("row=call,feature=call,value=vote", "Expected a column for each, got one for two"),
     ],
 )
 def test_columns_that_cannot_be_are_refused(tmp_path, long, message):

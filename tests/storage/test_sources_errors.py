@@ -15,7 +15,7 @@ import zarr
 from storage.errors import DataError
 from storage.sources import ReadOptions, basket_items, expand_sources, open_source, tables
 
-READINGS = "Say what they mean: --map '{0}=1,{1}=0'{2}, or --map '{0}=0,{1}=1'{2}, or another."
+READINGS = "Say what they mean: --map '{0}=1,{1}=0'{2}, or --map '{0}=0,{1}=1'{2}, or another"
 VALUES = "Expected 0, 1, true, false or a missing value"
 
 
@@ -34,10 +34,11 @@ def written(tmp_path, name, text):
     return path
 
 
-def hint(around, *values):
-    """The values, and both readings of the first two; others are missing."""
+def hint(around, *values, column=None):
+    """The values, and both readings of the first two; others are missing, or all no feature."""
     missing = "".join(f" --missing {value!r}" for value in values[2:])
-    return f"Values around it: {around}. {READINGS.format(*values[:2], missing)}"
+    kept = f"; if they are no feature, --keep {column} or --drop {column}" if column else ""
+    return f"Values around it: {around}. {READINGS.format(*values[:2], missing)}{kept}."
 
 
 def place(name, row, column):
@@ -60,7 +61,8 @@ def test_codes_of_categories_get_no_threshold(tmp_path):
     calls = ["1,6"] * 30 + ["6,1"] * 20 + ["9,1"] * 8
     path = written(tmp_path, "votes.csv", "r1,r2\n" + "\n".join([*calls, ""]))
     assert refusal(path) == (
-        f"{place('votes.csv', 1, 'r2')}: {VALUES}, got '6'. " + hint("'6' (30), '1' (28)", "1", "6")
+        f"{place('votes.csv', 1, 'r2')}: {VALUES}, got '6'. "
+        + hint("'6' (30), '1' (28)", "1", "6", column="r2")
     )
     codes = np.array([line.split(",") for line in calls], int)
     np.save(tmp_path / "votes.npy", codes)
@@ -72,23 +74,53 @@ def test_codes_of_categories_get_no_threshold(tmp_path):
 def test_measured_numbers_get_a_threshold(tmp_path):
     rows = "\n".join(f"{i / 7},{i}" for i in range(20))
     message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
-    assert message.endswith("Use --threshold T to binarise, or --missing TOKEN.")
+    assert message.endswith(
+        "Use --threshold T to binarise, or --missing TOKEN; if they are no feature, --keep a or "
+        "--drop a. If a line is one value of a row and a feature, use --long row=a,feature=b."
+    )
+
+
+def test_grades_get_a_threshold_under_its_condition(tmp_path):
+    rows = "\n".join(f"{i % 5 + 1},{i % 3}" for i in range(20))
+    message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
+    assert message.endswith(
+        "Say what they mean: --map 'VALUE=1,VALUE=0' with all that are 1 or 0 and --missing VALUE "
+        "for the rest, or, where greater means more of it, --threshold T; if they are no feature, "
+        "--keep a or --drop a."
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("voter,call", "row=voter,feature=call"),
+        ("voter,call,vote", "row=voter,feature=call,value=vote"),
+        ("voter,call,vote,year", "row=COLUMN,feature=COLUMN,value=COLUMN"),
+        ("a,b,c,d,e,f,g", None),
+    ],
+)
+def test_a_table_of_few_columns_may_be_long(tmp_path, header, named):
+    n_columns = header.count(",")
+    rows = "\n".join(f"v{i // 30}" + f",c{i % 30}" * n_columns for i in range(90))
+    message = refusal(written(tmp_path, "data.csv", f"{header}\n{rows}"))
+    asked = f"If a line is one value of a row and a feature, use --long {named}."
+    assert message.endswith(asked) if named else "--long" not in message
 
 
 def test_a_column_of_names_is_kept_beside(tmp_path):
     rows = "\n".join(f"1,name {i // 2}" for i in range(40))
     message = refusal(written(tmp_path, "data.csv", "a,who\n" + rows))
     assert message.endswith(
-        "'name 4' (2), 15 others. Use --keep who to keep the column beside the features, "
-        "or --drop who to leave it out."
+        "'name 4' (2), 15 others. If they are no feature, use --keep who to keep them beside the "
+        "features, or --drop who. If a line is one value of a row and a feature, use --long "
+        "row=a,feature=who."
     )
 
 
 def test_missing_values_are_not_among_those_named(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": ["1", "0"], "b": ["y", None]}), path)
-    remedy = "Values around it: 'y' (1). Use --map 'VALUE=1,VALUE=0' to say what values mean."
-    assert refusal(path).endswith(remedy)
+    assert "Values around it: 'y' (1). Say what they mean: --map 'VALUE=1" in refusal(path)
 
 
 def test_rows_are_counted_across_blocks(tmp_path, monkeypatch):
@@ -192,7 +224,7 @@ def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"a": [0, 1, None], "b": [1, 5, 6]}), path)
     assert refusal(path) == f"{place('a.parquet', 2, 'b')}: {VALUES}, got 5. " + hint(
-        "1 (1), 5 (1), 6 (1)", "1", "5", "6"
+        "1 (1), 5 (1), 6 (1)", "1", "5", "6", column="b"
     )
     assert refusal(path, ReadOptions(row_columns=("a",), missing=("5", "6"))) == (
         f"{place('a.parquet', 3, 'a')}: Expected an integer, got no value. "

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import scipy.sparse
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import DataError
@@ -93,6 +93,7 @@ def test_parquet_and_arrays_are_mapped_too(tmp_path):
     assert "Expected no map of values" in refused(tmp_path / "s.npz", "1=1,6=0")
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["yea", "nay", "?", "Yea", " nay"]), min_size=1, max_size=30))
 def test_a_word_means_the_same_wherever_it_stands(tmp_path_factory, words):
     path = tmp_path_factory.mktemp("words") / "a.csv"
@@ -113,7 +114,7 @@ def test_what_a_map_misses_is_named_with_counts_and_place(tmp_path):
     assert message == (
         f"{path}: row 2 (data rows counted from 1), column 'b': Expected 'yea', 'nay' or a missing "
         "value, got 'present'. Values around it: 'present' (2), 'nay' (1). "
-        "Name the value in --map too, or use --missing VALUE."
+        "Say what it means in --map, --yes or --no too, or use --missing VALUE."
     )
 
 
@@ -148,12 +149,16 @@ def test_yes_and_no_write_a_map():
     assert map_text((), ()) == ()
     with pytest.raises(DataError, match=r"^--yes: Expected --no beside it"):
         map_text(("yea",), ())
+    with pytest.raises(DataError, match=r"^--yes, --no: Expected .* got 'nay' in both\.$"):
+        map_text(("yea,Nay",), ("nay",))
 
 
 def test_options_that_contradict_each_other_are_refused():
     yea = parse_map("yea=1,nay=0")
     with pytest.raises(DataError, match=r"^--map: Expected no --threshold"):
         ReadOptions(threshold=1.0, maps=(yea,))
+    with pytest.raises(DataError, match=r"^--map, --yes: Expected one map of all features, got 2"):
+        ReadOptions(maps=(yea, parse_map("aye=1,no=0")))
     with pytest.raises(DataError, match=r"^--missing NAY: Expected a value that no map"):
         ReadOptions(missing=("NAY",), maps=(yea,))
 

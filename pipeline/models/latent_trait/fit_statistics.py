@@ -10,6 +10,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.models.latent_trait.information import MOST_PARAMETERS
 from pipeline.numerics.item_fit import score_fit
 from pipeline.numerics.latent_nodes import Nodes
 from pipeline.numerics.limited_information import LimitedFit, independent_fit, limited_fit
@@ -49,7 +50,7 @@ def fit_statistics(
         "reliability": _reliability(sums).tolist(),
     }
     if "both" not in sums.values:
-        return found
+        return found | {"m2_missing": f"more than {MOST_PARAMETERS} parameters"}
     both = sums.values["both"][np.ix_(varying, varying)]
     n_complete = int(sums.values["score_rows"].sum())
     size = len(varying)

@@ -15,16 +15,24 @@ from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
-from flows import evaluate, fit, sample, transform
+from flows import evaluate, export, fit, ingest, neighbours, sample, transform
+from flows.evaluating.options import EvaluateOptions
 from flows.fitting.options import FitOptions
+from flows.report.flow import report
+from flows.report.options import ReportOptions
 from pipeline.models.registry import models
+from storage.errors import DataError
 
 FILE = Path(__file__).parents[3] / "deploy" / "prefect.yaml"
 FLOWS = {
+    ingest.ingest: ingest.Options,
     fit.fit: FitOptions,
     transform.transform: transform.Options,
-    evaluate.evaluate: evaluate.Options,
+    evaluate.evaluate: EvaluateOptions,
     sample.sample: sample.Options,
+    export.export: export.Options,
+    neighbours.neighbours: neighbours.Options,
+    report: ReportOptions,
 }
 
 
@@ -32,10 +40,26 @@ FLOWS = {
 def test_parameters_are_the_options_each_with_a_description(flow):
     schema = parameter_schema(flow).model_dump()
     assert list(schema["properties"]) == [one.name for one in fields(FLOWS[flow])]
-    where = schema["definitions"]["Where"]
-    said = {**schema["properties"], **where["properties"], "where": where}
-    assert [name for name, told in said.items() if not told.get("description")] == []
-    assert {"name", "workers", "cluster", "tls_key"} <= where["properties"].keys()
+    parts = schema["definitions"]
+    said = {**parts, **schema["properties"]}
+    for part in parts.values():
+        said |= part["properties"]
+    lacking = {name for name, told in said.items() if not told.get("description")}
+    assert lacking <= {name for name, told in schema["properties"].items() if "$ref" in told}
+    if "where" in schema["properties"]:
+        assert {"name", "workers", "cluster", "tls_key"} <= parts["Where"]["properties"].keys()
+
+
+def test_the_form_of_an_ingest_lists_what_columns_and_values_are():
+    roles = parameter_schema(ingest.ingest).model_dump()["definitions"]["RoleOptions"]
+    assert {"long", "keep", "map", "yes", "no", "drop_constant"} <= roles["properties"].keys()
+    assert roles["properties"]["duplicates"]["enum"] == ["last", "any"]
+
+
+def test_roles_that_nothing_reads_are_refused(tmp_path):
+    options = ingest.Options(["a.csv"], str(tmp_path / "d.zarr"), {"maps": ["a=1,b=0"]})
+    with pytest.raises(DataError, match=r"^roles: Expected names among .*, got 'maps'\.$"):
+        ingest.check(options)
 
 
 def test_the_form_lists_the_models_and_takes_others():
