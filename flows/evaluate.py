@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +84,9 @@ often a row's label is told by the 5 rows with the nearest codes, of up to 20,00
 and how often by the 5 with the nearest bits, which is the value to beat.
 
 `--dif COLUMN` tests by Mantel and Haenszel which items favour one of the two groups that the column
-names, among rows of equal sum scores; it depends on no model.
+names, among rows of equal sum scores; it depends on no model. With `--dif-test likelihood-ratio` a
+one-trait model in which an item has its own slope and offset in each group is fitted for every
+item, and held against the one in which all are shared: a dozen passes an item.
 
 `--likelihood-ratio` tests nested latent-trait fits to the same rows, such as equal slopes against
 slopes of their own, or one trait against two, by twice the gain in log-likelihood of the fit, which
@@ -140,6 +142,10 @@ class Options:
         str | None,
         Option(help="Per-row column of two groups, one of which items may favour."),
     ] = None
+    dif_test: Annotated[
+        Literal["mantel-haenszel", "likelihood-ratio"],
+        Option(help="How to test for that: by sum scores, or by a fit for every item."),
+    ] = "mantel-haenszel"
     likelihood_ratio: Annotated[
         bool,
         Option(
@@ -338,7 +344,8 @@ def _item_bias(job: Job) -> dict[str, Any] | None:
     if (groups := job.groups) is None:
         return None
     names = job.dataset.feature_names
-    return item_bias(groups, job.rows((groups.column,)), names, job.executor, job.progress)
+    rows, test = job.rows((groups.column,)), job.options.dif_test
+    return item_bias(groups, test, rows, names, job.executor, job.progress)
 
 
 def _steps(job: Job, stages: Stages) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from pipeline.blocks import Rows
 from pipeline.collect import collect
 from pipeline.executors.base import Executor
 from pipeline.progress import Progress
+from pipeline.using.group_traits import group_tests
 from pipeline.using.item_bias import count_by_score, mantel_haenszel
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 
+LIKELIHOOD_RATIO = "likelihood-ratio"
 _LEAST_ROWS = 20
 
 
@@ -57,19 +59,30 @@ def groups_of(dataset: BinaryDataset, column: str) -> Groups:
 
 
 def item_bias(
-    groups: Groups, rows: Rows, names: tuple[str, ...], executor: Executor, progress: Progress
+    groups: Groups,
+    test: str,
+    rows: Rows,
+    names: tuple[str, ...],
+    executor: Executor,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Test the items of all rows, the most biased first."""
     count = partial(count_by_score, groups.column, groups.values)
     sums = collect(count, rows, executor, "sum scores", progress=progress)
-    found = mantel_haenszel(sums.values["rows"], sums.values["ones"])
+    told: dict[str, Any] = {}
+    found: Any = mantel_haenszel(sums.values["rows"], sums.values["ones"])
+    if test == LIKELIHOOD_RATIO:
+        found, focal = group_tests(groups.column, groups.values, rows, executor, progress)
+        told["focal_trait"] = dict(zip(("mean", "sd"), focal.tolist(), strict=True))
     order = np.argsort(found.p, kind="stable")
     columns = {name: values[order].tolist() for name, values in found._asdict().items()}
     items = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
     return {
         "column": groups.column,
+        "test": test,
         "reference": groups.names[0],
         "focal": groups.names[1],
         "rows": sums.values["rows"].sum(axis=1).tolist(),
+        **told,
         "items": [{"feature": names[i], **item} for i, item in zip(order, items, strict=True)],
     }

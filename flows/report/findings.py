@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flows.data.fitted import Fitted
 from flows.report.causes import causes_of, unit_sentences
 from flows.report.facts import dataset_name
+from flows.report.items import without_bound
 from flows.report.plots import number
 from storage.artifacts import Artifact
 
@@ -68,7 +69,9 @@ def _leading(artifact: Artifact) -> Iterator[str]:
     if _has_kinds(artifact):
         yield from _standing_out(artifact, names)
         return
-    for k, column in enumerate(_columns(artifact)[:_MOST_COMPONENTS], 1):
+    bounded = ~without_bound(artifact)
+    for k, values in enumerate(_columns(artifact)[:_MOST_COMPONENTS], 1):
+        column = values * bounded  # what is not to be read does not lead
         order = np.argsort(-abs(column), kind="stable")[:_MOST_FEATURES]
         leading = [i for i in order if abs(column[i]) > _LEADING * abs(column[order[0]])]
         named = [f"{names[i]} ({number(float(column[i]), 3)})" for i in leading]

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flows.exporting.items import item_columns
 from flows.report.plots import left_out
+from flows.report.words import words_of_columns
 from storage.artifacts import Artifact
 
 _MOST_ROWS, _MOST_COLUMNS = 500, 10
@@ -59,6 +61,7 @@ def item_table(artifact: Artifact) -> ItemTable | None:
     largest = f", those of the largest {_spelled(shown[0])}"
     note = beside + left_out("features", len(at), len(names), largest)
     note += left_out("columns", len(shown), len(named), "")
+    note = f"{note.strip()} {words_of_columns(shown)}"
     return ItemTable(tuple(map(_spelled, shown)), rows, note.strip())
 
 
@@ -120,4 +123,14 @@ def _with(column: str, added: str) -> str:
 
 
 def _spelled(column: str) -> str:
-    return column.replace("_", " ")
+    return column.replace("s_x2", "S-X²").replace("_", " ")
+
+
+def without_bound(artifact: Artifact) -> NDArray[np.bool_]:
+    """Tell which features have weights whose errors the data do not tell, (n_features,)."""
+    n_features = len(artifact.manifest["feature_names"])
+    has_errors = "weights_error" in artifact and artifact.dims("weights_error")[0] == "feature"
+    if not has_errors:
+        return np.zeros(n_features, np.bool_)
+    errors = np.asarray(artifact["weights_error"], np.float64)
+    return ~np.isfinite(errors).all(axis=1)

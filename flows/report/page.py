@@ -37,6 +37,7 @@ from flows.report.parameters import parameter_figures
 from flows.report.plots import Figure
 from flows.report.rows import read_rows
 from flows.report.subject import DEFAULTS, Options, Subject, subject_of
+from flows.report.words import words_of_facts
 from pipeline.executors.base import one_blas_thread
 from storage.dataset import BinaryDataset
 from storage.locations import Place, write_text
@@ -107,6 +108,7 @@ def _row_figures(subject: Subject, dataset: BinaryDataset) -> Iterator[Figure]:
 def _rendered(report: Report) -> str:
     artifact, figures = report.fitted.artifact, report.figures
     manifest = artifact.manifest
+    facts = what_was_fitted(manifest)
     plots = [
         json_item(figure.plot, f"plot{k}")  # type: ignore[arg-type]
         for k, figure in enumerate(figures)
@@ -118,7 +120,8 @@ def _rendered(report: Report) -> str:
         findings=findings(report.fitted),
         items=item_table(artifact),
         fit=fit_table(manifest),
-        facts=what_was_fitted(manifest),
+        facts=facts,
+        words=words_of_facts(facts),
         warnings=[*manifest["warnings"], *report.notes],
         drift=drift_facts(manifest),
         groups=arranged(figures),

@@ -49,7 +49,7 @@ def fit_statistics(
         "reliability": _reliability(sums).tolist(),
     }
     if "both" not in sums.values:
-        return found
+        return found | {"m2_missing": "there are too many items to compare their pairs"}
     both = sums.values["both"][np.ix_(varying, varying)]
     n_complete = int(sums.values["score_rows"].sum())
     size = len(varying)

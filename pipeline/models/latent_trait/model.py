@@ -111,8 +111,8 @@ class LatentTrait(Model):
         variational fit ends.
     nodes
         Nodes of an axis for quadrature, draws for sampling; None begins with 41, 21 or 15 for 1, 2
-        or 3 components and goes up to 300, 61 or 21 where items are steep or rows' posteriors narrow,
-        and takes 500 draws.
+        or 3 components and goes up to 300, 61 or 21 where items are steep or rows' posteriors
+        narrow, and takes 500 draws.
     prior_precision
         Of a normal prior on the weights; above 0 it keeps separable items finite.
     equal_slopes

@@ -37,8 +37,8 @@ _FINE_STEP = 2.5  # a h
 _STEEP = 20.0  # beyond what the most nodes tell, a step
 # Share of an axis that the likeliest node has in a mean row. Objectives of fits (survey, test and
 # simulated data) were off by up to 0.02 nats a row where it was above 0.6, 5e-3 above 0.5, and 1e-3
-# at 0.45; with one component slopes of up to 2 were off by up to 5e-3 at 0.65, 1e-3 at 0.55 and less
-# than 1e-4 below 0.45. It falls with the root of the number of nodes, or more slowly: hence the aim.
+# at 0.45; slopes of one component by up to 5e-3 at 0.65, 1e-3 at 0.55 and 3e-4 below 0.45, or 1e-3
+# with 100 items. It falls with the root of the number of nodes, or more slowly: hence the aim.
 _COARSE, _FINE, _AIM = 0.6, 0.45, 0.4
 
 
