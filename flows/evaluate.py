@@ -304,6 +304,8 @@ def check(options: Options) -> Plan:
     for known in (training, *(named.training for named in loaded if named.training)):
         check_label(known.dataset, options.label)
     tests = nested_tests(loaded) if options.likelihood_ratio else ()
+    if options.dif is None and options.dif_test != Options.dif_test:
+        raise FitError("--dif-test: Expected --dif beside it, got none. Name the column of groups.")
     groups = groups_of(dataset, options.dif) if options.dif else None
     return Plan(options, dataset, split, loaded, training, tests, groups, open_executor)
 

@@ -29,6 +29,8 @@ class ItemTable(NamedTuple):
 
     Attributes
     ----------
+    title
+        What its numbers are.
     columns
         Their names.
     rows
@@ -37,14 +39,26 @@ class ItemTable(NamedTuple):
         What stands beside the numbers, and what is left out.
     """
 
+    title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
     note: str
 
 
-def item_table(artifact: Artifact) -> ItemTable | None:
-    """Give the parameters of features; None of a model that has none."""
-    found = item_columns(artifact)
+def item_table(artifact: Artifact, correlations: NDArray[np.float64] | None) -> ItemTable | None:
+    """Give the parameters of features, or else their correlations with components, if known.
+
+    Parameters
+    ----------
+    artifact
+        Of a fit.
+    correlations
+        (n_features, n_components).
+    """
+    found, title = item_columns(artifact), "Parameters"
+    if not found and correlations is not None:
+        found = {f"correlation_{k}": values for k, values in enumerate(correlations.T, 1)}
+        title = "Correlations of features with components"
     named = [*_base_columns(found)]
     if not named:
         return None
@@ -62,7 +76,7 @@ def item_table(artifact: Artifact) -> ItemTable | None:
     note = beside + left_out("features", len(at), len(names), largest)
     note += left_out("columns", len(shown), len(named), "")
     note = f"{note.strip()} {words_of_columns(shown)}"
-    return ItemTable(tuple(map(_spelled, shown)), rows, note.strip())
+    return ItemTable(title, tuple(map(_spelled, shown)), rows, note.strip())
 
 
 def _base_columns(found: Mapping[str, np.ndarray]) -> Iterator[str]:

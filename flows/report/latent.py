@@ -64,7 +64,8 @@ def latent_figures(
         return
     if n_components == 1:
         yield _item_curves(fitted, coded)
-        if "difficulty" in fitted.artifact:  # items of one trait
+        # Of items of one trait, where the data tell some of them.
+        if "difficulty" in fitted.artifact and not without_bound(fitted.artifact).all():
             yield _information_curves(fitted, coded)
     elif n_components == 2 and not _are_shares(coded.codes):
         yield _image_grid(fitted, coded, layout) if layout else _item_lines(fitted, coded)

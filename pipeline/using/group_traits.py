@@ -10,6 +10,7 @@ of one rule, whose weights the focal group's density changes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +24,12 @@ from pipeline.fit import collect_first, collect_pass, fit, start
 from pipeline.models.base import Model
 from pipeline.models.settings import pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.latent_nodes import Nodes, gauss_hermite, node_statistics
+from pipeline.numerics.latent_nodes import (
+    Nodes,
+    gauss_hermite,
+    node_posterior,
+    node_statistics,
+)
 from pipeline.numerics.logistic_regression import logistic_m_step
 from pipeline.params import array
 from pipeline.progress import Progress
@@ -111,22 +117,32 @@ class GroupTraits(Model):
         self, params: GroupParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Do the E-step of each group's rows on its own nodes."""
+        parts = []
+        for group, (rows, *given) in enumerate(self._by_group(params, block)):
+            found = node_statistics(*given)
+            focal = found.mass[-1] * group
+            sums = {"ones": found.ones[:-1], "mass": found.mass[:-1], "focal": focal}
+            parts.append(Sums(len(rows), found.log_likelihood, sums))
+        return parts[0].merge(parts[1])
+
+    def transform(
+        self, params: GroupParams, block: BinaryBlock, rng: RowRandom
+    ) -> Mapping[str, NDArray[Any]]:
+        """Give the posterior mean of x, (n_samples, 1); 0 of rows of neither group."""
+        mean = np.zeros((block.n_samples, 1))
+        for rows, *given in self._by_group(params, block):
+            mean[rows] = node_posterior(*given).mean
+        return {"mean": mean}
+
+    def _by_group(self, params: GroupParams, block: BinaryBlock) -> Iterator[Any]:
+        """Give each group's rows, their bits and mask, slopes, offsets and nodes."""
         X, observed, labels = block.dense(), block.observed(), block.column(self.column)
         seen = np.ones_like(X) if observed is None else observed
         slopes, offsets = np.vstack([params.items, [0.0, _CERTAIN]]).T
-        parts = []
-        for g, value in enumerate(self.groups):
+        for group, value in enumerate(self.groups):
             rows = np.flatnonzero(labels == value)
-            bits, mask = self._columns(X[rows], seen[rows], g)
-            nodes = _nodes(params.focal) if g else _NODES
-            found = node_statistics(bits, mask, slopes[:, None], offsets, nodes)
-            sums = {
-                "ones": found.ones[:-1],
-                "mass": found.mass[:-1],
-                "focal": found.mass[-1] * g,
-            }
-            parts.append(Sums(len(rows), found.log_likelihood, sums))
-        return parts[0].merge(parts[1])
+            columns = self._columns(X[rows], seen[rows], group)
+            yield rows, *columns, slopes[:, None], offsets, _nodes(params.focal * group)
 
     def _columns(
         self, X: NDArray[np.uint8], seen: NDArray[np.uint8], group: int

@@ -80,3 +80,9 @@ def test_what_makes_no_two_groups_is_refused(evaluated: Any, column: str, told: 
     done = evaluated("--dif", column)
     assert done.code == 2
     assert told in done.err
+
+
+def test_a_test_of_no_column_is_refused(evaluated: Any) -> None:
+    done = evaluated("--dif-test", "likelihood-ratio")
+    assert done.code == 2
+    assert "Expected --dif beside it" in done.err
