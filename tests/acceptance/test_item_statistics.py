@@ -142,8 +142,8 @@ def test_intervals_of_a_mixture_cover(n_sets: int) -> None:
     assert abs(shares[1] - 0.95) < 0.02 + 2 * np.sqrt(0.05 / (3 * n_sets))
 
 
-def clipped_covered(seed: int) -> NDArray[np.float64]:
-    """Share of clipped PCA's correlations and loadings that 95 % intervals of one fit hold."""
+def clipped_covered(seed: int, missing: float) -> NDArray[np.float64]:
+    """Share of clipped PCA's correlations, loadings and thresholds that 95 % intervals hold."""
     rng = np.random.default_rng([seed, 7])
     W = rng.uniform(-1, 1, (20, 2)) * np.array([0.8, 0.5])
     W[:, 0] = abs(W[:, 0])
@@ -154,7 +154,8 @@ def clipped_covered(seed: int) -> NDArray[np.float64]:
     noise = rng.standard_normal((1000, 20)) * np.sqrt(1 - (W**2).sum(axis=1))
     x = rng.standard_normal((1000, 2)) @ W.T + noise
     thresholds = rng.uniform(-0.8, 0.8, 20)
-    params = fit(from_numpy((x > thresholds) * 1), "clipped-pca", components=2).params
+    X = np.where(rng.random(x.shape) < missing, np.nan, x > thresholds)
+    params = fit(from_numpy(X), "clipped-pca", components=2).params
     found = params.loadings * np.sign((params.loadings * loadings).sum(axis=0))
     pairs = np.triu_indices(20, 1)
     moved = [
@@ -166,7 +167,14 @@ def clipped_covered(seed: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # 0 / 0 on the diagonal
-@pytest.mark.parametrize("n_sets", [40, pytest.param(200, marks=pytest.mark.matrix)])
-def test_intervals_of_clipped_pca_cover(n_sets: int) -> None:
-    shares = np.mean([clipped_covered(seed) for seed in range(n_sets)], axis=0)
+@pytest.mark.parametrize(
+    ("n_sets", "missing"),
+    [
+        (40, 0.0),
+        pytest.param(200, 0.0, marks=pytest.mark.matrix),
+        pytest.param(200, 0.2, marks=pytest.mark.matrix),
+    ],
+)
+def test_intervals_of_clipped_pca_cover(n_sets: int, missing: float) -> None:
+    shares = np.mean([clipped_covered(seed, missing) for seed in range(n_sets)], axis=0)
     assert ((shares > 0.93) & (shares < 0.97)).all()

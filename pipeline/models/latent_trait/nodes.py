@@ -112,9 +112,11 @@ class Grid:
             return [Notice(text, tuple(steep.tolist()))]
         if self._share(peak) <= _COARSE:
             return []
+        enough = self._enough(peak)
+        remedy = f"nodes={enough}" if enough <= MAX_PER_AXIS else "estimator=ep, which has none"
         text = (
             f"{self.an_axis} nodes an axis lie farther apart than many rows' posteriors are wide: "
-            f"the objective may be off by 0.01 nats a row; --set nodes={self._enough(peak)}"
+            f"the objective may be off by 0.01 nats a row; --set {remedy}"
         )
         return [Notice(text)]
 
