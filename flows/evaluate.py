@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from flows.cli.splits import split_to_fit, split_to_judge
 from flows.cli.summary import print_json
 from flows.data.datasets import check_label, dataset_rows, open_named
 from flows.evaluating.codes import DrawnRows, Source, draw, judged_codes
-from flows.evaluating.dif import Groups, groups_of, item_bias
+from flows.evaluating.dif import DifTest, Groups, groups_of, item_bias
 from flows.evaluating.folds import Dealt, Refit, check_folds, fold_steps
 from flows.evaluating.named import NO_SEGMENTS, Named, load_named
 from flows.evaluating.nested import nested_tests
@@ -142,16 +142,10 @@ class Options:
         str | None,
         Option(help="Per-row column of two groups, one of which items may favour."),
     ] = None
-    dif_test: Annotated[
-        Literal["mantel-haenszel", "likelihood-ratio"],
-        Option(help="How to test for that: by sum scores, or by a fit for every item."),
-    ] = "mantel-haenszel"
+    dif_test: DifTest = "mantel-haenszel"
     likelihood_ratio: Annotated[
         bool,
-        Option(
-            negative="",
-            help="Test nested latent-trait fits to the same rows against each other.",
-        ),
+        Option(negative="", help="Test nested latent-trait fits to the same rows by likelihood."),
     ] = False
     with_baselines: Annotated[
         bool,
@@ -304,9 +298,7 @@ def check(options: Options) -> Plan:
     for known in (training, *(named.training for named in loaded if named.training)):
         check_label(known.dataset, options.label)
     tests = nested_tests(loaded) if options.likelihood_ratio else ()
-    if options.dif is None and options.dif_test != Options.dif_test:
-        raise FitError("--dif-test: Expected --dif beside it, got none. Name the column of groups.")
-    groups = groups_of(dataset, options.dif) if options.dif else None
+    groups = groups_of(dataset, options.dif, options.dif_test)
     return Plan(options, dataset, split, loaded, training, tests, groups, open_executor)
 
 
@@ -345,9 +337,8 @@ def _item_bias(job: Job) -> dict[str, Any] | None:
     """Test which items favour a group, where one was asked for."""
     if (groups := job.groups) is None:
         return None
-    names = job.dataset.feature_names
-    rows, test = job.rows((groups.column,)), job.options.dif_test
-    return item_bias(groups, test, rows, names, job.executor, job.progress)
+    rows, names = job.rows((groups.column,)), job.dataset.feature_names
+    return item_bias(groups, rows, names, job.executor, job.progress)
 
 
 def _steps(job: Job, stages: Stages) -> dict[str, Any]:
