@@ -86,7 +86,7 @@ and how often by the 5 with the nearest bits, which is the value to beat.
 `--dif COLUMN` tests by Mantel and Haenszel which items favour one of the two groups that the column
 names, among rows of equal sum scores; it depends on no model. With `--dif-test likelihood-ratio` a
 one-trait model in which an item has its own slope and offset in each group is fitted for every
-item, and held against the one in which all are shared: a dozen passes an item.
+item, and held against the one in which all are shared: some 30 passes an item.
 
 `--likelihood-ratio` tests nested latent-trait fits to the same rows, such as equal slopes against
 slopes of their own, or one trait against two, by twice the gain in log-likelihood of the fit, which
