@@ -78,7 +78,9 @@ often a row's label is told by the 5 rows with the nearest codes, of up to 20,00
 and how often by the 5 with the nearest bits, which is the value to beat.
 
 `--dif COLUMN` tests by Mantel and Haenszel which items favour one of the two groups that the column
-names, among rows of equal sum scores; it depends on no model.
+names, among rows of equal sum scores; it depends on no model. With `--dif-test likelihood-ratio` a
+one-trait model in which an item has its own slope and offset in each group is fitted for every
+item, and held against the one in which all are shared: some 30 passes an item.
 
 `--likelihood-ratio` tests nested latent-trait fits to the same rows, such as equal slopes against
 slopes of their own, or one trait against two, by twice the gain in log-likelihood of the fit, which
@@ -245,7 +247,7 @@ def check(options: EvaluateOptions) -> Plan:
     for known in (training, *(named.training for named in loaded if named.training)):
         check_label(known.dataset, options.label)
     tests = nested_tests(loaded) if options.likelihood_ratio else ()
-    groups = groups_of(dataset, options.dif) if options.dif else None
+    groups = groups_of(dataset, options.dif, options.dif_test)
     return Plan(options, dataset, split, loaded, training, tests, groups, open_executor)
 
 
@@ -284,8 +286,8 @@ def _item_bias(job: Job) -> dict[str, Any] | None:
     """Test which items favour a group, where one was asked for."""
     if (groups := job.groups) is None:
         return None
-    names = job.dataset.feature_names
-    return item_bias(groups, job.rows((groups.column,)), names, job.executor, job.progress)
+    rows, names = job.rows((groups.column,)), job.dataset.feature_names
+    return item_bias(groups, rows, names, job.executor, job.progress)
 
 
 def _steps(job: Job, stages: Stages) -> dict[str, Any]:

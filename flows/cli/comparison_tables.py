@@ -37,10 +37,13 @@ _KINDS = {
 
 
 _MOST_ITEMS = 30
-_BIAS_NOTE = (
-    "odds ratio: above 1 the item favours the first group, among rows of equal sum scores\n"
-    "class: A small or by chance, B moderate, C large"
-)
+_BIAS_NAMES = {"odds_ratio": "odds ratio", "grade": "class"}
+_BIAS_NOTES = {
+    "mantel-haenszel": "odds ratio: above 1 the item favours the first group, among rows of equal "
+    "sum scores\nclass: A small or by chance, B moderate, C large",
+    "likelihood-ratio": "slopes, offsets: of the item in the first and the second group, where all "
+    "other items are shared; chi2 with 2 degrees of freedom",
+}
 
 
 def print_evaluation(summary: Mapping[str, Any]) -> None:
@@ -64,7 +67,7 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
         console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model{some}")
     if bias := summary["item_bias"]:
         console.print(_biased(bias))
-        console.print(_BIAS_NOTE, markup=False)
+        console.print(_BIAS_NOTES[bias["test"]], markup=False)
     for test in summary["likelihood_ratio_tests"]:
         p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"
         told = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
@@ -186,13 +189,21 @@ def _biased(bias: Mapping[str, Any]) -> Table:
     """Lay out which items favour a group, the most biased first."""
     (reference, focal), rows = (bias["reference"], bias["focal"]), bias["rows"]
     title = f"{bias['column']}: {reference} ({rows[0]:,} rows) against {focal} ({rows[1]:,})"
+    if trait := bias.get("focal_trait"):
+        title += f", whose trait has mean {trait['mean']:.2f} and sd {trait['sd']:.2f}"
     table = Table(box=None, padding=(0, 2, 0, 0), title=escape(title), title_justify="left")
     table.add_column("item")
-    for name in ("odds ratio", "delta", "chi2", "p", "class"):
-        table.add_column(name, justify="right")
+    named = [name for name in bias["items"][0] if name != "feature"]
+    for name in named:
+        table.add_column(_BIAS_NAMES.get(name, name), justify="right")
     for item in bias["items"][:_MOST_ITEMS]:
-        ratio, delta, chi2 = (f"{item[name]:.2f}" for name in ("odds_ratio", "delta", "chi2"))
-        table.add_row(
-            escape(item["feature"]), ratio, delta, chi2, f"{item['p']:.4f}", item["grade"]
-        )
+        table.add_row(escape(item["feature"]), *(_bias_cell(name, item[name]) for name in named))
     return table
+
+
+def _bias_cell(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(f"{one:.2f}" for one in value)
+    return f"{value:.4f}" if name == "p" else f"{value:.2f}"

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from flows.cli.options import DATA, Option
 from pipeline.blocks import Rows
 from pipeline.collect import collect
+from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.progress import Progress
+from pipeline.using.group_traits import group_tests
 from pipeline.using.item_bias import count_by_score, mantel_haenszel
 from storage.dataset import BinaryDataset
 from storage.errors import DataError
 
+DifTest = Annotated[
+    Literal["mantel-haenszel", "likelihood-ratio"],
+    Option(group=DATA, help="How to test for that: by sum scores, or by a fit for every item."),
+]
+_LIKELIHOOD_RATIO = "likelihood-ratio"
 _LEAST_ROWS = 20
 
 
 class Groups(NamedTuple):
-    """Two groups of rows: the column, its values, and their texts, of the larger group first."""
+    """Two groups of rows: the column, how items are tested, its values and their texts, of the
+    larger group first."""
 
     column: str
+    test: str
     values: tuple[int, int]
     names: tuple[str, str]
 
 
-def groups_of(dataset: BinaryDataset, column: str) -> Groups:
+def groups_of(dataset: BinaryDataset, column: str | None, test: str) -> Groups | None:
     """Find the two groups that a per-row column makes; the larger is the reference.
 
     Raises
     ------
     DataError
         If there is no such column, or it has not two values with rows enough.
+    FitError
+        If a test is asked for without a column.
     """
+    if column is None:
+        if test == _LIKELIHOOD_RATIO:
+            raise FitError("--dif-test: Expected --dif beside it, got none. Name a column.")
+        return None
     dataset.check_columns([column])
     each = [dataset.row_labels(key, [column])[1][column] for key in range(dataset.n_chunks)]
     values, counts = np.unique(np.concatenate(each), return_counts=True)
@@ -53,7 +69,7 @@ def groups_of(dataset: BinaryDataset, column: str) -> Groups:
                 f"{dataset.path}: --dif: Expected {_LEAST_ROWS} rows or more of each group, got "
                 f"{count} of {column} = {name!r}. Take another column."
             )
-    return Groups(column, (int(values[0]), int(values[1])), (names[0], names[1]))
+    return Groups(column, test, (int(values[0]), int(values[1])), (names[0], names[1]))
 
 
 def item_bias(
@@ -62,14 +78,20 @@ def item_bias(
     """Test the items of all rows, the most biased first."""
     count = partial(count_by_score, groups.column, groups.values)
     sums = collect(count, rows, executor, "sum scores", progress=progress)
-    found = mantel_haenszel(sums.values["rows"], sums.values["ones"])
+    told: dict[str, Any] = {}
+    found: Any = mantel_haenszel(sums.values["rows"], sums.values["ones"])
+    if groups.test == _LIKELIHOOD_RATIO:
+        found, focal = group_tests(groups.column, groups.values, rows, executor, progress)
+        told["focal_trait"] = dict(zip(("mean", "sd"), focal.tolist(), strict=True))
     order = np.argsort(found.p, kind="stable")
     columns = {name: values[order].tolist() for name, values in found._asdict().items()}
     items = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
     return {
         "column": groups.column,
+        "test": groups.test,
         "reference": groups.names[0],
         "focal": groups.names[1],
         "rows": sums.values["rows"].sum(axis=1).tolist(),
+        **told,
         "items": [{"feature": names[i], **item} for i, item in zip(order, items, strict=True)],
     }

@@ -13,6 +13,8 @@ from pipeline.errors import FitError
 
 Manifest = Mapping[str, Any]
 
+_TOLD = ("estimator", "equal_slopes", "prior_precision", "constant_features")
+_USUAL = (None, "auto", "no", 0.0, "refuse")
 _STOPPED_SHORT = 0.01  # nats that the larger of two fits may lie below the smaller
 
 
@@ -81,6 +83,7 @@ def _told(named: Named) -> Manifest:
 
 
 def _spelled(named: Named) -> str:
-    equal = named.manifest["hyperparameters"].get("equal_slopes") == "yes"
+    settings = named.manifest["hyperparameters"]
     components = f"{named.n_components} component{'s' if named.n_components != 1 else ''}"
-    return f"{named.manifest['model']} of {components}{', equal slopes' if equal else ''}"
+    told = (f", {name}={settings[name]}" for name in _TOLD if settings.get(name) not in _USUAL)
+    return f"{named.manifest['model']} of {components}{''.join(told)}"

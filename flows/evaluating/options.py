@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from flows.cli.options import DATA, MODEL, RUN, DatasetName, Option, Seed, Where, Whole
+from flows.evaluating.dif import DifTest
 
 
 @Option(name="*")
@@ -48,12 +49,13 @@ class EvaluateOptions:
         str | None,
         Option(group=DATA, help="Per-row column of two groups, one of which items may favour."),
     ] = None
+    dif_test: DifTest = "mantel-haenszel"
     likelihood_ratio: Annotated[
         bool,
         Option(
             group=MODEL,
             negative="",
-            help="Test nested latent-trait fits to the same rows against each other.",
+            help="Test nested latent-trait fits to the same rows by likelihood.",
         ),
     ] = False
     with_baselines: Annotated[

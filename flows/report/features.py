@@ -20,7 +20,7 @@ TITLE = "Correlation of features with components"
 
 
 def correlation_figures(
-    artifact: Artifact, coded: CodedRows, layout: ImageLayout | None
+    artifact: Artifact, coded: CodedRows, values: Array, layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw correlations of features with codes, where no parameters tell as much.
 
@@ -30,18 +30,20 @@ def correlation_figures(
         Of a fit.
     coded
         Rows that were coded.
+    values
+        `correlations` of these.
     layout
         Where every feature lies in an image, if features are pixels.
     """
     told = {frozenset(dims) for dims, _ in OF_FEATURES}
     if not any(frozenset(artifact.dims(name)) in told for name in artifact):
-        values = _correlations(coded.values.astype(np.float64), coded.codes)
         for figure in of_features(artifact, "correlation", TITLE, values, layout):
             yield replace(figure, note=f"{figure.note} Of {len(coded.codes):,} rows.".strip())
 
 
-def _correlations(X: Array, codes: Array) -> Array:
-    """Correlate columns where X is observed, 0 where either is constant: (n_features, n_codes)."""
+def correlations(coded: CodedRows) -> Array:
+    """Correlate observed features with codes, 0 where either is constant: (n_features, n_codes)."""
+    X, codes = coded.values.astype(np.float64), coded.codes
     seen = np.isfinite(X).astype(np.float64)
     n = np.maximum(seen.sum(axis=0), 1.0)[:, None]
     X = np.where(seen == 1, X, 0.0)

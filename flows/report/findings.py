@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flows.data.fitted import Fitted
 from flows.report.causes import causes_of, unit_sentences
 from flows.report.facts import dataset_name
+from flows.report.items import without_bound
 from flows.report.plots import number
 from storage.artifacts import Artifact
 
@@ -22,8 +23,17 @@ _CLOSE, _ADEQUATE = 0.05, 0.089  # RMSEA (A. Maydeu-Olivares, H. Joe, Mult. Beha
 _LEVEL = 0.05
 
 
-def findings(fitted: Fitted) -> list[str]:
-    """Say what was found, and how well it fits."""
+def findings(fitted: Fitted, correlations: Array | None) -> list[str]:
+    """Say what was found, and how well it fits.
+
+    Parameters
+    ----------
+    fitted
+        The fitted model.
+    correlations
+        Of features with components, (n_features, n_components), where rows were read: what is said
+        of a model whose parameters do not tell.
+    """
     artifact, causes = fitted.artifact, causes_of(fitted)
     units = unit_sentences(causes, fitted.feature_names, _MOST_FEATURES) if causes else ()
     told = artifact.manifest["diagnostics"].get("fit_statistics", {})
@@ -31,7 +41,7 @@ def findings(fitted: Fitted) -> list[str]:
         _what(artifact.manifest),
         *_shares(artifact),
         *units,
-        *_leading(artifact),
+        *(() if causes else _leading(artifact, correlations)),
         *_fit(told),
         *_misfits(artifact),
     ]
@@ -62,18 +72,23 @@ def _shares(artifact: Artifact) -> Iterator[str]:
         yield f"{holds} {_listed([f'{one:.0%}' for one in share])} of the rows."
 
 
-def _leading(artifact: Artifact) -> Iterator[str]:
+def _leading(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
     """Name the features that lead each component."""
     names = artifact.manifest["feature_names"]
     if _has_kinds(artifact):
         yield from _standing_out(artifact, names)
         return
-    for k, column in enumerate(_columns(artifact)[:_MOST_COMPONENTS], 1):
+    columns, verb = _columns(artifact), "is led by"
+    if not columns and correlations is not None:
+        columns, verb = [*correlations.T], "correlates most with"
+    bounded = ~without_bound(artifact)
+    for k, values in enumerate(columns[:_MOST_COMPONENTS], 1):
+        column = values * bounded  # what is not to be read does not lead
         order = np.argsort(-abs(column), kind="stable")[:_MOST_FEATURES]
         leading = [i for i in order if abs(column[i]) > _LEADING * abs(column[order[0]])]
         named = [f"{names[i]} ({number(float(column[i]), 3)})" for i in leading]
         if named:
-            yield f"Component {k} is led by {_listed(named)}."
+            yield f"Component {k} {verb} {_listed(named)}."
 
 
 def _has_kinds(artifact: Artifact) -> bool:

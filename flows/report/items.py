@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flows.exporting.items import item_columns
 from flows.report.plots import left_out
+from flows.report.words import words_of_columns
 from storage.artifacts import Artifact
 
 _MOST_ROWS, _MOST_COLUMNS = 500, 10
@@ -27,6 +29,8 @@ class ItemTable(NamedTuple):
 
     Attributes
     ----------
+    title
+        What its numbers are.
     columns
         Their names.
     rows
@@ -35,14 +39,26 @@ class ItemTable(NamedTuple):
         What stands beside the numbers, and what is left out.
     """
 
+    title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
     note: str
 
 
-def item_table(artifact: Artifact) -> ItemTable | None:
-    """Give the parameters of features; None of a model that has none."""
-    found = item_columns(artifact)
+def item_table(artifact: Artifact, correlations: NDArray[np.float64] | None) -> ItemTable | None:
+    """Give the parameters of features, or else their correlations with components, if known.
+
+    Parameters
+    ----------
+    artifact
+        Of a fit.
+    correlations
+        (n_features, n_components).
+    """
+    found, title = item_columns(artifact), "Parameters"
+    if not found and correlations is not None:
+        found = {f"correlation_{k}": values for k, values in enumerate(correlations.T, 1)}
+        title = "Correlations of features with components"
     named = [*_base_columns(found)]
     if not named:
         return None
@@ -59,7 +75,8 @@ def item_table(artifact: Artifact) -> ItemTable | None:
     largest = f", those of the largest {_spelled(shown[0])}"
     note = beside + left_out("features", len(at), len(names), largest)
     note += left_out("columns", len(shown), len(named), "")
-    return ItemTable(tuple(map(_spelled, shown)), rows, note.strip())
+    note = f"{note.strip()} {words_of_columns(shown)}"
+    return ItemTable(title, tuple(map(_spelled, shown)), rows, note.strip())
 
 
 def _base_columns(found: Mapping[str, np.ndarray]) -> Iterator[str]:
@@ -120,4 +137,14 @@ def _with(column: str, added: str) -> str:
 
 
 def _spelled(column: str) -> str:
-    return column.replace("_", " ")
+    return column.replace("s_x2", "S-X²").replace("_", " ")
+
+
+def without_bound(artifact: Artifact) -> NDArray[np.bool_]:
+    """Tell which features have weights whose errors the data do not tell, (n_features,)."""
+    n_features = len(artifact.manifest["feature_names"])
+    has_errors = "weights_error" in artifact and artifact.dims("weights_error")[0] == "feature"
+    if not has_errors:
+        return np.zeros(n_features, np.bool_)
+    errors = np.asarray(artifact["weights_error"], np.float64)
+    return ~np.isfinite(errors).all(axis=1)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flows.data.fitted import Fitted
 from flows.report.figures import ImageLayout
 from flows.report.heat_maps import heat_map
+from flows.report.items import without_bound
 from flows.report.labels import Labels, coloured
 from flows.report.lines import Line, half_lines, places_of_names, with_room
 from flows.report.plots import (
@@ -63,7 +64,8 @@ def latent_figures(
         return
     if n_components == 1:
         yield _item_curves(fitted, coded)
-        if "difficulty" in fitted.artifact:  # items of one trait
+        # Of items of one trait, where the data tell some of them.
+        if "difficulty" in fitted.artifact and not without_bound(fitted.artifact).all():
             yield _information_curves(fitted, coded)
     elif n_components == 2 and not _are_shares(coded.codes):
         yield _image_grid(fitted, coded, layout) if layout else _item_lines(fitted, coded)
@@ -99,7 +101,7 @@ def _information_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw what features tell of the component, P'² / (P (1 − P)), and all of them together."""
     z, P = _over_component(fitted, coded)
     information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
-    unbounded = _without_bound(fitted)
+    unbounded = without_bound(fitted.artifact)
     information[:, unbounded] = 0.0
     drawn = np.flatnonzero(~unbounded)
     shown = np.sort(drawn[np.argsort(-information[:, drawn].max(axis=0), kind="stable")])
@@ -119,14 +121,6 @@ def _information_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     alt = f"Information of {len(shown)} features and of all over component 1. {note}"
     told: Any = {"note": note, "hint": hint, "keys": (Key("all features", GREY, "dash"), *keys)}
     return Figure("Information over the component", alt, plot, **told)
-
-
-def _without_bound(fitted: Fitted) -> NDArray[np.bool_]:
-    """Tell which features have weights whose errors the data do not tell."""
-    if "weights_error" not in fitted.artifact:
-        return np.zeros(len(fitted.feature_names), np.bool_)
-    errors = np.asarray(fitted.artifact["weights_error"], np.float64)
-    return ~np.isfinite(errors.reshape(len(fitted.feature_names), -1)).all(axis=1)
 
 
 def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
@@ -208,11 +202,13 @@ def _item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     hovering(plot, lines, [("feature", "feature")])
     if found:
         places = places_of_names(found)
-        plot.text(places[:, 0], places[:, 1], names, text_color=COLOURS[1], **NAMES)
+        named = with_room(places, names, x[-1] - x[0])
+        shown = [names[k] for k in named]
+        plot.text(places[named, 0], places[named, 1], shown, text_color=COLOURS[1], **NAMES)
     alt = f"Lines where features are as likely 1 as 0, over {len(coded.codes):,} rows: "
     note = (
         "On a line its feature is as likely 1 as 0; its name stands on the side where 1 is the "
-        "likelier. Dots are rows."
+        "likelier. Point at a line for its name. Dots are rows."
     )
     n_features = len(fitted.feature_names)
     if len(found) < n_features:

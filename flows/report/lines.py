@@ -14,7 +14,8 @@ Array = NDArray[np.float64]
 _PLACES = np.linspace(0.05, 0.95, 37)
 _AWAY = 0.02  # of the plane's width: distance of a name from its line
 _INNER = np.array([0.4, 0.46])  # of the plane's width and height
-_PLOT, _LETTER = 440.0, np.array([6.5, 13.0])  # pixels: a plot's inner width, a letter's size
+# Pixels: the inner width of a plot on a telephone, where names have least room; a letter's size.
+_PLOT, _LETTER = 290.0, np.array([6.5, 13.0])
 _TALL = 3.0  # names are wider than high: what is above or below counts as so much farther
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from bokeh.embed import json_item
 from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
 from flows.report.arrangement import arranged
@@ -27,7 +29,7 @@ from flows.report.facts import (
     what_was_fitted,
     without_statistics,
 )
-from flows.report.features import correlation_figures
+from flows.report.features import correlation_figures, correlations
 from flows.report.findings import findings
 from flows.report.fit_statistics import fit_table
 from flows.report.items import item_table
@@ -35,8 +37,9 @@ from flows.report.labels import choose_labels
 from flows.report.latent import latent_figures
 from flows.report.parameters import parameter_figures
 from flows.report.plots import Figure
-from flows.report.rows import read_rows
+from flows.report.rows import Seen, read_rows
 from flows.report.subject import DEFAULTS, Options, Subject, subject_of
+from flows.report.words import words_of_facts
 from pipeline.executors.base import one_blas_thread
 from storage.dataset import BinaryDataset
 from storage.locations import Place, write_text
@@ -56,12 +59,15 @@ class Report:
         What is told in words beside them.
     notes
         What was left out and why.
+    correlations
+        Of features with components, (n_features, n_components); None where no rows were read.
     """
 
     fitted: Fitted
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
+    correlations: NDArray[np.float64] | None
 
 
 def draw_report(
@@ -81,11 +87,14 @@ def drawn(subject: Subject) -> Report:
     """Draw the figures of what was found."""
     fitted, causes = subject.fitted, causes_of(subject.fitted)
     figures = [*parameter_figures(fitted.artifact, subject.layout, causes)]
+    found = None
     if subject.dataset is not None:
         with one_blas_thread():
-            figures += _row_figures(subject, subject.dataset)
+            seen = read_rows(fitted, subject.dataset)
+            found = correlations(seen.coded)
+            figures += _row_figures(subject, subject.dataset, seen, found)
     tables = (unit_table(causes, fitted.feature_names),) if causes else ()
-    return Report(fitted, tuple(figures), tables, subject.notes)
+    return Report(fitted, tuple(figures), tables, subject.notes, found)
 
 
 def write_report(report: Report, output: Place) -> None:
@@ -95,11 +104,13 @@ def write_report(report: Report, output: Place) -> None:
     write_text(output, _rendered(report).encode("utf-8", "replace").decode())
 
 
-def _row_figures(subject: Subject, dataset: BinaryDataset) -> Iterator[Figure]:
-    fitted, seen = subject.fitted, read_rows(subject.fitted, dataset)
+def _row_figures(
+    subject: Subject, dataset: BinaryDataset, seen: Seen, found: NDArray[np.float64]
+) -> Iterator[Figure]:
+    fitted = subject.fitted
     labels = choose_labels(seen.coded, dataset.segment_names, subject.label)
     yield from latent_figures(fitted, seen.coded, labels, subject.layout)
-    yield from correlation_figures(fitted.artifact, seen.coded, subject.layout)
+    yield from correlation_figures(fitted.artifact, seen.coded, found, subject.layout)
     if seen.pairs is not None and len(seen.pairs.z):
         yield calibration_figure(seen, seen.pairs, fitted.feature_names)
 
@@ -107,6 +118,7 @@ def _row_figures(subject: Subject, dataset: BinaryDataset) -> Iterator[Figure]:
 def _rendered(report: Report) -> str:
     artifact, figures = report.fitted.artifact, report.figures
     manifest = artifact.manifest
+    facts = what_was_fitted(manifest)
     plots = [
         json_item(figure.plot, f"plot{k}")  # type: ignore[arg-type]
         for k, figure in enumerate(figures)
@@ -115,10 +127,11 @@ def _rendered(report: Report) -> str:
     bokeh, script = "\n".join(_bokeh()), _text("script.js")
     page: str = _template().render(
         title=title_of(manifest),
-        findings=findings(report.fitted),
-        items=item_table(artifact),
+        findings=findings(report.fitted, report.correlations),
+        items=item_table(artifact, report.correlations),
         fit=fit_table(manifest),
-        facts=what_was_fitted(manifest),
+        facts=facts,
+        words=words_of_facts(facts),
         warnings=[*manifest["warnings"], *report.notes],
         drift=drift_facts(manifest),
         groups=arranged(figures),

@@ -34,7 +34,7 @@ def publish(report: Report, page: Place) -> None:
 
     manifest = report.fitted.artifact.manifest
     key = f"{slug(dataset_name(manifest))}-{slug(manifest['model'])}"
-    told = markdown(manifest, findings(report.fitted), page)
+    told = markdown(manifest, findings(report.fitted, report.correlations), page)
     create_markdown_artifact(told, key=key, description=_code(title_of(manifest)))
     names = slugs(figure.title for figure in report.figures)
     for name, figure in zip(names, report.figures, strict=True):

@@ -56,6 +56,18 @@ def test_the_table_says_whom_items_favour(evaluated: Any) -> None:
     assert "S2WantShout" in done.out
 
 
+def test_a_fit_for_every_item_tells_its_slopes_and_offsets(evaluated: Any) -> None:
+    words = ("--dif", "gender", "--dif-test", "likelihood-ratio")
+    bias = evaluated(*words, "--json").json["item_bias"]
+    assert (bias["test"], bias["reference"], bias["rows"]) == ("likelihood-ratio", "F", [243, 73])
+    first = bias["items"][0]
+    assert first["feature"] == "S2WantShout"
+    assert first["p"] < 0.01
+    assert first["offsets"][0] - first["offsets"][1] > 0.5
+    assert "whose trait has mean 0.2" in (done := evaluated(*words)).out
+    assert "S2WantShout" in done.out
+
+
 @pytest.mark.parametrize(
     ("column", "told"),
     [
@@ -68,3 +80,9 @@ def test_what_makes_no_two_groups_is_refused(evaluated: Any, column: str, told: 
     done = evaluated("--dif", column)
     assert done.code == 2
     assert told in done.err
+
+
+def test_a_test_of_no_column_is_refused(evaluated: Any) -> None:
+    done = evaluated("--dif-test", "likelihood-ratio")
+    assert done.code == 2
+    assert "Expected --dif beside it" in done.err

@@ -10,7 +10,6 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.models.latent_trait.information import MOST_PARAMETERS
 from pipeline.numerics.item_fit import score_fit
 from pipeline.numerics.latent_nodes import Nodes
 from pipeline.numerics.limited_information import LimitedFit, independent_fit, limited_fit
@@ -50,7 +49,7 @@ def fit_statistics(
         "reliability": _reliability(sums).tolist(),
     }
     if "both" not in sums.values:
-        return found | {"m2_missing": f"more than {MOST_PARAMETERS} parameters"}
+        return found | {"m2_missing": "there are too many items to compare their pairs"}
     both = sums.values["both"][np.ix_(varying, varying)]
     n_complete = int(sums.values["score_rows"].sum())
     size = len(varying)

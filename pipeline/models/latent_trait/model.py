@@ -111,7 +111,8 @@ class LatentTrait(Model):
         variational fit ends.
     nodes
         Nodes of an axis for quadrature, draws for sampling; None begins with 41, 21 or 15 for 1, 2
-        or 3 components and goes up to 300, 61 or 21 where items are steep, and takes 500 draws.
+        or 3 components and goes up to 300, 61 or 21 where items are steep or rows' posteriors
+        narrow, and takes 500 draws.
     prior_precision
         Of a normal prior on the weights; above 0 it keeps separable items finite.
     equal_slopes
@@ -287,7 +288,7 @@ class LatentTrait(Model):
         if self.estimator == "auto" and is_bound(state.working):
             weights = awake(state.params.weights, _random(state), state.auxiliary["constant"])
             return self._enter(state, weights, 0.0, self._last_estimator(weights.shape[1]))
-        return finer_stage(state) if self.nodes is None else None
+        return finer_stage(state, statistics) if self.nodes is None else None
 
     def _grown(self, state: FitState, statistics: Sums) -> FitState:
         """Add a component while that helps rows held out; then fit all rows with the best."""

@@ -1,10 +1,11 @@
-"""How many nodes an axis quadrature needs: enough for the steepest item.
+"""How many nodes an axis quadrature needs: enough for the steepest item and for narrow posteriors.
 
 Near 0 the nodes of a Gauss–Hermite rule with n of an axis lie h = π / √n apart. A sum over points h
 apart is off from the integral of a logistic curve of slope a by a share of about exp(−2π² / (a h)),
 as its poles lie π / a beside the axis (L. N. Trefethen, J. A. C. Weideman, SIAM Review 56 (2014)).
 Where that is no longer small an item falls between two nodes: they see no maximum where there is
-one, or another. Here a h ≤ 2.5 counts as fine, a share of 4e-4.
+one, or another. Here a h ≤ 2.5 counts as fine, a share of 4e-4. Likewise where a row's posterior is
+not wider than h, which the likeliest node tells: it has nearly all of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Notice
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.latent_nodes import MAX_PER_AXIS, Nodes, gauss_hermite
+from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -35,8 +37,9 @@ _FINE_STEP = 2.5  # a h
 _STEEP = 20.0  # beyond what the most nodes tell, a step
 # Share of an axis that the likeliest node has in a mean row. Objectives of fits (survey, test and
 # simulated data) were off by up to 0.02 nats a row where it was above 0.6, 5e-3 above 0.5, and 1e-3
-# at 0.45. It falls with the root of the number of nodes.
-_COARSE, _FINE = 0.6, 0.45
+# at 0.45; slopes of one component by up to 5e-3 at 0.65, 1e-3 at 0.55 and 3e-4 below 0.45, or 1e-3
+# with 100 items. It falls with the root of the number of nodes, or more slowly: hence the aim.
+_COARSE, _FINE, _AIM = 0.6, 0.45, 0.4
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,25 @@ class Grid:
         """Find the features that the nodes lie too far apart for."""
         return np.flatnonzero(abs(weights).max(axis=1) > self.steepest)
 
-    def finer(self, weights: Array) -> Grid | None:
-        """Double the nodes of an axis where these weights need more and may have them.
+    def finer(self, weights: Array, peak: float = 0.0) -> Grid | None:
+        """Take more nodes where weights, or else posteriors, need them and may have them.
 
-        Weights that the nodes do not hold run away, so that no more can be told of them at once.
+        For weights twice as many: those that the nodes do not hold run away, so that no more can be
+        told of them at once. `peak` is the share that the likeliest node has of a mean row.
         """
-        more = min(2 * self.an_axis, MOST_AN_AXIS[self.n_components])
-        is_wanted = self.an_axis < min(needed(weights), more)
-        return Grid(more, self.n_components) if is_wanted else None
+        more, most = self.an_axis, MOST_AN_AXIS[self.n_components]
+        if self.an_axis < min(needed(weights), most):
+            more = 2 * self.an_axis
+        elif self._share(peak) > _FINE:
+            more = self._enough(peak)
+        more = min(more, most)
+        return Grid(more, self.n_components) if more > self.an_axis else None
+
+    def _share(self, peak: float) -> float:
+        return float(peak ** (1 / self.n_components))
+
+    def _enough(self, peak: float) -> int:
+        return math.ceil(self.an_axis * (self._share(peak) / _AIM) ** 2)
 
     def flattened(self, weights: Array, offsets: Array) -> tuple[Array, Array]:
         """Scale items back to what the nodes tell; their thresholds stay."""
@@ -96,13 +110,13 @@ class Grid:
                 f"--set {remedy}{prior}"
             )
             return [Notice(text, tuple(steep.tolist()))]
-        share = peak ** (1 / self.n_components)
-        if share <= _COARSE:
+        if self._share(peak) <= _COARSE:
             return []
-        enough = int(np.ceil(self.an_axis * (share / _FINE) ** 2))
+        enough = self._enough(peak)
+        remedy = f"nodes={enough}" if enough <= MAX_PER_AXIS else "estimator=ep, which has none"
         text = (
             f"{self.an_axis} nodes an axis lie farther apart than many rows' posteriors are wide: "
-            f"the objective may be off by 0.01 nats a row; --set nodes={enough}"
+            f"the objective may be off by 0.01 nats a row; --set {remedy}"
         )
         return [Notice(text)]
 
@@ -129,11 +143,12 @@ def grid_of(working: Arrays) -> Grid | None:
     return Grid(int(working["nodes_an_axis"]), working["points"].shape[1])
 
 
-def finer_stage(state: FitState) -> FitState | None:
-    """Go on with more nodes where the weights need them, steep items scaled back; None else."""
-    grid = grid_of(state.working)
-    finer = None if grid is None else grid.finer(state.params.weights)
-    if grid is None or finer is None:
+def finer_stage(state: FitState, statistics: Sums) -> FitState | None:
+    """Go on with more nodes where that is needed, steep items scaled back; None else."""
+    if (grid := grid_of(state.working)) is None:
+        return None
+    peak = float(statistics.values["peak"]) / statistics.n_samples
+    if (finer := grid.finer(state.params.weights, peak)) is None:
         return None
     weights, offsets = grid.flattened(state.params.weights, state.params.offsets)
     params = replace(state.params, weights=weights, offsets=offsets)

@@ -1,0 +1,63 @@
+"""What a report opens with: what leads, what is not to be read, and words that are explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.report.findings import findings
+from flows.report.items import item_table, without_bound
+from flows.report.page import Report, draw_report
+from flows.report.words import words_of_columns, words_of_facts
+from pipeline.models.registry import models
+from tests.data import probit_rows, write
+from tests.fits import write_fit
+
+
+def drawn(folder: Path, model: str, X: np.ndarray, **settings: Any) -> Report:
+    dataset = write(folder / "d.zarr", X)
+    return draw_report(write_fit(folder / "f", models()[model](**settings), dataset))
+
+
+def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
+    X, _ = probit_rows(600, 5, 1, seed=1)
+    twice = np.column_stack([X, X[:, 0]])  # the data separate f0 and f5
+    report = drawn(tmp_path, "latent-trait", twice, n_components=1)
+    assert np.flatnonzero(without_bound(report.fitted.artifact)).tolist() == [0, 5]
+    told = " ".join(findings(report.fitted, report.correlations))
+    assert "is led by" in told
+    assert "f0 (" not in told
+    assert "f5 (" not in told
+    table = item_table(report.fitted.artifact, report.correlations)
+    assert table is not None
+    assert "D = 1" in table.note
+    untold = [name for name, cells in table.rows if cells[0].beside == "(not told)"]
+    assert untold == ["f0", "f5"]
+
+
+@pytest.mark.parametrize("model", ["kernel-pca", "laplacian-eigenmap"])
+def test_models_without_parameters_of_features_tell_correlations(
+    tmp_path: Path, model: str
+) -> None:
+    X, _ = probit_rows(300, 6, 2, seed=2)
+    report = drawn(tmp_path, model, X, n_components=2)
+    assert report.correlations is not None
+    assert "Component 1 correlates most with f" in " ".join(
+        findings(report.fitted, report.correlations)
+    )
+    table = item_table(report.fitted.artifact, report.correlations)
+    assert table is not None
+    assert table.title == "Correlations of features with components"
+    values = [[cell.value for cell in cells] for _, cells in table.rows]
+    np.testing.assert_allclose(values, report.correlations)
+
+
+def test_words_are_explained_where_they_stand() -> None:
+    facts = [("stability of halves", "0.9"), ("objective", "−4.2 nats a row")]
+    assert "unit of natural logarithms" in words_of_facts(facts)
+    assert "two halves of the rows" in words_of_facts(facts)
+    assert words_of_facts([("rows", "10")]) == ""
+    assert words_of_columns(["weights_1", "difficulty"]).startswith("Weights are the slopes a")
