@@ -10,7 +10,8 @@ import pytest
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fit import collect_first, collect_pass, fit, start
+from pipeline.learning.convergence import ended, stop_warning
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
 from pipeline.models.binary_ica.climbing import (
     first_priors,
@@ -71,6 +72,31 @@ def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth
     assert state.diagnostics["likelihood"] == "exact"
     assert state.diagnostics["likelihood_error"] < 1e-3
     assert not state.warnings
+
+
+def test_a_fit_that_is_cut_short_ends_at_the_highest_point_that_it_scored():
+    _, rows, X = drawn(rows=100)
+    state = fit(BinaryICALikelihood(2, max_iter=2), rows, SerialExecutor(), 0)
+    assert "stopped at max_iter=2" in state.warnings[0].text
+    assert log_likelihood(state.params, X) / len(X) == pytest.approx(state.history[-1], rel=1e-9)
+
+
+@pytest.mark.parametrize("variance", [0.0, np.inf])
+def test_where_no_step_leads_higher_a_fit_ends_and_says_so_unless_noise_hides_it(variance):
+    _, rows, _ = drawn(rows=100)
+    model, executor = BinaryICALikelihood(2), SerialExecutor()
+    state = start(model, collect_first(model, rows, executor, 0), 0)
+    sums = collect_pass(model, state, rows, executor, 0)
+    highest = state.params.point.flat()
+    state = model.update(state, sums, executor.map, np.random.default_rng(0))
+    lower, n_steps = replace(sums, log_likelihood=-1e9, variance=variance), 0
+    while not ended(model.convergence(state), [-1.0]):
+        state = model.update(state, lower, executor.map, np.random.default_rng(0))
+        n_steps += 1
+    assert n_steps > 1
+    np.testing.assert_allclose(state.params.point.flat(), highest)
+    warning = stop_warning(model.convergence(state), [-1.0])
+    assert warning is None if variance else "no step led higher" in warning
 
 
 def test_most_true_entries_lie_within_two_standard_errors(found):
