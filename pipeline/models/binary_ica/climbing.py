@@ -39,7 +39,7 @@ class Priors(NamedTuple):
         it near that of rows whose K entries are uniform, 0.2 / K: at as many components as
         features the data say next to nothing of it.
     offsets, means, log_variances
-        Of c, μ and log σ² about 0.
+        Of c, μ and log σ² about 0, the last one as log σ² varies over segments.
     """
 
     norms: float
@@ -262,7 +262,11 @@ def refreshed(point: Point, found: Summit, priors: Priors) -> Priors:
         own[:, n_components:],
     )
     held = (_UNIFORM_ENTRIES / n_components, None, None, None)
-    return Priors(*map(_variance, _values(point), unknown, priors, held))
+    # Sources may shrink as A grows, and the likelihood stays. Were what all segments of a source
+    # have in common part of this variance, nothing would hold the two.
+    spread = point.log_variances - point.log_variances.mean(axis=0)
+    values = (*_values(point)[:-1], spread)
+    return Priors(*map(_variance, values, unknown, priors, held))
 
 
 def trusted(step: Point, point: Point) -> Point:
