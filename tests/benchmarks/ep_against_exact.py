@@ -3,9 +3,9 @@
 python -m tests.benchmarks.ep_against_exact
 
 Rows of 40 segments of `example:nonstationary`, at the true parameters: mean absolute error in nats
-a row of what a fit climbs, and of what `log_likelihood` gives where it does not integrate. Then fits
-to 1,000 rows a segment of 6 features and 6 components by either likelihood, how alike their mixings
-are, and how alike each is to the truth.
+a row of what a fit climbs, and of what `log_likelihood` gives where it does not integrate. Then
+fits to 1,000 rows a segment of 6 features and 6 components by either likelihood, how alike their
+mixings are, and how alike each is to the truth.
 """
 
 import numpy as np
