@@ -27,29 +27,34 @@ SEGMENTS, ROWS, TOL = 40, 3, 3e-5
 FITTED, FITTED_ROWS, SEEDS = 6, 1000, 2
 
 
+def drawn(n_features, n_components, rows, seed):
+    """Give a true model, and rows of it, segment by segment."""
+    truth = nonstationary_truth(n_features, n_components, SEGMENTS, seed)
+    return truth, np.concatenate([batch.X for batch in nonstationary_rows(truth, rows, seed)])
+
+
 def errors(n_features, n_components):
     """Of every row: what is climbed, what `log_likelihood` gives, each less the exact one."""
-    truth = nonstationary_truth(n_features, n_components, SEGMENTS, 0)
+    truth, X = drawn(n_features, n_components, ROWS, 0)
     found = []
-    for u, batch in enumerate(nonstationary_rows(truth, ROWS, 0)):
+    for u, rows in enumerate(np.split(X, SEGMENTS)):
         weights, variances = PROBIT_SCALE * truth.mixing, truth.source_variances[u]
         offsets = weights @ truth.source_means[u]
         thresholds = -offsets / np.sqrt(1 + weights**2 @ variances)
         model = SegmentModel(weights, thresholds, truth.source_means[u], variances)
         exact = log_orthant_probability(
-            batch.X, model.correlation(), thresholds, tol=TOL, max_points=1 << 17
+            rows, model.correlation(), thresholds, tol=TOL, max_points=1 << 17
         )
         scaled, zero = weights * np.sqrt(variances), np.zeros(n_components)
-        raw = propagation_scores(batch.X, scaled, offsets).log_likelihood
-        corrected = probit_posterior(batch.X, scaled, offsets, zero, zero + 1).log_evidence
+        raw = propagation_scores(rows, scaled, offsets).log_likelihood
+        corrected = probit_posterior(rows, scaled, offsets, zero, zero + 1).log_evidence
         found.append(np.array([raw, corrected]) - exact.log_probability)
     return np.hstack(found)
 
 
 def fitted(seed, likelihood):
     """Give the mixing of a fit, and the true one."""
-    truth = nonstationary_truth(FITTED, FITTED, SEGMENTS, seed)
-    X = np.concatenate([batch.X for batch in nonstationary_rows(truth, FITTED_ROWS, seed)])
+    truth, X = drawn(FITTED, FITTED, FITTED_ROWS, seed)
     model = BinaryICALikelihood(FITTED, likelihood)
     done = fit(model, rows_in_memory(X, SEGMENTS), SerialExecutor(), 0)
     return done.params.mixing, truth.mixing

@@ -39,7 +39,7 @@ class Priors(NamedTuple):
         it near that of rows whose K entries are uniform, 0.2 / K: at as many components as
         features the data say next to nothing of it.
     offsets, means, log_variances
-        Of c, μ and log σ² about 0, the last one as log σ² varies over segments.
+        Of c, μ and log σ² about 0.
     """
 
     norms: float
@@ -262,11 +262,20 @@ def refreshed(point: Point, found: Summit, priors: Priors) -> Priors:
         own[:, n_components:],
     )
     held = (_UNIFORM_ENTRIES / n_components, None, None, None)
-    # Sources may shrink as A grows, and the likelihood stays. Were what all segments of a source
-    # have in common part of this variance, nothing would hold the two.
-    spread = point.log_variances - point.log_variances.mean(axis=0)
-    values = (*_values(point)[:-1], spread)
-    return Priors(*map(_variance, values, unknown, priors, held))
+    *others, logs = _values(point)
+    return Priors(*map(_variance, (*others, _spread(logs)), unknown, priors, held))
+
+
+def _spread(logs: Array) -> Array:
+    """Count what segments have in common for no more than what tells them apart.
+
+    Sources may shrink as A grows, and the likelihood stays: were their prior to widen with that,
+    nothing would hold the two.
+    """
+    common = logs.mean(axis=0)
+    apart = logs - common
+    most = np.sqrt((apart**2).mean() / max(float((common**2).mean()), 1e-300))
+    return np.asarray(apart + min(float(most), 1.0) * common)
 
 
 def trusted(step: Point, point: Point) -> Point:
