@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 _CYCLE = 3  # passes
 _SLOWEST = 0.99  # ratio of gains; a slower one cannot be told from rounding
@@ -21,6 +21,10 @@ class Convergence(Protocol):
     @property
     def keeps_best(self) -> bool:
         """Whether the stage ends with the parameters of its best pass instead of its last."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether no further pass can bring anything, though the fit has not converged."""
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether further passes would change nothing that matters."""
@@ -47,6 +51,7 @@ class ByObjective:
     max_iter: int
     tol: float
     keeps_best: bool = False
+    stalled: ClassVar[bool] = False
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether the last cycle changed nothing that matters, nor would all further ones."""
@@ -106,6 +111,7 @@ class ByPatience:
     is_lost: Callable[[float, float], bool] = _never
     comes_to_rest: bool = False
     keeps_best: bool = True
+    stalled: ClassVar[bool] = False
 
     def waited(self, history: Sequence[float]) -> int:
         """Count the passes since the last that was better."""
@@ -132,6 +138,7 @@ class ByPasses:
 
     max_iter: int
     keeps_best: bool = False
+    stalled: ClassVar[bool] = False
 
     def converged(self, history: Sequence[float]) -> bool:
         """Tell whether all passes are done."""
@@ -150,11 +157,14 @@ class ByExpectedGain:
         What a step should gain, in all rows together, nats.
     gain
         What the last one should.
+    stalled
+        Whether no step leads higher, though one should.
     """
 
     max_iter: int
     tol: float
     gain: float
+    stalled: bool
     keeps_best: bool = False
 
     def converged(self, history: Sequence[float]) -> bool:
@@ -164,7 +174,8 @@ class ByExpectedGain:
 
 def ended(convergence: Convergence, history: Sequence[float]) -> bool:
     """Tell whether a stage is over, converged or not."""
-    return convergence.converged(history) or len(history) >= convergence.max_iter
+    is_last = len(history) >= convergence.max_iter
+    return convergence.stalled or is_last or convergence.converged(history)
 
 
 def kept_objective(convergence: Convergence, history: Sequence[float]) -> float:
@@ -177,4 +188,9 @@ def stop_warning(convergence: Convergence, history: Sequence[float]) -> str | No
     if convergence.converged(history) or not ended(convergence, history):
         return None
     last = ", ".join(f"{value:.6f}" for value in history[-2:])
+    if convergence.stalled:
+        return (
+            "no step led higher any more, so the fit may have ended before the maximum; fewer "
+            f"components may do better; last objectives: {last}"
+        )
     return f"stopped at max_iter={convergence.max_iter} before converging; last objectives: {last}"

@@ -262,7 +262,20 @@ def refreshed(point: Point, found: Summit, priors: Priors) -> Priors:
         own[:, n_components:],
     )
     held = (_UNIFORM_ENTRIES / n_components, None, None, None)
-    return Priors(*map(_variance, _values(point), unknown, priors, held))
+    *others, logs = _values(point)
+    return Priors(*map(_variance, (*others, _spread(logs)), unknown, priors, held))
+
+
+def _spread(logs: Array) -> Array:
+    """Count what segments have in common for no more than what tells them apart.
+
+    Sources may shrink as A grows, and the likelihood stays: were their prior to widen with that,
+    nothing would hold the two.
+    """
+    common = logs.mean(axis=0)
+    apart = logs - common
+    most = np.sqrt((apart**2).mean() / max(float((common**2).mean()), 1e-300))
+    return np.asarray(apart + min(float(most), 1.0) * common)
 
 
 def trusted(step: Point, point: Point) -> Point:

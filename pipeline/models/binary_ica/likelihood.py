@@ -203,8 +203,9 @@ class BinaryICALikelihood(ProbitICA):
         return score_sums(params, block, scores_of)
 
     def convergence(self, state: FitState) -> ByExpectedGain:
-        """End where the last step was expected to gain next to nothing."""
-        return ByExpectedGain(self.max_iter, self.tol, float(state.auxiliary.get("gain", np.inf)))
+        """End where the last step was expected to gain next to nothing, or none leads higher."""
+        gain = float(state.auxiliary.get("gain", np.inf))
+        return ByExpectedGain(self.max_iter, self.tol, gain, _is_at_rest(state.auxiliary))
 
     def update(
         self, state: FitState, statistics: ScoreSums, map_items: Map, rng: np.random.Generator
@@ -212,10 +213,8 @@ class BinaryICALikelihood(ProbitICA):
         """Step towards the summit, or half as far as before where that went past it."""
         before, point = state.auxiliary, state.params.point
         priors = Priors(*before["priors"].tolist())
-        if _has_stalled(before):
-            return state
         if _posterior(statistics, point, priors) < before["reached"] - self.tol:
-            return _stepped(state, before, 0.5 * float(before["share"]))
+            return _shortened(state, statistics.variance)
         path = Path(before["points"], before["scores"]).extended(point, statistics)
         priors = refreshed(point, summit(statistics, point, priors, path), priors)
         found = summit(statistics, point, priors, path)
@@ -224,6 +223,7 @@ class BinaryICALikelihood(ProbitICA):
             # The least so far: priors that move on may ask for more once all has come to rest.
             "gain": np.array(min(found.gain, float(before.get("gain", np.inf)))),
             "reached": np.array(_posterior(statistics, point, priors)),
+            "likelihood": np.array([statistics.log_likelihood, statistics.error]),
             "step": trusted(found.step, point).flat(),
             **path._asdict(),
         }
@@ -237,19 +237,28 @@ class BinaryICALikelihood(ProbitICA):
         return _stepped(replace(state, params=params), after, 1.0)
 
     def finish(self, state: FitState, statistics: ScoreSums) -> FitState:
-        """Give columns length 1, their signs and order, and say what is in doubt."""
-        params = state.params.readable()
-        scores_of, n_rows = self._scores(*params.mixing.shape), statistics.n_samples
+        """Go back to the highest point, order its columns, and say what is in doubt.
+
+        The last pass may have gone past the summit, and what it would have stepped to is not known.
+        """
+        reached, n_rows = state.auxiliary, statistics.n_samples
+        objective, error = (reached["likelihood"] / n_rows).tolist()
+        params = _stepped(state, reached, 0.0).params.readable()
+        scores_of = self._scores(*params.mixing.shape)
         told = {
             "n_components": params.mixing.shape[1],
             "likelihood": "ep" if scores_of is propagation_scores else "exact",
-            "likelihood_error": statistics.error / n_rows,
-            "priors": dict(zip(Priors._fields, state.auxiliary["priors"].tolist(), strict=True)),
+            "likelihood_error": error,
+            "priors": dict(zip(Priors._fields, reached["priors"].tolist(), strict=True)),
         }
-        noted = _doubts(state.auxiliary, statistics) + judge_mixing(
-            params.mixing, "fewer components"
+        noted = _doubts(statistics) + judge_mixing(params.mixing, "fewer components")
+        return replace(
+            state,
+            params=params,
+            history=(*state.history[:-1], objective),
+            diagnostics=told,
+            warnings=(*state.warnings, *noted),
         )
-        return replace(state, params=params, diagnostics=told, warnings=(*state.warnings, *noted))
 
 
 def _margins(counts: PairCounts, n_groups: int) -> FeatureCounts:
@@ -279,33 +288,36 @@ def _posterior(statistics: ScoreSums, point: Point, priors: Priors) -> float:
     return statistics.log_likelihood + log_prior(point, priors)
 
 
+def _shortened(state: FitState, variance: float) -> FitState:
+    """Go half as far as before; back, if that is so little that no step leads higher.
+
+    What noise of this variance hides is no gain.
+    """
+    before = state.auxiliary
+    share = 0.5 * float(before["share"])
+    if share >= _LEAST_SHARE:
+        return _stepped(state, before, share)
+    gain = 0.0 if before["gain"] <= np.sqrt(variance) else float(before["gain"])
+    return _stepped(state, {**before, "gain": np.array(gain)}, 0.0)
+
+
 def _stepped(state: FitState, auxiliary: Arrays, share: float) -> FitState:
-    """Go a share of the step; none, and no further, if it is so small that nothing is gained."""
-    changed = {"share": np.array(share)}
-    if share < _LEAST_SHARE:
-        share = 0.0
-        changed = {"share": np.array(0.0), "gain": np.array(0.0), "missed": auxiliary["gain"]}
+    """Go a share of the step from the point reached."""
     there = auxiliary["points"][-1] + share * auxiliary["step"]
     params = state.params.at(state.params.point.unflat(there))
-    return replace(state, params=params, auxiliary={**auxiliary, **changed})
+    return replace(state, params=params, auxiliary={**auxiliary, "share": np.array(share)})
 
 
-def _has_stalled(auxiliary: Arrays) -> bool:
+def _is_at_rest(auxiliary: Arrays) -> bool:
     return "share" in auxiliary and auxiliary["share"] == 0
 
 
-def _doubts(auxiliary: Arrays, statistics: ScoreSums) -> tuple[Notice, ...]:
-    """Say where the fit is not to be trusted."""
-    found = []
-    noise = np.sqrt(statistics.variance)
-    if _has_stalled(auxiliary) and auxiliary["missed"] > noise:
-        found.append(
-            "no step led higher any more, so the fit may have ended before the maximum; fewer "
-            "components may do better"
-        )
-    if statistics.n_unsettled:
-        found.append(
-            f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not "
-            "come to rest"
-        )
-    return tuple(map(Notice, found))
+def _doubts(statistics: ScoreSums) -> tuple[Notice, ...]:
+    """Say of how many rows the likelihood is not to be trusted."""
+    if not statistics.n_unsettled:
+        return ()
+    told = (
+        f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not come "
+        "to rest"
+    )
+    return (Notice(told),)

@@ -19,6 +19,7 @@ from pipeline.models.binary_ica.moment_matching.segment_model import SegmentMode
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.numerics.expectation_propagation import ProbitPosterior, probit_posterior
 from pipeline.numerics.orthant import MAX_FEATURES, log_orthant_probability
+from pipeline.numerics.probit_quadrature import MAX_COMPONENTS, quadrature_scores
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
@@ -91,8 +92,8 @@ class ProbitICA(Model):
     ) -> LogLikelihood:
         """Estimate log P(x) of each row: an orthant probability (eqs 6 and 7).
 
-        It is integrated up to 20 features, to a standard error near 1e-4 nats, and approximated
-        by expectation propagation beyond.
+        It is integrated up to 20 features, to a standard error near 1e-4 nats, and up to 2
+        components; else it is approximated by expectation propagation.
         """
         model = params.segment_model(block.segment)
         if block.n_features <= MAX_FEATURES:
@@ -100,8 +101,7 @@ class ProbitICA(Model):
                 block.dense(), model.correlation(), model.thresholds, block.observed()
             )
             return LogLikelihood(*found)
-        posterior = _posterior(model, block)
-        nats, error = posterior.log_evidence, posterior.evidence_error
+        nats, error = _integrated(model, block)
         return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
 
     def composite_log_likelihood(
@@ -110,6 +110,17 @@ class ProbitICA(Model):
         """Give Σ_i<j log P(x_i, x_j) of each row in nats, (n_samples,), observed pairs alone."""
         model = params.segment_model(block.segment)
         return model.composite_log_likelihood(block.dense(), block.observed())
+
+
+def _integrated(model: SegmentModel, block: BinaryBlock) -> tuple[Array, Array]:
+    """Integrate log P(x) of each row over the sources, and say what it may be off by."""
+    if len(model.variances) > MAX_COMPONENTS:
+        posterior = _posterior(model, block)
+        return posterior.log_evidence, posterior.evidence_error
+    weights = model.weights * np.sqrt(model.variances)
+    found = quadrature_scores(block.dense(), weights, model.offsets, block.observed())
+    # Points beside the posterior tell nothing.
+    return found.log_likelihood, np.where(found.settled, found.error, np.abs(found.log_likelihood))
 
 
 def _posterior(model: SegmentModel, block: BinaryBlock) -> ProbitPosterior:

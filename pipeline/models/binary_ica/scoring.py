@@ -41,11 +41,12 @@ class Patterns(NamedTuple):
 
 def patterns_of(block: BinaryBlock) -> Patterns:
     """Find the distinct rows of a block."""
-    X, observed = block.dense(), block.observed()
-    mask = np.ones_like(X) if observed is None else observed.astype(np.uint8)
-    keys = np.packbits(np.hstack([X * mask, mask]), axis=1)
+    rows = block.packed_rows()
+    keys = np.hstack([rows.words.T, rows.mask.T])
     _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
-    return Patterns(X[first], mask[first], times)
+    found = block.taken(first)
+    X, observed = found.dense(), found.observed()
+    return Patterns(X, np.ones_like(X) if observed is None else observed, times)
 
 
 def score_sums(

@@ -265,8 +265,12 @@ def test_held_out_rows_are_likelier_under_the_fit_than_under_independence() -> N
 
 
 @pytest.mark.parametrize("segment", [0, 99])
-def test_many_features_are_as_likely_as_the_few_of_them_that_are_observed(segment: int) -> None:
-    params = example()[1].params
+@pytest.mark.parametrize("n_components", [2, 3])
+def test_many_features_are_as_likely_as_the_few_of_them_that_are_observed(
+    n_components: int, segment: int
+) -> None:
+    """By quadrature, nearer than what it is compared with, and by expectation propagation."""
+    params = fitted(truth_and_data(*SHAPE)[1], n_components=n_components).params
     wide = replace(
         params,
         mixing=np.tile(params.mixing, (4, 1)),
@@ -279,7 +283,11 @@ def test_many_features_are_as_likely_as_the_few_of_them_that_are_observed(segmen
     order = [6, 1, 8, 9, 22, 17]
     exact = MODEL.log_likelihood(params, block_of(X[:, order], None, segment), RNG)
     errors = np.abs(found.nats - exact.nats)
-    assert errors.mean() < np.mean(found.integration_error)
+    if n_components == 2:
+        assert np.mean(found.integration_error) < 1e-4
+        assert errors.max() < 4 * np.max(exact.standard_error)
+    else:
+        assert errors.mean() < np.mean(found.integration_error)
     assert errors.max() < 5e-3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from pipeline.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fit import collect_first, collect_pass, fit, start
+from pipeline.learning.convergence import ended, stop_warning
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
 from pipeline.models.binary_ica.climbing import (
     first_priors,
@@ -24,6 +26,7 @@ from pipeline.models.binary_ica.likelihood_params import Point
 from pipeline.models.binary_ica.scoring import patterns_of, score_sums
 from pipeline.numerics.metrics import matched_columns, mean_cosine_similarity
 from pipeline.numerics.probit_quadrature import quadrature_scores
+from pipeline.statistics.scores import ScoreSums
 from pipeline.trials.blica import rows_in_memory
 from storage.examples import nonstationary_rows, nonstationary_truth
 
@@ -71,6 +74,31 @@ def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth
     assert state.diagnostics["likelihood"] == "exact"
     assert state.diagnostics["likelihood_error"] < 1e-3
     assert not state.warnings
+
+
+def test_a_fit_that_is_cut_short_ends_at_the_highest_point_that_it_scored():
+    _, rows, X = drawn(rows=100)
+    state = fit(BinaryICALikelihood(2, max_iter=2), rows, SerialExecutor(), 0)
+    assert "stopped at max_iter=2" in state.warnings[0].text
+    assert log_likelihood(state.params, X) / len(X) == pytest.approx(state.history[-1], rel=1e-9)
+
+
+@pytest.mark.parametrize("variance", [0.0, np.inf])
+def test_where_no_step_leads_higher_a_fit_ends_and_says_so_unless_noise_hides_it(variance):
+    _, rows, _ = drawn(rows=100)
+    model, executor = BinaryICALikelihood(2), SerialExecutor()
+    state = start(model, collect_first(model, rows, executor, 0), 0)
+    sums = collect_pass(model, state, rows, executor, 0)
+    highest = state.params.point.flat()
+    state = model.update(state, sums, executor.map, np.random.default_rng(0))
+    lower, n_steps = replace(sums, log_likelihood=-1e9, variance=variance), 0
+    while not ended(model.convergence(state), [-1.0]):
+        state = model.update(state, lower, executor.map, np.random.default_rng(0))
+        n_steps += 1
+    assert n_steps > 1
+    np.testing.assert_allclose(state.params.point.flat(), highest)
+    warning = stop_warning(model.convergence(state), [-1.0])
+    assert warning is None if variance else "no step led higher" in warning
 
 
 def test_most_true_entries_lie_within_two_standard_errors(found):
@@ -152,16 +180,30 @@ def test_a_step_is_shortened_to_where_it_is_trusted(found):
 
 def test_priors_come_to_rest_where_those_of_expectation_maximisation_do(found):
     _, _, X, state = found
+    point, n = state.params.point, 3
+    logs = point.log_variances[:n] - point.log_variances[:n].mean(axis=0)
+    some = Point(*point[:2], point.means[:n], logs)
+    blocks = [replace(block_of(X[400 * u : 400 * (u + 1)]), segment=u) for u in range(n)]
+    sums = reduce(ScoreSums.merge, (score_sums(state.params, b, quadrature_scores) for b in blocks))
+    path, priors = no_path(some).extended(some, sums), first_priors(some)
+    for _ in range(500):
+        priors = refreshed(some, summit(sums, some, priors, path), priors)
+    unknown = summit(sums, some, priors, path).own_covariance.diagonal(axis1=1, axis2=2)
+    for name, part in {"means": slice(0, 2), "log_variances": slice(2, 4)}.items():
+        squares = getattr(some, name) ** 2 + unknown[:, part]
+        assert getattr(priors, name) == pytest.approx(squares.mean(), rel=1e-6)
+
+
+def test_the_prior_of_variances_does_not_follow_scales_that_mixing_takes_up(found):
+    _, _, X, state = found
     point = state.params.point
     one = Point(*point[:2], point.means[:1], point.log_variances[:1])
     sums = score_sums(state.params, replace(block_of(X[:400]), segment=0), quadrature_scores)
-    path, priors = no_path(one).extended(one, sums), first_priors(one)
-    for _ in range(500):
-        priors = refreshed(one, summit(sums, one, priors, path), priors)
-    unknown = summit(sums, one, priors, path).own_covariance[0].diagonal()
-    for name, part in {"means": slice(0, 2), "log_variances": slice(2, 4)}.items():
-        squares = getattr(one, name)[0] ** 2 + unknown[part]
-        assert getattr(priors, name) == pytest.approx(squares.mean(), rel=1e-6)
+    priors = first_priors(one)
+    known = summit(sums, one, priors, no_path(one).extended(one, sums))
+    far, farther = (point._replace(log_variances=point.log_variances - by) for by in (20.0, 40.0))
+    before, after = (refreshed(at, known, priors).log_variances for at in (far, farther))
+    assert after == pytest.approx(before, rel=1e-12)
 
 
 def test_points_are_laid_flat_and_back(found):
