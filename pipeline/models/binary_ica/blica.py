@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
+from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
 from pipeline.models.binary_ica.moment_matching.held_out import MOST_SPLITS
 from pipeline.models.binary_ica.moment_matching.matching import Settings, match_moments
 from pipeline.models.binary_ica.moment_matching.notices import (
@@ -195,7 +196,7 @@ class BLICA(ProbitICA):
         """Match the correlations of the segments, and say what is in doubt."""
         n_groups = self.n_groups(statistics.n_features)
         indices = statistics.grouped_segments(n_groups)
-        whole = statistics.weighted(n_groups, np.ones((len(indices), n_groups), np.int64))
+        whole = GroupSums(statistics, n_groups, np.ones((len(indices), n_groups), np.int64))
         segments = segments_of(whole, self.min_rows, map_items)
         undefined = np.flatnonzero(segments.undefined().any(axis=(0, 1)))
         self._check_number(segments.used, indices, undefined.tolist())
