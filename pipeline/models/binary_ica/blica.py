@@ -66,6 +66,8 @@ from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
 
 MIN_SEGMENTS = 3
 _GROUP_CELLS, _MOST_GROUPS = 1 << 16, 8
+_PAIRS_AT_ONCE = 1 << 18
+"""Whose correlations a thread estimates."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,16 @@ class BLICA(ProbitICA):
         return tiles(n_features, n_segments * self.n_groups(n_features), budget)
 
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of counts by group, their sums, and correlations of all segments and folds."""
+        """Bytes of counts by group, and of correlations and statuses of all rows and of folds."""
         n_groups = self.n_groups(n_features)
-        # A fold holds correlations and up to four counts.
-        folds = 2 * min(MOST_SPLITS, n_groups - 1)
-        matrices = 2 * n_groups + 2 + 5 * max(2, folds) + 3 * n_threads
-        return 8 * n_features**2 * n_segments * matrices
+        counts, estimates = 8, 8 + 1  # of a pair in a segment: int64; float64 and a status
+        folds = 2 * min(MOST_SPLITS, n_groups - 1) * estimates
+        gaps = estimates + 1  # correlations with gaps filled, and where they are
+        resampled = counts + estimates if self.bootstrap else 0
+        of_segments = n_groups * counts + estimates + max(folds, gaps + resampled)
+        # Tables, correlations of a strip and their copies; or a matrix whose eigenvalues are found.
+        of_threads = 6 * 8 * n_threads * max(n_features**2, _PAIRS_AT_ONCE)
+        return n_features**2 * n_segments * of_segments + of_threads
 
     def n_groups(self, n_features: int) -> int:
         """Groups that the rows of a segment are dealt to: folds, and what is resampled."""
