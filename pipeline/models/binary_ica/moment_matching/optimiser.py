@@ -29,7 +29,8 @@ TOLERANCE = 1e-7
 """Of the stopping rule: far below the sampling error of any data."""
 _WINDOW = 10
 _MAX_ITERATIONS = 20_000
-_MEMORY = 20
+STEPS_KEPT = 20
+"""By L-BFGS."""
 # Bounds that no sensible solution meets; they keep exponentials finite while steps are wild.
 _LOG_VARIANCE, _LOG_PRECISION = 25.0, 12.0
 _BYTES_TO_SEND = 8 << 20
@@ -228,7 +229,7 @@ def _ascend(
         options={
             "maxiter": _MAX_ITERATIONS,
             "maxfun": 2 * _MAX_ITERATIONS,
-            "maxcor": _MEMORY,
+            "maxcor": STEPS_KEPT,
             "ftol": 0.0,
             "gtol": 0.0,
         },
