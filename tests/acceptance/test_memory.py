@@ -108,5 +108,5 @@ def test_40_segments_of_1000_features_fit_into_3_gb(tmp_path: Path):
     assert watched("ingest", example, "--dataset", data)[0]
     options = ("--model", "blica", "--components", "10", "--truth", "--output", runs)
     summary, peaks = watched("fit", "--dataset", data, *options)
-    assert summary["mcs"] > 0.99
+    assert summary["mcs"] > 0.98
     assert sum(peaks.values()) < 3_000_000_000
