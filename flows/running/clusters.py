@@ -33,7 +33,14 @@ def opened_cluster(cluster: Cluster, account: str | None = None) -> Iterator[Das
     FitError
         If the cluster does not answer or runs other code.
     """
-    with _dask_executor(cluster) as executor, _account(executor.client, account):
+    # Dask keeps the latest 1000 messages: within a process, with the arrays that they carry. What
+    # it makes its account of is cut to the same number.
+    kept = {} if account else {"distributed.admin.low-level-log-length": 1}
+    with (
+        dask.config.set(kept),
+        _dask_executor(cluster) as executor,
+        _account(executor.client, account),
+    ):
         yield executor
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from flows.running.memory import give_back
 from flows.running.retries import RETRIES
 from flows.running.usage import read_usage, usage_since
 from pipeline.errors import FitError
@@ -44,6 +45,7 @@ class Stages:
             before = read_usage(self.executor)
             if not made:
                 made.append(self._named(work))
+                give_back()
             self.usage[name] = usage_since(before, read_usage(self.executor))
 
         run_task(name, stage)

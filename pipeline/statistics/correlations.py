@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,36 @@ from pipeline.executors.base import Map
 from pipeline.numerics.arcsine import arcsine_correlation
 from pipeline.numerics.linalg import leading_eigenvalues
 from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
-from pipeline.statistics.counts import PairCounts, PairTable
+from pipeline.statistics.counts import Counts, PairCounts, PairTable
 from pipeline.statistics.independence import independent_pairs
 
 Array = NDArray[np.float64]
 Statuses = NDArray[np.uint8]
 Estimate = Callable[[PairTable], tuple[Array, Statuses]]
 """Gives each pair's correlation, 0 where it is undefined, and its `PairStatus`."""
+
+
+class PairTables(Protocol):
+    """Tables of all pairs of features, a row a segment: counted, or made when asked for."""
+
+    @property
+    def segments(self) -> Counts:
+        """Indices of the segments, (n_seen,)."""
+
+    @property
+    def rows(self) -> Counts:
+        """Rows of each, (n_seen,)."""
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+
+    def margins(self) -> tuple[Counts, Counts]:
+        """Give observed values and ones of every feature, (n_seen, n_features) each."""
+
+    def table(self, segment: int, left: slice = ..., right: slice = ...) -> PairTable:
+        """Give the tables of pairs (i in left, j in right) of the segment at this place."""
+
 
 _PAIRS_A_TASK = 1 << 18
 _BYTES_TO_SEND = 8 << 20
@@ -44,7 +67,7 @@ def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
 
 
 def correlation_matrices(
-    counts: PairCounts, estimate: Estimate, map_items: Map
+    counts: PairTables, estimate: Estimate, map_items: Map
 ) -> tuple[Array, Statuses]:
     """Estimate all pairs of every segment.
 
@@ -171,7 +194,7 @@ def _parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice]]:
             )
 
 
-def _tables(counts: PairCounts, segments: slice, rows: slice) -> PairTable:
+def _tables(counts: PairTables, segments: slice, rows: slice) -> PairTable:
     """Copy the tables of some segments, so that not all counts are sent with them."""
     right = slice(rows.start, counts.n_features)
     each = (counts.table(u, rows, right) for u in range(segments.start, segments.stop))
@@ -180,7 +203,8 @@ def _tables(counts: PairCounts, segments: slice, rows: slice) -> PairTable:
 
 def _mirror(correlation: Array, status: Statuses) -> None:
     """Copy what lies above the diagonal below it; the diagonal is sure."""
-    lower = np.tril_indices(len(correlation), -1)
-    correlation[lower], status[lower] = correlation.T[lower], status.T[lower]
+    lower = np.tri(len(correlation), k=-1, dtype=np.bool_)
+    np.copyto(correlation, correlation.T, where=lower)
+    np.copyto(status, status.T, where=lower)
     np.fill_diagonal(correlation, 1.0)
     np.fill_diagonal(status, PairStatus.PLAIN)

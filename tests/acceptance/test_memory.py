@@ -1,5 +1,7 @@
 """Fits of 64 million rows and transforms of 10 million keep every process below 1 GB.
 
+So do fits of binary ICA to 1,000 features in 40 segments below 3 GB.
+
 Run it with `pytest -m slow tests/acceptance/test_memory.py`; it needs 3 GB of disk.
 """
 
@@ -96,3 +98,15 @@ def test_10_million_rows_are_transformed_within_1_gb_a_process(tmp_path: Path, w
     summary, peaks = watched("transform", *places, *workers)
     assert summary["n_rows"] == 10_000_000
     assert max(peaks.values()) < 1_000_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_40_segments_of_1000_features_fit_into_3_gb(tmp_path: Path):
+    example = "example:nonstationary:features=1000,components=10,segments=40,rows_per_segment=1000"
+    data, runs = str(tmp_path / "d.zarr"), str(tmp_path / "runs")
+    subprocess.run([sys.executable, "-m", "flows.ingest", example, "--dataset", data], check=True)
+    options = ("--model", "blica", "--components", "10", "--truth", "--output", runs)
+    summary, peaks = watched("fit", "--dataset", data, *options)
+    assert summary["mcs"] > 0.98
+    assert sum(peaks.values()) < 3_000_000_000

@@ -1,13 +1,15 @@
-"""CPU and wall seconds of BLICA's central step against the shape of the data.
+"""CPU and wall seconds of BLICA's central step against the shape of the data, and its memory.
 
-python -m tests.benchmarks.blica [--large]
+python -m tests.benchmarks.blica [--large | --wide]
 
 `correlations` are the tetrachoric ones of all segments and `starts` three maximisations; both are
 parts of `fit`, which takes a given regularization and has the wall seconds beside it. `auto` is the
-fit that chooses the regularization, 2 halves at a time. `--large` adds 1000 features: several
-minutes and 4 GB.
+fit that chooses the regularization, 2 halves at a time. `peak` is the largest size of the process
+until then, counting included, and `stated` what the latter fit says that it takes, in GB. `--large`
+adds 1000 features: some minutes and 3 GB; `--wide` has 3000 features alone.
 """
 
+import resource
 import sys
 import tempfile
 import time
@@ -48,7 +50,7 @@ SHAPES = {
     "components": [Shape(20, k) for k in (2, 5, 10, 15)],
     "targets": [Shape(10, 10), Shape(100, 10)],
 }
-LARGE = Shape(1000, 10)
+LARGE, WIDE = Shape(1000, 10), Shape(3000, 10, 5)
 
 
 class Spent(NamedTuple):
@@ -80,37 +82,47 @@ def counted(model: BLICA, dataset: BinaryDataset) -> tuple[FitState, PairCounts]
     return state, counts
 
 
+def in_parts(model: BLICA, dataset: BinaryDataset, n_components: int) -> tuple[Any, list[Spent]]:
+    """Fit with all given, after parts of it alone; the state, and what each took."""
+    state, counts = counted(model, dataset)
+    segments, correlations = timed(lambda: segments_of(counts, model.min_rows, THREADS.map))
+    moments, seeds = segments.moments(REGULARIZATION), state.auxiliary["starts"].tolist()
+    _, starts = timed(lambda: maximise_from_seeds(moments, n_components, seeds, THREADS.map))
+    fitted, whole = timed(lambda: model.update(state, counts, THREADS.map, RNG))
+    return fitted, [correlations, starts, whole]
+
+
 def measure(shape: Shape) -> str:
     """Fit one shape, part by part; give its line."""
     given = BLICA(n_components=shape.n_components, regularization=REGULARIZATION)
     auto = BLICA(n_components=shape.n_components)
     with tempfile.TemporaryDirectory() as folder:
         dataset, truth = written(Path(folder, "d.zarr"), shape)
-        state, counts = counted(given, dataset)
+        fitted, (correlations, starts, whole) = in_parts(given, dataset, shape.n_components)
         halves = counted(auto, dataset)
-    segments, correlations = timed(lambda: segments_of(counts, given.min_rows, THREADS.map))
-    moments, seeds = segments.moments(REGULARIZATION), state.auxiliary["starts"].tolist()
-    _, starts = timed(lambda: maximise_from_seeds(moments, shape.n_components, seeds, THREADS.map))
-    fitted, whole = timed(lambda: given.update(state, counts, THREADS.map, RNG))
     chosen, choosing = timed(lambda: auto.update(*halves, THREADS.map, RNG))
     similar = [mean_cosine_similarity(f.params.mixing, truth.mixing) for f in (fitted, chosen)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    stated = auto.memory(shape.n_features, shape.n_segments, THREADS.n_threads)
     return (
         f"{shape.n_features:8d} {shape.n_components:10d} {shape.n_segments:8d} "
         f"{correlations.cpu:12.2f} {starts.cpu:7.2f} {whole.cpu:7.2f} {whole.wall:7.2f} "
         f"{choosing.cpu:7.2f} {choosing.wall:7.2f} "
-        f"{chosen.diagnostics['regularization']:8g} {similar[0]:7.4f} {similar[1]:7.4f}"
+        f"{chosen.diagnostics['regularization']:8g} {similar[0]:7.4f} {similar[1]:7.4f} "
+        f"{peak / 1e9:6.2f} {stated / 1e9:7.2f}"
     )
 
 
 def main() -> None:
     """Print a table for each way to grow."""
     shapes = {**SHAPES, **({"large": [LARGE]} if "--large" in sys.argv[1:] else {})}
+    shapes = {"wide": [WIDE]} if "--wide" in sys.argv[1:] else shapes
     measure(Shape(6, 2, 4, 100))  # compiles
     for growing, cases in shapes.items():
         print(f"\n{growing}")
         print(
             "features components segments correlations  starts     fit   clock    auto   clock   "
-            "chosen     mcs    auto"
+            "chosen     mcs    auto   peak  stated"
         )
         for shape in cases:
             print(measure(shape), flush=True)

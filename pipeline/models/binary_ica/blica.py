@@ -46,7 +46,8 @@ from numpy.typing import NDArray
 from pipeline.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
-from pipeline.models.binary_ica.moment_matching.held_out import MOST_SPLITS
+from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
+from pipeline.models.binary_ica.moment_matching.held_out import MOST_PAIRS, MOST_SPLITS
 from pipeline.models.binary_ica.moment_matching.matching import Settings, match_moments
 from pipeline.models.binary_ica.moment_matching.notices import (
     diagnose,
@@ -55,6 +56,7 @@ from pipeline.models.binary_ica.moment_matching.notices import (
     judge_mixing,
     judge_segments,
 )
+from pipeline.models.binary_ica.moment_matching.optimiser import STEPS_KEPT
 from pipeline.models.binary_ica.moment_matching.segments import segments_of
 from pipeline.models.binary_ica.params import BLICAParams, fitted_params, no_params
 from pipeline.models.binary_ica.probit_ica import ProbitICA
@@ -65,6 +67,8 @@ from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
 
 MIN_SEGMENTS = 3
 _GROUP_CELLS, _MOST_GROUPS = 1 << 16, 8
+_PAIRS_AT_ONCE = 1 << 18
+"""Whose correlations a thread estimates."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +126,19 @@ class BLICA(ProbitICA):
         return tiles(n_features, n_segments * self.n_groups(n_features), budget)
 
     def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of counts by group, their sums, and correlations of all segments and folds."""
-        n_groups = self.n_groups(n_features)
-        # A fold holds correlations and up to four counts.
-        folds = 2 * min(MOST_SPLITS, n_groups - 1)
-        matrices = 2 * n_groups + 2 + 5 * max(2, folds) + 3 * n_threads
-        return 8 * n_features**2 * n_segments * matrices
+        """Bytes of counts by group, and of correlations and statuses of all rows and of folds."""
+        n_groups, n_pairs = self.n_groups(n_features), n_features**2
+        n_folds = 2 * min(MOST_SPLITS, n_groups - 1)
+        counts, estimates = 8, 8 + 1  # of a pair in a segment: int64; float64 and a status
+        gaps = estimates + 1  # correlations with gaps filled, and where they are
+        resampled = counts + estimates if self.bootstrap else 0
+        after_all_rows = max(n_folds * estimates, gaps + resampled)
+        of_segment = n_pairs * (n_groups * counts + estimates + after_all_rows)
+        of_segment += n_folds * 4 * 2 * min(n_pairs // 2, MOST_PAIRS)  # tables of uint16
+        of_segment += 3 * 8 * STEPS_KEPT * n_features  # of the search, most of it for scales
+        # Tables, correlations of a strip and their copies; or a matrix whose eigenvalues are found.
+        of_thread = 6 * 8 * max(n_pairs, _PAIRS_AT_ONCE)
+        return n_segments * of_segment + n_threads * of_thread
 
     def n_groups(self, n_features: int) -> int:
         """Groups that the rows of a segment are dealt to: folds, and what is resampled."""
@@ -206,7 +217,7 @@ class BLICA(ProbitICA):
         """Match the correlations of the segments, and say what is in doubt."""
         n_groups = self.n_groups(statistics.n_features)
         indices = statistics.grouped_segments(n_groups)
-        whole = statistics.weighted(n_groups, np.ones((len(indices), n_groups), np.int64))
+        whole = GroupSums(statistics, n_groups, np.ones((len(indices), n_groups), np.int64))
         segments = segments_of(whole, self.min_rows, map_items)
         undefined = np.flatnonzero(segments.undefined().any(axis=(0, 1)))
         self._check_number(segments.used, indices, undefined.tolist())

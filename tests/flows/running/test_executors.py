@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
+import weakref
 
+import numpy as np
 import psutil
 import pytest
 
@@ -30,6 +33,21 @@ def test_a_local_cluster_listens_on_loopback_alone(where):
     with opened_executor(**where) as executor:
         assert list(executor.map(abs, [-1, -2, -3])) == [1, 2, 3]
         assert listening() <= {"127.0.0.1", "::1"}
+
+
+def test_what_was_mapped_is_let_go_of():
+    mapped: list[weakref.ref] = []
+
+    def items():
+        for _ in range(50):
+            item = np.ones(1000)
+            mapped.append(weakref.ref(item))
+            yield item
+
+    with opened_executor() as executor:
+        assert list(executor.map(np.sum, items())) == [1000] * 50
+        gc.collect()
+        assert sum(item() is not None for item in mapped) < 25
 
 
 def test_worker_processes_do_not_import_the_command():

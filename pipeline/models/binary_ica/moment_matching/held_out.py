@@ -2,11 +2,13 @@
 
 Every score is of the same splits: the groups that rows were dealt to are halved in ways that share
 half of every half, as the rows of a Hadamard matrix do. No seed and no other option moves them.
+Beyond 512 features it is of 131,072 pairs drawn at random, the same for all segments and settings:
+standard errors are those over segments, and all pairs would cost more than the fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -16,16 +18,20 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
+from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
 from pipeline.models.binary_ica.moment_matching.objective import Solution
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise, spread_over
 from pipeline.models.binary_ica.moment_matching.segments import Segments, segments_of
 from pipeline.numerics.pair_likelihood import pair_log_likelihood
 from pipeline.progress import labelled
-from pipeline.statistics.counts import PairCounts
+from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 MOST_SPLITS = 2
+MOST_PAIRS = 1 << 17
+"""Pairs of features that are scored."""
 _TOLERANCE = 1e-5
 """Of fits to half of the rows: their sampling error is larger still."""
 
@@ -38,8 +44,8 @@ class Candidate(NamedTuple):
     n_components, regularization
         The setting.
     nats
-        Held-out log-likelihood of each fold's segments, all pairs and rows; 0 where a fold cannot
-        use a segment, (n_folds, n_segments).
+        Held-out log-likelihood of each fold's segments, all pairs scored and rows; 0 where a fold
+        cannot use a segment, (n_folds, n_segments).
     n_pairs
         Pairs and rows that these are of.
     ends
@@ -60,10 +66,21 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Fold:
-    """Correlations of one half of the rows, and the counts of the other, a row a segment."""
+    """Correlations of one half of the rows, and tables of the other.
+
+    Attributes
+    ----------
+    train
+        Segments of the one half.
+    pairs
+        Features i < j of the pairs that are scored, (n_pairs,) each.
+    test
+        Their tables of the other half, an entry a segment.
+    """
 
     train: Segments
-    test: PairCounts
+    pairs: Pairs
+    test: Sequence[PairTable]
 
 
 def folds_of(counts: PairCounts, n_groups: int, min_rows: int, map_items: Map) -> list[Fold]:
@@ -90,12 +107,13 @@ def folds_of(counts: PairCounts, n_groups: int, min_rows: int, map_items: Map) -
     FitError
         If a half of the rows leaves no segment to use.
     """
-    folds = []
+    folds, pairs = [], scored_pairs(counts.n_features)
     for half in _halves(n_groups):
         odd = np.tile(half, (len(counts.grouped_segments(n_groups)), 1))
-        halves = [counts.weighted(n_groups, 1 - odd), counts.weighted(n_groups, odd)]
+        halves = [GroupSums(counts, n_groups, weights) for weights in (1 - odd, odd)]
         for train, test in (halves, halves[::-1]):
-            folds.append(Fold(segments_of(train, max(1, min_rows // 2), map_items), test))
+            trained = segments_of(train, max(1, min_rows // 2), map_items)
+            folds.append(Fold(trained, pairs, _tables_of(test, pairs)))
     if not all(fold.train.used.any() for fold in folds):
         raise FitError(
             "Expected segments that can be used when half of their rows are held out, got none. "
@@ -113,10 +131,29 @@ def _halves(n_groups: int) -> list[NDArray[np.int64]]:
     ]
 
 
+def scored_pairs(n_features: int) -> Pairs:
+    """Give features i < j of all pairs, or of as many as are scored."""
+    i, j = np.triu_indices(n_features, 1)
+    if len(i) <= MOST_PAIRS:
+        return i, j
+    drawn = np.random.default_rng(0).choice(len(i), MOST_PAIRS, replace=False)
+    drawn.sort()
+    return i[drawn], j[drawn]
+
+
+def _tables_of(sums: GroupSums, pairs: Pairs) -> list[PairTable]:
+    """Pick the tables of some pairs from those of every segment."""
+    square, found = (sums.n_features, sums.n_features), []
+    for segment, n_rows in enumerate(sums.rows.tolist()):
+        picked = (np.broadcast_to(a, square)[pairs] for a in sums.table(segment))
+        found.append(PairTable(*(a.astype(np.min_scalar_type(n_rows)) for a in picked)))
+    return found
+
+
 def independence(folds: Sequence[Fold]) -> Candidate:
     """Score independent features: no components, or what a condition number of 1 leaves."""
-    none = np.eye(folds[0].test.n_features)
-    scored = [_scored(fold, [none] * int(fold.train.used.sum())) for fold in folds]
+    none = np.zeros(len(folds[0].pairs[0]))
+    scored = [_scored(fold, lambda place: none) for fold in folds]
     nats, n_pairs = zip(*scored, strict=True)
     return Candidate(0, 1.0, np.array(nats), float(sum(n_pairs)))
 
@@ -166,25 +203,30 @@ def _fit_fold(
     fold, start = task
     moments = fold.train.moments(regularization)
     end = maximise(moments, start, _TOLERANCE, spread).solution
-    stretched = [end.stretched_correlation(u, delta) for u, delta in enumerate(moments.ridge)]
-    return *_scored(fold, stretched), end
+    ridge = moments.ridge
+    return *_scored(fold, lambda u: end.stretched_correlation(u, ridge[u])[fold.pairs], spread), end
 
 
-def _scored(fold: Fold, correlations: Sequence[Array]) -> tuple[Array, float]:
-    """Nats of every segment under correlations of those that the fold uses, and their pairs."""
-    nats, n_pairs = np.zeros(len(fold.train.used)), 0.0
-    used = np.flatnonzero(fold.train.used).tolist()
-    for segment, correlation in zip(used, correlations, strict=True):
-        nats[segment], n = _held_out(fold, segment, correlation)
-        n_pairs += n
-    return nats, n_pairs
+def _scored(
+    fold: Fold, correlations: Callable[[int], Array], spread: Map = map
+) -> tuple[Array, float]:
+    """Nats of every segment, and the pairs that they are of.
+
+    `correlations` gives those of the pairs scored in each of the segments that the fold uses.
+    """
+    nats, used = np.zeros(len(fold.train.used)), np.flatnonzero(fold.train.used)
+
+    def held_out(task: tuple[int, int]) -> tuple[float, float]:
+        place, segment = task
+        return _held_out(fold, segment, correlations(place))
+
+    nats[used], n_pairs = zip(*spread(held_out, enumerate(used.tolist())), strict=True)
+    return nats, sum(n_pairs)
 
 
 def _held_out(fold: Fold, segment: int, correlation: Array) -> tuple[float, float]:
     """Log-likelihood of a segment's tables under thresholds and correlations of the other half."""
-    table, thresholds = fold.test.table(segment), fold.train.thresholds[segment]
-    i, j = np.triu_indices(len(thresholds), 1)
-    n, ones_i, ones_j, joint = (np.broadcast_to(a, correlation.shape)[i, j] for a in table)
-    latent = (thresholds[i], thresholds[j], correlation[i, j])
-    nats = pair_log_likelihood(n, ones_i, ones_j, joint, *latent)
-    return float(nats.sum()), float(n.sum())
+    table, thresholds = fold.test[segment], fold.train.thresholds[segment]
+    i, j = fold.pairs
+    nats = pair_log_likelihood(*table, thresholds[i], thresholds[j], correlation)
+    return float(nats.sum()), float(table.n.sum())

@@ -129,11 +129,8 @@ def match_moments(
     agreement: float | None = None
     tried: Sequence[Candidate] = ()
     if not (n_components and r):
-        folds = folds_of(counts, settings.n_groups, settings.min_rows, map_items)
-        choice = _chosen(segments, folds, settings, map_items)
+        choice, agreement, tried = _held_out_choice(counts, segments, settings, map_items)
         n_components, r = choice.candidate.n_components, choice.candidate.regularization
-        agreement = agreement_of_halves(folds, choice.candidate, map_items)
-        tried = (independence(folds), *choice.tried)
     starts, also = seeds["starts"].tolist(), [choice.solution] if choice else []
     told = labelled(map_items, "starts", len(starts) + len(also))
     optima = maximise_from_seeds(segments.moments(r), n_components, starts, told, also=also)
@@ -166,6 +163,16 @@ def match_moments(
         solution,
         interval,
     )
+
+
+def _held_out_choice(
+    counts: PairCounts, segments: Segments, settings: Settings, map_items: Map
+) -> tuple[Choice, float, Sequence[Candidate]]:
+    """Choose, compare the halves, and score; the folds, which are large, end with it."""
+    folds = folds_of(counts, settings.n_groups, settings.min_rows, map_items)
+    choice = _chosen(segments, folds, settings, map_items)
+    agreement = agreement_of_halves(folds, choice.candidate, map_items)
+    return choice, agreement, (independence(folds), *choice.tried)
 
 
 def _chosen(

@@ -66,9 +66,10 @@ def count_cases(segments: Segments) -> dict[str, int]:
         for status in SegmentStatus
     }
     counts["constant_in_a_segment"] = int((~segments.varies[used]).sum())
-    both = segments.varies[:, :, None] & segments.varies[:, None, :]
-    pairs = np.triu(both, 1) & used[:, None, None]
-    by_status = np.bincount(segments.pair_status[pairs], minlength=len(PairStatus))
+    by_status = np.zeros(len(PairStatus), np.int64)
+    for varies, status in zip(segments.varies[used], segments.pair_status[used], strict=True):
+        pairs = np.triu(varies & varies[:, None], 1)
+        by_status += np.bincount(status[pairs], minlength=len(PairStatus))
     return counts | {f"pairs_{s.name.lower()}": int(by_status[s]) for s in PairStatus}
 
 

@@ -40,13 +40,15 @@ class Moments:
     Attributes
     ----------
     correlation
-        Correlations of each segment, unit diagonal, (n_segments, n_features, n_features).
+        Correlations, unit diagonal, (n_matrices, n_features, n_features).
     varies
         Whether a feature counts in a segment, (n_segments, n_features).
     weights
         Share of each segment in the objective, (n_segments,).
     ridge, model_ridge
         δ of the correlations and of the model in each segment, (n_segments,).
+    places
+        Which matrix is each segment's, ascending, (n_segments,); None where all are in order.
     """
 
     correlation: Array
@@ -54,16 +56,32 @@ class Moments:
     weights: Array
     ridge: Array
     model_ridge: Array
+    places: NDArray[np.int64] | None = None
 
     @property
     def n_segments(self) -> int:
         """Number of segments."""
-        return len(self.correlation)
+        return len(self.weights)
 
     @property
     def n_features(self) -> int:
         """Number of features."""
         return int(self.correlation.shape[1])
+
+    def matrices(self, part: slice) -> Array:
+        """Give the correlations of a run of segments; copied only where others lie between."""
+        if self.places is None:
+            return self.correlation[part]
+        places = self.places[part]
+        run = slice(places[0], places[-1] + 1)
+        return self.correlation[run if run.stop - run.start == len(places) else places]
+
+    def mean(self) -> Array:
+        """Weighted mean of the correlations, (n_features, n_features)."""
+        shares = np.zeros(len(self.correlation))
+        shares[slice(None) if self.places is None else self.places] = self.weights
+        mean: Array = np.tensordot(shares, self.correlation, axes=1)
+        return mean
 
     def slices(self) -> Iterator[slice]:
         """Cut the segments into runs that depend on the shape alone."""
@@ -184,5 +202,5 @@ def _terms(
 def _matched(moments: Moments, part: slice, B: Array) -> Array:
     """(C + δ I) B / (1 + δ)."""
     ridge = moments.ridge[part, None, None]
-    product: Array = (moments.correlation[part] @ B + ridge * B) / (1 + ridge)
+    product: Array = (moments.matrices(part) @ B + ridge * B) / (1 + ridge)
     return product

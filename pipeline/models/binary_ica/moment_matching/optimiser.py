@@ -29,7 +29,8 @@ TOLERANCE = 1e-7
 """Of the stopping rule: far below the sampling error of any data."""
 _WINDOW = 10
 _MAX_ITERATIONS = 20_000
-_MEMORY = 20
+STEPS_KEPT = 20
+"""By L-BFGS."""
 # Bounds that no sensible solution meets; they keep exponentials finite while steps are wild.
 _LOG_VARIANCE, _LOG_PRECISION = 25.0, 12.0
 _BYTES_TO_SEND = 8 << 20
@@ -117,8 +118,7 @@ def spread_over(
 def random_start(moments: Moments, n_components: int, seed: int) -> Solution:
     """Take the leading eigenvectors of the mean correlation, turned at random."""
     rng = np.random.default_rng(seed)
-    mean = np.tensordot(moments.weights, moments.correlation, axes=1)
-    n = moments.n_features
+    n, mean = moments.n_features, moments.mean()
     values, vectors = scipy.linalg.eigh(mean, subset_by_index=(n - n_components, n - 1))
     turn = np.linalg.qr(rng.standard_normal((n_components, n_components)))[0]
     mixing = (vectors * np.sqrt(np.maximum(values, 0.1))) @ turn
@@ -129,15 +129,16 @@ def random_start(moments: Moments, n_components: int, seed: int) -> Solution:
 
 def grown(moments: Moments, solution: Solution) -> Solution:
     """Add a component along the leading eigenvector of what the solution leaves unexplained."""
-    left = np.zeros_like(moments.correlation)
-    for u, delta in enumerate(moments.ridge):
-        left[u] = moments.correlation[u] / (1 + delta) - solution.implied_correlation(u)
-        np.fill_diagonal(left[u], 0.0)
-    mean = np.tensordot(moments.weights, left, axes=1)
-    n = moments.n_features
+    n, mean = moments.n_features, np.zeros((moments.n_features,) * 2)
+    for part in moments.slices():
+        left = _unexplained(moments, solution, part)
+        mean += np.tensordot(moments.weights[part], left, axes=1)
     (value,), vectors = scipy.linalg.eigh(mean, subset_by_index=(n - 1, n - 1))
     column = vectors[:, 0] * np.exp(solution.log_precisions).mean(axis=0)
-    variances = np.einsum("i,uij,j->u", vectors[:, 0], left, vectors[:, 0])
+    # Made a second time, rather than held for all segments at once.
+    again = (_unexplained(moments, solution, part) for part in moments.slices())
+    along = [np.einsum("i,uij,j->u", vectors[:, 0], left, vectors[:, 0]) for left in again]
+    variances = np.concatenate(along)
     # A start need not be exact, but each variance has to be one.
     relative = np.log(np.clip(variances / max(value, _LEAST_VALUE), *_RELATIVE_VARIANCES))
     return Solution(
@@ -145,6 +146,15 @@ def grown(moments: Moments, solution: Solution) -> Solution:
         np.column_stack([solution.log_variances, relative]),
         solution.log_precisions,
     )
+
+
+def _unexplained(moments: Moments, solution: Solution, part: slice) -> Array:
+    """Correlations of some segments less those of the solution; 0 on the diagonal."""
+    left: Array = moments.matrices(part) / (1 + moments.ridge[part, None, None])
+    for matrix, segment in zip(left, range(part.start, part.stop), strict=True):
+        matrix -= solution.implied_correlation(segment)
+        np.fill_diagonal(matrix, 0.0)
+    return left
 
 
 def maximise(
@@ -219,7 +229,7 @@ def _ascend(
         options={
             "maxiter": _MAX_ITERATIONS,
             "maxfun": 2 * _MAX_ITERATIONS,
-            "maxcor": _MEMORY,
+            "maxcor": STEPS_KEPT,
             "ftol": 0.0,
             "gtol": 0.0,
         },

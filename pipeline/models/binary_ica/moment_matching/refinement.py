@@ -52,13 +52,14 @@ def fit_gaps(
     if not gaps.any():
         return optimum, segments, 0
     n_rounds, moved = 0, np.inf
+    correlation = segments.correlation.copy()  # once: it is large, and every round changes this one
     while moved > _AT_REST and n_rounds < MOST_ROUNDS:
-        correlation = segments.correlation.copy()
-        ridge = segments.moments(regularization).ridge
+        moved, ridge = 0.0, segments.moments(regularization).ridge
         for u, place in enumerate(np.flatnonzero(segments.used)):
-            predicted = optimum.solution.stretched_correlation(u, ridge[u])
-            correlation[place][gaps[place]] = predicted[gaps[place]]
-        moved = np.abs(correlation - segments.correlation).max()
+            predicted = optimum.solution.stretched_correlation(u, ridge[u])[gaps[place]]
+            change = np.abs(predicted - correlation[place][gaps[place]])
+            moved = max(moved, change.max(initial=0.0))
+            correlation[place][gaps[place]] = predicted
         segments = segments.filled(correlation, map_items)
         refit = partial(maximise, segments.moments(regularization), tol=_TOLERANCE)
         (optimum,) = spread_over(refit, [optimum.solution], correlation.nbytes, map_items)

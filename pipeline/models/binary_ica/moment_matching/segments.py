@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from pipeline.executors.base import Map
 from pipeline.models.binary_ica.moment_matching.objective import Moments
 from pipeline.numerics.tetrachoric import PairStatus
-from pipeline.statistics.correlations import correlation_matrices, estimate_tetrachoric
-from pipeline.statistics.counts import PairCounts
+from pipeline.statistics.correlations import (
+    PairTables,
+    correlation_matrices,
+    estimate_tetrachoric,
+)
 
 Array = NDArray[np.float64]
 
@@ -88,11 +91,12 @@ class Segments:
         used = self.used
         weights, delta = self.pair_rows[used], ridge(self.extremes[used], regularization)
         return Moments(
-            self.correlation if used.all() else self.correlation[used],
+            self.correlation,
             self.varies[used],
             weights / weights.sum(),
             delta,
             np.zeros_like(delta),
+            None if used.all() else np.flatnonzero(used),
         )
 
     def filled(self, correlation: Array, map_items: Map) -> Segments:
@@ -101,7 +105,7 @@ class Segments:
         return replace(self, correlation=correlation, extremes=extremes)
 
 
-def segments_of(counts: PairCounts, min_rows: int, map_items: Map) -> Segments:
+def segments_of(counts: PairTables, min_rows: int, map_items: Map) -> Segments:
     """Estimate the correlations of every segment and judge which segments can be used."""
     observed, ones = counts.margins()
     varies = (ones > 0) & (ones < observed)
@@ -150,9 +154,10 @@ def _fill_by_others(
         matrix[gaps] = mean[gaps]
 
 
-def _mean_rows(counts: PairCounts, segment: int, varies: NDArray[np.bool_]) -> float:
+def _mean_rows(counts: PairTables, segment: int, varies: NDArray[np.bool_]) -> float:
     """Mean number of rows behind a correlation."""
-    if counts.pair_rows is None:
+    corner = slice(0, 1)
+    if np.ndim(counts.table(segment, corner, corner).n) == 0:  # one number for all pairs
         return float(counts.rows[segment])
     n = np.broadcast_to(counts.table(segment).n, (len(varies), len(varies)))
     pairs = np.triu(varies & varies[:, None], 1)
@@ -177,8 +182,12 @@ def _judged(
 
 
 def _undefined(varies: NDArray[np.bool_], pair_status: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    unknown = np.isin(pair_status, [PairStatus.CONSTANT_FEATURE, PairStatus.NO_OBSERVATIONS])
-    return unknown & varies[:, :, None] & varies[:, None, :]
+    # In place: arrays of all pairs of all segments are large.
+    unknown: NDArray[np.bool_] = pair_status == PairStatus.CONSTANT_FEATURE
+    unknown |= pair_status == PairStatus.NO_OBSERVATIONS
+    unknown &= varies[:, :, None]
+    unknown &= varies[:, None, :]
+    return unknown
 
 
 def ridge(extremes: Array, regularization: float) -> Array:

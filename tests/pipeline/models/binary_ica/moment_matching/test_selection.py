@@ -71,19 +71,43 @@ def test_folds_share_the_rows_between_them(n_groups: int) -> None:
     everything = counts_of(data)
     folds = folds_of(counts_of(data, n_groups), n_groups, 20, map)
     assert len(folds) == (2 if n_groups == 2 else 4)
+    i, j = np.triu_indices(data.X.shape[1], 1)
     for first, second in zip(folds[::2], folds[1::2], strict=True):
-        for name, counts in everything.arrays().items():
-            if name != "segments":
-                halves = [fold.test.arrays()[name] for fold in (first, second)]
-                np.testing.assert_array_equal(halves[0] + halves[1], counts)
-    pairs = [(folds[at], folds[at ^ 1]) for at in range(len(folds))]
-    for fold, other in pairs:
-        np.testing.assert_array_equal(fold.test.segments, everything.segments)
-        np.testing.assert_array_equal(fold.train.rows, other.test.rows)
-        np.testing.assert_array_equal(fold.train.rows + fold.test.rows, everything.rows)
+        np.testing.assert_array_equal(first.pairs, (i, j))
+        for segment in range(len(everything.segments)):
+            whole = everything.table(segment)
+            for a, b, both in zip(first.test[segment], second.test[segment], whole, strict=True):
+                np.testing.assert_array_equal(a.astype(np.int64) + b, both[i, j])
+    for fold, other in ((folds[at], folds[at ^ 1]) for at in range(len(folds))):
+        assert len(fold.test) == len(everything.segments)
+        np.testing.assert_array_equal(fold.train.rows + other.train.rows, everything.rows)
         assert np.abs(fold.train.rows - 150.5).max() <= n_groups
-        observed, ones = other.test.margins()
-        np.testing.assert_allclose(fold.train.thresholds, norm.isf(ones / observed))
+
+
+def test_a_half_is_scored_by_the_rows_that_the_other_was_fitted_to() -> None:
+    for fold, other in (folds(300), folds(300)[::-1]):
+        for segment, table in enumerate(other.test):
+            assert (table.n == fold.train.rows[segment]).all()
+            share = np.empty(TRUTH.mixing.shape[0])
+            share[fold.pairs[0]], share[fold.pairs[1]] = table.ones_i, table.ones_j
+            share /= fold.train.rows[segment]
+            np.testing.assert_allclose(fold.train.thresholds[segment], norm.isf(share))
+
+
+def test_of_many_features_the_same_pairs_are_scored_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_out, "MOST_PAIRS", 4)
+    some = folds_of(counted(300), 2, 20, map)
+    i, j = some[0].pairs
+    assert len({*zip(i.tolist(), j.tolist(), strict=True)}) == 4
+    for fold, every in zip(some, folds(300), strict=True):
+        np.testing.assert_array_equal(fold.pairs, (i, j))
+        square = np.zeros((6, 6), np.int64)
+        for table, of_all in zip(fold.test, every.test, strict=True):
+            for part, all_pairs in zip(table, of_all, strict=True):
+                square[every.pairs] = all_pairs
+                np.testing.assert_array_equal(part, square[i, j])
 
 
 def test_splits_share_half_of_every_half() -> None:
@@ -123,14 +147,14 @@ def test_rows_that_come_in_small_blocks_are_shared_as_well() -> None:
 def dense_nats(fold: Fold, segment: int, correlation: Floats) -> float:
     """Σ count · log P(cell) over the pairs, by SciPy's bivariate normal."""
     t, total = fold.train.thresholds[segment], 0.0
-    n, ones_i, ones_j, joint = np.broadcast_arrays(*fold.test.table(segment))
-    for i, j in zip(*np.triu_indices(len(t), 1), strict=True):
+    tables = zip(*fold.test[segment], strict=True)
+    for i, j, (n, ones_i, ones_j, joint) in zip(*fold.pairs, tables, strict=True):
         both = multivariate_normal(cov=[[1, correlation[i, j]], [correlation[i, j], 1]])
         p_ij = both.cdf([-t[i], -t[j]])
         p_i, p_j = (both.cdf([-t[i], 40]), both.cdf([40, -t[j]]))
         cells = [p_ij, p_i - p_ij, p_j - p_ij, 1 - p_i - p_j + p_ij]
-        a, b, c = joint[i, j], ones_i[i, j] - joint[i, j], ones_j[i, j] - joint[i, j]
-        total += np.array([a, b, c, n[i, j] - a - b - c]) @ np.log(cells)
+        a, b, c = int(joint), int(ones_i) - int(joint), int(ones_j) - int(joint)
+        total += np.array([a, b, c, int(n) - a - b - c]) @ np.log(cells)
     return total
 
 
