@@ -86,6 +86,21 @@ def fix_signs(columns: Matrix) -> Matrix:
     return columns * np.where(signs == 0, 1.0, signs)
 
 
+def shrinkage_of(lowest: float) -> float:
+    """Give the least τ for which (1 − τ) C + τ I is semi-definite, by the lowest eigenvalue of C.
+
+    Unit diagonals stay, and so do eigenvectors (N. Higham, N. Strabić, V. Šego, "Restoring
+    definiteness via shrinking", SIAM Review 58, 2016, with the identity as the target).
+    """
+    return max(0.0, -lowest / (1 - lowest))
+
+
+def shrunk(values: Matrix, shrinkage: float) -> Matrix:
+    """Give the eigenvalues of (1 − τ) C + τ I, given those of C."""
+    moved: Matrix = (1 - shrinkage) * values + shrinkage
+    return moved
+
+
 def nearest_correlation(
     matrix: Matrix, tol: float = 1e-9, max_rounds: int = 1000
 ) -> tuple[Matrix, float]:

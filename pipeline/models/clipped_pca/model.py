@@ -58,6 +58,7 @@ from pipeline.models.clipped_pca.strips import (
     MOST_AT_ONCE,
     correlation_strip,
     kinds_of_strips,
+    lowest_of_strips,
     null_of_margins,
     strip_spectrum,
     strips_memory,
@@ -70,6 +71,8 @@ from pipeline.numerics.linalg import (
     leading_eigenpairs,
     nearest_correlation,
     negative_share,
+    shrinkage_of,
+    shrunk,
 )
 from pipeline.random import RowRandom
 from pipeline.runs import Results
@@ -106,7 +109,8 @@ class ClippedPCA(Model):
     constant_features
         `refuse` them, or `keep` them with loadings of zero.
     repair
-        `nearest` replaces C by the nearest correlation matrix before the eigenvectors are taken.
+        What is done where correlations are indefinite, before the eigenvectors are taken: `nearest`
+        replaces C by the nearest correlation matrix, `shrink` by (1 − τ) C + τ I of the least τ.
     errors
         `model` gives standard errors of unrepaired tetrachoric correlations of up to 1,000 features
         and of what is made of them, as the fitted Gaussians have them; `none` leaves them out.
@@ -127,7 +131,7 @@ class ClippedPCA(Model):
     estimator: Literal["tetrachoric", "arcsine"] = "tetrachoric"
     empty_cells: Literal["half", "none"] = "half"
     constant_features: Literal["refuse", "keep"] = "refuse"
-    repair: Literal["none", "nearest"] = "none"
+    repair: Literal["none", "nearest", "shrink"] = "none"
     errors: Literal["model", "none"] = "model"
     null_draws: int = 20
     max_iter: int = field(default=1, init=False)
@@ -184,7 +188,7 @@ class ClippedPCA(Model):
         if is_wide and self.repair == "nearest":
             raise FitError(
                 f"repair=nearest: Expected up to {MOST_AT_ONCE} features, as it takes all "
-                f"eigenvectors many times, got {n_features}. Leave it out."
+                f"eigenvectors many times, got {n_features}. Use --set repair=shrink."
             )
 
     def _empty_params(self, n_features: int, thresholds: Array) -> ClippedPCAParams:
@@ -231,20 +235,17 @@ class ClippedPCA(Model):
     ) -> FitState:
         """Correlations, their spectrum, and the loadings from it."""
         (correlation,), (status,) = correlation_matrices(statistics, self._estimate, map_items)
-        repaired, moved = correlation, 0.0
-        if self.repair == "nearest":
-            repaired, moved = nearest_correlation(correlation)
+        repaired, shrinkage, moved = self._repaired(correlation)
         varying, constant = repaired.copy(), state.auxiliary["constant"]
         varying[constant, constant] = 0.0  # At 1 its axis could be taken for a component.
         values, vectors = leading_eigenpairs(varying, self.n_components or _LEADING)
+        null = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
         params = replace(
             state.params,
             eigenvalues=values,
             correlation=repaired,
             status=status,
-            null_eigenvalues=self._null_quantiles(
-                statistics, state.auxiliary["null_seeds"], map_items
-            ),
+            null_eigenvalues=shrunk(null, shrinkage),
         )
         kinds = pair_kinds(status, constant, len(status))
         negative = negative_share(repaired, values)
@@ -255,6 +256,20 @@ class ClippedPCA(Model):
         if self.errors == "none" or not is_plain or len(correlation) > MOST_FEATURES:
             return fitted
         return with_errors(fitted, statistics, rng)
+
+    def _repaired(self, correlation: Array) -> tuple[Array, float, float]:
+        """Give correlations as `repair` has them, how much they were shrunk, how far they moved."""
+        if self.repair == "nearest":
+            nearest, moved = nearest_correlation(correlation)
+            return nearest, 0.0, moved
+        if self.repair == "none":
+            return correlation, 0.0, 0.0
+        shrinkage = shrinkage_of(
+            float(scipy.linalg.eigvalsh(correlation, subset_by_index=[0, 0])[0])
+        )
+        repaired = (1 - shrinkage) * correlation
+        np.fill_diagonal(repaired, 1.0)
+        return repaired, shrinkage, float(np.linalg.norm(repaired - correlation))
 
     def _fitted(
         self, state: FitState, vectors: Array, kinds: PairKinds, negative: float
@@ -280,8 +295,8 @@ class ClippedPCA(Model):
         """Say what helps where correlations are indefinite."""
         if self.empty_cells == "none":
             return "consider --set empty_cells=half"
-        is_wide = self.tabulates(n_features)
-        return "leave out rare features" if is_wide else "consider --set repair=nearest"
+        how = "shrink" if self.tabulates(n_features) else "nearest"
+        return f"consider --set repair={how}"
 
     def tabulates(self, n_features: int) -> bool:
         """Say that wide data are counted strip by strip."""
@@ -300,14 +315,19 @@ class ClippedPCA(Model):
         constant, n_leading = state.auxiliary["constant"], self.n_components or _LEADING
         n_features = len(state.params.thresholds)
         spectrum = strip_spectrum(results, constant, n_features, n_leading, map_items)
+        shrinkage = 0.0
+        if self.repair == "shrink":
+            shrinkage = shrinkage_of(lowest_of_strips(results, constant, n_features, map_items))
         null = np.zeros(0)
         if self.n_components is None:
             null = null_of_margins(state.working, self._estimate, n_leading, rng)
-        params = replace(state.params, eigenvalues=spectrum.values, null_eigenvalues=null)
+        values = shrunk(spectrum.values, shrinkage)
+        params = replace(state.params, eigenvalues=values, null_eigenvalues=shrunk(null, shrinkage))
         kinds = kinds_of_strips(results, constant, n_features, map_items)
-        negative = -spectrum.negative / n_features
+        negative = 0.0 if shrinkage else -spectrum.negative / n_features
         fitted = self._fitted(replace(state, params=params), spectrum.vectors, kinds, negative)
-        told = {**fitted.diagnostics, "eigenvalue_residual": float(spectrum.residuals.max())}
+        residual = float(spectrum.residuals.max())
+        told = {**fitted.diagnostics, "eigenvalue_residual": residual, "shrinkage": shrinkage}
         return replace(fitted, diagnostics=told, history=(0.0,), iteration=1, done=True)
 
     @property

@@ -18,7 +18,7 @@ from pipeline.blocks import Chunk
 from pipeline.executors.base import Map, one_blas_thread
 from pipeline.feature_pairs import LEAST_HEIGHT, strip_memory
 from pipeline.models.state import Arrays
-from pipeline.numerics.leading_spectrum import Spectrum, columns_held, leading_spectrum
+from pipeline.numerics.leading_spectrum import Product, Spectrum, columns_held, leading_spectrum
 from pipeline.numerics.tetrachoric import PairStatus
 from pipeline.runs import ReadRun, Results
 from pipeline.statistics.correlations import Estimate, PairKinds, pair_kinds
@@ -81,6 +81,23 @@ def strip_spectrum(
     map_items
         Where strips are multiplied; sums are in an order of their own, whatever it is.
     """
+    times = _product_of(results, constant, map_items)
+    # The start is always the same: it does not matter where eigenvectors are looked for.
+    with one_blas_thread():
+        return leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
+
+
+def lowest_of_strips(
+    results: Results, constant: NDArray[np.int64], n_features: int, map_items: Map
+) -> float:
+    """Find the lowest eigenvalue; 0 where that is lower, which constant features have."""
+    times = _product_of(results, constant, map_items)
+    with one_blas_thread():
+        found = leading_spectrum(lambda v: -times(v), n_features, 1, np.random.default_rng(0))
+    return -float(found.values[0] + found.residuals[0])
+
+
+def _product_of(results: Results, constant: NDArray[np.int64], map_items: Map) -> Product:
     parts = _parts_of(results.n_runs)
 
     def times(vectors: Array) -> Array:
@@ -89,9 +106,7 @@ def strip_spectrum(
         product[constant] -= vectors[constant]  # At 1 an axis could be taken for a component.
         return product
 
-    # The start is always the same: it does not matter where eigenvectors are looked for.
-    with one_blas_thread():
-        return leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
+    return times
 
 
 def kinds_of_strips(

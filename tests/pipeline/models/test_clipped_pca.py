@@ -258,6 +258,21 @@ def test_repair_gives_the_nearest_correlation_and_says_how_far() -> None:
     assert moved > 0.1
 
 
+def test_shrinking_gives_the_least_that_is_definite() -> None:
+    X, *_ = probit(60)
+    plain, repaired = (
+        fitted(X, n_components=2, repair=how, empty_cells="none") for how in ("none", "shrink")
+    )
+    lowest = np.linalg.eigvalsh(plain.params.correlation)[0]
+    assert lowest < -0.1
+    assert np.linalg.eigvalsh(repaired.params.correlation)[0] == pytest.approx(0, abs=1e-9)
+    share = -lowest / (1 - lowest)
+    expected = (1 - share) * plain.params.correlation + share * np.eye(64)
+    np.testing.assert_allclose(repaired.params.correlation, expected, atol=1e-12)
+    moved = np.linalg.norm(expected - plain.params.correlation)
+    assert repaired.diagnostics["repair_distance"] == pytest.approx(moved)
+
+
 # --- awkward features ----------------------------------------------------------------------------
 
 

@@ -52,6 +52,7 @@ SAME: dict[str, tuple[Data, dict[str, Any]]] = {
     "arcsine": (Data(drawn()), {"estimator": "arcsine"}),
     "rare": (Data(drawn() & (np.random.default_rng(3).random((1500, N_FEATURES)) < 0.03)), {}),
     "boundary": (Data(drawn(60)), {"empty_cells": "none"}),
+    "shrunk": (Data(drawn(60)), {"empty_cells": "none", "repair": "shrink"}),
     "constant": (Data(one_constant()), {"constant_features": "keep"}),
 }
 
@@ -125,6 +126,21 @@ def test_what_strips_cannot_do_is_refused_at_once() -> None:
         fitted(Data(drawn()), n_components=most + 1)
     with pytest.raises(FitError, match=r"repair=nearest: Expected up to 100 features.* got 150"):
         fitted(Data(drawn()), repair="nearest")
+
+
+@pytest.mark.matrix
+def test_eigenvalues_of_2000_features_are_those_of_their_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(2)
+    data = Data(probit_data(4000, 2000, 10, rng)[0])
+    square = fitted(data, n_components=20)
+    monkeypatch.setattr(model, "MOST_AT_ONCE", 1999)
+    assert_allclose(
+        fitted(data, n_components=20).params.eigenvalues,
+        square.params.eigenvalues[:20],
+        rtol=1e-8,
+    )
 
 
 def test_memory_grows_with_features_not_with_their_square() -> None:
