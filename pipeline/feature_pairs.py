@@ -23,6 +23,8 @@ LEAST_HEIGHT = 16
 _MOST_HEIGHT, _CELLS = 512, 1 << 21
 _CELL_BYTES = 32
 """Of a pair in a task: counts, the estimate in float64 and as it is stored, its status."""
+_JOINED_BYTES = 128 << 20
+"""Of small chunks put together, their masks, and what the kernel copies of them."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,9 @@ def height_within(n_features: int, n_threads: int, spare: int | None) -> int:
         Bytes that tasks may take beyond those of strips of `LEAST_HEIGHT`; None is any.
     """
     height = max(_MOST_HEIGHT // 2, min(_MOST_HEIGHT, _CELLS // n_features))
+    least = strip_memory(LEAST_HEIGHT, n_features)
     while spare is not None and height > LEAST_HEIGHT:
-        if n_threads * strip_memory(height - LEAST_HEIGHT, n_features) <= spare:
+        if n_threads * (strip_memory(height, n_features) - least) <= spare:
             break
         height //= 2
     return height
@@ -97,7 +100,7 @@ def height_within(n_features: int, n_threads: int, spare: int | None) -> int:
 
 def strip_memory(height: int, n_features: int) -> int:
     """Bytes that a task needs for a strip."""
-    return _CELL_BYTES * height * n_features
+    return _CELL_BYTES * height * n_features + _JOINED_BYTES
 
 
 def widened(work: FeaturePairs, run: Run) -> dict[str, NDArray[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from pipeline.statistics.counts import PairTable
 Strip = Mapping[str, NDArray[Any]]
 """`joint`, (n_strip, n_right), and where values are missing `pair_rows`, `ones_left` and
 `ones_right`: rows with both observed, ones of the left and of the right feature among them."""
+_MOST_WORDS, _MOST_BYTES = 512, 32 << 20
+"""Of chunks that are counted together."""
 _MASKED = ("pair_rows", "ones_left", "ones_right")
 
 
@@ -37,8 +39,8 @@ def count_strip(
     shape = (features.stop - features.start, n_features - features.start)
     names = ("joint", *_MASKED) if masked else ("joint",)
     counts = {name: np.zeros(shape, _smallest(n_samples, np.uint32)) for name in names}
-    for chunk in chunks:
-        _add_chunk(counts, features, chunk)
+    for some in _batches(chunks, shape[1]):
+        _add_chunks(counts, features, some)
     return {name: a.astype(_smallest(n_samples, np.uint16)) for name, a in counts.items()}
 
 
@@ -53,20 +55,46 @@ def strip_table(
     )
 
 
-def _add_chunk(counts: Strip, features: slice, chunk: Chunk) -> None:
-    """Add the rows of a chunk; those left out are left out of the strip, which is enough."""
-    wanted, right = _wanted_bits(chunk), chunk.words[features.start :]
-    left = chunk.words[features] & wanted
-    kernels.add_joint_counts(left, right, counts["joint"])
+def _batches(chunks: Iterable[Chunk], n_right: int) -> Iterator[list[Chunk]]:
+    """Put small chunks together: adding to a table takes as long as counting a few dozen words."""
+    most = min(_MOST_WORDS, _MOST_BYTES // (8 * n_right))
+    batch: list[Chunk] = []
+    n_words = 0
+    for chunk in chunks:
+        width = chunk.words.shape[1]
+        if batch and n_words + width > most:
+            yield batch
+            batch, n_words = [], 0
+        batch.append(chunk)
+        n_words += width
+    if batch:
+        yield batch
+
+
+def _add_chunks(counts: Strip, features: slice, chunks: Sequence[Chunk]) -> None:
+    """Add the rows of chunks; those left out are left out of the strip, which is enough."""
+    height, right = features.stop - features.start, slice(features.start, None)
+    wanted = np.concatenate([_wanted_bits(chunk) for chunk in chunks])
+    words = _side_by_side([chunk.words[right] for chunk in chunks])
+    left = words[:height] & wanted
+    kernels.add_joint_counts(left, words, counts["joint"])
     if "pair_rows" not in counts:
         return
-    observed = chunk.observed
-    if observed is None:
-        observed = np.broadcast_to(~np.uint64(0), chunk.words.shape)
-    left_mask, right_mask = observed[features] & wanted, observed[features.start :]
-    kernels.add_joint_counts(left_mask, right_mask, counts["pair_rows"])
-    kernels.add_joint_counts(left, right_mask, counts["ones_left"])
-    kernels.add_joint_counts(left_mask, right, counts["ones_right"])
+    masks = _side_by_side([_observed(chunk)[right] for chunk in chunks])
+    left_mask = masks[:height] & wanted
+    kernels.add_joint_counts(left_mask, masks, counts["pair_rows"])
+    kernels.add_joint_counts(left, masks, counts["ones_left"])
+    kernels.add_joint_counts(left_mask, words, counts["ones_right"])
+
+
+def _side_by_side(words: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    return words[0] if len(words) == 1 else np.concatenate(words, axis=1)
+
+
+def _observed(chunk: Chunk) -> NDArray[np.uint64]:
+    """Give the mask, also where all is observed."""
+    full = np.broadcast_to(~np.uint64(0), chunk.words.shape)
+    return full if chunk.observed is None else chunk.observed
 
 
 def _wanted_bits(chunk: Chunk) -> NDArray[np.uint64]:
