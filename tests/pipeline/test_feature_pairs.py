@@ -11,9 +11,10 @@ from pipeline.feature_pairs import LEAST_HEIGHT, height_within, strip_memory
 def test_memory_decides_only_where_it_is_short(n_features: int) -> None:
     height = height_within(n_features, 2, None)
     assert 256 <= height <= 512
-    enough = 2 * strip_memory(height, n_features)
+    least = strip_memory(LEAST_HEIGHT, n_features)
+    enough = 2 * (strip_memory(height, n_features) - least)
     assert height_within(n_features, 2, enough) == height
-    assert height_within(n_features, 2, enough // 3) < height
+    assert height_within(n_features, 2, enough - 1) < height
     assert height_within(n_features, 2, 0) == LEAST_HEIGHT
 
 
