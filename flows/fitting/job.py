@@ -130,7 +130,8 @@ def check(options: FitOptions) -> Plan:
     open_executor = executor_to_open(**options.where)
     model = build_model(options.model, options.components, options.settings, options.layers)
     check_seed(options.seed)
-    memory_limit(options.memory)
+    if options.memory is not None:
+        memory_limit(options.memory)
     dataset = open_named(options.dataset)
     split = split_to_fit(dataset, options.split)
     _check_labels(model, dataset)

@@ -24,11 +24,12 @@ def memory_limit(given: str | None = None) -> int:
     FitError
         If what is given is no size.
     """
-    from dask.utils import parse_bytes
-    from distributed.system import MEMORY_LIMIT  # takes its time to be imported
-
     if given is None:
+        from distributed.system import MEMORY_LIMIT  # takes its time to be imported
+
         return min(psutil.virtual_memory().available, MEMORY_LIMIT)
+    from dask.utils import parse_bytes
+
     try:
         size = int(parse_bytes(given))
     except ValueError:

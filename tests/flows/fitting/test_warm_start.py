@@ -149,5 +149,5 @@ def test_a_warm_start_takes_an_artifact_that_holds_nodes(cli, dataset) -> None:
     history = before.manifest["history"]
     found = load_artifact(warm.json["artifact"])
     assert found.manifest["history"][-1] >= history[-1] - 1e-5
-    assert warm.json["iterations"] < len(history)
+    assert warm.json["iterations"] < before.manifest["iterations"]
     assert "axes" in found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flows.report.features import _correlations
+from flows.report.features import correlations
+from flows.report.rows import CodedRows
 
 
 def test_correlations_are_of_what_was_observed() -> None:
@@ -13,7 +14,8 @@ def test_correlations_are_of_what_was_observed() -> None:
     X = (codes @ rng.standard_normal((2, 5)) + rng.standard_normal((300, 5)) > 0).astype(float)
     X[rng.random(X.shape) < 0.2] = np.nan
     X[:, 3], X[:, 4] = 1.0, np.nan
-    found = _correlations(X, codes)
+    coded = CodedRows(codes, X.astype(np.float32), np.arange(300), np.zeros(300), {})
+    found = correlations(coded)
     for i in range(3):
         seen = np.isfinite(X[:, i])
         expected = [np.corrcoef(X[seen, i], codes[seen, k])[0, 1] for k in range(2)]
