@@ -57,7 +57,7 @@ def strip_table(
 
 def _batches(chunks: Iterable[Chunk], n_right: int) -> Iterator[list[Chunk]]:
     """Put small chunks together: adding to a table takes as long as counting a few dozen words."""
-    most = min(_MOST_WORDS, _MOST_BYTES // (8 * n_right))
+    most = min(_MOST_WORDS, _MOST_BYTES // (8 * max(1, n_right)))
     batch: list[Chunk] = []
     n_words = 0
     for chunk in chunks:
