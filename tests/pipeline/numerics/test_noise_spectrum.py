@@ -90,7 +90,7 @@ def draw_eigenvalues(noise: GroupedNoise, n_leading: int, rng: np.random.Generat
     return np.linalg.eigvalsh(matrix)[: -n_leading - 1 : -1]
 
 
-@pytest.mark.parametrize("degrees", [150.0, 2000.0])
+@pytest.mark.parametrize("degrees", [150.0, pytest.param(2000.0, marks=pytest.mark.matrix)])
 def test_dense_matrices_have_these_eigenvalues(degrees: float) -> None:
     """Means agree within their sampling error and a quarter of the scale of the edge."""
     noise, rng, n_draws = uneven_noise(degrees), np.random.default_rng(0), 40
@@ -116,6 +116,7 @@ def test_a_mean_may_be_lost_in_noise() -> None:
     assert positions.shape == deviations.shape == (0,)
 
 
+@pytest.mark.matrix
 def test_spikes_are_those_of_dense_matrices() -> None:
     noise, rng = uneven_noise(800.0), np.random.default_rng(1)
     mean = np.zeros((4, 4))

@@ -59,10 +59,15 @@ def quantiles(
     ("n_rows", "n_features", "shares", "missing", "estimate"),
     [
         pytest.param(800, 150, (0.5, 0.5), 0.0, estimate_arcsine, id="arcsine"),
-        pytest.param(800, 150, (0.1, 0.9), 0.0, TETRACHORIC, id="tetrachoric"),
-        pytest.param(6000, 150, (0.1, 0.9), 0.0, TETRACHORIC, id="many rows"),
         pytest.param(120, 160, (0.4, 0.6), 0.0, TETRACHORIC, id="more features than rows"),
-        pytest.param(1000, 150, (0.2, 0.6), 0.2, TETRACHORIC, id="missing"),
+        *(
+            pytest.param(*case, TETRACHORIC, id=name, marks=pytest.mark.matrix)
+            for name, case in {
+                "tetrachoric": (800, 150, (0.1, 0.9), 0.0),
+                "many rows": (6000, 150, (0.1, 0.9), 0.0),
+                "missing": (1000, 150, (0.2, 0.6), 0.2),
+            }.items()
+        ),
     ],
 )
 def test_drawn_matrices_have_these_eigenvalues(
