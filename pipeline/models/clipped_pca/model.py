@@ -53,7 +53,7 @@ from pipeline.models.clipped_pca.judging import (
     judge_sign,
     judge_spectrum,
 )
-from pipeline.models.clipped_pca.params import MIN_NOISE, ClippedPCAParams, communalities
+from pipeline.models.clipped_pca.params import ClippedPCAParams, communalities, probit_of
 from pipeline.models.clipped_pca.strips import (
     MOST_AT_ONCE,
     correlation_strip,
@@ -351,7 +351,7 @@ class ClippedPCA(Model):
 
         `converged` (n_samples,) is false where expectation propagation did not settle.
         """
-        weights, offsets = _probit(params)
+        weights, offsets = probit_of(params)
         n_components = weights.shape[1]
         posterior = probit_posterior(
             block.dense(),
@@ -371,7 +371,7 @@ class ClippedPCA(Model):
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
         """Draw rows, (n_samples, n_features); segments do not matter."""
-        weights, offsets = _probit(params)
+        weights, offsets = probit_of(params)
         codes = rng.standard_normal((n_samples, weights.shape[1]))
         noise = rng.standard_normal((n_samples, len(weights)))
         return (codes @ weights.T + offsets + noise > 0).astype(np.uint8)
@@ -380,7 +380,7 @@ class ClippedPCA(Model):
         self, params: ClippedPCAParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
         """Give P(s = 1 | y), (n_samples, n_features); segments do not matter."""
-        weights, offsets = _probit(params)
+        weights, offsets = probit_of(params)
         probabilities: Array = scipy.special.ndtr(codes @ weights.T + offsets)
         return probabilities
 
@@ -394,11 +394,3 @@ def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
 def _standing_out(values: Array, null: Array) -> int:
     above = values[: len(null)] > null[: len(values)]
     return len(above) if above.all() else int(np.argmin(above))
-
-
-def _probit(params: ClippedPCAParams) -> tuple[Array, Array]:
-    """Write P(s_i = 1 | y) = Φ(w_i·y + b_i): weights and offsets with the noise divided out."""
-    communality = communalities(params)
-    shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))
-    noise = np.sqrt(np.maximum(1 - communality, MIN_NOISE))
-    return params.loadings * (shrink / noise)[:, None], -params.thresholds / noise

@@ -39,3 +39,11 @@ def communalities(params: ClippedPCAParams) -> Array:
     """Give the share of each feature's variance that the components explain, (n_features,)."""
     communalities: Array = (params.loadings**2).sum(axis=1)
     return communalities
+
+
+def probit_of(params: ClippedPCAParams) -> tuple[Array, Array]:
+    """Write P(s_i = 1 | y) = Φ(w_i·y + b_i): weights and offsets with the noise divided out."""
+    communality = communalities(params)
+    shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))
+    noise = np.sqrt(np.maximum(1 - communality, MIN_NOISE))
+    return params.loadings * (shrink / noise)[:, None], -params.thresholds / noise
