@@ -56,7 +56,7 @@ class _Planes:
         return None
 
     def _ranks(self, part: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
-        return np.unpackbits(self.low[part]) | np.unpackbits(self.high[part]) << 1
+        return np.unpackbits(self.low[part]) | np.unpackbits(self.high[part]) << np.uint8(1)
 
     def codes(self, part: slice, n_rows: int, n_features: int, absent: int) -> Codes:
         """Give the codes of rows, which lie in a part of the bytes."""

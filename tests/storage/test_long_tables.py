@@ -67,6 +67,27 @@ def test_all_kinds_of_files_and_several_of_them(tmp_path):
     assert read(*parts) == expected
 
 
+@pytest.mark.parametrize("batch_lines", [1, 3, 100])
+def test_dictionaries_of_parquet_differ_and_name_what_no_line_has(
+    tmp_path, monkeypatch, batch_lines
+):
+    monkeypatch.setattr("storage.sources.long_lines._BATCH_LINES", batch_lines)
+    expected = read(table(tmp_path / "a.csv", LINES))
+    columns = dict(zip(("call", "voter", "vote"), zip(*LINES, strict=True), strict=True))
+    kinds = pa.schema([(name, pa.dictionary(pa.int32(), pa.string())) for name in columns])
+    with pa.parquet.ParquetWriter(tmp_path / "a.parquet", kinds) as writer:
+        for start in range(0, len(LINES), 2):
+            parts = {name: values[start : start + 2] for name, values in columns.items()}
+            arrays = [
+                pa.DictionaryArray.from_arrays(
+                    range(len(values), 0, -1), ["nobody", *values[::-1], "never"]
+                )
+                for values in parts.values()
+            ]
+            writer.write_table(pa.table(arrays, kinds))
+    assert read(str(tmp_path / "a.parquet")) == expected
+
+
 def test_whole_numbers_name_rows_and_say_values(tmp_path):
     numbers = {"call": [7, 7, 10], "voter": [1, 2, 1], "vote": [1.0, 6.0, None]}
     pa.parquet.write_table(pa.table(numbers), tmp_path / "a.parquet")
