@@ -121,8 +121,9 @@ def test_events_are_ones_however_often_and_all_else_is_zero(tmp_path):
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.sampled_from("01?"))),
     st.sampled_from(["last", "any"]),
     st.integers(1, 4),
+    st.sampled_from([0, 16]),
 )
-def test_of_several_lines_one_counts(tmp_path_factory, lines, rule, height):
+def test_of_several_lines_one_counts(tmp_path_factory, lines, rule, height, dense):
     lines = [("a", "x", "1"), *lines]
     folder = tmp_path_factory.mktemp("lines")
     parts = [
@@ -135,11 +136,15 @@ def test_of_several_lines_one_counts(tmp_path_factory, lines, rule, height):
     rows = [*dict.fromkeys(row for row, _, _ in lines)]
     features = sorted({feature for _, feature, _ in lines})
     expected = [["01?".index(cells.get((r, f), "?")) for f in features] for r in rows]
-    assert read(*parts, duplicates=rule, options=ReadOptions())[0] == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.sources.spool._DENSE", dense)
+        assert read(*parts, duplicates=rule, options=ReadOptions())[0] == expected
 
 
+@pytest.mark.parametrize("dense", [0, 16])
 @pytest.mark.parametrize("apart", [False, True])
-def test_several_lines_are_refused_by_name(tmp_path, apart):
+def test_several_lines_are_refused_by_name(tmp_path, monkeypatch, apart, dense):
+    monkeypatch.setattr("storage.sources.spool._DENSE", dense)
     lines = [*LINES, ("c1", "GBR", "no")]
     cut = 3 if apart else len(lines)
     parts = [lines[:cut], lines[cut:]]
