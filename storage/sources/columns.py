@@ -32,7 +32,7 @@ def is_feature_type(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (
-        _is_text,
+        is_text,
         pa.types.is_boolean,
         pa.types.is_integer,
         pa.types.is_floating,
@@ -42,7 +42,8 @@ def is_feature_type(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Tell whether a type is one of those of text."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
@@ -58,12 +59,12 @@ def column_codes(
     column: pa.Array, options: ReadOptions, value_map: ValueMap | None = None
 ) -> Codes:
     """Code one column, (n_rows,): null is missing, text is read once per distinct value."""
-    if _is_text(column.type):
+    if is_text(column.type):
         column = column.dictionary_encode()
     if not pa.types.is_dictionary(column.type):
         return _number_codes(column, options, value_map)
     distinct = column.dictionary
-    if _is_text(distinct.type):
+    if is_text(distinct.type):
         codes = token_codes(distinct.to_pylist(), options, value_map)
     else:
         codes = _number_codes(distinct, options, value_map)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from storage.errors import DataError
 from storage.object_path import is_url
 from storage.sources.base import reading
 from storage.sources.codes import ReadOptions
-from storage.sources.columns import bit_words, is_feature_type
+from storage.sources.columns import bit_words, is_feature_type, is_text
 from storage.sources.folders import folder_columns, refuse_both
 from storage.sources.remote import local_copy
 from storage.sources.text import line_blocks, open_text
@@ -137,12 +137,11 @@ class _Layout(NamedTuple):
 
     def for_role(self, name: str, column: pa.Array) -> pa.Array:
         """Encode names of rows and features, leave values that are numbers, and give texts else."""
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
         if name in (self.columns.row, self.columns.feature):
-            coded = column.dictionary_encode()  # before there are texts of every line
-            return pa.DictionaryArray.from_arrays(coded.indices, coded.dictionary.cast(pa.string()))
+            return _names(column)
         is_value = name == self.columns.value and is_feature_type(column.type)
+        if pa.types.is_dictionary(column.type) and not is_value:
+            column = column.dictionary_decode()
         return column if is_value else column.cast(pa.string())
 
     def coded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -159,17 +158,44 @@ class _Layout(NamedTuple):
         return batch
 
 
+def _names(column: pa.Array) -> pa.DictionaryArray:
+    """Encode texts in the order in which they come, each that is there and no other."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()  # before there are texts of every line
+        return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
+    found = column.indices.dictionary_encode()
+    names = column.dictionary.take(found.dictionary).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(found.indices, names)
+
+
 def _parquet(path: str, layout: _Layout) -> Iterator[pa.RecordBatch]:
-    with pa.parquet.ParquetFile(path, memory_map=True) as file:
-        layout.check(file.schema_arrow.names)
-        for batch in file.iter_batches(_BATCH_LINES, columns=layout.wanted):
-            yield layout.coded(_without_booleans(batch))
+    """Encode runs of lines on all CPUs; texts come as codes, as they mostly are in the file."""
+    schema = pa.parquet.read_schema(path, memory_map=True)
+    layout.check(schema.names)
+    texts = [name for name in layout.wanted if is_text(schema.field(name).type)]
+    with pa.parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
+        batches = file.iter_batches(_BATCH_LINES, columns=layout.wanted)
+        yield from on_all_cpus(lambda run: layout.coded(_one_batch(run)), _runs(batches))
 
 
-def _without_booleans(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Give true and false as numbers, which a map still may turn round; those of a CSV are bits."""
-    kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in batch.schema)
-    return batch.cast(pa.schema(list(zip(batch.schema.names, kinds, strict=True))))
+def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Put batches together: those with codes end with a row group, which may be small."""
+    run: list[pa.RecordBatch] = []
+    for batch in batches:
+        if run and sum(part.num_rows for part in run) + batch.num_rows > _BATCH_LINES:
+            yield run
+            run = []
+        run.append(batch)
+    if run:
+        yield run
+
+
+def _one_batch(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Make one of several, true and false as numbers, which a map still may turn round."""
+    table = pa.Table.from_batches(run)
+    kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in table.schema)
+    table = table.cast(pa.schema(list(zip(table.schema.names, kinds, strict=True))))
+    return table.unify_dictionaries().combine_chunks().to_batches()[0]
 
 
 def _csv(path: str, layout: _Layout, options: ReadOptions) -> Iterator[pa.RecordBatch]:

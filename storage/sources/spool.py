@@ -19,88 +19,83 @@ from storage.sources.codes import BAD, MISSING, Codes, encode_numbers
 
 Duplicates = Literal["last", "any"]
 """Which entry of several counts: the last, or 1 if any is 1, else 0 if any is 0."""
-# Under "any" the greatest rank counts: nothing (-1), missing, 0, 1, by bits of ones and of zeros.
-_BY_RANK = (MISSING, 0, 1)
-_RANK_OF = np.array([[-1, 1], [2, 0]])
-# Bytes of a plane an entry, up to which a run of entries is dense.
-_DENSE = 8
+# Ranks of the codes 0, 1 and MISSING, of which the greatest counts under "any"; 0 is no entry.
+_RANKS = np.array([2, 3, 1], np.uint8)
+# Cells an entry, up to which all cells between the entries of a run are laid out.
+_DENSE = 16
 # Rows, columns and values of a run of entries, each (n_entries,); rows and columns from 0.
 Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class _Planes:
-    """Two bits a cell: neither = no entry, `ones` = 1, `zeros` = 0 given, both = missing."""
+    """The lower and the higher bit of each cell's rank."""
 
-    ones: NDArray[np.uint8]
-    zeros: NDArray[np.uint8]
+    low: NDArray[np.uint8]
+    high: NDArray[np.uint8]
 
     def add(
-        self, bits: NDArray[np.int64], codes: Codes, duplicates: Duplicates | None = None
+        self, cells: NDArray[np.int64], codes: Codes, duplicates: Duplicates | None = None
     ) -> int | None:
-        """Enter codes at bit numbers; gives the bit of an entry that was there already.
+        """Enter codes; gives a cell that has two entries by now.
 
         Where `duplicates` says which entry of several counts, none is given.
         """
-        if duplicates == "any":
-            for rank, code in enumerate(_BY_RANK):
-                self._replace(bits, codes, code, rank)
-            return None
         if duplicates == "last":
-            bits, codes = _last_of_each(bits, codes)
-            self._clear(bits)
-        elif (twice := self._twice(bits)) is not None:
-            return twice
-        self._enter(bits, codes)
+            cells, codes = _last_of_each(cells, codes)
+        part, places = _laid_out(cells)
+        ranks = self._ranks(part)
+        n_before = np.count_nonzero(ranks)
+        if duplicates == "any":
+            np.maximum.at(ranks, places, _RANKS[codes])
+        else:
+            ranks[places] = _RANKS[codes]
+        if duplicates is None and np.count_nonzero(ranks) < n_before + len(cells):
+            return _twice(cells, self._ranks(part)[places] > 0)
+        self.low[part], self.high[part] = np.packbits(ranks & 1), np.packbits(ranks & 2)
         return None
 
-    def _enter(self, bits: NDArray[np.int64], codes: Codes) -> None:
-        numbers, masks = _places(bits)
-        for plane, other in ((self.ones, 0), (self.zeros, 1)):
-            at = codes != other
-            part = (numbers, masks) if at.all() else (numbers[at], masks[at])
-            np.bitwise_or.at(plane, *part)
+    def _ranks(self, part: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
+        return np.unpackbits(self.low[part]) | np.unpackbits(self.high[part]) << np.uint8(1)
 
-    def _clear(self, bits: NDArray[np.int64]) -> None:
-        numbers, masks = _places(bits)
-        for plane in (self.ones, self.zeros):
-            np.bitwise_and.at(plane, numbers, ~masks)
-
-    def _replace(self, bits: NDArray[np.int64], codes: Codes, code: int, rank: int) -> None:
-        """Enter one code wherever what stands there, if anything, counts for less."""
-        bits = bits[codes == code]
-        numbers, masks = _places(bits)
-        is_one, is_zero = ((plane[numbers] & masks) != 0 for plane in (self.ones, self.zeros))
-        bits = bits[_RANK_OF[is_one.view(np.uint8), is_zero.view(np.uint8)] < rank]
-        self._clear(bits)
-        self._enter(bits, np.full(len(bits), code, np.uint8))
-
-    def _twice(self, bits: NDArray[np.int64]) -> int | None:
-        """Find a bit that has an entry, or is there twice."""
-        numbers, masks = _places(bits)
-        before = (self.ones[numbers] | self.zeros[numbers]) & masks
-        if before.any():
-            return int(bits[before.argmax()])
-        if self.ones.size <= _DENSE * len(bits):  # to count bits is far faster than to sort them
-            found = np.zeros(self.ones.size, np.uint8)
-            np.bitwise_or.at(found, numbers, masks)
-            if int(np.bitwise_count(found.view(np.uint64)).sum()) == len(bits):
-                return None
-        ordered = np.sort(bits)
-        twice = np.flatnonzero(ordered[1:] == ordered[:-1])
-        return int(ordered[twice[0]]) if len(twice) else None
+    def codes(self, part: slice, n_rows: int, n_features: int, absent: int) -> Codes:
+        """Give the codes of rows, which lie in a part of the bytes."""
+        low, high = (plane[part].reshape(n_rows, -1) for plane in (self.low, self.high))
+        ones, missing = low & high, ~high if absent == MISSING else low & ~high
+        found = np.unpackbits(ones, 1, n_features)
+        if missing.any():
+            found |= np.unpackbits(missing, 1, n_features) << 1
+        return found
 
 
-def _places(bits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Give the byte of each bit, and the bit in it."""
-    return bits >> 3, np.right_shift(128, bits & 7).astype(np.uint8)
+def _laid_out(
+    cells: NDArray[np.int64],
+) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
+    """Give the bytes of a plane that have some cells, and where in them the cells are.
+
+    They are all bytes from the first to the last unless these are too many.
+    """
+    numbers = cells >> 3
+    first, stop = int(numbers.min()), int(numbers.max()) + 1
+    if 8 * (stop - first) <= _DENSE * len(cells):
+        return slice(first, stop), cells - 8 * first
+    distinct, places = np.unique(numbers, return_inverse=True)
+    return distinct, 8 * places + (cells & 7)
 
 
-def _last_of_each(bits: NDArray[np.int64], codes: Codes) -> tuple[NDArray[np.int64], Codes]:
-    order = np.argsort(bits, kind="stable")
-    bits, codes = bits[order], codes[order]
-    last = np.flatnonzero(np.diff(bits, append=-1))
-    return bits[last], codes[last]
+def _twice(cells: NDArray[np.int64], before: NDArray[np.bool_]) -> int:
+    """Give a cell that had an entry before, or has two of these."""
+    if before.any():
+        return int(cells[before.argmax()])
+    ordered = np.sort(cells)
+    return int(ordered[np.flatnonzero(ordered[1:] == ordered[:-1])[0]])
+
+
+def _last_of_each(cells: NDArray[np.int64], codes: Codes) -> tuple[NDArray[np.int64], Codes]:
+    order = np.argsort(cells, kind="stable")
+    cells, codes = cells[order], codes[order]
+    last = np.flatnonzero(np.diff(cells, append=-1))
+    return cells[last], codes[last]
 
 
 def spooled_batches(source: Source, n_rows: int, entries: Iterable[Entries]) -> Iterator[Batch]:
@@ -148,20 +143,14 @@ def coded_batches(
     row_bytes = -(-source.n_features // 8)
     with _temporary_planes(n_rows * row_bytes) as planes:
         for rows, columns, codes in entries:
-            bits = rows.astype(np.int64) * (8 * row_bytes) + columns.astype(np.int64)
-            twice = planes.add(bits, codes, duplicates) if len(bits) else None
+            cells = rows.astype(np.int64) * (8 * row_bytes) + columns.astype(np.int64)
+            twice = planes.add(cells, codes, duplicates) if len(cells) else None
             if twice is not None:
                 row, column = divmod(twice, 8 * row_bytes)
                 raise DataError(given_twice(source, row, column))
         for first, count in source.row_runs(n_rows):
             part = slice(first * row_bytes, (first + count) * row_bytes)
-            ones, zeros = (
-                np.unpackbits(plane[part].reshape(count, row_bytes), 1, source.n_features)
-                for plane in (planes.ones, planes.zeros)
-            )
-            found = ones + (ones & zeros)
-            if absent:
-                found[(ones | zeros) == 0] = absent
+            found = planes.codes(part, count, source.n_features, absent)
             # Bad values were refused on entry, so there is none to show.
             yield source.batch(found, first, lambda rows, feature: [])
 
@@ -206,9 +195,8 @@ def _temporary_planes(n_bytes: int) -> Iterator[_Planes]:
             f"entries, got {free / 1e9:.1f} GB. Set TMPDIR to a larger disk."
         )
     with tempfile.TemporaryDirectory() as folder:
-        shape = (8 * max(1, -(-n_bytes // 8)),)  # whole words
-        ones, zeros = (
-            np.memmap(Path(folder) / name, np.uint8, mode="w+", shape=shape).view(np.ndarray)
-            for name in ("ones", "zeros")
+        low, high = (
+            np.memmap(Path(folder) / name, np.uint8, mode="w+", shape=(max(1, n_bytes),))
+            for name in ("low", "high")
         )
-        yield _Planes(ones, zeros)
+        yield _Planes(low.view(np.ndarray), high.view(np.ndarray))

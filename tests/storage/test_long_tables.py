@@ -67,6 +67,27 @@ def test_all_kinds_of_files_and_several_of_them(tmp_path):
     assert read(*parts) == expected
 
 
+@pytest.mark.parametrize("batch_lines", [1, 3, 100])
+def test_dictionaries_of_parquet_differ_and_name_what_no_line_has(
+    tmp_path, monkeypatch, batch_lines
+):
+    monkeypatch.setattr("storage.sources.long_lines._BATCH_LINES", batch_lines)
+    expected = read(table(tmp_path / "a.csv", LINES))
+    columns = dict(zip(("call", "voter", "vote"), zip(*LINES, strict=True), strict=True))
+    kinds = pa.schema([(name, pa.dictionary(pa.int32(), pa.string())) for name in columns])
+    with pa.parquet.ParquetWriter(tmp_path / "a.parquet", kinds) as writer:
+        for start in range(0, len(LINES), 2):
+            parts = {name: values[start : start + 2] for name, values in columns.items()}
+            arrays = [
+                pa.DictionaryArray.from_arrays(
+                    range(len(values), 0, -1), ["nobody", *values[::-1], "never"]
+                )
+                for values in parts.values()
+            ]
+            writer.write_table(pa.table(arrays, kinds))
+    assert read(str(tmp_path / "a.parquet")) == expected
+
+
 def test_whole_numbers_name_rows_and_say_values(tmp_path):
     numbers = {"call": [7, 7, 10], "voter": [1, 2, 1], "vote": [1.0, 6.0, None]}
     pa.parquet.write_table(pa.table(numbers), tmp_path / "a.parquet")
@@ -100,8 +121,9 @@ def test_events_are_ones_however_often_and_all_else_is_zero(tmp_path):
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.sampled_from("01?"))),
     st.sampled_from(["last", "any"]),
     st.integers(1, 4),
+    st.sampled_from([0, 16]),
 )
-def test_of_several_lines_one_counts(tmp_path_factory, lines, rule, height):
+def test_of_several_lines_one_counts(tmp_path_factory, lines, rule, height, dense):
     lines = [("a", "x", "1"), *lines]
     folder = tmp_path_factory.mktemp("lines")
     parts = [
@@ -114,11 +136,15 @@ def test_of_several_lines_one_counts(tmp_path_factory, lines, rule, height):
     rows = [*dict.fromkeys(row for row, _, _ in lines)]
     features = sorted({feature for _, feature, _ in lines})
     expected = [["01?".index(cells.get((r, f), "?")) for f in features] for r in rows]
-    assert read(*parts, duplicates=rule, options=ReadOptions())[0] == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.sources.spool._DENSE", dense)
+        assert read(*parts, duplicates=rule, options=ReadOptions())[0] == expected
 
 
+@pytest.mark.parametrize("dense", [0, 16])
 @pytest.mark.parametrize("apart", [False, True])
-def test_several_lines_are_refused_by_name(tmp_path, apart):
+def test_several_lines_are_refused_by_name(tmp_path, monkeypatch, apart, dense):
+    monkeypatch.setattr("storage.sources.spool._DENSE", dense)
     lines = [*LINES, ("c1", "GBR", "no")]
     cut = 3 if apart else len(lines)
     parts = [lines[:cut], lines[cut:]]
