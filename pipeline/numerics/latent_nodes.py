@@ -228,6 +228,23 @@ def node_posterior(
     return NodePosterior(mean, covariance, log_likelihood)
 
 
+def responsibilities(
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
+) -> Iterator[tuple[slice, Floats]]:
+    """Give R_nl in batches: which rows, and theirs, (n_rows, n_nodes).
+
+    Parameters
+    ----------
+    X, observed, weights, offsets, nodes
+        As for `node_statistics`.
+    """
+    n_nodes = len(nodes.points)
+    coefficients = _coefficients(weights, offsets, _tiled(nodes), observed is not None)
+    for rows, _, scores, _ in _batches(X, observed, coefficients):
+        found = scores[: rows.stop - rows.start, :n_nodes]
+        yield rows, found / found.sum(axis=1, keepdims=True)
+
+
 def _tuples(entries: Floats, length: int) -> Floats:
     """All tuples of entries, the first place slowest: (n_entries ** length, length)."""
     grid = np.meshgrid(*[entries] * length, indexing="ij")
