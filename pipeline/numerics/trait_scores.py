@@ -142,16 +142,21 @@ def node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> Scor
         scores = (bits[:, :, None] * (shares @ z)[:, None]).reshape(len(bits), -1)
         scores -= shares @ expected
         products += scores.T @ scores
-        for total, moment in zip(both, (shares @ squares).T, strict=True):
-            total += (bits.T * moment) @ bits
+        for (a, b), total, moment in zip(pairs, both, (shares @ squares).T, strict=True):
+            total += _symmetric(bits, moment) if a == b else (bits.T * moment) @ bits
         ones += bits.T @ shares
         mass += shares.sum(axis=0)
     spread = np.empty((n_features, q + 1, n_features, q + 1))
     for (a, b), total, square in zip(pairs, both, squares.T, strict=True):
-        crossed = (ones * square) @ sigma
-        within = (sigma.T * (mass * square)) @ sigma
-        spread[:, a, :, b] = spread[:, b, :, a] = total - crossed - crossed.T + within
+        half = ((0.5 * mass * sigma.T - ones) * square) @ sigma
+        spread[:, a, :, b] = spread[:, b, :, a] = total + half + half.T
     return Scores(spread.reshape(products.shape), products)
+
+
+def _symmetric(bits: Floats, mass: Floats) -> Floats:
+    """Give Σ_n mass_n t_n t_nᵀ, mass being positive: BLAS makes one half of A Aᵀ."""
+    root = bits.T * np.sqrt(mass)
+    return np.asarray(root @ root.T)
 
 
 def score_products(

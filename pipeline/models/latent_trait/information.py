@@ -23,8 +23,8 @@ from pipeline.numerics.latent_nodes import (
     MAX_COMPONENTS,
     NodePosterior,
     Nodes,
+    node_mass,
     node_posterior,
-    node_statistics,
 )
 from pipeline.numerics.logistic_sites import site_posterior
 from pipeline.numerics.trait_scores import (
@@ -105,10 +105,8 @@ def summarize_information(
     """Sum what `errors` and `fit_statistics` are made of, with `share` of rows for scores."""
     X, observed = block.dense(), block.observed()
     weights, offsets = params.weights, params.offsets
-    found = node_statistics(X, observed, weights, offsets, nodes)
-    values: dict[str, NDArray[Any]] = {
-        "curvature": node_curvature(found.mass, weights, offsets, nodes)
-    }
+    mass, log_likelihood = node_mass(X, observed, weights, offsets, nodes)
+    values: dict[str, NDArray[Any]] = {"curvature": node_curvature(mass, weights, offsets, nodes)}
     if len(offsets) <= MOST_ITEMS:
         values |= _complete_counts(block, X, observed)
     X, observed, _ = _some(share, block, rng)
@@ -116,7 +114,7 @@ def summarize_information(
     values |= _residuals(params, X, observed, posterior)
     if params.packed.size <= MOST_PARAMETERS:
         values |= _scores(params, nodes, X, observed, posterior)
-    return Sums(block.n_samples, found.log_likelihood, values)
+    return Sums(block.n_samples, log_likelihood, values)
 
 
 def _scores(
@@ -171,7 +169,7 @@ def _complete_counts(
         words = pack_rows(X)
     n_features = block.n_features
     scores = X.sum(axis=1, dtype=np.int64)
-    order = np.argsort(scores, kind="stable")
+    order = np.argsort(scores.astype(np.uint16), kind="stable")  # short integers sort by digits
     rows = np.bincount(scores, minlength=n_features + 1)
     ones = np.zeros((n_features + 1, n_features), np.int64)
     if len(X):
