@@ -6,10 +6,11 @@ With z = (x, 1) and η_i = (w_i, b_i)ᵀ z, score and information of row n about
     I_n = E[diag_i m_ni σ(η_i)(1 − σ(η_i)) z zᵀ | t_n] − Cov[s(x) | t_n]
 
 (T. A. Louis, JRSS B 44 (1982), eq. 3.2). Of a fit on nodes the first expectation follows from the
-mass of rows at each node. Other expectations are over the row's posterior, by points placed on its
-mean and covariance and weighed by their likelihood: a Gauss–Hermite rule, at n_points (n_features
-(q + 1))² multiplications a row; beyond 3 components, where s_n alone can be had, a fixed set of
-Sobol's points in pairs of either sign, whose covariance is the normal's, at (n_features (q + 1))².
+mass of rows at each node, and of rows without missing values all sums do (`node_scores`). Other
+expectations are over the row's posterior, by points placed on its mean and covariance and weighed
+by their likelihood: a Gauss–Hermite rule, at n_points (n_features (q + 1))² multiplications a row;
+beyond 3 components, where s_n alone can be had, a fixed set of Sobol's points in pairs of either
+sign, whose covariance is the normal's, at (n_features (q + 1))².
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ def node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> Scor
         scores = (bits[:, :, None] * (shares @ z)[:, None]).reshape(len(bits), -1)
         scores -= shares @ expected
         products += scores.T @ scores
-        for (a, b), total, moment in zip(pairs, both, (shares @ squares).T, strict=True):
-            total += _symmetric(bits, moment) if a == b else (bits.T * moment) @ bits
+        for total, moment in zip(both, (shares @ squares).T, strict=True):
+            total += (bits.T * moment) @ bits
         ones += bits.T @ shares
         mass += shares.sum(axis=0)
     spread = np.empty((n_features, q + 1, n_features, q + 1))
@@ -151,12 +152,6 @@ def node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> Scor
         half = ((0.5 * mass * sigma.T - ones) * square) @ sigma
         spread[:, a, :, b] = spread[:, b, :, a] = total + half + half.T
     return Scores(spread.reshape(products.shape), products)
-
-
-def _symmetric(bits: Floats, mass: Floats) -> Floats:
-    """Give Σ_n mass_n t_n t_nᵀ, mass being positive: BLAS makes one half of A Aᵀ."""
-    root = bits.T * np.sqrt(mass)
-    return np.asarray(root @ root.T)
 
 
 def score_products(
