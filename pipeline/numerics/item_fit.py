@@ -69,29 +69,24 @@ def expected_shares(weights: Array, offsets: Array, nodes: Nodes) -> Array:
     n_features, share = len(offsets), np.exp(nodes.log_weights)
     n_points = n_features + 1 + n_features % 2
     P = scipy.special.expit(nodes.points @ weights.T + offsets)
-    turn = np.exp(-2j * np.pi * np.arange(n_points) / n_points) - 1
+    turn = np.exp(-2j * np.pi * np.arange(n_points // 2 + 1) / n_points) - 1
     whole = np.exp(sum(np.log1p(np.outer(p, turn)) for p in P.T))
-    scores = share @ np.fft.ifft(whole).real
+    scores = np.fft.irfft(share @ whole, n_points)
     expected = np.zeros((n_features + 1, n_features))
     for i, p in enumerate(P.T):
-        others = np.fft.ifft(whole / (1 + np.outer(p, turn))).real
-        expected[1:, i] = (share * p) @ others[:, :n_features]
+        others = (share * p) @ (whole / (1 + np.outer(p, turn)))
+        expected[1:, i] = np.fft.irfft(others, n_points)[:n_features]
     positive = np.maximum(scores[: n_features + 1], np.finfo(float).tiny)
     return np.clip(expected / positive[:, None], 0.0, 1.0)
 
 
 def _cells(rows: NDArray[np.int64], ones: NDArray[np.int64], expected: Array) -> Array:
     """Give rows, ones and expected ones of cells that are large enough, (n_cells, 3)."""
-    kept, open_cell = [], np.zeros(3)
-    for cell in np.column_stack([rows, ones, expected]):
-        open_cell = open_cell + cell
-        if _is_large(open_cell):
-            kept.append(open_cell)
-            open_cell = np.zeros(3)
-    if kept:
-        kept[-1] = kept[-1] + open_cell
-    return np.array(kept).reshape(-1, 3)
-
-
-def _is_large(cell: Array) -> bool:
-    return bool(min(cell[2], cell[0] - cell[2]) >= _LEAST)
+    ends, n, e = [0], 0.0, 0.0
+    for k, (some, with_item) in enumerate(zip(rows.tolist(), expected.tolist(), strict=True), 1):
+        n, e = n + some, e + with_item
+        if min(e, n - e) >= _LEAST:
+            ends.append(k)
+            n = e = 0.0
+    cells = np.column_stack([rows, ones, expected])
+    return np.asarray(np.add.reduceat(cells, ends[:-1])) if ends[1:] else cells[:0]

@@ -195,6 +195,27 @@ def node_statistics(
     return NodeStatistics(sums[:n_features, :n_nodes], mass[:, :n_nodes], log_likelihood, peak)
 
 
+def node_mass(
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
+) -> tuple[Floats, float]:
+    """Give `mass` and `log_likelihood` of `node_statistics` alone, in half its time.
+
+    Parameters
+    ----------
+    X, observed, weights, offsets, nodes
+        As for `node_statistics`.
+    """
+    n_features, n_nodes = X.shape[1], len(nodes.points)
+    coefficients = _coefficients(weights, offsets, _tiled(nodes), observed is not None)
+    sums, log_likelihood = np.zeros_like(coefficients[n_features:]), 0.0
+    for rows, design, scores, log_scale in _batches(X, observed, coefficients):
+        totals = scores.sum(axis=1)
+        sums += (design[:, n_features:] / totals[:, None]).T @ scores
+        log_likelihood += float((log_scale + np.log(totals))[: rows.stop - rows.start].sum())
+    mass = np.tile(sums[-1], (n_features, 1)) if observed is None else sums[:-1]
+    return mass[:, :n_nodes], log_likelihood
+
+
 def node_posterior(
     X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
 ) -> NodePosterior:
@@ -226,6 +247,23 @@ def node_posterior(
         products[:, j == k] = np.maximum(products[:, j == k], 0.0)
         covariance[rows, j, k] = covariance[rows, k, j] = products
     return NodePosterior(mean, covariance, log_likelihood)
+
+
+def responsibilities(
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
+) -> Iterator[tuple[slice, Floats]]:
+    """Give R_nl in batches: which rows, and theirs, (n_rows, n_nodes).
+
+    Parameters
+    ----------
+    X, observed, weights, offsets, nodes
+        As for `node_statistics`.
+    """
+    n_nodes = len(nodes.points)
+    coefficients = _coefficients(weights, offsets, _tiled(nodes), observed is not None)
+    for rows, _, scores, _ in _batches(X, observed, coefficients):
+        found = scores[: rows.stop - rows.start, :n_nodes]
+        yield rows, found / found.sum(axis=1, keepdims=True)
 
 
 def _tuples(entries: Floats, length: int) -> Floats:

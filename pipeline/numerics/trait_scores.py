@@ -6,10 +6,11 @@ With z = (x, 1) and η_i = (w_i, b_i)ᵀ z, score and information of row n about
     I_n = E[diag_i m_ni σ(η_i)(1 − σ(η_i)) z zᵀ | t_n] − Cov[s(x) | t_n]
 
 (T. A. Louis, JRSS B 44 (1982), eq. 3.2). Of a fit on nodes the first expectation follows from the
-mass of rows at each node. Other expectations are over the row's posterior, by points placed on its
-mean and covariance and weighed by their likelihood: a Gauss–Hermite rule, at n_points (n_features
-(q + 1))² multiplications a row; beyond 3 components, where s_n alone can be had, a fixed set of
-Sobol's points in pairs of either sign, whose covariance is the normal's, at (n_features (q + 1))².
+mass of rows at each node, and of rows without missing values all sums do (`node_scores`). Other
+expectations are over the row's posterior, by points placed on its mean and covariance and weighed
+by their likelihood: a Gauss–Hermite rule, at n_points (n_features (q + 1))² multiplications a row;
+beyond 3 components, where s_n alone can be had, a fixed set of Sobol's points in pairs of either
+sign, whose covariance is the normal's, at (n_features (q + 1))².
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
+from itertools import combinations_with_replacement
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.numerics.latent_nodes import Nodes, gauss_hermite
+from pipeline.numerics.latent_nodes import Nodes, gauss_hermite, responsibilities
 from pipeline.wanted import check_wanted
 
 Bits = NDArray[np.uint8]
@@ -53,7 +55,7 @@ class Moments(Protocol):
         ...
 
 
-class TraitScores(NamedTuple):
+class Scores(NamedTuple):
     """Sums over rows; parameters are in the order of items, of each its weights, then its offset.
 
     Attributes
@@ -62,6 +64,19 @@ class TraitScores(NamedTuple):
         Σ_n E[s sᵀ], (p, p) with p = n_features (q + 1).
     products
         Σ_n s_n s_nᵀ, (p, p).
+    """
+
+    spread: Floats
+    products: Floats
+
+
+class TraitScores(NamedTuple):
+    """Sums over rows, as `Scores`, and their curvature.
+
+    Attributes
+    ----------
+    spread, products
+        As in `Scores`.
     curvature
         Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1).
     """
@@ -95,6 +110,48 @@ def trait_scores(
     for rows in _batches(len(X), len(rule.points) * size):
         _add(found, _at_points(rule, rows, X, observed, weights, offsets, posterior))
     return found
+
+
+def node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> Scores:
+    """Sum scores of rows that have all their values, by their responsibilities R_nl.
+
+    What rows and nodes have to do with E[s sᵀ] comes apart then,
+
+        Σ_n E[s_i s_jᵀ] = Σ_n t_ni t_nj E[z zᵀ] − Σ_l (o_il σ_jl + σ_il o_jl − m_l σ_il σ_jl) z zᵀ,
+
+    with o_il = Σ_n R_nl t_ni and m_l = Σ_n R_nl, so that a row costs (q + 1)² n_features² and
+    products of matrices alone.
+
+    Parameters
+    ----------
+    X
+        (n_samples, n_features) of 0 and 1.
+    weights, offsets, nodes
+        The model, (n_features, q) and (n_features,), and what stands for the prior.
+    """
+    n_features, q = weights.shape
+    z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+    sigma = scipy.special.expit(z[:, :q] @ weights.T + offsets)
+    expected = (sigma[:, :, None] * z[:, None]).reshape(len(z), -1)
+    pairs = list(combinations_with_replacement(range(q + 1), 2))
+    squares = np.stack([z[:, a] * z[:, b] for a, b in pairs], axis=1)
+    ones, mass = np.zeros((n_features, len(z))), np.zeros(len(z))
+    both = np.zeros((len(pairs), n_features, n_features))
+    products = np.zeros((expected.shape[1], expected.shape[1]))
+    for rows, shares in responsibilities(X, None, weights, offsets, nodes):
+        bits = X[rows].astype(np.float64)
+        scores = (bits[:, :, None] * (shares @ z)[:, None]).reshape(len(bits), -1)
+        scores -= shares @ expected
+        products += scores.T @ scores
+        for total, moment in zip(both, (shares @ squares).T, strict=True):
+            total += (bits.T * moment) @ bits
+        ones += bits.T @ shares
+        mass += shares.sum(axis=0)
+    spread = np.empty((n_features, q + 1, n_features, q + 1))
+    for (a, b), total, square in zip(pairs, both, squares.T, strict=True):
+        half = ((0.5 * mass * sigma.T - ones) * square) @ sigma
+        spread[:, a, :, b] = spread[:, b, :, a] = total + half + half.T
+    return Scores(spread.reshape(products.shape), products)
 
 
 def score_products(
@@ -136,8 +193,10 @@ def _at_points(
     seen = np.ones(bits.shape) if observed is None else observed[rows][:, None].astype(np.float64)
     x = _placed(rule, posterior.mean[rows], posterior.covariance[rows])
     eta = x @ weights.T + offsets
-    log_joint = (seen * (bits * eta - np.logaddexp(0, eta))).sum(axis=2)
-    sigma = scipy.special.expit(eta)
+    small = np.exp(-abs(eta))
+    whole = 1 + small
+    log_joint = (seen * (bits * eta - np.maximum(eta, 0) - np.log(whole))).sum(axis=2)
+    sigma = np.where(eta >= 0, 1, small) / whole
     return _AtPoints(x, _shares(log_joint, x, rule), seen, sigma, seen * (bits - sigma))
 
 

@@ -13,9 +13,10 @@ from pipeline.numerics.latent_nodes import (
     gauss_hermite,
     node_posterior,
     node_statistics,
+    responsibilities,
 )
 from pipeline.numerics.logistic_sites import site_posterior
-from pipeline.numerics.trait_scores import node_curvature, score_products, trait_scores
+from pipeline.numerics.trait_scores import node_curvature, node_scores, score_products, trait_scores
 
 Floats = NDArray[np.float64]
 STEP = 1e-4
@@ -70,6 +71,27 @@ def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None
     np.testing.assert_allclose(found.curvature, curvature, rtol=0, atol=0.01 * curvature.max())
     louis = block_diag(*curvature) - found.spread + found.products
     np.testing.assert_allclose(louis, -hessian, rtol=0, atol=0.01 * abs(hessian).max())
+    if not masked:
+        on_nodes = node_scores(X, weights, offsets, nodes)
+        np.testing.assert_allclose(on_nodes.products, scores.T @ scores, rtol=0, atol=1e-4)
+        louis = block_diag(*curvature) - on_nodes.spread + on_nodes.products
+        np.testing.assert_allclose(louis, -hessian, rtol=0, atol=1e-3 * abs(hessian).max())
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_rows_on_nodes_have_the_spread_of_their_responsibilities(q: int) -> None:
+    rng = np.random.default_rng(q)
+    weights, offsets = rng.normal(1, 0.4, (4, q)), rng.normal(0, 0.7, 4)
+    X, nodes = (rng.random((50, 4)) < 0.5).astype(np.uint8), gauss_hermite(7, q)
+    z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+    left = X[:, None] - expit(nodes.points @ weights.T + offsets)
+    scores = np.einsum("nli,la->nlia", left, z).reshape(len(X), len(z), -1)
+    (_, shares), *_ = responsibilities(X, None, weights, offsets, nodes)
+    found = node_scores(X, weights, offsets, nodes)
+    spread = np.einsum("nl,nlp,nlr->pr", shares, scores, scores)
+    mean = np.einsum("nl,nlp->np", shares, scores)
+    np.testing.assert_allclose(found.spread, spread, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(found.products, mean.T @ mean, rtol=1e-10, atol=1e-10)
 
 
 def crossed(nodes: Nodes, times: int) -> Nodes:
