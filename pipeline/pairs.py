@@ -82,6 +82,10 @@ class Pairs:
         """Count the rows of a run."""
         return rows_per_run(self.described(), total)
 
+    def rows_done(self, stop: int) -> int:
+        """Count the rows that are done with, by the end of the last run."""
+        return stop
+
     def described(self) -> Described:
         """Describe the arrays that tasks give, by a block whose rows are taken away."""
         blocks = (b for key in range(self.rows.n_chunks) for b in blocks_of(self.rows.read(key)))
@@ -112,6 +116,9 @@ class Work(Protocol):
     def run_length(self, total: int) -> int:
         """Count what a run has of a total."""
 
+    def rows_done(self, stop: int) -> int:
+        """Count the rows that are done with, by the end of the last run."""
+
 
 def work_label(model: Model, n_features: int) -> str | None:
     """Name the work that a model wants done before its passes; None where there is none."""
@@ -140,7 +147,8 @@ def in_memory(work: Work, executor: Executor, progress: Progress = silent) -> Re
     progress(work.label, 0, len(runs), 0)
     for part in executor.map(work, runs):
         parts.append(part)
-        progress(work.label, len(parts), len(runs), runs[len(parts) - 1].stop)
+        stop = runs[len(parts) - 1].stop
+        progress(work.label, len(parts), len(runs), work.rows_done(stop))
     return Results(len(runs), partial(_part, parts))
 
 

@@ -85,8 +85,8 @@ class FitOptions:
         str | None,
         Option(
             group=RUN,
-            help="Memory that the fit may take, such as 4GB; wide data are counted in smaller "
-            "pieces to stay within it. [default: what is free]",
+            help="Memory that the fit's arrays may take, such as 4GB; wide data are counted in "
+            "smaller pieces to stay within it. [default: what is free]",
         ),
     ] = None
     skip_corrupt: Annotated[

@@ -87,10 +87,16 @@ def _work_before(job: Job, states: States, first: Statistics) -> None:
     if states.latest is not None:
         return
     state = _start(job, first)
-    work = work_of(job.model, state, job.rows, job.limit - job.need)
+    # Free memory changes: without a limit that was given, bytes must not depend on it.
+    spare = None if job.options.memory is None else job.limit - job.need
+    work = work_of(job.model, state, job.rows, spare)
     written = WrittenRuns(job.run.work / PAIRS)
-    lengths, told = work.lengths(job.executor), partial(job.progress, work.label)
+    lengths = work.lengths(job.executor)
     length = work.run_length(sum(lengths))
+
+    def told(done: int, total: int, stop: int) -> None:
+        job.progress(work.label, done, total, work.rows_done(stop))
+
     make = partial(widened, work) if isinstance(work, FeaturePairs) else work
     sealed = write_runs(make, work.described(), lengths, length, written, job.executor, told)
     seal_codes(*sealed, {})

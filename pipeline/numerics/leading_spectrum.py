@@ -109,7 +109,7 @@ def leading_spectrum(times: Product, n: int, n_leading: int, rng: np.random.Gene
             basis, inner = basis @ turns[:, kept], np.diag(ritz[kept])
     raise FitError(
         f"Expected eigenvectors to converge within {_MOST_PRODUCTS} products, got residuals up to "
-        f"{residuals.max():.1e}. Give fewer --components."
+        f"{residuals.max():.1e}. Leave out features, or take fewer --components."
     )
 
 

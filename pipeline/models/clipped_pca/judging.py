@@ -50,8 +50,8 @@ def judge_sign(negative: float, remedy: str) -> Notices:
     """Say that correlations are indefinite, given the negative eigenvalues' share of the trace."""
     if negative <= _INDEFINITE:
         return ()
-    text = f"correlations are indefinite: negative eigenvalues of {negative:.0%} of the variance"
-    return (Notice(f"{text}; {remedy}"),)
+    text = "correlations are indefinite: negative eigenvalues of at least"
+    return (Notice(f"{text} {negative:.0%} of the variance; {remedy}"),)
 
 
 def judge_pairs(kinds: PairKinds) -> Notices:

@@ -181,7 +181,7 @@ class ClippedPCA(Model):
         is_wide = self.tabulates(n_features)
         most = most_leading(n_features) if is_wide else n_features
         if self.n_components is not None and self.n_components > most:
-            what = "those that products tell apart" if is_wide else "the number of features"
+            what = f"an eighth of {n_features} features" if is_wide else "the number of features"
             raise FitError(
                 f"--components: Expected at most {most}, {what}, got {self.n_components}."
             )
@@ -250,7 +250,7 @@ class ClippedPCA(Model):
         kinds = pair_kinds(status, constant, len(status))
         negative = negative_share(repaired, values)
         fitted = self._fitted(replace(state, params=params), vectors, kinds, negative)
-        told = {**fitted.diagnostics, "repair_distance": moved}
+        told = {**fitted.diagnostics, "repair_distance": moved, "shrinkage": shrinkage}
         fitted = replace(fitted, diagnostics=told)
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
         if self.errors == "none" or not is_plain or len(correlation) > MOST_FEATURES:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.blocks import Chunk
-from pipeline.executors.base import Map, one_blas_thread
+from pipeline.executors.base import Map
 from pipeline.feature_pairs import LEAST_HEIGHT, strip_memory
 from pipeline.models.state import Arrays
 from pipeline.numerics.leading_spectrum import Product, Spectrum, columns_held, leading_spectrum
@@ -83,17 +83,15 @@ def strip_spectrum(
     """
     times = _product_of(results, constant, map_items)
     # The start is always the same: it does not matter where eigenvectors are looked for.
-    with one_blas_thread():
-        return leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
+    return leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
 
 
 def lowest_of_strips(
     results: Results, constant: NDArray[np.int64], n_features: int, map_items: Map
 ) -> float:
-    """Find the lowest eigenvalue; 0 where that is lower, which constant features have."""
+    """Find the lowest eigenvalue, or 0, as constant features have it, if all others are above."""
     times = _product_of(results, constant, map_items)
-    with one_blas_thread():
-        found = leading_spectrum(lambda v: -times(v), n_features, 1, np.random.default_rng(0))
+    found = leading_spectrum(lambda v: -times(v), n_features, 1, np.random.default_rng(0))
     return -float(found.values[0] + found.residuals[0])
 
 

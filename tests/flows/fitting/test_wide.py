@@ -16,6 +16,7 @@ import pytest
 from pipeline import pairs
 from pipeline.models.clipped_pca import ClippedPCA, model
 from storage.artifacts import load_artifact
+from storage.dataset import open_dataset
 from storage.errors import DataError
 from tests.data import probit_rows, write
 from tests.faults import flip
@@ -197,6 +198,16 @@ def test_strips_of_another_fit_are_refused(fitted: Any) -> None:
     manifest.unlink()
     with pytest.raises(DataError, match="interrupted"):
         _ = load_artifact("runs/d").pairs
+
+
+def test_damaged_chunks_are_left_out_of_strips(fitted: Any, data: Path) -> None:
+    whole = fitted()
+    flip(data / "bits/c/0/1")
+    found = fitted("--skip-corrupt")
+    left_out = int(open_dataset(data).chunks[1, 1])
+    assert 0 < left_out < 900
+    rows = np.frombuffer(found["pair_rows"], np.uint16).max()
+    assert rows <= 900 - left_out < np.frombuffer(whole["pair_rows"], np.uint16).max()
 
 
 def test_no_room_for_strips_is_told(cli: Any, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,9 @@ def test_a_strip_is_symmetric_within_and_has_no_copy_of_others() -> None:
 @pytest.mark.usefixtures("in_strips")
 def test_what_strips_cannot_do_is_refused_at_once() -> None:
     most = most_leading(N_FEATURES)
-    with pytest.raises(FitError, match=f"--components: Expected at most {most}, .*got {most + 1}"):
+    with pytest.raises(
+        FitError, match=f"--components: Expected at most {most}, an eighth of 150 .* got {most + 1}"
+    ):
         fitted(Data(drawn()), n_components=most + 1)
     with pytest.raises(FitError, match=r"repair=nearest: Expected up to 100 features.* got 150"):
         fitted(Data(drawn()), repair="nearest")
