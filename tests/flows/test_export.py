@@ -83,7 +83,17 @@ def cells(path: str) -> list[list[str]]:
 # --- features ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(models()))
+SLOWER = ("autoencoder", "bottleneck", "linear-ivae", "rbm", "stack")
+"""Models that take many passes."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.matrix if name in SLOWER else ())
+        for name in sorted(models())
+    ],
+)
 def test_all_parameters_of_features_are_there(exported, cli, artifact, name):
     path = artifact(name)
     saved = load_artifact(path)
