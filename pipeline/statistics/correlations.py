@@ -92,7 +92,7 @@ def correlation_matrices(
     for (segments, rows), found in zip(parts, map_items(estimate, tables), strict=True):
         correlation[segments, rows, rows.start :], status[segments, rows, rows.start :] = found
     for matrix, codes in zip(correlation, status, strict=True):
-        _mirror(matrix, codes)
+        mirror(matrix, codes)
     return correlation, status
 
 
@@ -201,7 +201,7 @@ def _tables(counts: PairTables, segments: slice, rows: slice) -> PairTable:
     return PairTable(*(np.stack([*map(np.atleast_2d, parts)]) for parts in zip(*each, strict=True)))
 
 
-def _mirror(correlation: Array, status: Statuses) -> None:
+def mirror(correlation: Array, status: Statuses) -> None:
     """Copy what lies above the diagonal below it; the diagonal is sure."""
     lower = np.tri(len(correlation), k=-1, dtype=np.bool_)
     np.copyto(correlation, correlation.T, where=lower)

@@ -59,7 +59,6 @@ from pipeline.models.clipped_pca.strips import (
     correlation_strip,
     kinds_of_strips,
     lowest_of_strips,
-    null_of_margins,
     strip_spectrum,
     strips_memory,
 )
@@ -86,6 +85,7 @@ from pipeline.statistics.correlations import (
     pair_kinds,
 )
 from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, tiles
+from pipeline.statistics.null_spectrum import null_quantiles
 
 Array = NDArray[np.float64]
 
@@ -320,7 +320,8 @@ class ClippedPCA(Model):
             shrinkage = shrinkage_of(lowest_of_strips(results, constant, n_features, map_items))
         null = np.zeros(0)
         if self.n_components is None:
-            null = null_of_margins(state.working, self._estimate, n_leading, rng)
+            n, observed, ones = (state.working[k] for k in ("n_samples", "observed", "ones"))
+            null = null_quantiles(int(n), observed, ones, self._estimate, n_leading, rng)
         values = shrunk(spectrum.values, shrinkage)
         params = replace(state.params, eigenvalues=values, null_eigenvalues=shrunk(null, shrinkage))
         kinds = kinds_of_strips(results, constant, n_features, map_items)

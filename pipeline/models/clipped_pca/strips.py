@@ -19,10 +19,8 @@ from pipeline.executors.base import Map
 from pipeline.feature_pairs import LEAST_HEIGHT, strip_memory
 from pipeline.models.state import Arrays
 from pipeline.numerics.leading_spectrum import Product, Spectrum, columns_held, leading_spectrum
-from pipeline.numerics.tetrachoric import PairStatus
 from pipeline.runs import ReadRun, Results
-from pipeline.statistics.correlations import Estimate, PairKinds, pair_kinds
-from pipeline.statistics.null_spectrum import null_quantiles
+from pipeline.statistics.correlations import Estimate, PairKinds, mirror, pair_kinds
 from pipeline.statistics.strips import count_strip, strip_table
 
 Array = NDArray[np.float64]
@@ -52,17 +50,9 @@ def correlation_strip(
     masked = bool((margins["observed"] < n_samples).any())
     counts = count_strip(features, len(ones), n_samples, masked, chunks)
     correlation, status = estimate(strip_table(counts, features, n_samples, ones))
-    _mirror(correlation, status)
+    n_strip = len(status)
+    mirror(correlation[:, :n_strip], status[:, :n_strip])
     return {"correlation": correlation.astype(np.float32), "status": status, **counts}
-
-
-def _mirror(correlation: Array, status: NDArray[np.uint8]) -> None:
-    """Copy what lies above the diagonal below it; the diagonal is sure."""
-    at = np.arange(len(correlation))
-    lower = np.tril_indices(len(correlation), -1)
-    for array, sure in ((correlation, 1.0), (status, PairStatus.PLAIN)):
-        array[lower] = array[:, : len(array)].T[lower]
-        array[at, at] = sure
 
 
 def strip_spectrum(
@@ -114,14 +104,6 @@ def kinds_of_strips(
     count = partial(_kinds_of_strip, results.read, left_out, n_features)
     kinds: PairKinds = reduce(PairKinds.merge, map_items(count, range(results.n_runs)))
     return kinds
-
-
-def null_of_margins(
-    margins: Arrays, estimate: Estimate, n_leading: int, rng: np.random.Generator
-) -> Array:
-    """Give the 95 % quantile of each leading eigenvalue over independent features."""
-    n_samples = int(margins["n_samples"])
-    return null_quantiles(n_samples, margins["observed"], margins["ones"], estimate, n_leading, rng)
 
 
 def _parts_of(n_strips: int) -> list[range]:
