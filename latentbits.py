@@ -2,7 +2,7 @@
 
 `fit`, `transform` and `evaluate` work on datasets, on disk (`open_dataset`) or made of arrays and
 data frames (`from_numpy`, `from_dataframe`). `ClippedPCA`, `LatentTrait` and every other model are
-scikit-learn estimators: `pipeline.estimators` says what they have in common.
+scikit-learn estimators: `pipeline.api.estimators` says what they have in common.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from pipeline.api import evaluate, fit, transform
-    from pipeline.binary_table import BinaryTable
-    from pipeline.given import Dataset
+    from pipeline.api.functions import evaluate, fit, transform
+    from pipeline.data.binary_table import BinaryTable
+    from pipeline.data.protocols import Dataset
     from storage import load_artifact, open_codes, open_dataset
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("load_artifact", "open_codes", "open_dataset"), "storage"),
-    **dict.fromkeys(("evaluate", "fit", "transform"), "pipeline.api"),
+    **dict.fromkeys(("evaluate", "fit", "transform"), "pipeline.api.functions"),
 }
 
 
@@ -70,7 +70,7 @@ def from_numpy(
     ValueError
         If a value is none of these, a name or a length does not fit, or the path is taken.
     """
-    from pipeline.binary_table import binary_table, meaning_of
+    from pipeline.data.binary_table import binary_table, meaning_of
 
     meaning = meaning_of(threshold, map)
     return _dataset(binary_table(X, feature_names, segment, keep, meaning), path)
@@ -108,21 +108,21 @@ def from_dataframe(
     ValueError
         If a value is no bit, a column is not there, or the path is taken.
     """
-    from pipeline.binary_table import meaning_of
-    from pipeline.frames import frame_table
+    from pipeline.data.binary_table import meaning_of
+    from pipeline.data.frames import frame_table
 
     return _dataset(frame_table(df, segment, keep, features, meaning_of(threshold, map)), path)
 
 
 def _dataset(table: BinaryTable, path: Any) -> Dataset:
     if path is None:
-        from pipeline.in_memory import in_memory
+        from pipeline.data.in_memory import in_memory
 
         return in_memory(table)
     from storage import open_dataset
+    from storage.dataset.writer import create_dataset
     from storage.errors import DataError
-    from storage.locations import place
-    from storage.writer import create_dataset
+    from storage.stores.locations import place
 
     if place(path).exists():
         raise DataError(f"{path}: Expected a new path, got one that exists. Give another.")
@@ -140,7 +140,7 @@ def __getattr__(name: str) -> Any:
         return version("latentbits")
     found: Any = None
     if not name.startswith("_"):
-        found = getattr(import_module(_MODULES.get(name, "pipeline.estimators")), name, None)
+        found = getattr(import_module(_MODULES.get(name, "pipeline.api.estimators")), name, None)
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return found
@@ -148,6 +148,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List also the estimators."""
-    from pipeline.estimators import estimators
+    from pipeline.api.estimators import estimators
 
     return sorted([*__all__, "__version__", *estimators()])

@@ -13,8 +13,8 @@ if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_
     # no reason for a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+from flows.cli.imports import begin_of_imports
 from flows.running.environment import settle_prefect
-from flows.running.imports import begin_of_imports
 from flows.running.own_packages import refuse_others
 
 refuse_others(is_command=sys.argv[:1] == ["-m"])

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.comparison_tables import print_evaluation
 from flows.cli.options import Json, command, run
 from flows.cli.progress import reporting
 from flows.cli.splits import split_to_fit, split_to_judge
 from flows.cli.summary import print_json
 from flows.data.datasets import check_label, dataset_rows, open_named
 from flows.evaluating.codes import DrawnRows, Source, draw, judged_codes
+from flows.evaluating.comparison_tables import print_evaluation
 from flows.evaluating.dif import Groups, groups_of, item_bias
 from flows.evaluating.folds import Dealt, Refit, check_folds, fold_steps
 from flows.evaluating.named import NO_SEGMENTS, Named, load_named
@@ -30,15 +30,9 @@ from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
 from flows.running.memory import check_memory, memory_limit
 from flows.running.stages import Stages
-from pipeline.blocks import Rows
-from pipeline.collect import collect
+from pipeline.data.blocks import Rows
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor
-from pipeline.fit import check_seed, fit, start
-from pipeline.models.capabilities import Samples
-from pipeline.progress import Progress
-from pipeline.statistics.counts import FeatureCounts, PairCounts
-from pipeline.using.calibration import (
+from pipeline.evaluation.calibration import (
     MOST_JUDGED,
     SAMPLE_ROWS,
     compare_features,
@@ -47,7 +41,7 @@ from pipeline.using.calibration import (
     judged_features,
     observed_pairs,
 )
-from pipeline.using.evaluate import (
+from pipeline.evaluation.evaluate import (
     Subject,
     baselines,
     likelihood_summary,
@@ -55,10 +49,16 @@ from pipeline.using.evaluate import (
     reconstruction_summary,
     score_rows,
 )
-from pipeline.using.folds import Fold
-from pipeline.using.prediction import prediction_summary
-from storage.dataset import BinaryDataset
-from storage.kept_chunks import forget_chunks
+from pipeline.evaluation.folds import Fold
+from pipeline.evaluation.prediction import prediction_summary
+from pipeline.executors.base import Executor
+from pipeline.executors.progress import Progress
+from pipeline.fitting.loop import check_seed, fit, start
+from pipeline.models.capabilities import Samples
+from pipeline.passes.collect import collect
+from pipeline.statistics.counts import FeatureCounts, PairCounts
+from storage.dataset.dataset import BinaryDataset
+from storage.dataset.kept_chunks import forget_chunks
 
 HELP = """Say how well fitted models describe the rows of a dataset.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
+from flows.cli.imports import importing
 from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, command, run
 from flows.cli.progress import reporting
 from flows.cli.summary import print_json
@@ -16,16 +17,15 @@ from flows.data.datasets import open_named
 from flows.data.fitted import Fitted, load_fitted
 from flows.exporting.formats import check_size, table_file
 from flows.running.flow import flow_of
-from flows.running.imports import importing
 from pipeline.errors import FitError
-from storage.codes import Codes, open_codes
+from storage.codes.codes import Codes, open_codes
 from storage.errors import DataError
-from storage.locations import place
+from storage.stores.locations import place
 
 if TYPE_CHECKING:
     from flows.exporting.files import Table
-    from pipeline.progress import Progress
-    from storage.artifacts import Artifact
+    from pipeline.executors.progress import Progress
+    from storage.artifacts.artifacts import Artifact
 
 HELP = """Write results as a table that R, pandas or Excel reads: .csv, .parquet or .xlsx.
 

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 from flows.cli.options import OUTPUT, Json, Option, Switch, command, run
 from flows.cli.progress import reporting
-from flows.cli.role_options import RoleOptions, roles_of
 from flows.cli.summary import print_ingest, print_json
 from flows.data.ingested import ingest_summary
 from flows.data.ingesting import Intake, open_new, open_sources, write_rows
+from flows.data.role_options import RoleOptions, roles_of
 from flows.running.flow import flow_of, run_flow
 from flows.running.stages import run_task
 from storage.errors import DataError
-from storage.locations import place
+from storage.stores.locations import place
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 

@@ -30,23 +30,23 @@ from flows.data.datasets import dataset_rows, open_named
 from flows.fitting.provenance import dataset_named, fingerprint, versions
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.flow import flow_of, run_flow
-from flows.running.runs import run_writing, write_runs
+from flows.running.row_results import run_writing, write_runs
 from flows.running.stages import Stages
-from pipeline.code_digest import code_digest
+from pipeline.data.features import check_features
 from pipeline.errors import FitError
+from pipeline.evaluation.neighbours import FindNearest
 from pipeline.executors.base import Executor
-from pipeline.numerics.nearest_rows import Metric
-from pipeline.pairs import Pairs
-from pipeline.progress import Progress
-from pipeline.runs import rows_per_run
-from pipeline.using.features import check_features
-from pipeline.using.neighbours import FindNearest
-from storage.codes import CodesWriter, open_codes, seal_codes
-from storage.dataset import BinaryDataset
+from pipeline.executors.code_digest import code_digest
+from pipeline.executors.progress import Progress
+from pipeline.fitting.pair_work import Pairs
+from pipeline.numerics.graphs.nearest_rows import Metric
+from pipeline.passes.row_ranges import rows_per_run
+from storage.codes.codes import CodesWriter, open_codes, seal_codes
+from storage.codes.unfinished_codes import UnfinishedCodes
+from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import Place, check_free, place
-from storage.schema import CODES_FORMAT
-from storage.unfinished_codes import UnfinishedCodes
+from storage.format.schema import CODES_FORMAT
+from storage.stores.locations import Place, check_free, place
 
 HELP = """Write the exact k nearest neighbours of every row of a dataset.
 
@@ -115,7 +115,7 @@ class Job:
             "metric": self.options.metric,
             "k": self.options.k,
             "versions": versions(),
-            "code": code_digest("pipeline.pairs", "pipeline.using.neighbours"),
+            "code": code_digest("pipeline.fitting.pair_work", "pipeline.evaluation.neighbours"),
             "dataset": dataset_named(self.dataset),
             "queries": None if self.queries is None else dataset_named(self.queries),
         }

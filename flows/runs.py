@@ -11,11 +11,11 @@ from rich.table import Table
 
 from flows.cli.options import Json, command, run
 from flows.cli.summary import print_json
-from pipeline.using.stored import stored_objective
+from pipeline.inference.from_artifact import stored_objective
 from storage.errors import DataError
-from storage.locations import LATEST, MANIFEST, Place, children, place
-from storage.manifests import read_manifest
-from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION
+from storage.format.manifests import read_manifest
+from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
+from storage.stores.locations import LATEST, MANIFEST, Place, children, place
 
 HELP = """List the fits below a folder of runs, the latest of each dataset marked with *.
 

@@ -32,17 +32,17 @@ from flows.running.flow import flow_of, run_flow
 from flows.running.stages import Stages
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
-from pipeline.fit import check_seed
+from pipeline.executors.progress import Progress
+from pipeline.fitting.loop import check_seed
+from pipeline.inference.sample import Draw, draw_rows, draws_of, segments_to_draw
 from pipeline.models.capabilities import sampler
-from pipeline.progress import Progress
-from pipeline.using.simulate import Draw, draw_rows, draws_of, segments_to_draw
-from storage.artifact_reader import ArtifactReader
-from storage.bits import unpack_rows
-from storage.dataset import BinaryDataset, open_dataset
-from storage.locations import Place, check_free, place
-from storage.schema import DATASET_FORMAT
+from storage.artifacts.artifact_reader import ArtifactReader
+from storage.dataset.bits import unpack_rows
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import create_dataset
+from storage.format.schema import DATASET_FORMAT
 from storage.sources import Batch
-from storage.writer import create_dataset
+from storage.stores.locations import Place, check_free, place
 
 HELP = """Draw a synthetic dataset from a fitted model, of any size.
 

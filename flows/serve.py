@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from cyclopts import Parameter
 
+from flows.cli.imports import importing
 from flows.cli.options import command, run
 from flows.running.environment import server_configured
-from flows.running.imports import importing
 from flows.running.server import check_server
 from pipeline.errors import FitError
 from storage.errors import DataError

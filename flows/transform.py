@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from flows.cli.imports import importing
 from flows.cli.options import (
     OUTPUT,
     DatasetName,
@@ -34,24 +35,23 @@ from flows.exporting.formats import check_size, is_table, table_file
 from flows.fitting.provenance import fingerprint, provenance
 from flows.running.executors import executor_to_open
 from flows.running.flow import flow_of, run_flow
-from flows.running.imports import importing
-from flows.running.runs import run_writing, write_runs
+from flows.running.row_results import run_writing, write_runs
 from flows.running.stages import Stages
+from pipeline.data.segments import segment_indices, unknown_segments
 from pipeline.executors.base import Executor
-from pipeline.fit import check_seed
-from pipeline.known_segments import segment_indices, unknown_segments
+from pipeline.executors.progress import Progress
+from pipeline.fitting.loop import check_seed
+from pipeline.inference.transform import Reconstruction, Transform, described_codes
 from pipeline.models.capabilities import reconstructor
-from pipeline.progress import Progress
+from pipeline.passes.row_ranges import ROW, Described, rows_by_chunk, rows_per_run
 from pipeline.random import RowRandom
-from pipeline.runs import ROW, Described, rows_by_chunk, rows_per_run
-from pipeline.using.transform import Reconstruction, Transform, described_codes
-from storage.artifact_reader import ArtifactReader
-from storage.codes import Codes, CodesWriter, open_codes, seal_codes
-from storage.dataset import BinaryDataset
+from storage.artifacts.artifact_reader import ArtifactReader
+from storage.codes.codes import Codes, CodesWriter, open_codes, seal_codes
+from storage.codes.unfinished_codes import UnfinishedCodes
+from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import Place, check_free, place
-from storage.schema import CODES_FORMAT
-from storage.unfinished_codes import UnfinishedCodes
+from storage.format.schema import CODES_FORMAT
+from storage.stores.locations import Place, check_free, place
 
 HELP = """Write the latent codes of every row of a dataset, in the original row order.
 
@@ -83,7 +83,7 @@ Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
 app = command("transform", HELP, EXAMPLES)
 Dtype = Literal["float32", "float64"]
-DOING = "pipeline.using.transform"
+DOING = "pipeline.inference.transform"
 
 
 @Option(name="*")

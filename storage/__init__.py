@@ -4,19 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from storage.artifacts import Artifact, load_artifact
-    from storage.codes import Codes, open_codes
-    from storage.dataset import BinaryDataset, open_dataset
+    from storage.artifacts.artifacts import Artifact, load_artifact
+    from storage.codes.codes import Codes, open_codes
+    from storage.dataset.dataset import BinaryDataset, open_dataset
 
 __all__ = ["Artifact", "BinaryDataset", "Codes", "load_artifact", "open_codes", "open_dataset"]
 
 _MODULES = {
-    "Artifact": "artifacts",
-    "BinaryDataset": "dataset",
-    "Codes": "codes",
-    "load_artifact": "artifacts",
-    "open_codes": "codes",
-    "open_dataset": "dataset",
+    "Artifact": "artifacts.artifacts",
+    "BinaryDataset": "dataset.dataset",
+    "Codes": "codes.codes",
+    "load_artifact": "artifacts.artifacts",
+    "open_codes": "codes.codes",
+    "open_dataset": "dataset.dataset",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tests.prefect_home  # isort: skip  # noqa: F401  (before Prefect is imported)
+import tests.support.prefect_home  # isort: skip  # noqa: F401  (before Prefect is imported)
 
 import importlib
 import json
@@ -19,9 +19,9 @@ import pytest
 
 from flows.running.embedded import embedded_server
 from pipeline.models import registry
-from storage import object_store
-from tests.object_proxy import Proxy, proxied
-from tests.object_servers import SERVERS, Server
+from storage.stores import object_store
+from tests.support.object_proxy import Proxy, proxied
+from tests.support.object_servers import SERVERS, Server
 
 _NOWHERE = {
     "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9",

@@ -18,7 +18,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.compose import compose
+from tests.support.compose import compose
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.name != ".env")

@@ -14,10 +14,10 @@ import xarray
 
 import latentbits as lb
 import storage
-from pipeline import api
+from pipeline.api import functions as api
 from pipeline.errors import FitError
 from storage.errors import DataError
-from tests.data import probit_rows
+from tests.support.data import probit_rows
 
 N_ROWS = 700
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -68,7 +68,7 @@ def test_the_names_are_those_of_their_modules() -> None:
 def test_any_number_of_threads_gives_the_same_bytes(
     X: np.ndarray, per_row: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, n_jobs: int
 ) -> None:
-    monkeypatch.setattr("pipeline.in_memory._CHUNK_BYTES", 16 * len(NAMES))
+    monkeypatch.setattr("pipeline.data.in_memory._CHUNK_BYTES", 16 * len(NAMES))
     data = in_memory(X, per_row)
     here, there = lb.fit(data, components=1), lb.fit(data, components=1, n_jobs=n_jobs)
     assert here.params.loadings.tobytes() == there.params.loadings.tobytes()
@@ -98,7 +98,7 @@ def test_chunks_in_memory_hold_every_row_once(
     X: np.ndarray, per_row: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = in_memory(X, per_row)
-    monkeypatch.setattr("pipeline.in_memory._CHUNK_BYTES", 16 * len(NAMES))
+    monkeypatch.setattr("pipeline.data.in_memory._CHUNK_BYTES", 16 * len(NAMES))
     cut = in_memory(X, per_row)
     assert (whole.n_chunks, cut.n_chunks) == (1, -(-N_ROWS // 128))
     for name in ("segment_names", "levels", "n_rows"):

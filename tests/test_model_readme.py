@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import api
-from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.api import functions as api
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.registry import models
 from storage import open_codes, open_dataset
-from tests.data import probit_rows, write
-from tests.processes import command
+from tests.support.data import probit_rows, write
+from tests.support.processes import command
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "pipeline" / "models" / "README.md").read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.errors import FitError, suggestion
 from pipeline.models.base import Model
 from pipeline.models.registry import model_class, models
+from pipeline.models.setting_descriptions import setting_descriptions
 from pipeline.models.settings import hyperparameters
-from pipeline.setting_descriptions import setting_descriptions
 
 ModelName = Literal[tuple(sorted(models()))] | str  # type: ignore[valid-type]
 """A model's name; forms and help list those that are here, `build_model` refuses others."""

@@ -12,13 +12,13 @@ from cyclopts import App, Group, Parameter, Token
 from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
+from flows.cli.imports import end_of_imports
 from flows.cli.interrupts import goes_on, note_interrupts
 from flows.cli.logs import begin_logs, log, logs_are_json
 from flows.cli.program import as_typed, named
-from flows.running.imports import end_of_imports
-from flows.running.refusals import is_bad_input, was_interrupted
+from flows.cli.refusals import is_bad_input, was_interrupted
 from pipeline.errors import ClusterLost
-from pipeline.wanted import while_wanted
+from pipeline.executors.cancellation import while_wanted
 from storage.errors import DataError
 
 if TYPE_CHECKING:

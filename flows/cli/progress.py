@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from flows.cli.logs import log, logs_are_json
-from pipeline.progress import Progress
+from pipeline.executors.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from storage.dataset import BinaryDataset
+    from storage.dataset.dataset import BinaryDataset
 
 ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 

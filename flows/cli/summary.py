@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.splits import told_rows
-from pipeline.using.stored import stored_objective
+from pipeline.inference.from_artifact import stored_objective
 
 _TOP = 8
 

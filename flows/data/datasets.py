@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,11 +13,11 @@ from numpy.typing import NDArray
 
 from flows.data.ingesting import ingest_sources
 from flows.running.environment import examples_path
-from pipeline.blocks import Rows
+from pipeline.data.blocks import Rows
 from pipeline.statistics.labels import SEGMENT
-from storage.dataset import BinaryDataset, open_dataset
+from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import Busy, DataError
-from storage.examples import PREFIX, example_slug, examples_digest
+from storage.examples.examples import PREFIX, example_slug, examples_digest
 
 
 def open_named(name: str) -> BinaryDataset:
@@ -93,3 +95,14 @@ def dataset_rows(
     """
     read = dataset.reader(split, memory, skipped, columns)
     return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+
+
+def leading_digest(dataset: BinaryDataset, n_chunks: int) -> str:
+    """Digest of the leading chunks: equal digest, equal rows in equal segments."""
+    blocks = dataset.blocks[dataset.blocks[:, 0] < n_chunks]
+    names = dataset.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
+    layout = [dataset.manifest["stored"], dataset.feature_names, names]
+    digest = hashlib.sha256(json.dumps(layout).encode())
+    for table in (dataset.chunks[:n_chunks], blocks, dataset.checksums[:n_chunks]):
+        digest.update(np.ascontiguousarray(table).tobytes())
+    return digest.hexdigest()

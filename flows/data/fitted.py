@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.data import features
+from pipeline.data.segments import known_segments
 from pipeline.errors import FitError
-from pipeline.known_segments import known_segments
+from pipeline.inference.from_artifact import stored_model
 from pipeline.models.base import Model
-from pipeline.using import features
-from pipeline.using.stored import stored_model
-from storage.artifacts import Artifact, load_artifact
-from storage.dataset import BinaryDataset
+from storage.artifacts.artifacts import Artifact, load_artifact
+from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import Place
+from storage.stores.locations import Place
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 
 _MOST_PADDING = 0.1
 _NAMED = 5

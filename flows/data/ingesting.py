@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from flows.cli.roles import SOURCES, Roles, check_stored, known_sources, remembered, segmenter
 from flows.data.readahead import batches_in_order
-from pipeline.progress import Progress, silent
-from storage.chunk_writer import DatasetWriter
-from storage.dataset import BinaryDataset, open_dataset
+from flows.data.roles import SOURCES, Roles, check_stored, known_sources, remembered, segmenter
+from pipeline.executors.progress import Progress, silent
+from storage.dataset.chunk_writer import DatasetWriter
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import (
+    append_dataset,
+    check_feature_names,
+    create_dataset,
+    replaced_dataset,
+)
 from storage.errors import Busy, DataError
-from storage.examples import PREFIX, open_example
-from storage.locations import MANIFEST, Place
+from storage.examples.examples import PREFIX, open_example
 from storage.sources import (
     Arrivals,
     ReadOptions,
@@ -30,12 +35,7 @@ from storage.sources import (
     plain_map,
     tags_of,
 )
-from storage.writer import (
-    append_dataset,
-    check_feature_names,
-    create_dataset,
-    replaced_dataset,
-)
+from storage.stores.locations import MANIFEST, Place
 
 _NO_ROLES = Roles()
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import in_order
-from storage.bits import pack_rows, unpack_rows
+from storage.dataset.bits import pack_rows, unpack_rows
 from storage.sources import Batch
 
 T = TypeVar("T")

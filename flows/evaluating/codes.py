@@ -8,15 +8,15 @@ from typing import Any
 
 from flows.data.datasets import dataset_rows
 from flows.fitting.training import Training
-from pipeline.blocks import Rows
+from pipeline.data.blocks import Rows
+from pipeline.data.segments import segment_indices
+from pipeline.evaluation.evaluate import Subject
+from pipeline.evaluation.neighbourhoods import MOST_FITTED, MOST_JUDGED, Vote, code_summary
+from pipeline.evaluation.sampled_rows import Drawn, draw_labelled, draw_rows
 from pipeline.executors.base import Executor
-from pipeline.known_segments import segment_indices
-from pipeline.progress import Progress
+from pipeline.executors.progress import Progress
 from pipeline.statistics.labels import columns_to_read
-from pipeline.using.drawn_rows import Drawn, draw_labelled, draw_rows
-from pipeline.using.evaluate import Subject
-from pipeline.using.neighbourhoods import MOST_FITTED, MOST_JUDGED, Vote, code_summary
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Source:
     label
         The column to tell, or None.
     executor, seed, progress
-        As for `pipeline.collect.collect`.
+        As for `pipeline.passes.collect.collect`.
     """
 
     dataset: BinaryDataset
@@ -99,7 +99,7 @@ def _votes(source: Source, label: str, trainings: Sequence[Training]) -> dict[st
 def judged_codes(
     drawn: DrawnRows, subject: Subject, segments: Mapping[str, int], training: Training
 ) -> dict[str, Any]:
-    """Describe the codes of a model, as `pipeline.using.neighbourhoods.code_summary` does.
+    """Describe the codes of a model, as `pipeline.evaluation.neighbourhoods.code_summary` does.
 
     Parameters
     ----------

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from flows.cli.options import DATA, Option
-from pipeline.blocks import Rows
-from pipeline.collect import collect
+from pipeline.data.blocks import Rows
 from pipeline.errors import FitError
+from pipeline.evaluation.group_traits import group_tests
+from pipeline.evaluation.item_bias import count_by_score, mantel_haenszel
 from pipeline.executors.base import Executor
-from pipeline.progress import Progress
-from pipeline.using.group_traits import group_tests
-from pipeline.using.item_bias import count_by_score, mantel_haenszel
-from storage.dataset import BinaryDataset
+from pipeline.executors.progress import Progress
+from pipeline.passes.collect import collect
+from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 
 DifTest = Annotated[

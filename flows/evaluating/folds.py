@@ -10,17 +10,10 @@ from typing import Any
 
 from flows.evaluating.named import NO_SEGMENTS
 from flows.running.stages import Stages
-from pipeline.blocks import Rows
+from pipeline.data.blocks import Rows
+from pipeline.data.segments import known_segments, segment_indices
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor
-from pipeline.fit import fit
-from pipeline.known_segments import known_segments, segment_indices
-from pipeline.models.base import Model
-from pipeline.models.capabilities import Supervised
-from pipeline.progress import Progress
-from pipeline.runs import rows_by_chunk
-from pipeline.statistics.sums import Sums
-from pipeline.using.evaluate import (
+from pipeline.evaluation.evaluate import (
     Measure,
     Subject,
     baselines,
@@ -29,8 +22,15 @@ from pipeline.using.evaluate import (
     reconstruction_summary,
     score_rows,
 )
-from pipeline.using.folds import Fold
-from storage.dataset import BinaryDataset
+from pipeline.evaluation.folds import Fold
+from pipeline.executors.base import Executor
+from pipeline.executors.progress import Progress
+from pipeline.fitting.loop import fit
+from pipeline.models.base import Model
+from pipeline.models.capabilities import Supervised
+from pipeline.passes.row_ranges import rows_by_chunk
+from pipeline.statistics.sums import Sums
+from storage.dataset.dataset import BinaryDataset
 
 _FEWEST = 2
 
@@ -68,7 +68,7 @@ class Dealt:
     folds
         The folds.
     executor, seed, progress
-        As for `pipeline.collect.collect`; the seed is that of draws of codes.
+        As for `pipeline.passes.collect.collect`; the seed is that of draws of codes.
     """
 
     dataset: BinaryDataset

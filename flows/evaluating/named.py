@@ -10,12 +10,12 @@ import numpy as np
 
 from flows.data.fitted import Fitted, check_features, load_fitted
 from flows.fitting.training import Training, training_of
-from pipeline.known_segments import segment_indices, unknown_segments
+from pipeline.data.segments import segment_indices, unknown_segments
+from pipeline.evaluation.evaluate import Subject
+from pipeline.evaluation.prediction import Labels, labels_for
 from pipeline.models.capabilities import Supervised
-from pipeline.using.evaluate import Subject
-from pipeline.using.prediction import Labels, labels_for
-from storage.dataset import BinaryDataset
-from storage.locations import place
+from storage.dataset.dataset import BinaryDataset
+from storage.stores.locations import place
 
 NO_SEGMENTS = np.zeros(0, np.int64)
 

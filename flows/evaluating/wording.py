@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.evaluation.calibration import Comparison
 from pipeline.models.base import Model
 from pipeline.models.capabilities import Reconstructs, Samples
-from pipeline.using.calibration import Comparison
 
 
 def left_out(predicted: Mapping[str, Any]) -> list[str]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from flows.cli.options import command, run
 from flows.cli.program import as_typed
-from flows.experiments import (
-    blica_identifiability,
-    blica_samples,
-    blica_scaling,
-    clipped_pca,
-    denoising,
-    loadings,
-    noisy_or,
-    tipping,
-)
+from flows.experiments import loadings
+from flows.experiments.binary_ica import identifiability as blica_identifiability
+from flows.experiments.binary_ica import samples as blica_samples
+from flows.experiments.binary_ica import scaling as blica_scaling
+from flows.experiments.clipped_pca import command as clipped_pca
+from flows.experiments.denoising import command as denoising
+from flows.experiments.noisy_or import command as noisy_or
+from flows.experiments.tipping import command as tipping
 
 HELP = "Reproduce published figures, and look at fitted models."
 EXAMPLES = "`python -m flows.experiments NAME --help` explains each."

@@ -18,15 +18,15 @@ from flows.cli.options import Option, Seed, Split, Switch, Where, local_path
 from flows.cli.progress import reporting
 from flows.cli.summary import print_json
 from flows.data.datasets import dataset_rows, open_named
-from flows.report.figures import image_layout
+from flows.report.figures.drawing import image_layout
 from flows.running.executors import check_executor, opened_executor
 from flows.running.flow import Summary
 from flows.running.server import with_server
-from pipeline.blocks import BinaryBlock, block_of, blocks_of
+from pipeline.data.blocks import BinaryBlock, block_of, blocks_of
 from pipeline.errors import FitError
-from pipeline.fit import check_seed, collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import check_seed, collect_first, collect_pass, fit, start
 from pipeline.models.base import Model
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 
 Row = Mapping[str, Any]
 

@@ -9,9 +9,9 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.report.figures import ImageRow, check_suffix, image_layout, save_images
+from flows.report.figures.drawing import ImageRow, check_suffix, image_layout, save_images
 from pipeline.errors import FitError
-from storage.artifacts import Artifact, load_artifact
+from storage.artifacts.artifacts import Artifact, load_artifact
 
 HELP = """Draw the leading loadings of a fitted model as images, its eigenvalues under them."""
 EXAMPLES = """Example:

@@ -8,15 +8,15 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
+from flows.data.datasets import leading_digest
 from flows.data.readahead import ahead
 from flows.exporting.columns import Array, Quantity, columns_of
 from flows.exporting.files import Table
 from flows.exporting.labels import RowLabels
-from flows.fitting.kept_statistics import leading_digest
-from pipeline.progress import Progress, silent
-from pipeline.runs import ROW
-from storage.codes import Codes
-from storage.dataset import BinaryDataset, open_dataset
+from pipeline.executors.progress import Progress, silent
+from pipeline.passes.row_ranges import ROW
+from storage.codes.codes import Codes
+from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 
 

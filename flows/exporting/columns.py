@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.artifacts import Artifact
+from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[Any]
 Names = Mapping[str, Sequence[str]]

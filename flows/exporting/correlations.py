@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from flows.exporting.columns import Array, segment_labels
 from flows.exporting.files import Table
-from pipeline.numerics.tetrachoric import PairStatus
-from storage.artifacts import Artifact
-from storage.codes import Codes
+from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from storage.artifacts.artifacts import Artifact
+from storage.codes.codes import Codes
 from storage.errors import DataError
 
 _PAIR = ("feature", "feature_j")

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from flows.exporting.files import Table, whole_table
-from pipeline.using.stored import stored_objective
-from storage.artifacts import Artifact
+from pipeline.inference.from_artifact import stored_objective
+from storage.artifacts.artifacts import Artifact
 
 
 def fit_table(artifact: Artifact) -> Table:

@@ -14,7 +14,7 @@ import pyarrow.parquet
 from flows.data.readahead import ahead
 from flows.exporting.formats import check_size
 from storage.errors import DataError
-from storage.locations import check_free_file
+from storage.stores.locations import check_free_file
 
 _BATCH_BYTES = 8 << 20
 _EXACT = 10**15

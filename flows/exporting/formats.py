@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flows.cli.options import local_path
 from storage.errors import DataError
-from storage.locations import Place, check_free_file
+from storage.stores.locations import Place, check_free_file
 
 FORMATS = (".csv", ".parquet", ".xlsx")
 _EXCEL = (1_048_575, 16_384)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from flows.exporting.columns import Array, Quantity, columns_of, segment_labels
 from flows.exporting.files import Table, whole_table
-from storage.artifacts import Artifact
+from storage.artifacts.artifacts import Artifact
 from storage.errors import DataError
 
 _BOUNDS = ("low", "high")
@@ -73,3 +74,13 @@ def _interval(artifact: Artifact, name: str) -> dict[str, Array]:
     at = artifact.dims(name).index("feature")
     ends = np.moveaxis(artifact[other], 1 + at, 1)
     return {f"{name}_{bound}": values for bound, values in zip(_BOUNDS, ends, strict=True)}
+
+
+def without_bound(artifact: Artifact) -> NDArray[np.bool_]:
+    """Tell which features have weights whose errors the data do not tell, (n_features,)."""
+    n_features = len(artifact.manifest["feature_names"])
+    has_errors = "weights_error" in artifact and artifact.dims("weights_error")[0] == "feature"
+    if not has_errors:
+        return np.zeros(n_features, np.bool_)
+    errors = np.asarray(artifact["weights_error"], np.float64)
+    return ~np.isfinite(errors).all(axis=1)

@@ -12,9 +12,9 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from flows.exporting.columns import Array
-from pipeline.runs import ROW
-from storage.dataset import BinaryDataset
-from storage.levels import Levels
+from pipeline.passes.row_ranges import ROW
+from storage.dataset.dataset import BinaryDataset
+from storage.dataset.levels import Levels
 
 SEGMENT = "segment"
 _PAGES = 4  # of the texts of a column, that stay in memory: ids follow the rows

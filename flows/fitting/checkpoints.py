@@ -15,11 +15,11 @@ from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.statistics.base import Statistics
-from pipeline.statistics.together import of_pass
+from pipeline.statistics.several_starts import of_pass
+from storage.artifacts.packed import load_packed, part, write_packed
 from storage.errors import DataError, Unreachable
-from storage.locations import Place, children, delete_tree
-from storage.manifest_schemas import check_parts
-from storage.packed import load_packed, part, write_packed
+from storage.format.manifest_schemas import check_parts
+from storage.stores.locations import Place, children, delete_tree
 
 _MAPPINGS = ("working", "auxiliary", "acceleration")
 

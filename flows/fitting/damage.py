@@ -8,9 +8,9 @@ from contextlib import closing
 import numpy as np
 
 from flows.fitting.job import Job
-from storage.dataset import BinaryDataset
-from storage.locations import MANIFEST
-from storage.packed import load_packed, write_packed
+from storage.artifacts.packed import load_packed, write_packed
+from storage.dataset.dataset import BinaryDataset
+from storage.stores.locations import MANIFEST
 
 _NAMED = 8
 

@@ -7,24 +7,30 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from flows.data.datasets import leading_digest
 from flows.data.fitted import Fitted, load_fitted
 from flows.fitting.checkpoints import load_statistics
 from flows.fitting.job import Job
-from flows.fitting.kept_statistics import leading_digest
 from flows.fitting.provenance import artifact_named
-from pipeline.blocks import Rows
-from pipeline.collect import TASK_MEMORY, collect
+from pipeline.data.blocks import Rows
+from pipeline.data.segments import known_segments, segment_indices
+from pipeline.evaluation.drift import (
+    compare_correlations,
+    largest_move,
+    later_rows,
+    pooled,
+    similarity,
+)
+from pipeline.evaluation.evaluate import Subject, measure_of, reconstruction_summary, score_rows
 from pipeline.executors.base import one_blas_thread
-from pipeline.known_segments import known_segments, segment_indices
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CompositeLikely, Reconstructs
 from pipeline.models.state import FitState
 from pipeline.params import named_arrays
+from pipeline.passes.collect import TASK_MEMORY, collect
 from pipeline.statistics.base import Statistics
 from pipeline.statistics.counts import POOLED, PairCounts, tiles
-from pipeline.using.drift import compare_correlations, largest_move, later_rows, pooled, similarity
-from pipeline.using.evaluate import Subject, measure_of, reconstruction_summary, score_rows
-from storage.locations import LATEST
+from storage.stores.locations import LATEST
 
 _MOST_FEATURES = 1500
 _SCORED_ROWS, _SCORED_CELLS = 10_000, 1 << 22

@@ -21,20 +21,20 @@ from flows.fitting.provenance import fingerprint, provenance
 from flows.fitting.warm_start import warm_start
 from flows.running.executors import executor_to_open, memory_for_rows
 from flows.running.memory import memory_limit
-from pipeline.blocks import Rows
-from pipeline.collect import Kept
+from pipeline.data.blocks import Rows
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
-from pipeline.fit import check_seed
+from pipeline.executors.progress import Progress
+from pipeline.fitting.loop import check_seed
+from pipeline.fitting.pair_work import work_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import Supervised
-from pipeline.pairs import work_label
-from pipeline.progress import Progress
+from pipeline.passes.collect import Kept
 from pipeline.statistics.base import Statistics
 from pipeline.statistics.labels import SEGMENT
-from storage.dataset import BinaryDataset
-from storage.locations import place
-from storage.runs import RunFolder
+from storage.artifacts.run_folders import RunFolder
+from storage.dataset.dataset import BinaryDataset
+from storage.stores.locations import place
 
 
 @dataclass(frozen=True)

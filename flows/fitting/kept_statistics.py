@@ -14,18 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
-from pipeline.blocks import Tile
-from pipeline.code_digest import code_digest
-from pipeline.collect import Kept
-from pipeline.reduce import Folded
+from flows.data.datasets import leading_digest
+from pipeline.data.blocks import Tile
+from pipeline.executors.code_digest import code_digest
+from pipeline.passes.collect import Kept
+from pipeline.passes.map_reduce import Folded
 from pipeline.statistics.base import Statistics
-from storage.dataset import BinaryDataset
+from storage.artifacts.packed import Packed, load_packed, part, write_packed
+from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import Place, children, claimed, delete_tree
-from storage.manifest_schemas import check_parts
-from storage.manifests import read_manifest
-from storage.packed import Packed, load_packed, part, write_packed
-from storage.schema import ARTIFACT_FORMAT, FORMAT_VERSION
+from storage.format.manifest_schemas import check_parts
+from storage.format.manifests import read_manifest
+from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
+from storage.stores.locations import Place, children, claimed, delete_tree
 
 FOLDER = "statistics"
 _LARGEST_SHARE = 0.1
@@ -57,17 +58,6 @@ def kept_statistics(
         return Kept()
     sums = _Sums(dataset, split, kind, counted)
     return Kept(sums.load, sums.save)
-
-
-def leading_digest(dataset: BinaryDataset, n_chunks: int) -> str:
-    """Digest of the leading chunks: equal digest, equal rows in equal segments."""
-    blocks = dataset.blocks[dataset.blocks[:, 0] < n_chunks]
-    names = dataset.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]
-    layout = [dataset.manifest["stored"], dataset.feature_names, names]
-    digest = hashlib.sha256(json.dumps(layout).encode())
-    for table in (dataset.chunks[:n_chunks], blocks, dataset.checksums[:n_chunks]):
-        digest.update(np.ascontiguousarray(table).tobytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -147,7 +137,7 @@ class _Sums:
     @cached_property
     def _modules(self) -> tuple[str, str]:
         """What decides the sums: the kind of statistics, and how they are merged."""
-        return self.kind.__module__, "pipeline.collect"
+        return self.kind.__module__, "pipeline.passes.collect"
 
     @cached_property
     def _code(self) -> str:

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from flows.data.datasets import leading_digest
 from flows.data.fitted import Fitted
-from flows.fitting.kept_statistics import leading_digest
-from pipeline.code_digest import code_digest
+from pipeline.evaluation.prediction import category_names
+from pipeline.executors.code_digest import code_digest
 from pipeline.learning.convergence import kept_objective
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
-from pipeline.using.prediction import category_names
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 
 _LIBRARIES = ("latentbits", "numpy", "scipy", "numba", "scikit-learn")
 
@@ -25,7 +25,7 @@ def provenance(
     dataset: BinaryDataset,
     split: str | None,
     seed: int,
-    doing: str = "pipeline.fit",
+    doing: str = "pipeline.fitting.loop",
     start: Fitted | None = None,
 ) -> dict[str, Any]:
     """Describe everything that decides a result.

@@ -10,7 +10,7 @@ from flows.fitting.job import Job, Plan
 from flows.fitting.stages import run_stages
 from flows.running.stages import Stages
 from pipeline.errors import FitError
-from storage.kept_chunks import forget_chunks
+from storage.dataset.kept_chunks import forget_chunks
 
 
 def run_fit(plan: Plan) -> dict[str, Any]:

@@ -22,21 +22,21 @@ from flows.fitting.job import Job
 from flows.fitting.provenance import outcome
 from flows.fitting.strips import StripReader
 from flows.running.memory import check_memory
-from flows.running.runs import write_runs
+from flows.running.row_results import write_runs
 from flows.running.stages import Stages
-from pipeline.feature_pairs import FeaturePairs, widened
-from pipeline.fit import FitState, collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import FitState, collect_first, collect_pass, fit, start
+from pipeline.fitting.pair_work import taken_up, work_label, work_of
 from pipeline.models.capabilities import Warm
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.pairs import taken_up, work_label, work_of
 from pipeline.params import named_arrays
-from pipeline.runs import Results
+from pipeline.passes.feature_strips import FeaturePairs, widened
+from pipeline.passes.row_ranges import Results
 from pipeline.statistics.base import Statistics
-from storage.artifacts import PAIRS, NamedArray, write_artifact
-from storage.codes import open_codes, seal_codes
-from storage.dataset import BinaryDataset
-from storage.locations import place, replace_folder
-from storage.results import WrittenRuns
+from storage.artifacts.artifacts import PAIRS, NamedArray, write_artifact
+from storage.codes.codes import open_codes, seal_codes
+from storage.codes.results import WrittenRuns
+from storage.dataset.dataset import BinaryDataset
+from storage.stores.locations import place, replace_folder
 
 log = logging.getLogger("latentbits")
 

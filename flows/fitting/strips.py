@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.codes import Codes
-from storage.kept_chunks import kept
+from storage.codes.codes import Codes
+from storage.dataset.kept_chunks import kept
 
 
 @dataclass(frozen=True)

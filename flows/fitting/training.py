@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flows.data.datasets import dataset_rows
-from flows.fitting.kept_statistics import leading_digest
-from pipeline.blocks import Rows
-from storage.dataset import BinaryDataset, open_dataset
+from flows.data.datasets import dataset_rows, leading_digest
+from pipeline.data.blocks import Rows
+from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 
 Fitted = Literal["all", "some", "none", "unknown"]

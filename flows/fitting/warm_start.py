@@ -10,9 +10,9 @@ from pipeline.errors import FitError
 from pipeline.models.base import Model
 from pipeline.models.capabilities import Warm
 from pipeline.models.registry import models
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import LATEST, Place
+from storage.stores.locations import LATEST, Place
 
 
 def warm_start(

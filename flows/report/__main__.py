@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
+from flows.cli.imports import importing
 from flows.cli.options import OUTPUT, command, run
 from flows.report.options import ReportOptions
 from flows.report.slugs import slugs
 from flows.report.subject import new_page, subject_of
-from flows.running.imports import importing
-from storage.locations import Place, check_free_file, place
+from storage.stores.locations import Place, check_free_file, place
 
 if TYPE_CHECKING:
+    from flows.report.figures.plots import Figure
     from flows.report.page import Report
-    from flows.report.plots import Figure
 
 HELP = """Write the report of a fitted model: one HTML file that needs no network.
 
@@ -81,7 +81,7 @@ def _pictures(report: Report, folder: Place, kind: PictureFormat) -> dict[Place,
 
 def _write_pictures(pictures: Mapping[Place, Figure]) -> None:
     if pictures:
-        from flows.report.still import still  # Matplotlib takes its time to be imported
+        from flows.report.print.still import still  # Matplotlib takes its time to be imported
     for path, figure in pictures.items():
         path.write_bytes(still(figure, path.suffix[1:]))
 

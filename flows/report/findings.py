@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
-from flows.report.causes import causes_of, unit_sentences
-from flows.report.facts import dataset_name
-from flows.report.items import without_bound
-from flows.report.plots import number
-from storage.artifacts import Artifact
+from flows.exporting.items import without_bound
+from flows.report.figures.causes import causes_of, unit_sentences
+from flows.report.figures.plots import number
+from flows.report.tables.facts import dataset_name
+from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
 

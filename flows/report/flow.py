@@ -11,7 +11,7 @@ from flows.report.server import publish
 from flows.report.subject import new_page
 from flows.running.flow import flow_of
 from flows.running.stages import run_task
-from storage.locations import place
+from storage.stores.locations import place
 
 
 @flow_of("report", ReportOptions)

@@ -16,10 +16,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
-from flows.report.arrangement import arranged
-from flows.report.calibration import calibration_figure
-from flows.report.causes import Table, causes_of, unit_table
-from flows.report.facts import (
+from flows.report.figures.calibration import calibration_figure
+from flows.report.figures.causes import Table, causes_of, unit_table
+from flows.report.figures.features import correlation_figures, correlations
+from flows.report.figures.labels import choose_labels
+from flows.report.figures.latent import latent_figures
+from flows.report.figures.parameters import parameter_figures
+from flows.report.figures.plots import Figure
+from flows.report.figures.rows import Seen, read_rows
+from flows.report.findings import findings
+from flows.report.layout import arranged
+from flows.report.subject import DEFAULTS, Options, Subject, subject_of
+from flows.report.tables.facts import (
     array_facts,
     drift_facts,
     provenance_facts,
@@ -29,20 +37,12 @@ from flows.report.facts import (
     what_was_fitted,
     without_statistics,
 )
-from flows.report.features import correlation_figures, correlations
-from flows.report.findings import findings
-from flows.report.fit_statistics import fit_table
-from flows.report.items import item_table
-from flows.report.labels import choose_labels
-from flows.report.latent import latent_figures
-from flows.report.parameters import parameter_figures
-from flows.report.plots import Figure
-from flows.report.rows import Seen, read_rows
-from flows.report.subject import DEFAULTS, Options, Subject, subject_of
-from flows.report.words import words_of_facts
+from flows.report.tables.fit_statistics import fit_table
+from flows.report.tables.items import item_table
+from flows.report.tables.words import words_of_facts
 from pipeline.executors.base import one_blas_thread
-from storage.dataset import BinaryDataset
-from storage.locations import Place, write_text
+from storage.dataset.dataset import BinaryDataset
+from storage.stores.locations import Place, write_text
 
 
 @dataclass(frozen=True)

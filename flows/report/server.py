@@ -13,12 +13,12 @@ from typing import Any
 
 from PIL import Image as Picture
 
-from flows.report.facts import Facts, dataset_name, drift_facts, title_of, what_was_fitted
 from flows.report.findings import findings
 from flows.report.page import Report
 from flows.report.slugs import slug, slugs
+from flows.report.tables.facts import Facts, dataset_name, drift_facts, title_of, what_was_fitted
 from flows.running.environment import server_configured
-from storage.locations import Place
+from storage.stores.locations import Place
 
 
 def publish(report: Report, page: Place) -> None:
@@ -30,7 +30,7 @@ def publish(report: Report, page: Place) -> None:
         return
     from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
-    from flows.report.still import still  # Matplotlib takes its time to be imported
+    from flows.report.print.still import still  # Matplotlib takes its time to be imported
 
     manifest = report.fitted.artifact.manifest
     key = f"{slug(dataset_name(manifest))}-{slug(manifest['model'])}"

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from flows.data.datasets import check_label
 from flows.data.fitted import Fitted, load_fitted
-from flows.report.figures import ImageLayout, image_layout
-from flows.report.rows import fitted_dataset
+from flows.report.figures.drawing import ImageLayout, image_layout
+from flows.report.figures.rows import fitted_dataset
 from pipeline.errors import FitError
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.locations import Place, check_free_file, place
+from storage.stores.locations import Place, check_free_file, place
 
 FILE = "report.html"
 

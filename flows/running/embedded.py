@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from flows.running.imports import importing
+from flows.cli.imports import importing
 
 if TYPE_CHECKING:
     from uvicorn import Server

@@ -9,9 +9,9 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from flows.cli.imports import importing
 from flows.cli.options import ExecutorName, Where
 from flows.running.cluster_settings import Cluster, settled
-from flows.running.imports import importing
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor

@@ -14,8 +14,8 @@ from inspect import Parameter, Signature
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, get_type_hints
 
-from flows.running.imports import importing
-from flows.running.refusals import log_in_one_line
+from flows.cli.imports import importing
+from flows.cli.refusals import log_in_one_line
 from flows.running.server import check_schedule, with_server
 
 _SUBJECTS = ("dataset", "artifact", "output")

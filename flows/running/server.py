@@ -8,9 +8,9 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from flows.cli.imports import importing
 from flows.running.embedded import embedded_server
 from flows.running.environment import server_configured
-from flows.running.imports import importing
 from pipeline.errors import FitError
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
-from pipeline.wanted import check_wanted
+from pipeline.executors.cancellation import check_wanted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,7 +27,7 @@ class Executor(Protocol):
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a pure function to every item; yield results in the items' order.
 
-        Close it to stop the items that are under way, which ask `pipeline.wanted`.
+        Close it to stop the items that are under way, which ask `pipeline.executors.cancellation`.
         """
 
 

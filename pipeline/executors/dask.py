@@ -19,10 +19,10 @@ import dask
 from distributed import Client, Future, KilledWorker, get_worker
 from distributed.comm import CommClosedError
 
-from pipeline.code_digest import computing_with
 from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import in_order, one_blas_thread
-from pipeline.wanted import while_wanted
+from pipeline.executors.cancellation import while_wanted
+from pipeline.executors.code_digest import computing_with
 
 T = TypeVar("T")
 R = TypeVar("R")

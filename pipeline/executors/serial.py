@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from pipeline.executors.base import one_blas_thread
-from pipeline.wanted import check_wanted
+from pipeline.executors.cancellation import check_wanted
 
 T = TypeVar("T")
 R = TypeVar("R")

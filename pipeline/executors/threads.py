@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor, in_order, one_blas_thread
+from pipeline.executors.cancellation import asked, while_wanted
 from pipeline.executors.serial import SerialExecutor
-from pipeline.wanted import asked, while_wanted
 
 T = TypeVar("T")
 R = TypeVar("R")

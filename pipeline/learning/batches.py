@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
+from pipeline.executors.cancellation import check_wanted
 from pipeline.random import RowRandom
-from pipeline.wanted import check_wanted
 
 Bits = NDArray[np.uint8]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.numerics.row_random import first_draws
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom

@@ -12,8 +12,9 @@ from scipy.special import logit
 from pipeline.errors import FitError
 from pipeline.learning.batches import Batch, taken
 from pipeline.learning.training import Arrays, Training
-from pipeline.numerics.gradient_steps import move_centred
-from pipeline.numerics.layered_network import (
+from pipeline.numerics.logistic.logistic_units import fill_draws, states_of
+from pipeline.numerics.networks.gradient_steps import move_centred
+from pipeline.numerics.networks.layered_network import (
     Layer,
     Layers,
     cross_entropies,
@@ -23,7 +24,6 @@ from pipeline.numerics.layered_network import (
     squared_errors,
     upward,
 )
-from pipeline.numerics.logistic_units import fill_draws, states_of
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]

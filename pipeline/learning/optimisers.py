@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.numerics.gradient_steps import adam_step, momentum_step
+from pipeline.numerics.networks.gradient_steps import adam_step, momentum_step
 
 Numbers = NDArray[Any]
 Memory = Mapping[str, Numbers]

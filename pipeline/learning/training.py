@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.learning.batches import Batch, batches, joined, taken
 from pipeline.learning.convergence import ByPatience

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import Batch
 from pipeline.learning.layered import (
@@ -55,8 +55,8 @@ from pipeline.learning.training import finite_score, learnt
 from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.layer_rows import codes_of
-from pipeline.numerics.layered_network import (
+from pipeline.numerics.networks.layer_rows import codes_of
+from pipeline.numerics.networks.layered_network import (
     Layer,
     Layers,
     Numbers,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Tile
+from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByObjective, Convergence
 from pipeline.models.state import Arrays, FitState

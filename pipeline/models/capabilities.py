@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Chunk
+from pipeline.data.blocks import BinaryBlock, Chunk
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
 from pipeline.models.state import Arrays, FitState
+from pipeline.passes.row_ranges import Results
 from pipeline.random import RowRandom
-from pipeline.runs import Results
 from pipeline.statistics.base import Statistics
 
 Array = NDArray[np.float64]

@@ -43,7 +43,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
@@ -54,8 +54,9 @@ from pipeline.models.settings import (
     pooled_margins,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.gaussian_kernel import kernel_times, squared_distances
-from pipeline.numerics.kernel_components import (
+from pipeline.numerics.bits.packed_rows import PackedRows, of_bytes
+from pipeline.numerics.graphs.gaussian_kernel import kernel_times, squared_distances
+from pipeline.numerics.graphs.kernel_components import (
     Found,
     KernelSums,
     components_of_landmarks,
@@ -64,7 +65,6 @@ from pipeline.numerics.kernel_components import (
     kernel_sums,
     spread_landmarks,
 )
-from pipeline.numerics.packed_rows import PackedRows, of_bytes
 from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts

@@ -43,7 +43,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
@@ -55,15 +55,15 @@ from pipeline.models.settings import (
     pooled_margins,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.nearest_rows import Nearest, NumberedRows, none_found, take_nearer
-from pipeline.numerics.neighbour_graph import (
+from pipeline.numerics.bits.packed_rows import PackedRows, like_rows, of_bytes
+from pipeline.numerics.graphs.nearest_rows import Nearest, NumberedRows, none_found, take_nearer
+from pipeline.numerics.graphs.neighbour_graph import (
     joined,
     nearest_vertices,
     neighbour_links,
     parts_of,
     smoothest,
 )
-from pipeline.numerics.packed_rows import PackedRows, like_rows, of_bytes
 from pipeline.params import array, optional_array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts

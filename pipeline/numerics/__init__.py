@@ -9,9 +9,10 @@ from platformdirs import user_cache_path
 
 
 def _sources_digest() -> str:
-    """Digest of all files here: a kernel compiles in functions of others."""
+    """Digest of all kernels, here and beside models: a kernel compiles in functions of others."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    for path in sorted([*folder.rglob("*.py"), *(folder.parent / "models").rglob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import Map
-from pipeline.numerics.arcsine import arcsine_correlation
-from pipeline.numerics.linalg import leading_eigenvalues
-from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
+from pipeline.numerics.gaussian.arcsine import arcsine_correlation
+from pipeline.numerics.gaussian.tetrachoric import PairStatus, tetrachoric
+from pipeline.numerics.spectra.linalg import leading_eigenvalues
 from pipeline.statistics.counts import Counts, PairCounts, PairTable
 from pipeline.statistics.independence import independent_pairs
 

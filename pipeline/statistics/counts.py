@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Tile
+from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
-from pipeline.numerics import kernels
+from pipeline.numerics.bits import kernels
 from pipeline.statistics.by_segment import sum_rows, sums_by_segment
 
 Counts = NDArray[np.int64]

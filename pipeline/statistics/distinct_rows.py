@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
-from pipeline.numerics.packed_rows import PackedRows, all_observed
+from pipeline.data.blocks import BinaryBlock
+from pipeline.numerics.bits.packed_rows import PackedRows, all_observed
 from pipeline.random import RowRandom
 
 Words = NDArray[np.uint64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.numerics.hypergeometric import joint_count_quantiles
+from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
 from pipeline.statistics.counts import PairTable
 
 

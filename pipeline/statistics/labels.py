@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.statistics.counts import FeatureCounts
 
 Array = NDArray[np.float64]

@@ -21,14 +21,14 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.numerics.hypergeometric import joint_count_quantiles
-from pipeline.numerics.noise_spectrum import (
+from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
+from pipeline.numerics.spectra.noise_spectrum import (
     GroupedNoise,
     find_edge,
     find_spikes,
     noise_eigenvalues,
 )
-from pipeline.numerics.soft_edge import edge_points
+from pipeline.numerics.spectra.soft_edge import edge_points
 from pipeline.statistics.correlations import Estimate
 from pipeline.statistics.counts import PairTable
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import Chunk
-from pipeline.numerics import kernels
+from pipeline.data.blocks import Chunk
+from pipeline.numerics.bits import kernels
 from pipeline.statistics.counts import PairTable
 
 Strip = Mapping[str, NDArray[Any]]

@@ -12,19 +12,19 @@ from importlib import import_module
 from pathlib import Path
 
 from storage.errors import DataError
-from storage.object_path import is_url, object_path
 from storage.sources.arrays import open_npy, open_npz
-from storage.sources.arrivals import Arrivals, arrivals, tags_of
 from storage.sources.base import Batch, Source
 from storage.sources.baskets import basket_items, open_baskets
-from storage.sources.choice import with_choice
-from storage.sources.codes import ReadOptions
+from storage.sources.columns import with_choice
 from storage.sources.folders import folder_columns, is_partitioned, with_folder_columns
 from storage.sources.matrix_market import open_matrix_market
+from storage.sources.new_files import Arrivals, arrivals, tags_of
 from storage.sources.remote import matching, open_remote
 from storage.sources.spool import Duplicates
+from storage.sources.value_codes import ReadOptions
 from storage.sources.value_maps import map_text, parse_map, plain_map
 from storage.sources.zarr_arrays import is_zarr, open_zarr
+from storage.stores.object_path import is_url, object_path
 
 __all__ = [
     "Arrivals",
@@ -56,7 +56,7 @@ def _opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
     return opened
 
 
-_CSV = _opener("tables", "open_csv")
+_CSV = _opener("csv", "open_csv")
 _STATISTICS = _opener("records", "open_statistics")
 _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".npy": open_npy,

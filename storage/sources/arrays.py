@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, reading, unnamed
-from storage.sources.codes import MISSING, ReadOptions, check_numeric, encode_features
 from storage.sources.members import Header, member_headers, member_rows, read_header, read_member
 from storage.sources.sparse import open_sparse
+from storage.sources.value_codes import MISSING, ReadOptions, check_numeric, encode_features
 
 _SPLITS = ("train", "valid", "test")
 # Arrays of the packed form that are never per-row columns.

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.advice import advice, shown
-from storage.sources.codes import BAD, MISSING, Codes, ReadOptions, in_row_order
 from storage.sources.selection import chosen
+from storage.sources.value_codes import BAD, MISSING, Codes, ReadOptions, in_row_order
 from storage.sources.value_maps import map_of
 
 # Large enough to hide the cost of a batch, small enough that a few of them fit any machine.

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, reading
-from storage.sources.codes import ReadOptions, check_implicit_zeros, encode_numbers
 from storage.sources.remote import local_copy
 from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
+from storage.sources.value_codes import ReadOptions, check_implicit_zeros, encode_numbers
 
 
 @dataclass(frozen=True, kw_only=True)

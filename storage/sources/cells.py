@@ -11,10 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.sources.arrays import number_batch
+from storage.sources.arrow_columns import row_column
 from storage.sources.base import Batch, Source, needed, reading
-from storage.sources.codes import ReadOptions, check_implicit_zeros, check_numeric
-from storage.sources.columns import row_column
 from storage.sources.spool import Entries, spooled_batches
+from storage.sources.value_codes import ReadOptions, check_implicit_zeros, check_numeric
 
 _NAMES = "obs_names"
 """Column of the cells' own names."""

@@ -1,171 +1,50 @@
-"""Arrow columns as codes; the one place where text becomes bits."""
+"""Sources of which only some columns are features."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import product
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from storage.errors import DataError
-from storage.sources.base import Source
-from storage.sources.codes import BAD, MISSING, Codes, ReadOptions, encode_numbers
-from storage.sources.numbers import float_of, number_of
-from storage.sources.value_maps import ValueMap, map_of
-
-# Compared without regard to case.
-MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
+from storage.sources.base import Batch, Source
 
 
-def _any_case(word: str) -> list[str]:
-    return ["".join(letters) for letters in product(*({c, c.upper()} for c in word))]
+@dataclass(frozen=True, kw_only=True)
+class ChosenSource(Source):
+    """Some features of another source."""
+
+    source: Source
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Those of the whole source."""
+        return self.source.tags
+
+    def batches(self) -> Iterator[Batch]:
+        """Read all features and leave out the others."""
+        at = np.flatnonzero(self.source.is_chosen)
+        for batch in self.source.batches():
+            observed = None if batch.observed is None else batch.observed[:, at]
+            yield Batch(np.ascontiguousarray(batch.X[:, at]), observed, batch.columns)
+
+    def check_first(self) -> None:
+        """Read the first rows as the whole source does."""
+        self.source.check_first()
 
 
-_TRUE, _FALSE = ["1", "1.0", *_any_case("true")], ["0", "0.0", *_any_case("false")]
-
-
-def is_feature_type(kind: pa.DataType) -> bool:
-    """Tell whether `column_codes` takes columns of this type."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    tests = (
-        is_text,
-        pa.types.is_boolean,
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_decimal,
-        pa.types.is_null,
+def with_choice(source: Source) -> Source:
+    """Leave features out of a source that reads all of them."""
+    if source.is_chosen.all():
+        return source
+    names = tuple(np.array(source.feature_names)[source.is_chosen].tolist())
+    return ChosenSource(
+        path=source.path,
+        options=source.options,
+        feature_names=names,
+        n_rows=source.n_rows,
+        column_names=source.column_names,
+        default_segment=source.default_segment,
+        default_split=source.default_split,
+        source=source,
     )
-    return any(test(kind) for test in tests)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of those of text."""
-    return kind in (pa.string(), pa.large_string(), pa.string_view())
-
-
-def table_codes(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOptions) -> Codes:
-    """Code the columns of a table, (n_rows, n_columns), by their names."""
-    by_column = np.empty((len(columns), n_rows), np.uint8)
-    for codes, (name, column) in zip(by_column, columns.items(), strict=True):
-        codes[:] = column_codes(column, options, map_of(options.maps, name))
-    return by_column.T
-
-
-def column_codes(
-    column: pa.Array, options: ReadOptions, value_map: ValueMap | None = None
-) -> Codes:
-    """Code one column, (n_rows,): null is missing, text is read once per distinct value."""
-    if is_text(column.type):
-        column = column.dictionary_encode()
-    if not pa.types.is_dictionary(column.type):
-        return _number_codes(column, options, value_map)
-    distinct = column.dictionary
-    if is_text(distinct.type):
-        codes = token_codes(distinct.to_pylist(), options, value_map)
-    else:
-        codes = _number_codes(distinct, options, value_map)
-    last = pa.scalar(len(codes), pa.int64())
-    places: NDArray[np.int64] = column.indices.cast(pa.int64()).fill_null(last).to_numpy()
-    return np.append(codes, np.uint8(MISSING))[places]
-
-
-def _number_codes(column: pa.Array, options: ReadOptions, value_map: ValueMap | None) -> Codes:
-    if pa.types.is_null(column.type):
-        return np.full(len(column), MISSING, np.uint8)
-    if pa.types.is_decimal(column.type):
-        column = column.cast(pa.float64())
-    absent = None
-    if column.null_count:
-        absent = column.is_null().to_numpy(zero_copy_only=False)
-        column = column.fill_null(pa.scalar(False).cast(column.type))
-    codes = encode_numbers(column.to_numpy(zero_copy_only=False), options, value_map)
-    if absent is not None:
-        codes[absent] = MISSING
-    return codes
-
-
-def token_codes(
-    tokens: Sequence[str | None], options: ReadOptions, value_map: ValueMap | None = None
-) -> Codes:
-    """Code words: missing tokens, numbers, true and false; anything else is BAD."""
-    if value_map is not None:
-        return np.array([_mapped(token, options, value_map) for token in tokens], np.uint8)
-    numbers = [_token_number(token, options) for token in tokens]
-    unreadable = [number is None for number in numbers]
-    values = np.array([0.0 if number is None else number for number in numbers])
-    codes = encode_numbers(values, options)
-    codes[unreadable] = BAD
-    return codes
-
-
-def _mapped(token: str | None, options: ReadOptions, value_map: ValueMap) -> int:
-    """Code a word by a map, which may name what else would be missing."""
-    code = None if token is None else value_map.code_of(token)
-    if code is not None:
-        return code
-    return MISSING if is_missing(token, options) else BAD
-
-
-def is_missing(token: str | None, options: ReadOptions) -> bool:
-    """Tell whether a word stands for no value."""
-    if token is None or token.strip().lower() in MISSING_TOKENS:
-        return True
-    number = float_of(token)
-    return token.strip() in options.missing or number in options.missing_numbers
-
-
-def _token_number(token: str | None, options: ReadOptions) -> float | None:
-    """NaN stands for missing, None for a word that is no number."""
-    if token is None or is_missing(token, options):
-        return float("nan")
-    return number_of(token)
-
-
-def bit_words(options: ReadOptions, value_map: ValueMap | None) -> dict[str, list[str]]:
-    """Give the words that Arrow's CSV reader can take for bits and for missing, as its options."""
-    return {
-        "null_values": _missing_words(options, value_map),
-        "true_values": _TRUE if value_map is None else _words_of(value_map, 1),
-        "false_values": _FALSE if value_map is None else _words_of(value_map, 0),
-    }
-
-
-def _missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
-    """Give the spellings of missing values that need no closer look."""
-    usual = [word for token in MISSING_TOKENS for word in _spellings(token)]
-    mapped = [
-        word for value in (value_map.words if value_map else ()) for word in _spellings(value)
-    ]
-    return sorted({*usual, "NaN", *options.missing} - {*mapped})
-
-
-def _words_of(value_map: ValueMap, code: int) -> list[str]:
-    """Give the spellings of values that need no closer look."""
-    return [w for value, c in value_map.words.items() if c == code for w in _spellings(value)]
-
-
-def _spellings(token: str) -> tuple[str, ...]:
-    return token, token.upper(), token.title()
-
-
-def row_column(source: Source, name: str, column: pa.Array, first_row: int) -> NDArray[Any]:
-    """Take a per-row column: integers, floats, or text for every other type."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
-    if pa.types.is_integer(column.type) and column.null_count:
-        row = first_row + int(column.is_null().to_numpy(zero_copy_only=False).argmax())
-        raise DataError(
-            f"{source.row_place(row)}, column {name!r}: Expected an integer, got no value. "
-            "Fill the column, or store it as text."
-        )
-    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return numbers
-    texts: NDArray[Any] = column.cast(pa.string()).fill_null("").to_numpy(zero_copy_only=False)
-    return texts

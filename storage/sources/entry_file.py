@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.codes import Codes
+from storage.sources.value_codes import Codes
 
 _TYPES = (np.int32, np.int32, np.uint8)
 

@@ -12,7 +12,7 @@ import numpy as np
 from storage.errors import DataError
 from storage.sources.arrays import number_batch
 from storage.sources.base import Batch, Source, needed, reading
-from storage.sources.codes import ReadOptions
+from storage.sources.value_codes import ReadOptions
 
 # A run of individuals is spread over the whole file, so a run should be long.
 _CELLS = 1 << 27

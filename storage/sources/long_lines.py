@@ -11,14 +11,14 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from storage.errors import DataError
-from storage.object_path import is_url
+from storage.sources.arrow_columns import bit_words, is_feature_type, is_text
 from storage.sources.base import reading
-from storage.sources.codes import ReadOptions
-from storage.sources.columns import bit_words, is_feature_type, is_text
 from storage.sources.folders import folder_columns, refuse_both
 from storage.sources.remote import local_copy
 from storage.sources.text import line_blocks, open_text
 from storage.sources.threads import on_all_cpus
+from storage.sources.value_codes import ReadOptions
+from storage.stores.object_path import is_url
 
 # Enough lines to hide what a run costs: names known so far are looked through once a run.
 _BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
@@ -200,7 +200,7 @@ def _one_batch(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _csv(path: str, layout: _Layout, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Parse blocks of lines on all CPUs."""
-    from storage.sources.tables import header_of  # which imports Arrow's CSV reader too
+    from storage.sources.csv import header_of  # which imports Arrow's CSV reader too
 
     delimiter, header = header_of(path)
     layout.check(header)

@@ -16,15 +16,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.object_path import is_url
 from storage.sources.advice import advice, shown
+from storage.sources.arrow_columns import column_codes
 from storage.sources.base import LONG, Batch, Source
-from storage.sources.codes import BAD, MISSING, Codes, ReadOptions
-from storage.sources.columns import column_codes
 from storage.sources.entry_file import EntryFile
 from storage.sources.long_lines import Columns, Lines, read_lines
 from storage.sources.selection import wanted
 from storage.sources.spool import Duplicates, coded_batches
+from storage.sources.value_codes import BAD, MISSING, Codes, ReadOptions
+from storage.stores.object_path import is_url
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, reading, unnamed
-from storage.sources.codes import ReadOptions, check_implicit_zeros
 from storage.sources.spool import Entries, spooled_batches
 from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
+from storage.sources.value_codes import ReadOptions, check_implicit_zeros
 
 _LAYOUTS = ("coordinate", "array")
 _FIELDS = ("pattern", "integer", "unsigned-integer", "real", "double")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage.codes import Codes, open_codes
+from storage.codes.codes import Codes, open_codes
 from storage.errors import DataError
 from storage.sources.arrays import number_batch
 from storage.sources.base import Batch, Source
-from storage.sources.codes import ReadOptions
+from storage.sources.value_codes import ReadOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from storage.errors import DataError
+from storage.sources.arrow_columns import is_feature_type, row_column, table_codes
 from storage.sources.base import Batch, Source, check_names, needed, reading
-from storage.sources.codes import ReadOptions
-from storage.sources.columns import is_feature_type, row_column, table_codes
 from storage.sources.selection import chosen
+from storage.sources.value_codes import ReadOptions
 
 Records = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 """Reads columns of a file, so many rows at a time."""

@@ -12,8 +12,8 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from storage.errors import DataError
-from storage.object_path import ObjectPath, is_url, object_path
 from storage.sources.base import Batch, Source
+from storage.stores.object_path import ObjectPath, is_url, object_path
 
 
 @dataclass(frozen=True, kw_only=True)

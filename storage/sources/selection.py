@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from storage.errors import DataError
-from storage.sources.codes import ReadOptions
+from storage.sources.value_codes import ReadOptions
 
 _NAMED = 5
 

@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source, reading, unnamed
-from storage.sources.codes import ReadOptions, check_implicit_zeros, check_numeric, encode_numbers
 from storage.sources.members import Header, member_headers, member_rows, read_member
 from storage.sources.spool import Entries, given_twice, spooled_batches
+from storage.sources.value_codes import (
+    ReadOptions,
+    check_implicit_zeros,
+    check_numeric,
+    encode_numbers,
+)
 
 _ENTRIES_AT_ONCE = 1 << 20
 

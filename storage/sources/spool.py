@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Batch, Source
-from storage.sources.codes import BAD, MISSING, Codes, encode_numbers
+from storage.sources.value_codes import BAD, MISSING, Codes, encode_numbers
 
 Duplicates = Literal["last", "any"]
 """Which entry of several counts: the last, or 1 if any is 1, else 0 if any is 0."""

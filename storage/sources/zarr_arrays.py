@@ -12,14 +12,14 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.codecs import HARMLESS, check_codecs
 from storage.errors import DataError
-from storage.locations import MANIFEST
-from storage.schema import CODES_FORMAT, DATASET_FORMAT
+from storage.format.codecs import HARMLESS, check_codecs
+from storage.format.schema import CODES_FORMAT, DATASET_FORMAT
 from storage.sources.arrays import number_batch
 from storage.sources.base import Batch, Source, reading, unnamed
-from storage.sources.codes import ReadOptions, check_numeric
 from storage.sources.reconstructed import open_reconstructed
+from storage.sources.value_codes import ReadOptions, check_numeric
+from storage.stores.locations import MANIFEST
 
 
 @dataclass(frozen=True, kw_only=True)

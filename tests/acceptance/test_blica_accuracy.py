@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
-from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
-from tests.data import rows_of, write
+from storage.examples.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
+from tests.support.data import rows_of, write
 
 N_SEGMENTS, N_SEEDS = 40, 10
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 from storage.sources import open_source
-from tests.data import rows_of, shared, write
+from tests.support.data import rows_of, shared, write
 
 CHANNELS = "AF3 F7 F3 FC5 T7 P7 O1 O2 P8 T8 FC6 F4 F8 AF4"
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
 
-from pipeline.blocks import Rows, block_of
+from pipeline.data.blocks import Rows, block_of
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.bottleneck import Bottleneck
 from pipeline.random import RowRandom
-from tests.data import shared
-from tests.strategies import Data, MemoryReader, memory_rows
+from tests.support.data import shared
+from tests.support.strategies import Data, MemoryReader, memory_rows
 
 N_COMPONENTS, N_NEIGHBOURS = 10, 5
 Bits = NDArray[np.uint8]

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.blocks import Rows
+from pipeline.data.blocks import Rows
+from pipeline.evaluation.evaluate import Subject, baselines, score_rows
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.base import Model
-from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.noisy_or import NoisyOr
 from pipeline.models.rbm import RestrictedBoltzmannMachine
-from pipeline.using.evaluate import Subject, baselines, score_rows
 from tests.acceptance import chow_liu
-from tests.data import shared
-from tests.strategies import Data, memory_rows
+from tests.support.data import shared
+from tests.support.strategies import Data, memory_rows
 
 SPLITS = {"train": 0, "test": 2}
 FILES = {"groceries": "groceries.npz", "semeion": "semeion16.npz", "sun09": "sun09_objects.npz"}

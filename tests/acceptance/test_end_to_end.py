@@ -28,15 +28,15 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Completed
 
 from flows.data.ingesting import ingest_sources
-from pipeline import api
+from pipeline.api import functions as api
 from pipeline.executors.serial import SerialExecutor
 from storage import load_artifact, open_codes, open_dataset
-from storage.locations import place
-from storage.object_path import object_path
-from tests.cluster_processes import certificates
-from tests.compose import compose, service
-from tests.data import probit_rows
-from tests.object_servers import Server
+from storage.stores.locations import place
+from storage.stores.object_path import object_path
+from tests.support.cluster_processes import certificates
+from tests.support.compose import compose, service
+from tests.support.data import probit_rows
+from tests.support.object_servers import Server
 
 DATA, PASSWORD = "s3://latentbits/data", "PREFECT_USER_PASSWORD"
 SECRETS = {

@@ -26,12 +26,12 @@ import pytest
 from distributed import Client
 
 from storage import load_artifact, open_codes
-from storage.kept_chunks import forget_chunks
-from storage.locations import place
-from tests.cluster_processes import running, scheduler, worker
-from tests.data import probit_rows, write
-from tests.faults import Trap, fill, flip, lay
-from tests.processes import Command, command, throttled, wait_for
+from storage.dataset.kept_chunks import forget_chunks
+from storage.stores.locations import place
+from tests.support.cluster_processes import running, scheduler, worker
+from tests.support.data import probit_rows, write
+from tests.support.faults import Trap, fill, flip, lay
+from tests.support.processes import Command, command, throttled, wait_for
 
 N_CHUNKS, N_FEATURES = 160, 10
 FIRST, PASS, FIT, TRANSFORM, WRITE = STAGES = (
@@ -343,7 +343,7 @@ def test_it_is_interrupted_on_threads(work, tmp_path, stage, model):
     block = {FIRST: 0.5, PASS: 1.5, FIT: 3.5, TRANSFORM: 0.5}[stage] * N_CHUNKS
     name, *options = cell.words
     where = ["--executor", "threads", "--workers", 2]
-    with command("tests.faults", name, int(block), log, *options, *where) as run:
+    with command("tests.support.faults", name, int(block), log, *options, *where) as run:
         assert run.ended() == (130, "error: interrupted")
     assert 1 <= log.stat().st_size <= 4
     cell.resume()

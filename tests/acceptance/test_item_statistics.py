@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from latentbits import fit, from_numpy
-from pipeline.fitted import Fitted
-from pipeline.numerics.rotation import principal_axes
+from pipeline.api.fitted import Fitted
+from pipeline.models.latent_trait.rotation import principal_axes
 from tests.acceptance.test_two_tables import saved
 
 REFERENCE = Path(__file__).parents[1] / "reference"

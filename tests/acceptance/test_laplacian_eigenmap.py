@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.laplacian_eigenmap import LaplacianEigenmap
 from pipeline.random import RowRandom
 from tests.acceptance.test_bottleneck import N_COMPONENTS, by_neighbours, digits

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.latent_trait.model import LatentTrait
-from storage.writer import create_dataset
+from storage.dataset.writer import create_dataset
 from tests.acceptance.test_memory import watched
-from tests.data import Batch
-from tests.strategies import Data, memory_rows
+from tests.support.data import Batch
+from tests.support.strategies import Data, memory_rows
 
 Floats = NDArray[np.float64]
 N_ROWS, N_FEATURES = 2_000_000, 128

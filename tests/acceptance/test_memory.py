@@ -19,10 +19,10 @@ import numpy as np
 import psutil
 import pytest
 
-from storage.dataset import BinaryDataset, open_dataset
-from storage.writer import create_dataset
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import create_dataset
 from tests.benchmarks.transform import clipped_pca, latent_trait, tiled
-from tests.data import Batch
+from tests.support.data import Batch
 
 N_ROWS, N_FEATURES = 64_000_000, 256
 

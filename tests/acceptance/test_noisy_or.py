@@ -14,14 +14,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.numerics.noisy_or_sums import log_probabilities
+from pipeline.models.noisy_or.likelihood import log_probabilities
 from pipeline.random import RowRandom
-from storage.enumerated import Cases, distinct_rows, lines, shifter
-from tests.strategies import Data, memory_rows
+from storage.examples.enumerated import Cases, distinct_rows, lines, shifter
+from tests.support.strategies import Data, memory_rows
 
 Array = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data import shared
+from tests.support.data import shared
 
 ROOT = Path(__file__).parents[2]
 PICTURES = {

@@ -11,11 +11,11 @@ import numpy as np
 
 from flows.data.datasets import open_named
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import collect_pass, fit
+from pipeline.fitting.loop import collect_pass, fit
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from pipeline.statistics.counts import PairCounts
-from tests.data import rows_of
+from tests.support.data import rows_of
 
 N_FEATURES = 256
 

@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
-from pipeline.blocks import block_of
+from flows.experiments.linear_pca import linear_pca
+from pipeline.data.blocks import block_of
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.stack import Stack, StackParams
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
-from pipeline.trials.linear_pca import linear_pca
-from tests.data import shared
-from tests.strategies import Data, memory_rows
+from tests.support.data import shared
+from tests.support.strategies import Data, memory_rows
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.data import shared
+from tests.support.data import shared
 
 ROOT = Path(__file__).parents[2]
 EVERY = 40  # roll call of the General Assembly, of 6,203

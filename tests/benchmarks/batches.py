@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.blocks import Rows, blocks_of
+from pipeline.data.blocks import Rows, blocks_of
 from pipeline.executors.base import Executor, one_blas_thread
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, collect_pass, start
+from pipeline.fitting.loop import collect_first, collect_pass, start
 from pipeline.statistics.sums import Sums
 from tests.benchmarks.workers import worker_processes
-from tests.data import write
 from tests.models.coder import Coder, gradient
+from tests.support.data import write
 
 N_ROWS, N_FEATURES, N_HIDDEN, BATCH = 1 << 14, 256, 64, 128
 N_BATCHES = N_ROWS // BATCH

@@ -21,16 +21,16 @@ import numpy as np
 
 from pipeline.executors.base import one_blas_thread
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import collect_first, collect_pass, start
+from pipeline.fitting.loop import collect_first, collect_pass, start
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
 from pipeline.models.binary_ica.moment_matching.segments import segments_of
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
-from storage.dataset import BinaryDataset
-from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
-from tests.data import rows_of, write
+from storage.dataset.dataset import BinaryDataset
+from storage.examples.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
+from tests.support.data import rows_of, write
 
 RNG = np.random.default_rng(0)
 THREADS = ThreadsExecutor(2)

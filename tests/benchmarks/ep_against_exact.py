@@ -10,17 +10,17 @@ mixings are, and how alike each is to the truth.
 
 import numpy as np
 
+from flows.experiments.binary_ica.trials import rows_in_memory
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.binary_ica import BinaryICALikelihood
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.params import PROBIT_SCALE
-from pipeline.numerics.expectation_propagation import probit_posterior
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.numerics.orthant import log_orthant_probability
-from pipeline.numerics.probit_scores import propagation_scores
-from pipeline.trials.blica import rows_in_memory
-from storage.examples import nonstationary_rows, nonstationary_truth
+from pipeline.numerics.probit.expectation_propagation import probit_posterior
+from pipeline.numerics.probit.orthant import log_orthant_probability
+from pipeline.numerics.probit.probit_scores import propagation_scores
+from storage.examples.examples import nonstationary_rows, nonstationary_truth
 
 SHAPES = ((6, 2), (6, 6), (10, 10), (20, 10))
 SEGMENTS, ROWS, TOL = 40, 3, 3e-5

@@ -10,7 +10,7 @@ import time
 import numpy as np
 from scipy.special import log_ndtr
 
-from pipeline.numerics.expectation_propagation import probit_posterior
+from pipeline.numerics.probit.expectation_propagation import probit_posterior
 
 SIZES = ((64, 5), (256, 10), (256, 30), (2000, 50))
 ROWS_OF_NUMPY = 20

@@ -17,11 +17,11 @@ import pyarrow.parquet
 from flows.exporting.codes import code_table
 from flows.exporting.files import Table, write_table
 from flows.fitting.provenance import dataset_named
-from pipeline.runs import rows_per_run
-from storage.codes import CodeArray, Codes, create_codes, open_codes, seal_codes
-from storage.dataset import BinaryDataset, open_dataset
-from storage.writer import create_dataset
-from tests.data import Batch
+from pipeline.passes.row_ranges import rows_per_run
+from storage.codes.codes import CodeArray, Codes, create_codes, open_codes, seal_codes
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import create_dataset
+from tests.support.data import Batch
 
 N_ROWS, N_COMPONENTS, TIMES = 1_000_000, 5, 3
 

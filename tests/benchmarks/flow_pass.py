@@ -13,19 +13,19 @@ import numpy as np
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
-from pipeline.blocks import Rows
+from pipeline.data.blocks import Rows
 from pipeline.executors.base import Executor
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import collect_pass
+from pipeline.fitting.loop import collect_pass
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
-from pipeline.numerics.kernels import symmetric_joint_counts
-from storage.dataset import BinaryDataset, open_dataset
-from storage.writer import create_dataset
+from pipeline.numerics.bits.kernels import symmetric_joint_counts
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import create_dataset
 from tests.benchmarks.workers import worker_processes
-from tests.data import Batch, rows_of
+from tests.support.data import Batch, rows_of
 
 N_ROWS, N_FEATURES, REPEATS = 2_000_000, 512, 5
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.statistics.counts import FeatureCounts, PairCounts
-from storage.artifacts import load_artifact
-from storage.writer import DatasetWriter, append_dataset, create_dataset
-from tests.data import Batch
+from storage.artifacts.artifacts import load_artifact
+from storage.dataset.writer import DatasetWriter, append_dataset, create_dataset
+from tests.support.data import Batch
 
 MILLIONS, N_FEATURES, N_SEGMENTS, BATCH = 8.0, 256, 4, 100_000
 NAMES = [f"f{i}" for i in range(N_FEATURES)]

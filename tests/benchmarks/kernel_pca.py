@@ -21,14 +21,14 @@ from threadpoolctl import threadpool_limits
 from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.kernel_pca import KernelPCA
-from storage.dataset import open_dataset
-from storage.writer import create_dataset
+from storage.dataset.dataset import open_dataset
+from storage.dataset.writer import create_dataset
 from tests.benchmarks.neighbours import alternate
 from tests.benchmarks.workers import worker_processes
-from tests.data import Batch, rows_of
-from tests.strategies import Data, memory_rows
+from tests.support.data import Batch, rows_of
+from tests.support.strategies import Data, memory_rows
 
 N_EXACT, N_ROWS, N_COMPONENTS, WIDTH = 5000, 50_000, 10, 6.0
 

@@ -17,22 +17,22 @@ import numpy as np
 from dask.system import CPU_COUNT
 from scipy.special import expit
 
-from pipeline.blocks import BinaryBlock
-from pipeline.collect import collect
+from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.latent_trait.em import LatentTraitParams, bare_params
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.numerics.logistic_bound import bound_statistics
+from pipeline.numerics.logistic.logistic_bound import bound_statistics
+from pipeline.passes.collect import collect
 from pipeline.statistics.sums import Sums
-from storage.dataset import BinaryDataset, ChunkReader, open_dataset
-from storage.kept_chunks import forget_chunks
-from storage.writer import create_dataset
+from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset
+from storage.dataset.kept_chunks import forget_chunks
+from storage.dataset.writer import create_dataset
 from tests.benchmarks.workers import worker_processes
-from tests.data import Batch, rows_of
-from tests.strategies import Data, memory_rows
+from tests.support.data import Batch, rows_of
+from tests.support.strategies import Data, memory_rows
 
 N_ROWS, N_FEATURES, REPEATS, STEP = 2_000_000, 128, 3, 50_000
 FORCED, RESTED = {"tol": 0.0, "max_rounds": 3}, {"tol": 1e-4, "max_rounds": 20}

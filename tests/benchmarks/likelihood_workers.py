@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import collect_first, collect_pass, fit, start
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
 from tests.benchmarks.blica import Shape, written
 from tests.benchmarks.flow_pass import median_seconds
 from tests.benchmarks.workers import worker_processes
-from tests.data import rows_of
+from tests.support.data import rows_of
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ import time
 import numpy as np
 from scipy.special import expit
 
-from pipeline.numerics.kernels import pack_rows, unpack_rows
-from pipeline.numerics.logistic_bound import bound_posterior, bound_statistics
+from pipeline.numerics.bits.kernels import pack_rows, unpack_rows
+from pipeline.numerics.logistic.logistic_bound import bound_posterior, bound_statistics
 
 REPEATS = 5
 VALUES = 2_000_000  # bits of a measurement at one or two components

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
-from pipeline.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, block_of
+from pipeline.evaluation.neighbours import FindNearest
 from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.numerics.nearest_rows import Metric
-from pipeline.pairs import Pairs, in_memory
-from pipeline.using.neighbours import FindNearest
-from storage.dataset import BinaryDataset, open_dataset
-from storage.writer import create_dataset
+from pipeline.fitting.pair_work import Pairs, in_memory
+from pipeline.numerics.graphs.nearest_rows import Metric
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import create_dataset
 from tests.benchmarks.workers import worker_processes
-from tests.data import Batch, rows_of, write
+from tests.support.data import Batch, rows_of, write
 
 N_ROWS, N_FEATURES, K, REPEATS = 20_000, 256, 10, 5
 

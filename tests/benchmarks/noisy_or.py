@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.fit import collect_pass
+from pipeline.fitting.loop import collect_pass
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
+from pipeline.models.noisy_or.gibbs import sample_states
 from pipeline.models.state import FitState
-from pipeline.numerics.noisy_or_rows import sample_states
-from storage.dataset import BinaryDataset, open_dataset
-from storage.writer import create_dataset
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import create_dataset
 from tests.benchmarks.flow_pass import median_seconds
 from tests.benchmarks.workers import worker_processes
-from tests.data import Batch, rows_of
+from tests.support.data import Batch, rows_of
 
 N_ROWS, N_FEATURES, N_UNITS, N_CHUNKS = 100_000, 64, 16, 16
 MODEL = NoisyOr(n_components=N_UNITS)

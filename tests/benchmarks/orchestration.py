@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 
 from pipeline.executors.base import Executor
+from pipeline.executors.progress import Progress, silent
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_pass
+from pipeline.fitting.loop import collect_pass
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
-from pipeline.progress import Progress, silent
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 from tests.benchmarks.workers import worker_processes
-from tests.data import probit_rows, rows_of, write
+from tests.support.data import probit_rows, rows_of, write
 
 N_CHUNKS, N_FEATURES = 10_000, 16
 

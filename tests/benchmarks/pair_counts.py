@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from pipeline.numerics.kernels import symmetric_joint_counts, unpack_rows
+from pipeline.numerics.bits.kernels import symmetric_joint_counts, unpack_rows
 
 N_FEATURES = 512
 N_SAMPLES = 2**18

@@ -15,9 +15,9 @@ from sklearn.neural_network import BernoulliRBM
 
 from pipeline.executors.base import one_blas_thread
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, collect_pass, start
+from pipeline.fitting.loop import collect_first, collect_pass, start
 from pipeline.models.rbm import RestrictedBoltzmannMachine
-from tests.strategies import Data, memory_rows
+from tests.support.strategies import Data, memory_rows
 
 N_ROWS, N_FEATURES, N_HIDDEN, BATCH = 100_000, 200, 50, 100
 _ROUNDS = 5

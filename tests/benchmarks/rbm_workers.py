@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from pipeline.blocks import Rows
+from pipeline.data.blocks import Rows
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, collect_pass, start
+from pipeline.fitting.loop import collect_first, collect_pass, start
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.state import FitState
-from storage.dataset import BinaryDataset, open_dataset
-from storage.writer import create_dataset
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import create_dataset
 from tests.benchmarks.flow_pass import median_seconds
 from tests.benchmarks.workers import worker_processes
-from tests.data import Batch, rows_of
+from tests.support.data import Batch, rows_of
 
 N_FEATURES, N_CHUNKS = 256, 16
 MODEL = RestrictedBoltzmannMachine(64)

@@ -13,9 +13,9 @@ import numpy as np
 from scipy.special import expit
 
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import collect_first, collect_pass, fit, fit_pass, start
+from pipeline.fitting.loop import collect_first, collect_pass, fit, fit_pass, start
 from pipeline.models.latent_trait.model import LatentTrait
-from tests.strategies import Data, memory_rows
+from tests.support.strategies import Data, memory_rows
 
 SIZES = ((20, 1, 200_000), (24, 3, 100_000), (100, 1, 200_000), (250, 2, 100_000))
 LARGEST = (500, 1, 1_000_000)

@@ -10,8 +10,8 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 from scipy.stats import multivariate_normal
 
-from pipeline.numerics.bivariate_normal import bivariate_normal_cdf_array
-from pipeline.numerics.tetrachoric import tetrachoric
+from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
+from pipeline.numerics.gaussian.tetrachoric import tetrachoric
 
 N_ROWS = 100_000
 TILE = (256, 4000)

@@ -17,16 +17,16 @@ from flows.cli.options import Where
 from flows.data.fitted import Fitted, load_fitted
 from flows.running.server import with_server
 from flows.transform import transform
-from pipeline.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, block_of
 from pipeline.executors.base import one_blas_thread
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
 from pipeline.models.latent_trait.em import bare_params
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.params import named_arrays
 from pipeline.random import RowRandom
-from storage.artifacts import NamedArray, write_artifact
-from storage.writer import create_dataset
-from tests.data import Batch
+from storage.artifacts.artifacts import NamedArray, write_artifact
+from storage.dataset.writer import create_dataset
+from tests.support.data import Batch
 
 N_ROWS, N_FEATURES, N_COMPONENTS = 20_000, 128, 2
 

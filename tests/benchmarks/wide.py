@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from pipeline.feature_pairs import height_within
-from pipeline.numerics.kernels import symmetric_joint_counts
+from pipeline.numerics.bits.kernels import symmetric_joint_counts
+from pipeline.passes.feature_strips import height_within
 from pipeline.statistics.strips import count_strip
-from storage.dataset import open_dataset
-from storage.writer import create_dataset
-from tests.data import Batch, rows_of
+from storage.dataset.dataset import open_dataset
+from storage.dataset.writer import create_dataset
+from tests.support.data import Batch, rows_of
 
 N_COMPONENTS, ROWS_AT_ONCE = 20, 4096
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.fit import FitState
+from pipeline.fitting.loop import FitState
 from pipeline.models.capabilities import LearnsLocally
 from pipeline.params import named_arrays
 from tests.conformance.facts import Facts
-from tests.strategies import (
+from tests.support.strategies import (
     Bits,
 )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from storage.artifacts import Artifact, load_artifact
+from storage.artifacts.artifacts import Artifact, load_artifact
 from tests.conformance.facts import Facts
 from tests.conformance.rows import varied
-from tests.data import write
-from tests.fits import write_fit
+from tests.support.data import write
+from tests.support.fits import write_fit
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pipeline.api import Fitted
+from pipeline.api.functions import Fitted
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, fit
-from pipeline.using.simulate import draw_rows, draws_of, segments_to_draw
-from storage.artifact_reader import ArtifactReader
-from storage.artifacts import Artifact
-from storage.bits import unpack_rows
+from pipeline.fitting.loop import FitState, fit
+from pipeline.inference.sample import draw_rows, draws_of, segments_to_draw
+from storage.artifacts.artifact_reader import ArtifactReader
+from storage.artifacts.artifacts import Artifact
+from storage.dataset.bits import unpack_rows
 from tests.conformance.facts import Facts
-from tests.strategies import Data, memory_rows, probit_data, tables
+from tests.support.strategies import Data, memory_rows, probit_data, tables
 
 N_FEATURES = 6
 MANY = 40  # enough for estimates that are right only for many features, such as those of PCA

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from distributed import LocalCluster
 
-from tests.object_servers import Server
+from tests.support.object_servers import Server
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),

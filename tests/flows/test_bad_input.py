@@ -15,7 +15,7 @@ import pytest
 from distributed import LocalCluster
 
 from flows.running import clusters, tls
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pipeline.numerics.metrics import mean_cosine_similarity
-from storage.artifacts import load_artifact
-from storage.examples import nonstationary_rows, nonstationary_truth
-from tests.data import write
+from storage.artifacts.artifacts import load_artifact
+from storage.examples.examples import nonstationary_rows, nonstationary_truth
+from tests.support.data import write
 
 BLICA = ("--model", "blica")
 # Where it matters not what is chosen.

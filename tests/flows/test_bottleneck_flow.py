@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import api
+from pipeline.api import functions as api
 from storage import load_artifact, open_codes, open_dataset
-from tests.data import write
+from tests.support.data import write
 
 SETTINGS = {"max_iter": 30, "batch": 20}
 SPELLED = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import api
+from pipeline.api import functions as api
 from storage import load_artifact, open_codes, open_dataset
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 MODELS = {
     "autoencoder": ("--components", 3, "--set", "corruption=flip", "--set", "max_iter=3"),

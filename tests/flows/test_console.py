@@ -15,7 +15,7 @@ from flows.cli.completion import completion
 from flows.cli.hyperparameters import build_model, settings_help
 from flows.data.datasets import open_named
 from pipeline.models.registry import models
-from tests.fits import write_fit
+from tests.support.fits import write_fit
 
 
 def typed(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.cli.comparison_tables import print_evaluation
+from flows.evaluating.comparison_tables import print_evaluation
 from flows.fitting.provenance import outcome, provenance
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.registry import models
 from pipeline.params import named_arrays
-from storage.artifacts import NamedArray, write_artifact
-from storage.dataset import open_dataset
-from storage.examples import nonstationary_rows, nonstationary_truth
-from storage.writer import append_dataset
-from tests.data import Batch, probit_rows, rows_of, write
+from storage.artifacts.artifacts import NamedArray, write_artifact
+from storage.dataset.dataset import open_dataset
+from storage.dataset.writer import append_dataset
+from storage.examples.examples import nonstationary_rows, nonstationary_truth
+from tests.support.data import Batch, probit_rows, rows_of, write
 
 NAMES = [f"item {i}" for i in range(8)]
 

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.models.registry import models
 from tests.acceptance.test_two_tables import saved
-from tests.data import write
-from tests.fits import write_fit
+from tests.support.data import write
+from tests.support.fits import write_fit
 
 # R 4.2.2, mantelhaen.test(table(gender, answer, score), correct = TRUE), strata with both genders:
 # χ², p, and the odds ratio of the larger group, women, against men.

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.cli.comparison_tables import print_evaluation
-from pipeline.blocks import block_of
+from flows.evaluating.comparison_tables import print_evaluation
+from pipeline.data.blocks import block_of
+from pipeline.evaluation.folds import fold_of
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
-from pipeline.models.bernoulli_mixture import BernoulliMixture
+from pipeline.fitting.loop import fit
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.registry import models
 from pipeline.random import RowRandom
-from pipeline.using.folds import fold_of
-from storage.dataset import BinaryDataset, open_dataset
-from tests.data import probit_rows, rows_of, shared, write
-from tests.fits import write_fit
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from tests.support.data import probit_rows, rows_of, shared, write
+from tests.support.fits import write_fit
 
 FOLDS = 5
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.test_two_tables import saved
-from tests.data import write
+from tests.support.data import write
 
 
 @pytest.fixture

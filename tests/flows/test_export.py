@@ -16,10 +16,10 @@ import pytest
 from flows.cli.hyperparameters import build_model
 from pipeline.models.registry import models
 from storage import load_artifact, open_codes, open_dataset
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 from tests.conformance.facts import facts_of
-from tests.data import probit_rows, shared, write
-from tests.fits import write_fit
+from tests.support.data import probit_rows, shared, write
+from tests.support.fits import write_fit
 
 NAMES = ["=1+1", "b, c", 'say "d"', "é", "http://e", "0"]
 
@@ -207,7 +207,7 @@ def test_a_fit_is_told_in_names_and_values(exported, artifact):
 @pytest.fixture
 def transformed(cli, dataset, artifact, monkeypatch):
     """Call the transform command, whose runs end elsewhere than chunks."""
-    monkeypatch.setattr("pipeline.runs._FEWEST_ROWS", 50)
+    monkeypatch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", 50)
 
     def call(name: str, output: str, *options: object) -> None:
         command = ("--dataset", dataset.path, "--artifact", artifact(name), "--output", output)

@@ -15,8 +15,8 @@ import pytest
 
 from storage import load_artifact
 from storage.errors import DataError
-from tests.data import probit_rows, shared, write
-from tests.processes import kill_fit_at
+from tests.support.data import probit_rows, shared, write
+from tests.support.processes import kill_fit_at
 
 SUMMARY_KEYS = {
     "artifact", "model", "n_samples", "n_features", "n_components", "objective", "iterations",

@@ -13,7 +13,7 @@ import pytest
 
 from storage import open_dataset
 from storage.errors import DataError
-from tests.data import shared
+from tests.support.data import shared
 
 
 def dense(dataset) -> tuple[np.ndarray, np.ndarray]:

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.cli.roles import Roles
 from flows.data import ingesting as ingest
-from pipeline.progress import silent
+from flows.data.roles import Roles
+from pipeline.executors.progress import silent
 from storage import open_dataset
 from storage.errors import Busy, DataError
-from storage.locations import Place, place
-from storage.object_path import object_path
-from storage.sources.arrivals import Arrivals
+from storage.sources.new_files import Arrivals
+from storage.stores.locations import Place, place
+from storage.stores.object_path import object_path
 from tests.flows.test_ingest import dense, write_csv
 
 
@@ -172,9 +172,9 @@ def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, 
     arrive("b.csv", bits[100:])
     program = (
         "import os\n"
-        "from storage import chunk_writer\n"
-        "from storage.locations import place\n"
-        "from storage.manifests import write_manifest\n"
+        "from storage.dataset import chunk_writer\n"
+        "from storage.stores.locations import place\n"
+        "from storage.format.manifests import write_manifest\n"
         "from tests.flows.test_ingest_new import take_in\n"
         "def killed(*arguments):\n"
         f"    if {step == 'after'}: write_manifest(*arguments)\n"

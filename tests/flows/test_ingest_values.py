@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.dataset import open_dataset
+from storage.dataset.dataset import open_dataset
 
 CALLS = "id,unanimous,r1,r2,r3\n" + "".join(
     f"{1000 + k},yea,{'yea' if k % 3 else 'nay'},{'nay' if k % 2 else 'present'},"

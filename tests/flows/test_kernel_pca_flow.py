@@ -9,8 +9,8 @@ import pytest
 
 import pipeline.models.kernel_pca as module
 from storage import load_artifact, open_codes
-from tests.data import write
 from tests.storage.conftest import files_of
+from tests.support.data import write
 
 N_ROWS = 900
 KERNEL = ("--model", "kernel-pca", "--components", 3)

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.models import laplacian_eigenmap
 from storage import load_artifact, open_codes
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 FIT = ("--model", "laplacian-eigenmap", "--no-report")
 

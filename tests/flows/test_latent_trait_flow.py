@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.latent_trait.model import LatentTrait
-from storage.artifacts import load_artifact
-from storage.dataset import BinaryDataset, open_dataset
-from tests.data import probit_rows, rows_of, write
-from tests.processes import fit_reaching, kill_a_worker, kill_fit_at
+from storage.artifacts.artifacts import load_artifact
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from tests.support.data import probit_rows, rows_of, write
+from tests.support.processes import fit_reaching, kill_a_worker, kill_fit_at
 
 LATENT_TRAIT = ("--model", "latent-trait")
 

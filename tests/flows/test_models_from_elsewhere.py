@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.models import registry
 from storage import load_artifact, open_codes, open_dataset
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 CODER, CLIMBER = "tests.models.coder:Coder", "tests.models.climber:Climber"
 LABELLED, PREPARED = "tests.models.labelled:Labelled", "tests.models.prepared:PreparedMixture"

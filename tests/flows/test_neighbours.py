@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from storage import open_codes
-from storage.results import WrittenRuns
-from tests.pipeline.numerics.test_nearest_rows import all_distances, nearest
+from storage.codes.results import WrittenRuns
+from tests.pipeline.numerics.graphs.test_nearest_rows import all_distances, nearest
 from tests.storage.conftest import files_of, write_dataset
-from tests.strategies import Data
+from tests.support.strategies import Data
 
 N_ROWS, N_QUERIES, RUN = 300, 70, 60
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("pipeline.runs._FEWEST_ROWS", RUN)
+    monkeypatch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", RUN)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 
 from storage import load_artifact, open_codes, open_dataset
 from storage.errors import DataError
-from storage.locations import place
-from storage.object_path import ObjectPath
-from tests.data import probit_rows, write
-from tests.object_proxy import (
+from storage.stores.locations import place
+from storage.stores.object_path import ObjectPath
+from tests.support.data import probit_rows, write
+from tests.support.object_proxy import (
     AFTER,
     BEFORE,
     BROKEN,
@@ -26,7 +26,7 @@ from tests.object_proxy import (
     every,
     writes,
 )
-from tests.object_servers import SERVERS
+from tests.support.object_servers import SERVERS
 
 SERIAL = ("--executor", "serial")
 MIXTURE = ("--model", "bernoulli-mixture", "--components", 2, "--set", "starts=1")
@@ -300,7 +300,7 @@ def test_bad_urls_are_refused_by_every_command(refused, local, url):
 
 
 def test_an_unreachable_store_is_told(refused, s3, local, monkeypatch):
-    from storage import object_store
+    from storage.stores import object_store
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     object_store.bucket.cache_clear()

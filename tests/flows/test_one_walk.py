@@ -13,9 +13,11 @@ from flows import fit
 from flows.fitting import stages
 from flows.running import stages as running
 from pipeline.errors import ClusterLost
-from storage import artifacts, dataset, load_artifact
-from storage.artifact_reader import ArtifactReader
-from tests.data import probit_rows, rows_of, write
+from storage import load_artifact
+from storage.artifacts import artifacts
+from storage.artifacts.artifact_reader import ArtifactReader
+from storage.dataset import dataset
+from tests.support.data import probit_rows, rows_of, write
 
 SERIAL = ("--executor", "serial", "--no-report")
 ITERATIVE = ("--model", "latent-trait", "--components", 1, "--set", "max_iter=6")

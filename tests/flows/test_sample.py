@@ -13,11 +13,11 @@ from flows.data.fitted import load_fitted
 from pipeline.models.capabilities import Samples
 from pipeline.models.registry import models
 from storage import load_artifact, open_dataset
-from storage.dataset import BinaryDataset
+from storage.dataset.dataset import BinaryDataset
 from tests.conformance.facts import facts_of
-from tests.data import probit_rows, write
-from tests.fits import write_fit
 from tests.storage.conftest import files_of
+from tests.support.data import probit_rows, write
+from tests.support.fits import write_fit
 
 NAMES = ["bread", "milk", "eggs", "tea", "rice", "salt"]
 
@@ -36,7 +36,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("pipeline.using.simulate._CELLS_AT_ONCE", 600 * len(NAMES))
+    monkeypatch.setattr("pipeline.inference.sample._CELLS_AT_ONCE", 600 * len(NAMES))
 
 
 @pytest.fixture

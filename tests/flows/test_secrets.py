@@ -21,8 +21,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.running.server import check_server
 from pipeline.errors import FitError
-from tests.cluster_processes import certificates, running, scheduler, tls_options, worker
-from tests.data import probit_rows, write
+from tests.support.cluster_processes import certificates, running, scheduler, tls_options, worker
+from tests.support.data import probit_rows, write
 
 AUTH, WRONG = "operator:auth-8c1f5e27", "operator:wrong-51d0a9b3"
 STORAGE_KEY = "storage-3f9a6d42b7"

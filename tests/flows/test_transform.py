@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 
 from flows.data.fitted import load_fitted
-from pipeline.blocks import block_of
-from pipeline.known_segments import UNKNOWN
+from pipeline.data.blocks import block_of
+from pipeline.data.segments import UNKNOWN
 from pipeline.models.capabilities import Reconstructs
 from pipeline.models.registry import model_class, models
 from pipeline.random import RowRandom
 from storage import load_artifact, open_codes, open_dataset
-from storage.artifacts import NamedArray, write_artifact
-from storage.codes import CodeArray, create_codes, seal_codes
-from storage.results import WrittenRuns
-from storage.unfinished_codes import UnfinishedCodes
+from storage.artifacts.artifacts import NamedArray, write_artifact
+from storage.codes.codes import CodeArray, create_codes, seal_codes
+from storage.codes.results import WrittenRuns
+from storage.codes.unfinished_codes import UnfinishedCodes
 from tests.conformance.facts import facts_of
-from tests.data import probit_rows, write
-from tests.fits import write_fit
 from tests.storage.conftest import files_of, write_dataset
+from tests.support.data import probit_rows, write
+from tests.support.fits import write_fit
 
 N_FITTED, N_ROWS, APPENDED, RUN = 300, 400, 70, 30
 
@@ -71,7 +71,7 @@ def artifact(folder: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("pipeline.runs._FEWEST_ROWS", RUN)
+    monkeypatch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", RUN)
 
 
 @pytest.fixture
@@ -232,10 +232,10 @@ def test_what_is_reconstructed_resumes_to_the_same_bytes(cli, folder, artifact, 
 
 KILLED_AFTER_FIVE_RUNS = """
 import os, signal, sys
-import pipeline.runs
+import pipeline.passes.row_ranges
 from flows import transform
 from flows.cli.options import run
-from storage.results import WrittenRuns
+from storage.codes.results import WrittenRuns
 
 note = WrittenRuns.note
 def deadly(self, checksums):
@@ -244,7 +244,7 @@ def deadly(self, checksums):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    pipeline.runs._FEWEST_ROWS = 30
+    pipeline.passes.row_ranges._FEWEST_ROWS = 30
     WrittenRuns.note = deadly
     run(transform.app, sys.argv[1:])
 """

@@ -10,11 +10,11 @@ import pytest
 from flows.cli.summary import print_table
 from flows.data import datasets
 from flows.data.datasets import open_named, true_mixing
-from storage.dataset import open_dataset
+from storage.dataset.dataset import open_dataset
+from storage.dataset.writer import create_dataset
 from storage.errors import DataError
-from storage.examples import nonstationary_truth, open_example
-from storage.writer import create_dataset
-from tests.data import Batch, probit_rows, write
+from storage.examples.examples import nonstationary_truth, open_example
+from tests.support.data import Batch, probit_rows, write
 
 SMALL = "example:nonstationary:features=4,components=2,segments=3,rows_per_segment=50"
 

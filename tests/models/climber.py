@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model

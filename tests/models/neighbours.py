@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByPasses, Convergence
@@ -25,8 +25,8 @@ from pipeline.models.base import Model
 from pipeline.models.settings import check_components, pooled_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import array
+from pipeline.passes.row_ranges import Results
 from pipeline.random import RowRandom
-from pipeline.runs import Results
 from pipeline.statistics.counts import FeatureCounts
 
 Bits, Keys = NDArray[np.uint8], NDArray[np.int64]

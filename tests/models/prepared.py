@@ -1,6 +1,6 @@
 """The mixture of Bernoullis with weights that are not normalised, so that log Z is estimated.
 
-Model: as `pipeline.models.bernoulli_mixture`, with π up to a factor.
+Model: as `pipeline.models.bernoulli_mixture.model`, with π up to a factor.
 
 Needs of the contract: a start from rows drawn from the data, parameters that are prepared once
 after the fit, and a likelihood whose error all rows share.
@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import Map
-from pipeline.models.bernoulli_mixture import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.state import FitState
 from pipeline.params import optional_array

@@ -14,9 +14,9 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from storage.dataset import BinaryDataset, open_dataset
-from storage.writer import append_dataset, create_dataset
-from tests.data import Batch
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import append_dataset, create_dataset
+from tests.support.data import Batch
 
 Array = NDArray[Any]
 

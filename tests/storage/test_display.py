@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.artifacts import NamedArray, load_artifact, write_artifact
-from storage.codes import CodeArray, create_codes, open_codes, seal_codes
-from storage.dataset import BinaryDataset, open_dataset
-from tests.data import write
+from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
+from storage.codes.codes import CodeArray, create_codes, open_codes, seal_codes
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from tests.support.data import write
 
 SCRIPT = "<script>window.harmed = 1</script>"
 ESCAPE = "red\x1b[31m\nline"

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.artifacts import NamedArray, load_artifact, write_artifact
+from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
 from storage.errors import DataError
-from tests.data import write
+from tests.support.data import write
 
 
 def test_a_dataset_has_its_rows_in_the_order_they_came(tmp_path: Path) -> None:

@@ -43,21 +43,21 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Tile
+from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
 from pipeline.models.binary_ica.moment_matching.held_out import MOST_PAIRS, MOST_SPLITS
 from pipeline.models.binary_ica.moment_matching.matching import Settings, match_moments
-from pipeline.models.binary_ica.moment_matching.notices import (
+from pipeline.models.binary_ica.moment_matching.optimiser import STEPS_KEPT
+from pipeline.models.binary_ica.moment_matching.segments import segments_of
+from pipeline.models.binary_ica.moment_matching.warnings import (
     diagnose,
     judge_choice,
     judge_fit,
     judge_mixing,
     judge_segments,
 )
-from pipeline.models.binary_ica.moment_matching.optimiser import STEPS_KEPT
-from pipeline.models.binary_ica.moment_matching.segments import segments_of
 from pipeline.models.binary_ica.params import BLICAParams, fitted_params, no_params
 from pipeline.models.binary_ica.probit_ica import ProbitICA
 from pipeline.models.settings import check_components

@@ -36,15 +36,15 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
 from pipeline.models.settings import check_components, notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.affine_rows import affine
-from pipeline.numerics.linalg import fix_signs
-from pipeline.numerics.linear_ica import fast_ica
+from pipeline.numerics.networks.affine_rows import affine
+from pipeline.numerics.spectra.linalg import fix_signs
+from pipeline.numerics.spectra.linear_ica import fast_ica
 from pipeline.params import array
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts

@@ -41,13 +41,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.executors.serial import SerialExecutor
 from pipeline.learning.convergence import ByExpectedGain
 from pipeline.models.binary_ica.blica import BLICA
-from pipeline.models.binary_ica.climbing import (
+from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams, Point
+from pipeline.models.binary_ica.moment_matching.warnings import judge_mixing
+from pipeline.models.binary_ica.optimiser import (
     Path,
     Priors,
     first_priors,
@@ -58,17 +60,15 @@ from pipeline.models.binary_ica.climbing import (
     summit,
     trusted,
 )
-from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams, Point
-from pipeline.models.binary_ica.moment_matching.notices import judge_mixing
 from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.models.binary_ica.probit_ica import ProbitICA
 from pipeline.models.binary_ica.scoring import ScoresOf, score_sums
 from pipeline.models.settings import check_choices, check_components
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.orthant import MAX_FEATURES
-from pipeline.numerics.orthant_scores import orthant_scores
-from pipeline.numerics.probit_quadrature import MAX_COMPONENTS, quadrature_scores
-from pipeline.numerics.probit_scores import propagation_scores
+from pipeline.numerics.probit.orthant import MAX_FEATURES
+from pipeline.numerics.probit.orthant_scores import orthant_scores
+from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadrature_scores
+from pipeline.numerics.probit.probit_scores import propagation_scores
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.scores import ScoreSums

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.params import PROBIT_SCALE
-from pipeline.numerics.linalg import fix_signs
+from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import array
 
 Array = NDArray[np.float64]

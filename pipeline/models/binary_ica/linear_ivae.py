@@ -51,19 +51,19 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
+from pipeline.data.segments import drawn_segments
 from pipeline.errors import FitError
-from pipeline.known_segments import drawn_segments
 from pipeline.learning.batches import Batch, taken
 from pipeline.learning.layered import unlearnt_score
 from pipeline.learning.optimisers import Memory, Optimiser
 from pipeline.learning.training import finite_score, learnt
+from pipeline.models.binary_ica.affine_vae import Rows, bounds, slopes
 from pipeline.models.binary_ica.linear_ivae_params import LinearIVAEParams
 from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.affine_rows import affine
-from pipeline.numerics.affine_vae import Rows, bounds, slopes
+from pipeline.numerics.networks.affine_rows import affine
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Steps

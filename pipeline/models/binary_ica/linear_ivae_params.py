@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.numerics.affine_vae import AffineVAE
-from pipeline.numerics.linalg import fix_signs
+from pipeline.models.binary_ica.affine_vae import AffineVAE
+from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import array
 
 Array = NDArray[np.float64]

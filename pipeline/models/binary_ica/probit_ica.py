@@ -12,14 +12,14 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
-from pipeline.known_segments import UNKNOWN, drawn_segments
+from pipeline.data.blocks import BinaryBlock
+from pipeline.data.segments import UNKNOWN, drawn_segments
 from pipeline.models.base import Model
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.numerics.expectation_propagation import ProbitPosterior, probit_posterior
-from pipeline.numerics.orthant import MAX_FEATURES, log_orthant_probability
-from pipeline.numerics.probit_quadrature import MAX_COMPONENTS, quadrature_scores
+from pipeline.numerics.probit.expectation_propagation import ProbitPosterior, probit_posterior
+from pipeline.numerics.probit.orthant import MAX_FEATURES, log_orthant_probability
+from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadrature_scores
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.params import PROBIT_SCALE
-from pipeline.numerics.probit_scores import ProbitScores
+from pipeline.numerics.probit.probit_scores import ProbitScores
 from pipeline.statistics.scores import ScoreSums
 
 Array = NDArray[np.float64]

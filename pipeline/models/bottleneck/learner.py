@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pipeline.learning.batches import Batch
 from pipeline.learning.optimisers import Memory, Optimiser
 from pipeline.models.bottleneck.params import BottleneckParams
-from pipeline.numerics.three_layers import hidden_units, outputs_of, scores, slopes
+from pipeline.numerics.networks.three_layers import hidden_units, outputs_of, scores, slopes
 from pipeline.statistics.labels import SEGMENT, as_numbers
 
 Array = NDArray[np.float64]

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.training import finite_score, learnt
 from pipeline.models.bottleneck.labels import are_categories, described
@@ -50,7 +50,7 @@ from pipeline.models.bottleneck.params import BottleneckParams
 from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.three_layers import hidden_units, outputs_of
+from pipeline.numerics.networks.three_layers import hidden_units, outputs_of
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import (
     MOST_CATEGORIES,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.numerics.three_layers import Network
+from pipeline.numerics.networks.three_layers import Network
 from pipeline.params import array, optional_array
 
 Array = NDArray[np.float64]

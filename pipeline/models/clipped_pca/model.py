@@ -41,19 +41,12 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, Chunk, Tile
+from pipeline.data.blocks import BinaryBlock, Chunk, Tile
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.models.base import Model
-from pipeline.models.clipped_pca.errors import MOST_FEATURES, with_errors
-from pipeline.models.clipped_pca.judging import (
-    judge_margins,
-    judge_noise,
-    judge_pairs,
-    judge_sign,
-    judge_spectrum,
-)
 from pipeline.models.clipped_pca.params import ClippedPCAParams, communalities, probit_of
+from pipeline.models.clipped_pca.standard_errors import MOST_FEATURES, with_errors
 from pipeline.models.clipped_pca.strips import (
     MOST_AT_ONCE,
     correlation_strip,
@@ -62,19 +55,26 @@ from pipeline.models.clipped_pca.strips import (
     strip_spectrum,
     strips_memory,
 )
+from pipeline.models.clipped_pca.warnings import (
+    judge_margins,
+    judge_noise,
+    judge_pairs,
+    judge_sign,
+    judge_spectrum,
+)
 from pipeline.models.settings import check_choices, check_components, pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.expectation_propagation import probit_posterior
-from pipeline.numerics.leading_spectrum import most_leading
-from pipeline.numerics.linalg import (
+from pipeline.numerics.probit.expectation_propagation import probit_posterior
+from pipeline.numerics.spectra.leading_spectrum import most_leading
+from pipeline.numerics.spectra.linalg import (
     leading_eigenpairs,
     nearest_correlation,
     negative_share,
     shrinkage_of,
     shrunk,
 )
+from pipeline.passes.row_ranges import Results
 from pipeline.random import RowRandom
-from pipeline.runs import Results
 from pipeline.statistics.correlations import (
     Estimate,
     PairKinds,

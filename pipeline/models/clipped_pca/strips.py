@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import Chunk
+from pipeline.data.blocks import Chunk
 from pipeline.executors.base import Map
-from pipeline.feature_pairs import LEAST_HEIGHT, strip_memory
 from pipeline.models.state import Arrays
-from pipeline.numerics.leading_spectrum import Product, Spectrum, columns_held, leading_spectrum
-from pipeline.runs import ReadRun, Results
+from pipeline.numerics.spectra.leading_spectrum import (
+    Product,
+    Spectrum,
+    columns_held,
+    leading_spectrum,
+)
+from pipeline.passes.feature_strips import LEAST_HEIGHT, strip_memory
+from pipeline.passes.row_ranges import ReadRun, Results
 from pipeline.statistics.correlations import Estimate, PairKinds, mirror, pair_kinds
 from pipeline.statistics.strips import count_strip, strip_table
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError, Notice
+from pipeline.models.latent_trait.rotation import principal_axes
 from pipeline.models.settings import check_choices, check_components
-from pipeline.numerics.latent_nodes import MAX_COMPONENTS
-from pipeline.numerics.rotation import principal_axes
+from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 
 Array = NDArray[np.float64]
 

@@ -8,21 +8,21 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
-from pipeline.numerics.centred_points import Items
-from pipeline.numerics.latent_nodes import (
+from pipeline.data.blocks import BinaryBlock
+from pipeline.models.latent_trait.rotation import principal_axes, promax, varimax
+from pipeline.numerics.logistic.centred_points import Items
+from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
     node_statistics,
 )
-from pipeline.numerics.logistic_bound import (
+from pipeline.numerics.logistic.logistic_bound import (
     BoundPosterior,
     bound_m_step,
     bound_posterior,
     bound_statistics,
 )
-from pipeline.numerics.logistic_regression import logistic_m_step
-from pipeline.numerics.logistic_sites import site_m_step, site_statistics
-from pipeline.numerics.rotation import principal_axes, promax, varimax
+from pipeline.numerics.logistic.logistic_regression import logistic_m_step
+from pipeline.numerics.logistic.logistic_sites import site_m_step, site_statistics
 from pipeline.params import array, optional_array
 from pipeline.statistics.sums import Sums
 

@@ -10,9 +10,13 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.numerics.item_fit import score_fit
-from pipeline.numerics.latent_nodes import Nodes
-from pipeline.numerics.limited_information import LimitedFit, independent_fit, limited_fit
+from pipeline.models.latent_trait.item_fit import score_fit
+from pipeline.models.latent_trait.limited_information import (
+    LimitedFit,
+    independent_fit,
+    limited_fit,
+)
+from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]

@@ -15,19 +15,19 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.numerics.centred_points import posterior_by_quadrature
-from pipeline.numerics.kernels import pack_rows, symmetric_joint_counts
-from pipeline.numerics.latent_nodes import (
+from pipeline.numerics.bits.kernels import pack_rows, symmetric_joint_counts
+from pipeline.numerics.logistic.centred_points import posterior_by_quadrature
+from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     NodePosterior,
     Nodes,
     node_mass,
     node_posterior,
 )
-from pipeline.numerics.logistic_sites import site_posterior
-from pipeline.numerics.trait_scores import (
+from pipeline.numerics.logistic.logistic_sites import site_posterior
+from pipeline.numerics.logistic.trait_scores import (
     n_points,
     node_curvature,
     node_scores,

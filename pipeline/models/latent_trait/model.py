@@ -39,7 +39,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, Notice
 from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByObjective, Convergence
@@ -63,7 +63,7 @@ from pipeline.models.latent_trait.em import (
     m_step,
     variational_posterior,
 )
-from pipeline.models.latent_trait.endings import finished, informed
+from pipeline.models.latent_trait.finish import finished, informed
 from pipeline.models.latent_trait.information import (
     share_informing,
     summarize_information,
@@ -81,12 +81,12 @@ from pipeline.models.latent_trait.nodes import (
 )
 from pipeline.models.settings import pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.centred_points import posterior_by_quadrature, posterior_by_sampling
-from pipeline.numerics.latent_nodes import (
+from pipeline.numerics.logistic.centred_points import posterior_by_quadrature, posterior_by_sampling
+from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
     random_nodes,
 )
-from pipeline.numerics.logistic_sites import site_posterior
+from pipeline.numerics.logistic.logistic_sites import site_posterior
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Notice
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.latent_nodes import MAX_PER_AXIS, Nodes, gauss_hermite
+from pipeline.numerics.logistic.latent_nodes import MAX_PER_AXIS, Nodes, gauss_hermite
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]

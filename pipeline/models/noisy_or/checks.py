@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError, Notice
+from pipeline.models.noisy_or.gibbs import posterior_means
 from pipeline.models.noisy_or.params import LEAST_LEAK, NoisyOrParams
 from pipeline.models.settings import check_choices, check_components
-from pipeline.numerics.noisy_or_rows import posterior_means
 from pipeline.random import RowRandom
 
 Bits = NDArray[np.uint8]

@@ -45,7 +45,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.learning.convergence import ByPasses, ByPatience, Convergence
@@ -59,6 +59,12 @@ from pipeline.models.noisy_or.checks import (
     dead_units,
     unmixed_chains,
     unmixed_share,
+)
+from pipeline.models.noisy_or.gibbs import MISSING, posterior_means, sample_states
+from pipeline.models.noisy_or.likelihood import (
+    MOST_ENUMERATED,
+    annealed_log_probabilities,
+    log_probabilities,
 )
 from pipeline.models.noisy_or.params import (
     NoisyOrParams,
@@ -76,12 +82,6 @@ from pipeline.models.noisy_or.search import (
 )
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.noisy_or_rows import MISSING, posterior_means, sample_states
-from pipeline.numerics.noisy_or_sums import (
-    MOST_ENUMERATED,
-    annealed_log_probabilities,
-    log_probabilities,
-)
 from pipeline.random import RowRandom
 from pipeline.statistics.row_sample import RowSample
 from pipeline.statistics.sums import Sums

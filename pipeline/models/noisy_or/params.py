@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
-from pipeline.numerics.noisy_or_rows import MISSING, MOST_SURE, Network, network_of
+from pipeline.data.blocks import BinaryBlock
+from pipeline.models.noisy_or.gibbs import MISSING, MOST_SURE, Network, network_of
 from pipeline.params import array_per_layer, optional_array
 
 Array = NDArray[np.float64]

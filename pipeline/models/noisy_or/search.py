@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import Map
+from pipeline.executors.cancellation import check_wanted
+from pipeline.models.noisy_or.gibbs import sample_states
+from pipeline.models.noisy_or.likelihood import annealed_log_probabilities, log_probabilities
 from pipeline.models.noisy_or.params import NoisyOrParams, re_estimated, sums_of
-from pipeline.numerics.noisy_or_rows import sample_states
-from pipeline.numerics.noisy_or_sums import annealed_log_probabilities, log_probabilities
 from pipeline.random import RowRandom
-from pipeline.wanted import check_wanted
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]

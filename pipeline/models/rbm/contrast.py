@@ -18,9 +18,14 @@ from numpy.typing import NDArray
 
 from pipeline.learning.batches import Batch
 from pipeline.learning.optimisers import Memory, Optimiser
-from pipeline.numerics.gradient_steps import centre, move_centred
-from pipeline.numerics.layered_network import Layer
-from pipeline.numerics.logistic_units import fill_draws, fill_probabilities, states_of, words_of
+from pipeline.numerics.logistic.logistic_units import (
+    fill_draws,
+    fill_probabilities,
+    states_of,
+    words_of,
+)
+from pipeline.numerics.networks.gradient_steps import centre, move_centred
+from pipeline.numerics.networks.layered_network import Layer
 from pipeline.random import RowRandom
 
 Singles = NDArray[np.float32]

@@ -46,7 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
 from pipeline.learning.batches import Batch
@@ -60,8 +60,8 @@ from pipeline.models.rbm.params import RBMParams
 from pipeline.models.rbm.steps import ChainSteps, steps_of
 from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.boltzmann_partition import annealed
-from pipeline.numerics.boltzmann_rows import (
+from pipeline.numerics.networks.boltzmann_partition import annealed
+from pipeline.numerics.networks.boltzmann_rows import (
     hidden_probabilities,
     minus_free_energy,
     minus_free_energy_of_observed,

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import Map
-from pipeline.numerics.boltzmann_partition import (
+from pipeline.numerics.networks.boltzmann_partition import (
     MOST_ENUMERATED,
     annealed,
     log_sum_of_states,
 )
-from pipeline.numerics.boltzmann_rows import Machine, mean_of_exponentials
+from pipeline.numerics.networks.boltzmann_rows import Machine, mean_of_exponentials
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.numerics.boltzmann_rows import Machine
+from pipeline.numerics.networks.boltzmann_rows import Machine
 from pipeline.params import array, optional_array
 
 Array = NDArray[np.float64]

@@ -40,7 +40,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import Batch
 from pipeline.learning.layered import (
@@ -62,9 +62,10 @@ from pipeline.models.settings import notices_of_constants, pooled_margins
 from pipeline.models.stack.checks import check_growth, check_settings
 from pipeline.models.stack.params import StackParams, moved, parts_of, spelled
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.contrast import fill_contrast
-from pipeline.numerics.layer_rows import codes_of
-from pipeline.numerics.layered_network import (
+from pipeline.numerics.logistic.logistic_units import states_of
+from pipeline.numerics.networks.contrast import fill_contrast
+from pipeline.numerics.networks.layer_rows import codes_of
+from pipeline.numerics.networks.layered_network import (
     Layer,
     Layers,
     count_numbers,
@@ -75,7 +76,6 @@ from pipeline.numerics.layered_network import (
     sigmoid,
     upward,
 )
-from pipeline.numerics.logistic_units import states_of
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Steps

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.learning.layered import sizes_of
-from pipeline.numerics.layered_network import Layer, Layers, flat_of, layers_of
+from pipeline.numerics.networks.layered_network import Layer, Layers, flat_of, layers_of
 from pipeline.params import array_per_layer
 
 Array = NDArray[np.float64]

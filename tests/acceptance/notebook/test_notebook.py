@@ -14,9 +14,9 @@ import pytest
 from nbclient import NotebookClient
 
 from flows.data.ingesting import ingest_sources
-from pipeline import api
-from storage.dataset import BinaryDataset
-from tests.data import probit_rows, write
+from pipeline.api import functions as api
+from storage.dataset.dataset import BinaryDataset
+from tests.support.data import probit_rows, write
 
 pytestmark = pytest.mark.matrix
 NOTEBOOK = Path(__file__).with_name("digits.ipynb")
@@ -115,7 +115,7 @@ def test_values_by_name_are_those_of_the_rows(notebook: Any, digits: BinaryDatas
 def test_a_cell_shows_how_far_a_fit_is_and_keeps_what_it_printed(tmp_path: Path) -> None:
     """Work that takes longer than a second, which here is none, has a line that is empty then."""
     cell = (
-        "from pipeline import api, telling\n"
+        "from pipeline.api import functions as api, progress_line as telling\n"
         "from storage import open_dataset\n"
         "telling._QUIET_SECONDS = telling._SECONDS_BETWEEN = 0.0\n"
         "print('before')\n"

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
+from pipeline.inference.transform import described_codes
 from pipeline.random import RowRandom
-from pipeline.using.transform import described_codes
 from tests.conformance.checks import assert_finite, assert_same
 from tests.conformance.facts import Facts
 from tests.conformance.rows import (
@@ -20,7 +20,7 @@ from tests.conformance.rows import (
     small_tables,
     with_column,
 )
-from tests.strategies import (
+from tests.support.strategies import (
     Data,
     chunkings,
 )

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
-from pipeline.fit import FitState
+from pipeline.fitting.loop import FitState
 from pipeline.models.capabilities import Samples
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, params_of
 from tests.conformance.facts import Facts
 from tests.conformance.rows import outcome, with_column
-from tests.strategies import Data
+from tests.support.strategies import Data
 
 DEGENERATE = [
     *("zeros", "ones", "a single one", "duplicated", "complementary"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import FitError
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import collect_first, fit, start
+from pipeline.fitting.loop import collect_first, fit, start
 from pipeline.models.capabilities import LearnsLocally, Warm
 from pipeline.params import named_arrays
 from tests.conformance.checks import assert_same, offered, params_of
@@ -25,7 +25,7 @@ from tests.conformance.rows import (
     small_tables,
     with_column,
 )
-from tests.strategies import (
+from tests.support.strategies import (
     Data,
     chunkings,
     memory_rows,

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.api import Fitted
-from pipeline.blocks import block_of
-from pipeline.known_segments import UNKNOWN, fitted_segments, known_segments
+from pipeline.api.functions import Fitted
+from pipeline.data.blocks import block_of
+from pipeline.data.segments import UNKNOWN, fitted_segments, known_segments
 from pipeline.models.capabilities import Likely, Reconstructs, Samples
 from pipeline.params import named_arrays, params_from_arrays
 from pipeline.random import RowRandom
-from storage.artifacts import Artifact
+from storage.artifacts.artifacts import Artifact
 from tests.conformance.checks import assert_same, params_of
 from tests.conformance.facts import Facts
 from tests.conformance.rows import (

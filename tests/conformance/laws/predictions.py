@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.models.capabilities import Supervised
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, offered

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import Fitted
-from pipeline.blocks import BinaryBlock, block_of
-from pipeline.fit import fit
+from pipeline.api.functions import Fitted
+from pipeline.data.blocks import BinaryBlock, block_of
+from pipeline.fitting.loop import fit
 from pipeline.models.capabilities import Bounded, Likely, Reconstructs, Samples
 from pipeline.random import RowRandom
-from storage.artifacts import Artifact
+from storage.artifacts.artifacts import Artifact
 from tests.conformance.checks import offered, pair_shares
 from tests.conformance.facts import Facts
 from tests.conformance.rows import (
@@ -25,7 +25,7 @@ from tests.conformance.rows import (
     probit,
     sampled,
 )
-from tests.strategies import (
+from tests.support.strategies import (
     Data,
     memory_rows,
 )

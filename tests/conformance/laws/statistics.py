@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock
-from pipeline.fit import collect_first, collect_pass, start
+from pipeline.data.blocks import BinaryBlock
+from pipeline.fitting.loop import collect_first, collect_pass, start
+from pipeline.passes.map_reduce import tree_merge
 from pipeline.random import RowRandom
-from pipeline.reduce import tree_merge
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from tests.conformance.checks import assert_same, has_sums
 from tests.conformance.facts import Facts
@@ -29,7 +29,7 @@ from tests.conformance.rows import (
     small_tables,
     with_column,
 )
-from tests.strategies import (
+from tests.support.strategies import (
     Data,
     chunkings,
     dense_pair_table,

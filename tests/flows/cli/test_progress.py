@@ -11,7 +11,7 @@ from rich.progress import Progress, TextColumn
 
 from flows.cli import progress
 from flows.cli.progress import Bars, Lines
-from pipeline.progress import ToldMap, labelled
+from pipeline.executors.progress import ToldMap, labelled
 
 
 def passes(tell: progress.Progress, n_passes: int) -> None:

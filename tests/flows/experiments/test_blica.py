@@ -19,10 +19,12 @@ import sklearn.decomposition
 from matplotlib.image import imread
 
 from flows.cli.options import run
-from flows.experiments import blica_identifiability, blica_samples, blica_scaling
 from flows.experiments.__main__ import app
 from flows.experiments.base import Where, medians
-from flows.experiments.blica_common import (
+from flows.experiments.binary_ica import identifiability as blica_identifiability
+from flows.experiments.binary_ica import samples as blica_samples
+from flows.experiments.binary_ica import scaling as blica_scaling
+from flows.experiments.binary_ica.common import (
     Shape,
     drawn,
     drawn_truth,
@@ -30,12 +32,12 @@ from flows.experiments.blica_common import (
     print_summary,
     trials_stage,
 )
-from pipeline.blocks import blocks_of
+from flows.experiments.binary_ica.methods import METHODS, Method, sample_trial, timed_trial
+from flows.experiments.binary_ica.trials import rows_in_memory
+from pipeline.data.blocks import blocks_of
 from pipeline.executors.base import one_blas_thread
 from pipeline.models.binary_ica.fastica import FastICA
-from pipeline.trials.blica import rows_in_memory
-from pipeline.trials.ica_methods import METHODS, Method, sample_trial, timed_trial
-from storage.examples import nonstationary_rows, nonstationary_truth
+from storage.examples.examples import nonstationary_rows, nonstationary_truth
 from tests.flows.experiments.tables import table
 
 Call = Callable[..., Any]

@@ -18,15 +18,15 @@ from flows.cli.options import run
 from flows.data import datasets
 from flows.experiments.__main__ import app
 from flows.experiments.base import sampled_rows
-from flows.experiments.images import images_stage
-from flows.report.figures import ImageRow, image_layout, save_images
-from pipeline.blocks import block_of
+from flows.experiments.clipped_pca.images import images_stage
+from flows.experiments.linear_pca import LinearPCA, linear_pca
+from flows.report.figures.drawing import ImageRow, image_layout, save_images
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.statistics.counts import PairCounts
-from pipeline.trials.linear_pca import LinearPCA, linear_pca
-from storage.artifacts import NamedArray, write_artifact
-from tests.data import probit_rows, write
+from storage.artifacts.artifacts import NamedArray, write_artifact
 from tests.flows.experiments.tables import table
+from tests.support.data import probit_rows, write
 
 HERE = {"name": "serial", "workers": None, "cluster": None}
 Call = Callable[..., Any]

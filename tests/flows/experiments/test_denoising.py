@@ -17,16 +17,16 @@ from sklearn.decomposition import PCA
 
 from flows.cli.options import run
 from flows.data import datasets
-from flows.experiments import denoising
 from flows.experiments.__main__ import app
-from flows.experiments.denoising import parted
-from flows.experiments.tipping import opened_images
-from pipeline.blocks import block_of
+from flows.experiments.denoising import command as denoising
+from flows.experiments.denoising.command import parted
+from flows.experiments.denoising.trial import with_noise
+from flows.experiments.tipping.command import opened_images
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.models.registry import model_class
-from pipeline.trials.denoising import with_noise
-from tests.data import probit_rows, write
 from tests.flows.experiments.tables import table
+from tests.support.data import probit_rows, write
 
 Call = Callable[..., Any]
 FEW = (("mixture", "bernoulli-mixture", {}), ("RBM", "rbm", {"max_iter": 5}))

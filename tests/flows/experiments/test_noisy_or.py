@@ -14,16 +14,16 @@ import pytest
 from matplotlib.image import imread
 
 from flows.cli.options import run
-from flows.experiments import noisy_or
 from flows.experiments.__main__ import app
-from flows.experiments.noisy_or_problems import (
+from flows.experiments.noisy_or import command as noisy_or
+from flows.experiments.noisy_or.problems import (
     cosine_to_causes,
     problems,
     share_told,
     top_means,
 )
-from pipeline.trials.noisy_or import bits_of
-from storage.enumerated import distinct_rows
+from flows.experiments.noisy_or.trial import bits_of
+from storage.examples.enumerated import distinct_rows
 from tests.flows.experiments.tables import table
 
 Call = Callable[..., Any]

@@ -17,19 +17,19 @@ from scipy.special import logsumexp
 from sklearn.datasets import load_digits
 
 from flows.cli.options import run
-from flows.cli.roles import Roles
 from flows.data import datasets
 from flows.data.ingesting import ingest_sources
-from flows.experiments import tipping
+from flows.data.roles import Roles
 from flows.experiments.__main__ import app
-from flows.experiments.tipping import opened_images, synthetic
-from flows.experiments.tipping_figures import Pictures
+from flows.experiments.tipping import command as tipping
+from flows.experiments.tipping import latent_plane
+from flows.experiments.tipping import trial as tipping_trials
+from flows.experiments.tipping.command import opened_images, synthetic
+from flows.experiments.tipping.figures import Pictures
+from flows.experiments.tipping.trial import ESTIMATORS, Trial, tipping_trial
 from pipeline.errors import FitError
-from pipeline.trials import tipping as tipping_trials
-from pipeline.trials.tipping import ESTIMATORS, Trial, tipping_trial
-from pipeline.using import latent_plane
-from tests.data import probit_rows, write
 from tests.flows.experiments.tables import table
+from tests.support.data import probit_rows, write
 
 Call = Callable[..., Any]
 DATA = ("5% flipped", "15% flipped", "digits 2")

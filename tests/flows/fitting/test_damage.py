@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from storage import load_artifact, open_dataset
+from storage.artifacts.packed import load_packed
 from storage.errors import Damaged, DataError
-from storage.packed import load_packed
-from tests.data import probit_rows, write
-from tests.faults import flip
-from tests.object_proxy import DENIED, Request
+from tests.support.data import probit_rows, write
+from tests.support.faults import flip
+from tests.support.object_proxy import DENIED, Request
 
 N_ROWS, CHUNK_ROWS = 64 * 20, 64
 DAMAGED = (3, 11)
@@ -141,7 +141,7 @@ def test_what_is_no_damage_is_never_skipped(damaged, monkeypatch):
     assert not reader.is_whole(11)
     for error in (PermissionError(13, "no"), OSError(24, "Too many open files"), MemoryError()):
         with monkeypatch.context() as patch:
-            patch.setattr("storage.dataset.BinaryDataset.array", failing(error))
+            patch.setattr("storage.dataset.dataset.BinaryDataset.array", failing(error))
             with pytest.raises(DataError, match="cannot be read") as raised:
                 reader.is_whole(0)
         assert not isinstance(raised.value, Damaged)

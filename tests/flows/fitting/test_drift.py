@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from flows.cli.summary import told_drift
-from flows.report.facts import drift_facts
 from flows.report.server import markdown
+from flows.report.tables.facts import drift_facts
 from storage import load_artifact
-from storage.writer import append_dataset
-from tests.data import Batch, probit_rows, write
+from storage.dataset.writer import append_dataset
+from tests.support.data import Batch, probit_rows, write
 
 N_ROWS, N_NEW, N_FEATURES = 10_000, 800, 10
 NAMES = [f"f{i}" for i in range(N_FEATURES)]

@@ -12,18 +12,18 @@ import pytest
 
 from flows.fitting import kept_statistics as kept_module
 from flows.fitting.kept_statistics import FOLDER, kept_statistics
-from pipeline.blocks import Rows, Tile
-from pipeline.collect import collect
+from pipeline.data.blocks import Rows, Tile
 from pipeline.executors.serial import SerialExecutor
+from pipeline.passes.collect import collect
 from pipeline.statistics.counts import FeatureCounts, PairCounts
-from storage.artifacts import load_artifact
-from storage.dataset import BinaryDataset, open_dataset
-from storage.manifests import read_manifest
-from storage.schema import ARTIFACT_FORMAT
-from storage.writer import append_dataset, create_dataset
-from tests.clusters import LoggedReader
-from tests.data import Batch, probit_rows
-from tests.data import write as write_rows
+from storage.artifacts.artifacts import load_artifact
+from storage.dataset.dataset import BinaryDataset, open_dataset
+from storage.dataset.writer import append_dataset, create_dataset
+from storage.format.manifests import read_manifest
+from storage.format.schema import ARTIFACT_FORMAT
+from tests.support.clusters import LoggedReader
+from tests.support.data import Batch, probit_rows
+from tests.support.data import write as write_rows
 
 N_FEATURES, ROWS_A_CHUNK = 6, 64 * 20
 NAMES = [f"f{i}" for i in range(N_FEATURES)]

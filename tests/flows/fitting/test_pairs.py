@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import api
+from pipeline.api import functions as api
 from pipeline.executors.serial import SerialExecutor
 from pipeline.params import named_arrays
-from storage.artifacts import load_artifact
-from storage.dataset import open_dataset
-from tests.data import probit_rows, write
-from tests.faults import flip
+from storage.artifacts.artifacts import load_artifact
+from storage.dataset.dataset import open_dataset
 from tests.models.neighbours import Neighbours
+from tests.support.data import probit_rows, write
+from tests.support.faults import flip
 
 NAME, RUN = "tests.models.neighbours:Neighbours", 50
 
 KILLED_AFTER_THREE_RUNS = f"""
 import os, signal, sys
-import pipeline.runs
+import pipeline.passes.row_ranges
 from flows import fit
 from flows.cli.options import run
-from storage.results import WrittenRuns
+from storage.codes.results import WrittenRuns
 
 note = WrittenRuns.note
 def deadly(self, checksums):
@@ -37,7 +37,7 @@ def deadly(self, checksums):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    pipeline.runs._FEWEST_ROWS = {RUN}
+    pipeline.passes.row_ranges._FEWEST_ROWS = {RUN}
     WrittenRuns.note = deadly
     run(fit.app, sys.argv[1:])
 """
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("pipeline.runs._FEWEST_ROWS", RUN)
+    monkeypatch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", RUN)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from flows.fitting.provenance import fingerprint, provenance
 from pipeline.models.clipped_pca import ClippedPCA
 from storage import BinaryDataset
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 from flows.data.fitted import load_fitted
 from flows.fitting.provenance import fingerprint, provenance
 from storage import load_artifact
-from storage.artifacts import NamedArray, write_artifact
-from storage.dataset import open_dataset
-from storage.writer import append_dataset
-from tests.data import Batch, probit_rows, write
-from tests.processes import kill_fit_at
+from storage.artifacts.artifacts import NamedArray, write_artifact
+from storage.dataset.dataset import open_dataset
+from storage.dataset.writer import append_dataset
+from tests.support.data import Batch, probit_rows, write
+from tests.support.processes import kill_fit_at
 
 N_ROWS, N_NEW, N_FEATURES = 8000, 400, 10
 X, _ = probit_rows(N_ROWS + N_NEW, N_FEATURES, 2, seed=3)

@@ -13,18 +13,18 @@ import numpy as np
 import pyarrow.csv
 import pytest
 
-from pipeline import pairs
+from pipeline.fitting import pair_work as pairs
 from pipeline.models.clipped_pca import ClippedPCA, model
-from storage.artifacts import load_artifact
-from storage.dataset import open_dataset
+from storage.artifacts.artifacts import load_artifact
+from storage.dataset.dataset import open_dataset
 from storage.errors import DataError
-from tests.data import probit_rows, write
-from tests.faults import flip
+from tests.support.data import probit_rows, write
+from tests.support.faults import flip
 
 N_FEATURES, HEIGHT = 150, 40
 
 IN_STRIPS = f"""
-from pipeline import pairs
+from pipeline.fitting import pair_work as pairs
 from pipeline.models.clipped_pca import model
 model.MOST_AT_ONCE = 100
 pairs.height_within = lambda *of: {HEIGHT}
@@ -34,7 +34,7 @@ import os, signal, sys
 from flows import fit
 from flows.cli.options import run
 from flows.fitting import stages
-from storage.results import WrittenRuns
+from storage.codes.results import WrittenRuns
 {IN_STRIPS}
 
 def kill(*given):
@@ -214,7 +214,7 @@ def test_no_room_for_strips_is_told(cli: Any, data: Path, monkeypatch: pytest.Mo
     def full(*given: Any, **more: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("storage.codes.open_array", full)
+    monkeypatch.setattr("storage.codes.codes.open_array", full)
     done = cli("fit", "--dataset", data, "--components", 2)
     assert done.code == 2
     assert "No space left" in done.message

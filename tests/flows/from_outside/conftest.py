@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import outside
-from tests.outside import World
+from tests.support import outside
+from tests.support.outside import World
 
 
 @pytest.fixture(autouse=True, scope="module")

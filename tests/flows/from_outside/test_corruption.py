@@ -15,13 +15,13 @@ import pytest
 from flows.fitting.job import check
 from flows.fitting.options import FitOptions
 from flows.fitting.run import run_fit
-from storage.artifacts import load_artifact
-from storage.codes import open_codes
-from storage.dataset import open_dataset
-from storage.locations import Place, place
-from storage.object_path import ObjectPath
-from tests import outside
-from tests.outside import World, refusal, same
+from storage.artifacts.artifacts import load_artifact
+from storage.codes.codes import open_codes
+from storage.dataset.dataset import open_dataset
+from storage.stores.locations import Place, place
+from storage.stores.object_path import ObjectPath
+from tests.support import outside
+from tests.support.outside import World, refusal, same
 
 FAULTS = ("flip", "flip", "truncate", "delete", "swap")
 
@@ -111,7 +111,7 @@ def in_unfinished_codes(made: World) -> tuple[Path, Callable[[], Any], Callable[
     output, kept = made.folder / "new.zarr", made.folder / "kept"
     work = output.with_name(".new.zarr.unfinished")
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr("storage.unfinished_codes.UnfinishedCodes.publish", interrupted)
+        patch.setattr("storage.codes.unfinished_codes.UnfinishedCodes.publish", interrupted)
         outside.transformed(artifact, made.dataset, output)
     shutil.copytree(work, kept)
 

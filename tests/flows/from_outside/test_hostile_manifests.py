@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests import outside
-from tests.outside import SETTINGS, World, manifest_of, mutated, refusal, same, says_unknown, seal
+from tests.support import outside
+from tests.support.outside import (
+    SETTINGS,
+    World,
+    manifest_of,
+    mutated,
+    refusal,
+    same,
+    says_unknown,
+    seal,
+)
 
 MOST_MEMORY = 1 << 20  # KiB
 NAMES = ("segment_names", "labels")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from bokeh.models import Text
 
-from flows.report.arrangement import NARROW, arranged
-from flows.report.intervals import interval_figure
-from flows.report.labels import choose_labels
-from flows.report.plots import Figure, empty_plot, ramp_of
-from flows.report.row_plots import plane
-from flows.report.rows import CodedRows
+from flows.report.figures.intervals import interval_figure
+from flows.report.figures.labels import choose_labels
+from flows.report.figures.plots import Figure, empty_plot, ramp_of
+from flows.report.figures.row_plots import plane
+from flows.report.figures.rows import CodedRows
+from flows.report.layout import NARROW, arranged
 
 
 @pytest.mark.parametrize("widths", [(520, 520, 1060, 520), (1060, 520, 520, 520), (520,)])

@@ -9,16 +9,16 @@ import pytest
 
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
-from flows.report.causes import cause_figures, causes_of, unit_table
-from flows.report.figures import image_layout
+from flows.report.figures.causes import cause_figures, causes_of, unit_table
+from flows.report.figures.drawing import image_layout
 from flows.report.page import draw_report, write_report
-from flows.report.still import still
+from flows.report.print.still import still
 from flows.report.subject import FILE
+from pipeline.inference.hidden_causes import features_caused
 from pipeline.models.capabilities import Causes
-from pipeline.using.causes import features_caused
-from storage.dataset import open_dataset
-from tests.data import write
-from tests.fits import write_fit
+from storage.dataset.dataset import open_dataset
+from tests.support.data import write
+from tests.support.fits import write_fit
 
 ITEMS = ("milk", "yogurt", "beer", "<b>chips</b>")
 TWO = Causes(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flows.report.features import correlations
-from flows.report.rows import CodedRows
+from flows.report.figures.features import correlations
+from flows.report.figures.rows import CodedRows
 
 
 def test_correlations_are_of_what_was_observed() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flows.exporting.items import without_bound
 from flows.report.findings import findings
-from flows.report.items import item_table, without_bound
 from flows.report.page import Report, draw_report
-from flows.report.words import words_of_columns, words_of_facts
+from flows.report.tables.items import item_table
+from flows.report.tables.words import words_of_columns, words_of_facts
 from pipeline.models.registry import models
-from tests.data import probit_rows, write
-from tests.fits import write_fit
+from tests.support.data import probit_rows, write
+from tests.support.fits import write_fit
 
 
 def drawn(folder: Path, model: str, X: np.ndarray, **settings: Any) -> Report:

@@ -15,14 +15,14 @@ from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 
-from flows.report.latent_figures import (
+from flows.experiments.tipping.latent_figures import (
     TOLD_APART,
     draw_codes,
     draw_item_lines,
     draw_posteriors,
     name_posteriors,
 )
-from flows.report.latent_images import draw_image_grid, draw_images_at
+from flows.experiments.tipping.latent_images import draw_image_grid, draw_images_at
 from pipeline.errors import FitError
 
 RNG = np.random.default_rng(7)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 PRESS = """
 const named = [...document.querySelectorAll("*")].filter(e => e.innerText?.trim() == arguments[0]);

@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.report.subject import FILE
 from storage import load_artifact
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 FIGURES = [
     "calibration-of-pairs",

@@ -18,25 +18,25 @@ from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
-from flows.report.figures import image_layout
-from flows.report.labels import TOLD_APART, Labels, coloured
-from flows.report.lines import half_lines, places_of_names
+from flows.report.figures.drawing import image_layout
+from flows.report.figures.labels import TOLD_APART, Labels, coloured
+from flows.report.figures.lines import half_lines, places_of_names
+from flows.report.figures.parameters import parameter_figures
+from flows.report.figures.plots import number
+from flows.report.figures.rows import read_rows
 from flows.report.page import draw_report, write_report
-from flows.report.parameters import parameter_figures
-from flows.report.plots import number
-from flows.report.rows import read_rows
-from flows.report.still import still
+from flows.report.print.still import still
 from flows.report.subject import FILE
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.models.capabilities import Causal, Samples
 from pipeline.models.registry import models
 from pipeline.random import RowRandom
 from storage import load_artifact
-from storage.dataset import open_dataset
-from tests.data import probit_rows, write
-from tests.fits import write_fit
+from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
-from tests.outside import manifest_of, seal
+from tests.support.data import probit_rows, write
+from tests.support.fits import write_fit
+from tests.support.outside import manifest_of, seal
 
 N_ROWS, N_FEATURES = 900, 9
 

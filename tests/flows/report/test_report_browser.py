@@ -15,10 +15,10 @@ from flows.data.ingesting import ingest_sources
 from flows.report.page import draw_report, write_report
 from flows.report.subject import Options
 from pipeline.models.registry import models
-from storage.dataset import BinaryDataset, open_dataset
-from tests.data import probit_rows, shared, write
-from tests.fits import write_fit
+from storage.dataset.dataset import BinaryDataset, open_dataset
 from tests.flows.hostile import HOSTILE
+from tests.support.data import probit_rows, shared, write
+from tests.support.fits import write_fit
 
 WIDTHS = {"laptop": 1280, "phone": 390}
 

@@ -23,21 +23,21 @@ from matplotlib.figure import Figure as Sheet
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
-from flows.report.heat_maps import heat_map
-from flows.report.images import pictures
+from flows.report.figures.heat_maps import heat_map
+from flows.report.figures.images import pictures
+from flows.report.figures.plots import COLOURS, Figure, Key, Ramp, curve, ramp_of, square_plot
 from flows.report.page import draw_report
-from flows.report.plots import COLOURS, Figure, Key, Ramp, curve, ramp_of, square_plot
-from flows.report.redraw import draw_plot
+from flows.report.print.redraw import draw_plot
+from flows.report.print.still import still
 from flows.report.slugs import slug, slugs
-from flows.report.still import still
 from flows.report.subject import Options
 from pipeline.errors import FitError
 from pipeline.models.registry import models
 from storage import load_artifact
-from storage.dataset import open_dataset
-from tests.data import probit_rows, write
-from tests.fits import write_fit
+from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
+from tests.support.data import probit_rows, write
+from tests.support.fits import write_fit
 
 SIZE = 400
 

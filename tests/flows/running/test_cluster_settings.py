@@ -12,7 +12,7 @@ from flows.running.cluster_block import DaskCluster
 from flows.running.cluster_settings import Cluster
 from flows.running.executors import check_executor
 from pipeline.errors import FitError
-from tests.cluster_processes import certificates
+from tests.support.cluster_processes import certificates
 
 ADDRESS = "tls://127.0.0.1:8786"
 

@@ -17,8 +17,8 @@ import storage
 from flows import certificates as command
 from flows.cli.options import run
 from storage import load_artifact
-from tests.cluster_processes import certificates, scheduler, tls_options, worker
-from tests.data import probit_rows, write
+from tests.support.cluster_processes import certificates, scheduler, tls_options, worker
+from tests.support.data import probit_rows, write
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def test_a_run_by_hand_is_recorded_with_its_options(cli, prefect_server, tmp_pat
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.sorting import FlowRunSort
 
-    from tests.data import probit_rows, write
+    from tests.support.data import probit_rows, write
 
     write(tmp_path / "d.zarr", probit_rows(300, 6, 2, seed=1)[0])
     options = ("--dataset", "d.zarr", "--set", "estimator=arcsine", "--executor", "serial")

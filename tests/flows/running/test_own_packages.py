@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 IN_THE_WAY = {"storage": "storage/__init__.py", "pipeline": "pipeline.py"}
 

@@ -14,8 +14,8 @@ from flows.running import retries, server, stages
 from pipeline.errors import ClusterLost, FitError
 from storage import load_artifact
 from storage.errors import Busy, DataError, Unreachable
-from tests.cluster_processes import scheduler, worker
-from tests.data import probit_rows, write
+from tests.support.cluster_processes import scheduler, worker
+from tests.support.data import probit_rows, write
 
 
 @pytest.mark.parametrize(

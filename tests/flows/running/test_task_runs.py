@@ -9,7 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.sorting import FlowRunSort
 
-from tests.data import probit_rows, write
+from tests.support.data import probit_rows, write
 
 MOST = 20
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.learning import batches as module
 from pipeline.learning.batches import batches
 from pipeline.random import RowRandom
-from tests.strategies import Data, chunkings, memory_blocks, tables
+from tests.support.strategies import Data, chunkings, memory_blocks, tables
 
 RNG = RowRandom(5, 2)
 

@@ -17,7 +17,7 @@ from pipeline.learning.training import Training, finite_score, learnt
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
-from tests.strategies import Data, memory_blocks
+from tests.support.strategies import Data, memory_blocks
 
 RNG = RowRandom(3, 1)
 SETTINGS: dict[str, Any] = {

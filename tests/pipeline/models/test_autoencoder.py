@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import xlogy
 
-from pipeline.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, fit, start
+from pipeline.fitting.loop import collect_first, fit, start
 from pipeline.learning.layered import (
     corrupted,
     first_layer,
@@ -22,9 +22,9 @@ from pipeline.learning.layered import (
 )
 from pipeline.models.autoencoder import Autoencoder, AutoencoderParams
 from pipeline.models.state import FitState
-from pipeline.numerics.layered_network import flat_of, upward
+from pipeline.numerics.networks.layered_network import flat_of, upward
 from pipeline.random import RowRandom
-from tests.strategies import Data, memory_rows
+from tests.support.strategies import Data, memory_rows
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]

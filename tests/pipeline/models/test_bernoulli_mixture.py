@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_pass, fit
-from pipeline.models import bernoulli_mixture
-from pipeline.models.bernoulli_mixture import BernoulliMixture, BernoulliMixtureParams
+from pipeline.fitting.loop import collect_pass, fit
+from pipeline.models.bernoulli_mixture import model as bernoulli_mixture
+from pipeline.models.bernoulli_mixture.kernels import mixture_posterior, mixture_sums, mixture_terms
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.state import FitState
-from pipeline.numerics.mixture_kernels import mixture_posterior, mixture_sums, mixture_terms
 from pipeline.random import RowRandom
-from tests.strategies import Data, memory_rows, tables
+from tests.support.strategies import Data, memory_rows, tables
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.blocks import Rows, block_of
+from pipeline.data.blocks import Rows, block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.learning.batches import Batch
 from pipeline.learning.optimisers import Optimiser
 from pipeline.models.bottleneck import Bottleneck
 from pipeline.models.bottleneck.learner import Learner
 from pipeline.models.state import FitState
-from pipeline.numerics.three_layers import slopes
+from pipeline.numerics.networks.three_layers import slopes
 from pipeline.random import RowRandom
-from tests.strategies import Data, MemoryReader, memory_rows
+from tests.support.strategies import Data, MemoryReader, memory_rows
 
 Floats = NDArray[np.float64]
 SERIAL, RNG = SerialExecutor(), RowRandom(0)

@@ -11,17 +11,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import multivariate_normal, norm
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams, model
 from pipeline.models.state import FitState
-from pipeline.numerics import linalg
-from pipeline.numerics.tetrachoric import MAX_CORRELATION, PairStatus
+from pipeline.numerics.gaussian.tetrachoric import MAX_CORRELATION, PairStatus
+from pipeline.numerics.spectra import linalg
 from pipeline.random import RowRandom
 from pipeline.statistics import correlations
-from tests.strategies import Bits, Data, memory_rows, probit_data
+from tests.support.strategies import Bits, Data, memory_rows, probit_data
 
 Floats = NDArray[np.float64]
 

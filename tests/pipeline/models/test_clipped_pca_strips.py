@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from pipeline import pairs
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import fit
+from pipeline.fitting import pair_work as pairs
+from pipeline.fitting.loop import fit
 from pipeline.models.clipped_pca import ClippedPCA, model, strips
 from pipeline.models.state import FitState
-from pipeline.numerics.leading_spectrum import most_leading
-from tests.strategies import Bits, Data, memory_rows, probit_data
+from pipeline.numerics.spectra.leading_spectrum import most_leading
+from tests.support.strategies import Bits, Data, memory_rows, probit_data
 
 N_FEATURES = 150
 SERIAL = SerialExecutor()

@@ -12,14 +12,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import euclidean_distances
 
 import pipeline.models.kernel_pca as module
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.kernel_pca import KernelPCA
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
-from tests.strategies import Data, memory_rows, probit_data
+from tests.support.strategies import Data, memory_rows, probit_data
 
 Floats = NDArray[np.float64]
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import FitState, fit
+from pipeline.fitting.loop import FitState, fit
 from pipeline.models import laplacian_eigenmap
 from pipeline.models.laplacian_eigenmap import LaplacianEigenmap
 from pipeline.random import RowRandom
-from tests.strategies import Bits, Data, memory_rows
+from tests.support.strategies import Bits, Data, memory_rows
 
 
 def noisy_ring(n: int, seed: int, n_features: int = 40) -> tuple[Bits, NDArray[np.float64]]:

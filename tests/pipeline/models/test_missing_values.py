@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy.special import expit, ndtr
 
-from pipeline import api
-from tests.data import write
+from pipeline.api import functions as api
+from tests.support.data import write
 
 ROWS, SEEN, ITEMS = 20_000, 4, 8
 """The first items are always seen; the others are missing in many rows."""

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 
-from pipeline.models.mixture_errors import mixture_errors, mixture_information
+from pipeline.models.bernoulli_mixture.standard_errors import mixture_errors, mixture_information
 
 Floats = NDArray[np.float64]
 STEP = 1e-3

@@ -8,13 +8,13 @@ from scipy.optimize import linear_sum_assignment
 
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.checks import unmixed_chains, unmixed_share
 from pipeline.models.noisy_or.params import log_prior, re_estimated, sums_of, without
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
-from tests.strategies import Data, memory_blocks, memory_rows
+from tests.support.strategies import Data, memory_blocks, memory_rows
 
 QUICK = {"starts": 2, "epochs": 10}
 

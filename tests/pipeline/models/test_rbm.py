@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, logit, logsumexp
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.learning.batches import Batch
 from pipeline.learning.optimisers import Optimiser
 from pipeline.models.rbm import RestrictedBoltzmannMachine
@@ -22,10 +22,10 @@ from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z
 from pipeline.models.rbm.params import RBMParams
 from pipeline.models.rbm.steps import ChainSteps
 from pipeline.models.state import FitState
-from pipeline.numerics.boltzmann_rows import Machine
-from pipeline.numerics.gradient_steps import centre, move_centred
+from pipeline.numerics.networks.boltzmann_rows import Machine
+from pipeline.numerics.networks.gradient_steps import centre, move_centred
 from pipeline.random import RowRandom
-from tests.strategies import Data, memory_rows
+from tests.support.strategies import Data, memory_rows
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]

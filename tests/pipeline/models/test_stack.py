@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, fit, start
+from pipeline.fitting.loop import collect_first, fit, start
 from pipeline.learning.layered import reconstruction_scores
 from pipeline.models.stack import Stack, StackParams
 from pipeline.models.stack.params import moved
 from pipeline.models.state import FitState
-from pipeline.numerics.layered_network import Layer, downward, sigmoid, upward
+from pipeline.numerics.networks.layered_network import Layer, downward, sigmoid, upward
 from pipeline.random import RowRandom
-from tests.strategies import Data, memory_rows
+from tests.support.strategies import Data, memory_rows
 
 Bits = NDArray[np.uint8]
 SERIAL, RNG, MODEL = SerialExecutor(), RowRandom(0), Stack()

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, block_of
 from pipeline.errors import FitError
 from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
-from tests.strategies import Data, chunkings, dense_pair_table, memory_blocks, tables
+from tests.support.strategies import Data, chunkings, dense_pair_table, memory_blocks, tables
 
 untimed = settings(deadline=None, max_examples=60)
 Counts = Mapping[str, NDArray[Any]]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.random import RowRandom
 from pipeline.statistics.distinct_rows import DistinctRows
 from tests.conformance.checks import assert_same
-from tests.strategies import Data, chunkings, memory_blocks, tables
+from tests.support.strategies import Data, chunkings, memory_blocks, tables
 
 
 def of_data(data: Data, size: int, sizes: list[int] | None = None) -> DistinctRows:

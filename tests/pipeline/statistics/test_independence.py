@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import chisquare, hypergeom
 
-from pipeline.blocks import block_of
-from pipeline.numerics.arcsine import arcsine_correlation
-from pipeline.numerics.tetrachoric import tetrachoric
+from pipeline.data.blocks import block_of
+from pipeline.numerics.gaussian.arcsine import arcsine_correlation
+from pipeline.numerics.gaussian.tetrachoric import tetrachoric
 from pipeline.statistics import independence
 from pipeline.statistics.counts import PairCounts, PairTable
 from pipeline.statistics.independence import independent_pairs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, block_of
 from pipeline.statistics import labels
 from pipeline.statistics.labels import SEGMENT, LabelCounts, as_numbers
 

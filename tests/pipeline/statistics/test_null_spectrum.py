@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.statistics.correlations import (
     Estimate,
     correlation_matrices,
@@ -18,7 +18,7 @@ from pipeline.statistics.correlations import (
 )
 from pipeline.statistics.counts import PairCounts
 from pipeline.statistics.null_spectrum import null_quantiles
-from tests.traced_memory import peak_of, tracing_process
+from tests.support.traced_memory import peak_of, tracing_process
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.random import RowRandom
 from pipeline.statistics.row_sample import RowSample
-from tests.strategies import Data, chunkings, memory_blocks, tables
+from tests.support.strategies import Data, chunkings, memory_blocks, tables
 
 RNG = RowRandom(7)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.statistics import strips
 from pipeline.statistics.strips import count_strip, strip_table
-from tests.strategies import Data, chunkings, memory_rows, tables
+from tests.support.strategies import Data, chunkings, memory_rows, tables
 
 
 @settings(deadline=None, max_examples=60)

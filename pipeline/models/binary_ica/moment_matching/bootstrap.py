@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
+from pipeline.executors.progress import labelled
 from pipeline.models.binary_ica.moment_matching.objective import Solution
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise, spread_over
 from pipeline.models.binary_ica.moment_matching.segments import Segments, SegmentStatus, segments_of
 from pipeline.numerics.metrics import matched_columns
-from pipeline.progress import labelled
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
+from pipeline.executors.progress import labelled
 from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
 from pipeline.models.binary_ica.moment_matching.objective import Solution
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise, spread_over
 from pipeline.models.binary_ica.moment_matching.segments import Segments, segments_of
-from pipeline.numerics.pair_likelihood import pair_log_likelihood
-from pipeline.progress import labelled
+from pipeline.numerics.gaussian.pair_likelihood import pair_log_likelihood
 from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import Map
-from pipeline.models.binary_ica.identifiability import surplus
+from pipeline.executors.progress import labelled
 from pipeline.models.binary_ica.moment_matching.bootstrap import mixing_interval
 from pipeline.models.binary_ica.moment_matching.held_out import (
     Candidate,
@@ -17,6 +17,7 @@ from pipeline.models.binary_ica.moment_matching.held_out import (
     folds_of,
     independence,
 )
+from pipeline.models.binary_ica.moment_matching.identifiability import surplus
 from pipeline.models.binary_ica.moment_matching.objective import Solution
 from pipeline.models.binary_ica.moment_matching.optimiser import Optimum, maximise_from_seeds
 from pipeline.models.binary_ica.moment_matching.refinement import calibrated, fit_gaps, readable
@@ -28,7 +29,6 @@ from pipeline.models.binary_ica.moment_matching.selection import (
     choose,
     resampled_ridges,
 )
-from pipeline.progress import labelled
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]

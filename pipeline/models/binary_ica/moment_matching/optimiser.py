@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.executors.base import Map
+from pipeline.executors.progress import in_this_process
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.models.binary_ica.moment_matching.objective import (
     Moments,
@@ -20,7 +21,6 @@ from pipeline.models.binary_ica.moment_matching.objective import (
     likelihood,
     unflatten,
 )
-from pipeline.progress import in_this_process
 
 Array = NDArray[np.float64]
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from pipeline.models.binary_ica.moment_matching.optimiser import (
     spread_over,
 )
 from pipeline.models.binary_ica.moment_matching.segments import Segments
-from pipeline.numerics.linalg import fix_signs
+from pipeline.numerics.spectra.linalg import fix_signs
 
 Array = NDArray[np.float64]
 

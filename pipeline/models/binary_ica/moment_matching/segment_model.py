@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.numerics.pair_likelihood import log_cells
+from pipeline.numerics.gaussian.pair_likelihood import log_cells
 
 Array = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.executors.base import Map
 from pipeline.models.binary_ica.moment_matching.objective import Moments
-from pipeline.numerics.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.statistics.correlations import (
     PairTables,
     correlation_matrices,

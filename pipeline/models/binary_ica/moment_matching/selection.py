@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import Map
+from pipeline.executors.progress import labelled
 from pipeline.models.binary_ica.moment_matching.held_out import (
     Candidate,
     Fold,
@@ -34,7 +35,6 @@ from pipeline.models.binary_ica.moment_matching.optimiser import (
 )
 from pipeline.models.binary_ica.moment_matching.segments import Segments, ridge
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.progress import labelled
 
 Array = NDArray[np.float64]
 

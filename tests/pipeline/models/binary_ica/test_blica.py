@@ -15,18 +15,18 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import log_ndtr
 from scipy.stats import norm
 
-from pipeline.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import named_arrays
 from pipeline.random import RowRandom
-from storage.examples import NonstationaryTruth, nonstationary_truth
+from storage.examples.examples import NonstationaryTruth, nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import (
     drawn,
     fitted,
@@ -35,7 +35,7 @@ from tests.pipeline.models.binary_ica.moment_matching import (
     small,
     truth_and_data,
 )
-from tests.strategies import Data, memory_rows, tables
+from tests.support.strategies import Data, memory_rows, tables
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pipeline.models.binary_ica.blica import BLICA
-from storage.examples import nonstationary_truth
+from storage.examples.examples import nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import fitted, nonstationary
-from tests.traced_memory import peak_of, tracing_process
+from tests.support.traced_memory import peak_of, tracing_process
 
 
 def _fit(n_features: int, n_segments: int, more: dict[str, Any]) -> None:

@@ -9,15 +9,15 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import decomposition
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.binary_ica import FastICA, fastica
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.random import RowRandom
-from tests.strategies import Data, memory_rows
+from tests.support.strategies import Data, memory_rows
 
 
 def fitted(X: NDArray[np.uint8], n_components: int | None, observed: Any = None) -> FitState:

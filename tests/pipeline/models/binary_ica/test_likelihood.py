@@ -8,13 +8,15 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from pipeline.blocks import block_of
+from flows.experiments.binary_ica.trials import rows_in_memory
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import collect_first, collect_pass, fit, start
 from pipeline.learning.convergence import ended, stop_warning
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
-from pipeline.models.binary_ica.climbing import (
+from pipeline.models.binary_ica.likelihood_params import Point
+from pipeline.models.binary_ica.optimiser import (
     first_priors,
     log_prior,
     no_path,
@@ -22,13 +24,11 @@ from pipeline.models.binary_ica.climbing import (
     summit,
     trusted,
 )
-from pipeline.models.binary_ica.likelihood_params import Point
 from pipeline.models.binary_ica.scoring import patterns_of, score_sums
 from pipeline.numerics.metrics import matched_columns, mean_cosine_similarity
-from pipeline.numerics.probit_quadrature import quadrature_scores
+from pipeline.numerics.probit.probit_quadrature import quadrature_scores
 from pipeline.statistics.scores import ScoreSums
-from pipeline.trials.blica import rows_in_memory
-from storage.examples import nonstationary_rows, nonstationary_truth
+from storage.examples.examples import nonstationary_rows, nonstationary_truth
 
 SEGMENTS = 12
 

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import collect_first, collect_pass, fit, start
 from pipeline.models.binary_ica import LinearIVAE
+from pipeline.models.binary_ica.affine_vae import Rows, slopes
 from pipeline.models.state import FitState
-from pipeline.numerics.affine_vae import Rows, slopes
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.random import RowRandom
-from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
-from tests.strategies import Data, memory_rows
+from storage.examples.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
+from tests.support.strategies import Data, memory_rows
 
 SERIAL = SerialExecutor()
 

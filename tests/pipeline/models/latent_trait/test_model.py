@@ -11,16 +11,16 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import collect_first, collect_pass, fit, start
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
-from pipeline.numerics.latent_nodes import gauss_hermite
+from pipeline.numerics.logistic.latent_nodes import gauss_hermite
 from pipeline.random import RowRandom
-from tests.data import shared
-from tests.strategies import Data, memory_rows
+from tests.support.data import shared
+from tests.support.strategies import Data, memory_rows
 
 Bits = NDArray[np.uint8]
 

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fit import fit
+from pipeline.fitting.loop import fit
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.objective import Moments, Solution
 from pipeline.models.binary_ica.moment_matching.segments import Segments, SegmentStatus
 from pipeline.models.state import FitState
-from pipeline.numerics.tetrachoric import PairStatus
+from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.statistics.counts import PairCounts
-from storage.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
-from tests.strategies import Data, memory_blocks, memory_rows
+from storage.examples.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
+from tests.support.strategies import Data, memory_blocks, memory_rows
 
 Floats = NDArray[np.float64]
 

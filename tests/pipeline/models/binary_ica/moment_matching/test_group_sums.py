@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
 from tests.pipeline.models.binary_ica.moment_matching import counts_of, drawn, planted
-from tests.strategies import Data
+from tests.support.strategies import Data
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.1])

@@ -21,8 +21,8 @@ from pipeline.models.binary_ica.moment_matching.refinement import (
     source_means,
 )
 from pipeline.models.binary_ica.moment_matching.segments import Segments, SegmentStatus
+from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.numerics.tetrachoric import PairStatus
 from tests.pipeline.models.binary_ica.moment_matching import (
     Floats,
     correlations_of,

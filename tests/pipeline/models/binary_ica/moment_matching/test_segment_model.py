@@ -11,13 +11,13 @@ import pytest
 from scipy.special import log_ndtr, logsumexp
 from scipy.stats import multivariate_normal, norm
 
-from pipeline.blocks import block_of
+from pipeline.data.blocks import block_of
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
 from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.random import RowRandom
 from tests.pipeline.models.binary_ica.moment_matching import Floats
-from tests.strategies import Bits
+from tests.support.strategies import Bits
 
 RNG = RowRandom(0)
 SCALE = np.sqrt(np.pi / 8)

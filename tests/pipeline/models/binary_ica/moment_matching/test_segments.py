@@ -18,7 +18,7 @@ from pipeline.models.binary_ica.moment_matching.segments import (
     ridge,
     segments_of,
 )
-from pipeline.numerics.tetrachoric import PairStatus, tetrachoric
+from pipeline.numerics.gaussian.tetrachoric import PairStatus, tetrachoric
 from tests.pipeline.models.binary_ica.moment_matching import (
     Floats,
     counts_of,
@@ -26,7 +26,7 @@ from tests.pipeline.models.binary_ica.moment_matching import (
     planted,
     segments_of_truth,
 )
-from tests.strategies import Bits, Data, dense_pair_table
+from tests.support.strategies import Bits, Data, dense_pair_table
 
 N_FEATURES, N_SEGMENTS, N_ROWS = 5, 4, 200
 TRUTH = planted(N_FEATURES, 2, N_SEGMENTS)

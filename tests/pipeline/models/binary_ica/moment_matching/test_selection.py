@@ -40,7 +40,7 @@ from tests.pipeline.models.binary_ica.moment_matching import (
     drawn,
     planted,
 )
-from tests.strategies import Data, memory_blocks
+from tests.support.strategies import Data, memory_blocks
 
 TRUTH = planted(6, 2, 8)
 

@@ -1,0 +1,1 @@
+"""The experiment of denoising binary images."""

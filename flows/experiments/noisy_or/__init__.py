@@ -1,0 +1,1 @@
+"""The experiments of Lewicki and Sejnowski (1996) on noisy-OR networks."""

@@ -1,0 +1,1 @@
+"""The Python interface: functions, fitted models, scikit-learn estimators."""

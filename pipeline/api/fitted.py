@@ -1,0 +1,113 @@
+"""What `pipeline.api` returns: a fitted model, codes of rows and the results of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from pipeline.api.in_python import in_python
+from pipeline.data.display import Facts, Shown
+from pipeline.data.protocols import Stored
+from pipeline.inference.from_artifact import stored_model, stored_objective
+from pipeline.models.base import Model
+from pipeline.params import named_arrays
+
+
+@dataclass(frozen=True, repr=False)
+class Fitted(Shown):
+    """A fitted model.
+
+    Attributes
+    ----------
+    model
+        Hyperparameters.
+    params
+        Arrays by name, such as `params.loadings`; the model's documentation lists them.
+    feature_names, segment_names
+        Of the data that were fitted.
+    history
+        Objective of a row after each pass, nats.
+    warnings
+        What to know before trusting it.
+    converged
+        Whether the last stage of the fit converged.
+    objective_is
+        What the objective is called: `lower bound` or `pseudo-likelihood` where it is one.
+    objective
+        That of the parameters, nats a row; None of a fit without passes.
+    labels
+        Names of the categories that it predicts, if it does.
+    statistics
+        Fit statistics by name, such as `log_likelihood`, `bic` and `rmsea`, where it has any.
+    """
+
+    model: Model
+    params: Any
+    feature_names: tuple[str, ...]
+    segment_names: tuple[str, ...]
+    history: tuple[float, ...] = ()
+    warnings: tuple[str, ...] = ()
+    converged: bool = False
+    objective_is: str = "objective"
+    objective: float | None = None
+    labels: tuple[str, ...] = ()
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, artifact: Stored) -> Self:
+        """Take a fitted model from its artifact.
+
+        Raises
+        ------
+        FitError
+            If it is not that of a fit, or of one that this version does not know.
+        """
+        manifest = artifact.manifest
+        return cls(
+            *stored_model(manifest, artifact),  # type: ignore[arg-type]
+            tuple(manifest["feature_names"]),
+            tuple(manifest["segment_names"]),
+            tuple(manifest["history"]),
+            tuple(map(in_python, manifest["warnings"])),
+            bool(manifest["converged"]),
+            manifest["diagnostics"].get("objective_is", "objective"),
+            stored_objective(manifest),
+            tuple(manifest.get("labels", ())),
+            manifest["diagnostics"].get("fit_statistics", {}),
+        )
+
+    def _facts(self) -> Facts:
+        yield "model", repr(self.model)
+        yield "features", f"{len(self.feature_names):,}"
+        yield "segments", f"{len(self.segment_names):,}"
+        yield "converged", "yes" if self.converged else "no"
+        if self.objective:
+            yield self.objective_is, f"{self.objective:.6g} nats a row"
+        for name, value in self.statistics.items():
+            yield name, f"{value:,.6g}" if isinstance(value, float) else str(value)
+        for name, (dims, values) in named_arrays(self.params).items():
+            if values.size and values.ndim:
+                axes = zip(dims, values.shape, strict=True)
+                yield name, " × ".join(f"{dim} {size:,}" for dim, size in axes)
+        yield from (("warning", text) for text in self.warnings)
+
+
+class Evaluation(Shown, dict[str, Any]):
+    """What `evaluate` found, by name."""
+
+    def _facts(self) -> Facts:
+        for name, value in self.items():
+            for one in value if isinstance(value, list) else [value]:
+                yield name, f"{one:.6g}" if isinstance(one, float) else str(one)
+
+
+class Codes(Shown, dict[str, NDArray[Any]]):
+    """What `transform` gives: arrays by name, a row of each for every row of the data."""
+
+    def _facts(self) -> Facts:
+        for name, values in self.items():
+            shape = (f"row {len(values):,}", *(f"{size:,}" for size in values.shape[1:]))
+            yield name, f"{' × '.join(shape)}, {values.dtype}"

@@ -1,0 +1,79 @@
+"""Tells a person at a terminal or in a notebook how far work is, and says nothing elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.executors.progress import Progress, silent
+
+Screen = Callable[[str], None]
+"""Shows a line in the place of the one before."""
+
+_QUIET_SECONDS, _SECONDS_BETWEEN = 1.0, 0.2
+
+
+@contextmanager
+def telling(progress: Progress | None = None) -> Iterator[Progress]:
+    """Give what is told how far work is: the one given, or a line that goes when work ends."""
+    screen = _screen()
+    if progress is not None or screen is None:
+        yield progress or silent
+        return
+    line = _Line(screen)
+    try:
+        yield line
+    finally:
+        line.clear()
+
+
+class _Line:
+    """Shows how far a pass is once work takes longer than a moment."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._due, self._is_shown = time.monotonic() + _QUIET_SECONDS, False
+
+    def __call__(self, label: str, done: int, total: int, rows: int) -> None:
+        if (now := time.monotonic()) >= self._due:
+            self._due, self._is_shown = now + _SECONDS_BETWEEN, True
+            far = f"{done / total:.0%}" if total else f"{rows:,} rows"
+            self._screen(f"{label}: {far}")
+
+    def clear(self) -> None:
+        if self._is_shown:
+            self._screen("")
+
+
+def _screen() -> Screen | None:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if hasattr(shell, "kernel"):
+        return _cell()
+    return _terminal if sys.stderr.isatty() else None
+
+
+def _terminal(text: str) -> None:
+    width = shutil.get_terminal_size().columns - 1
+    sys.stderr.write(f"\r{text[:width]}\x1b[K")
+    sys.stderr.flush()
+
+
+def _cell() -> Screen:
+    """Give what shows a line below a notebook's cell, beside whatever else stands there."""
+    from IPython import display
+
+    begin: Any = display.display
+    shown: list[Any] = []
+
+    def show(text: str) -> None:
+        data = {"text/plain": text}
+        if shown:
+            shown[0].update(data, raw=True)
+        else:
+            shown.append(begin(data, raw=True, display_id=True))
+
+    return show

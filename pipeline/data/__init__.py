@@ -1,0 +1,1 @@
+"""Rows in memory: blocks, tables, features and segments."""

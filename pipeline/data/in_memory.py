@@ -1,0 +1,166 @@
+"""Datasets in memory: packed rows in chunks, as a dataset on disk has them, and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.binary_table import BinaryTable
+from pipeline.data.blocks import Words
+from pipeline.data.display import Facts, Shown
+from pipeline.errors import FitError
+from pipeline.numerics.bits import kernels
+
+_CHUNK_BYTES = 1 << 20
+"""Of a chunk's bits: enough for a task, and few enough that all threads have some."""
+_ALL = "all"
+_SPLIT = "split"
+
+
+@dataclass(frozen=True)
+class MemoryChunk:
+    """A range of rows, stably sorted by segment: a `pipeline.data.blocks.Chunk`."""
+
+    words: Words
+    observed: Words | None
+    blocks: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]]
+    keep: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class MemoryReader:
+    """Gives chunks by key, with the per-row columns and marks of the split asked for."""
+
+    chunks: tuple[MemoryChunk, ...]
+    columns: tuple[str, ...]
+    split: int | None
+
+    def __call__(self, key: int) -> MemoryChunk:
+        """Give a chunk."""
+        chunk = self.chunks[key]
+        columns = {name: chunk.columns[name] for name in self.columns}
+        keep = None if self.split is None else chunk.columns[_SPLIT] == self.split
+        return replace(chunk, columns=columns, keep=keep)
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryDataset(Shown):
+    """A `pipeline.data.protocols.Dataset`; `in_memory` makes it.
+
+    Attributes
+    ----------
+    feature_names, segment_names
+        Their names, of segments in order of first appearance.
+    levels
+        Texts of those per-row columns that hold codes of texts.
+    chunks
+        The rows.
+    """
+
+    feature_names: tuple[str, ...]
+    segment_names: tuple[str, ...]
+    levels: Mapping[str, tuple[str, ...]]
+    chunks: tuple[MemoryChunk, ...]
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.chunks)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return sum(len(chunk.rows) for chunk in self.chunks)
+
+    def reader(
+        self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
+    ) -> MemoryReader:
+        """Give what reads chunks, or their rows of a split, with per-row columns.
+
+        Raises
+        ------
+        FitError
+            If the data have no such split or column.
+        """
+        known = self.chunks[0].columns
+        for name in columns:
+            if name not in known:
+                have = ", ".join(known) or "none"
+                raise FitError(f"Expected a per-row column, got {name!r}. There are: {have}.")
+        splits = self.levels.get(_SPLIT, ())
+        if split is not None and split not in splits:
+            have = ", ".join(splits) or "none"
+            raise FitError(f"--split: Expected one of the data's splits, got {split!r}: {have}.")
+        return MemoryReader(self.chunks, columns, None if split is None else splits.index(split))
+
+    def _facts(self) -> Facts:
+        yield "rows", f"{self.n_rows:,}"
+        yield "features", f"{len(self.feature_names):,}"
+        yield "segments", f"{len(self.segment_names):,}"
+        if columns := self.chunks[0].columns:
+            yield "columns", ", ".join(columns)
+        is_whole = all(chunk.observed is None for chunk in self.chunks)
+        yield "missing values", "none" if is_whole else "some"
+
+
+def in_memory(table: BinaryTable) -> MemoryDataset:
+    """Pack a table.
+
+    Raises
+    ------
+    FitError
+        If there are no rows, or fewer than two features.
+    """
+    n_rows, n_features = table.X.shape
+    if n_features < 2 or not n_rows:
+        raise FitError(
+            f"Expected at least 1 row of at least 2 features, got {n_rows:,} of {n_features:,}."
+        )
+    columns, levels = {}, {}
+    for name, values in table.columns.items():
+        columns[name] = values
+        if values.dtype.kind == "O":
+            columns[name], levels[name] = _coded(values)
+    everywhere = np.full(n_rows, _ALL, object)
+    codes, segment_names = _coded(everywhere if table.segments is None else table.segments)
+    size = 64 * max(1, _CHUNK_BYTES // (8 * n_features))
+    edges = [*range(0, n_rows, size), n_rows]
+    spans = [slice(first, last) for first, last in pairwise(edges)]
+    chunks = tuple(_chunk(table, codes, columns, span) for span in spans)
+    return MemoryDataset(table.feature_names, segment_names, levels, chunks)
+
+
+def _coded(texts: NDArray[Any]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Code texts in order of first appearance; empty ones are -1."""
+    known = {text: code for code, text in enumerate(dict.fromkeys(filter(None, texts)))}
+    codes = np.fromiter((known.get(text, -1) for text in texts), np.int32, len(texts))
+    return codes, tuple(known)
+
+
+def _chunk(
+    table: BinaryTable, codes: NDArray[np.int32], columns: Mapping[str, NDArray[Any]], span: slice
+) -> MemoryChunk:
+    """Lay out consecutive rows: sorted by segment, each segment from a word boundary."""
+    rows = span.start + np.argsort(codes[span], kind="stable")
+    segments, sizes = np.unique(codes[span], return_counts=True)
+    n_words = -(-sizes // 64)
+    blocks = np.column_stack([segments, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    return MemoryChunk(
+        _packed(table.X, parts),
+        None if table.observed is None else _packed(table.observed, parts),
+        blocks,
+        rows,
+        {name: values[rows] for name, values in columns.items()},
+    )
+
+
+def _packed(bits: NDArray[np.uint8], parts: list[NDArray[np.int64]]) -> Words:
+    return np.concatenate([kernels.pack_rows(bits[part]) for part in parts], axis=1)

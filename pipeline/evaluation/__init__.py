@@ -1,0 +1,1 @@
+"""Measure how well a fitted model describes data."""

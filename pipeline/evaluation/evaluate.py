@@ -1,0 +1,243 @@
+"""How well a fitted model describes rows: their likelihood, and their bits coded and decoded.
+
+Both are sums over rows, one pass of any executor. `pipeline.evaluation.calibration` compares
+shares of
+features and pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock, Rows, block_of
+from pipeline.errors import FitError
+from pipeline.evaluation.prediction import Labels, prediction_sums
+from pipeline.executors.base import Executor
+from pipeline.executors.progress import Progress, silent
+from pipeline.models.base import Model
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.capabilities import (
+    Bounded,
+    CompositeLikely,
+    Likely,
+    LogLikelihood,
+    PseudoLikely,
+    Reconstructs,
+)
+from pipeline.numerics.metrics import reconstruction_losses
+from pipeline.passes.collect import collect
+from pipeline.random import RowRandom
+from pipeline.statistics.sums import Sums
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_MEASURES: dict[str, tuple[type, str]] = {
+    "log_likelihood": (Likely, "exact"),
+    "lower_bound": (Bounded, "bound"),
+    "pseudo_log_likelihood": (PseudoLikely, "pseudo"),
+    "composite_log_likelihood": (CompositeLikely, "composite"),
+}
+_CELLS_AT_ONCE = 1 << 21
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A fitted model and where it stands among the segments of the data.
+
+    Attributes
+    ----------
+    model, params
+        The fitted model.
+    segments
+        The model's index of every segment of the data; empty where the model has none.
+    labels
+        What the model predicts, as the data have it; None where it predicts nothing.
+    """
+
+    model: Model
+    params: Any
+    segments: Counts
+    labels: Labels | None = None
+
+
+class Measure(NamedTuple):
+    """What a model says of the probability of a row.
+
+    Attributes
+    ----------
+    name
+        `log_likelihood`, `lower_bound`, `pseudo_log_likelihood` (the sum over features given all
+        others), `composite_log_likelihood` (the sum over pairs of features), or None where the
+        model offers nothing. The last two are no likelihood of a row.
+    refusals
+        Why those before it were not taken.
+    """
+
+    name: str | None
+    refusals: tuple[str, ...] = ()
+
+
+def baselines(n_rows: int) -> dict[str, Model]:
+    """Give the models that any other should beat, for so many rows to fit."""
+    n_components = min(20, n_rows)
+    return {
+        "independent features": BernoulliMixture(n_components=1, smoothing=1.0),
+        f"mixture of {n_components}": BernoulliMixture(n_components=n_components),
+    }
+
+
+def measure_of(subject: Subject, n_features: int) -> Measure:
+    """Find what a model offers, by asking for the probability of a row without ones."""
+    segment = int(subject.segments[0]) if len(subject.segments) else 0
+    block = block_of(np.zeros((1, n_features), np.uint8), segment=segment)
+    refusals = []
+    for name, (capability, _) in _MEASURES.items():
+        if not isinstance(subject.model, capability):
+            continue
+        try:
+            getattr(subject.model, name)(subject.params, block, RowRandom(0))
+        except FitError as error:
+            refusals.append(str(error))
+        else:
+            return Measure(name, tuple(refusals))
+    return Measure(None, tuple(refusals))
+
+
+def score_rows(
+    subject: Subject,
+    measure: str | None,
+    rows: Rows,
+    executor: Executor,
+    seed: int,
+    progress: Progress = silent,
+) -> Sums:
+    """Sum likelihoods and losses over all rows.
+
+    Parameters
+    ----------
+    subject
+        What is evaluated.
+    measure
+        Name of the measure of likelihood, or None.
+    rows, executor, seed, progress
+        As for `pipeline.fitting.loop.collect`; the seed is that of the codes.
+
+    Raises
+    ------
+    FitError
+        If there are no rows, or a row's likelihood is not finite.
+    """
+    score = partial(_score_block, subject, measure, RowRandom(seed))
+    return collect(score, rows, executor, "score", progress=progress)
+
+
+def _score_block(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
+    predicted = prediction_sums(subject.labels, subject.model, subject.params, block, rng)
+    segment_rows = np.zeros(len(subject.segments), np.int64)
+    here = block
+    if len(subject.segments):
+        segment_rows[block.segment] = block.n_samples
+        here = replace(block, segment=int(subject.segments[block.segment]))
+    scored = reduce(Sums.merge, (_score(subject, measure, rng, part) for part in _parts(here)))
+    return replace(scored, values={**scored.values, **predicted, "segment_rows": segment_rows})
+
+
+def _parts(block: BinaryBlock) -> Iterator[BinaryBlock]:
+    """Cut a block so that a matrix of floats of its shape stays small."""
+    size = 64 * max(1, _CELLS_AT_ONCE // (64 * block.n_features))
+    for start in range(0, block.n_samples, size):
+        yield block.taken(np.arange(start, min(start + size, block.n_samples)))
+
+
+def _score(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
+    found, n = _likelihoods(subject, measure, rng, block), block.n_samples
+    shared = np.broadcast_to(found.shared_error + found.integration_error, n)
+    values = {
+        "squared_nats": np.array((found.nats**2).sum()),
+        "error_variance": np.array((found.standard_error**2).sum()),
+        "shared_error": np.array(shared.sum()),
+        **_losses(subject, rng, block),
+    }
+    return Sums(n, float(found.nats.sum()), values)
+
+
+def _likelihoods(
+    subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock
+) -> LogLikelihood:
+    """Give the measure of each row, and its standard error."""
+    nothing = np.zeros(block.n_samples)
+    if measure is None:
+        return LogLikelihood(nothing, nothing)
+    found = getattr(subject.model, measure)(subject.params, block, rng)
+    scored = found if isinstance(found, LogLikelihood) else LogLikelihood(found, nothing)
+    if not (finite := np.isfinite(scored.nats)).all():
+        at = int(np.argmin(finite))
+        raise FitError(
+            f"row {block.rows[at] + 1}: Expected a finite {measure}, got {scored.nats[at]}. "
+            "Fit again with other settings."
+        )
+    return scored
+
+
+def _losses(subject: Subject, rng: RowRandom, block: BinaryBlock) -> dict[str, NDArray[Any]]:
+    """Sum the losses of reconstruction over observed values, where the model reconstructs."""
+    if not isinstance(subject.model, Reconstructs):
+        return {}
+    observed = np.ones((block.n_samples, block.n_features), np.bool_)
+    if (mask := block.observed()) is not None:
+        observed = mask.astype(np.bool_)
+    codes = subject.model.transform(subject.params, block, rng)["mean"]
+    segments = np.full(block.n_samples, block.segment)
+    probabilities = subject.model.reconstruct(subject.params, codes, segments)
+    n_observed = int(observed.sum())
+    losses = {"wrong_bits": 0.0, "nll_per_bit": 0.0}
+    if n_observed:
+        losses = reconstruction_losses(block.dense(), observed, probabilities)
+    sums = {name: np.array(mean * n_observed) for name, mean in losses.items()}
+    return {**sums, "observed": np.array(n_observed)}
+
+
+def likelihood_summary(measure: Measure, sums: Sums) -> dict[str, Any]:
+    """Describe the likelihood of a row.
+
+    Returns
+    -------
+    dict
+        `kind`: exact, estimate, bound, pseudo, composite or none; the mean of a row in nats under
+        the name of the measure, and in `bits`; `standard_error` of that mean for the choice of
+        rows, and `estimation_error` of it for how it was estimated: row by row, or for all at once
+        or by an approximation, which more rows do not lessen; `refusals`.
+    """
+    if measure.name is None:
+        return {"kind": "none", "refusals": list(measure.refusals)}
+    n, mean = sums.n_samples, sums.objective / sums.n_samples
+    variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
+    own, shared = float(sums.values["error_variance"]), float(sums.values["shared_error"]) / n
+    error = float(np.hypot(np.sqrt(own) / n, shared))
+    kind = "estimate" if error > 0 else _MEASURES[measure.name][1]
+    return {
+        "kind": kind,
+        measure.name: mean,
+        "bits": mean / np.log(2),
+        "standard_error": float(np.sqrt(variance / n)),
+        "estimation_error": error,
+        "refusals": list(measure.refusals),
+    }
+
+
+def reconstruction_summary(sums: Sums) -> dict[str, float]:
+    """Give mean losses of an observed value, coded from the row that it is in.
+
+    There are none of a model that does not reconstruct.
+    """
+    if "observed" not in sums.values:
+        return {}
+    n_observed = max(int(sums.values["observed"]), 1)
+    return {name: float(sums.values[name]) / n_observed for name in ("wrong_bits", "nll_per_bit")}

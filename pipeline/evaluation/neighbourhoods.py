@@ -1,0 +1,226 @@
+"""How well latent codes keep neighbourhoods: which rows are near each other, and their labels.
+
+Distances of all pairs are compared, so of many rows some are drawn. Of bits they are Hamming
+distances, with missing values the share of those observed in both rows that differ; of codes
+Euclidean ones. Of rows that are equally near the earlier comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+
+from pipeline.errors import FitError
+from pipeline.evaluation.evaluate import Subject
+from pipeline.evaluation.neighbours import FindNearest
+from pipeline.evaluation.sampled_rows import Drawn, code_rows
+from pipeline.executors.base import Executor
+from pipeline.executors.progress import Progress, silent
+from pipeline.numerics.graphs.gaussian_kernel import squared_distances
+from pipeline.numerics.graphs.neighbourhoods import NOBODY, nearest, trustworthiness, voted
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+N_NEIGHBORS = 5
+MOST_JUDGED, MOST_FITTED = 2000, 20_000
+_PAIRS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Labels of rows, told by those of the nearest rows among others.
+
+    Attributes
+    ----------
+    column
+        Which labels.
+    judged
+        Rows whose labels are told.
+    fitted
+        Rows whose labels are known.
+    apart
+        Whether rows of the same number are different ones: those of other data.
+    """
+
+    column: str
+    judged: Drawn
+    fitted: Drawn
+    apart: bool
+
+    @property
+    def k(self) -> int:
+        """Neighbours that vote.
+
+        Raises
+        ------
+        FitError
+            If there are not two rows that could be one.
+        """
+        n_fitted = self.fitted.block.n_samples
+        if n_fitted < 2:
+            raise FitError(
+                f"--label: Expected at least 2 rows with a label among those fitted, "
+                f"got {n_fitted}. Choose another."
+            )
+        return min(N_NEIGHBORS, n_fitted - 1)
+
+    @cached_property
+    def by_bits(self) -> float:
+        """Share of labels that the rows with the nearest bits tell."""
+        search = FindNearest("hamming", self.k, itself=self.apart)
+        found = search(self.judged.block, self.fitted.block, None)
+        return self._share(np.searchsorted(self.fitted.block.rows, found["indices"]))
+
+    def by_codes(self, judged: Array, fitted: Array) -> float:
+        """Give the share of labels that the rows with the nearest codes tell.
+
+        Parameters
+        ----------
+        judged, fitted
+            Codes of the rows, (n_judged, n_components) and (n_fitted, n_components).
+        """
+        own, size = self._own(), max(1, _PAIRS_AT_ONCE // len(fitted))
+        cuts = [slice(start, start + size) for start in range(0, len(judged), size)]
+        parts = [
+            nearest(cdist(judged[some], fitted, "sqeuclidean"), self.k, own[some]) for some in cuts
+        ]
+        return self._share(np.concatenate(parts))
+
+    def _own(self) -> Indices:
+        """Give the place of each row among those fitted."""
+        rows, among = self.judged.block.rows, self.fitted.block.rows
+        places = np.searchsorted(among, rows)
+        is_there = np.append(among, -1)[places] == rows
+        return np.where(is_there & (not self.apart), places, NOBODY)
+
+    def _share(self, neighbours: Indices) -> float:
+        both = np.concatenate([self.judged.labels, self.fitted.labels])
+        labels = np.unique(both, return_inverse=True)[1]
+        own, others = np.split(labels, [len(self.judged.labels)])
+        return float((voted(others[neighbours]) == own).mean())
+
+
+def code_summary(
+    subject: Subject,
+    there: Subject,
+    judged: Drawn,
+    vote: Vote | None,
+    executor: Executor,
+    seed: int,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Describe how well the codes of a model keep neighbourhoods, and tell labels.
+
+    Parameters
+    ----------
+    subject
+        The model, among the segments of the rows to judge by.
+    there
+        The same among the segments of the rows that were fitted.
+    judged
+        The rows to judge by.
+    vote
+        Those with a label, if labels are to be told.
+    executor, seed, progress
+        As for `pipeline.evaluation.sampled_rows.code_rows`.
+
+    Returns
+    -------
+    dict
+        `neighbourhoods`, as `neighbourhood_summary` has it; and `neighbour_labels`: the `column`,
+        `rows_without` a label, and what `vote_summary` has. Both are left out where empty.
+
+    Raises
+    ------
+    FitError
+        If a code is not finite.
+    """
+    how = (executor, seed, progress)
+    kept = neighbourhood_summary(judged, code_rows(subject, judged, *how))
+    found = {"neighbourhoods": kept} if kept else {}
+    if vote is None:
+        return found
+    codes = code_rows(subject, vote.judged, *how), code_rows(there, vote.fitted, *how)
+    without = judged.n_rows - vote.judged.n_rows
+    told = vote_summary(vote, *codes)
+    labels = {"column": vote.column, "rows_without": without, **told}
+    return {**found, "neighbour_labels": labels} if told else found
+
+
+def are_told_apart(codes: Array) -> bool:
+    """Tell whether codes differ: else no row is nearer than another."""
+    return bool((codes != codes[:1]).any())
+
+
+def neighbourhood_summary(drawn: Drawn, codes: Array) -> dict[str, Any]:
+    """Describe how far neighbours in the codes are neighbours in the bits, and the other way.
+
+    Returns
+    -------
+    dict
+        `n_neighbors`; `rows` judged, and `of` how many; `trustworthiness`, 1 where no row that is a
+        neighbour in the codes is not one in the bits, and `continuity`, the same with codes and
+        bits exchanged; 0.5 is chance. Empty where all codes are the same or rows fewer than 11.
+    """
+    n = drawn.block.n_samples
+    if n <= 2 * N_NEIGHBORS or not are_told_apart(codes):
+        return {}
+    bits = drawn.block.packed_rows()
+    by_bits = squared_distances(bits, bits)
+    by_codes = cdist(codes, codes, "sqeuclidean")
+    return {
+        "n_neighbors": N_NEIGHBORS,
+        "rows": n,
+        "of": drawn.n_rows,
+        "trustworthiness": trustworthiness(by_bits, by_codes, N_NEIGHBORS),
+        "continuity": trustworthiness(by_codes, by_bits, N_NEIGHBORS),
+    }
+
+
+def vote_summary(vote: Vote, judged: Array, fitted: Array) -> dict[str, Any]:
+    """Describe how well the labels of rows with near codes tell those of other rows.
+
+    Parameters
+    ----------
+    vote
+        The rows.
+    judged, fitted
+        Their codes, (n_judged, n_components) and (n_fitted, n_components).
+
+    Returns
+    -------
+    dict
+        `n_neighbors` that vote, the nearest winning a tie; `rows` judged, and `of` how many;
+        `neighbours`, the rows that can be one, and `neighbours_of` how many; `accuracy` with its
+        `standard_error`; `accuracy_by_bits` with `standard_error_by_bits`, the same by Hamming
+        distances; and `commonest`, the share of the commonest label. Empty where all codes are the
+        same.
+    """
+    if not are_told_apart(fitted):
+        return {}
+    own, others = vote.judged, vote.fitted
+    n = own.block.n_samples
+    accuracy, by_bits = vote.by_codes(judged, fitted), vote.by_bits
+    _, counts = np.unique(own.labels, return_counts=True)
+    return {
+        "n_neighbors": vote.k,
+        "rows": n,
+        "of": own.n_rows,
+        "neighbours": others.block.n_samples,
+        "neighbours_of": others.n_rows,
+        "accuracy": accuracy,
+        "standard_error": _standard_error(accuracy, n),
+        "accuracy_by_bits": by_bits,
+        "standard_error_by_bits": _standard_error(by_bits, n),
+        "commonest": int(counts.max()) / n,
+    }
+
+
+def _standard_error(share: float, n: int) -> float:
+    return float(np.sqrt(share * (1 - share) / n))

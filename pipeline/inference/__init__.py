@@ -1,0 +1,1 @@
+"""Use a fitted model: transform, sample, reconstruct."""

@@ -1,0 +1,202 @@
+"""log P(x) of noisy-OR networks: by enumeration, or by annealed importance sampling.
+
+Chains of a row go from the network without its features, whose units are drawn downward, to the
+units given the features, through p_β ∝ P(units) P(x | units)^β (R. M. Neal, Statistics and
+Computing 11, 2001). Each gathers Σ (β' − β) log P(x | units), and the mean of exp of these is P(x)
+without bias.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.executors.cancellation import check_wanted
+from pipeline.models.noisy_or.gibbs import Network, Space, row_space, set_off, sweep, take_row
+from pipeline.numerics.networks.boltzmann_rows import mean_of_exponentials
+from pipeline.numerics.row_random import row_state, uniform_at
+
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+Integers = NDArray[np.int64]
+
+MOST_ENUMERATED = 20
+"""Hidden units up to which log P(x) is exact."""
+_AT_ONCE = 64
+_STEEPNESS = 3  # temperatures lie close where chains first learn of x
+_NEGLIGIBLE = 45.0  # nats
+
+_kernel = njit(nogil=True, cache=True, error_model="numpy")
+
+
+def log_probabilities(network: Network, X: Bits) -> Array:
+    """Sum over all states of the hidden units, layer by layer from the top: (n_samples,).
+
+    The states of a layer are rows of the network above it, whose log P is wanted first.
+
+    Parameters
+    ----------
+    network
+        At most `MOST_ENUMERATED` hidden units.
+    X
+        Values, or `MISSING`, (n_samples, n_features).
+    """
+    n_features, n_above = network.sizes[:2]
+    off = network.off[:n_features]
+    misses = network.misses[: n_features * n_above].reshape(n_above, n_features)
+    above = (network.sizes[1:], network.misses[misses.size :], network.off[n_features:])
+    states = (np.arange(1 << n_above)[:, None] >> np.arange(n_above) & 1).astype(np.uint8)
+    is_top = len(network.sizes) == 2
+    prior = (
+        _log_independent(above[2], states) if is_top else log_probabilities(Network(*above), states)
+    )
+    found = np.empty(len(X))
+    for rows in _slices(len(X)):
+        _enumerate(misses, off, X[rows], prior, found[rows])
+    return found
+
+
+def _slices(n_rows: int) -> Iterator[slice]:
+    """Cut rows into few at a time, and ask between them whether they are wanted."""
+    for first in range(0, n_rows, _AT_ONCE):
+        check_wanted()
+        yield slice(first, first + _AT_ONCE)
+
+
+def _log_independent(off: Array, states: Bits) -> Array:
+    logs: Array = np.log(off).sum() + states @ (np.log1p(-off) - np.log(off))
+    return logs
+
+
+@_kernel
+def _enumerate(misses: Array, off: Array, X: Bits, prior: Array, found: Array) -> None:
+    """Count through the states: the bits from the lowest one set upward stay as they were."""
+    n_above = len(misses)
+    for n in range(len(X)):
+        on = np.flatnonzero(X[n] == 1)
+        e, logs = np.empty((n_above + 1, len(on))), np.zeros(n_above + 1)
+        of_off = np.zeros(n_above)
+        for i in range(len(off)):
+            if X[n, i] == 0:
+                logs[n_above] += math.log(off[i])
+                for j in range(n_above):
+                    of_off[j] += math.log(misses[j, i])
+        e[n_above] = off[on]
+        largest, total = -np.inf, 0.0
+        for s in range(len(prior)):
+            top = 0
+            while s >> top & 1 == 0 and top < n_above - 1:
+                top += 1
+            for j in range(n_above - 1 if s == 0 else top, -1, -1):
+                is_on = s >> j & 1
+                logs[j] = logs[j + 1] + (of_off[j] if is_on else 0.0)
+                for i in range(len(on)):
+                    e[j, i] = e[j + 1, i] * (misses[j, on[i]] if is_on else 1.0)
+            log = prior[s] + logs[0]
+            if log < largest - _NEGLIGIBLE:
+                continue
+            log += _log_of_on(e[0])
+            if log > largest:
+                total = total * math.exp(largest - log) + 1.0
+                largest = log
+            else:
+                total += math.exp(log - largest)
+        found[n] = largest + math.log(total)
+
+
+@_kernel
+def _log_of_on(e: Array) -> float:
+    """Sum log(1 − e), one logarithm for as many as do not underflow."""
+    total, product = 0.0, 1.0
+    for i in range(len(e)):
+        product *= 1.0 - e[i]
+        if i % 32 == 31:
+            total, product = total + math.log(product), 1.0
+    return total + math.log(product)
+
+
+def annealed_log_probabilities(
+    network: Network, X: Bits, key: np.uint64, rows: Integers, n_chains: int, n_temperatures: int
+) -> tuple[Array, Array]:
+    """Estimate log P(x) of each row.
+
+    Parameters
+    ----------
+    network, X
+        As for `log_probabilities`.
+    key, rows
+        Of the draws, (n_samples,).
+    n_chains, n_temperatures
+        Number of chains of each row, and of their steps.
+
+    Returns
+    -------
+    tuple
+        The estimates and their standard errors, (n_samples,) each.
+    """
+    powers = np.linspace(0, 1, n_temperatures + 1) ** _STEEPNESS
+    found, errors = np.empty(len(X)), np.empty(len(X))
+    for at in _slices(len(X)):
+        _anneal(*network, X[at], key, rows[at], n_chains, powers, found[at], errors[at])
+    return found, errors
+
+
+@_kernel
+def _anneal(
+    sizes: Integers,
+    misses: Array,
+    off: Array,
+    X: Bits,
+    key: np.uint64,
+    rows: Integers,
+    n_chains: int,
+    powers: Array,
+    found: Array,
+    errors: Array,
+) -> None:
+    n_hidden, space = len(off) - sizes[0], row_space(sizes, misses, off)
+    shares, flips, logs = np.empty(n_hidden), np.empty(len(sizes) - 1), np.empty(n_chains)
+    for n in range(len(X)):
+        state, n_on, draw = row_state(key, rows[n]), take_row(sizes, misses, off, X[n], space), 0
+        of_leaks = np.log(off[: sizes[0]][X[n] == 0]).sum()
+        for chain in range(n_chains):
+            _draw_downward(sizes, n_on, space, state, draw)
+            draw += n_hidden
+            logs[chain] = 0.0
+            for t in range(1, len(powers)):
+                set_off(sizes, n_on, space)
+                log = of_leaks + _log_of_features(n_hidden, n_on, sizes[1], space)
+                logs[chain] += (powers[t] - powers[t - 1]) * log
+                if t < len(powers) - 1:
+                    sweep(sizes, n_on, space, state, draw, powers[t], shares, flips)
+                    draw += n_hidden
+        found[n], errors[n] = mean_of_exponentials(logs)
+
+
+@_kernel
+def _draw_downward(
+    sizes: Integers, n_on: int, space: Space, state: np.uint64, first_draw: int
+) -> None:
+    """Draw the hidden units from the top layer down."""
+    units, e, start = space[3], space[4], sizes[1:].sum()
+    units[:start] = 0.0
+    for k in range(len(sizes) - 1, 0, -1):
+        stop = start
+        start -= sizes[k]
+        set_off(sizes, n_on, space)  # layers are few: all of them each time
+        for i in range(start, stop):
+            units[i] = 1.0 if uniform_at(state, first_draw + i) >= e[i] else 0.0
+
+
+@_kernel
+def _log_of_features(n_hidden: int, n_on: int, n_above: int, space: Space) -> float:
+    """Give log P(x | units) but for the leaks of features that are off."""
+    _, _, _, units, e, silent = space
+    log = _log_of_on(e[n_hidden : n_hidden + n_on])
+    for i in range(n_above):
+        log += units[i] * silent[i]
+    return log

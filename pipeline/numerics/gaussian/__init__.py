@@ -1,0 +1,1 @@
+"""Normal distributions in one and two dimensions, and correlations of the normals behind bits."""

@@ -1,0 +1,251 @@
+"""Tetrachoric correlations: the correlation of two latent normals behind a 2 × 2 table.
+
+x_i = 1 iff a standard normal latent exceeds the threshold −Φ⁻¹(p_i). The margins of a table fix
+both thresholds, and the pairwise maximum-likelihood correlation is the ρ that gives back the
+observed share of (1, 1): the table has three degrees of freedom and the model three parameters.
+
+Flipping a feature flips the sign of ρ, so each table is first turned until ρ ≤ 0 and (1, 1) is the
+smaller cell of its diagonal. With z = atanh ρ that cell has the probability
+
+    P(z) = p_i p_j − ∫_z^0 g = ∫_−∞^z g,   g(y) ∝ exp(−a² e^{2y} − b² e^{−2y}) sech y,
+
+a and b as in `bivariate_normal` and e^z = τ. log g is concave, hence so is log P, and Newton's
+method on log P(z) = log p11 reaches the root from any start. Halley's correction makes it cubic.
+
+Pearson (1900), Mathematical contributions to the theory of evolution VII. Olsson (1979), Maximum
+likelihood estimation of the polychoric correlation coefficient, Psychometrika 44.
+"""
+
+import math
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from pipeline.errors import FitError
+from pipeline.numerics.gaussian.bivariate_normal import (
+    corner_tail,
+    density_integral,
+    is_far_corner,
+    norm_ppf,
+)
+
+MAX_CORRELATION = 1.0 - 1e-6
+# A little beyond the limit, so that it is a minimum that clips and the limit is met exactly.
+_MIN_TAU = 0.999 * math.sqrt((1.0 - MAX_CORRELATION) / (1.0 + MAX_CORRELATION))
+_TOLERANCE = 1e-5  # Of a step, relative to τ. Convergence is cubic: what remains is below 1e-12.
+_HALLEY_STEPS = 10
+_MAX_STEPS = 100
+_ROUNDING = 1e-12  # Cells of float tables above −1e-12 n are rounded differences: empty.
+_TABLES_AT_ONCE = 1 << 14
+_READ: Any = ["readonly", "contig"]  # NumPy's type stubs misspell "contig".
+_WRITE: Any = ["writeonly", "allocate", "contig"]
+
+
+class PairStatus(IntEnum):
+    """What kind of table a tetrachoric correlation comes from."""
+
+    PLAIN = 0
+    EMPTY_CELL = 1
+    CONSTANT_FEATURE = 2
+    NO_OBSERVATIONS = 3
+
+
+_PLAIN, _EMPTY_CELL, _CONSTANT_FEATURE, _NO_OBSERVATIONS = map(int, PairStatus)
+_INVALID = 255
+
+
+class TetrachoricResult(NamedTuple):
+    """Correlations and the `PairStatus` of each, both in the broadcast shape of the arguments."""
+
+    correlation: npt.NDArray[np.float64]
+    status: npt.NDArray[np.uint8]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _threshold(ones: float, zeros: float) -> float:
+    """−Φ⁻¹(share of ones), from the rarer value so that swapping 0 and 1 swaps just the sign."""
+    rarer = norm_ppf(min(ones, zeros) / (ones + zeros))
+    return -rarer if ones <= zeros else rarer
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _margin_factor(ones: float, zeros: float, threshold: float) -> float:
+    """p (1 − p) / (√(2π) φ(threshold))."""
+    n = ones + zeros
+    return ones / n * (zeros / n) * math.exp(0.5 * threshold * threshold)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _log_ratio(p: float, excess: float, a2: float, b2: float, tau: float) -> float:
+    """log P(log τ) − log p, where p + excess is the cell under independence."""
+    if is_far_corner(b2, tau):
+        scaled, log_scale = corner_tail(a2, b2, tau)
+        return math.log(scaled) + log_scale - math.log(p)
+    return math.log1p((excess - density_integral(a2, b2, tau, 1.0, -(a2 + b2))) / p)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _root(p: float, excess: float, a2: float, b2: float, tau: float) -> float:
+    """The τ in [_MIN_TAU, 1] with P(log τ) = p, or the end of that range nearest to it."""
+    for step_number in range(_MAX_STEPS):
+        tau2 = tau * tau
+        log_ratio = _log_ratio(p, excess, a2, b2, tau)
+        log_density = -(a2 + b2 + a2 * tau2 + b2 / tau2) + math.log(tau / (1.0 + tau2) / math.pi)
+        slope = math.exp(log_density - log_ratio - math.log(p))
+        step = -log_ratio / slope
+        if step_number < _HALLEY_STEPS:  # Newton alone is what surely converges.
+            density_slope = 2.0 * (b2 / tau2 - a2 * tau2) + (1.0 - tau2) / (1.0 + tau2)
+            step /= max(1.0 - 0.5 * log_ratio * (density_slope / slope - 1.0), 0.5)
+        previous = tau
+        tau = min(max(tau * math.exp(step), _MIN_TAU), 1.0)
+        if abs(tau - previous) <= _TOLERANCE * tau:
+            break
+    return tau
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _correlation(n11: float, n10: float, n01: float, n00: float) -> float:
+    """The correlation of a table without empty cells, within ±MAX_CORRELATION."""
+    n = (n11 + n00) + (n10 + n01)
+    diagonal = n11 * n00
+    opposite = n10 * n01
+    if diagonal == opposite:
+        return 0.0
+    h = _threshold(n11 + n10, n01 + n00)
+    k = _threshold(n11 + n01, n10 + n00)
+    a2 = (h - k) ** 2 / 8.0
+    b2 = (h + k) ** 2 / 8.0
+    corner = min(n11, n00)
+    if diagonal > opposite:
+        a2, b2 = b2, a2
+        corner = min(n10, n01)
+    # Pearson's cos(π / (1 + √odds ratio)) is exact where both margins are ½. This exponent in
+    # place of ½ makes it exact to first order in ρ for all margins.
+    exponent = 8.0 * _margin_factor(n11 + n10, n01 + n00, h)
+    exponent *= _margin_factor(n11 + n01, n10 + n00, k)
+    power = (min(diagonal, opposite) / max(diagonal, opposite)) ** exponent
+    start = max(math.tan(0.5 * math.pi * power / (1.0 + power)), _MIN_TAU)
+    excess = abs(diagonal - opposite) / (n * n)
+    tau = _root(corner / n, excess, a2, b2, start)
+    size = min((1.0 - tau) * (1.0 + tau) / (1.0 + tau * tau), MAX_CORRELATION)
+    return math.copysign(size, diagonal - opposite)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _classify(n11: float, n10: float, n01: float, n00: float, slack: float) -> int:
+    """The `PairStatus` of a table, or _INVALID if a cell is NaN, infinite or below −slack."""
+    if not math.isfinite(n11 + n10 + n01 + n00) or min(n11, n10, n01, n00) < -slack:
+        return _INVALID
+    if max(n11, n10, n01, n00) <= 0.0:
+        return _NO_OBSERVATIONS
+    if max(n11, n10) <= 0.0 or max(n01, n00) <= 0.0:
+        return _CONSTANT_FEATURE
+    if max(n11, n01) <= 0.0 or max(n10, n00) <= 0.0:
+        return _CONSTANT_FEATURE
+    return _EMPTY_CELL if min(n11, n10, n01, n00) <= 0.0 else _PLAIN
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _fill(
+    n: npt.NDArray[np.float64],
+    ones_i: npt.NDArray[np.float64],
+    ones_j: npt.NDArray[np.float64],
+    joint: npt.NDArray[np.float64],
+    correlation: npt.NDArray[np.float64],
+    status: npt.NDArray[np.uint8],
+    add_half: bool,
+) -> None:
+    """Solve flat contiguous arrays of tables."""
+    for t in range(n.size):
+        n11 = joint[t]
+        n10 = ones_i[t] - n11
+        n01 = ones_j[t] - n11
+        # In this order each difference of floats is exact or relative to the cell.
+        n00 = (n[t] - max(ones_i[t], ones_j[t])) - (min(ones_i[t], ones_j[t]) - n11)
+        status[t] = _classify(n11, n10, n01, n00, _ROUNDING * n[t])
+        correlation[t] = math.nan
+        if status[t] == _PLAIN:
+            correlation[t] = _correlation(n11, n10, n01, n00)
+        elif status[t] == _EMPTY_CELL and add_half:
+            n11, n10, n01, n00 = max(n11, 0.0), max(n10, 0.0), max(n01, 0.0), max(n00, 0.0)
+            correlation[t] = _correlation(n11 + 0.5, n10 + 0.5, n01 + 0.5, n00 + 0.5)
+        elif status[t] == _EMPTY_CELL:
+            negative = min(n11, n00) <= 0.0
+            correlation[t] = -MAX_CORRELATION if negative else MAX_CORRELATION
+
+
+def tetrachoric(
+    n: npt.ArrayLike,
+    ones_i: npt.ArrayLike,
+    ones_j: npt.ArrayLike,
+    joint: npt.ArrayLike,
+    *,
+    empty_cells: Literal["none", "half"] = "none",
+) -> TetrachoricResult:
+    """Maximum-likelihood tetrachoric correlation of every pair, elementwise.
+
+    Arguments broadcast together and are never expanded in memory. With missing values each pair
+    brings its own table, counted over the rows where both features are observed.
+
+    Parameters
+    ----------
+    n
+        Rows where both features are observed; 1.0 if the others are probabilities.
+    ones_i, ones_j
+        Those with x_i = 1, with x_j = 1. Counts up to 2⁵³, or floats.
+    joint
+        Those with x_i = x_j = 1.
+    empty_cells
+        "none": the estimate of a table with an empty cell lies on the boundary, −MAX_CORRELATION if
+        (1, 1) or (0, 0) is empty and +MAX_CORRELATION if (1, 0) or (0, 1) is. "half": ½ is added to
+        all four cells of such a table, and of no other, and its thresholds follow. The status is
+        EMPTY_CELL both ways. "half" is meant for counts, not for probabilities.
+
+    Returns
+    -------
+    TetrachoricResult
+        Correlations within ±MAX_CORRELATION = ±(1 − 10⁻⁶); NaN exactly where the status is
+        CONSTANT_FEATURE (a margin is empty) or NO_OBSERVATIONS (n = 0). In tables of floats a
+        cell below zero by less than 10⁻¹² n counts as empty.
+
+    Raises
+    ------
+    FitError
+        If a table has a negative, infinite or NaN cell, or the option is unknown.
+    """
+    if empty_cells not in ("none", "half"):
+        raise FitError(
+            f'Expected empty_cells "none" or "half", got {empty_cells!r}. Choose one of the two.'
+        )
+    tables = np.nditer(
+        [n, ones_i, ones_j, joint, None, None],
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=[_READ] * 4 + [_WRITE] * 2,
+        op_dtypes=[np.float64] * 5 + [np.uint8],
+        casting="same_kind",
+        order="C",
+        buffersize=_TABLES_AT_ONCE,
+    )
+    with tables:
+        for n_, i, j, both, correlation, status in tables:
+            _fill(n_, i, j, both, correlation, status, empty_cells == "half")
+        result = TetrachoricResult(*tables.operands[4:])
+    _check_tables(result.status, n, ones_i, ones_j, joint)
+    return result
+
+
+def _check_tables(status: npt.NDArray[np.uint8], *counts: npt.ArrayLike) -> None:
+    """Raise for the first table that is none."""
+    if not (status == _INVALID).any():
+        return
+    index = np.unravel_index(int(np.argmax(status)), status.shape)
+    values = [np.broadcast_to(x, status.shape)[index].item() for x in counts]
+    n, ones_i, ones_j, joint = values
+    raise FitError(
+        "Expected a 2 x 2 table without negative cells, got "
+        f"n={n}, ones_i={ones_i}, ones_j={ones_j}, joint={joint} at {tuple(map(int, index))}. "
+        "Count all four over the rows where both features are observed."
+    )

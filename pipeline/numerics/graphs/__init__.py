@@ -1,0 +1,1 @@
+"""Distances between rows, nearest neighbours and what is computed from them."""

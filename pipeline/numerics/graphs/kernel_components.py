@@ -1,0 +1,283 @@
+"""Principal components in the space of a Gaussian kernel: of all rows, or by landmarks.
+
+B. Schölkopf, A. Smola, K.-R. Müller, "Nonlinear component analysis as a kernel eigenvalue problem",
+Neural Computation 10 (1998); M. Sugiyama, "Introduction to Statistical Machine Learning" (2016),
+36.1.1. By landmarks: C. Williams, M. Seeger, "Using the Nyström method to speed up kernel
+machines", NIPS 2000. All give codes of a row x as Σ_l k(x, l) directions_l − offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+from scipy.linalg.blas import dsyrk
+
+from pipeline.errors import FitError
+from pipeline.executors.base import Map
+from pipeline.numerics.bits.packed_rows import PackedRows
+from pipeline.numerics.graphs.gaussian_kernel import gaussian_kernel, kernel_times_vector
+from pipeline.numerics.spectra.linalg import FULL_SOLVER, fix_signs, leading_eigenpairs
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_ROWS_A_TASK, _CELLS_AT_ONCE = 4096, 1 << 20
+_LEAST = 1e-10
+"""Of the largest eigenvalue: directions of less are lost in rounding."""
+
+
+class Components(NamedTuple):
+    """Leading principal components.
+
+    Attributes
+    ----------
+    eigenvalues
+        Of the centred kernel matrix of all rows, falling, (n_components,): sums of squared codes.
+    directions
+        (n_rows or n_landmarks, n_components).
+    offsets
+        What centres the codes, (n_components,).
+    """
+
+    eigenvalues: Array
+    directions: Array
+    offsets: Array
+
+
+class KernelSums(NamedTuple):
+    """Sums over rows x of their kernel with the landmarks.
+
+    Attributes
+    ----------
+    n_rows
+        Rows summed.
+    sums
+        Σ k(x, l), (n_landmarks,).
+    products
+        Σ k(x, l) k(x, l'), (n_landmarks, n_landmarks).
+    """
+
+    n_rows: int
+    sums: Array
+    products: Array
+
+    @property
+    def mean(self) -> Array:
+        """Mean of k(x, l), (n_landmarks,)."""
+        return self.sums / self.n_rows
+
+    @property
+    def scatter(self) -> Array:
+        """Σ of products of deviations from the mean, (n_landmarks, n_landmarks)."""
+        return self.products - np.outer(self.sums, self.mean)
+
+    def taken(self, some: slice) -> KernelSums:
+        """Take some of the landmarks."""
+        return KernelSums(self.n_rows, self.sums[some], self.products[some, some])
+
+
+def kernel_sums(rows: PackedRows, landmarks: PackedRows, width: float) -> KernelSums:
+    """Sum the kernel of rows with landmarks, and its products."""
+    n, m = rows.n_rows, landmarks.n_rows
+    sums, products = np.zeros(m), np.zeros((m, m), order="F")
+    step = max(1, _CELLS_AT_ONCE // m)
+    for start in range(0, n, step):
+        kernel = gaussian_kernel(rows.taken(slice(start, start + step)), landmarks, width)
+        sums += kernel.sum(axis=0)
+        # Half of the matrix is half of the work.
+        products = dsyrk(1.0, kernel.T, c=products, beta=1.0, overwrite_c=1)
+    return KernelSums(n, sums, np.triu(products) + np.triu(products, 1).T)
+
+
+class Found(NamedTuple):
+    """Components, and what they are a part of.
+
+    Attributes
+    ----------
+    components
+        The components.
+    total
+        Trace of the centred kernel matrix of all rows.
+    lost
+        Share of the trace of the kernel matrix that landmarks do not span: 0 without them.
+    """
+
+    components: Components
+    total: float
+    lost: float = 0.0
+
+
+def components_of_rows(
+    rows: PackedRows, times: Counts, width: float, n_leading: int, map_items: Map
+) -> Found:
+    """Find the components of distinct rows, each of which came so many times.
+
+    S H K Hᵀ S, S being the diagonal of the roots of these numbers, has the eigenvalues of the
+    centred matrix of all rows. It is never held where rows are many: products are mapped over
+    ranges of them.
+
+    Parameters
+    ----------
+    rows
+        The rows, each with an observed value.
+    times
+        Number of each, (n_rows,).
+    width
+        Of the kernel.
+    n_leading
+        Components wanted; there may be fewer.
+    map_items
+        Where products are computed.
+
+    Raises
+    ------
+    FitError
+        If the iterations do not converge.
+    """
+    n, roots, shares = len(times), np.sqrt(times), times / times.sum()
+    if n <= FULL_SOLVER:
+        kernel = gaussian_kernel(rows, rows, width)
+        mean = kernel @ shares
+        centred = kernel - mean - mean[:, None] + shares @ mean
+        values, vectors = leading_eigenpairs(roots[:, None] * centred * roots, n_leading)
+    else:
+        product = partial(_product, rows, width, map_items)
+        mean = product(shares)
+
+        def centred_product(vector: Array) -> Array:
+            v = roots * vector.ravel()
+            image = product(v)
+            image -= shares @ image + (mean - shares @ mean) * v.sum()
+            return np.asarray(roots * image)
+
+        values, vectors = _by_products(centred_product, n, n_leading)
+    kept = _kept(values, n_leading)
+    duals = roots[:, None] * vectors[:, kept] / np.sqrt(values[kept])
+    total = float(times.sum() * (1.0 - shares @ mean))
+    return Found(_signed(values[kept], duals, mean), total)
+
+
+def _product(rows: PackedRows, width: float, map_items: Map, vector: Array) -> Array:
+    """Multiply the kernel matrix of rows by a vector."""
+    task = partial(_some_product, rows, width, vector)
+    return np.concatenate([*map_items(task, range(0, rows.n_rows, _ROWS_A_TASK))])
+
+
+def _some_product(rows: PackedRows, width: float, vector: Array, start: int) -> Array:
+    some = rows.taken(slice(start, start + _ROWS_A_TASK))
+    return kernel_times_vector(some, rows, width, vector)
+
+
+def _by_products(
+    times_vector: Callable[[Array], Array], n: int, n_leading: int
+) -> tuple[Array, Array]:
+    """Compute leading eigenpairs by Lanczos, largest first."""
+    # A fixed generator of start vectors makes it give the same bytes each time.
+    rng = np.random.default_rng(0)
+    operator = scipy.sparse.linalg.LinearOperator((n, n), times_vector, dtype=np.float64)
+    try:
+        values, vectors = scipy.sparse.linalg.eigsh(operator, n_leading, which="LA", rng=rng)
+    except scipy.sparse.linalg.ArpackNoConvergence as error:
+        raise FitError(
+            f"--components: Expected {n_leading} eigenvectors of the kernel, got "
+            f"{len(error.eigenvalues)} that converged. Ask for fewer, or give another width."
+        ) from error
+    order = np.argsort(values)[::-1]
+    return values[order], vectors[:, order]
+
+
+def _kept(values: Array, n_leading: int) -> Counts:
+    """Give the places of the leading eigenvalues that are above rounding."""
+    return np.flatnonzero(values > _LEAST * values[0])[:n_leading]
+
+
+def _signed(values: Array, directions: Array, mean: Array) -> Components:
+    directions = fix_signs(directions)
+    return Components(values, directions, mean @ directions)
+
+
+def components_of_landmarks(
+    landmarks: PackedRows, width: float, found: KernelSums, n_leading: int
+) -> Found:
+    """Find the components of all rows in the space that the landmarks span.
+
+    Parameters
+    ----------
+    landmarks
+        Distinct rows.
+    width
+        Of the kernel.
+    found
+        Sums over all rows.
+    n_leading
+        Components wanted; there may be fewer.
+    """
+    values, vectors = scipy.linalg.eigh(gaussian_kernel(landmarks, landmarks, width))
+    spanned = values > _LEAST * values[-1]
+    basis = vectors[:, spanned] / np.sqrt(values[spanned])
+    scatter = basis.T @ found.scatter @ basis
+    inner, turned = leading_eigenpairs((scatter + scatter.T) / 2, n_leading)
+    kept = _kept(inner, n_leading)
+    components = _signed(inner[kept], basis @ turned[:, kept], found.mean)
+    span = float(np.einsum("lk,lm,mk->", basis, found.products, basis, optimize=True))
+    outside = max(0.0, found.n_rows - span)
+    return Found(components, float(np.trace(scatter)) + outside, outside / found.n_rows)
+
+
+def spread_landmarks(
+    rows: PackedRows, times: Counts, width: float, n_landmarks: int, rng: np.random.Generator
+) -> Counts:
+    """Choose landmarks by k-means++ in the space of the kernel.
+
+    D. Oglic, T. Gärtner, "Nyström method with kernel k-means++ samples as landmarks", ICML 2017.
+
+    Parameters
+    ----------
+    rows
+        Distinct rows to choose from.
+    times
+        Number of each, (n_rows,).
+    width
+        Of the kernel.
+    n_landmarks
+        Number wanted; there are fewer where all others lie on those chosen.
+    rng
+        Draws them, each by its number times the squared distance to the nearest before.
+
+    Returns
+    -------
+    Their places, the first drawn first, (n_chosen,).
+    """
+    chosen: list[int] = []
+    apart = np.ones(len(times))  # squared distance to the nearest landmark, 2 − 2 k, halved
+    while len(chosen) < n_landmarks and (chances := times * apart).any():
+        drawn = int(rng.choice(len(times), p=chances / chances.sum()))
+        chosen.append(drawn)
+        kernel = gaussian_kernel(rows.taken(slice(drawn, drawn + 1)), rows, width)
+        apart = np.minimum(apart, 1.0 - kernel[0])
+    return np.array(chosen, np.int64)
+
+
+def half_agrees(
+    whole: Components, landmarks: PackedRows, width: float, found: KernelSums, n_components: int
+) -> float:
+    """Tell how much the leading codes owe to the last half of the landmarks.
+
+    Returns
+    -------
+    Mean squared canonical correlation of the codes that all landmarks give and those that the first
+    half of them gives: 1 where they span the same.
+    """
+    first = slice(-(-landmarks.n_rows // 2))
+    sums = found.taken(first)
+    half = components_of_landmarks(landmarks.taken(first), width, sums, n_components).components
+    a, b = (
+        c.directions[:, :n_components] / np.sqrt(c.eigenvalues[:n_components])
+        for c in (whole, half)
+    )
+    return float(np.square(a.T @ found.scatter[:, first] @ b).sum() / a.shape[1])

@@ -1,0 +1,263 @@
+"""Exact nearest neighbours among binary rows, from packed bits by XOR and population count.
+
+Distances are 0 or more, and the same whichever way two rows are taken:
+
+* `hamming`: the number of features that differ, ‖x − y‖²; with missing values the share of those
+  observed in both, times the number of features.
+* `jaccard`: 1 − |x ∧ y| / |x ∨ y| over the features observed in both; 0 where both have no one.
+
+Rows that have no observed feature in common are infinitely far from each other. Distances are
+quotients of counts, rounded once, so that equal ones are equal; ties go to the earlier row.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.numerics.bits.kernels import popcount
+from pipeline.numerics.bits.packed_rows import PackedRows
+from pipeline.numerics.graphs.row_distances import (
+    GROUP,
+    STRIP,
+    any_near,
+    count_below,
+    count_differing,
+    count_either,
+    count_observed,
+    divide,
+    find_minima,
+    line,
+    ones_of,
+    padded,
+)
+from pipeline.numerics.intrinsics import wide_vectors
+
+Metric = Literal["hamming", "jaccard"]
+"""How far apart two rows are."""
+Words = NDArray[np.uint64]
+Indices = NDArray[np.int64]
+Distances = NDArray[np.float64]
+
+NO_ROW = np.iinfo(np.int64).max
+"""In the place of a neighbour that there is not."""
+
+_TOO_FAR = ~np.uint64(0)
+_ONE = np.uint64(1)
+
+_kernel = njit(nogil=True, cache=True)
+_inlined = njit(nogil=True, cache=True, forceinline=True)  # a call counts references to its arrays
+
+
+class NumberedRows(NamedTuple):
+    """Rows that may be neighbours.
+
+    Attributes
+    ----------
+    bits
+        Their bits.
+    numbers
+        The number of each, rising, (n_rows,).
+    parts
+        What each is part of, (n_rows,): rows of one part are no neighbours of each other.
+    """
+
+    bits: PackedRows
+    numbers: Indices
+    parts: Indices
+
+    def taken(self, some: Indices) -> NumberedRows:
+        """Take some of the rows."""
+        return NumberedRows(self.bits.taken(some), self.numbers[some], self.parts[some])
+
+
+class Nearest(NamedTuple):
+    """The nearest rows found so far: by distance, then by number.
+
+    Attributes
+    ----------
+    distances
+        Rising, infinite where there is none, (n_rows, k).
+    indices
+        Numbers of the rows, `NO_ROW` where there is none, (n_rows, k).
+    """
+
+    distances: Distances
+    indices: Indices
+
+
+def none_found(n_rows: int, k: int) -> Nearest:
+    """Begin with no neighbour of any row."""
+    return Nearest(np.full((n_rows, k), np.inf), np.full((n_rows, k), NO_ROW))
+
+
+def take_nearer(metric: Metric, left: NumberedRows, right: NumberedRows, found: Nearest) -> None:
+    """Put those rows on the right that are nearer among the neighbours of each on the left.
+
+    Parameters
+    ----------
+    metric
+        How far apart two rows are.
+    left, right
+        The rows.
+    found
+        The nearest so far of the rows on the left; they are changed in place.
+    """
+    sides = left.bits, right.bits
+    masked = any(side.observed is not None for side in sides)
+    words = [np.ascontiguousarray(side.words) for side in sides]
+    masks = [np.ascontiguousarray(side.mask) for side in sides] if masked else words
+    _take_nearer(
+        metric == "jaccard",
+        masked,
+        left.bits.n_features,
+        (words[0], masks[0], left.parts),
+        (words[1], masks[1], right.numbers, right.parts),
+        *found,
+    )
+
+
+@_kernel
+def _take_nearer(
+    jaccard: bool,
+    masked: bool,
+    n_features: int,
+    left: tuple[Words, Words, Indices],
+    right: tuple[Words, Words, Indices, Indices],
+    distances: Distances,
+    indices: Indices,
+) -> None:
+    """Go over the right strip by strip, so that it stays in cache while all on the left pass."""
+    wide_vectors()
+    own, own_seen, own_parts = left
+    n_left, times = len(own_parts), np.float64(1 if jaccard else n_features)
+    own, own_seen, ones_of_own = padded(own, n_left), padded(own_seen, n_left), ones_of(own)
+    # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
+    # in the same order.
+    whole = not (jaccard or masked)
+    counts, far = line(3 * STRIP).reshape(3, STRIP), line(STRIP).view(np.float64)
+    keys, minima = counts[0] if whole else far.view(np.uint64), line(STRIP // GROUP)
+    counts[2] = 1  # all have features in common unless some are missing
+    bits, k = distances.view(np.uint64), distances.shape[1]
+    for start in range(0, len(right[2]), STRIP):
+        some = slice(start, start + STRIP)
+        strip, seen = padded(right[0][:, some], STRIP), padded(right[1][:, some], STRIP)
+        rows, parts = right[2][some], right[3][some]
+        ones, lowest, highest = ones_of(strip), parts.min(), parts.max()
+        for i in range(n_left):
+            if masked:
+                count_observed(jaccard, own, own_seen, i, strip, seen, counts)
+            else:
+                nearest = count_differing(own, i, strip, counts[0], minima)
+            if jaccard and not masked:
+                count_either(ones_of_own[i], ones, counts)
+            if not whole:
+                last = distances[i, k - 1]
+                if last < np.inf and not any_near(times, counts, last):
+                    continue
+                divide(times, counts, far)
+            some_left_out = lowest <= own_parts[i] <= highest or len(rows) < STRIP
+            if some_left_out:
+                _leave_out(own_parts[i], parts, keys)
+            if some_left_out or not whole:
+                nearest = find_minima(keys, minima)
+            reach = _reach(whole, rows[0], distances, bits, indices, i)
+            if nearest < reach and distances[i, k - 1] == np.inf:
+                reach = min(reach, _bound(k, keys, nearest))
+            if nearest < reach:
+                _insert(whole, keys, far, minima, rows, reach, distances, indices, i)
+
+
+@_kernel
+def _leave_out(own_part: int, parts: Indices, keys: Words) -> None:
+    """Put rows of the same part, and what lies behind the last row, farther than any distance."""
+    wide_vectors()
+    for j in range(len(parts)):
+        keys[j] = _TOO_FAR if parts[j] == own_part else keys[j]
+    keys[len(parts) :] = _TOO_FAR
+
+
+@_inlined
+def _insert(
+    whole: bool,
+    keys: Words,
+    far: Distances,
+    minima: Words,
+    rows: Indices,
+    reach: np.uint64,
+    distances: Distances,
+    indices: Indices,
+    i: int,
+) -> None:
+    """Insert the rows whose keys are below `reach` into a row's list of the nearest."""
+    last = distances.shape[1] - 1
+    for group in range(len(minima)):
+        near = _below(keys, group, reach) if minima[group] < reach else np.uint64(0)
+        while near:
+            j = group * GROUP + np.int64(popcount((near - _ONE) & ~near))
+            near &= near - _ONE
+            distance = np.float64(keys[j]) if whole else far[j]
+            if _is_before(distance, rows[j], distances[i, last], indices[i, last]):
+                _insert_row(distance, rows[j], distances, indices, i)
+
+
+@_inlined
+def _reach(
+    whole: bool, row: int, distances: Distances, bits: Words, indices: Indices, i: int
+) -> np.uint64:
+    """Give the key that those of rows to insert are below, none of them earlier than this one."""
+    last = distances.shape[1] - 1
+    if whole:
+        # A whole number is below a fraction if it is below the next whole one.
+        far = distances[i, last]
+        key = np.uint64(np.ceil(far)) if far < np.inf else _TOO_FAR - _ONE
+    else:
+        key = bits[i, last]
+    return key + np.uint64(row < indices[i, last])
+
+
+@_kernel
+def _bound(k: int, keys: Words, low: np.uint64) -> np.uint64:
+    """Find what k keys are below, and not many more; none is below `low`."""
+    high = np.uint64(keys[:k].max())
+    if k > len(keys) or high == _TOO_FAR:
+        return _TOO_FAR
+    high += _ONE
+    while high - low > _ONE:
+        middle = low + ((high - low) >> _ONE)
+        n = count_below(keys, middle)
+        if n < k:
+            low = middle
+        else:
+            high = middle
+        if k <= n <= 2 * k:
+            break
+    return high
+
+
+@_inlined
+def _below(keys: Words, group: int, reach: np.uint64) -> np.uint64:
+    """Give a bit for each row of a group, one where its key is below the reach."""
+    below = np.uint64(0)
+    for j in range(GROUP):
+        below |= np.uint64(keys[group * GROUP + j] < reach) << np.uint64(j)
+    return below
+
+
+@_inlined
+def _insert_row(far: float, row: int, distances: Distances, indices: Indices, i: int) -> None:
+    """Insert a row that comes before the last."""
+    place = distances.shape[1] - 1
+    while place and _is_before(far, row, distances[i, place - 1], indices[i, place - 1]):
+        distances[i, place] = distances[i, place - 1]
+        indices[i, place] = indices[i, place - 1]
+        place -= 1
+    distances[i, place], indices[i, place] = far, row
+
+
+@_inlined
+def _is_before(far: float, row: int, other_far: float, other: int) -> bool:
+    return far < other_far or (far == other_far and row < other)

@@ -1,0 +1,1 @@
+"""Logistic latent-trait models: quadrature, bounds, regression."""

@@ -1,0 +1,245 @@
+"""Row by row: log P(t | x) at many points, moments of points, the mode of p(x | t).
+
+`centred_points` says what for. No row's result depends on its neighbours.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.numerics.logistic.logistic_lanes import (
+    copy,
+    expm1_of_minus,
+    fill,
+    fma,
+    inlined,
+    kernel,
+)
+
+Bits = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+
+_FACTORS = 512  # of up to 2 before a logarithm: 2**512 is no overflow
+REACH = 5.0  # standard deviations within which an edge matters
+_MOST_STEPS, _LEAST_GAIN = 50, 1e-8  # of Newton's method; nats
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def integrate(
+    X: Bits,
+    observed: Bits,
+    weights: Floats,
+    offsets: Floats,
+    x: Floats,
+    log_weights: Floats,
+    second: Floats,
+    mean: Floats,
+    covariance: Floats,
+    log_likelihood: Floats,
+    standard_error: Floats,
+) -> None:
+    """Fill in the results of some rows, row by row.
+
+    `second` are weights of a second rule relative to those of the points, or none for draws.
+    """
+    n_points = x.shape[1]
+    scores, scratch = np.empty(n_points), np.empty((x.shape[2] + 2, n_points))
+    for n in range(len(X)):
+        _add_log_conditionals(X[n], observed[n], weights, offsets, x[n], scratch, scores)
+        scores += log_weights[n]
+        largest = scores.max()
+        scores[:] = np.exp(scores - largest)
+        total = scores.sum()
+        scores /= total
+        log_likelihood[n] = largest + math.log(total)
+        standard_error[n] = _by_second(scores, second) if len(second) else _of_draws(scores)
+        _moments(scores, x[n], mean[n], covariance[n])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _of_draws(shares: Floats) -> float:
+    """Standard error of the log of a mean of draws that have these shares."""
+    n = len(shares)
+    return math.sqrt(max((shares**2).sum() - 1 / n, 0.0) * n / (n - 1))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _by_second(shares: Floats, second: Floats) -> float:
+    """How far the log of a sum is from that of a rule of half the points, up to 1 nat."""
+    total = 0.0
+    for point in range(len(shares)):
+        total += shares[point] * second[point]
+    return min(abs(math.log(total)), 1.0) if total > 0 else 1.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def steepest_edges(
+    observed: Bits, weights: Floats, offsets: Floats, mean: Floats, root: Floats, steepest: Floats
+) -> None:
+    """Fill in the steepest slope of an observed item whose edge the Gaussian of a row reaches.
+
+    Slopes are in units of the Gaussian, (n_samples,).
+    """
+    q = mean.shape[1]
+    for n in range(len(mean)):
+        largest = 0.0
+        for i in range(len(weights)):
+            if observed[n, i]:
+                eta, size = offsets[i], 0.0
+                for k in range(q):
+                    eta += weights[i, k] * mean[n, k]
+                    slope = 0.0
+                    for j in range(k, q):
+                        slope += weights[i, j] * root[n, j, k]
+                    size += slope * slope
+                if eta * eta <= REACH * REACH * size:
+                    largest = max(largest, size)
+        steepest[n] = math.sqrt(largest)
+
+
+@kernel
+def _add_log_conditionals(
+    t: Bits,
+    observed: Bits,
+    weights: Floats,
+    offsets: Floats,
+    x: Floats,
+    scratch: Floats,
+    scores: Floats,
+) -> None:
+    """Set log P(t | x) = −Σ_i log(1 + exp(−η_i)), η_i of the sign that t_i asks for, at all points.
+
+    Points are side by side in loops without branches, which become vector instructions.
+    """
+    product, eta, n_factors = scratch[-2], scratch[-1], 0
+    for k in range(x.shape[1]):
+        copy(x[:, k], scratch[k])
+    fill(scores, 0.0)
+    fill(product, 1.0)
+    for i in range(len(t)):
+        if observed[i]:
+            sign = 1.0 if t[i] else -1.0
+            fill(eta, sign * offsets[i])
+            for k in range(x.shape[1]):
+                _add_multiple(sign * weights[i, k], scratch[k], eta)
+            _multiply_factors(eta, scores, product)
+            n_factors += 1
+            if n_factors == _FACTORS:
+                _take_logarithms(product, scores)
+                n_factors = 0
+    _take_logarithms(product, scores)
+
+
+@inlined
+def _add_multiple(factor: float, source: Floats, out: Floats) -> None:
+    for point in range(len(out)):
+        out[point] = fma(factor, source[point], out[point])
+
+
+@inlined
+def _multiply_factors(eta: Floats, scores: Floats, product: Floats) -> None:
+    """Take log(1 + exp(−η)) off the scores: max(−η, 0) here, 1 + exp(−|η|) as a factor."""
+    for point in range(len(eta)):
+        scores[point] += min(eta[point], 0.0)
+        product[point] *= 2.0 + expm1_of_minus(abs(eta[point]))
+
+
+@inlined
+def _take_logarithms(product: Floats, scores: Floats) -> None:
+    for point in range(len(scores)):
+        scores[point] -= math.log(product[point])
+        product[point] = 1.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _log_conditional(t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats) -> float:
+    """log P(t | x) at one point."""
+    total = 0.0
+    for i in range(len(t)):
+        if observed[i]:
+            eta = offsets[i]
+            for k in range(len(x)):
+                eta += weights[i, k] * x[k]
+            eta = eta if t[i] else -eta
+            total += min(eta, 0.0) - math.log1p(math.exp(-abs(eta)))
+    return total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _moments(shares: Floats, x: Floats, mean: Floats, covariance: Floats) -> None:
+    """Mean and covariance of points that have these shares."""
+    mean[:], covariance[:] = 0.0, 0.0
+    for point in range(len(shares)):
+        for k in range(len(mean)):
+            mean[k] += shares[point] * x[point, k]
+    for point in range(len(shares)):
+        for k in range(len(mean)):
+            for j in range(k + 1):
+                gap = (x[point, k] - mean[k]) * (x[point, j] - mean[j])
+                covariance[k, j] += shares[point] * gap
+    for k in range(len(mean)):
+        for j in range(k):
+            covariance[j, k] = covariance[k, j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def climb(
+    X: Bits, observed: Bits, weights: Floats, offsets: Floats, mode: Floats, covariance: Floats
+) -> None:
+    """Fill in modes, from a first guess, and covariances."""
+    q = mode.shape[1]
+    gradient, precision = np.empty(q), np.empty((q, q))
+    for n in range(len(X)):
+        row = (X[n], observed[n], weights, offsets)
+        for _ in range(_MOST_STEPS):
+            _derivatives(*row, mode[n], gradient, precision)
+            step = np.linalg.solve(precision, gradient)
+            gain = (step * gradient).sum()
+            if gain < _LEAST_GAIN:
+                break
+            mode[n] = _ascended(*row, mode[n], step, gain)
+        covariance[n] = np.linalg.inv(precision)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _ascended(
+    t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats, step: Any, gain: float
+) -> Any:
+    """Go as far along a step as the posterior rises by a share of what its slope promises."""
+    start = _log_conditional(t, observed, weights, offsets, x) - 0.5 * (x**2).sum()
+    size = 1.0
+    while size > 1e-6:
+        trial = x + size * step
+        reached = _log_conditional(t, observed, weights, offsets, trial) - 0.5 * (trial**2).sum()
+        if reached >= start + 1e-4 * size * gain:
+            return trial
+        size *= 0.5
+    return x
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _derivatives(
+    t: Bits,
+    observed: Bits,
+    weights: Floats,
+    offsets: Floats,
+    x: Floats,
+    gradient: Floats,
+    precision: Floats,
+) -> None:
+    """Fill in the gradient of log p(x | t) and minus its Hessian."""
+    gradient[:] = -x
+    precision[:] = np.eye(len(x))
+    for i in range(len(t)):
+        if observed[i]:
+            eta = offsets[i]
+            for k in range(len(x)):
+                eta += weights[i, k] * x[k]
+            p = 1 / (1 + math.exp(-eta))
+            for k in range(len(x)):
+                gradient[k] += (t[i] - p) * weights[i, k]
+                for j in range(len(x)):
+                    precision[k, j] += p * (1 - p) * weights[i, k] * weights[i, j]

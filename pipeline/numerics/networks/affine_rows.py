@@ -1,0 +1,44 @@
+"""Affine functions of rows, missing values at the means of their features.
+
+Sums go over a row in a fixed order: it comes to the same bits whatever its neighbours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.numerics.networks.boltzmann_rows import Machine, hidden_inputs
+
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+
+_kernel = njit(nogil=True, cache=True, error_model="numpy")
+
+
+def affine(weights: Array, biases: Array, means: Array, X: Bits, observed: Bits | None) -> Array:
+    """Give Wᵀx + b of each row, (n_samples, n_outputs).
+
+    Parameters
+    ----------
+    weights, biases
+        W, (n_features, n_outputs), C order, and b, (n_outputs,).
+    means
+        Of the features, (n_features,).
+    X, observed
+        Values, 0 where missing, and mask, (n_samples, n_features); no mask where none is missing.
+    """
+    sums = hidden_inputs(Machine(weights, means, biases), X, None)
+    if observed is not None:
+        _add_missing(weights, means, observed, sums)
+    return sums
+
+
+@_kernel
+def _add_missing(weights: Array, means: Array, observed: Bits, sums: Array) -> None:
+    for n in range(len(sums)):
+        for i in range(len(means)):
+            if not observed[n, i]:
+                for j in range(sums.shape[1]):
+                    sums[n, j] += means[i] * weights[i, j]

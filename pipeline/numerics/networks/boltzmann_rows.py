@@ -1,0 +1,327 @@
+"""What a restricted Boltzmann machine says of rows, each by itself, in double precision.
+
+E(x, h) = −xᵀWh − bᵀx − cᵀh over bits x and h (Sugiyama, eqs 36.6 and 36.7). Summed over h,
+−F(x) = bᵀx + Σ_j log(1 + exp(a_j)) with a = Wᵀx + c, so that log P(x) = −F(x) − log Z.
+
+A row's values that are missing stand at their mean field given the others: x_i = σ(b_i + Σ_j W_ij
+h_j), h = σ(a), in turns. Sums go over a row in a fixed order: it comes to the same bits whatever
+its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pipeline.numerics.logistic.logistic_lanes import exp_of_minus
+from pipeline.numerics.row_random import row_state, uniform_at
+
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+
+ROUNDS = 30
+"""Turns of the mean field at the most."""
+_AT_REST = 1e-9
+_LARGE = 1e200  # a product above is turned into a logarithm before the next factor
+_NO_MASK = np.empty((0, 0), np.uint8)
+
+_kernel = njit(nogil=True, cache=True, error_model="numpy")
+
+
+class Machine(NamedTuple):
+    """Parameters of a restricted Boltzmann machine.
+
+    Attributes
+    ----------
+    weights
+        W, (n_features, n_components), C order.
+    visible, hidden
+        b and c: (n_features,) and (n_components,).
+    """
+
+    weights: Array
+    visible: Array
+    hidden: Array
+
+
+def hidden_inputs(machine: Machine, X: Bits, observed: Bits | None) -> Array:
+    """Give a = Wᵀx + c of each row, (n_samples, n_components), missing values at their mean field.
+
+    Parameters
+    ----------
+    machine
+        Parameters.
+    X, observed
+        Values and mask, (n_samples, n_features); no mask where all are observed.
+    """
+    inputs = np.empty((len(X), len(machine.hidden)))
+    _fill_inputs(*machine, X, _mask(observed), inputs)
+    return inputs
+
+
+def hidden_probabilities(machine: Machine, X: Bits, observed: Bits | None) -> Array:
+    """Give σ(a), (n_samples, n_components); parameters as for `hidden_inputs`."""
+    values = hidden_inputs(machine, X, observed)
+    to_probabilities(values)
+    return values
+
+
+@_kernel
+def to_probabilities(values: Array) -> None:
+    """Turn inputs of units into probabilities, in place: (n_samples, n_units)."""
+    for n in range(len(values)):
+        for j in range(values.shape[1]):
+            values[n, j] = _sigmoid(values[n, j])
+
+
+def minus_free_energy(machine: Machine, X: Bits) -> Array:
+    """Give −F(x) of each row, (n_samples,), nothing missing."""
+    energies = np.empty(len(X))
+    _fill_energies(*machine, X, hidden_inputs(machine, X, None), energies)
+    return energies
+
+
+def minus_free_energy_of_observed(
+    machine: Machine, X: Bits, observed: Bits, key: np.uint64, rows: NDArray[np.int64], n_draws: int
+) -> tuple[Array, Array]:
+    """Estimate log Σ exp(−F(x)) over what is missing of each row.
+
+    h is drawn from its mean field given what is observed, and weighted by the exact sum over x.
+
+    Returns
+    -------
+    tuple
+        The estimate and its standard error, (n_samples,) each; exact where nothing is missing.
+    """
+    inputs = hidden_inputs(machine, X, observed)
+    found, error = np.empty(len(X)), np.empty(len(X))
+    _fill_estimates(*machine, X, observed, inputs, key, rows, n_draws, found, error)
+    return found, error
+
+
+def pseudo_likelihoods(machine: Machine, X: Bits, observed: Bits | None) -> Array:
+    """Give Σ_i log P(x_i | the others) over observed values of each row, (n_samples,).
+
+    Where bit i flips, −F changes by ±b_i + Σ_j log(1 − h_j + h_j exp(±W_ij)), h being that of the
+    row: no exponential is taken of a row and pair of units.
+    """
+    found = np.empty(len(X))
+    inputs = hidden_inputs(machine, X, observed)
+    most = math.log(_LARGE)
+    weights = np.clip(np.ascontiguousarray(machine.weights.T), -most, most)
+    up, down = np.exp(weights), np.exp(-weights)
+    longest = np.nan_to_num(np.abs(weights).max(initial=1e-9), nan=1.0)
+    run = max(1, int(most / longest))
+    _fill_pseudo(up, down, machine.visible, X, _mask(observed), inputs, run, found)
+    return found
+
+
+def _mask(observed: Bits | None) -> Bits:
+    return _NO_MASK if observed is None else observed
+
+
+@_kernel
+def _sigmoid(x: float) -> float:
+    e = exp_of_minus(abs(x))
+    return float(1.0 / (1.0 + e) if x >= 0 else e / (1.0 + e))
+
+
+@_kernel
+def sum_of_softplus(inputs: Array) -> float:
+    """Sum log(1 + exp(input)): one logarithm for as many factors as do not overflow."""
+    total, product = 0.0, 1.0
+    for start in range(0, len(inputs), 512):
+        some = inputs[start : start + 512]
+        product = 1.0
+        for j in range(len(some)):
+            total += max(some[j], 0.0)
+            product *= 1.0 + exp_of_minus(abs(some[j]))
+        total += math.log(product)
+    return total
+
+
+@_kernel
+def _fill_inputs(
+    weights: Array, visible: Array, hidden: Array, X: Bits, observed: Bits, inputs: Array
+) -> None:
+    values = np.empty(len(visible))
+    for n in range(len(X)):
+        a = inputs[n]
+        _add_up(weights, hidden, X[n], a)
+        if len(observed) and not observed[n].all():
+            _settle(weights, visible, hidden, X[n], observed[n], values, a)
+
+
+@_kernel
+def _add_up(weights: Array, hidden: Array, row: Bits, inputs: Array) -> None:
+    inputs[:] = hidden
+    for i in range(len(row)):
+        if row[i]:
+            of_unit = weights[i]
+            for j in range(len(inputs)):
+                inputs[j] += of_unit[j]
+
+
+@_kernel
+def _settle(
+    weights: Array,
+    visible: Array,
+    hidden: Array,
+    row: Bits,
+    observed: Bits,
+    values: Array,
+    inputs: Array,
+) -> None:
+    """Bring what is missing of a row, and the hidden units, to their mean field."""
+    missing = np.flatnonzero(observed == 0)
+    known, h = inputs.copy(), np.empty(len(hidden))
+    for i in missing:
+        values[i] = _sigmoid(visible[i])
+    for _ in range(ROUNDS):
+        inputs[:] = known
+        for i in missing:
+            inputs += values[i] * weights[i]
+        for j in range(len(h)):
+            h[j] = _sigmoid(inputs[j])
+        moved = 0.0
+        for i in missing:
+            before = values[i]
+            values[i] = _sigmoid(visible[i] + (weights[i] * h).sum())
+            moved = max(moved, abs(values[i] - before))
+        if moved < _AT_REST:
+            break
+
+
+@_kernel
+def _fill_energies(
+    weights: Array, visible: Array, hidden: Array, X: Bits, inputs: Array, energies: Array
+) -> None:
+    for n in range(len(X)):
+        energies[n] = _on(visible, X[n]) + sum_of_softplus(inputs[n])
+
+
+@_kernel
+def _on(visible: Array, row: Bits) -> float:
+    total = 0.0
+    for i in range(len(row)):
+        if row[i]:
+            total += visible[i]
+    return total
+
+
+@_kernel
+def _fill_estimates(
+    weights: Array,
+    visible: Array,
+    hidden: Array,
+    X: Bits,
+    observed: Bits,
+    inputs: Array,
+    key: np.uint64,
+    rows: NDArray[np.int64],
+    n_draws: int,
+    found: Array,
+    error: Array,
+) -> None:
+    known, logs = np.empty(len(hidden)), np.empty(n_draws)
+    for n in range(len(X)):
+        missing = np.flatnonzero(observed[n] == 0)
+        if len(missing) == 0:
+            found[n], error[n] = _on(visible, X[n]) + sum_of_softplus(inputs[n]), 0.0
+            continue
+        _add_up(weights, hidden, X[n], known)
+        start = _on(visible, X[n]) + sum_of_softplus(inputs[n])
+        state = row_state(key, rows[n])
+        for draw in range(n_draws):
+            change = _weight_of_draw(
+                weights, visible, missing, known, inputs[n], state, draw * len(hidden)
+            )
+            logs[draw] = start + change
+        found[n], error[n] = mean_of_exponentials(logs)
+
+
+@_kernel
+def _weight_of_draw(
+    weights: Array,
+    visible: Array,
+    missing: NDArray[np.int64],
+    known: Array,
+    inputs: Array,
+    state: np.uint64,
+    first: int,
+) -> float:
+    """Draw h, and give its log weight up to what all draws of the row share."""
+    fields = visible[missing]
+    total = 0.0
+    for j in range(len(known)):
+        if uniform_at(state, first + j) < _sigmoid(inputs[j]):
+            total += known[j] - inputs[j]
+            for k in range(len(missing)):
+                fields[k] += weights[missing[k], j]
+    return total + sum_of_softplus(fields)
+
+
+@_kernel
+def mean_of_exponentials(logs: Array) -> tuple[float, float]:
+    """Give the log of the mean of exp(logs), and the standard error of it."""
+    largest = logs.max()
+    shares = np.exp(logs - largest)
+    mean = shares.mean()
+    spread = math.sqrt(((shares - mean) ** 2).sum() / max(len(logs) - 1, 1) / len(logs))
+    return largest + math.log(mean), spread / mean
+
+
+@_kernel
+def _fill_pseudo(
+    up: Array,
+    down: Array,
+    visible: Array,
+    X: Bits,
+    observed: Bits,
+    inputs: Array,
+    run: int,
+    found: Array,
+) -> None:
+    h, not_h = np.empty(inputs.shape[1]), np.empty(inputs.shape[1])
+    changes = np.empty(len(visible))
+    values = np.empty(len(visible))  # of the type of all else, or loops are not vectors
+    for n in range(len(X)):
+        row = X[n]
+        for i in range(len(row)):
+            values[i] = row[i]
+        for j in range(len(h)):
+            h[j], not_h[j] = _sigmoid(inputs[n, j]), _sigmoid(-inputs[n, j])
+        _fill_changes(up, down, values, h, not_h, run, changes)
+        total, product = 0.0, 1.0
+        for i in range(len(row)):
+            if len(observed) and not observed[n, i]:
+                continue
+            change = changes[i] + (-visible[i] if row[i] else visible[i])
+            total -= max(change, 0.0)
+            product *= 1.0 + exp_of_minus(abs(change))
+            if product > _LARGE:
+                total, product = total - math.log(product), 1.0
+        found[n] = total - math.log(product)
+
+
+@_kernel
+def _fill_changes(
+    up: Array, down: Array, row: Array, h: Array, not_h: Array, run: int, changes: Array
+) -> None:
+    """Sum log(1 − h_j + h_j exp(±W_ij)) for all bits side by side, so many factors at a time."""
+    products = np.ones(len(changes))
+    for i in range(len(changes)):
+        changes[i] = 0.0
+    for j in range(len(h)):
+        off, on, share, rest = up[j], down[j], h[j], not_h[j]
+        for i in range(len(products)):
+            if_on, if_off = on[i], off[i]  # read both: no branches
+            products[i] *= rest + share * (if_on if row[i] > 0.5 else if_off)
+        if (j + 1) % run == 0 or j + 1 == len(h):
+            for i in range(len(products)):
+                changes[i] += math.log(products[i])
+                products[i] = 1.0

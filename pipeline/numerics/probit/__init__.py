@@ -1,0 +1,1 @@
+"""Probit factor models: expectation propagation, quadrature and orthant probabilities."""

@@ -1,0 +1,150 @@
+"""Exact log-likelihoods of rows of a probit factor model, with derivatives by its parameters.
+
+With u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i) says x_i = 1 iff e_i > −b_i, e ~ N(0, C) and
+C = I + W Wᵀ: P(x) is an orthant probability, see `orthant`. By Fisher's identity (Louis 1982,
+Finding the observed information matrix when using the EM algorithm) its derivatives are moments of
+e given x: with r = C⁻¹ e,
+
+    ∂ log P / ∂b = E[r | x],    ∂ log P / ∂W = (E[r rᵀ | x] − C⁻¹) W.
+
+The draws that give P give these too, weighted as they are there; within their errors they are the
+slopes of the estimate of log P. Features not observed are left out of C; their derivatives are 0.
+
+Derivatives by weights err more than log P does, the worst entry of a row some 5 times as much. At
+the fewest points sums over 1,000 rows, drawn from models with weights up to 5.6, were off by 0.1
+standard deviations of such sums at 6 features and 6 components, by 0.15 at 10 and 10, by up to a
+half in the worst entry; log P by 3e-4 nats a row. Along the lengths of weights, of which steep ones
+say next to nothing, they err a tenth as much, held to an identity. That takes 0.2 ms a distinct row
+at 6 features, 0.35 at 10 and 0.7 at 20.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from pipeline.numerics.factor_checks import check_weights
+from pipeline.numerics.probit.orthant import (
+    MAX_FEATURES,
+    check_effort,
+    check_normal,
+    distinct_signs,
+    integrate,
+    mirrored,
+)
+from pipeline.numerics.probit.orthant_sampler import sampler_below
+from pipeline.numerics.probit.probit_scores import ProbitScores
+from pipeline.random import RowRandom
+
+Floats = NDArray[np.float64]
+
+# Derivatives err more than log P does. More points of fewer shifts serve them better.
+_N_SHIFTS = 6
+_MIN_POINTS = 128
+
+
+def orthant_scores(
+    X: ArrayLike,
+    weights: ArrayLike,
+    offsets: ArrayLike,
+    observed: ArrayLike | None = None,
+    *,
+    tol: float = 1e-2,
+    max_points: int = 1 << 12,
+    seed: int = 0,
+) -> ProbitScores:
+    """Log P(x) of every row and its derivatives, where P(x_i = 1 | u) = Φ(w_iᵀ u + b_i).
+
+    u ~ N(0, I). The result of a row depends on that row alone. Equal rows are computed once.
+
+    Parameters
+    ----------
+    X
+        (n_samples, n_features) of 0 and 1, at most `MAX_FEATURES` features.
+    weights
+        (n_features, n_components), the w_i.
+    offsets
+        (n_features,), the b_i.
+    observed
+        Same shape as `X`; false where the value is missing and `X` is not read.
+    tol
+        Standard error of a log probability, in nats, at which to stop.
+    max_points
+        Points of each of the 6 shifts at the most, from 128 to 131072.
+    seed
+        Of the shifts, which are drawn anew for each distinct row: errors average out over rows.
+
+    Returns
+    -------
+    ProbitScores
+        `error` is the standard error of `log_likelihood` as the shifts show it; `settled` is false
+        where it is above `tol` because `max_points` ran out.
+
+    Raises
+    ------
+    FitError
+        If there are too many features, shapes disagree, an observed value is not 0 or 1, a
+        parameter is not finite or too large, or `tol` or `max_points` is out of range.
+    """
+    signs, codes, inverse = distinct_signs(X, observed)
+    W, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
+    check_weights(signs.shape[1], W, b)
+    deviations = np.hypot.reduce(W, axis=1, initial=1.0)
+    R, t = _correlation(W, deviations), -b / deviations
+    check_normal(len(b), R, t)
+    check_effort(tol, _MIN_POINTS, max_points)
+    log_p, error = np.zeros((2, len(signs)))
+    by_offsets, by_weights = np.zeros((len(signs), *b.shape)), np.zeros((len(signs), *W.shape))
+    for k, shifts in enumerate(_shifts(codes, seed)):
+        seen = np.flatnonzero(signs[k])
+        if len(seen):
+            normal = mirrored(R, t, signs[k], seen)
+            log_p[k], error[k], r, rr = _expected(*normal, shifts, tol, max_points)
+            units = signs[k, seen] / deviations[seen]
+            by_offsets[k, seen] = units * r
+            by_weights[k, seen] = units[:, None] * (rr @ (units[:, None] * W[seen]))
+    return ProbitScores(
+        log_likelihood=log_p[inverse],
+        error=error[inverse],
+        offsets=by_offsets[inverse],
+        weights=by_weights[inverse],
+        settled=(error <= tol)[inverse],
+        sampled=True,
+    )
+
+
+def _correlation(W: Floats, deviations: Floats) -> Floats:
+    """Correlation of e, of whose variances the noise is 1."""
+    scaled = W / deviations[:, None]
+    R: Floats = scaled @ scaled.T + np.diag(deviations**-2)
+    return R
+
+
+def _shifts(codes: NDArray[np.int64], seed: int) -> Floats:
+    """Draw the shifts of each row by its code, (n_rows, shifts, features)."""
+    draws = RowRandom(seed).uniform(codes, _N_SHIFTS * MAX_FEATURES)
+    return draws.reshape(len(codes), _N_SHIFTS, MAX_FEATURES)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _expected(
+    R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
+) -> tuple[float, float, Floats, Floats]:
+    """Log P(v < b), v ~ N(0, R), and its error; E[r] and E[r rᵀ] − R⁻¹ below b, r = R⁻¹ v."""
+    n = len(b)
+    sampler, columns = sampler_below(R, b)
+    sums = np.empty((n + 1, n + 1))
+    log_p, error = integrate(sampler, shifts, tol, _MIN_POINTS, max_points, sums)
+    moments = sums / sums[n, n]
+    excess = moments[:n, :n] + moments[:n, :n].T
+    for i in range(n):
+        excess[i, i] = moments[i, i] - 1.0
+    # With v = L z and R = L Lᵀ, r is L⁻ᵀ z.
+    inverse = np.linalg.inv(columns)
+    r, rr = inverse.T @ moments[n, :n], inverse.T @ excess @ inverse
+    # To scale v_i and b_i together changes nothing: E[r_i v_i] − 1 = b_i E[r_i]. Held to that, the
+    # lengths of weights, of which steep ones say next to nothing, are free of the draws' errors.
+    for i in range(n):
+        rr[i, i] = b[i] * r[i] + rr[i, i] - rr[i] @ R[i]
+    return log_p, error, r, rr

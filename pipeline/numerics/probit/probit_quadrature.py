@@ -1,0 +1,238 @@
+"""Exact scores of rows under a probit factor model of one or two components, by quadrature.
+
+What the scores are, `probit_scores` says. The integral over u is a sum over the points of a
+square lattice in the coordinates in which the posterior by expectation propagation is N(0, I):
+step ½, radius 7. A trapezoidal rule is exact up to terms that fall like exp(−2 (π s / step)²), s
+being the width of the narrowest factor, and needs fewer points than Gauss's rules: 613, against the
+1,024 of a product of Gauss–Hermite rules, were as exact for sources like those of Hyttinen et al.
+(2022), 1e-6 nats a row, and more so for three times the weights, where posteriors are all but cut
+off: 1e-4 against 3e-4.
+
+Cost a row: that of expectation propagation, and 30 n multiplications a point.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from pipeline.errors import FitError
+from pipeline.numerics.logistic.logistic_lanes import exp_of_minus
+from pipeline.numerics.probit.probit_rounds import Rows, allocate, settle
+from pipeline.numerics.probit.probit_scores import ProbitScores, no_scores, standard_rows
+from pipeline.numerics.probit.probit_sites import (
+    OFFSET,
+    OPTIONS,
+    TAIL_DEGREE,
+    Floats,
+    Row,
+    dot,
+    kernel,
+)
+
+MAX_COMPONENTS = 2
+_STEP, _RADIUS = 0.5, 7.0
+_FACTORS = 8  # multiplied before their logarithm is taken: none is below 1e-38
+_DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
+
+
+class _Lattice(NamedTuple):
+    """Points, (K, n_points); the log of what each stands for; which are black, and which outmost.
+
+    The black points are every other one, like the squares of a chessboard.
+    """
+
+    points: Floats
+    log_volume: float
+    black: NDArray[np.bool_]
+    outmost: NDArray[np.bool_]
+
+
+class _Memory(NamedTuple):
+    """Of one row, a column a point: u, (K, n_points); z, log weights, product; h, (n, n_points)."""
+
+    u: Floats
+    z: Floats
+    log_weight: Floats
+    product: Floats
+    slopes: Floats
+
+
+def quadrature_scores(
+    X: ArrayLike,
+    weights: ArrayLike,
+    offsets: ArrayLike,
+    observed: ArrayLike | None = None,
+    *,
+    step: float = _STEP,
+    radius: float = _RADIUS,
+) -> ProbitScores:
+    """Scores of at most `MAX_COMPONENTS` components, by quadrature.
+
+    Parameters
+    ----------
+    X, weights, offsets, observed
+        As for `propagation_scores`.
+    step, radius
+        Of the lattice, in standard deviations of the posterior.
+
+    Returns
+    -------
+    ProbitScores
+        `error` is half of what the two halves of the lattice differ by, far more than the whole is
+        off by, and the share of its outmost points, which is about what lies beyond. `settled` is
+        false where expectation propagation did not settle, so that the lattice may lie beside the
+        posterior.
+
+    Raises
+    ------
+    FitError
+        As `propagation_scores`, or if there are too many components.
+    """
+    rows = standard_rows(X, weights, offsets, observed, 1e-4)
+    if len(rows.weights) > MAX_COMPONENTS:
+        raise FitError(
+            f"Expected at most {MAX_COMPONENTS} components, got {len(rows.weights)}. "
+            "Use expectation propagation, or orthant probabilities."
+        )
+    scores = no_scores(rows)
+    _integrate(rows, _lattice(len(rows.weights), step, radius), scores)
+    return scores
+
+
+def _lattice(n_components: int, step: float, radius: float) -> _Lattice:
+    """Make the points of a square lattice within a radius."""
+    n = int(radius / step)
+    grid = np.stack(np.meshgrid(*[np.arange(-n, n + 1)] * n_components), axis=-1)
+    indices = grid.reshape(-1, n_components)
+    distances = step * np.linalg.norm(indices, axis=1)
+    indices, distances = indices[distances <= radius], distances[distances <= radius]
+    # The prior's density is (2 π)^(−K / 2) exp(−u² / 2).
+    log_volume = n_components * math.log(step / math.sqrt(2 * math.pi))
+    black = indices.sum(axis=1) % 2 == 0
+    points = np.ascontiguousarray(step * indices.T)
+    return _Lattice(points, log_volume, black, distances > radius - 1)
+
+
+@njit(**OPTIONS, cache=True)
+def _integrate(rows: Rows, lattice: _Lattice, scores: ProbitScores) -> None:
+    """Fill in the scores row by row."""
+    K, n_features = rows.weights.shape
+    n_points = lattice.points.shape[1]
+    features, row, square = (
+        np.empty(n_features, np.int64),
+        allocate(K, n_features),
+        np.empty((K, K)),
+    )
+    memory = _Memory(
+        np.empty((K, n_points)),
+        np.empty(n_points),
+        np.empty(n_points),
+        np.empty(n_points),
+        np.empty((n_features, n_points)),
+    )
+    for sample in range(len(rows.X)):
+        row, _, change = settle(rows, sample, row, square, features)
+        scores.settled[sample] = change < rows.tol
+        log_volume = _place(row, lattice, memory)
+        _weigh(row, rows.tail, memory)
+        total, error = _normalise(memory.log_weight, lattice)
+        scores.log_likelihood[sample], scores.error[sample] = log_volume + total, error
+        _average(
+            row, rows.X[sample], features, memory, scores.offsets[sample], scores.weights[sample]
+        )
+
+
+@kernel
+def _place(row: Row, lattice: _Lattice, memory: _Memory) -> float:
+    """Put the points where the posterior is, and weigh them by the prior; log of their volume."""
+    log_volume = lattice.log_volume
+    memory.log_weight[:] = 0.0
+    for k in range(len(row.mean)):
+        u = memory.u[k]
+        log_volume += math.log(row.factor[k, k])
+        for s in range(len(u)):
+            u[s] = row.mean[k]
+        for j in range(k, len(row.mean)):
+            for s in range(len(u)):
+                u[s] += row.factor[k, j] * lattice.points[j, s]
+        for s in range(len(u)):
+            memory.log_weight[s] -= 0.5 * u[s] * u[s]
+    return log_volume
+
+
+@kernel
+def _weigh(row: Row, tail: Floats, memory: _Memory) -> None:
+    """Add the logs of all factors to the weights, and write h of each."""
+    z, product = memory.z, memory.product
+    product[:] = 1.0
+    n = row.sites.shape[1]
+    for i in range(n):
+        for s in range(len(z)):
+            z[s] = row.sites[OFFSET, i]
+        for k in range(len(memory.u)):
+            for s in range(len(z)):
+                z[s] += row.weights[k, i] * memory.u[k, s]
+        _multiply(z, tail, memory.slopes[i], product, memory.log_weight)
+        if i % _FACTORS == _FACTORS - 1 or i == n - 1:
+            for s in range(len(z)):
+                memory.log_weight[s] += math.log(product[s])
+                product[s] = 1.0
+
+
+@kernel
+def _multiply(z: Floats, tail: Floats, slope: Floats, product: Floats, log_weight: Floats) -> None:
+    """Multiply by Φ(z), of which exp(−z² / 2) goes to the log where z < 0; slope = φ(z) / Φ(z)."""
+    for s in range(len(z)):
+        size = abs(z[s])
+        ratio = (size - 4.0) / (size + 4.0)
+        excess = tail[TAIL_DEGREE]
+        for power in range(TAIL_DEGREE - 1, -1, -1):  # a constant, so that it is unrolled
+            excess = excess * ratio + tail[power]
+        hazard = size + excess / (size + 1.25)  # φ(size) / Φ(−size)
+        quarter = 0.5 * size * size
+        density = _DENSITY_AT_0 * exp_of_minus(quarter)
+        above = 1.0 - density / hazard  # Φ(size)
+        is_positive = z[s] > 0.0
+        slope[s] = density / above if is_positive else hazard
+        product[s] *= above if is_positive else _DENSITY_AT_0 / hazard
+        log_weight[s] -= 0.0 if is_positive else quarter
+
+
+@kernel
+def _normalise(log_weight: Floats, lattice: _Lattice) -> tuple[float, float]:
+    """Turn log weights to shares; the log of their sum, and what it may be off by."""
+    top = log_weight.max()
+    total = black = outmost = 0.0
+    for s in range(len(log_weight)):
+        weight = math.exp(log_weight[s] - top)
+        log_weight[s] = weight
+        total += weight
+        black += weight if lattice.black[s] else 0.0
+        outmost += weight if lattice.outmost[s] else 0.0
+    for s in range(len(log_weight)):
+        log_weight[s] /= total
+    return top + math.log(total), abs(black / total - 0.5) + outmost / total
+
+
+@kernel
+def _average(
+    row: Row,
+    x: NDArray[np.uint8],
+    features: NDArray[np.int64],
+    memory: _Memory,
+    by_offset: Floats,
+    by_weight: Floats,
+) -> None:
+    """Write the means of h and h u; the sites were mirrored, these are not."""
+    for i in range(row.sites.shape[1]):
+        sign, slope = 2.0 * x[features[i]] - 1.0, memory.slopes[i]
+        for s in range(len(slope)):
+            slope[s] *= memory.log_weight[s]
+        by_offset[features[i]] = sign * slope.sum()
+        for k in range(len(memory.u)):
+            by_weight[features[i], k] = sign * dot(slope, memory.u[k])

@@ -1,0 +1,208 @@
+"""Sums a statistic over all rows: one task a group of chunks, merged along a fixed tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import islice, product
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pipeline.data.blocks import BinaryBlock, Chunk, Rows, Tile, blocks_of
+from pipeline.errors import FitError
+from pipeline.executors.base import Executor
+from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.progress import Progress, silent
+from pipeline.passes.map_reduce import Folded, groups
+from pipeline.statistics.base import Statistics
+
+S = TypeVar("S", bound=Statistics)
+Blocks = Callable[[], Iterator[BinaryBlock]]
+"""Reads the blocks of a group that have rows, anew with every call."""
+Fold = Callable[[Blocks, S | None], S | None]
+"""Sums a group, given what comes before it in the group; None where there are no rows."""
+
+TASK_MEMORY = 256 << 20
+"""Bytes of statistics that one task may hold; wider data is counted in tiles of features."""
+_FEWEST_TASKS = 8
+
+
+@dataclass(frozen=True)
+class Kept(Generic[S]):
+    """Where sums over leading chunks are kept between fits, so that only new chunks are read.
+
+    Attributes
+    ----------
+    load
+        Gives what was kept of a tile, of leading chunks of the same rows; empty if nothing was.
+    save
+        Keeps what a tile sums to now.
+    """
+
+    load: Callable[[Tile | None], Folded[S]] = lambda tile: Folded()
+    save: Callable[[Tile | None, Folded[S]], None] = lambda tile, folded: None
+
+
+NOTHING_KEPT: Kept[Any] = Kept()
+
+
+class GroupTask(NamedTuple, Generic[S]):
+    """Chunks to sum, and what comes before them in their group, if that was kept.
+
+    From the block `part` of the group on, every `n_parts`-th is summed.
+    """
+
+    tile: Tile | None
+    keys: range
+    before: S | None = None
+    part: int = 0
+    n_parts: int = 1
+
+
+def collect(
+    summarize: Callable[[BinaryBlock], S],
+    rows: Rows,
+    executor: Executor,
+    label: str,
+    tiles: Sequence[Tile | None] = (None,),
+    progress: Progress = silent,
+    kept: Kept[S] = NOTHING_KEPT,
+) -> S:
+    """Sum a statistic over all rows, block by block.
+
+    Parameters
+    ----------
+    summarize
+        Summarizes one block; it is sent to the workers.
+    rows, executor, label, tiles, progress, kept
+        As for `collect_groups`.
+
+    Raises
+    ------
+    FitError
+        If there are no rows.
+    """
+    fold = partial(sum_blocks, summarize)
+    return collect_groups(fold, rows, executor, label, tiles, progress, kept)
+
+
+def collect_groups(
+    fold: Fold[S],
+    rows: Rows,
+    executor: Executor,
+    label: str,
+    tiles: Sequence[Tile | None] = (None,),
+    progress: Progress = silent,
+    kept: Kept[S] = NOTHING_KEPT,
+    n_parts: int = 1,
+) -> S:
+    """Sum a statistic over all rows, group by group.
+
+    Parameters
+    ----------
+    fold
+        Sums one group of chunks; it is sent to the workers.
+    rows
+        The rows.
+    executor
+        Where tasks run.
+    label
+        What the pass is called.
+    tiles
+        Parts of the pairs of features, each a sweep of its own.
+    progress
+        Is told after every task.
+    kept
+        Sums over leading chunks.
+    n_parts
+        Tasks that the blocks of a group are dealt to, each of which reads all of its chunks.
+
+    Raises
+    ------
+    FitError
+        If there are no rows.
+    """
+    known = [kept.load(tile) for tile in tiles]
+    by_tile = [_tasks(*pair, rows.n_chunks, n_parts) for pair in zip(tiles, known, strict=True)]
+    tasks = [task for of_tile in by_tile for task in of_tile]
+    parts = []
+    with closing(executor.map(partial(fold_group, fold, rows.read), tasks)) as found:
+        results = _joined(_counted(found, len(tasks), label, progress), n_parts)
+        for tile, before, of_tile in zip(tiles, known, by_tile, strict=True):
+            # The tasks come first: when they end no further result is taken.
+            done = zip((task.keys for task in of_tile[::n_parts]), results, strict=False)
+            folded = before.extended(done)
+            kept.save(tile, folded)
+            parts.append(_merged(folded))
+    return type(parts[0]).stitch(parts)
+
+
+def n_parts(n_chunks: int) -> int:
+    """Divide groups so that there are tasks for some threads, whatever the number of threads."""
+    return max(1, _FEWEST_TASKS // max(1, len(groups(n_chunks))))
+
+
+def _tasks(tile: Tile | None, known: Folded[S], n_chunks: int, n_parts: int) -> list[GroupTask[S]]:
+    cut = product(groups(n_chunks, known.n_chunks), range(n_parts))
+    return [
+        GroupTask(tile, keys, None if k else known.open, part, n_parts)
+        for k, (keys, part) in enumerate(cut)
+    ]
+
+
+def _joined(results: Iterator[S | None], n_parts: int) -> Iterator[S | None]:
+    """Merge the parts of each group."""
+    while parts := list(islice(results, n_parts)):
+        found = [part for part in parts if part is not None]
+        yield reduce(lambda sum, part: sum.merge(part), found) if found else None
+
+
+def _merged(folded: Folded[S]) -> S:
+    merged = folded.merged()
+    if merged is None:
+        raise FitError("Expected at least one row, got none. Choose another --split.")
+    return merged
+
+
+def _counted(
+    results: Iterator[S | None], total: int, label: str, progress: Progress
+) -> Iterator[S | None]:
+    rows = 0
+    progress(label, 0, total, rows)
+    for done, part in enumerate(results, start=1):
+        rows += 0 if part is None else part.n_samples
+        progress(label, done, total, rows)
+        yield part
+
+
+def fold_group(fold: Fold[S], read: Callable[[int], Chunk], task: GroupTask[S]) -> S | None:
+    """Sum a group, its chunks read one by one; None when no row is of the chosen split."""
+
+    def blocks() -> Iterator[BinaryBlock]:
+        found = (replace(b, tile=task.tile) for key in task.keys for b in blocks_of(read(key)))
+        here = islice(found, task.part, None, task.n_parts)
+        return (block for block in here if block.n_samples)
+
+    return fold(blocks, task.before)
+
+
+def sum_blocks(
+    summarize: Callable[[BinaryBlock], S],
+    blocks: Blocks,
+    before: S | None,
+    add: Callable[[S, BinaryBlock], S] | None = None,
+) -> S | None:
+    """Summarize the blocks of a group one by one, and merge in their order.
+
+    `add` adds a block to a sum that nobody else holds, where that is quicker than to merge.
+    """
+    total, is_own = before, False
+    for block in blocks():
+        check_wanted()
+        if add is not None and is_own and total is not None:
+            total = add(total, block)
+        else:
+            part = summarize(block)
+            total, is_own = part if total is None else total.merge(part), True
+    return total

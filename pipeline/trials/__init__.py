@@ -1,1 +1,0 @@
-"""What serves the experiments alone."""

@@ -1,1 +1,0 @@
-"""What a fitted model is for: codes, scores, samples, comparisons."""

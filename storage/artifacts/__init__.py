@@ -1,0 +1,1 @@
+"""Fitted models on disk, and the folders that hold them."""

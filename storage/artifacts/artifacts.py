@@ -1,0 +1,236 @@
+"""Named arrays with dimensions and a manifest: fitted parameters, statistics, fit states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from storage.codes.codes import Codes, open_codes
+from storage.display import Facts, Shown, artifact_facts, described
+from storage.errors import DataError
+from storage.format.manifests import read_manifest, write_manifest
+from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array, open_own
+from storage.labelled import to_xarray
+from storage.stores.locations import (
+    LATEST,
+    Place,
+    checksum,
+    delete_tree,
+    open_group,
+    place,
+    zarr_place,
+)
+from storage.stores.object_path import AT_ONCE
+from storage.stores.object_store import store_error, told
+
+if TYPE_CHECKING:
+    import xarray
+
+PAIRS = "pairs"
+"""Folder of an artifact's arrays of all pairs of features."""
+_CHUNK_BYTES = 32 << 20
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class NamedArray(NamedTuple):
+    """An array and the names of its dimensions."""
+
+    dims: tuple[str, ...]
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Artifact(Shown, Mapping[str, NDArray[Any]]):
+    """A mapping of named arrays, with `.dims(name)` and `.manifest`; `load_artifact` makes it."""
+
+    path: Place
+    manifest: Mapping[str, Any]
+    _arrays: Mapping[str, NamedArray]
+
+    @cached_property
+    def pairs(self) -> Codes | None:
+        """Arrays of all pairs of features of wide data, such as `correlation`; else None.
+
+        They are read when asked for, whole or a strip of features at a time, by `read_chunk`. A
+        row is a feature; what lies left of its strip is 0, and stands in the strips before.
+
+        Raises
+        ------
+        DataError
+            If they are not those of this artifact.
+        """
+        if (digest := self.manifest.get("pairs")) is None:
+            return None
+        pairs = open_codes(self.path / PAIRS, "Fit again.")
+        if pairs.manifest["manifest_digest"] != digest:
+            raise DataError(f"{pairs.path}: Expected the pairs of this fit, got others. Fit again.")
+        return pairs
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name].values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Name the dimensions of an array."""
+        return self._arrays[name].dims
+
+    def _facts(self) -> Facts:
+        arrays = {
+            name: described(self.dims(name), values.shape, str(values.dtype))
+            for name, values in self.items()
+        }
+        return artifact_facts(str(self.path), self.manifest, arrays)
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Give all arrays with the names of features and segments."""
+        segments = self.manifest.get("segment_names", ())
+        if "segments" in self:
+            segments = [segments[k] for k in self["segments"].tolist() if 0 <= k < len(segments)]
+        names = {"feature": self.manifest.get("feature_names", ()), "segment": segments}
+        return to_xarray(self._arrays, names, {"path": str(self.path), **self.manifest})
+
+
+def write_artifact(
+    path: str | Place, arrays: Mapping[str, NamedArray], manifest: Mapping[str, Any]
+) -> Place:
+    """Write arrays, then the manifest that makes them an artifact.
+
+    Parameters
+    ----------
+    path
+        Folder; what lies there is replaced.
+    arrays
+        Named arrays with dimensions.
+    manifest
+        What to record beside them, as JSON.
+
+    Raises
+    ------
+    DataError
+        If an array holds anything but finite numbers.
+    """
+    folder = place(path)
+    arrays = {
+        name: NamedArray(a.dims, storable(folder, name, a.values)) for name, a in arrays.items()
+    }
+    with told(folder):
+        delete_tree(folder)
+        group = zarr.create_group(zarr_place(folder), attributes={"format": ARTIFACT_FORMAT})
+        _mapped(lambda item: _write_array(group, item[0], *item[1]), arrays.items())
+    described = {
+        name: {"dims": list(dims), "shape": list(values.shape), "checksum": checksum(values)}
+        for name, (dims, values) in arrays.items()
+    }
+    body = {"format": ARTIFACT_FORMAT, "format_version": FORMAT_VERSION, "arrays": described}
+    write_manifest(folder, {**manifest, **body})
+    return folder
+
+
+def load_artifact(path: str | Place) -> Artifact:
+    """Load an artifact, or the latest of a folder of runs.
+
+    Raises
+    ------
+    DataError
+        If there is no whole artifact of a known version.
+    """
+    folder = _resolved(place(path))
+    manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
+    described = manifest["arrays"]
+    group = _opened(folder)
+    values = _mapped(lambda item: _read_array(folder, group, *item), described.items())
+    arrays = {
+        name: NamedArray(tuple(described[name]["dims"]), array)
+        for name, array in zip(described, values, strict=True)
+    }
+    return Artifact(folder, manifest, arrays)
+
+
+def _mapped(each: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Take several arrays at a time: each waits for a store or for its compression."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(each, items))
+
+
+def _resolved(path: Place) -> Place:
+    pointer = path / LATEST
+    if not pointer.is_file():
+        return path
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise DataError(f"{pointer}: Expected the name of an artifact beside it, got {name!r:.60}.")
+    return path / name
+
+
+def _write_array(group: zarr.Group, name: str, dims: tuple[str, ...], values: NDArray[Any]) -> None:
+    row_bytes = max(1, values.nbytes // max(1, len(values)) if values.ndim else 1)
+    rows = max(1, min(len(values), _CHUNK_BYTES // row_bytes)) if values.ndim else 1
+    chunks = (rows, *(max(1, size) for size in values.shape[1:])) if values.ndim else ()
+    spec = ArraySpec(name, dims, str(values.dtype), name)
+    array = create_array(group, spec, values.shape, chunks)
+    if values.size:
+        array[...] = values
+
+
+def _opened(folder: Place) -> zarr.Group:
+    try:
+        return open_group(folder)
+    except Exception as error:
+        raise _damaged(folder, "the group", error) from error
+
+
+def _damaged(folder: Place, what: str, error: Exception) -> DataError:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    damaged = DataError(f"{folder}: {what} is damaged ({reason}). Fit again.")
+    return store_error(str(folder), error) or damaged
+
+
+def _read_array(
+    folder: Place, group: zarr.Group, name: str, described: Mapping[str, Any]
+) -> NDArray[Any]:
+    try:
+        array = open_own(group, name, described["shape"])
+        values = np.asarray(array[...])
+    except DataError as error:
+        raise DataError(f"{folder}: {error} Fit again.") from error
+    except Exception as error:
+        raise _damaged(folder, name, error) from error
+    if checksum(values) != described["checksum"]:
+        raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
+    return values
+
+
+def storable(folder: Place, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Give an array in the byte order that comes back.
+
+    Standard errors, whose name ends in `_error`, are not a number where data tell nothing.
+
+    Raises
+    ------
+    DataError
+        If anything else is not a finite number.
+    """
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{folder}: {name}: Expected an array of numbers, got {values.dtype}.")
+    may_lack = np.isnan(values) if name.endswith("_error") else np.False_
+    if not (np.isfinite(values) | may_lack).all():
+        raise DataError(f"{folder}: {name}: Expected finite values, got {_first_bad(values)}.")
+    return values.astype(values.dtype.newbyteorder("<"), copy=False)
+
+
+def _first_bad(values: NDArray[Any]) -> str:
+    at = np.argwhere(~np.isfinite(values))[0]
+    return f"{values[tuple(at)]} at {tuple(int(i) for i in at)}"

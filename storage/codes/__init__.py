@@ -1,0 +1,1 @@
+"""Latent codes, and other results as long as the data."""

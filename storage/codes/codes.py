@@ -1,0 +1,320 @@
+"""Latent codes of a dataset's rows: named arrays in Zarr, the first axis of each being the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from storage.display import Facts, Shown, codes_facts
+from storage.errors import DataError, Unreachable
+from storage.format.manifests import read_manifest, write_manifest
+from storage.format.schema import (
+    CODES_FORMAT,
+    FORMAT_VERSION,
+    ArraySpec,
+    chunk_exists,
+    create_array,
+    open_own,
+)
+from storage.labelled import to_xarray
+from storage.stores.locations import Place, checksum, open_array, open_group, place, zarr_place
+from storage.stores.object_store import store_error, told
+
+if TYPE_CHECKING:
+    import xarray
+
+_REMEDY = "Run again what wrote them."
+
+
+class CodeArray(NamedTuple):
+    """One array of codes: dimensions and shape of what a single row has, and the type."""
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class CodesWriter:
+    """Writes runs of rows in any process; small enough to send with every task.
+
+    A run is one Zarr chunk of every array, so that no two tasks write to the same one.
+
+    Attributes
+    ----------
+    folder
+        The group.
+    names
+        Names of the arrays, in the order of the checksums.
+    n_rows, rows_per_chunk
+        How the rows are cut.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    n_rows: int
+    rows_per_chunk: int
+
+    def __call__(self, key: int, codes: Mapping[str, NDArray[Any]]) -> list[int]:
+        """Write a run of rows and give the checksum of each array."""
+        return [self.write(name, key, codes[name]) for name in self.names]
+
+    def write(self, name: str, key: int, values: NDArray[Any]) -> int:
+        """Write a run of rows of one array and give its checksum."""
+        folder = place(self.folder)
+        if values.size:
+            with told(folder):
+                array = open_array(folder, name, "r+")
+                array.with_config({"write_empty_chunks": True})[self._rows(key)] = values
+        return checksum(values)
+
+    def holds(self, key: int, checksums: Sequence[int]) -> bool:
+        """Tell whether a run lies there as it was written."""
+        if len(checksums) != len(self.names):
+            return False
+        group = open_group(place(self.folder))
+        try:
+            for name, recorded in zip(self.names, checksums, strict=True):
+                opened = partial(open_own, group, name)
+                _read(self.folder, opened, name, key, self._rows(key), recorded)
+        except Unreachable:
+            raise
+        except DataError:
+            return False
+        return True
+
+    def _rows(self, key: int) -> slice:
+        return _rows_of(key, self.rows_per_chunk, self.n_rows)
+
+
+def create_codes(
+    folder: Place,
+    arrays: Mapping[str, CodeArray],
+    n_rows: int,
+    rows_per_chunk: int,
+    *,
+    keep: bool = False,
+) -> CodesWriter:
+    """Make empty arrays; they become codes by `seal_codes`.
+
+    Parameters
+    ----------
+    folder
+        The group's folder.
+    arrays
+        What each row has.
+    n_rows, rows_per_chunk
+        Number of rows, and of those of a run.
+    keep
+        Leave the arrays that an interrupted writer of the same codes made.
+    """
+    described = [*_described_chunks(arrays, n_rows, rows_per_chunk)]
+    if not (keep and _are_there(folder, described)):
+        with told(folder):
+            group = zarr.create_group(
+                zarr_place(folder), overwrite=True, attributes={"format": CODES_FORMAT}
+            )
+            for spec, shape, chunks in described:
+                create_array(group, spec, shape, chunks)
+    return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, rows_per_chunk)
+
+
+def _described_chunks(
+    arrays: Mapping[str, CodeArray], n_rows: int, rows_per_chunk: int
+) -> Iterator[tuple[ArraySpec, tuple[int, ...], tuple[int, ...]]]:
+    """Describe each array, its shape and that of its chunks."""
+    for name, (dims, shape, dtype) in arrays.items():
+        spec = ArraySpec(name, ("row", *dims), dtype, f"{name} of each row.")
+        yield spec, (n_rows, *shape), (rows_per_chunk, *(max(1, length) for length in shape))
+
+
+def _are_there(folder: Place, arrays: Iterable[Any]) -> bool:
+    """Tell whether arrays lie there as they would be made: their descriptions may be damaged."""
+    try:
+        group = open_group(folder)
+        found = [
+            (open_own(group, spec.name, shape), spec, chunks) for spec, shape, chunks in arrays
+        ]
+    except Exception as error:
+        if (unreachable := store_error(str(folder), error)) is not None:
+            raise unreachable from error
+        return False
+    return all((a.chunks, a.dtype) == (chunks, spec.dtype) for a, spec, chunks in found)
+
+
+def seal_codes(
+    writer: CodesWriter, checksums: Sequence[Sequence[int]], manifest: Mapping[str, Any]
+) -> None:
+    """Write the manifest that makes the arrays codes.
+
+    Parameters
+    ----------
+    writer
+        What wrote the runs.
+    checksums
+        What it gave for each run, in order.
+    manifest
+        What to record beside them, as JSON.
+    """
+    folder = place(writer.folder)
+    group = open_group(folder)
+    by_array = zip(writer.names, zip(*checksums, strict=True), strict=True)
+    described = {name: _described(group[name], column) for name, column in by_array}
+    body = {
+        "format": CODES_FORMAT,
+        "format_version": FORMAT_VERSION,
+        "n_rows": writer.n_rows,
+        "rows_per_chunk": writer.rows_per_chunk,
+        "arrays": described,
+    }
+    write_manifest(folder, {**manifest, **body})
+
+
+def _described(array: Any, checksums: Sequence[int]) -> dict[str, Any]:
+    return {
+        "dims": list(array.metadata.dimension_names),
+        "shape": list(array.shape),
+        "dtype": str(array.dtype),
+        "checksums": list(checksums),
+    }
+
+
+@dataclass(frozen=True, repr=False)
+class Codes(Shown, Mapping[str, NDArray[Any]]):
+    """A mapping of named arrays, each read when asked for; `open_codes` makes it."""
+
+    path: Place
+    manifest: Mapping[str, Any]
+    group: zarr.Group
+    remedy: str = _REMEDY
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        parts = [self._part(name, key) for key in range(self.n_chunks)]
+        return np.concatenate(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.manifest["arrays"])
+
+    def __len__(self) -> int:
+        return len(self.manifest["arrays"])
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return int(self.manifest["n_rows"])
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of runs of rows that `read_chunk` gives."""
+        return -(-self.n_rows // int(self.manifest["rows_per_chunk"]))
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Name the dimensions of an array."""
+        return tuple(self.manifest["arrays"][name]["dims"])
+
+    def _facts(self) -> Facts:
+        return codes_facts(str(self.path), self.manifest)
+
+    def read_chunk(self, key: int, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Read a run of rows, of all arrays or those named, and check it against the manifest.
+
+        Raises
+        ------
+        DataError
+            If it is missing or damaged.
+        """
+        return {name: self._part(name, key) for name in (self if names is None else names)}
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Give all codes, with the original row of each."""
+        variables = {name: (self.dims(name), self[name]) for name in self if name != "row"}
+        rows = self["row"].tolist() if "row" in self else range(self.n_rows)
+        names = {"row": rows, "feature": self.manifest.get("feature_names", ())}
+        return to_xarray(variables, names, {"path": str(self.path)})
+
+    def verify(self) -> None:
+        """Read everything and check it.
+
+        Raises
+        ------
+        DataError
+            Naming the first chunk that is missing or damaged.
+        """
+        for key in range(self.n_chunks):
+            self.read_chunk(key)
+
+    def _part(self, name: str, key: int) -> NDArray[Any]:
+        rows = _rows_of(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
+        opened, checksums = partial(self._opened, name), self.manifest["arrays"][name]["checksums"]
+        try:
+            return _read(str(self.path), opened, name, key, rows, checksums[key])
+        except Unreachable:
+            raise
+        except DataError as error:
+            raise DataError(f"{self.path}: {error} {self.remedy}") from error
+
+    def _opened(self, name: str) -> Any:
+        """Open an array once: that takes as long as to read a run of it."""
+        if name not in self._arrays:
+            shape = self.manifest["arrays"][name]["shape"]
+            self._arrays[name] = open_own(self.group, name, shape)
+        return self._arrays[name]
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        return {}
+
+
+def open_codes(path: str | Place, remedy: str = _REMEDY) -> Codes:
+    """Open codes after checking their manifest; the remedy is what to do where they are damaged.
+
+    Raises
+    ------
+    DataError
+        If there are no whole codes of a known version.
+    """
+    folder = place(path)
+    manifest = read_manifest(folder, CODES_FORMAT, FORMAT_VERSION)
+    try:
+        group = open_group(folder)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        damaged = DataError(
+            f"{folder}: Expected whole codes, got damaged ones ({reason}). {remedy}"
+        )
+        raise store_error(str(folder), error) or damaged from error
+    return Codes(folder, manifest, group, remedy)
+
+
+def _rows_of(key: int, rows_per_chunk: int, n_rows: int) -> slice:
+    return slice(key * rows_per_chunk, min((key + 1) * rows_per_chunk, n_rows))
+
+
+def _read(
+    folder: str, opened: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
+) -> NDArray[Any]:
+    """Read a run of one array; Zarr reads a missing chunk as zeros, so look for it too."""
+    try:
+        array = opened()
+        values = np.asarray(array[rows])
+    except DataError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        damaged = DataError(f"{name}: chunk {key} is damaged ({reason}).")
+        raise store_error(folder, error) or damaged from error
+    if checksum(values) != recorded:
+        raise DataError(f"{name}: chunk {key} is damaged or missing (checksum).")
+    if (
+        values.size
+        and not values.any()
+        and not chunk_exists(array, key, *(0 for _ in array.shape[1:]))
+    ):
+        raise DataError(f"{name}: chunk {key} is missing.")
+    return values

@@ -1,0 +1,1 @@
+"""Bit-packed datasets in Zarr: read, write and verify them."""

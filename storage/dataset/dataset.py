@@ -1,0 +1,406 @@
+"""A bit-packed binary dataset: open it, read a chunk, verify it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from storage.dataset.bits import unpack_slots
+from storage.dataset.chunk import Chunk, Words, empty_chunk, with_missing_texts
+from storage.dataset.damage import damaged_dataset, unreadable
+from storage.dataset.kept_chunks import kept
+from storage.dataset.layout import occupied_slots
+from storage.dataset.levels import Levels
+from storage.dataset.table_checks import check_chunks, check_tables
+from storage.dataset.tables import read_table
+from storage.display import Facts, Shown, dataset_facts
+from storage.errors import Damaged, DataError
+from storage.format.manifests import read_manifest
+from storage.format.schema import (
+    DATASET_FORMAT,
+    DATASET_VERSION,
+    array_path,
+    chunk_exists,
+    open_own,
+)
+from storage.labelled import per_row, to_xarray
+from storage.stores.locations import Place, checksum, open_group, place
+from storage.stores.object_store import store_error
+
+if TYPE_CHECKING:
+    import dask.array
+    import xarray
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, repr=False)
+class BinaryDataset(Shown):
+    """An opened dataset; `open_dataset` makes it."""
+
+    path: Place
+    manifest: Mapping[str, Any]
+    group: zarr.Group
+    chunks: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    checksums: NDArray[np.int64]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return int(self.manifest["n_rows"])
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return len(self.feature_names)
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.chunks)
+
+    @property
+    def n_segments(self) -> int:
+        """Number of segments."""
+        return len(self.segment_names)
+
+    @cached_property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features, in column order."""
+        return tuple(self.manifest["feature_names"])
+
+    @cached_property
+    def segment_names(self) -> tuple[str, ...]:
+        """Names of the segments, in order of first appearance."""
+        return tuple(self.manifest["segment_names"])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of names, layout and chunk checksums: equal digest, equal data."""
+        return str(self.manifest["digest"])
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What is known of the data beside the data, such as the truth of simulated ones."""
+        return dict(self.manifest.get("attributes", {}))
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the per-row columns."""
+        return tuple(self.manifest["columns"])
+
+    @cached_property
+    def levels(self) -> Mapping[str, Levels]:
+        """Texts of those per-row columns that hold codes of texts."""
+        kinds = self.manifest["columns"].items()
+        coded = {name: about for name, about in kinds if about["kind"] == "category"}
+        return {name: Levels(self.path, self.group, name, coded[name]) for name in coded}
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self.levels.get("split", ()))
+
+    def texts(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Give values of a per-row column as they were ingested: codes as their texts."""
+        return self.levels[name].texts(values) if name in self.levels else values
+
+    def _facts(self) -> Facts:
+        observed = self.checksums[:, self.manifest["stored"].index("observed")]
+        tables = (self.chunks[:, 2], self.blocks, observed >= 0)
+        return dataset_facts(str(self.path), self.manifest, *tables, self.ones, lambda: self.splits)
+
+    def read_chunk(
+        self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
+    ) -> Chunk:
+        """Read one chunk and check it against the manifest.
+
+        Parameters
+        ----------
+        key
+            Index of the chunk.
+        split
+            Mark the rows whose `split` column has this value as those to keep.
+        columns
+            Per-row columns to read along.
+
+        Raises
+        ------
+        DataError
+            If the chunk is missing or damaged, or the split or a column unknown.
+        """
+        n_words = int(self.chunks[key, 2])
+        blocks = self._blocks_of(key)
+        slots = occupied_slots(blocks)
+        return Chunk(
+            key=key,
+            words=self._required("bits", key, n_words),
+            observed=self._stored("observed", key, n_words),
+            blocks=blocks,
+            rows=self.chunks[key, 0] + self._arrival(key, n_words, slots),
+            columns={name: self._column(name, key, n_words)[slots] for name in columns},
+            keep=None if split is None else self._in_split(split, key, n_words)[slots],
+        )
+
+    def _blocks_of(self, key: int) -> NDArray[np.int64]:
+        first, last = np.searchsorted(self.blocks[:, 0], [key, key + 1])
+        return self.blocks[first:last, 1:]
+
+    def row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
+        """Read segments and per-row columns of a chunk in the original row order, and no bits."""
+        n_words, blocks = int(self.chunks[key, 2]), self._blocks_of(key)
+        slots = occupied_slots(blocks)
+        at = np.empty_like(slots)
+        at[self._arrival(key, n_words, slots)] = np.arange(len(slots))
+        columns = {name: self._column(name, key, n_words)[slots[at]] for name in names}
+        return np.repeat(blocks[:, 0], blocks[:, 2])[at], columns
+
+    def column(self, name: str) -> Array:
+        """Read a per-row column in the original row order."""
+        values = np.concatenate([self.row_labels(k, [name])[1][name] for k in range(self.n_chunks)])
+        return self.texts(name, values).astype(str) if name in self.levels else values
+
+    def segments(self) -> NDArray[Any]:
+        """Name the segment of every row, (n_rows,), in the original row order."""
+        codes = np.concatenate([self.row_labels(key, [])[0] for key in range(self.n_chunks)])
+        return np.asarray(np.array(self.segment_names)[codes], str)
+
+    def ones(self) -> NDArray[np.int64]:
+        """Read the number of ones of every feature in every chunk, (n_chunks, n_features)."""
+        return read_table(self.path, self.manifest, self.group, "ones")
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Give lazily unpacked `values` and `observed`, and the segment and columns of each row."""
+        bits = {name: self.to_dask(name) for name in ("values", "observed")}
+        columns = {name: self.column(name) for name in self.column_names}
+        names = {"feature": self.feature_names}
+        about = {"path": str(self.path), "digest": self.digest}
+        return to_xarray(per_row(bits, self.segments(), columns), names, about)
+
+    def reader(
+        self,
+        split: str | None = None,
+        memory: int = 0,
+        skipped: Sequence[int] = (),
+        columns: tuple[str, ...] = (),
+    ) -> ChunkReader:
+        """Give what reads chunks in any process; see `ChunkReader`."""
+        path = str(self.path.resolve())
+        return ChunkReader(path, self.digest, split, columns, memory, frozenset(skipped))
+
+    def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Unpack a chunk to values and mask, (n_rows, n_features) each, in original row order."""
+        chunk = self.read_chunk(key)
+        slots, at = occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
+        X = np.empty((len(at), self.n_features), np.uint8)
+        X[at] = unpack_slots(chunk.words, slots)
+        observed = np.ones_like(X)
+        if chunk.observed is not None:
+            observed[at] = unpack_slots(chunk.observed, slots)
+        return X, observed
+
+    def to_dask(self, name: str = "values") -> dask.array.Array:
+        """Give lazily unpacked `values` or `observed`: (n_rows, n_features), original order."""
+        import dask
+        import dask.array
+
+        part = {"values": 0, "observed": 1}[name]
+        read = dask.delayed(_dense_part)
+        parts = [
+            dask.array.from_delayed(
+                read(str(self.path), self.digest, key, part),
+                shape=(int(self.chunks[key, 1]), self.n_features),
+                dtype=np.uint8,
+            )
+            for key in range(self.n_chunks)
+        ]
+        return dask.array.concatenate(parts)
+
+    def verify(self) -> None:
+        """Read every chunk of every array and check it.
+
+        Raises
+        ------
+        DataError
+            Naming the first chunk that is missing, damaged or does not add up.
+        """
+        recorded = self.ones()
+        for key in range(self.n_chunks):
+            chunk = self.read_chunk(key, columns=self.column_names)
+            ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
+            if not np.array_equal(ones, recorded[key]):
+                raise DataError(f"{self.path}: chunk {key}: Expected the recorded ones a feature.")
+        for levels in self.levels.values():
+            deque(levels, maxlen=0)
+
+    def _stored(self, name: str, key: int, n_words: int) -> Words | None:
+        return None if self._recorded(name, key) < 0 else self._required(name, key, n_words)
+
+    def _required(self, name: str, key: int, n_words: int) -> Words:
+        width = 8 * int(self.manifest["words_per_chunk"])
+        whole = self._checked(name, key, (slice(None), slice(key * width, (key + 1) * width)))
+        return whole.view("<u8").astype(np.uint64, copy=False)[:, :n_words]
+
+    def _per_slot(self, name: str, key: int, n_words: int) -> NDArray[Any]:
+        width = 64 * int(self.manifest["words_per_chunk"])
+        return self._checked(name, key, slice(key * width, (key + 1) * width))[: 64 * n_words]
+
+    def _arrival(self, key: int, n_words: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self._recorded("order", key) < 0:
+            return np.arange(self.chunks[key, 1])
+        return self._per_slot("order", key, n_words)[slots].astype(np.int64)
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse names that no per-row column has.
+
+        Raises
+        ------
+        DataError
+            Naming the first, and the columns that there are.
+        """
+        for name in names:
+            if name not in self.column_names:
+                have = ", ".join(self.column_names) or "none"
+                raise DataError(
+                    f"{self.path}: Expected a per-row column, got {name!r}. It has: {have}."
+                )
+
+    def _column(self, name: str, key: int, n_words: int) -> NDArray[Any]:
+        self.check_columns([name])
+        return self._per_slot(f"columns/{name}", key, n_words)
+
+    def _in_split(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
+        code = self.split_code(split)
+        return np.asarray(self._column("split", key, n_words) == code, np.bool_)
+
+    def split_code(self, split: str) -> int:
+        """Give the code of a split.
+
+        Raises
+        ------
+        DataError
+            If the dataset has no such split.
+        """
+        if split not in self.splits:
+            have = ", ".join(self.splits) or "none"
+            raise DataError(
+                f"{self.path}: --split: Expected a split of the dataset, got {split!r}. "
+                f"It has: {have}."
+            )
+        return self.splits.index(split)
+
+    def _recorded(self, name: str, key: int) -> int:
+        return int(self.checksums[key, self.manifest["stored"].index(name)])
+
+    def array(self, name: str) -> Any:
+        """Open an array of `stored` once: its description is an object of its own."""
+        if name not in self._arrays:
+            array = open_own(self.group, array_path(name))
+            check_chunks(name, array, self.manifest)
+            self._arrays[name] = array
+        return self._arrays[name]
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        return {}
+
+    def _checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
+        """Read a chunk of one array; Zarr reads a missing one as zeros, so look for it too."""
+        try:
+            array = self.array(name)
+            values = np.ascontiguousarray(array[where])
+        except DataError as error:
+            raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
+        except Exception as error:
+            found = store_error(str(self.path), error)
+            raise found or unreadable(f"{self.path}: {name}: chunk {key}", error) from error
+        at = (0, key) if array.ndim == 2 else (key,)
+        is_same = checksum(values) == self._recorded(name, key)
+        if is_same and (values.any() or chunk_exists(array, *at)):
+            return values
+        state = "damaged (checksum)" if chunk_exists(array, *at) else "missing"
+        raise Damaged(f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again.")
+
+
+def open_dataset(path: str | Place) -> BinaryDataset:
+    """Open a dataset after checking its manifest.
+
+    Raises
+    ------
+    DataError
+        If there is no whole dataset of a known version.
+    """
+    folder = place(path)
+    manifest = read_manifest(folder, DATASET_FORMAT, DATASET_VERSION)
+    try:
+        group = open_group(folder)
+    except Exception as error:
+        raise damaged_dataset(folder, error) from error
+    names = ("chunks", "blocks", "checksums")
+    tables = {name: read_table(folder, manifest, group, name) for name in names}
+    check_tables(folder, manifest, **tables)
+    return BinaryDataset(folder, manifest, group, **tables)
+
+
+@dataclass(frozen=True)
+class ChunkReader:
+    """Reads chunks by key in any process; small enough to send with every task.
+
+    Attributes
+    ----------
+    path, digest
+        The dataset, and what it must be.
+    split, columns
+        As for `BinaryDataset.read_chunk`; texts that are empty, as missing ones are kept, are -1.
+    memory
+        Bytes of chunks that a process keeps, so that they are read once.
+    skipped
+        Chunks that are not read, and given without rows.
+    """
+
+    path: str
+    digest: str
+    split: str | None = None
+    columns: tuple[str, ...] = ()
+    memory: int = 0
+    skipped: frozenset[int] = frozenset()
+
+    def __call__(self, key: int) -> Chunk:
+        """Read a chunk, unless it was kept."""
+        if key in self.skipped:
+            return empty_chunk(key)
+        rows = (self.path, self.digest, self.split, self.columns)
+        return kept(rows, key, self.memory, lambda: self._read(key))
+
+    def is_whole(self, key: int) -> bool:
+        """Tell whether a chunk can be read; what keeps it from being read otherwise is raised."""
+        try:
+            self(key)
+        except Damaged:
+            return False
+        return True
+
+    def _read(self, key: int) -> Chunk:
+        dataset = _opened(self.path, self.digest)
+        return with_missing_texts(dataset.read_chunk(key, self.split, self.columns), dataset.levels)
+
+
+@lru_cache(maxsize=8)
+def _opened(path: str, digest: str) -> BinaryDataset:
+    dataset = open_dataset(path)
+    if dataset.digest != digest:
+        raise DataError(f"{path}: Expected the dataset as it was at the start, got a changed one.")
+    return dataset
+
+
+def _dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
+    return _opened(path, digest).dense(key)[part]

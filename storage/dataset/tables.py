@@ -1,0 +1,45 @@
+"""The tables of a dataset, each read and checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from storage.dataset.damage import damaged_dataset
+from storage.errors import DataError
+from storage.format.schema import open_own
+from storage.stores.locations import Place, checksum
+
+Table = NDArray[np.int64]
+
+
+def read_table(folder: Place, manifest: Mapping[str, Any], group: zarr.Group, name: str) -> Table:
+    """Read as much of a table as the manifest counts.
+
+    Raises
+    ------
+    DataError
+        If it is missing or damaged, or not that of the manifest.
+    """
+    try:
+        table = open_own(group, name)
+        values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
+    except DataError as error:
+        raise DataError(f"{folder}: {error} Ingest the dataset again.") from error
+    except Exception as error:
+        raise damaged_dataset(folder, error) from error
+    if checksum(values) != manifest["tables"][name]:
+        raise DataError(
+            f"{folder}: {name}: Expected the table of the manifest, got another. "
+            "Ingest the dataset again."
+        )
+    if name == "ones" and values.shape[1] != len(manifest["feature_names"]):
+        raise DataError(
+            f"{folder}: Expected names of {values.shape[1]} features, got "
+            f"{len(manifest['feature_names'])}. Ingest the dataset again."
+        )
+    return values

@@ -1,0 +1,159 @@
+"""Every array that a dataset holds: name, dimensions, type, and what it means."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import zarr
+from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.core.sync import sync
+
+from storage.errors import DataError
+from storage.format.codecs import check_codecs
+from storage.stores.object_store import told
+
+DATASET_FORMAT = "latentbits-dataset"
+ARTIFACT_FORMAT = "latentbits-artifact"
+CODES_FORMAT = "latentbits-codes"
+FORMAT_VERSION = 1
+DATASET_VERSION = 2
+"""2: texts of per-row columns are arrays; in 1 the manifest holds them."""
+_LONGEST_NAME = 200
+_CODECS = frozenset({"bytes", "zstd", "crc32c"})
+SMALLEST_CHUNK = 1 << 20
+"""Bytes below which a chunk is not worth an object of its own."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of the on-disk format."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str
+    doc: str
+    fill_value: int = 0
+
+
+BITS = ArraySpec(
+    "bits",
+    ("feature", "byte"),
+    "uint8",
+    "Values, little bit order: slot s is bit s % 8 of byte s // 8. "
+    "0 in padding slots and where no value was observed.",
+)
+OBSERVED = ArraySpec(
+    "observed",
+    ("feature", "byte"),
+    "uint8",
+    "1 = observed. A chunk without missing values is not stored and reads as 1.",
+    fill_value=255,
+)
+ORDER = ArraySpec(
+    "order",
+    ("slot",),
+    "int32",
+    "Row within the chunk's arrival order, -1 = padding. Not stored for a chunk of one block.",
+    fill_value=-1,
+)
+CHUNKS = ArraySpec(
+    "chunks", ("chunk", "field"), "int64", "first_row, n_rows, n_words of each chunk of `bits`."
+)
+BLOCKS = ArraySpec(
+    "blocks",
+    ("block", "field"),
+    "int64",
+    "chunk, segment, first_word (within the chunk, 64 slots each), n_rows of each block.",
+)
+ONES = ArraySpec("ones", ("chunk", "feature"), "int64", "Number of ones a chunk and feature.")
+CHECKSUMS = ArraySpec(
+    "checksums",
+    ("chunk", "array"),
+    "int64",
+    "CRC32C of the decoded chunk of each array in the manifest's `stored` list, -1 = not stored.",
+    fill_value=-1,
+)
+COLUMN_DTYPES = {"int": "int64", "float": "float64", "category": "int32"}
+
+
+def column_spec(name: str, kind: str) -> ArraySpec:
+    """The array of one per-row column, in slot order."""
+    doc = f"Per-row column {name!r} ({kind}), in slot order; 0 in padding slots."
+    return ArraySpec(array_path(f"columns/{name}"), ("slot",), COLUMN_DTYPES[kind], doc)
+
+
+def levels_spec(name: str) -> ArraySpec:
+    """The array of the texts that the codes of one per-row column stand for."""
+    doc = f"Texts of per-row column {name!r}: code k is line k, a JSON string in ASCII."
+    return ArraySpec(array_path(f"levels/{name}"), ("byte",), "uint8", doc)
+
+
+def array_path(name: str) -> str:
+    """Give the Zarr path of a stored array; a column's name may hold any character."""
+    folder, _, column = name.partition("/")
+    if not column:
+        return name
+    safe = quote(column, safe=" ").replace(".", "%2E")
+    if len(safe) > _LONGEST_NAME:
+        safe = hashlib.sha256(safe.encode()).hexdigest()
+    return f"{folder}/{safe}"
+
+
+def stored_names(columns: Iterable[str]) -> list[str]:
+    """Name the arrays that hold the data of chunks, given the per-row columns."""
+    return [BITS.name, OBSERVED.name, ORDER.name, *(f"columns/{name}" for name in columns)]
+
+
+def open_own(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -> Any:
+    """Open an array that `create_array` made.
+
+    Parameters
+    ----------
+    group
+        Where it lies.
+    path
+        Its path there.
+    shape
+        What the manifest says.
+
+    Raises
+    ------
+    DataError
+        If its values or their codecs are others than those that we write: some run code of
+        whoever wrote them. Or if its shape is not that of the manifest.
+    """
+    array: Any = group[path]
+    check_codecs(path, array.metadata.to_dict(), _CODECS)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{path}: Expected numbers, got {array.dtype}.")
+    if shape is not None and tuple(array.shape) != tuple(shape):
+        raise DataError(f"{path}: Expected shape {tuple(shape)}, got {tuple(array.shape)}.")
+    return array
+
+
+def chunk_exists(array: Any, *coordinates: int) -> bool:
+    """Tell whether a chunk lies there: Zarr reads a missing one as zeros."""
+    chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
+    with told(chunk):
+        return bool(sync(chunk.exists()))
+
+
+def create_array(
+    group: zarr.Group, spec: ArraySpec, shape: tuple[int, ...], chunks: tuple[int, ...]
+) -> zarr.Array[Any]:
+    """Create an array whose chunks are compressed, checksummed and stored even where all zero."""
+    return group.create_array(
+        spec.name,
+        shape=shape,
+        chunks=chunks,
+        dtype=spec.dtype,
+        fill_value=spec.fill_value,
+        compressors=[ZstdCodec(level=1), Crc32cCodec()],
+        dimension_names=spec.dims,
+        attributes={"doc": spec.doc},
+        config={"write_empty_chunks": True},
+    )

@@ -1,0 +1,220 @@
+"""Tables of text: CSV and TSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv
+
+from storage.errors import DataError
+from storage.sources.arrow_columns import bit_words, token_codes
+from storage.sources.base import Batch, Source, check_names, reading, unnamed
+from storage.sources.records import table_batch
+from storage.sources.selection import chosen
+from storage.sources.text import TABLE_BLOCK_BYTES, line_blocks, open_text
+from storage.sources.value_codes import BAD, ReadOptions
+from storage.sources.value_maps import ValueMap, map_of
+
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvSource(Source):
+    """A `.csv` or `.tsv` file. Per-row columns stay text, as they are written.
+
+    Attributes
+    ----------
+    delimiter
+        Comma, semicolon, tab or bar.
+    header
+        Names of all columns in file order.
+    has_header
+        Whether the first line holds them.
+    """
+
+    streams = True
+    chooses = True
+
+    delimiter: str
+    header: tuple[str, ...]
+    has_header: bool
+
+    def batches(self) -> Iterator[Batch]:
+        """Parse blocks of lines: as bits or numbers if that goes, as text otherwise."""
+        first_row = 0
+        with reading(self.path), open_text(self.path) as stream:
+            if self.has_header:
+                stream.readline()
+            for block in line_blocks(stream, TABLE_BLOCK_BYTES):
+                table, options = self._parse(block, first_row)
+                self._refuse_line_breaks(table, first_row)
+                for rows in table.to_batches():
+                    yield table_batch(self, rows, first_row, options)
+                    first_row += rows.num_rows
+
+    def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
+        """Give the values, and how they become bits: those that Arrow mapped are bits."""
+        typed = pa.bool_() if self.options.threshold is None else pa.float64()
+        if not self.options.maps or self._map is not None:
+            with suppress(pa.ArrowInvalid):
+                return self._read(typed, block), replace(self.options, maps=())
+        try:
+            return self._read(pa.string(), block), self.options
+        except pa.ArrowInvalid as error:
+            self._refuse_ragged(block, first_row)
+            raise DataError(
+                f"{self.row_place(first_row)} or after: Expected UTF-8 text of delimited values, "
+                f"got an error: {' '.join(str(error).split())}. Correct the file."
+            ) from error
+
+    @cached_property
+    def _map(self) -> ValueMap | None:
+        """The map of all features, if they have the same."""
+        maps = {map_of(self.options.maps, name) for name in self.feature_names}
+        return maps.pop() if len(maps) == 1 else None
+
+    def _read(
+        self,
+        kind: pa.DataType,
+        block: bytes,
+        note_ragged: Callable[[pa.csv.InvalidRow], str] | None = None,
+    ) -> pa.Table:
+        """Parse lines with features of the given type; on one thread where rows are noted."""
+        features = dict.fromkeys(self.feature_names, kind)
+        columns = dict.fromkeys(self.column_names, pa.string())
+        return pa.csv.read_csv(
+            pa.BufferReader(block),
+            pa.csv.ReadOptions(
+                column_names=self.header,
+                use_threads=note_ragged is None,
+                block_size=len(block) + 1,
+            ),
+            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note_ragged),
+            pa.csv.ConvertOptions(
+                column_types=features | columns,
+                include_columns=[*features, *columns],
+                **bit_words(self.options, self._map),
+            ),
+        )
+
+    def _refuse_ragged(self, block: bytes, first_row: int) -> None:
+        """Parse again on one thread: rows know their number, and Arrow notes them in this one."""
+        ragged: list[pa.csv.InvalidRow] = []
+
+        def note(row: pa.csv.InvalidRow) -> str:
+            ragged.append(row)
+            return "skip"
+
+        with suppress(pa.ArrowInvalid):
+            self._read(pa.string(), block, note)
+        for row in ragged[:1]:
+            raise DataError(
+                f"{self.row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
+                f"columns, got {row.actual_columns}. Correct the row."
+            )
+
+    def _refuse_line_breaks(self, table: pa.Table, first_row: int) -> None:
+        """An unclosed quote would swallow the rows that follow it."""
+        for name in self.column_names:
+            broken = pa.compute.match_substring(table.column(name), "\n").to_numpy()
+            if broken.any():
+                row = first_row + int(broken.argmax())
+                raise DataError(
+                    f"{self.row_place(row)}, column {name!r}: Expected text on one line, got a "
+                    "line break inside quotes. Close the quote, or remove the break."
+                )
+
+
+def open_csv(path: str, options: ReadOptions) -> CsvSource:
+    """Open a `.csv` or `.tsv` file: reads its first line.
+
+    A first line of nothing but values and missing tokens is a row, not a header.
+    """
+    delimiter, words = header_of(path)
+    has_header = bool((token_codes(words, ReadOptions(options.missing)) == BAD).any())
+    if has_header and _is_row(words, options):
+        raise DataError(
+            f"{path}: Expected names in the first line, got values, which the options would read. "
+            "Add a line with the columns' names."
+        )
+    header = tuple(words) if has_header else unnamed(len(words))
+    check_names(path, header)
+    wanted = dict.fromkeys(options.row_columns)
+    return CsvSource(
+        path=path,
+        options=options,
+        feature_names=chosen(path, [name for name in header if name not in wanted], options),
+        column_names=tuple(name for name in wanted if name in header),
+        delimiter=delimiter,
+        header=header,
+        has_header=has_header,
+    )
+
+
+def header_of(path: str) -> tuple[str, list[str]]:
+    """Read the first line: what cuts it, and its words.
+
+    Raises
+    ------
+    DataError
+        If there is none, several marks may cut it, or one that such a file does not have.
+    """
+    with reading(path), open_text(path) as stream:
+        lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]
+        delimiter = _delimiter(path, lines)
+        words = [word.strip() for word in _cut(lines[0], delimiter)]
+    if not words:
+        raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
+    _refuse_other_marks(path, words, delimiter)
+    return delimiter, words
+
+
+def _delimiter(path: str, lines: Sequence[str]) -> str:
+    """Tell what cuts the first two lines: a tab in a `.tsv`, else what cuts both into as many.
+
+    Raises
+    ------
+    DataError
+        If there are several such marks.
+    """
+    if path.lower().removesuffix(".gz").endswith(".tsv"):
+        return "\t"
+    counts = {
+        mark: {len(_cut(line, mark)) for line in lines if line.strip()} for mark in _DELIMITERS
+    }
+    fit = [mark for mark, n in counts.items() if len(n) == 1 and n != {1}]
+    if len(fit) > 1:
+        told = " and ".join(f"{_DELIMITERS[mark]} into {min(counts[mark])}" for mark in fit)
+        raise DataError(
+            f"{path}: Expected lines that one mark cuts into columns, got several: {told}. "
+            "Write the file with one of them, or quote the names that have the other."
+        )
+    return fit[0] if fit else ","
+
+
+def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None:
+    """Refuse a first line that is one word to us and several to another mark."""
+    marks = {**_DELIMITERS, " ": "spaces"}
+    other = next((mark for mark in marks if len(words) == 1 and mark in words[0]), None)
+    if other is not None:
+        raise DataError(
+            f"{path}: Expected {marks[delimiter]} between columns, got one column that looks cut "
+            f"by {marks[other]}. Write commas to a .csv or tabs to a .tsv."
+        )
+
+
+def _cut(line: str, delimiter: str) -> list[str]:
+    return next(csv.reader([line], delimiter=delimiter), [])
+
+
+def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
+    """Tell whether the first line, were it a row, could be read."""
+    codes = [token_codes([word], options, map_of(options.maps, word)) for word in words]
+    return BAD not in np.concatenate(codes)

@@ -1,0 +1,129 @@
+"""Files that arrive below a folder or prefix: which are new, and which are still being written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from storage.errors import DataError
+from storage.sources.base import Source, file_tag
+from storage.stores.object_path import is_url, object_path
+
+SETTLE_SECONDS = 60.0
+"""A local file is taken for whole when it was not written to for so long; objects appear whole."""
+
+
+class Arrival(NamedTuple):
+    """A file, and what tells it from the same file with other content.
+
+    Attributes
+    ----------
+    path
+        Its full path or URL.
+    tag
+        The store's tag, or size and time of the last write.
+    written
+        When it was last written to, in seconds since 1970; 0 for an object.
+    """
+
+    path: str
+    tag: str
+    written: float = 0.0
+
+
+class Arrivals(NamedTuple):
+    """What lies below some folders, each in name order.
+
+    Attributes
+    ----------
+    new
+        Files not read before.
+    waiting
+        New ones that may still be written to.
+    n_known
+        Number of those read before.
+    """
+
+    new: list[str]
+    waiting: list[str]
+    n_known: int
+
+
+def arrivals(folders: Sequence[str], known: Mapping[str, str], suffixes: Iterable[str]) -> Arrivals:
+    """Find the files that were not read before.
+
+    Parameters
+    ----------
+    folders
+        Folders, or prefixes such as `s3://bucket/incoming`.
+    known
+        Tags of the files read before, by path.
+    suffixes
+        What names end in; others, and those with a part that begins with `.` or `_`, are not
+        data.
+
+    Raises
+    ------
+    DataError
+        If a folder is none, or a file that was read before has changed since.
+    """
+    found = [one for folder in folders for one in _below(folder, tuple(suffixes))]
+    for one in found:
+        if known.get(one.path, one.tag) != one.tag:
+            raise DataError(
+                f"{one.path}: Expected the file as it was ingested, got a changed one. Give new "
+                "rows in a file of another name, or ingest all files anew with --overwrite."
+            )
+    new = [one for one in found if one.path not in known]
+    settled = time.time() - SETTLE_SECONDS
+    return Arrivals(
+        [one.path for one in new if one.written <= settled],
+        [one.path for one in new if one.written > settled],
+        len(found) - len(new),
+    )
+
+
+def tags_of(sources: Iterable[Source]) -> dict[str, str]:
+    """Give the tags of the files among opened sources, by full path or URL."""
+    return {
+        path: tag for source in sources for path, tag in getattr(source, "tags", {}).items()
+    }  # an example has none
+
+
+def _below(folder: str, suffixes: tuple[str, ...]) -> list[Arrival]:
+    """List the data files below, in name order."""
+    found = _objects(folder) if is_url(folder) else _files(Path(folder))
+    names = {name: one for name, one in found if name.lower().endswith(suffixes)}
+    hidden = {name for name in names if any(part[:1] in "._" for part in name.split("/"))}
+    return [names[name] for name in sorted(names.keys() - hidden)]
+
+
+def _objects(url: str) -> list[tuple[str, Arrival]]:
+    folder = object_path(url)
+    start = len(folder.key) + 1
+    found = [
+        (key[start:], Arrival(f"{folder.root}/{key}", tag)) for key, tag in folder.tags().items()
+    ]
+    if not found and folder.is_file():
+        raise _no_folder(url)
+    return found
+
+
+def _files(folder: Path) -> list[tuple[str, Arrival]]:
+    if not folder.is_dir():
+        raise _no_folder(str(folder))
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return [(path.relative_to(folder).as_posix(), _local(path)) for path in files]
+
+
+def _no_folder(path: str) -> DataError:
+    return DataError(
+        f"{path}: Expected a folder that files arrive in, got none. Check the path, or leave out "
+        "--new to read one file."
+    )
+
+
+def _local(path: Path) -> Arrival:
+    return Arrival(str(path.resolve()), file_tag(path), path.stat().st_mtime)

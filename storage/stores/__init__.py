@@ -1,0 +1,1 @@
+"""Local folders and object stores."""

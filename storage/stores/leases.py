@@ -1,0 +1,146 @@
+"""Claims in object stores: an object beside the folder, renewed for as long as its writer lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from storage.errors import Busy, DataError
+from storage.stores.object_path import ObjectPath, Stored, Version
+
+RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
+"""A claim is given up when it was not renewed for the latter; clocks may differ by less."""
+
+
+@contextmanager
+def leased(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
+    """Be the only writer of a folder; the claim of a writer that died is given up soon after.
+
+    Gives a function that tells whether nobody has taken over, to be asked before what was written
+    is declared whole.
+
+    Raises
+    ------
+    Busy
+        If another process is writing there, or has taken over since.
+    """
+    lease = _Lease(folder)
+    lease.take()
+    renewing = threading.Thread(target=lease.renew, daemon=True)
+    renewing.start()
+    try:
+        yield lease.holds
+    finally:
+        lease.ended.set()
+        renewing.join()
+        kept = lease.give_up()
+    if not kept:
+        raise Busy(f"{folder}: Expected no other writer, got one that took over. Run it again.")
+
+
+class _Lease:
+    """A claim to a folder."""
+
+    def __init__(self, folder: ObjectPath) -> None:
+        self.ended = threading.Event()
+        self._folder = folder
+        self._claim = folder.with_name(f".{folder.name}.claim")
+        self._token = uuid.uuid4().hex
+        self._version: Version = {}
+
+    def take(self) -> None:
+        """Write the claim, unless another writer holds one."""
+        while not self._write(None):
+            held = self._claim.read()
+            if held is None:
+                continue
+            if not _is_stale(held):
+                wait = round(max(STALE_SECONDS - _age(held), 1))
+                raise Busy(
+                    f"{self._folder}: Expected no other writer, got one. Wait for it; if it "
+                    f"died, its claim ends in {wait} s."
+                )
+            if self._write(held.version):
+                return
+
+    def renew(self) -> None:
+        """Write the claim again and again, until it ended or was lost."""
+        while not self.ended.wait(RENEW_SECONDS):
+            with suppress(DataError):  # the store may be back before the claim is stale
+                if not self._write(self._version):
+                    return
+
+    def holds(self) -> bool:
+        """Tell whether nobody has taken over."""
+        held = self._claim.read()
+        return held is not None and self._is_ours(held)
+
+    def give_up(self) -> bool:
+        """Delete the claim; tell whether it was held to the end."""
+        with suppress(DataError):  # what is not deleted will be stale
+            if not self.holds():
+                return False
+            self._claim.unlink()
+        return True
+
+    def _write(self, replaces: Version | None) -> bool:
+        """Write the claim if nobody else did meanwhile."""
+        writer = [*_writer(), self._token, time.time()]  # the time makes every version another
+        content = json.dumps(writer).encode()
+        try:
+            if replaces is None:
+                self._version = self._claim.create(content)
+            else:
+                self._version = self._claim.write_bytes(content, replaces)
+        except FileExistsError:
+            # A request whose answer was lost is repeated and finds what it wrote itself.
+            held = self._claim.read()
+            if held is None or not self._is_ours(held):
+                return False
+            self._version = held.version
+        return True
+
+    def _is_ours(self, held: Stored) -> bool:
+        return self._token.encode() in held.content
+
+
+def _writer() -> tuple[str, int, float]:
+    """Say who writes: the machine, and the process by its number and time of birth."""
+    pid = os.getpid()
+    return _machine(), pid, psutil.Process(pid).create_time()
+
+
+def _machine() -> str:
+    """Name what a process number belongs to: containers share a host's name, not its numbers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _is_stale(held: Stored) -> bool:
+    try:
+        machine, pid, born, *_ = json.loads(held.content)
+    except (ValueError, TypeError):
+        machine = pid = born = None
+    if machine != _machine():
+        return _age(held) > STALE_SECONDS
+    try:
+        return bool(psutil.Process(pid).create_time() != born)
+    except psutil.Error:
+        return True
+
+
+def _age(held: Stored) -> float:
+    return (datetime.now(UTC) - held.written).total_seconds()

@@ -1,0 +1,257 @@
+"""Where things lie: JSON beside Zarr, and the layout of a run directory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import google_crc32c
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from storage.errors import Busy, DataError, Unreachable
+from storage.stores.leases import leased
+from storage.stores.object_path import ObjectPath, is_url, object_path
+from storage.stores.object_store import KINDS, told
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+_CHECKSUM_BYTES = 1 << 20
+_FILES = (
+    *(".csv", ".tsv", ".txt", ".dat", ".json", ".parquet", ".feather", ".npy", ".npz", ".mtx"),
+    *(".h5", ".hdf5", ".mat", ".pkl", ".xlsx", ".html", ".gz", ".zip"),
+)
+
+Place = Path | ObjectPath
+"""Where something lies: on this machine or in an object store."""
+
+
+def place(text: str | Place) -> Place:
+    """Take a path, or the URL of an object store such as `s3://bucket/votes.zarr`.
+
+    Raises
+    ------
+    DataError
+        If it is a URL that cannot be used.
+    """
+    if isinstance(text, str) and is_url(text):
+        return object_path(text)
+    if isinstance(text, Path) and text.parts[:1] in [(f"{scheme}:",) for scheme in KINDS]:
+        raise DataError(
+            f"{text}: Expected a URL as text, got one made a path. Give {text.parts[0]}//…."
+        )
+    return Path(text) if isinstance(text, str) else text
+
+
+def zarr_place(folder: Place) -> Any:
+    """Give what Zarr takes for a folder."""
+    return folder.zarr_store() if isinstance(folder, ObjectPath) else folder
+
+
+def open_group(folder: Place, mode: Literal["r", "r+"] = "r") -> zarr.Group:
+    """Open a group without looking for what older formats have."""
+    return zarr.open_group(zarr_place(folder), mode=mode, zarr_format=3, use_consolidated=False)
+
+
+def open_array(folder: Place, name: str, mode: Literal["r", "r+"] = "r") -> Any:
+    """Open one array of a group, and not the group."""
+    return zarr.open_array(zarr_place(folder), path=name, mode=mode, zarr_format=3)
+
+
+def children(folder: Place) -> list[Any]:
+    """List what lies in a folder by name; nothing where there is no folder."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def delete_tree(folder: Place) -> None:
+    """Delete a folder and all that lies in it."""
+    if isinstance(folder, ObjectPath):
+        folder.delete_tree()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_text(path: Place, text: str) -> None:
+    """Replace a file's text so that a reader sees the old text or the new one, never a part."""
+    if isinstance(path, ObjectPath):
+        path.write_bytes(text.encode("utf-8"))
+    else:
+        _replace_text(path, text)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    side = path.with_name(path.name + ".partial")
+    try:
+        with told(path), side.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        side.replace(path)
+    except BaseException:
+        side.unlink(missing_ok=True)
+        raise
+
+
+def named_kind(kind: str, adjective: str = "") -> str:
+    """Name what a format holds, such as `an artifact` or `whole codes`."""
+    noun = f"{adjective} {kind.removeprefix('latentbits-')}".strip()
+    if noun.endswith("s"):
+        return noun
+    return f"an {noun}" if noun.startswith("a") else f"a {noun}"
+
+
+def check_free(target: Place, kind: str, overwrite: bool) -> None:
+    """Refuse to write where something lies, unless it is to be replaced and of this kind.
+
+    What an interrupted writer of this kind left counts as nothing.
+
+    Raises
+    ------
+    DataError
+        If the path is taken, or its name is that of a file.
+    """
+    check_folder_name(target)
+    empty = target.is_dir() and not any(target.iterdir())
+    if not target.exists() or empty or is_unfinished(target, kind):
+        return
+    if not overwrite:
+        raise DataError(
+            f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
+        )
+    if not is_ours(target, kind):
+        raise DataError(f"{target}: Expected {named_kind(kind)} to replace, got something else.")
+
+
+def check_folder_name(target: Place) -> None:
+    """Refuse to give a folder the name of a file.
+
+    Raises
+    ------
+    DataError
+        If its suffix is that of another format.
+    """
+    if target.name.lower().endswith(_FILES):
+        raise DataError(
+            f"{target}: Expected the name of a folder, as Zarr arrays are written, got that of a "
+            f"file. Name it {target.name.partition('.')[0]}.zarr."
+        )
+
+
+def check_free_file(target: Place, overwrite: bool) -> None:
+    """Refuse a file that is there and not to be replaced, or is no file.
+
+    Raises
+    ------
+    DataError
+        If it is either.
+    """
+    if target.is_dir():
+        raise DataError(f"{target}: Expected a file, got a folder.")
+    if target.exists() and not overwrite:
+        raise DataError(
+            f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
+        )
+
+
+@contextmanager
+def claimed(folder: Place) -> Iterator[Callable[[], bool]]:
+    """Be the only writer of a folder; a writer that dies gives up its claim with its life.
+
+    Gives a function that tells whether the claim still holds, as it may not in an object store.
+
+    Raises
+    ------
+    Busy
+        If another process is writing there.
+    """
+    if isinstance(folder, ObjectPath):
+        with leased(folder) as holds:
+            yield holds
+        return
+    handle = _locked(folder)
+    try:
+        yield lambda: True
+    finally:
+        os.close(handle)
+
+
+def _locked(folder: Path) -> int:
+    """Open a folder, made if it is not there, and lock it."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise Busy(f"{folder}: Expected no other writer, got one. Wait for it.") from None
+        except OSError:
+            return handle  # a file system without locks of folders, as NFS
+        if folder.is_dir() and os.fstat(handle).st_ino == folder.stat().st_ino:
+            return handle
+        os.close(handle)  # the writer before deleted the folder that was locked
+
+
+def clear(folder: Place) -> None:
+    """Delete what lies in a folder, but not the folder, which may be claimed."""
+    if isinstance(folder, ObjectPath):
+        folder.delete_tree()
+        return
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def is_unfinished(folder: Place, kind: str) -> bool:
+    """Tell whether the folder is one of ours whose manifest was never written."""
+    return is_ours(folder, kind) and not (folder / MANIFEST).exists()
+
+
+def is_ours(folder: Place, kind: str) -> bool:
+    """Tell whether the folder was made for this kind of content, whole or not."""
+    try:
+        group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
+        ours: bool = group.get("attributes", {}).get("format") == kind
+    except Unreachable:
+        raise
+    except (OSError, ValueError, AttributeError):
+        return False
+    return ours
+
+
+def checksum(values: NDArray[Any]) -> int:
+    """CRC32C of an array's values in C order."""
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    found = 0
+    for start in range(0, len(flat), _CHECKSUM_BYTES):  # in parts: the library wants copies
+        found = google_crc32c.extend(found, flat[start : start + _CHECKSUM_BYTES].tobytes())
+    return int(found)
+
+
+def replace_folder(new: Place, target: Place) -> None:
+    """Put a finished folder in the place of another.
+
+    Object stores cannot rename: there the old is deleted and the new copied, manifest last, so
+    that for a moment nothing whole lies there.
+    """
+    if isinstance(new, ObjectPath) and isinstance(target, ObjectPath):
+        target.delete_tree()
+        new.copy_tree(target)
+        new.delete_tree()
+    elif isinstance(new, Path) and isinstance(target, Path):
+        _rename(new, target)
+
+
+def _rename(new: Path, target: Path) -> None:
+    old = target.with_name(f".{target.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,323 @@
+"""Paths in object stores, used as `pathlib.Path` is: `s3://bucket/votes.zarr`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from storage.errors import DataError
+from storage.stores.object_store import KINDS, SCHEMES, bucket, told
+
+if TYPE_CHECKING:
+    import zarr.storage
+
+_INSTALLED = find_spec("obstore") is not None
+AT_ONCE = 16
+"""Requests under way at once where many are to be made: each takes its time, few take any work."""
+
+
+Version = Mapping[str, str]
+"""What identifies one writing of an object: its tag, and its number where a store has such."""
+
+
+class Stored(NamedTuple):
+    """What an object held at a time, and when it was written."""
+
+    content: bytes
+    version: Version
+    written: datetime
+
+
+@dataclass(frozen=True, order=True)
+class ObjectPath:
+    """A path in an object store; what is written appears whole or not at all.
+
+    There are no folders: one is there while something lies below it.
+
+    Attributes
+    ----------
+    root
+        Scheme and bucket, such as `s3://bucket`.
+    key
+        Parts below it, joined by `/`; taken as they are, not as percent-encoded.
+    """
+
+    root: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}".rstrip("/")
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return ObjectPath(self.root, str(self._pure / name))
+
+    @property
+    def _pure(self) -> PurePosixPath:
+        return PurePosixPath(self.key)
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self._pure.name
+
+    @property
+    def stem(self) -> str:
+        """The last part without its suffix."""
+        return self._pure.stem
+
+    @property
+    def suffix(self) -> str:
+        """What the last part ends in, such as `.zarr`."""
+        return self._pure.suffix
+
+    @property
+    def parent(self) -> ObjectPath:
+        """The folder; that of the first part is the bucket."""
+        return ObjectPath(self.root, _key(str(self._pure.parent)))
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.key}/" if self.key else ""
+
+    @property
+    def parents(self) -> tuple[ObjectPath, ...]:
+        """No folder above ever needs to be made."""
+        return ()
+
+    def with_name(self, name: str) -> ObjectPath:
+        """Give a path beside this one."""
+        return ObjectPath(self.root, str(self._pure.with_name(name)))
+
+    def resolve(self) -> ObjectPath:
+        """Give the path itself: there are no links."""
+        return self
+
+    def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
+        """Do nothing: folders need not be made."""
+
+    def rmdir(self) -> None:
+        """Do nothing: folders go with what lies in them."""
+
+    def exists(self) -> bool:
+        """Tell whether an object or a folder is there."""
+        return self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        """Tell whether an object is there."""
+        from obstore import head
+
+        with told(self), suppress(FileNotFoundError):
+            return bool(head(bucket(self.root), self.key))
+        return False
+
+    def is_dir(self) -> bool:
+        """Tell whether anything lies below."""
+        return any(True for _ in self.iterdir())
+
+    def is_symlink(self) -> bool:
+        """Say no: there are no links."""
+        return False
+
+    def iterdir(self) -> Iterator[ObjectPath]:
+        """List what lies directly below."""
+        from obstore import list_with_delimiter
+
+        with told(self):
+            found = list_with_delimiter(bucket(self.root), self._prefix)
+        for folder in found["common_prefixes"]:
+            yield ObjectPath(self.root, folder)
+        for described in found["objects"]:
+            yield ObjectPath(self.root, described["path"])
+
+    def all_keys(self) -> list[str]:
+        """List the keys of all objects below."""
+        return list(self.tags())
+
+    def tags(self) -> dict[str, str]:
+        """List the tags of all objects below by their keys."""
+        from obstore import list as list_objects
+
+        with told(self):
+            pages = list_objects(bucket(self.root), self._prefix)
+            return {found["path"]: _tag(found) for page in pages for found in page}
+
+    def read_bytes(self) -> bytes:
+        """Read the object.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none.
+        DataError
+            If the store refuses or cannot be reached.
+        """
+        found = self.read()
+        if found is None:
+            raise FileNotFoundError(str(self))
+        return found.content
+
+    def read(self) -> Stored | None:
+        """Read the object, if there is one, and what identifies it."""
+        from obstore import get
+
+        with told(self), suppress(FileNotFoundError):
+            found = get(bucket(self.root), self.key)
+            return Stored(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"])
+        return None
+
+    def download(self, file: BinaryIO) -> str:
+        """Copy the object into a file, a part at a time, and give its tag.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none.
+        """
+        from obstore import get
+
+        with told(self):
+            found = get(bucket(self.root), self.key)
+            for part in found.stream():
+                file.write(part)
+        return _tag(found.meta)
+
+    def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Read the object as text."""
+        return self.read_bytes().decode(encoding, errors)
+
+    def write_bytes(self, content: bytes, replaces: Version | None = None) -> Version:
+        """Write the object; with `replaces` only if it is still that version.
+
+        Raises
+        ------
+        FileExistsError
+            If it is another.
+        """
+        return self._put(content, replaces)
+
+    def create(self, content: bytes) -> Version:
+        """Write the object if there is none.
+
+        Raises
+        ------
+        FileExistsError
+            If there is one.
+        """
+        return self._put(content, "create")
+
+    def _put(self, content: bytes, mode: Any) -> Version:
+        from obstore import put
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with told(self):
+            try:
+                return _version(put(bucket(self.root), self.key, content, mode=mode))
+            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                raise FileExistsError(str(self)) from None  # or deleted since it was seen
+
+    def touch(self) -> None:
+        """Write an object without content."""
+        self.write_bytes(b"")
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Delete the object."""
+        self._delete([self.key])
+
+    def delete_tree(self) -> None:
+        """Delete everything below, manifests first: what is left does not look whole."""
+        for keys in filter(None, self._manifests_and_others()):
+            self._delete(keys)
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; one that is gone is not missed, and may have been deleted twice."""
+        from obstore import delete
+
+        store = bucket(self.root)
+        with told(self):
+            with suppress(FileNotFoundError):
+                delete(store, keys)
+                return
+            for key in keys:  # some stores give up at one that is gone
+                with suppress(FileNotFoundError):
+                    delete(store, key)
+
+    def copy_tree(self, target: ObjectPath) -> None:
+        """Copy everything below within the store, manifests last."""
+        from obstore import copy
+
+        store = bucket(self.root)
+        manifests, others = self._manifests_and_others()
+        with told(self), ThreadPoolExecutor(AT_ONCE) as pool:
+            for keys in (others, manifests):
+                names = [target.key + key.removeprefix(self.key) for key in keys]
+                list(pool.map(copy, [store] * len(keys), keys, names))
+
+    def _manifests_and_others(self) -> tuple[list[str], list[str]]:
+        keys = self.all_keys()
+        manifests = [key for key in keys if key.endswith("/manifest.json")]
+        return manifests, [key for key in keys if not key.endswith("/manifest.json")]
+
+    def zarr_store(self) -> zarr.storage.ObjectStore[Any]:
+        """Give the store that Zarr reads and writes below this path, and nowhere else."""
+        from zarr.storage import ObjectStore
+
+        return ObjectStore(bucket(self.root, self.key))
+
+
+def is_url(text: str) -> bool:
+    """Tell a URL from a path."""
+    return "://" in text
+
+
+def object_path(url: str) -> ObjectPath:
+    """Take a URL of an object store.
+
+    Raises
+    ------
+    DataError
+        If the scheme is unknown, the bucket is missing, the URL holds credentials, or obstore is
+        not installed.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in KINDS:
+        raise DataError(
+            f"{parts.scheme}://: Expected a path or a URL with one of {SCHEMES}, got another."
+        )
+    kind, root = KINDS[parts.scheme], f"{parts.scheme}://{parts.netloc}"
+    form = f"{parts.scheme}://{kind.bucket.upper()}/PATH"
+    if "@" in parts.netloc:
+        raise DataError(
+            f"{parts.scheme}://: Expected a URL without credentials, got some. "
+            f"Give them by environment variables, such as {kind.credentials}."
+        )
+    if parts.query or parts.fragment:  # which may hold a signature
+        raise DataError(f"{root}{parts.path}: Expected {form}, got more behind it (? or #).")
+    key = _key(str(PurePosixPath(parts.path.lstrip("/"))))
+    if not parts.netloc or not key or ".." in key.split("/"):
+        raise DataError(f"{root}{parts.path}: Expected {form}, got something else.")
+    if not _INSTALLED:
+        raise DataError(
+            f"{root}{parts.path}: Expected obstore for URLs, got none. "
+            "pip install 'latentbits[stores]'"
+        )
+    return ObjectPath(root, key)
+
+
+def _key(path: str) -> str:
+    return "" if path == "." else path
+
+
+def _tag(described: Any) -> str:
+    """Give a tag in the form that is the same wherever it was read: some lists leave out quotes."""
+    return '"' + cast(str, described["e_tag"]).strip('"') + '"'
+
+
+def _version(described: Any) -> Version:
+    return {name: described[name] for name in ("e_tag", "version") if described.get(name)}

@@ -1,0 +1,301 @@
+"""The estimators of all models: scikit-learn's own checks, and the results of `pipeline.api`."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.utils import estimator_checks, get_tags
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import latentbits as lb
+from pipeline.api.estimators import estimators
+from pipeline.errors import FitError
+from pipeline.models.registry import models
+from pipeline.models.settings import hyperparameters
+from pipeline.params import named_arrays
+from tests.support.data import probit_rows
+
+SMALL: dict[str, dict[str, Any]] = {
+    "Autoencoder": {"n_components": 2, "max_iter": 2},
+    "BLICA": {"n_components": 1, "starts": 1, "min_rows": 2, "regularization": 2.0},
+    "BernoulliMixture": {"n_components": 2, "starts": 1, "max_iter": 3},
+    "BinaryICALikelihood": {"n_components": 1, "starts": 1, "max_iter": 3},
+    "Bottleneck": {"n_components": 2, "max_iter": 2},
+    "ClippedPCA": {"n_components": 1, "constant_features": "keep"},
+    "FastICA": {},
+    "KernelPCA": {"n_components": 1},
+    "LaplacianEigenmap": {"n_components": 1, "k": 1},
+    "LatentTrait": {"n_components": 1, "max_iter": 3, "constant_features": "pin", "nodes": 5},
+    "LinearIVAE": {"n_components": 1, "max_iter": 2},
+    "NoisyOr": {"n_components": 2, "epochs": 1, "starts": 1, "max_iter": 1, "sweeps": 2}
+    | {"chains": 5, "temperatures": 5},
+    "RestrictedBoltzmannMachine": {"n_components": 2, "max_iter": 2, "chains": 5}
+    | {"temperatures": 5},
+    "Stack": {"n_components": 2, "max_iter": 1, "pretrain": 1},
+}
+"""Settings that take no time; some models have none that take few rows."""
+
+TWO_SEGMENTS = (
+    *("check_transformer_data_not_an_array", "check_transformer_general"),
+    *("check_transformer_preserve_dtypes",),
+)
+FEW_ROWS = (
+    *("check_fit_score_takes_y", "check_estimators_overwrite_params", "check_dict_unchanged"),
+    *("check_dont_overwrite_parameters", "check_estimators_fit_returns_self"),
+    *("check_readonly_memmap_input", "check_n_features_in_after_fitting"),
+    *("check_estimators_dtypes", "check_dtype_object", "check_pipeline_consistency"),
+    *("check_estimators_pickle", "check_f_contiguous_array_estimator"),
+    *("check_methods_sample_order_invariance", "check_methods_subset_invariance"),
+    *("check_fit2d_predict1d", "check_transformer_n_iter"),
+)
+CANNOT = {
+    "BLICA": dict.fromkeys(TWO_SEGMENTS, "two segments, and the model needs three"),
+    "BinaryICALikelihood": dict.fromkeys(
+        (*TWO_SEGMENTS, *FEW_ROWS), "two segments, or fewer than 20 rows in each"
+    ),
+}
+
+
+@pytest.fixture
+def binary_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the checks fit bits: scikit-learn has no tag that says what an estimator needs.
+
+    Their data are often all above or all below any threshold; here a feature is cut at its median,
+    and labels that an estimator cannot do without are three, a third of the rows each.
+    """
+    with_tags, labels = (
+        getattr(estimator_checks, f"_enforce_estimator_tags_{name}") for name in ("X", "y")
+    )
+
+    def bits(estimator: Any, X: Any, **options: Any) -> Any:
+        X = with_tags(estimator, X, **options)
+        return (np.median(np.asarray(X, float), axis=0) < X).astype(X.dtype)
+
+    def thirds(estimator: Any, y: Any) -> Any:
+        y = labels(estimator, y)
+        return np.arange(len(y)) % 3 if get_tags(estimator).target_tags.required else y
+
+    monkeypatch.setattr(estimator_checks, "_enforce_estimator_tags_X", bits)
+    monkeypatch.setattr(estimator_checks, "_enforce_estimator_tags_y", thirds)
+
+
+def test_every_model_is_checked() -> None:
+    assert set(SMALL) == set(estimators())
+    assert {kind.__name__ for kind in models().values()} == set(SMALL) < set(dir(lb))
+
+
+@parametrize_with_checks(
+    [getattr(lb, name)(binarize=0.0, **settings) for name, settings in SMALL.items()],
+    expected_failed_checks=lambda estimator: CANNOT.get(type(estimator).__name__, {}),
+    xfail_strict=True,
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.usefixtures("binary_checks")
+def test_scikit_learn_takes_it(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_arguments_are_the_settings_of_the_model(name: str) -> None:
+    kind = getattr(lb, name)
+    defaults = {f.name: f.default for f in fields(kind.model_class)}
+    settings = ("n_components", *hyperparameters(kind.model_class))
+    common = {"binarize": None, "random_state": None, "n_jobs": None}
+    assert kind().get_params() == {name: defaults[name] for name in settings} | common
+    documented = kind.__doc__.splitlines()
+    assert [name for name in kind().get_params() if documented.count(name) != 1] == []
+
+
+N_ROWS = 1200
+
+
+@pytest.fixture(scope="module")
+def X() -> np.ndarray:
+    values = probit_rows(N_ROWS, 8, 2, seed=3)[0].astype(float)
+    values[np.random.default_rng(4).random(values.shape) < 0.05] = np.nan
+    return values
+
+
+@pytest.fixture(scope="module")
+def segments() -> np.ndarray:
+    return np.array(["a", "b", "c", "d"])[np.random.default_rng(0).integers(0, 4, N_ROWS)]
+
+
+NAMED = ["Autoencoder", "BLICA", "BernoulliMixture", "ClippedPCA", "KernelPCA", "LatentTrait"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_it_is_what_the_functions_give(X: np.ndarray, segments: np.ndarray, name: str) -> None:
+    made = getattr(lb, name)(**SMALL[name], random_state=7, n_jobs=2)
+    made.fit(X, segments=segments)
+    data = lb.from_numpy(X, [f"x{i}" for i in range(8)], segment=segments)
+    settings = {**SMALL[name]}
+    components = settings.pop("n_components")
+    fitted = lb.fit(data, made.model_class.name, components=components, seed=7, **settings)
+    arrays = [
+        {key: values.tobytes() for key, (_, values) in named_arrays(params).items()}
+        for params in (made.fitted_.params, fitted.params)
+    ]
+    assert arrays[0] == arrays[1]
+    codes = lb.transform(fitted, data, seed=7)["mean"]
+    assert made.transform(X, segments=segments).tobytes() == codes.tobytes()
+    if hasattr(made, "score") and "log_likelihood" in (found := lb.evaluate(fitted, data, seed=7)):
+        assert made.score(X, segments=segments) == found["log_likelihood"]
+
+
+def test_rows_without_a_segment_have_the_mean_of_those_fitted(
+    X: np.ndarray, segments: np.ndarray
+) -> None:
+    by_y = lb.BLICA(n_components=1, random_state=0).fit(X, segments)
+    by_name = lb.BLICA(n_components=1, random_state=0).fit(X, np.arange(N_ROWS), segments=segments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        codes = by_y.transform(X)
+    assert codes.tobytes() == by_name.transform(X).tobytes()
+    assert not np.allclose(codes, by_y.transform(X, segments=segments))
+    with pytest.warns(UserWarning, match="segments that were not fitted.*'new'"):
+        assert by_y.transform(X, np.full(N_ROWS, "new")).tobytes() == codes.tobytes()
+    assert np.isfinite(by_y.score(X))
+    assert by_y.score(X, segments) == by_y.score(X, segments=segments) != by_y.score(X)
+
+
+def test_segments_go_through_a_pipeline_beside_the_class(
+    X: np.ndarray, segments: np.ndarray
+) -> None:
+    is_class = np.nan_to_num(X[:, 0]) == 1
+    pipe = make_pipeline(lb.BLICA(n_components=1, random_state=0), LogisticRegression())
+    pipe.fit(X, is_class, blica__segments=segments)
+    assert pipe[0].fitted_.segment_names == tuple(dict.fromkeys(segments))
+    assert pipe.score(X, is_class) > is_class.mean()
+    assert pipe.fit(X, segments)[0].fitted_.segment_names == tuple(dict.fromkeys(segments))
+
+
+def test_a_bottleneck_takes_what_it_predicts_as_y(X: np.ndarray, segments: np.ndarray) -> None:
+    for column in ("segment", "label"):
+        made = lb.Bottleneck(n_components=2, column=column, max_iter=2, random_state=0)
+        fitted = made.fit(X, segments).fitted_
+        assert set(fitted.labels) == {"a", "b", "c", "d"}
+        assert fitted.segment_names == (
+            tuple(dict.fromkeys(segments)) if column == "segment" else ("",)
+        )
+
+
+def test_names_of_columns_come_in_and_go_out(X: np.ndarray) -> None:
+    frame = pd.DataFrame(X, columns=list("abcdefgh"), index=np.arange(N_ROWS) + 5)
+    made = lb.ClippedPCA(n_components=2).set_output(transform="pandas")
+    codes = made.fit_transform(frame)
+    assert made.fitted_.feature_names == tuple("abcdefgh")
+    assert codes.columns.tolist() == ["clippedpca0", "clippedpca1"]
+    assert codes.index.equals(frame.index)
+    assert [*made.get_feature_names_out()] == codes.columns.tolist()
+    frame.loc[9, "c"] = 3
+    with pytest.raises(FitError, match=r"row 5 \(counted from 1\), column 'c': .* got 3\.0\."):
+        made.fit(frame)
+
+
+def test_a_threshold_makes_bits_and_leaves_out_what_is_missing(X: np.ndarray) -> None:
+    measured = np.where(X == 1, 0.7, np.where(X == 0, 0.5, np.nan))
+    models = [lb.BernoulliMixture(n_components=2, random_state=0, binarize=b) for b in (0.5, None)]
+    codes = [made.fit_transform(Z) for made, Z in zip(models, (measured, X), strict=True)]
+    assert codes[0].tobytes() == codes[1].tobytes()
+
+
+def test_draws_are_as_common_as_ones_are(X: np.ndarray) -> None:
+    made = lb.BernoulliMixture(n_components=4, random_state=0).fit(X)
+    drawn = made.sample(20_000)
+    assert drawn.shape == (20_000, 8)
+    assert drawn.tobytes() == made.sample(20_000).tobytes()
+    np.testing.assert_allclose(drawn.mean(axis=0), np.nanmean(X, axis=0), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda X: lb.ClippedPCA(n_components=0).fit(X), "^n_components: .* at least 1, got 0"),
+        (lambda X: lb.ClippedPCA(n_components=9).fit(X), "^n_components: .* at most 8"),
+        (lambda X: lb.ClippedPCA(n_components="x").fit(X), "^n_components: .* got 'x'"),
+        (lambda X: lb.ClippedPCA(random_state=-1).fit(X), "^random_state: .* got -1"),
+        (lambda X: lb.ClippedPCA(n_jobs=0).fit(X), "^n_jobs: .* got 0"),
+        (lambda X: lb.ClippedPCA(estimator="x").fit(X), "^estimator: .* got 'x'"),
+        (lambda X: lb.ClippedPCA().fit(X * 0), 'by constant_features="keep"'),
+        (lambda X: lb.ClippedPCA().fit(X + 1), r"^row 1 .*column 'x0': .* got .* Say binarize=T"),
+        (lambda X: lb.BLICA().fit(X), "BLICA requires y .* Give the segment of each row"),
+        (lambda X: lb.BLICA().fit(X, X[:, 0] * 0), "segments, got .* each row by y, or"),
+        (lambda X: lb.Bottleneck(column="party").fit(X), "Give the party of each row"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_refused_names_the_argument(make: Any, said: str, X: np.ndarray) -> None:
+    with pytest.raises(FitError, match=said) as refused:
+        make(np.nan_to_num(X))
+    assert "--" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_pseudo_likelihood_is_no_score(X: np.ndarray) -> None:
+    made = lb.RestrictedBoltzmannMachine(n_components=2, max_iter=2, random_state=0).fit(X)
+    assert np.isfinite(made.score(X))
+    made.fitted_ = replace(made.fitted_, params=replace(made.fitted_.params, log_z=None))
+    with pytest.raises(FitError, match=r"a log-likelihood .*Boltzmann.* Expected log Z"):
+        made.score(X)
+
+
+def test_a_model_without_likelihood_has_no_score() -> None:
+    assert [name for name in SMALL if not hasattr(getattr(lb, name)(), "score")] == [
+        *("Autoencoder", "Bottleneck", "ClippedPCA", "FastICA", "KernelPCA"),
+        *("LaplacianEigenmap", "Stack"),
+    ]
+    assert not hasattr(lb.KernelPCA(), "sample")
+    assert not hasattr(lb, "_private")
+
+
+@pytest.mark.parametrize("random_state", [None, 3, np.random.RandomState(3)])
+def test_every_kind_of_seed_is_taken(X: np.ndarray, random_state: Any) -> None:
+    made = lb.BernoulliMixture(n_components=2, max_iter=2, random_state=random_state)
+    with pytest.warns(UserWarning, match="before converging"):
+        seeds = [made.fit(X).seed_ for _ in range(2)]
+    assert (seeds[0] == seeds[1] == 3) is (random_state == 3)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    found = load_digits()
+    return found.data, found.target
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "least"),
+    [
+        ("ClippedPCA", {"constant_features": "keep"}, 0.8),
+        ("BernoulliMixture", {"starts": 1}, 0.75),
+        ("RestrictedBoltzmannMachine", {"max_iter": 10}, 0.65),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_in_a_pipeline_and_a_grid_search(
+    digits: tuple[np.ndarray, np.ndarray], name: str, settings: dict[str, Any], least: float
+) -> None:
+    model = getattr(lb, name)(binarize=7, random_state=0, **settings)
+    pipe = make_pipeline(model, LogisticRegression(max_iter=1000))
+    search = GridSearchCV(pipe, {f"{name.lower()}__n_components": [2, 20]}, cv=3).fit(*digits)
+    assert search.best_params_ == {f"{name.lower()}__n_components": 20}
+    assert search.best_score_ > least
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_components_are_chosen_by_rows_held_out(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    model = lb.BernoulliMixture(binarize=7, random_state=0, starts=1)
+    search = GridSearchCV(model, {"n_components": [1, 10]}, cv=3).fit(digits[0])
+    assert search.best_params_ == {"n_components": 10}
+    assert search.best_score_ < search.best_estimator_.score(digits[0])

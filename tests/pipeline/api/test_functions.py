@@ -1,0 +1,302 @@
+"""The notebook's functions against the flows' building blocks."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from pipeline.api import functions as api
+from pipeline.api import progress_line as telling
+from pipeline.api.in_python import in_python, naming
+from pipeline.data.blocks import block_of
+from pipeline.errors import FitError
+from pipeline.executors.progress import silent
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor, executor_of
+from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.registry import models
+from pipeline.random import RowRandom
+from storage import load_artifact
+from storage.dataset.dataset import BinaryDataset
+from storage.errors import DataError
+from tests.support.data import probit_rows, write
+from tests.support.fits import write_fit
+
+NAMES = ["<b>", *(f"f{i}" for i in range(1, 8))]
+
+
+@pytest.fixture(scope="module")
+def X() -> np.ndarray:
+    return probit_rows(1000, 8, 2, seed=3)[0]
+
+
+@pytest.fixture(scope="module")
+def dataset(X: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
+    place = np.random.default_rng(0)
+    segments = np.array(["a", "b", "c", "d"])[place.integers(0, 4, len(X))]
+    split = np.where(np.arange(len(X)) % 3, "train", "test")
+    path = tmp_path_factory.mktemp("api") / "d.zarr"
+    columns = {"split": split}
+    return write(path, X, None, segments, words_per_chunk=10, columns=columns, names=NAMES)
+
+
+@pytest.mark.parametrize("model", ["clipped-pca", "latent-trait", "blica", "bernoulli-mixture"])
+def test_a_model_in_three_lines(dataset: BinaryDataset, X: np.ndarray, model: str) -> None:
+    fitted = api.fit(dataset, model, components=2, split="train")
+    codes = api.transform(fitted, dataset)
+    made = api.transform(fitted, dataset, reconstruct="bits")
+    found = api.evaluate(fitted, dataset, split="test", label="segment", fitted_split="train")
+    near, told = found["neighbourhoods"], found["neighbour_labels"]
+    assert (near["rows"], told["rows"], told["neighbours"]) == (334, 334, 666)
+    assert made["bits"].shape == X.shape
+    if model != "blica":  # its segments count
+        expected = fitted.model.reconstruct(fitted.params, codes["mean"])
+        np.testing.assert_array_equal(made["bits"], expected > 0.5)
+    assert codes["row"].tolist() == list(range(len(X)))
+    assert codes["mean"].shape == (len(X), 2)
+    assert np.isfinite(found["nll_per_bit"])
+    if model in ("latent-trait", "bernoulli-mixture"):
+        block = block_of(X)
+        expected = fitted.model.transform(fitted.params, block, RowRandom(0))["mean"]
+        np.testing.assert_allclose(codes["mean"], expected, atol=1e-12)
+        measured: Any = fitted.model
+        nats = measured.log_likelihood(fitted.params, block, RowRandom(0)).nats[::3].mean()
+        assert found["log_likelihood"] == pytest.approx(nats)
+    for shown in (fitted, codes, found):
+        table, lines = shown._repr_html_(), repr(shown).splitlines()
+        assert set(re.findall(r"<(\w+)", table)) == {"table", "caption", "tr", "th", "td"}
+        assert "color" not in table
+        assert table.count("<tr>") == len(lines) - 1 < 40
+    assert "mean: row 1,000 × 2, float64" in said(codes)
+    assert f"wrong_bits: {found['wrong_bits']:.6g}" in said(found)
+    assert {"features: 8", "segments: 4", "converged: yes"} < said(fitted)
+
+
+def said(shown: Any) -> set[str]:
+    """What the lines of a representation say."""
+    return {re.sub(" {2,}", ": ", line.strip()) for line in repr(shown).splitlines()[1:]}
+
+
+def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
+    settings: dict[str, Any] = {"estimator": "quadrature", "nodes": 5, "max_iter": 3}
+    fits = [
+        api.fit(dataset, "latent-trait", components="auto", executor=executor, **settings)
+        for executor in (SerialExecutor(), ThreadsExecutor())
+    ]
+    assert fits[0].params.weights.tobytes() == fits[1].params.weights.tobytes()
+    assert fits[0].model.n_components is None
+    assert {name: getattr(fits[0].model, name) for name in settings} == settings
+
+
+@pytest.mark.parametrize("model", ["clipped-pca", "latent-trait", "blica", "bernoulli-mixture"])
+def test_an_artifact_is_a_fitted_model(dataset: BinaryDataset, tmp_path: Path, model: str) -> None:
+    from flows.fitting.provenance import outcome, provenance
+    from pipeline.models.state import FitState
+    from pipeline.params import named_arrays
+    from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
+
+    fitted = api.fit(dataset, model, components=2)
+    diagnostics = {"n_components": 2}
+    state = FitState(fitted.params, history=fitted.history, diagnostics=diagnostics)
+    manifest = {
+        **provenance(fitted.model, dataset, None, 0),
+        **outcome(fitted.model, dataset, state),
+    }
+    arrays = {name: NamedArray(*array) for name, array in named_arrays(fitted.params).items()}
+    artifact = load_artifact(write_artifact(tmp_path / "a", arrays, manifest))
+    again = api.Fitted.of(artifact)
+    assert again.model == fitted.model
+    codes, expected = (api.transform(one, dataset)["mean"] for one in (again, fitted))
+    assert codes.tobytes() == expected.tobytes()
+
+
+def test_what_a_fit_says_is_text(dataset: BinaryDataset) -> None:
+    fitted = api.fit(dataset, "latent-trait", max_iter=2)
+    shown = replace(fitted, warnings=("constant: '<b>\x1b[31m'",))
+    assert {"converged: no", "weights: feature 8 × component 2"} < said(shown)
+    assert f"objective: {fitted.history[-1]:.6g} nats a row" in said(shown)
+    assert "warning: constant: '<b> [31m'" in said(shown)
+    assert "<b>" not in shown._repr_html_()
+    assert "&lt;b&gt;" in shown._repr_html_()
+
+
+def test_why_there_is_no_likelihood_is_said() -> None:
+    assert said(api.Evaluation(kind="none", refusals=["too few", "<i>"])) == {
+        "kind: none",
+        "refusals: too few",
+        "refusals: <i>",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "latent-trai"}, "Did you mean 'latent-trait'"),
+        ({"components": "many"}, "components: Expected a whole number or 'auto', got 'many'"),
+        ({"estimatr": "arcsine"}, "got 'estimatr'. Did you mean 'estimator'"),
+        ({"model": "blica", "split": "train", "min_rows": 10**6}, "at least 3 segments"),
+        ({"model": "latent-trai"}, "^model: Expected one of"),
+        ({"components": 9}, "^components: Expected at most 8"),
+        ({"components": 0}, "^components: Expected at least 1"),
+        ({"components": 2.5}, "^components: Expected a whole number or None, got 2.5"),
+        ({"null_draws": "few"}, "^null_draws: Expected a whole number, got 'few'"),
+        (
+            {"model": "latent-trait", "nodes": "few"},
+            "^nodes: Expected a whole number or None, got 'few'",
+        ),
+        ({"model": "latent-trait", "tol": True}, "^tol: Expected a number, got True"),
+        ({"model": "stack", "layers": "4,2"}, "^layers: Expected whole numbers or None, got '4,2'"),
+        ({"n_jobs": 0}, "^n_jobs: Expected a number of threads, or -1 for all CPUs, got 0"),
+        ({"seed": -1}, "^seed: Expected 0 to"),
+        ({"split": "tes"}, "d.zarr: split: Expected a split of the dataset, got 'tes'"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(
+    dataset: BinaryDataset, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        api.fit(dataset, **arguments)
+    assert isinstance(refused.value, FitError | DataError)
+    assert "--" not in str(refused.value)
+
+
+def test_features_named_like_options_stay_as_they_are(tmp_path: Path) -> None:
+    X, _ = probit_rows(200, 4, 1, seed=0)
+    X[:, 1] = 1
+    data = write(tmp_path / "d.zarr", X, names=["a", "--set b=c", "--seed", "d"])
+    said = r"got constant ones: '--set b=c'\. .* by constant_features=\"keep\"\.$"
+    with pytest.raises(FitError, match=said):
+        api.fit(data)
+
+
+def test_warnings_speak_python_also_those_of_an_artifact(tmp_path: Path) -> None:
+    X, _ = probit_rows(910, 4, 2, seed=1)
+    segments = np.array(["a", "b", "c", "d"])[np.arange(910) // 300]
+    data = write(tmp_path / "d.zarr", X, None, segments)
+    settings: dict[str, Any] = {"n_components": 2, "regularization": 10.0}
+    artifact = load_artifact(write_fit(tmp_path / "a", BLICA(**settings), data))
+    ends = "'d'; --set min_rows=1 keeps them", "'d'; min_rows=1 keeps them"
+    for warnings, end in (
+        (artifact.manifest["warnings"], ends[0]),
+        (api.Fitted.of(artifact).warnings, ends[1]),
+        (api.fit(data, "blica", components=2, regularization=10.0).warnings, ends[1]),
+    ):
+        assert any(text.endswith(end) for text in warnings)
+
+
+@pytest.mark.parametrize(
+    ("option", "argument"),
+    [
+        ("consider --set repair=nearest", 'consider repair="nearest"'),
+        ("--set nodes=46", "nodes=46"),
+        ("--set prior_precision=0.5.", "prior_precision=0.5."),
+        ("--set equal_slopes=yes", "equal_slopes=True"),
+        ("--set layers=10,20", "layers=(10, 20)"),
+        (
+            "Give --components and --set starts, or",
+            "Give components and starts, or",
+        ),
+        ("--components 6 does", "components=6 does"),
+        ("Choose another --split.", "Choose another split."),
+        (
+            "Ingest with --segment-by COLUMN, or fit",
+            "Give the segment of each row by segment, or fit",
+        ),
+        ("--append the rest", "--append the rest"),
+    ],
+)
+def test_options_become_arguments(option: str, argument: str) -> None:
+    assert in_python(option) == argument
+
+
+def test_other_callers_have_other_names() -> None:
+    with naming({"components": "n_components", "segment": "y"}):
+        assert in_python("--components 6 or --seed") == "n_components=6 or seed"
+        assert in_python("Ingest with --segment-by COLUMN.").endswith("each row by y.")
+    assert in_python("--components 6") == "components=6"
+
+
+def test_auto_is_a_text_where_it_is_a_choice(dataset: BinaryDataset) -> None:
+    by_default = api.fit(dataset, "latent-trait", max_iter=2)
+    asked = api.fit(dataset, "latent-trait", estimator="auto", nodes="auto", max_iter=2)
+    assert asked.model == by_default.model
+
+
+def test_all_cpus_are_used() -> None:
+    executor = executor_of(-1)
+    assert isinstance(executor, ThreadsExecutor)
+    assert executor.n_threads == len(psutil.Process().cpu_affinity())
+
+
+def test_a_terminal_shows_how_far_a_fit_is(
+    dataset: BinaryDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(telling, "_SECONDS_BETWEEN", 0.0)
+    fitted, shown = api.fit(dataset, "latent-trait", estimator="variational", max_iter=3), []
+    for work in (
+        lambda: api.fit(dataset, "latent-trait", estimator="variational", max_iter=3),
+        lambda: api.transform(fitted, dataset),
+        lambda: api.evaluate(fitted, dataset),
+        lambda: api.evaluate(fitted, dataset, progress=silent),
+    ):
+        ours, theirs = pty.openpty()
+        with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", terminal)
+            work()
+            os.write(theirs, b"end")
+        found = b""
+        while not found.endswith(b"end"):
+            found += os.read(ours, 1 << 16)
+        shown.append(found.decode())
+        os.close(ours)
+    fit, transform, evaluate, nothing = shown
+    assert "feature counts: 100%\x1b[K" in fit
+    assert re.search(r"\r[\w-]+, pass 3, -\d\.\d+: 100%\x1b\[K\r\x1b\[Kend$", fit)
+    assert transform.endswith("\rtransform: 100%\x1b[K\r\x1b[Kend")
+    assert evaluate.endswith("\rscore: 100%\x1b[K\r\x1b[Kend")
+    assert nothing == "end"
+
+
+def test_other_features_are_refused(dataset: BinaryDataset, tmp_path: Path) -> None:
+    fitted = api.fit(dataset, "bernoulli-mixture", components=1)
+    other = write(tmp_path / "o.zarr", probit_rows(100, 8, 2, 0)[0])
+    with pytest.raises(FitError, match="feature '<b>' of the fit at position 1, got feature 'f0'"):
+        api.transform(fitted, other)
+    fewer = write(tmp_path / "f.zarr", probit_rows(100, 2, 2, 0)[0], names=NAMES[:2])
+    with pytest.raises(
+        FitError, match="feature 'f2' of the fit at position 3, got no more feature"
+    ):
+        api.evaluate(fitted, fewer)
+
+
+def test_segments_that_were_not_fitted_are_told(dataset: BinaryDataset) -> None:
+    fitted = api.fit(dataset, "blica", components=2, regularization=10.0)
+    others = replace(fitted, segment_names=(*fitted.segment_names[:3], "e"))
+    for use in (api.transform, api.evaluate):
+        with pytest.warns(
+            UserWarning, match=f"not fitted, .*: '{fitted.segment_names[3]}'$"
+        ) as caught:
+            use(others, dataset)
+        assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_what_codes_cannot_be_turned_into(dataset: BinaryDataset) -> None:
+    fitted = api.fit(dataset, components=1)
+    with pytest.raises(FitError, match="Expected 'probabilities', 'bits' or None, got 'rows'"):
+        api.transform(fitted, dataset, reconstruct="rows")  # type: ignore[arg-type]
+
+
+def test_the_models_are_named_where_one_looks_for_them():
+    named = " ".join(api.fit.__doc__.split())
+    own = [name for name, kind in models().items() if kind.__module__.startswith("pipeline.")]
+    assert ", ".join(own) in named

@@ -1,0 +1,342 @@
+"""Likelihoods, losses and shares of pairs against dense computations and known truths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.errors import FitError
+from pipeline.evaluation.calibration import (
+    EDGES,
+    SAMPLE_ROWS,
+    compare_features,
+    compare_pairs,
+    implied_pairs,
+    judged_features,
+    observed_pairs,
+)
+from pipeline.evaluation.evaluate import (
+    Subject,
+    baselines,
+    likelihood_summary,
+    measure_of,
+    reconstruction_summary,
+    score_rows,
+)
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fitting.loop import fit
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
+from pipeline.models.capabilities import LogLikelihood
+from pipeline.numerics.metrics import reconstruction_losses
+from pipeline.params import array
+from pipeline.statistics.counts import PairCounts
+from tests.support.strategies import Data, chunkings, memory_rows, tables
+
+SERIAL = SerialExecutor()
+NO_SEGMENTS = np.zeros(0, np.int64)
+WEIGHTS = np.array([0.6, 0.4])
+PROBABILITIES = np.array([[0.9, 0.8, 0.45, 0.01, 0.3, 0.6], [0.1, 0.3, 0.45, 0.02, 0.7, 0.6]])
+
+ALL = np.arange(6)
+
+
+def mixture(weights: Any = WEIGHTS, probabilities: Any = PROBABILITIES) -> Subject:
+    params = BernoulliMixtureParams(probabilities, weights)
+    return Subject(BernoulliMixture(n_components=len(weights)), params, NO_SEGMENTS)
+
+
+def drawn(n_rows: int, seed: int = 0) -> NDArray[np.uint8]:
+    subject = mixture()
+    return subject.model.sample(subject.params, n_rows, np.random.default_rng(seed))
+
+
+@dataclass(frozen=True)
+class SegmentParams:
+    """Chances of a one by segment."""
+
+    chances: NDArray[np.float64] = array("segment")
+
+
+@dataclass(frozen=True)
+class BySegment:
+    """Two features, ones as often as the segment says; a row's likelihood is its segment."""
+
+    params: ClassVar[type[SegmentParams]] = SegmentParams
+    n_features: int = 2
+
+    def transform(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        return {"mean": np.zeros((block.n_samples, 1))}
+
+    def reconstruct(self, params: SegmentParams, codes: Any, segments: Any) -> Any:
+        return np.repeat(params.chances[segments][:, None], self.n_features, axis=1)
+
+    def sample(self, params: SegmentParams, n_samples: int, rng: Any, segments: Any = None) -> Any:
+        chances = self.reconstruct(params, np.zeros((n_samples, 1)), segments)
+        return (rng.random(chances.shape) < chances).astype(np.uint8)
+
+
+class Exact(BySegment):
+    def log_likelihood(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        return LogLikelihood(np.full(block.n_samples, -1.0 - block.segment), np.zeros(1))
+
+
+class Estimated(BySegment):
+    def log_likelihood(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        n = block.n_samples
+        return LogLikelihood(np.full(n, -2.0), np.full(n, 0.5))
+
+
+class Integrated(BySegment):
+    def log_likelihood(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        n = block.n_samples
+        nats, errors = np.full(n, -2.0), np.where(block.rows % 2, 0.03, 0.01)
+        return LogLikelihood(nats, np.zeros(n), integration_error=errors)
+
+
+class Bounded(BySegment):
+    def lower_bound(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        return np.full(block.n_samples, -3.0)
+
+
+class Refusing(Bounded):
+    def log_likelihood(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        raise FitError("Expected fewer features.")
+
+
+class Composite(BySegment):
+    def composite_log_likelihood(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        return np.full(block.n_samples, -4.0)
+
+
+class Infinite(BySegment):
+    def log_likelihood(self, params: SegmentParams, block: BinaryBlock, rng: Any) -> Any:
+        return LogLikelihood(np.where(block.rows == 7, -np.inf, -1.0), np.zeros(block.n_samples))
+
+
+def by_segment(kind: type[BySegment], segments: Any = (0, 1, 2)) -> Subject:
+    params = SegmentParams(np.array([0.1, 0.5, 0.9]))
+    return Subject(kind(), params, np.array(segments))  # type: ignore[arg-type]
+
+
+def two_columns(labels: NDArray[np.int64]) -> Data:
+    X = np.random.default_rng(0).integers(0, 2, (len(labels), 2), dtype=np.uint8)
+    return Data(X, None, labels)
+
+
+# --- likelihoods and losses ----------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(data=tables(st.just(6)), draw=st.data())
+def test_scores_are_those_of_the_dense_matrix(data: Data, draw: st.DataObject) -> None:
+    subject = mixture()
+    rows = memory_rows(data, draw.draw(chunkings(len(data.X))))
+    sums = score_rows(subject, "log_likelihood", rows, SERIAL, 0)
+    X, mask = data.X, data.mask.astype(bool)
+    given_k = [np.where(X, p, 1 - p) for p in PROBABILITIES]
+    joint = WEIGHTS * np.array([np.where(mask, g, 1.0).prod(axis=1) for g in given_k]).T
+    nats = np.log(joint.sum(axis=1))
+    found = likelihood_summary(measure_of(subject, 2), sums)
+    assert found["kind"] == "exact"
+    assert found["log_likelihood"] == pytest.approx(nats.mean())
+    assert found["bits"] == pytest.approx(nats.mean() / np.log(2))
+    assert found["standard_error"] == pytest.approx(nats.std() / np.sqrt(len(nats)), abs=1e-6)
+    assert found["estimation_error"] == 0
+    if mask.any():
+        probabilities = joint / joint.sum(axis=1, keepdims=True) @ PROBABILITIES
+        expected = reconstruction_losses(X, mask, probabilities)
+        assert reconstruction_summary(sums) == pytest.approx(expected, abs=1e-9)
+
+
+def test_large_blocks_are_scored_in_parts_and_by_threads_alike() -> None:
+    data = Data(drawn(800_000))
+    subject = mixture()
+    scores = [
+        score_rows(subject, "log_likelihood", memory_rows(data, sizes), executor, 0)
+        for sizes, executor in (
+            ([800_000], SERIAL),
+            ([50_000] * 16, SERIAL),
+            ([50_000] * 16, ThreadsExecutor(3)),
+        )
+    ]
+    assert scores[1].objective == scores[2].objective
+    assert scores[1].objective == pytest.approx(scores[0].objective, rel=1e-12)
+    for name, value in scores[1].arrays().items():
+        assert scores[2].arrays()[name].tobytes() == value.tobytes()
+        np.testing.assert_allclose(value, scores[0].arrays()[name], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Exact, {"kind": "exact", "log_likelihood": -2.0, "estimation_error": 0.0}),
+        (Estimated, {"kind": "estimate", "log_likelihood": -2.0, "estimation_error": 0.5 / 30}),
+        (Integrated, {"kind": "estimate", "log_likelihood": -2.0, "estimation_error": 0.02}),
+        (Bounded, {"kind": "bound", "lower_bound": -3.0}),
+        (
+            Refusing,
+            {"kind": "bound", "lower_bound": -3.0, "refusals": ["Expected fewer features."]},
+        ),
+        (Composite, {"kind": "composite", "composite_log_likelihood": -4.0}),
+        (BySegment, {"kind": "none"}),
+    ],
+)
+def test_a_measure_is_called_what_it_is(kind: type[BySegment], expected: dict[str, Any]) -> None:
+    subject = by_segment(kind)
+    measure = measure_of(subject, 2)
+    rows = memory_rows(two_columns(np.arange(900) % 3))
+    found = likelihood_summary(measure, score_rows(subject, measure.name, rows, SERIAL, 0))
+    assert found.items() >= {name: pytest.approx(x) for name, x in expected.items()}.items()
+
+
+def test_segments_are_those_of_the_model() -> None:
+    labels = np.repeat([0, 1, 2], [500, 100, 50])
+    subject = by_segment(Exact, (2, 0, 1))
+    sums = score_rows(subject, "log_likelihood", memory_rows(two_columns(labels)), SERIAL, 0)
+    assert sums.objective == pytest.approx(-500 * 3 - 100 * 1 - 50 * 2)
+    assert sums.values["segment_rows"].tolist() == [500, 100, 50]
+
+
+def test_a_row_without_a_finite_likelihood_is_named() -> None:
+    rows = memory_rows(two_columns(np.zeros(20, np.int64)))
+    with pytest.raises(FitError, match="row 8: Expected a finite log_likelihood, got -inf"):
+        score_rows(by_segment(Infinite, (0,)), "log_likelihood", rows, SERIAL, 0)
+
+
+def test_the_first_baseline_is_independence_with_one_pseudo_count() -> None:
+    X = drawn(300)
+    fitted = {
+        name: Subject(model, fit(model, memory_rows(Data(X)), SERIAL).params, NO_SEGMENTS)
+        for name, model in baselines(len(X)).items()
+    }
+    p = (X.sum(axis=0) + 1) / (len(X) + 2)
+    expected = np.where(X, np.log(p), np.log(1 - p)).sum(axis=1).mean()
+    scores = [
+        score_rows(subject, "log_likelihood", memory_rows(Data(X)), SERIAL, 0).objective / len(X)
+        for subject in fitted.values()
+    ]
+    assert scores[0] == pytest.approx(expected)
+    assert scores[1] > scores[0] + 0.1
+    assert [m.n_components for m in baselines(7).values()] == [1, 7]
+
+
+# --- shares of features and pairs ----------------------------------------------------------------
+
+
+def exact_pairs(subject: Subject) -> NDArray[np.float64]:
+    p = subject.params.probabilities
+    pairs = np.einsum("k,ki,kj->ij", subject.params.weights, p, p)
+    np.fill_diagonal(pairs, subject.params.weights @ p)
+    return pairs
+
+
+def test_implied_pairs_are_those_of_the_model_wherever_they_are_drawn() -> None:
+    subject, exact = mixture(), exact_pairs(mixture())
+    drawn_pairs = [
+        implied_pairs(subject, NO_SEGMENTS, 6, ALL, executor, 5)
+        for executor in (SERIAL, ThreadsExecutor(3))
+    ]
+    assert drawn_pairs[0].joint.tobytes() == drawn_pairs[1].joint.tobytes()
+    assert drawn_pairs[0].n_samples == SAMPLE_ROWS
+    error = np.sqrt(exact * (1 - exact) / SAMPLE_ROWS)
+    assert (np.abs(drawn_pairs[0].joint[0] / SAMPLE_ROWS - exact) < 5 * error).all()
+    other = implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 6)
+    assert other.joint.tobytes() != drawn_pairs[0].joint.tobytes()
+
+
+def test_segments_are_drawn_as_often_as_they_are_in_the_data() -> None:
+    subject = by_segment(BySegment, (2, -1, 0))
+    implied = implied_pairs(subject, np.array([300, 0, 100]), 2, ALL[:2], SERIAL, 0)
+    assert implied.n_samples == SAMPLE_ROWS
+    shares = implied.joint[0].diagonal() / SAMPLE_ROWS
+    np.testing.assert_allclose(shares, 0.75 * 0.9 + 0.25 * 0.1, atol=0.005)
+
+
+def test_the_true_model_differs_by_chance_and_another_by_more() -> None:
+    X = drawn(20_000)
+    observed = observed_pairs(memory_rows(Data(X), [5000] * 4), ALL, SERIAL)
+    means = mixture(np.ones(1), (WEIGHTS @ PROBABILITIES)[None])
+    true, flat = (
+        compare_pairs(observed, implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 1))
+        for subject in (mixture(), means)
+    )
+    assert np.abs(true.z).max() < 4.5
+    assert true.rmse < 2 * true.rmse_by_chance
+    assert flat.features[flat.largest(1)[0]].tolist() == [0, 1]
+    assert flat.rmse > 10 * flat.rmse_by_chance
+    exact = exact_pairs(mixture())[0, 1]
+    assert flat.observed[0] == pytest.approx(exact, abs=0.02)
+    margins = compare_features(observed, implied_pairs(means, NO_SEGMENTS, 6, ALL, SERIAL, 1))
+    assert np.abs(margins.z).max() < 4.5
+    np.testing.assert_allclose(margins.observed, X.mean(axis=0))
+
+
+def test_scores_in_standard_errors_are_standard_normal() -> None:
+    """Over many data sets drawn from the model itself."""
+    implied = implied_pairs(mixture(), NO_SEGMENTS, 6, ALL, SERIAL, 2)
+    scores = [
+        compare_pairs(observed_pairs(memory_rows(Data(drawn(3000, seed))), ALL, SERIAL), implied).z
+        for seed in range(1, 150)
+    ]
+    assert np.std(scores, axis=0) == pytest.approx(np.ones(15), abs=0.25)
+
+
+@settings(deadline=None, max_examples=20)
+@given(data=tables(st.just(6)))
+def test_pairs_never_observed_together_are_left_out(data: Data) -> None:
+    observed = observed_pairs(memory_rows(data), ALL, SERIAL)
+    found = compare_pairs(observed, pair_counts())
+    together = data.mask.T.astype(int) @ data.mask
+    i, j = np.triu_indices(6, 1)
+    seen = together[i, j] > 0
+    np.testing.assert_array_equal(found.features, np.column_stack([i, j])[seen])
+    joint = ((data.X & data.mask).T.astype(int) @ (data.X & data.mask))[i, j]
+    np.testing.assert_allclose(found.observed, joint[seen] / together[i, j][seen])
+    assert np.isfinite([*found.z, found.rmse, found.rmse_by_chance]).all()
+    bins = found.binned()
+    assert sum(one["number"] for one in bins) == seen.sum()
+    assert all(one["from"] <= one["implied"] <= one["to"] for one in bins)
+    assert {one["from"] for one in bins} <= set(EDGES)
+
+
+def pair_counts() -> PairCounts:
+    return observed_pairs(memory_rows(Data(drawn(500))), ALL, SERIAL)
+
+
+def test_shares_that_are_certain_on_both_sides_have_no_distance() -> None:
+    counts = pair_counts()
+    joint = counts.joint.copy()
+    joint[0, 0, 1] = 0
+    never = replace(counts, joint=joint)
+    assert compare_pairs(never, never).z[0] == 0.0
+
+
+def test_wide_data_are_counted_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = memory_rows(Data(drawn(500)))
+    whole = observed_pairs(rows, ALL, SERIAL)
+    monkeypatch.setattr("pipeline.evaluation.calibration.TASK_MEMORY", 600)
+    tiled = observed_pairs(rows, ALL, SERIAL)
+    np.testing.assert_array_equal(tiled.joint, whole.joint)
+
+
+def test_of_very_many_features_some_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.evaluation.calibration.MOST_JUDGED", 3)
+    judged = judged_features(6, 0)
+    assert len(judged) == 3
+    assert (np.diff(judged) > 0).all()
+    assert judged.tolist() == judged_features(6, 0).tolist() != judged_features(6, 1).tolist()
+    rows = memory_rows(Data(drawn(500)))
+    whole, some = (observed_pairs(rows, features, SERIAL) for features in (ALL, judged))
+    np.testing.assert_array_equal(some.joint[0], whole.joint[0][np.ix_(judged, judged)])
+    wanted, found = (
+        implied_pairs(mixture(), NO_SEGMENTS, 6, features, SERIAL, 2) for features in (ALL, judged)
+    )
+    np.testing.assert_array_equal(found.joint[0], wanted.joint[0][np.ix_(judged, judged)])

@@ -1,0 +1,48 @@
+"""Whether work is wanted is known to every thread that does it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pipeline.executors.cancellation import Unwanted, check_wanted, while_wanted
+from pipeline.executors.threads import ThreadsExecutor
+
+
+def test_threads_ask_what_their_caller_asks() -> None:
+    """The caller waits for an item, and cannot ask by itself."""
+    unwanted, noticed = threading.Event(), threading.Event()
+
+    def work(item: int) -> None:
+        check_wanted()
+        unwanted.set()
+        try:
+            check_wanted()
+        except Unwanted:
+            noticed.set()
+            raise
+
+    def mapped(items: range) -> list[None]:
+        return list(ThreadsExecutor(2).map(work, items))
+
+    with pytest.raises(Unwanted):
+        while_wanted(lambda: not unwanted.is_set(), mapped, range(1))
+    assert noticed.is_set()
+
+
+def test_an_interrupt_that_a_thread_learns_of_ends_the_run() -> None:
+    """As where the thread that waits was told, and what it was told was dropped."""
+    came = threading.Event()
+
+    def wanted() -> bool:
+        if came.is_set():
+            raise KeyboardInterrupt
+        return True
+
+    def work(item: int) -> None:
+        came.set()
+        check_wanted()
+
+    with pytest.raises(KeyboardInterrupt):
+        while_wanted(wanted, lambda n: list(ThreadsExecutor(2).map(work, range(n))), 1)

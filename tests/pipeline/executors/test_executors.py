@@ -1,0 +1,309 @@
+"""The same bytes from every executor, and what the scheduler saw of the work."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import psutil
+import pytest
+from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
+from threadpoolctl import ThreadpoolController
+
+from pipeline.executors.base import one_blas_thread
+from pipeline.executors.dask import DaskExecutor
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fitting.loop import collect_pass, fit
+from pipeline.models.clipped_pca import ClippedPCA
+from pipeline.models.latent_trait.model import LatentTrait
+from pipeline.models.state import FitState
+from pipeline.passes.map_reduce import GROUP_CHUNKS
+from pipeline.statistics.counts import PairCounts
+from storage.dataset.dataset import BinaryDataset
+from tests.support.clusters import DeadlyReader, Endless, LoggedReader, SlowReader
+from tests.support.data import probit_rows, rows_of, write
+
+N_CHUNKS = 100
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
+    X, _ = probit_rows(N_CHUNKS * 128, 30, 3, seed=5)
+    return write(tmp_path_factory.mktemp("executors") / "d.zarr", X, words_per_chunk=2)
+
+
+@pytest.fixture(scope="module")
+def three_workers():
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def loadings(dataset, executor, read=None) -> bytes:
+    rows = rows_of(dataset)
+    if read is not None:
+        rows = replace(rows, read=read)
+    return fit(ClippedPCA(), rows, executor, seed=3).params.loadings.tobytes()
+
+
+@pytest.fixture(scope="module")
+def expected(dataset) -> bytes:
+    return loadings(dataset, SerialExecutor())
+
+
+def test_threads_give_the_bytes_of_serial(dataset, expected):
+    assert loadings(dataset, ThreadsExecutor(3)) == expected
+
+
+def test_dask_in_process_gives_the_bytes_of_serial(dataset, expected):
+    with (
+        LocalCluster(processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        assert loadings(dataset, DaskExecutor(client)) == expected
+
+
+@pytest.mark.matrix
+def test_one_worker_process_gives_the_bytes_of_serial(dataset, expected):
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert loadings(dataset, DaskExecutor(client)) == expected
+
+
+@pytest.mark.matrix
+def test_a_killed_workers_chunks_are_read_again(dataset, expected, three_workers, tmp_path):
+    mark = tmp_path / "killed"
+    deadly = DeadlyReader(rows_of(dataset).read, N_CHUNKS // 2, mark)
+    assert loadings(dataset, DaskExecutor(three_workers), deadly) == expected
+    assert mark.exists()
+    three_workers.wait_for_workers(3, timeout=60)
+
+
+def test_workers_keep_chunks_and_get_them_again(dataset, three_workers, tmp_path):
+    log = tmp_path / "read"
+    logged = LoggedReader(str(dataset.path), dataset.digest, memory=1 << 30, log=str(log))
+    rows = replace(rows_of(dataset), read=logged)
+    model = LatentTrait(estimator="variational", max_iter=5, tol=1e-12)
+    passes = fit(model, rows, DaskExecutor(three_workers)).iteration
+    expected = fit(model, rows_of(dataset), SerialExecutor()).params.weights.tobytes()
+    assert fit(model, rows, DaskExecutor(three_workers)).params.weights.tobytes() == expected
+    # A few are stolen by a worker that would be idle.
+    assert N_CHUNKS <= log.stat().st_size < 3 * N_CHUNKS < passes * N_CHUNKS
+
+
+class Record(SchedulerPlugin):
+    """Notes each finished task: its key, its worker and the size of its result."""
+
+    name = "record"
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str, int]] = []
+
+    def transition(self, key, start, finish, *args, worker=None, nbytes=0, **kwargs) -> None:
+        if (start, finish) == ("processing", "memory"):
+            self.done.append((key, worker, nbytes))
+
+
+def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
+    record = Record()
+    three_workers.cluster.scheduler.add_plugin(record)
+    slow = replace(rows_of(dataset), read=SlowReader(rows_of(dataset).read, 0.02))
+    counts = collect_pass(ClippedPCA(), FitState(None), slow, DaskExecutor(three_workers), seed=0)
+    three_workers.cluster.scheduler.remove_plugin(record.name)
+    assert counts.n_samples == dataset.n_rows
+    done = [task for task in record.done if not task[0].endswith("-function")]
+    assert len({key for key, _, _ in done}) == -(-N_CHUNKS // GROUP_CHUNKS)
+    assert {worker for _, worker, _ in done} == set(three_workers.scheduler_info()["workers"])
+    folded = sum(array.nbytes for array in counts.arrays().values())
+    assert max(nbytes for _, _, nbytes in record.done) <= folded + 4096
+
+
+def test_client_memory_is_flat_from_50_to_500_chunks(tmp_path, three_workers):
+    X = np.random.default_rng(1).integers(0, 2, (500 * 64, 256), dtype=np.uint8)
+    few = write(tmp_path / "few.zarr", X[: 50 * 64], words_per_chunk=1)
+    many = write(tmp_path / "many.zarr", X, words_per_chunk=1)
+    executor = DaskExecutor(three_workers)
+    growth_during_pass(few, executor)  # the first pass imports and connects
+    statistic = 256 * 256 * 8
+    assert growth_during_pass(many, executor) - growth_during_pass(few, executor) < 20 * statistic
+
+
+def growth_during_pass(dataset: BinaryDataset, executor: DaskExecutor) -> int:
+    """Bytes by which this process grows at the most while pairs are counted."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    sizes = [before]
+    model = ClippedPCA()
+    collect_pass(
+        model,
+        FitState(None),
+        rows_of(dataset),
+        executor,
+        seed=0,
+        progress=lambda *_: sizes.append(process.memory_info().rss),
+    )
+    return max(sizes) - before
+
+
+def test_the_client_holds_few_partial_results(tmp_path, three_workers):
+    """No more than a tree merge needs, log2 of their number, whatever waits on the workers."""
+    X, _ = probit_rows(500 * 64, 8, 3, seed=1)
+    rows = rows_of(write(tmp_path / "d.zarr", X, words_per_chunk=1))
+    held: list[int] = []
+
+    def count(label: str, done: int, total: int, n_rows: int) -> None:
+        if done % 5 == 4:
+            held.append(sum(isinstance(found, PairCounts) for found in gc.get_objects()))
+
+    before = sum(isinstance(found, PairCounts) for found in gc.get_objects())
+    executor = DaskExecutor(three_workers)
+    collect_pass(ClippedPCA(), FitState(None), rows, executor, seed=0, progress=count)
+    assert len(held) == 12
+    assert max(held) - before <= np.log2(500 / GROUP_CHUNKS) + 3
+
+
+def test_what_nobody_waits_for_is_stopped(three_workers, tmp_path):
+    """Items under way end at the next question, and the scheduler forgets all of them."""
+    executors = [ThreadsExecutor(3), DaskExecutor(three_workers)]
+    for executor, log in zip(executors, (tmp_path / "threads", tmp_path / "dask"), strict=True):
+        endless = Endless(str(log))
+        found = executor.map(endless, range(-5, 50))
+        first = next(found)  # six are submitted by now, nothing endless before them
+        eventually(lambda endless=endless: len(endless.numbers("gave")) == 6)
+        assert [first, *islice(found, 5)] == [-5, -4, -3, -2, -1, 0]
+        eventually(lambda endless=endless: len(endless.numbers("began")) == 3)
+        found.close()
+        eventually(lambda endless=endless: endless.numbers("ended") == endless.numbers("began"))
+    eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
+
+
+def test_a_large_function_goes_out_once_and_nobody_is_told(three_workers):
+    function = partial(_weighed, Weighed(np.ones(2 << 20)))
+    items = [np.full(2 << 20, k, np.float64) for k in range(6)]  # large ones go to one task each
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = list(DaskExecutor(three_workers).map(function, items))
+    assert found == [k << 21 for k in range(6)]
+    assert [str(one.message) for one in told if "large graph" in str(one.message)] == []
+    assert 0 < Weighed.sent < len(items)  # Dask pickles it more than once to send it once
+
+
+class Weighed:
+    """Counts how often this process sends it."""
+
+    sent = 0
+
+    def __init__(self, weights: np.ndarray) -> None:
+        self.weights = weights
+
+    def __reduce__(self) -> tuple[type[Weighed], tuple[np.ndarray]]:
+        Weighed.sent += 1
+        return Weighed, (self.weights,)
+
+
+def _weighed(weighed: Weighed, item: np.ndarray) -> int:
+    return int(weighed.weights @ item)
+
+
+def test_a_function_outlives_the_worker_that_held_it(three_workers):
+    executor = DaskExecutor(three_workers)
+    found = executor.map(_own_process, range(300))
+    first = next(found)
+    (holder,) = three_workers.run_on_scheduler(_holders_of_functions)
+    os.kill(three_workers.run(os.getpid)[holder], signal.SIGKILL)
+    processes = [first, *found]
+    assert len(processes) == 300
+    assert len(set(processes)) >= 2
+    three_workers.wait_for_workers(3, timeout=60)
+
+
+def _own_process(number: int) -> int:
+    time.sleep(0.01)
+    return os.getpid()
+
+
+def _holders_of_functions(dask_scheduler: Scheduler) -> list[str]:
+    """Addresses of the workers that held a function first."""
+    tasks = dask_scheduler.tasks.values()
+    return [sorted(w.address for w in t.who_has)[0] for t in tasks if t.key.endswith("-function")]
+
+
+def _number_of_tasks(dask_scheduler: Scheduler) -> int:
+    return len(dask_scheduler.tasks)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until something is so, with the patience that a busy machine asks for."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_overlapping_users_share_one_blas_thread():
+    """The last to leave restores what the first found, in whatever order they leave."""
+    found = _blas_threads()
+    first, second = one_blas_thread(), one_blas_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _blas_threads() == {1}
+    second.__exit__(None, None, None)
+    assert _blas_threads() == found
+
+
+def test_another_thread_that_limited_first_is_in_nobodys_way():
+    """A worker's thread stays alive after its tasks; the next user is another thread."""
+    found = _blas_threads()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_limited_threads).result()
+        assert _limited_threads() == {1}
+        assert pool.submit(_limited_threads).result() == {1}
+        assert _blas_threads() == found
+
+
+_LATER = """
+from threadpoolctl import threadpool_info
+from pipeline.executors.base import one_blas_thread
+
+with one_blas_thread():
+    pass
+import numpy, scipy.linalg
+with one_blas_thread():
+    print(*{library["num_threads"] for library in threadpool_info()})
+"""
+
+
+def test_a_library_that_is_loaded_later_has_one_thread_too():
+    done = subprocess.run([sys.executable, "-c", _LATER], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def _limited_threads() -> set[int]:
+    with one_blas_thread():
+        return _blas_threads()
+
+
+def _blas_threads() -> set[int]:
+    libraries = ThreadpoolController().select(user_api="blas").info()
+    return {library["num_threads"] for library in libraries}

@@ -1,0 +1,390 @@
+"""The training loop, with statistics that show what was merged with what."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock, Rows
+from pipeline.errors import FitError
+from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.fitting.loop import collect_first, fit, fit_pass, start
+from pipeline.learning.convergence import ByObjective, ByPatience, ended, stop_warning
+from pipeline.models.base import Model
+from pipeline.models.bernoulli_mixture.model import BernoulliMixture
+from pipeline.models.state import FitState
+from pipeline.params import array
+from pipeline.passes.collect import collect
+from pipeline.random import RowRandom
+from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
+from tests.models.climber import Climber
+from tests.support.strategies import Data, chunkings, memory_rows, tables
+
+SERIAL = SerialExecutor()
+EXECUTORS = [SERIAL, ThreadsExecutor(1), ThreadsExecutor(3)]
+
+
+class Trace:
+    """Statistics that write down how they were merged, and can be watched being freed."""
+
+    alive: ClassVar[weakref.WeakSet[Trace]] = weakref.WeakSet()
+
+    def __init__(self, text: str, n_samples: int) -> None:
+        self.text, self.n_samples = text, n_samples
+        self.alive.add(self)
+
+    @classmethod
+    def of_block(cls, block: BinaryBlock) -> Trace:
+        return cls(str(block.rows[0]), block.n_samples)
+
+    def merge(self, other: Trace) -> Trace:
+        return Trace(f"({self.text} {other.text})", self.n_samples + other.n_samples)
+
+    @classmethod
+    def stitch(cls, parts: Sequence[Trace]) -> Trace:
+        (part,) = parts
+        return part
+
+
+def one_row_chunks(n_rows: int, keep: Sequence[bool] | None = None) -> Any:
+    in_split = None if keep is None else np.array(keep)
+    return memory_rows(Data(np.zeros((n_rows, 1), np.uint8), keep=in_split), [1] * n_rows)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_chunks_fold_in_groups_and_groups_merge_in_a_tree(executor: Any) -> None:
+    folded = collect(Trace.of_block, one_row_chunks(29), executor, "trace")
+    first = "(((((((0 1) 2) 3) 4) 5) 6) 7)"
+    second = "(((((((8 9) 10) 11) 12) 13) 14) 15)"
+    third = "(((((((16 17) 18) 19) 20) 21) 22) 23)"
+    last = "((((24 25) 26) 27) 28)"
+    assert folded.text == f"(({first} {second}) ({third} {last}))"
+    assert folded.n_samples == 29
+
+
+def test_groups_without_rows_of_the_split_are_passed_over() -> None:
+    keep = [k in (3, 5, 20) for k in range(29)]
+    assert collect(Trace.of_block, one_row_chunks(29, keep), SERIAL, "trace").text == "((3 5) 20)"
+
+
+def test_few_partial_results_are_held_at_a_time() -> None:
+    most = 0
+
+    def watched(block: BinaryBlock) -> Trace:
+        nonlocal most
+        most = max(most, len(Trace.alive))
+        return Trace.of_block(block)
+
+    collect(watched, one_row_chunks(8 * 128), SERIAL, "trace")
+    assert most <= 12
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 20])
+def test_a_pass_over_no_rows_is_refused(n_rows: int) -> None:
+    with pytest.raises(FitError, match="Expected at least one row, got none"):
+        collect(Trace.of_block, one_row_chunks(n_rows, [False] * n_rows), SERIAL, "trace")
+
+
+def test_progress_is_told_of_every_task() -> None:
+    told: list[tuple[Any, ...]] = []
+    keep = [k < 16 for k in range(20)]
+    rows = one_row_chunks(20, keep)
+    collect(Trace.of_block, rows, SERIAL, "trace", progress=lambda *news: told.append(news))
+    assert told == [
+        ("trace", 0, 3, 0),
+        ("trace", 1, 3, 8),
+        ("trace", 2, 3, 16),
+        ("trace", 3, 3, 16),
+    ]
+
+
+def counted(data: Data, sizes: Sequence[int], executor: Any, budget: int) -> PairCounts:
+    rows = memory_rows(data, sizes)
+    cut = tiles(rows.n_features, 1, budget)
+    summarize = partial(PairCounts.of_block, pooled=True)
+    return collect(summarize, rows, executor, "pairs", cut)
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables(st.integers(1, 9), splits=True), st.integers(1, 9), st.data())
+def test_a_tiled_pass_equals_the_whole(data: Data, side: int, draw: st.DataObject) -> None:
+    if data.keep is not None and not data.keep.any():
+        return
+    sizes = draw.draw(chunkings(len(data.X)))
+    whole = counted(data, sizes, SERIAL, 1 << 30).arrays()
+    tiled = counted(data, sizes, ThreadsExecutor(2), 64 * side**2).arrays()
+    assert whole.keys() == tiled.keys()
+    for name, values in whole.items():
+        np.testing.assert_array_equal(tiled[name], values, err_msg=name, strict=True)
+
+
+@dataclass(frozen=True)
+class ShareParams:
+    """Share of ones of each feature."""
+
+    share: NDArray[np.float64] = array("feature")
+
+
+@dataclass(frozen=True)
+class ShareStatistics:
+    """Ones of each feature, and how far the shares are from the data."""
+
+    label: ClassVar[str] = "shares"
+    n_samples: int
+    ones: NDArray[np.float64]
+    objective: float
+
+    def merge(self, other: ShareStatistics) -> ShareStatistics:
+        return ShareStatistics(
+            self.n_samples + other.n_samples,
+            self.ones + other.ones,
+            self.objective + other.objective,
+        )
+
+    @classmethod
+    def stitch(cls, parts: Sequence[ShareStatistics]) -> ShareStatistics:
+        (part,) = parts
+        return part
+
+
+@dataclass(frozen=True)
+class Shares(Model):
+    """Steps halfway to the share of noisy ones in each pass: an iterative model that converges."""
+
+    name: ClassVar[str] = "shares"
+    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    statistics: ClassVar[Any] = ShareStatistics
+    params: ClassVar[type[ShareParams]] = ShareParams
+    max_iter: int = 50
+    tol: float = 1e-6
+    noise: float = 0.0
+    n_components: int | None = field(default=None, init=False)
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        return FitState(ShareParams(rng.uniform(size=first.ones.shape[1])))
+
+    def summarize(
+        self, params: ShareParams, working: Any, block: BinaryBlock, rng: RowRandom
+    ) -> ShareStatistics:
+        X = block.dense() + self.noise * rng.normal(block.rows, block.n_features)
+        objective = -float(((X - params.share) ** 2).sum())
+        return ShareStatistics(block.n_samples, X.sum(axis=0), objective)
+
+    def update(
+        self, state: FitState, statistics: ShareStatistics, map_items: Any, rng: Any
+    ) -> FitState:
+        share = (state.params.share + statistics.ones / statistics.n_samples) / 2
+        return replace(state, params=ShareParams(share), diagnostics={"n_components": 0})
+
+
+X = np.random.default_rng(0).integers(0, 2, (300, 3), dtype=np.uint8)
+ROWS = memory_rows(Data(X), [20] * 15)
+
+
+def test_an_iterative_fit_goes_on_until_it_converges() -> None:
+    model = Shares(tol=1e-9)
+    state = fit(model, ROWS, SERIAL)
+    assert 2 < state.iteration == len(state.history) < model.max_iter
+    np.testing.assert_allclose(state.params.share, X.mean(axis=0), atol=1e-4)
+    assert np.all(np.diff(state.history) > 0)
+    last, limit = state.history[-1], -X.var(axis=0).sum()
+    assert limit - 1e-9 <= last <= limit < state.history[-4] + 1e-6
+    assert state.warnings == ()
+
+
+def test_a_fit_that_stops_early_says_so() -> None:
+    state = fit(Shares(max_iter=3), ROWS, SERIAL)
+    assert state.iteration == 3
+    (notice,) = state.warnings
+    assert "stopped at max_iter=3 before converging" in notice.text
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_resumed_fit_gives_the_same_bytes(executor: Any) -> None:
+    states: list[FitState] = []
+    model = Shares(noise=0.5, max_iter=6, tol=0.0)
+    whole = fit(model, ROWS, SERIAL, seed=7, checkpoint=states.append)
+    assert [state.iteration for state in states] == [1, 2, 3, 4, 5, 6]
+    resumed = fit(model, ROWS, executor, seed=7, state=states[2])
+    assert resumed.history == whole.history
+    assert resumed.params.share.tobytes() == whole.params.share.tobytes()
+    assert resumed.warnings == whole.warnings
+
+
+def test_a_finished_fit_is_not_fitted_again() -> None:
+    done = fit(Shares(), ROWS, SERIAL)
+    told: list[Any] = []
+    assert fit(Shares(), ROWS, SERIAL, state=done, checkpoint=told.append) == done
+    assert told == []
+
+
+def test_every_pass_draws_anew_and_every_seed() -> None:
+    model = Shares(noise=0.5, max_iter=2, tol=0.0)
+    first = start(model, collect_first(model, ROWS, SERIAL, 0), 7)
+    second = replace(first, iteration=1)
+    passes = [
+        fit_pass(model, state, ROWS, SERIAL, seed).history[-1]
+        for state, seed in ((first, 7), (second, 7), (first, 8))
+    ]
+    assert len(set(passes)) == 3
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seeds_out_of_range_are_refused(seed: int) -> None:
+    with pytest.raises(FitError, match=rf"--seed: Expected .* got {seed}\."):
+        fit(Shares(noise=0.5), ROWS, SERIAL, seed)
+    fit(Shares(noise=0.5, max_iter=2), ROWS, SERIAL, 2**63 - 1)
+
+
+def test_statistics_collected_before_stand_for_the_first_pass_only() -> None:
+    read: list[int] = []
+
+    def reading(key: int) -> Any:
+        read.append(key)
+        return ROWS.read(key)
+
+    model = Shares(max_iter=2, tol=0.0)
+    state = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
+    given_statistics = ShareStatistics(10, np.array([10.0, 0.0, 5.0]), -20.0)
+    fitted = fit(
+        model, replace(ROWS, read=reading), SERIAL, state=state, statistics=given_statistics
+    )
+    assert fitted.history[0] == -2.0
+    assert read == [*range(15)]
+
+
+def test_the_loop_asks_the_executor_alone() -> None:
+    class Counting(SerialExecutor):
+        items: ClassVar[list[int]] = []
+
+        def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+            listed = list(items)
+            self.items.append(len(listed))
+            return super().map(function, listed)
+
+    fit(Shares(max_iter=2, tol=0.0), ROWS, Counting())
+    assert Counting.items == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("history", "converged", "stopped"),
+    [
+        ([], False, False),
+        ([-1.0], False, False),
+        ([-1.0, -1.0 + 2e-3], False, False),
+        ([-1.0, -1.0 + 5e-4], False, False),
+        ([-1.0, -1.0 + 5e-6], True, False),
+        ([-1.0, -0.5, -0.25, -0.125], False, True),
+        ([-1.0, -0.5, -0.5, -0.5], False, True),
+        ([-0.5, -0.5 + 5e-4, -0.5 + 7e-4, -0.5 + 8e-4], True, True),
+        ([-9e3, -9e3 + 5.0, -9e3 + 6.0, -9e3 + 7.0], True, True),
+    ],
+)
+def test_converged_and_stopped_are_different_answers(
+    history: Sequence[float], converged: bool, stopped: bool
+) -> None:
+    convergence = ByObjective(max_iter=4, tol=1e-3)
+    assert convergence.converged(history) == converged
+    assert ended(convergence, history) == (converged or stopped)
+    assert bool(stop_warning(convergence, history)) == (stopped and not converged)
+
+
+def test_one_pass_models_converge_in_one_pass() -> None:
+    monitor = ByObjective(max_iter=1, tol=0.0)
+    assert not monitor.converged([])
+    assert monitor.converged([0.0])
+    assert stop_warning(monitor, [0.0]) is None
+
+
+def reads_of(model: Model, rows: Rows = ROWS) -> tuple[FitState, list[int]]:
+    """A fit, and the chunks that it read after its first counts."""
+    read: list[int] = []
+
+    def reading(key: int) -> Any:
+        read.append(key)
+        return rows.read(key)
+
+    state = start(model, collect_first(model, rows, SERIAL, 0), 0)
+    return fit(model, replace(rows, read=reading), SERIAL, state=state), read
+
+
+def test_starts_share_their_passes() -> None:
+    model = BernoulliMixture(n_components=3, starts=4, max_iter=7)
+    whole, read = reads_of(model)
+    first = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
+    assert len(first.starts) == 4
+    # and one pass for errors
+    assert len(read) == ROWS.n_chunks * (whole.iteration + 1) <= ROWS.n_chunks * (2 * 7 + 1)
+    # Each as if it were alone.
+    alone = [fit(model, ROWS, SERIAL, state=replace(s, starts=())) for s in first.starts]
+    assert whole.history[0] >= max(done.history[-1] for done in alone) - 1e-12
+
+
+def test_a_fit_with_starts_goes_on_anywhere() -> None:
+    states: list[FitState] = []
+    model = BernoulliMixture(n_components=2, starts=3, max_iter=9)
+    whole = fit(model, ROWS, SERIAL, checkpoint=states.append)
+    assert any(state.starts for state in states)
+    for state in states:
+        again = fit(model, ROWS, ThreadsExecutor(2), state=state)
+        assert again.params.probabilities.tobytes() == whole.params.probabilities.tobytes()
+
+
+def test_central_steps_read_the_rows_once() -> None:
+    told: list[str] = []
+    model = Climber()
+    state, read = reads_of(model)
+    assert read == [*range(ROWS.n_chunks)]
+    assert len(state.history) > 5
+    assert np.all(np.diff(state.history) > 0)
+    first = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
+    fit(model, ROWS, SERIAL, state=first, progress=lambda label, *_: told.append(label))
+    assert any(label.startswith("feature counts, pass 3, -") for label in told)
+
+
+class Passing(Shares):
+    """Walks past the shares of the data, a tenth a pass."""
+
+    def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
+        return FitState(ShareParams(np.zeros(first.ones.shape[1])))
+
+    def convergence(self, state: FitState) -> ByPatience:
+        return ByPatience(self.max_iter, patience=2)
+
+    def update(self, state: FitState, statistics: Any, map_items: Any, rng: Any) -> FitState:
+        return replace(state, params=ShareParams(state.params.share + 0.1))
+
+
+def test_the_best_pass_is_kept_where_a_stage_waits_for_better() -> None:
+    states: list[FitState] = []
+    done = fit(Passing(), ROWS, SERIAL, checkpoint=states.append)
+    best = int(np.argmax(done.history))
+    assert 2 < best == len(done.history) - 3
+    np.testing.assert_allclose(done.params.share, 0.1 * best)
+    again = fit(Passing(), ROWS, SERIAL, state=states[best])  # the best is in the checkpoint
+    np.testing.assert_array_equal(again.params.share, done.params.share)
+    assert done.warnings == ()
+
+
+def test_updates_draw_from_a_generator_of_their_own() -> None:
+    drawn: list[float] = []
+
+    class Drawing(Shares):
+        def update(self, state: FitState, statistics: Any, map_items: Any, rng: Any) -> FitState:
+            drawn.append(rng.random())
+            return super().update(state, statistics, map_items, rng)
+
+    for seed in (1, 1, 2):
+        fit(Drawing(max_iter=3, tol=0.0), ROWS, SERIAL, seed)
+    assert drawn[:3] == drawn[3:6]
+    assert len({*drawn}) == 6

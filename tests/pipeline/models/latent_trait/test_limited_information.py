@@ -1,0 +1,75 @@
+"""M₂ against its definition, with all patterns of few features written out."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from pipeline.models.latent_trait.limited_information import independent_fit, limited_fit
+from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite
+
+Floats = NDArray[np.float64]
+
+
+def moments(n: int) -> Floats:
+    """Which patterns have each feature, and each pair, (n_patterns, n + n (n − 1) / 2)."""
+    patterns = np.array([*product([0, 1], repeat=n)], float)
+    pairs = [patterns[:, a] * patterns[:, b] for a, b in combinations(range(n), 2)]
+    return np.column_stack([patterns, *pairs])
+
+
+def shares(packed: Floats, n: int, nodes: Nodes) -> Floats:
+    """P of every pattern."""
+    patterns = moments(n)[:, :n]
+    w = packed.reshape(n, -1)
+    P = expit(nodes.points @ w[:, :-1].T + w[:, -1])
+    given = np.prod(np.where(patterns[:, None] == 1, P, 1 - P), axis=2)
+    return given @ np.exp(nodes.log_weights)
+
+
+@pytest.mark.parametrize(("n", "q"), [(5, 1), (7, 1), (6, 2)])
+def test_it_is_the_definition(n: int, q: int) -> None:
+    rng = np.random.default_rng([n, q])
+    packed = rng.normal(0, 0.7, n * (q + 1))
+    nodes, n_rows, chosen = gauss_hermite(41, q), 700, moments(n)
+    counts = rng.multinomial(n_rows, rng.dirichlet(np.ones(2**n)))
+    P = shares(packed, n, nodes)
+    pi = P @ chosen
+    xi = (chosen.T * P) @ chosen - np.outer(pi, pi)
+    h = 1e-6
+    at = [packed + h * step for step in np.eye(len(packed))]
+    back = [packed - h * step for step in np.eye(len(packed))]
+    delta = np.stack(
+        [
+            (shares(a, n, nodes) - shares(b, n, nodes)) @ chosen / (2 * h)
+            for a, b in zip(at, back, strict=True)
+        ],
+        axis=1,
+    )
+    rank = n * (q + 1) - q * (q - 1) // 2
+    delta = np.linalg.svd(delta)[0][:, :rank]  # without rotations of the components
+    inverse = np.linalg.inv(xi)
+    C = inverse - inverse @ delta @ np.linalg.inv(delta.T @ inverse @ delta) @ delta.T @ inverse
+    e = counts @ chosen / n_rows - pi
+    both = (chosen[:, :n].T * counts) @ chosen[:, :n]
+    w = packed.reshape(n, -1)
+    found = limited_fit(both.astype(np.int64), n_rows, w[:, :-1], w[:, -1], nodes, rank)
+    assert found.m2 == pytest.approx(n_rows * e @ C @ e, rel=1e-4)
+    assert found.df == chosen.shape[1] - rank
+
+
+def test_independent_features_fit_independence() -> None:
+    """Over many samples M₂ has the mean and the variance of χ²."""
+    rng = np.random.default_rng(3)
+    chances, values = rng.uniform(0.2, 0.8, 8), []
+    for _ in range(400):
+        X = (rng.random((2000, 8)) < chances).astype(np.int64)
+        found = independent_fit(X.T @ X, len(X))
+        values.append(found.m2)
+    assert found.df == 28
+    assert np.mean(values) == pytest.approx(28, rel=0.05)
+    assert np.var(values) == pytest.approx(56, rel=0.25)

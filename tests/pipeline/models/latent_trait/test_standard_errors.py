@@ -1,0 +1,61 @@
+"""Standard errors of fits whose E-step is no quadrature."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from pipeline.executors.serial import SerialExecutor
+from pipeline.fitting.loop import fit
+from pipeline.models.latent_trait.em import bare_params, on_principal_axes
+from pipeline.models.latent_trait.model import LatentTrait
+from tests.pipeline.models.latent_trait.test_model import fitted
+from tests.support.strategies import Data, memory_rows
+
+
+def drawn(n_features: int, q: int, n_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of a model on its principal axes, and its weights and offsets."""
+    rng = np.random.default_rng(q)
+    weights = rng.normal(0, 0.2, (n_features, q))
+    weights[np.arange(n_features), np.arange(n_features) % q] += rng.uniform(1, 2, n_features)
+    offsets = rng.uniform(-1, 1, n_features)
+    weights = on_principal_axes(bare_params(weights * np.linspace(1.6, 0.7, q), offsets)).weights
+    chances = expit(rng.standard_normal((n_rows, q)) @ weights.T + offsets)
+    return (rng.random(chances.shape) < chances).astype(np.uint8), weights, offsets
+
+
+@pytest.mark.parametrize("q", [2, 4])
+def test_estimates_are_as_far_from_the_truth_as_their_errors_say(q: int) -> None:
+    X, weights, offsets = drawn(24, q, 3000)
+    done = fitted(X, n_components=q, estimator="ep")
+    found = done.params
+    turned = found.weights * np.sign((found.weights * weights).sum(axis=0))
+    off = np.concatenate(
+        [
+            ((turned - weights) / found.weights_error).ravel(),
+            (found.offsets - offsets) / found.offsets_error,
+        ]
+    )
+    assert 0.7 < np.sqrt((off**2).mean()) < 1.3
+    assert done.diagnostics["errors"] == ("crossproduct" if q > 3 else "louis")
+    assert "fit_statistics" not in done.diagnostics
+
+
+def test_errors_by_sites_are_those_of_quadrature() -> None:
+    X, *_ = drawn(24, 2, 3000)
+    by = [fitted(X, n_components=2, estimator=e).params for e in ("ep", "quadrature")]
+    np.testing.assert_allclose(by[0].weights_error, by[1].weights_error, rtol=0.05)
+    np.testing.assert_allclose(by[0].offsets_error, by[1].offsets_error, rtol=0.05)
+
+
+@pytest.mark.parametrize("estimator", ["variational", "sampling"])
+def test_what_is_no_likelihood_has_no_errors(estimator: str) -> None:
+    X, *_ = drawn(24, 2, 300)
+    assert fitted(X, estimator=estimator).params.weights_error is None
+
+
+def test_too_few_rows_for_errors_are_told() -> None:
+    X, *_ = drawn(24, 4, 300)
+    done = fit(LatentTrait(n_components=4), memory_rows(Data(X)), SerialExecutor(), 0)
+    assert "no standard errors: fewer than 3 rows a parameter" in [w.text for w in done.warnings]

@@ -1,0 +1,238 @@
+"""Kernels on packed bits against NumPy on dense bytes."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from pipeline.errors import FitError
+from pipeline.numerics.bits import kernels
+
+Words = NDArray[np.uint64]
+Bits = NDArray[np.uint8]
+
+untimed = settings(deadline=None)  # the first call compiles
+
+binary_matrices = hnp.arrays(
+    np.uint8,
+    st.tuples(st.integers(0, 200), st.integers(1, 11)),
+    elements=st.integers(0, 1),
+    fill=st.integers(0, 1),
+)
+
+
+def packbits(X: Bits) -> Words:
+    """Pack as the documentation of the dataset tells any reader to unpack."""
+    n_samples, n_features = X.shape
+    packed = np.packbits(X, axis=0, bitorder="little").T
+    padded = np.zeros((n_features, 8 * -(-n_samples // 64)), np.uint8)
+    padded[:, : packed.shape[1]] = packed
+    return padded.view(np.uint64)
+
+
+def dense_joint_counts(left: Bits, right: Bits) -> NDArray[np.int64]:
+    return left.astype(np.int64).T @ right.astype(np.int64)
+
+
+def random_bits(n_samples: int, n_features: int, seed: int = 0) -> Bits:
+    return np.random.default_rng(seed).integers(0, 2, (n_samples, n_features), dtype=np.uint8)
+
+
+def inside_a_chunk(words: Words) -> Words:
+    chunk = np.full((words.shape[0] + 2, words.shape[1] + 5), ~np.uint64(0))
+    chunk[1:-1, 3:-2] = words
+    return chunk[1:-1, 3:-2]
+
+
+def read_only(words: Words) -> Words:
+    words = words.copy()
+    words.flags.writeable = False
+    return words
+
+
+def unaligned(words: Words) -> Words:
+    memory = np.frombuffer(b"\xff" + words.tobytes(), np.uint8)[1:]
+    return np.ndarray(words.shape, np.uint64, memory)
+
+
+def spread_words(words: Words) -> Words:
+    wide = np.full((words.shape[0], 2 * words.shape[1]), ~np.uint64(0))
+    wide[:, ::2] = words
+    return wide[:, ::2]
+
+
+LAYOUTS: dict[str, Callable[[Words], Words]] = {
+    "contiguous": np.copy,
+    "inside_a_chunk": inside_a_chunk,
+    "reversed_rows": lambda words: words[::-1].copy()[::-1],
+    "spread_words": spread_words,
+    "fortran_order": np.asfortranarray,
+    "repeated_row": lambda words: np.broadcast_to(words[:1], words.shape),
+    "read_only": read_only,
+    "unaligned": unaligned,
+}
+layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+
+
+@untimed
+@given(binary_matrices, st.booleans())
+def test_counts_are_those_of_the_dense_matrix(X: Bits, sliced: bool) -> None:
+    words = inside_a_chunk(packbits(X)) if sliced else packbits(X)
+    np.testing.assert_array_equal(kernels.popcounts(words), X.sum(axis=0, dtype=np.int64))
+    np.testing.assert_array_equal(kernels.symmetric_joint_counts(words), dense_joint_counts(X, X))
+
+
+@untimed
+@given(binary_matrices, st.integers(1, 9), st.integers(0, 99))
+def test_joint_counts_of_two_sides(left: Bits, n_right: int, seed: int) -> None:
+    right = random_bits(len(left), n_right, seed)
+    counts = kernels.joint_counts(packbits(left), inside_a_chunk(packbits(right)))
+    np.testing.assert_array_equal(counts, dense_joint_counts(left, right))
+
+
+@pytest.mark.parametrize(
+    ("n_samples", "n_left", "n_right"),
+    [
+        (700, kernels.BLOCK_FEATURES + 1, 2 * kernels.BLOCK_FEATURES + 3),  # more than one block
+        (700, 2 * kernels.BLOCK_FEATURES + 3, kernels.BLOCK_FEATURES),
+        (64 * kernels.STRIP_WORDS, 3, 5),  # one full strip
+        (64 * kernels.STRIP_WORDS + 1, 5, 3),
+        (3 * 64 * kernels.STRIP_WORDS - 70, 6, 9),
+    ],
+)
+def test_counts_across_blocks_and_strips(n_samples: int, n_left: int, n_right: int) -> None:
+    X = random_bits(n_samples, n_left + n_right)
+    words = packbits(X)
+    expected = dense_joint_counts(X, X)
+    joint = kernels.joint_counts(words[:n_left], words[n_left:])
+    np.testing.assert_array_equal(joint, expected[:n_left, n_left:])
+    np.testing.assert_array_equal(kernels.symmetric_joint_counts(words), expected)
+    np.testing.assert_array_equal(kernels.popcounts(words), expected.diagonal())
+
+
+@pytest.mark.parametrize("n_features", [0, 1, 5])
+def test_no_words_count_nothing(n_features: int) -> None:
+    words = np.zeros((n_features, 0), np.uint64)
+    zeros = np.zeros((n_features, n_features), np.int64)
+    for counts in (kernels.joint_counts(words, words), kernels.symmetric_joint_counts(words)):
+        np.testing.assert_array_equal(counts, zeros, strict=True)
+    np.testing.assert_array_equal(kernels.popcounts(words), zeros.diagonal(), strict=True)
+
+
+def test_counts_are_exact_where_float32_is_not() -> None:
+    n_words = 2**18 + 1
+    words = np.stack([np.full(n_words, ~np.uint64(0)), np.zeros(n_words, np.uint64)])
+    words[0, -1] = 1
+    ones = 2**24 + 1
+    assert int(np.float32(ones)) != ones
+    expected = np.array([[ones, 0], [0, 0]])
+    np.testing.assert_array_equal(kernels.symmetric_joint_counts(words), expected)
+    np.testing.assert_array_equal(kernels.joint_counts(words, words), expected)
+    np.testing.assert_array_equal(kernels.popcounts(words), [ones, 0])
+
+
+@layouts
+def test_any_layout_is_read_in_place_of_its_copy(layout: Callable[[Words], Words]) -> None:
+    words = layout(packbits(random_bits(333, 7)))
+    X = np.unpackbits(words.copy().view(np.uint8), axis=1, bitorder="little", count=333).T
+    keep = np.flatnonzero(random_bits(333, 1)[:, 0])
+    np.testing.assert_array_equal(kernels.popcounts(words), X.sum(axis=0))
+    np.testing.assert_array_equal(kernels.symmetric_joint_counts(words), dense_joint_counts(X, X))
+    np.testing.assert_array_equal(kernels.unpack_rows(words, 333), X)
+    np.testing.assert_array_equal(kernels.select_rows(words, keep), packbits(X[keep]))
+
+
+def test_every_layout_shares_one_compilation() -> None:
+    compiled = set()
+    for layout in LAYOUTS.values():
+        words = layout(packbits(random_bits(99, 3)))
+        for counts in (np.zeros((3, 3), np.int64), np.zeros((3, 3), np.uint32)):
+            kernels.add_joint_counts(words, words, counts)
+        kernels.unpack_rows(words, 99)
+        compiled.add((len(kernels._add_joint_counts.signatures), len(kernels._unpack.signatures)))
+    assert compiled == {(2, 1)}  # one for either type of counts
+
+
+@untimed
+@given(binary_matrices)
+def test_packing_is_that_of_packbits_and_undone_by_unpacking(X: Bits) -> None:
+    words = kernels.pack_rows(X)
+    np.testing.assert_array_equal(words, packbits(X), strict=True)
+    unpacked = kernels.unpack_rows(words, len(X))
+    np.testing.assert_array_equal(unpacked, X, strict=True)
+    assert unpacked.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("n_samples", "n_features"),
+    [(0, 3), (5, 0), (1, kernels.PACK_FEATURES + 1), (1100, 2 * kernels.PACK_FEATURES)],
+)
+def test_packing_across_blocks(n_samples: int, n_features: int) -> None:
+    X = random_bits(n_samples, n_features)
+    words = kernels.pack_rows(X)
+    np.testing.assert_array_equal(words, packbits(X), strict=True)
+    np.testing.assert_array_equal(kernels.unpack_rows(words, n_samples), X, strict=True)
+
+
+def test_packing_reads_slices_and_transposes() -> None:
+    X = random_bits(150, 40)
+    for view in (X[3:140, 5:17], X.T, X[::-1, ::2]):
+        np.testing.assert_array_equal(kernels.pack_rows(view), packbits(view))
+
+
+def test_unpacking_stops_at_n_samples() -> None:
+    X = random_bits(200, 5)
+    np.testing.assert_array_equal(kernels.unpack_rows(packbits(X), 70), X[:70], strict=True)
+
+
+@untimed
+@given(binary_matrices, st.data())
+def test_selected_rows_are_those_of_the_dense_matrix(X: Bits, data: st.DataObject) -> None:
+    keep = np.flatnonzero(data.draw(hnp.arrays(np.bool_, len(X))))
+    selected = kernels.select_rows(inside_a_chunk(packbits(X)), keep)
+    np.testing.assert_array_equal(selected, packbits(X[keep]), strict=True)
+
+
+@untimed
+@given(binary_matrices.filter(len), st.integers(0, 99))
+def test_rows_are_selected_in_the_order_asked_for(X: Bits, seed: int) -> None:
+    keep = np.random.default_rng(seed).integers(0, len(X), 130)
+    np.testing.assert_array_equal(kernels.select_rows(packbits(X), keep), packbits(X[keep]))
+
+
+def test_threads_count_the_same_as_one() -> None:
+    words = packbits(random_bits(20_000, 70))
+    jobs = [words, words[:33], words[:, 100:], words] * 5
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(kernels.symmetric_joint_counts, jobs))
+    for job, counts in zip(jobs, together, strict=True):
+        np.testing.assert_array_equal(counts, kernels.joint_counts(job, job))
+
+
+def test_sides_of_different_samples_are_refused() -> None:
+    with pytest.raises(FitError, match=r"Expected right to have 3 words a feature .* got 4\. "):
+        kernels.joint_counts(np.zeros((2, 3), np.uint64), np.zeros((2, 4), np.uint64))
+
+
+def test_packing_refuses_what_is_not_binary() -> None:
+    X = random_bits(9, 4)
+    X[7, 2] = 3
+    with pytest.raises(FitError, match=r"Expected X in \{0, 1\}, got 3 at row 7, column 2\. "):
+        kernels.pack_rows(X)
+
+
+@pytest.mark.parametrize("n_samples", [-1, 129])
+def test_unpacking_refuses_samples_the_words_do_not_hold(n_samples: int) -> None:
+    with pytest.raises(FitError, match=rf"Expected n_samples from 0 to 128, .* got {n_samples}\. "):
+        kernels.unpack_rows(np.zeros((3, 2), np.uint64), n_samples)
+
+
+@pytest.mark.parametrize("position", [-1, 128])
+def test_selecting_refuses_positions_outside_the_words(position: int) -> None:
+    with pytest.raises(FitError, match="Expected row positions from 0 to 127, got"):
+        kernels.select_rows(np.zeros((3, 2), np.uint64), np.array([5, position]))

@@ -1,0 +1,255 @@
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.special import ndtr, ndtri, owens_t
+
+from pipeline.errors import FitError
+from pipeline.numerics.gaussian import tetrachoric as module
+from pipeline.numerics.gaussian.tetrachoric import MAX_CORRELATION, PairStatus, tetrachoric
+
+ROOT = Path(__file__).parents[4]
+DATA = ROOT.parent / "shared" / "data"
+COLUMNS = ("n", "ones_i", "ones_j", "joint")
+cells = st.tuples(*[st.integers(0, 10**6)] * 4)
+positive_cells = st.tuples(*[st.integers(1, 10**6)] * 4)
+
+
+def table(n11, n10, n01, n00):
+    """Arguments of `tetrachoric` from the four cells."""
+    return n11 + n10 + n01 + n00, n11 + n10, n11 + n01, n11
+
+
+def reference(region):
+    """Tables and correlations of one region of tests/reference/tetrachoric.csv."""
+    with (ROOT / "tests" / "reference" / "tetrachoric.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["region"] == region]
+    tables = [np.array([float(row[name]) for row in rows]) for name in COLUMNS]
+    return tables, np.array([float(row["correlation"]) for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("region", "tolerance"), [("plain", 1e-13), ("hard", 1e-12), ("counts", 1e-13)]
+)
+def test_reference_tables(region, tolerance):
+    tables, expected = reference(region)
+    correlation, status = tetrachoric(*tables)
+    assert (status == PairStatus.PLAIN).all()
+    np.testing.assert_allclose(correlation, expected, rtol=0, atol=tolerance)
+
+
+@given(positive_cells)
+def test_swapping_the_features_changes_nothing(counts):
+    n11, n10, n01, n00 = counts
+    swapped = tetrachoric(*table(n11, n01, n10, n00))
+    assert tetrachoric(*table(*counts)).correlation == swapped.correlation
+
+
+@given(positive_cells)
+def test_flipping_a_feature_flips_the_sign(counts):
+    n11, n10, n01, n00 = counts
+    correlation = tetrachoric(*table(*counts)).correlation
+    assert tetrachoric(*table(n01, n00, n11, n10)).correlation == -correlation
+    assert tetrachoric(*table(n10, n11, n00, n01)).correlation == -correlation
+
+
+@given(positive_cells)
+def test_more_joint_ones_mean_more_correlation(counts):
+    n11, n10, n01, n00 = counts
+    assume(min(n10, n01) > 1)
+    fewer = tetrachoric(*table(*counts)).correlation
+    more = tetrachoric(*table(n11 + 1, n10 - 1, n01 - 1, n00 + 1)).correlation
+    assert fewer < more or abs(fewer) == MAX_CORRELATION
+
+
+@given(cells)
+def test_every_table_gets_a_correlation_or_a_reason(counts):
+    n11, n10, n01, n00 = counts
+    margins = n11 + n10, n01 + n00, n11 + n01, n10 + n00
+    correlation, status = tetrachoric(*table(*counts))
+    if sum(counts) == 0:
+        expected = PairStatus.NO_OBSERVATIONS
+    elif min(margins) == 0:
+        expected = PairStatus.CONSTANT_FEATURE
+    else:
+        expected = PairStatus.EMPTY_CELL if min(counts) == 0 else PairStatus.PLAIN
+    assert status == expected
+    if expected in (PairStatus.PLAIN, PairStatus.EMPTY_CELL):
+        assert abs(correlation) <= MAX_CORRELATION
+    else:
+        assert np.isnan(correlation)
+
+
+@given(st.integers(2, 499))
+def test_closed_form_at_the_medians(joint):
+    expected = np.sin(2 * np.pi * (joint / 1000 - 0.25))
+    assert tetrachoric(1000, 500, 500, joint).correlation == pytest.approx(expected, abs=1e-13)
+
+
+@pytest.mark.parametrize("ones", [(1, 999), (17, 300), (500, 500)])
+def test_independent_features_have_correlation_zero(ones):
+    i, j = ones
+    assert tetrachoric(1000 * 1000, 1000 * i, 1000 * j, i * j).correlation == 0.0
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((0, 3, 4, 5), -MAX_CORRELATION),
+        ((3, 4, 5, 0), -MAX_CORRELATION),
+        ((0, 3, 4, 0), -MAX_CORRELATION),
+        ((3, 0, 4, 5), MAX_CORRELATION),
+        ((3, 4, 0, 5), MAX_CORRELATION),
+        ((3, 0, 0, 5), MAX_CORRELATION),
+    ],
+)
+def test_an_empty_cell_puts_the_estimate_on_the_boundary(counts, expected):
+    correlation, status = tetrachoric(*table(*counts))
+    assert (correlation, status) == (expected, PairStatus.EMPTY_CELL)
+
+
+def test_half_is_added_to_all_cells_of_tables_with_an_empty_one():
+    correlation, status = tetrachoric(*table(0, 30, 40, 50), empty_cells="half")
+    assert status == PairStatus.EMPTY_CELL
+    assert correlation == tetrachoric(*table(0.5, 30.5, 40.5, 50.5)).correlation
+    assert -0.9 < correlation < -0.5
+
+
+def test_half_leaves_other_tables_alone():
+    full, constant = table(1, 30, 40, 50), table(0, 0, 40, 50)
+    plain = tetrachoric(*full, empty_cells="half")
+    assert plain == tetrachoric(*full)
+    undefined = tetrachoric(*constant, empty_cells="half")
+    assert np.isnan(undefined.correlation)
+    assert undefined.status == PairStatus.CONSTANT_FEATURE
+
+
+@pytest.mark.parametrize(("joint", "sign"), [(1, -1), (5 * 10**8 - 1, 1)])
+def test_roots_beyond_the_limit_are_clipped(joint, sign):
+    correlation, status = tetrachoric(10**9, 5 * 10**8, 5 * 10**8, joint)
+    assert (correlation, status) == (sign * MAX_CORRELATION, PairStatus.PLAIN)
+
+
+def test_a_cell_below_zero_by_rounding_is_empty():
+    correlation, status = tetrachoric(1.0, 0.3, 0.6, np.nextafter(0.3, 1))
+    assert (correlation, status) == (MAX_CORRELATION, PairStatus.EMPTY_CELL)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (10, 5, 5, 6),
+        (10, 5, 5, -1),
+        (10, 8, 8, 5),
+        (10, 11, 5, 3),
+        (0, 1, 1, 1),
+        (np.nan, 5, 5, 3),
+        (10, np.nan, 5, 3),
+        (10, 5, np.nan, 3),
+        (10, 5, 5, np.nan),
+        (np.inf, 5, 5, 3),
+    ],
+)
+def test_impossible_tables_are_refused_by_name(bad):
+    arguments = np.transpose([[(10, 5, 5, 2), bad]], (2, 0, 1))
+    with pytest.raises(FitError, match=r"Expected a 2 x 2 table .* at \(0, 1\)"):
+        tetrachoric(*arguments)
+
+
+def test_unknown_option_is_refused():
+    with pytest.raises(FitError, match="Expected empty_cells"):
+        tetrachoric(10, 5, 5, 2, empty_cells="all")
+
+
+def test_arguments_broadcast_and_may_be_of_any_type_and_layout():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 400, (150, 4, 130))  # More than one buffer of tables.
+    n, ones_i, ones_j, joint = table(*np.moveaxis(counts, 1, 0))
+    expected = tetrachoric(n, ones_i, ones_j, joint)
+    again = tetrachoric(
+        np.asfortranarray(n), ones_i.astype(np.uint16), ones_j.astype(float)[::-1][::-1], joint
+    )
+    np.testing.assert_array_equal(again.correlation, expected.correlation)
+    one = tetrachoric(*(x[149, 129] for x in (n, ones_i, ones_j, joint)))
+    assert one.correlation == expected.correlation[149, 129]
+    column = tetrachoric(2000, ones_i[:, :1], 500, [1, 2, 3])
+    assert column.correlation.shape == column.status.shape == (150, 3)
+    assert tetrachoric(np.zeros((2, 0)), 0, 0, 0).correlation.shape == (2, 0)
+    assert len(module._fill.signatures) == 1  # Each version would cost seconds of compilation.
+
+
+def upper_corner(h, k, rho):
+    """P(X > h, Y > k) by Owen (1956), eq. 2.1; a threshold of 0 is replaced by a tiny one."""
+    h, k = (np.where(x == 0, 1e-300, -x) for x in (h, k))
+    scale = np.sqrt((1 - rho) * (1 + rho))
+    terms = owens_t(h, (k - rho * h) / (h * scale)) + owens_t(k, (h - rho * k) / (k * scale))
+    return 0.5 * (ndtr(h) + ndtr(k)) - terms - np.where(h * k < 0, 0.5, 0.0)
+
+
+def bisect(n, ones_i, ones_j, joint):
+    """The correlation by 60 halvings of [−1, 1]."""
+    h, k, p11 = ndtri(1 - ones_i / n), ndtri(1 - ones_j / n), joint / n
+    low, high = np.full(n.shape, -1.0), np.full(n.shape, 1.0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        above = upper_corner(h, k, middle) > p11
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return low
+
+
+def read(name):
+    """Values, mask and segments of a dataset beside the project."""
+    file = DATA / f"{name}.npz"
+    if not file.exists():
+        pytest.skip(f"the dataset {name} is not beside the project")
+    with np.load(file) as arrays:
+        shape = arrays["shape"]
+        X = np.unpackbits(arrays["X"], axis=1)[:, : shape[1]].astype(bool)
+        M = np.unpackbits(arrays["M"], axis=1)[:, : shape[1]] if "M" in arrays else np.ones(shape)
+        segment = arrays["seg"] if "seg" in arrays else np.zeros(shape[0], int)
+    return X, M.astype(bool), segment
+
+
+def pair_tables(X, M):
+    """Arguments of `tetrachoric` for all pairs, each over the rows that observe both."""
+    ones, observed = (X & M).astype(float), M.astype(float)
+    return observed.T @ observed, ones.T @ observed, observed.T @ ones, ones.T @ ones
+
+
+@pytest.mark.parametrize(
+    "name", ["lsat6", "wirs", "debd_nltcs", "rehnquist9", "unvotes_core", "groceries"]
+)
+def test_real_pairs_agree_with_bisection(name):
+    X, M, _ = read(name)
+    upper = np.triu_indices(X.shape[1], 1)
+    tables = [x[upper] for x in pair_tables(X, M)]
+    correlation, status = tetrachoric(*tables)
+    plain = status == PairStatus.PLAIN
+    assert plain.any()
+    expected = bisect(*(x[plain] for x in tables))
+    np.testing.assert_allclose(correlation[plain], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["rehnquist9", "unvotes_core", "groceries"])
+def test_real_pairs_have_the_status_of_their_rows(name):
+    X, M, segment = read(name)
+    rng = np.random.default_rng(0)
+    for s in np.unique(segment):
+        rows = segment == s
+        status = tetrachoric(*pair_tables(X[rows], M[rows])).status
+        for i, j in rng.integers(0, X.shape[1], (40, 2)):
+            both = rows & M[:, i] & M[:, j]
+            seen = np.unique(X[both][:, [i, j]], axis=0)
+            assert status[i, j] == seen_status(seen)
+
+
+def seen_status(seen):
+    """The status of a pair of which just these combinations occur."""
+    if len(seen) == 0:
+        return PairStatus.NO_OBSERVATIONS
+    if not (np.ptp(seen.astype(int), axis=0) > 0).all():
+        return PairStatus.CONSTANT_FEATURE
+    return PairStatus.PLAIN if len(seen) == 4 else PairStatus.EMPTY_CELL

@@ -1,0 +1,151 @@
+"""Layers of sigmoid units against finite differences, sums over rows and plain NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from pipeline.numerics.networks.layer_rows import codes_of
+from pipeline.numerics.networks.layered_network import (
+    Pull,
+    count_numbers,
+    cross_entropies,
+    downward,
+    fill_slopes,
+    flat_of,
+    layers_of,
+    sigmoid,
+    squared_errors,
+    upward,
+)
+
+Floats = NDArray[np.float64]
+SIZES = [(7, 4), (7, 5, 3), (6, 5, 4, 2)]
+
+
+def network(sizes: tuple[int, ...], seed: int = 0) -> Floats:
+    return 0.7 * np.random.default_rng(seed).standard_normal(count_numbers(sizes))
+
+
+def rows(n_features: int, n_rows: int = 9, seed: int = 1) -> tuple[Floats, Floats, Floats]:
+    """What goes in, what should come out (bits and shares), and what is seen of it."""
+    rng = np.random.default_rng(seed)
+    wanted = np.where(np.arange(n_rows)[:, None] % 2, rng.random((n_rows, n_features)), 1.0)
+    seen = (rng.random((n_rows, n_features)) < 0.8).astype(np.float64)
+    return rng.random((n_rows, n_features)), np.round(wanted, 1), seen
+
+
+def slope_of(
+    flat: Floats, sizes: tuple[int, ...], *given: Any, **more: Any
+) -> tuple[Floats, tuple[Any, ...]]:
+    slope = np.full_like(flat, np.nan)
+    slopes = layers_of(slope, sizes)
+    fill_slopes(layers_of(flat, sizes), *given, slopes, **more)
+    return slope, slopes
+
+
+def differences(function: Callable[[Floats], float], at: Floats) -> Floats:
+    steps = 1e-5 * np.eye(len(at))
+    return np.array([(function(at + s) - function(at - s)) / 2e-5 for s in steps])
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_slopes_are_those_of_finite_differences(
+    sizes: tuple[int, ...], squared: bool, is_masked: bool
+) -> None:
+    given, wanted, seen = rows(sizes[0])
+    mask = seen if is_masked else None
+
+    def score(flat: Floats) -> float:
+        layers = layers_of(flat, sizes)
+        inputs = downward(layers, upward(layers, given)[-1])[-1]
+        return float((squared_errors if squared else cross_entropies)(inputs, wanted, mask).sum())
+
+    flat = network(sizes)
+    found, _ = slope_of(flat, sizes, given, wanted, mask, squared=squared)
+    np.testing.assert_allclose(found, differences(score, flat), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_penalties_on_codes_pull_all_layers_below(sizes: tuple[int, ...]) -> None:
+    given, wanted, _ = rows(sizes[0])
+    pulls = np.linspace(-1, 2, sizes[-1])
+
+    def penalised(flat: Floats) -> float:
+        layers = layers_of(flat, sizes)
+        codes = upward(layers, given)[-1]
+        scores = cross_entropies(downward(layers, codes)[-1], wanted, None)
+        return float(scores.sum() + (codes @ pulls).sum())
+
+    flat, means = network(sizes), []
+
+    def pull(mean: Floats) -> Floats:
+        means.append(mean)
+        return pulls
+
+    found, _ = slope_of(flat, sizes, given, wanted, None, pull=pull)
+    np.testing.assert_allclose(found, differences(penalised, flat), rtol=1e-6, atol=1e-7)
+    (mean,) = means
+    np.testing.assert_allclose(mean, upward(layers_of(flat, sizes), given)[-1].mean(axis=0))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("pull", [None, lambda mean: np.full_like(mean, -0.3)])
+def test_slopes_of_blocks_sum_to_that_of_the_whole(
+    sizes: tuple[int, ...], pull: Pull | None
+) -> None:
+    given, wanted, seen = rows(sizes[0], 500)
+    flat = network(sizes)
+    whole, _ = slope_of(flat, sizes, given, wanted, seen, pull=pull)
+    edges = [0, 1, 64, 200, 500]
+    parts = [
+        slope_of(flat, sizes, given[a:b], wanted[a:b], seen[a:b], pull=pull)[0]
+        for a, b in pairwise(edges)
+    ]
+    np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-10, atol=1e-10)
+
+
+def test_single_precision_is_near_double() -> None:
+    given, wanted, seen = rows(7)
+    flat = network((7, 5, 3))
+    exact, _ = slope_of(flat, (7, 5, 3), given, wanted, seen)
+    singles = [a.astype(np.float32) for a in (flat, given, wanted, seen)]
+    found, _ = slope_of(singles[0], (7, 5, 3), *singles[1:])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, exact, atol=1e-5)
+
+
+def test_layers_are_views_of_one_array() -> None:
+    flat = network((6, 5, 2))
+    layers = layers_of(flat, (6, 5, 2))
+    assert [[part.shape for part in layer] for layer in layers] == [
+        [(6, 5), (6,), (5,)],
+        [(5, 2), (5,), (2,)],
+    ]
+    np.testing.assert_array_equal(flat_of(layers), flat)
+    layers[1].weights[0, 0] = 7.5
+    assert 7.5 in flat
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_sigmoids_are_those_of_scipy(kind: type[np.floating[Any]]) -> None:
+    inputs = np.linspace(-30, 30, 60).reshape(12, 5).astype(kind)
+    assert sigmoid(inputs).dtype == kind
+    np.testing.assert_allclose(sigmoid(inputs), expit(inputs), rtol=3e-6)
+
+
+def test_codes_are_those_of_the_network_without_what_is_missing() -> None:
+    rng = np.random.default_rng(2)
+    layers = layers_of(network((9, 6, 3)), (9, 6, 3))
+    X, seen = (rng.random((2, 20, 9)) < 0.6).astype(np.uint8)
+    expected = upward(layers, (X * seen).astype(np.float64))[-1]
+    np.testing.assert_allclose(codes_of(layers, X, seen), expected, rtol=1e-12)
+    assert codes_of(layers, X, None)[:1].tobytes() == codes_of(layers, X[:1], None).tobytes()

@@ -1,0 +1,91 @@
+"""Fixed groups of chunks and the fixed tree of merges."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.passes.map_reduce import GROUP_CHUNKS, groups, tree_merge
+
+
+@dataclass(frozen=True)
+class Word:
+    """Merging writes the tree down: order and brackets can be read off."""
+
+    text: str
+
+    def merge(self, other: Word) -> Word:
+        return Word(f"({self.text} {other.text})")
+
+
+class Sum:
+    """An integer that can be watched being freed."""
+
+    alive: ClassVar[weakref.WeakSet[Sum]] = weakref.WeakSet()
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self.alive.add(self)
+
+    def merge(self, other: Sum) -> Sum:
+        return Sum(self.value + other.value)
+
+
+@given(st.integers(0, 500))
+def test_groups_hold_every_chunk_once_and_in_order(n_chunks: int) -> None:
+    cut = groups(n_chunks)
+    assert [key for group in cut for key in group] == list(range(n_chunks))
+    assert {len(group) for group in cut[:-1]} <= {GROUP_CHUNKS}
+    assert all(cut)
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_appended_chunks_change_only_the_open_group(n_chunks: int, n_more: int) -> None:
+    closed = n_chunks // GROUP_CHUNKS
+    assert groups(n_chunks + n_more)[:closed] == groups(n_chunks)[:closed]
+
+
+@pytest.mark.parametrize(
+    ("n_parts", "tree"),
+    [
+        (1, "0"),
+        (2, "(0 1)"),
+        (3, "((0 1) 2)"),
+        (4, "((0 1) (2 3))"),
+        (5, "(((0 1) (2 3)) 4)"),
+        (7, "(((0 1) (2 3)) ((4 5) 6))"),
+        (8, "(((0 1) (2 3)) ((4 5) (6 7)))"),
+    ],
+)
+def test_the_tree_is_fixed(n_parts: int, tree: str) -> None:
+    assert tree_merge(Word(str(part)) for part in range(n_parts)).text == tree
+
+
+@given(st.integers(1, 300))
+def test_merges_keep_the_order_of_parts(n_parts: int) -> None:
+    text = tree_merge(Word(str(part)) for part in range(n_parts)).text
+    assert text.replace("(", "").replace(")", "").split() == [str(k) for k in range(n_parts)]
+
+
+def test_no_more_partial_results_are_held_than_the_tree_is_high() -> None:
+    most = 0
+
+    def parts() -> Iterator[Sum]:
+        nonlocal most
+        for value in range(1000):
+            most = max(most, len(Sum.alive))
+            yield Sum(value)
+
+    assert tree_merge(parts()).value == 1000 * 999 // 2
+    assert most <= 11
+
+
+def test_nothing_cannot_be_merged() -> None:
+    with pytest.raises(ValueError, match="Expected at least one part"):
+        tree_merge([])

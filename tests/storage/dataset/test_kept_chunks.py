@@ -1,0 +1,94 @@
+"""What stays in memory, what makes room, and what is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.dataset import kept_chunks
+from storage.dataset.dataset import BinaryDataset, ChunkReader
+from storage.dataset.kept_chunks import forget_chunks, kept
+from tests.support.data import write
+
+
+@dataclass
+class Bytes:
+    nbytes: int
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    forget_chunks()
+    yield
+    forget_chunks()
+
+
+@pytest.fixture
+def ask() -> Callable[..., list[int]]:
+    """Ask for chunks of 10 bytes and give those that had to be read."""
+
+    def asked(rows: str, keys: range, memory: int) -> list[int]:
+        read: list[int] = []
+
+        def reading(key: int) -> Bytes:
+            read.append(key)
+            return Bytes(10)
+
+        for key in keys:
+            assert kept(rows, key, memory, lambda key=key: reading(key)).nbytes == 10
+        return read
+
+    return asked
+
+
+def test_what_fits_is_read_once(ask: Callable[..., list[int]]) -> None:
+    assert ask("a", range(5), 50) == [0, 1, 2, 3, 4]
+    assert ask("a", range(5), 50) == []
+
+
+def test_what_does_not_fit_is_read_again_and_the_rest_stays(ask: Callable[..., list[int]]) -> None:
+    ask("a", range(5), 39)
+    for _ in range(3):
+        assert ask("a", range(5), 39) == [3, 4]
+    assert sum(chunk.nbytes for chunk in kept_chunks._kept.values()) == 30
+
+
+def test_other_rows_make_room_oldest_first(ask: Callable[..., list[int]]) -> None:
+    ask("a", range(3), 50)
+    ask("b", range(4), 50)
+    assert ask("b", range(4), 50) == []
+    assert set(kept_chunks._kept) == {("a", 2), *(("b", key) for key in range(4))}
+
+
+def test_without_memory_nothing_is_kept_and_nothing_dropped(ask: Callable[..., list[int]]) -> None:
+    ask("a", range(2), 20)
+    assert ask("b", range(2), 0) == [0, 1]
+    assert ask("b", range(2), 0) == [0, 1]
+    assert ask("a", range(2), 20) == []
+
+
+def test_a_reader_keeps_whole_chunks_of_its_own_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = np.random.default_rng(0).integers(0, 2, (300, 7)).astype(np.uint8)
+    split = np.where(np.arange(300) % 3, "train", "test")
+    dataset = write(tmp_path / "d.zarr", X, words_per_chunk=2, columns={"split": split})
+    read: list[int] = []
+    read_chunk = BinaryDataset.read_chunk
+
+    def counted(self: BinaryDataset, key: int, *more: object) -> object:
+        read.append(key)
+        return read_chunk(self, key, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BinaryDataset, "read_chunk", counted)
+    for split_name in ("train", "test"):
+        reader = ChunkReader(str(dataset.path), dataset.digest, split_name, memory=1 << 20)
+        for _ in range(3):
+            chunks = [reader(key) for key in range(3)]
+        kept_rows = np.concatenate([chunk.rows[chunk.keep] for chunk in chunks])
+        np.testing.assert_array_equal(kept_rows, np.flatnonzero(split == split_name))
+    assert read == [0, 1, 2] * 2

@@ -1,0 +1,216 @@
+"""Texts of per-row columns: arrays beside the codes, read when asked for, a page at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.dataset import levels
+from storage.dataset.dataset import open_dataset
+from storage.dataset.writer import append_dataset
+from storage.errors import DataError
+from storage.format.manifests import write_manifest
+from storage.sources import Batch
+from storage.stores.locations import checksum
+from tests.storage.conftest import files_of, new_path, random_bits, write_dataset
+
+ODD = ["", "a\nb", 'say "x"', "\\", "çalış", "\ud800", "a,b", "\u2028", " "]
+
+
+def ids(first: int, last: int) -> np.ndarray:
+    return np.array([f"user-{i:09d}" for i in range(first, last)], object)
+
+
+def manifest_of(path: Path) -> dict:
+    return json.loads((path / "manifest.json").read_text())
+
+
+def as_version_1(path: Path) -> None:
+    """Make of a dataset what was written before: the texts in the manifest."""
+    manifest, dataset = manifest_of(path), open_dataset(path)
+    for name, texts in dataset.levels.items():
+        manifest["columns"][name] = {"kind": "category", "categories": list(texts)}
+    shutil.rmtree(path / "levels")
+    write_manifest(path, {**manifest, "format_version": 1})
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "PAGE", 4)
+
+
+def test_many_texts_stay_out_of_the_manifest(tmp_path):
+    n_rows = 150_000
+    X, who = random_bits(n_rows, 3), ids(0, n_rows)
+    dataset = write_dataset(
+        tmp_path / "d.zarr", X, columns={"id": who}, words_per_chunk=400, cuts=[70_000]
+    )
+    assert (dataset.path / "manifest.json").stat().st_size < 2000
+    assert dataset.column("id").tolist() == who.tolist()
+
+
+def test_texts_are_read_when_they_are_asked_for(tmp_path):
+    columns = {"id": ids(0, 300), "age": np.arange(300)}
+    path = write_dataset(tmp_path / "d.zarr", random_bits(300, 3), columns=columns).path
+    shutil.rmtree(path / "levels" / "id" / "c")
+    dataset = open_dataset(path)
+    assert dataset.read_chunk(2, columns=("id",)).columns["id"].tolist() == list(range(128, 192))
+    assert dataset.column("age").tolist() == list(range(300))
+    for read in (lambda: dataset.column("id"), dataset.verify):
+        with pytest.raises(DataError, match="levels/id: Expected the texts of the manifest"):
+            read()
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_page_is_read_alone(tmp_path):
+    path = write_dataset(tmp_path / "d.zarr", random_bits(64, 3), columns={"id": ids(0, 64)}).path
+    dataset = open_dataset(path)
+    (_, begin, _), (_, end, _) = dataset.levels["id"].pages[4:6]
+    zarr.open_group(path)["levels/id"][begin : end - 2] = ord("x")
+    assert dataset.texts("id", np.array([3, 63])).tolist() == ["user-000000003", "user-000000063"]
+    with pytest.raises(DataError, match="levels/id"):
+        dataset.texts("id", np.array([20]))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    texts=st.lists(st.sampled_from([*"abcdefg", *ODD]), min_size=4, max_size=60),
+    share=st.floats(0, 1),
+    batch=st.integers(1, 9),
+    old=st.booleans(),
+)
+def test_texts_come_back_however_they_are_cut(texts, share, batch, old):
+    """Also behind a dataset of the version before, and where pages repeat a text."""
+    first = 2 + int(share * (len(texts) - 2))
+    values, X = np.array(texts, object), random_bits(len(texts), 3)
+    with new_path() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(levels, "PAGE", levels.PAGE if old else 4)  # version 1 named a text once
+        cuts = [*range(batch, first, batch)]
+        write_dataset(path, X[:first], columns={"who": values[:first]}, cuts=cuts)
+        if old:
+            as_version_1(path)
+            assert open_dataset(path).column("who").tolist() == texts[:first]
+            patch.setattr(levels, "PAGE", 4)
+        if first < len(texts):
+            columns, cuts = {"who": values[first:]}, [*range(batch, len(texts) - first, batch)]
+            write_dataset(path, X[first:], columns=columns, cuts=cuts, append=True)
+        dataset = open_dataset(path)
+        dataset.verify()
+        assert dataset.column("who").tolist() == texts
+        assert old or len(dataset.levels["who"].pages) <= 1 + len(texts) // 4
+
+
+def test_a_dataset_of_version_1_is_read_and_appended_to(tmp_path):
+    names = np.array(["train", "test"])[np.arange(100) % 2]
+    path = write_dataset(tmp_path / "d.zarr", random_bits(100, 3), columns={"split": names}).path
+    new = open_dataset(path)
+    kept = [new.read_chunk(key, split="test").keep for key in range(2)]
+    as_version_1(path)
+    old = open_dataset(path)
+    assert old.splits == new.splits == ("train", "test")
+    for key in range(2):
+        np.testing.assert_array_equal(old.read_chunk(key, split="test").keep, kept[key])
+    more = np.array(["valid", "test"])[np.arange(10) % 2]
+    write_dataset(path, random_bits(10, 3), columns={"split": more}, append=True)
+    grown = open_dataset(path)
+    assert grown.splits == ("train", "test", "valid")
+    assert grown.column("split").tolist() == [*names, *more]
+    assert manifest_of(path)["format_version"] == 2
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("old", [False, True])
+def test_an_interrupted_append_leaves_no_texts(tmp_path, old):
+    path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"id": ids(0, 66)}).path
+    if old:
+        as_version_1(path)
+    before = files_of(path)
+
+    def interrupted() -> None:
+        with append_dataset(path, ["f0", "f1", "f2"]) as writer:
+            writer.add(Batch(random_bits(200, 3), None, {"id": ids(66, 266)}))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    dataset = open_dataset(path)
+    dataset.verify()
+    assert dataset.column("id").tolist() == ids(0, 66).tolist()
+    left = {name for name in files_of(path) if not name.startswith("levels/id/c/")}
+    assert left == {name for name in before if not name.startswith("levels/id/c/")}
+    write_dataset(path, random_bits(5, 3), columns={"id": ids(66, 71)}, append=True)
+    assert open_dataset(path).column("id").tolist() == ids(0, 71).tolist()
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_splits_are_few(tmp_path):
+    with pytest.raises(DataError, match="column 'split': Expected at most 4 different texts"):
+        write_dataset(tmp_path / "d.zarr", random_bits(9, 3), columns={"split": ids(0, 9)})
+    assert not (tmp_path / "d.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    "texts", ['"a"\n"a"\n', '"a"\n\n', '"a"\n"b","c"\n', '"a"\n1\n', '"a"\n' + 9999 * "["]
+)
+def test_texts_of_others_are_refused_before_an_append(tmp_path, texts):
+    names = np.array(["a", "b"], object)[np.arange(66) % 2]
+    path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"who": names}).path
+    lines = np.frombuffer(texts.encode(), np.uint8)
+    array = zarr.open_group(path)["levels/who"]
+    array.resize(lines.shape)
+    array[:] = lines
+    manifest = manifest_of(path)
+    manifest["columns"]["who"]["levels"] = [[2, len(lines), checksum(lines)]]
+    write_manifest(path, manifest)
+    before = files_of(path)
+    for act in (
+        open_dataset(path).verify,
+        lambda: write_dataset(
+            path, random_bits(5, 3), columns={"who": names[:5]}, cuts=[], append=True
+        ),
+    ):
+        with pytest.raises(DataError, match="levels/who: Expected the texts of the manifest"):
+            act()
+    assert files_of(path) == before
+
+
+@pytest.mark.parametrize("pages", [[], [[0, 0, 0]], [[2, 8]], [[2, 8, 0], [2, 9, 0]], [[-1, 8, 0]]])
+def test_pages_of_others_are_refused(tmp_path, pages):
+    names = np.array(["a", "b"], object)[np.arange(66) % 2]
+    path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"who": names}).path
+    manifest = manifest_of(path)
+    manifest["columns"]["who"]["levels"] = pages
+    write_manifest(path, manifest)
+    with pytest.raises(DataError, match=r"manifest.json: columns.who.levels.*: Expected"):
+        open_dataset(path)
+
+
+@pytest.mark.parametrize("code", [-1, 2])
+def test_codes_without_a_text_are_refused(tmp_path, code):
+    names = np.array(["a", "b"], object)[np.arange(66) % 2]
+    path = write_dataset(tmp_path / "d.zarr", random_bits(66, 3), columns={"who": names}).path
+    for old in (False, True):
+        if old:
+            as_version_1(path)
+        with pytest.raises(DataError, match="levels/who: Expected the texts of the manifest"):
+            open_dataset(path).texts("who", np.array([0, code]))
+
+
+def test_readers_give_empty_texts_as_missing(tmp_path, small_pages):
+    names = np.array(["a", "", "b", "c", "d", "e", "", "f"], object)
+    dataset = write_dataset(
+        tmp_path / "d.zarr", random_bits(8, 3), columns={"who": names}, cuts=[5]
+    )
+    whole, read = dataset.read_chunk(0, columns=("who",)), dataset.reader(columns=("who",))(0)
+    assert dataset.texts("who", whole.columns["who"]).tolist() == names.tolist()
+    codes = read.columns["who"]
+    assert codes.dtype == np.int32
+    assert (codes == -1).tolist() == (names == "").tolist()
+    np.testing.assert_array_equal(codes[codes >= 0], whole.columns["who"][codes >= 0])

@@ -1,0 +1,485 @@
+"""What cannot be read is refused in one line that says where and what to do."""
+
+import datetime
+import gzip
+import os
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import scipy.sparse
+import zarr
+
+from storage.errors import DataError
+from storage.sources import ReadOptions, basket_items, expand_sources, open_source
+from storage.sources import csv as tables
+
+READINGS = "Say what they mean: --map '{0}=1,{1}=0'{2}, or --map '{0}=0,{1}=1'{2}, or another"
+VALUES = "Expected 0, 1, true, false or a missing value"
+
+
+def refusal(path, options=None, **kwargs):
+    """The message of reading a whole source, without the folder."""
+    with pytest.raises(DataError) as caught:
+        list(open_source(str(path), options, **kwargs).batches())
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.replace(str(path.parent) + os.sep, "")
+
+
+def written(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def hint(around, *values, column=None):
+    """The values, and both readings of the first two; others are missing, or all no feature."""
+    missing = "".join(f" --missing {value!r}" for value in values[2:])
+    kept = f"; if they are no feature, --keep {column} or --drop {column}" if column else ""
+    return f"Values around it: {around}. {READINGS.format(*values[:2], missing)}{kept}."
+
+
+def place(name, row, column):
+    return f"{name}: row {row} (data rows counted from 1), column {column!r}"
+
+
+@pytest.mark.parametrize("bad", ["3", "x", "1 0", "-1", "inf", "0.5"])
+def test_first_bad_value_of_a_csv(tmp_path, bad):
+    rows = ["1,0,1"] * 40
+    rows[16], rows[16 + 5] = f"1,{bad},9", "9,9,9"
+    path = written(tmp_path, "data.csv", "id,age,sex\n" + "\n".join([*rows, ""]))
+    around = f"Values around it: '0' (38), {bad!r} (1), '9' (1)"
+    remedy = f"Correct it, or take it as missing: --missing {bad!r} --missing '9'."
+    expected = f"{place('data.csv', 17, 'age')}: {VALUES}, got {bad!r}. {around}. {remedy}"
+    assert refusal(path) == expected
+
+
+def test_codes_of_categories_get_no_threshold(tmp_path):
+    """Roll calls: 1 is yea, 6 nay, 9 absent. No threshold makes the right bits of them."""
+    calls = ["1,6"] * 30 + ["6,1"] * 20 + ["9,1"] * 8
+    path = written(tmp_path, "votes.csv", "r1,r2\n" + "\n".join([*calls, ""]))
+    assert refusal(path) == (
+        f"{place('votes.csv', 1, 'r2')}: {VALUES}, got '6'. "
+        + hint("'6' (30), '1' (28)", "1", "6", column="r2")
+    )
+    codes = np.array([line.split(",") for line in calls], int)
+    np.save(tmp_path / "votes.npy", codes)
+    assert refusal(tmp_path / "votes.npy").endswith(hint("6 (30), 1 (28)", "1", "6"))
+    scipy.sparse.save_npz(tmp_path / "votes.npz", scipy.sparse.csr_array(codes * codes))
+    assert refusal(tmp_path / "votes.npz").endswith(hint("36 (30), 1 (28)", "1", "36"))
+
+
+def test_measured_numbers_get_a_threshold(tmp_path):
+    rows = "\n".join(f"{i / 7},{i}" for i in range(20))
+    message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
+    assert message.endswith(
+        "Use --threshold T to binarise, or --missing TOKEN; if they are no feature, --keep a or "
+        "--drop a. If a line is one value of a row and a feature, use --long row=a,feature=b."
+    )
+
+
+def test_grades_get_a_threshold_under_its_condition(tmp_path):
+    rows = "\n".join(f"{i % 5 + 1},{i % 3}" for i in range(20))
+    message = refusal(written(tmp_path, "data.csv", "a,b\n" + rows))
+    assert message.endswith(
+        "Say what they mean: --map 'VALUE=1,VALUE=0' with all that are 1 or 0 and --missing VALUE "
+        "for the rest, or, where greater means more of it, --threshold T; if they are no feature, "
+        "--keep a or --drop a."
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("voter,call", "row=voter,feature=call"),
+        ("voter,call,vote", "row=voter,feature=call,value=vote"),
+        ("voter,call,vote,year", "row=COLUMN,feature=COLUMN,value=COLUMN"),
+        ("a,b,c,d,e,f,g", None),
+    ],
+)
+def test_a_table_of_few_columns_may_be_long(tmp_path, header, named):
+    n_columns = header.count(",")
+    rows = "\n".join(f"v{i // 30}" + f",c{i % 30}" * n_columns for i in range(90))
+    message = refusal(written(tmp_path, "data.csv", f"{header}\n{rows}"))
+    asked = f"If a line is one value of a row and a feature, use --long {named}."
+    assert message.endswith(asked) if named else "--long" not in message
+
+
+def test_a_column_of_names_is_kept_beside(tmp_path):
+    rows = "\n".join(f"1,name {i // 2}" for i in range(40))
+    message = refusal(written(tmp_path, "data.csv", "a,who\n" + rows))
+    assert message.endswith(
+        "'name 4' (2), 15 others. If they are no feature, use --keep who to keep them beside the "
+        "features, or --drop who. If a line is one value of a row and a feature, use --long "
+        "row=a,feature=who."
+    )
+
+
+def test_missing_values_are_not_among_those_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"a": ["1", "0"], "b": ["y", None]}), path)
+    assert "Values around it: 'y' (1). Say what they mean: --map 'VALUE=1" in refusal(path)
+
+
+def test_rows_are_counted_across_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "TABLE_BLOCK_BYTES", 20)
+    text = "a,b\n" + "1,0\n" * 100 + "\n1,7\n"
+    path = written(tmp_path, "data.csv", text)
+    assert refusal(path).startswith(place("data.csv", 101, "b"))
+    path = written(tmp_path, "data.csv", text.replace("7", "1") + "1,0,1\n")
+    assert refusal(path) == (
+        "data.csv: row 102 (data rows counted from 1): Expected 2 columns, got 3. Correct the row."
+    )
+
+
+def test_word_where_a_threshold_needs_numbers(tmp_path):
+    path = written(tmp_path, "data.csv", "a,b\n0.5,2\n0.1,low\n")
+    assert refusal(path, ReadOptions(threshold=0.3)) == (
+        f"{place('data.csv', 2, 'b')}: Expected a number, true, false or a missing value, "
+        "got 'low'. Use --missing TOKEN."
+    )
+
+
+@pytest.mark.parametrize("row", ["1", "1,0,1"])
+def test_ragged_row(tmp_path, row):
+    path = written(tmp_path, "data.csv", f"a,b\n1,0\n\n0,1\n{row}\n1,oops\n")
+    found = row.count(",") + 1
+    assert refusal(path) == (
+        f"data.csv: row 3 (data rows counted from 1): Expected 2 columns, got {found}. "
+        "Correct the row."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expected a header or a row in the first line, got none."),
+        ("\n1,0\n", "Expected a header or a row in the first line, got none."),
+        ("a,b,a,b,c\n", "Expected distinct names, got repeated 'a', 'b'. Rename them."),
+        (
+            "a,,c\n",
+            "Expected a name for every column, got none for column 2. Name it, or write the file "
+            "without a row index.",
+        ),
+    ],
+)
+def test_header(tmp_path, text, message):
+    assert refusal(written(tmp_path, "data.csv", text)) == f"data.csv: {message}"
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    path = written(tmp_path, "data.csv", b"a,b,who\n1,0,x\n1,0,\xff\n")
+    message = refusal(path, ReadOptions(row_columns=("who",)))
+    assert message.startswith("data.csv: row 1 (data rows counted from 1) or after: Expected UTF-8")
+    assert refusal(written(tmp_path, "b.csv", b"a,\xff\n")).startswith("b.csv: Expected a readable")
+
+
+def test_unclosed_quote_does_not_swallow_rows(tmp_path):
+    options = ReadOptions(row_columns=("who",))
+    path = written(tmp_path, "data.csv", 'a,b,who\n1,0,x\n1,0,"y\n1,1,z\n0,0,u\n')
+    assert refusal(path, options) == (
+        f"{place('data.csv', 2, 'who')}: Expected text on one line, got a line break inside "
+        "quotes. Close the quote, or remove the break."
+    )
+    path = written(tmp_path, "data.csv", 'who,a,b\nx,1,0\nx,1,"0\ny,1,1\n' + "z,0,0\n" * 50)
+    assert refusal(path, options).startswith(place("data.csv", 2, "b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("a.tsv", "a,b", "Expected tabs between columns, got one column that looks cut by commas"),
+        ("a.tsv", "a;b", "Expected tabs between columns, got one column that looks cut by semi"),
+        ("a.csv", "0 1", "Expected commas between columns, got one column that looks cut by sp"),
+    ],
+)
+def test_another_delimiter(tmp_path, name, line, message):
+    assert refusal(written(tmp_path, name, line + "\n")).startswith(f"{name}: {message}")
+
+
+def test_absent_row_column(tmp_path):
+    path = written(tmp_path, "data.csv", "clas,b,id\n1,0,1\n")
+    assert refusal(path, ReadOptions(row_columns=("id", "class"))) == (
+        "data.csv: Expected a per-row column 'class', got none of that name. Did you mean 'clas'? "
+        "Check --keep, --segment-by and --split-by."
+    )
+    np.save(tmp_path / "a.npy", np.eye(2))
+    assert refusal(tmp_path / "a.npy", ReadOptions(row_columns=("class",))) == (
+        "a.npy: Expected a per-row column 'class', got none of that name. "
+        "Check --keep, --segment-by and --split-by."
+    )
+
+
+def test_no_feature_left(tmp_path):
+    path = written(tmp_path, "data.csv", "a\n1\n")
+    expected = "data.csv: Expected at least one feature, got none."
+    assert refusal(path, ReadOptions(row_columns=("a",))) == expected
+    np.save(tmp_path / "a.npy", np.empty((3, 0)))
+    assert refusal(tmp_path / "a.npy") == "a.npy: Expected at least one feature, got none."
+
+
+def test_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"a": [0, 1, None], "b": [1, 5, 6]}), path)
+    assert refusal(path) == f"{place('a.parquet', 2, 'b')}: {VALUES}, got 5. " + hint(
+        "1 (1), 5 (1), 6 (1)", "1", "5", "6", column="b"
+    )
+    assert refusal(path, ReadOptions(row_columns=("a",), missing=("5", "6"))) == (
+        f"{place('a.parquet', 3, 'a')}: Expected an integer, got no value. "
+        "Fill the column, or store it as text."
+    )
+    pa.parquet.write_table(pa.table({"a": [0], "when": [datetime.date(2020, 1, 1)]}), path)
+    assert refusal(path) == (
+        "a.parquet: Expected booleans, numbers or text in column 'when', got date32[day]. "
+        "Use --keep when to keep it beside the features."
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
+def test_first_bad_number(tmp_path, dtype):
+    A = np.zeros((100_000, 50), dtype)
+    A[98_000, 7] = A[99_000, 3] = 4
+    np.save(tmp_path / "a.npy", A)
+    np.savez(tmp_path / "a.npz", A)
+    shown = "4.0" if dtype is np.float32 else "4"
+    for name in ("a.npy", "a.npz"):
+        expected = f"{place(name, 98_001, 'f7')}: {VALUES}, got {shown}. Values around it: "
+        expected += shown.replace("4", "0") + " (6,"
+        assert refusal(tmp_path / name).startswith(expected)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia"])
+def test_bad_number_in_a_sparse_matrix(tmp_path, kind):
+    A = np.zeros((6, 4))
+    A[4, 2] = 2
+    A[3, 1] = A[4, 3] = 1
+    scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.csr_array(A).asformat(kind))
+    expected = f"{place('a.npz', 5, 'f2')}: {VALUES}, got 2.0. Values around it: "
+    assert refusal(tmp_path / "a.npz").startswith(expected)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+def test_entry_given_twice(tmp_path, kind):
+    matrix = scipy.sparse.coo_array((np.ones(4), ([0, 2, 1, 2], [1, 3, 0, 3])), shape=(3, 5))
+    if kind != "coo":
+        wide = [1, 0, 3, 3] if kind == "csr" else [1, 0, 2, 2]
+        ends = [0, 1, 2, 4] if kind == "csr" else [0, 1, 2, 2, 4, 4]
+        make = scipy.sparse.csr_array if kind == "csr" else scipy.sparse.csc_array
+        matrix = make((np.ones(4), wide, ends), shape=(3, 5))
+    scipy.sparse.save_npz(tmp_path / "a.npz", matrix)
+    assert refusal(tmp_path / "a.npz") == (
+        f"{place('a.npz', 3, 'f3')}: Expected one entry, got two. "
+        "Sum or remove duplicate entries first."
+    )
+
+
+def test_entry_given_twice_far_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr("storage.sources.matrix_market.NUMBER_BLOCK_BYTES", 8)
+    text = "%%MatrixMarket matrix coordinate real general\n3 20 4\n2 18 0\n3 3 1\n1 1 1\n2 18 1\n"
+    path = written(tmp_path, "a.mtx", text)
+    assert refusal(path).startswith(place("a.mtx", 2, "f17") + ": Expected one entry, got two.")
+
+
+def test_threshold_that_turns_left_out_zeros_into_ones(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.csr_array(np.eye(3)))
+    (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate real general\n1 2 0\n")
+    for name in ("a.npz", "a.mtx"):
+        message = refusal(tmp_path / name, ReadOptions(threshold=-0.5))
+        assert message.startswith(f"{name}: Expected options that keep 0 as 0")
+    with pytest.raises(DataError, match="Expected a finite number, got nan"):
+        ReadOptions(threshold=float("nan"))
+
+
+BANNER = "%%MatrixMarket matrix coordinate real general\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expected a first line '%%MatrixMarket matrix LAYOUT FIELD SYMMETRY', got ''."),
+        (BANNER.replace("real", "complex"), "Expected pattern or integer or unsigned-integer"),
+        (BANNER + "% c\n3 4\n", "line 3: Expected a size line, got '3 4'."),
+        (BANNER.replace("general", "symmetric") + "3 4 0\n", "Expected a square symmetric matrix"),
+        (BANNER + "3 4 2\n1 1 1\n\n1 2\n", "line 5: Expected 3 numbers, got 2."),
+        (BANNER + "3 4 2\n1 1 1\n1 x 1\n", "line 4: Expected numbers, got 'x'."),
+        (BANNER + "3 4 2\n1 1 1\n1 1-2 1\n", "line 4: Expected numbers, got '1-2'."),
+        (BANNER + "3 4 1\n1.5 1 1\n", "Expected whole row and column numbers, got 1.5."),
+        (
+            BANNER + "3 4 1\n4 1 1\n",
+            "Expected entries in rows 1 to 3 and columns 1 to 4, got row 4",
+        ),
+        (
+            BANNER + "3 4 1\n1 0 1\n",
+            "Expected entries in rows 1 to 3 and columns 1 to 4, got row 1",
+        ),
+        (BANNER + "3 4 2\n1 1 1\n", "Expected 2 entries, as its size line says, got 1."),
+        (BANNER + "3 4 1\n1 1 1\n1 2 1\n", "Expected 1 entries, as its size line says, got more."),
+        (BANNER + "3 4 1\n1 2 3\n", place("", 1, "f1")[2:] + f": {VALUES}, got 3.0."),
+        ("%%MatrixMarket matrix array real general\n1 2\n1\n", "Expected 2 entries, as its"),
+        ("%%MatrixMarket matrix array real general\n1 2\n1\n0\n1\n", "Expected 2 entries, as its"),
+    ],
+)
+def test_matrix_market(tmp_path, text, message):
+    found = refusal(written(tmp_path, "a.mtx", text))
+    assert found.startswith("a.mtx: " + message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expected baskets, got an empty file."),
+        ("1 2\n\n3 a4\n", "line 3: Expected whole numbers, got 'a4'."),
+        ("1 2\n\n3 -4\n", "line 3: Expected item numbers of 0 or more, got -4. Correct the line."),
+        ("1\n2 9999999999999999999\n", "line 2: Expected whole numbers, got '9999999999999999999'"),
+        ("\n\n", "Expected at least one feature, got none."),
+    ],
+)
+def test_baskets(tmp_path, text, message):
+    found = refusal(written(tmp_path, "a.dat", text))
+    assert found.startswith("a.dat: " + message)
+
+
+def test_item_unknown_to_the_dataset(tmp_path):
+    path = written(tmp_path, "a.dat", "1 2\n\n2 7 1\n")
+    assert basket_items([str(path)]) == ("1", "2", "7")
+    assert refusal(path, items=("1", "2", "9")) == (
+        "a.dat: line 3: Expected an item among the 3 features, got 7. "
+        "Ingest the files that have it together."
+    )
+
+
+def test_zarr(tmp_path):
+    path = tmp_path / "a.zarr"
+    zarr.create_array(path, shape=(4,), dtype="i1")
+    assert refusal(path) == "a.zarr: Expected a matrix (2 dimensions), got 1."
+    shutil.rmtree(path)
+    array = zarr.create_array(path, shape=(9, 4), chunks=(2, 2), dtype="i1")
+    array[7, 3] = 5
+    assert refusal(path) == f"{place('a.zarr', 8, 'f3')}: {VALUES}, got 5. " + hint(
+        "0 (8), 5 (1)", "0", "5"
+    )
+    shutil.rmtree(path)
+    group = zarr.create_group(path)
+    assert refusal(path) == (
+        "a.zarr: Expected a group with one matrix, 'X', got none. Name the array's own directory."
+    )
+    group.attrs["format"] = "latentbits-dataset"
+    assert refusal(path) == (
+        "a.zarr: Expected data to ingest, got what is already a dataset. "
+        "Use it as it is: --dataset."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"A": np.eye(2), "B": np.eye(2)},
+            "Expected an array 'X' or a single matrix, got 'A', 'B'",
+        ),
+        ({"y": np.ones(2)}, "Expected an array 'X' or a single matrix, got no matrix."),
+        (
+            {"X": np.eye(2), "cols": np.array(["a", "a"])},
+            "Expected distinct names, got repeated 'a'",
+        ),
+        ({"X": np.eye(2), "cols": np.array(["a"] * 3)}, "Expected 2 names in array 'cols', got 3."),
+        (
+            {"X": np.eye(2), "cols": np.array(["a", "b"], object)},
+            "Expected numbers or text in array 'cols', got object. Store it as text",
+        ),
+        (
+            {"X": np.eye(2), "y": np.array(["a", 1], object)},
+            "Expected numbers or text in array 'y'",
+        ),
+        ({"X": np.array([["a", "b"]])}, "Expected booleans, integers or floats, got <U1."),
+        ({"X": np.array([[1j, 0]])}, "Expected booleans, integers or floats, got complex128."),
+        (
+            {"X": np.zeros((3, 1), np.uint8), "shape": np.array([3, 9])},
+            "Expected packed 'X' of uint8 (3, 2), got uint8 (3, 1).",
+        ),
+    ],
+)
+def test_npz(tmp_path, arrays, message):
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert refusal(tmp_path / "a.npz").startswith("a.npz: " + message)
+
+
+@pytest.mark.parametrize(("name", "highest"), [("split", 2), ("seg", 1)])
+def test_label_out_of_range(tmp_path, name, highest):
+    packed = {"X": np.zeros((4, 1), np.uint8), "shape": np.array([4, 3])}
+    packed |= {name: np.array([0, 1, 7, 8]), "segnames": np.array(["u", "v"])}
+    np.savez(tmp_path / "a.npz", **packed)
+    assert refusal(tmp_path / "a.npz") == (
+        f"a.npz: row 3 (data rows counted from 1): Expected {name} from 0 to {highest}, got 7. "
+        f"Correct the array {name!r}."
+    )
+
+
+def test_dimensions(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((2, 2, 2)))
+    assert refusal(tmp_path / "a.npy") == "a.npy: Expected a matrix (2 dimensions), got 3."
+
+
+def _whole_files(folder):
+    A = (np.random.default_rng(0).random((500, 40)) < 0.5).astype(float)
+    np.save(folder / "a.npy", A)
+    np.savez(folder / "a.npz", A)
+    np.savez_compressed(folder / "b.npz", X=np.packbits(A == 1, axis=1), shape=A.shape)
+    scipy.sparse.save_npz(folder / "c.npz", scipy.sparse.csr_array(A))
+    pa.parquet.write_table(pa.table({f"c{j}": A[:, j] for j in range(40)}), folder / "a.parquet")
+    text = "\n".join(",".join(f"{value:g}" for value in row) for row in A)
+    (folder / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "b.npz", "c.npz", "a.parquet", "a.csv.gz"])
+def test_damaged_files(tmp_path, name):
+    _whole_files(tmp_path)
+    path = tmp_path / name
+    whole = path.read_bytes()
+    for damaged in (b"", b"junk" * 50, whole[: len(whole) // 2], whole[:-60]):
+        path.write_bytes(damaged)
+        message = refusal(path)
+        assert message.startswith(f"{name}: Expected a ")
+    if name not in ("a.npy", "a.parquet"):
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 16
+        path.write_bytes(flipped)
+        refusal(path)
+
+
+def test_paths(tmp_path):
+    absent = tmp_path / "no.csv"
+    assert refusal(absent) == "no.csv: Expected a file or a Zarr array, got nothing there."
+    assert "Expected a suffix of .npy, .npz, .csv," in refusal(written(tmp_path, "data.txt", "1"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert refusal(folder) == (
+        "folder: Expected a file or a Zarr array, got a directory. No file in it ends in .npy, "
+        ".npz, .csv, .csv.gz, .tsv, .tsv.gz, .parquet, .mtx, .mtx.gz, .dat, .dat.gz, .xlsx, .sav, "
+        ".zsav, .dta, .bed, .h5ad."
+    )
+    with pytest.raises(DataError, match=r"dat\.txt: Expected an existing .* Did you mean .*data"):
+        expand_sources([str(tmp_path / "dat.txt")])
+    with pytest.raises(DataError, match=r"\*\.zip: Expected an existing path, got nothing there"):
+        expand_sources([str(tmp_path / "*.zip")])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_permission(tmp_path):
+    path = written(tmp_path, "a.csv", "a,b\n1,0\n")
+    path.chmod(0)
+    assert "Permission denied" in refusal(path)
+
+
+def test_permission_error_in_words(tmp_path, monkeypatch):
+    def deny(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tables, "open_text", deny)
+    assert refusal(written(tmp_path, "a.csv", "a,b\n")) == (
+        "a.csv: Expected a readable file, got an error: Permission denied. "
+        "Check that it is whole and of the kind its name says."
+    )

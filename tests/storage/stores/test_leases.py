@@ -1,0 +1,205 @@
+"""Claims of folders in an object store: one writer, whoever dies, whatever the network does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from storage.errors import Busy
+from storage.stores import leases
+from storage.stores.leases import leased
+from storage.stores.locations import place
+from storage.stores.object_path import ObjectPath
+from tests.support.object_proxy import AFTER, BEFORE, BROKEN, every
+
+HOLDER = """
+import sys, time
+from storage.stores.leases import leased
+from storage.stores.locations import place
+with leased(place(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(bucket: str) -> ObjectPath:
+    return place(f"{bucket}/data/d.zarr")
+
+
+def claim_of(folder: ObjectPath) -> ObjectPath:
+    return folder.with_name(f".{folder.name}.claim")
+
+
+@contextmanager
+def held_elsewhere(folder: ObjectPath) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds a claim."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def rewrite(folder: ObjectPath, *, machine: str) -> None:
+    """Make a claim one of another machine."""
+    claim = claim_of(folder)
+    claim.write_bytes(json.dumps([machine, *json.loads(claim.read_bytes())[1:]]).encode())
+
+
+def test_a_claim_lies_beside_the_folder_and_goes(folder):
+    with leased(folder) as holds:
+        assert claim_of(folder).is_file()
+        assert not folder.exists()
+        assert holds()
+    assert not claim_of(folder).exists()
+    with leased(folder):
+        pass
+
+
+def test_a_second_writer_is_refused_and_leaves_the_claim(folder):
+    with leased(folder) as holds:
+        with pytest.raises(Busy) as refused, leased(folder):
+            pass
+        assert holds()
+    message = str(refused.value)
+    assert message.startswith(f"{folder}: Expected no other writer")
+    assert len(message.splitlines()) == 1
+
+
+def test_folders_are_claimed_apart(folder):
+    with leased(folder), leased(folder / "within"), leased(folder.with_name("beside.zarr")):
+        pass
+
+
+def test_a_writer_that_was_killed_here_is_followed_at_once(folder):
+    with held_elsewhere(folder) as other:
+        with pytest.raises(Busy), leased(folder):
+            pass
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        assert claim_of(folder).is_file()
+        with leased(folder) as holds:
+            assert holds()
+    assert not claim_of(folder).exists()
+
+
+def test_a_process_number_that_came_again_is_not_the_writer(folder):
+    with held_elsewhere(folder) as other:
+        machine, pid, born, *rest = json.loads(claim_of(folder).read_bytes())
+        assert pid == other.pid
+        claim_of(folder).write_bytes(json.dumps([machine, pid, born - 1, *rest]).encode())
+        with leased(folder) as holds:
+            assert holds()
+
+
+def test_a_writer_of_another_machine_is_followed_once_it_is_silent(folder, monkeypatch):
+    with held_elsewhere(folder):
+        pass
+    rewrite(folder, machine="another")
+    with pytest.raises(Busy, match=r"its claim ends in \d+ s"), leased(folder):
+        pass
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.5)
+    time.sleep(1.6)  # a store tells whole seconds
+    with leased(folder) as holds:
+        assert holds()
+
+
+def test_processes_of_another_container_are_not_looked_for_here(folder, monkeypatch):
+    """Its host's name may be the same; its process numbers are others."""
+    with held_elsewhere(folder):
+        pass
+    monkeypatch.setattr(leases, "_machine", lambda: "this host, other processes")
+    with pytest.raises(Busy), leased(folder):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"[1]", b"null", b"\xff"])
+def test_a_claim_that_nobody_can_read_ends_by_its_age(folder, monkeypatch, content):
+    claim_of(folder).write_bytes(content)
+    with pytest.raises(Busy), leased(folder):
+        pass
+    monkeypatch.setattr(leases, "STALE_SECONDS", -1.0)
+    with leased(folder) as holds:
+        assert holds()
+
+
+def test_a_claim_is_renewed_for_as_long_as_its_writer_lives(folder, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
+    with leased(folder) as holds:
+        seen = {claim_of(folder).read().version["e_tag"]}
+        deadline = time.monotonic() + 20
+        while len(seen) < 4:
+            assert time.monotonic() < deadline
+            seen.add(claim_of(folder).read().version["e_tag"])
+        assert holds()
+    assert not claim_of(folder).exists()
+
+
+def test_a_lost_claim_is_told_at_the_end(folder, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
+    with pytest.raises(Busy, match="took over"), leased(folder) as holds:  # noqa: PT012
+        claim_of(folder).write_bytes(b'["another", 1, 1.0]')
+        time.sleep(0.1)
+        assert not holds()
+    assert claim_of(folder).read_bytes() == b'["another", 1, 1.0]'  # and left to its owner
+
+
+def test_an_error_is_not_hidden_by_a_lost_claim(folder):
+    with pytest.raises(KeyError), leased(folder):  # noqa: PT012
+        claim_of(folder).write_bytes(b"[]")
+        raise KeyError
+
+
+def test_a_deleted_claim_is_lost(folder):
+    with pytest.raises(Busy), leased(folder):
+        claim_of(folder).unlink()
+
+
+@pytest.mark.parametrize("fault", [AFTER, BEFORE, BROKEN], ids=["after", "before", "broken"])
+def test_a_lost_answer_loses_no_claim(faulty_bucket, faulty, monkeypatch, fault):
+    """A repeated request finds what the first one wrote: that is no other writer."""
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
+    folder = place(f"{faulty_bucket}/d")
+    assert not folder.exists()
+    faulty.seen.clear()
+    faulty.fault = every(2, fault)
+    for _ in range(2):
+        with leased(folder) as holds:
+            time.sleep(0.2)
+            assert holds()
+    puts = [request for request in faulty.seen if request.method == "PUT"]
+    assert len(puts) > 4
+
+
+def test_of_many_writers_one_gets_a_stale_claim(folder, monkeypatch):
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    claim_of(folder).write_bytes(b'["another", 1, 1.0]')
+    monkeypatch.setattr(leases, "_is_stale", lambda held: b"another" in held.content)
+    start, end = Barrier(6), Barrier(6)
+
+    def contend(_: int) -> bool:
+        start.wait()
+        try:
+            with leased(folder):
+                end.wait()
+                return True
+        except Busy:
+            end.wait()
+            return False
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(contend, range(6))) == 1

@@ -1,0 +1,78 @@
+"""Things that worker processes import in the executor tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.executors.cancellation import Unwanted, check_wanted
+from storage.dataset.chunk import Chunk
+from storage.dataset.dataset import ChunkReader
+
+
+@dataclass(frozen=True)
+class SlowReader:
+    """Reads a chunk, slowly, so that a pass is under way for a while."""
+
+    reader: ChunkReader
+    seconds: float
+
+    def __call__(self, key: int) -> Chunk:
+        time.sleep(self.seconds)
+        return self.reader(key)
+
+
+@dataclass(frozen=True)
+class DeadlyReader:
+    """Kills its own process the first time that it reads a certain chunk."""
+
+    reader: ChunkReader
+    deadly_key: int
+    mark: Path
+
+    def __call__(self, key: int) -> Chunk:
+        if key == self.deadly_key and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.reader(key)
+
+
+@dataclass(frozen=True)
+class LoggedReader(ChunkReader):
+    """Leaves a byte in a file for every chunk that it reads."""
+
+    log: str = ""
+
+    def _read(self, key: int) -> Chunk:
+        with Path(self.log).open("a") as file:
+            file.write(".")
+        return super()._read(key)
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Gives back numbers below 1 at once; with others it goes on until nobody wants the result."""
+
+    log: str
+
+    def __call__(self, number: int) -> int:
+        self.file("gave" if number < 1 else "began", number).touch()
+        while number > 0:
+            try:
+                check_wanted()
+            except Unwanted:
+                self.file("ended", number).touch()
+                raise
+            time.sleep(0.01)
+        return number
+
+    def file(self, what: str, number: int | str) -> Path:
+        return Path(f"{self.log}-{what}-{number}")
+
+    def numbers(self, what: str) -> set[str]:
+        """Tell which numbers began or ended."""
+        pattern = self.file(what, "*")
+        return {found.name.rpartition("-")[2] for found in pattern.parent.glob(pattern.name)}

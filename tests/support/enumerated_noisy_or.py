@@ -1,0 +1,42 @@
+"""Noisy-OR networks written out as formulas, all states of their hidden units enumerated."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from pipeline.models.noisy_or.gibbs import MISSING
+
+Parts = tuple[np.ndarray, ...]
+
+
+def random_network(rng: np.random.Generator, sizes: tuple[int, ...]) -> tuple[Parts, Parts]:
+    """f of units on those below, (n_above, n_below), and of leaks."""
+    f = tuple(0.9 * rng.random((above, n)) for n, above in pairwise(sizes))
+    leaks = [rng.uniform(0.01, 0.05, n) for n in sizes[:-1]]
+    return f, (*leaks, rng.uniform(0.2, 0.5, sizes[-1]))
+
+
+def enumerated(f: Parts, leaks: Parts, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log P(x) and P(state | x) of each row, states counted with the lowest unit first."""
+    sizes = [len(leak) for leak in leaks[1:]]
+    states = np.arange(1 << sum(sizes))[:, None] >> np.arange(sum(sizes)) & 1
+    layers = np.split(states, np.cumsum(sizes)[:-1], axis=1)
+    on = [
+        1 - (1 - leak) * _missed(above, g)
+        for leak, above, g in zip(leaks[:-1], layers, f, strict=True)
+    ]
+    on.append(np.tile(leaks[-1], (len(states), 1)))
+    prior = sum(_log(p, layer).sum(axis=1) for p, layer in zip(on[1:], layers, strict=True))
+    logs = prior + np.stack([(_log(on[0], x) * (x != MISSING)).sum(axis=1) for x in X])
+    total = np.logaddexp.reduce(logs, axis=1)
+    return total, np.exp(logs - total[:, None])
+
+
+def _missed(above: np.ndarray, f: np.ndarray) -> np.ndarray:
+    return np.prod(1 - above[:, :, None] * f, axis=1)
+
+
+def _log(p: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.log(np.where(values == 1, p, 1 - p))

@@ -1,0 +1,87 @@
+"""What stands for Google's store: the part of its XML interface that is used, before an S3 store.
+
+No server of Google's interface that works here was found. This adds to moto what differs: a
+generation of every object, conditions on it, and what is said of objects that are not there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from tests.support.object_proxy import Answer, forwarded, refusal, serving
+
+TOKEN = "a-token-of-tests"
+_SIGNED = (
+    "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, "
+    "SignedHeaders=host, Signature=0"
+)
+_WRITES = ("PUT", "POST", "DELETE")
+_NONE = "0"
+"""Generation of an object that is not there."""
+
+
+@contextmanager
+def google_front(s3_address: str) -> Iterator[str]:
+    """Serve Google's interface; gives its address."""
+    with serving(_Front(urlsplit(s3_address).netloc).answer) as address:
+        yield address
+
+
+@dataclass
+class _Front:
+    """Objects of an S3 store and their generations; writes come one after another."""
+
+    target: str
+    generations: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _next: Iterator[int] = field(default_factory=lambda: itertools.count(time.time_ns() // 1000))
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        asked = {name.lower(): value for name, value in headers.items()}
+        if asked.get("authorization") != f"Bearer {TOKEN}":
+            return refusal(401, "AuthenticationRequired")
+        url = urlsplit(path)
+        name = quote(unquote(url.path))  # Google's clients encode more than S3 decodes
+        path = f"{name}?{url.query}" if url.query else name
+        part_of_upload = {"uploads", "partNumber"} & parse_qs(url.query, True).keys()
+        if name.count("/") < 2 or part_of_upload:
+            return forwarded(self.target, method, path, _for_s3(asked), body)
+        with self._lock:
+            refused = self._refused(method, name, asked) if method in _WRITES else None
+            return refused or self._done(method, path, asked, body)
+
+    def _refused(self, method: str, name: str, asked: Mapping[str, str]) -> Answer | None:
+        bucket = "/" + name.split("/")[1]
+        if self._status(bucket) != 200:
+            return refusal(404, "NoSuchBucket")
+        found = self._status(name) == 200
+        now = self.generations.get(name, _NONE) if found else _NONE
+        if asked.get("x-goog-if-generation-match", now) != now:
+            return refusal(412, "PreconditionFailed")
+        return refusal(404, "NoSuchKey") if method == "DELETE" and not found else None
+
+    def _done(self, method: str, path: str, asked: Mapping[str, str], body: bytes) -> Answer:
+        name = urlsplit(path).path
+        status, headers, text = forwarded(self.target, method, path, _for_s3(asked), body)
+        if status == 200 and method in ("PUT", "POST"):
+            self.generations[name] = str(next(self._next))
+        if status in (200, 206) and name in self.generations:
+            headers = {**headers, "x-goog-generation": self.generations[name]}
+        return status, headers, text
+
+    def _status(self, path: str) -> int:
+        return forwarded(self.target, "HEAD", path, {"Authorization": _SIGNED})[0]
+
+
+def _for_s3(asked: Mapping[str, str]) -> dict[str, str]:
+    """Give the headers of a request as S3 has them."""
+    kept = {name: value for name, value in asked.items() if not name.startswith("x-goog-")}
+    if "x-goog-copy-source" in asked:
+        kept["x-amz-copy-source"] = asked["x-goog-copy-source"]
+    return {**kept, "authorization": _SIGNED}
