@@ -9,7 +9,12 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.report.figures.drawing import ImageRow, check_suffix, image_layout, save_images
+from flows.report.figures.drawing import (
+    ImageRow,
+    check_figure_suffix,
+    find_image_layout,
+    save_images,
+)
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
 
@@ -33,13 +38,13 @@ def draw_loadings(
     FitError
         If the artifact has no loadings or an option does not suit it.
     """
-    check_suffix(output)
+    check_figure_suffix(output)
     if "loadings" not in artifact or not artifact["loadings"].shape[1]:
         raise FitError(f"{artifact.path}: Expected an artifact with loadings, got one without.")
     if n_components < 1:
         raise FitError(f"--components: Expected at least 1, got {n_components}.")
-    layout = image_layout(artifact.manifest["feature_names"], image_shape)
-    images = layout.images(artifact["loadings"].T[:n_components])
+    layout = find_image_layout(artifact.manifest["feature_names"], image_shape)
+    images = layout.arrange_images(artifact["loadings"].T[:n_components])
     captions = _captions(artifact, len(images))
     cuts = range(0, len(images), _COLUMNS)
     save_images(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.imports import importing
-from flows.cli.options import OUTPUT, command, run
+from flows.cli.imports import pause_garbage_collection
+from flows.cli.options import OUTPUT, make_app, run_app
 from flows.report.options import ReportOptions
-from flows.report.slugs import slugs
-from flows.report.subject import new_page, subject_of
-from storage.stores.locations import Place, check_free_file, place
+from flows.report.slugs import make_unique_slugs
+from flows.report.subject import check_page_path, load_report_inputs
+from storage.stores.locations import AnyPath, check_target_file, parse_path
 
 if TYPE_CHECKING:
     from flows.report.figures.plots import Figure
@@ -33,7 +33,7 @@ EXAMPLES = """Examples:
 `flows.fit` writes one into the artifact by itself. Exit codes: 0 done, 2 bad arguments or input, 1
 failure, 130 interrupted.
 """
-app = command("report", HELP, EXAMPLES)
+app = make_app("report", HELP, EXAMPLES)
 PictureFormat = Literal["png", "svg", "pdf"]
 
 
@@ -53,15 +53,18 @@ def main(
     ] = "png",
 ) -> None:
     """Write, and say where."""
-    page = new_page(options.output, options.overwrite)
-    subject = subject_of(place(options.artifact), options.about)
-    with importing():
-        from flows.report.page import drawn, write_report  # Bokeh takes its time to be imported
+    page = check_page_path(options.output, options.overwrite)
+    subject = load_report_inputs(parse_path(options.artifact), options.figure_options)
+    with pause_garbage_collection():
+        from flows.report.page import (  # Bokeh takes its time to be imported
+            build_report,
+            write_report,
+        )
 
-    report = drawn(subject)
-    stills = _pictures(report, place(pictures), picture_format) if pictures else {}
+    report = build_report(subject)
+    stills = _name_pictures(report, parse_path(pictures), picture_format) if pictures else {}
     for path in stills:
-        check_free_file(path, options.overwrite)
+        check_target_file(path, options.overwrite)
     write_report(report, page)
     _write_pictures(stills)
     console = Console(soft_wrap=True, highlight=False)
@@ -72,14 +75,14 @@ def main(
         console.print(f"picture: {path}", markup=False)
 
 
-def _pictures(report: Report, folder: Place, kind: PictureFormat) -> dict[Place, Figure]:
+def _name_pictures(report: Report, folder: AnyPath, kind: PictureFormat) -> dict[AnyPath, Figure]:
     """Name a file for each figure, after its title."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = slugs(figure.title for figure in report.figures)
+    names = make_unique_slugs(figure.title for figure in report.figures)
     return {folder / f"{name}.{kind}": f for name, f in zip(names, report.figures, strict=True)}
 
 
-def _write_pictures(pictures: Mapping[Place, Figure]) -> None:
+def _write_pictures(pictures: Mapping[AnyPath, Figure]) -> None:
     if pictures:
         from flows.report.print.still import still  # Matplotlib takes its time to be imported
     for path, figure in pictures.items():
@@ -87,4 +90,4 @@ def _write_pictures(pictures: Mapping[Place, Figure]) -> None:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

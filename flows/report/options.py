@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from flows.cli.options import DATA, OUTPUT, FittedArtifact, Option, Overwrite
-from flows.report.subject import FILE, Options
+from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite
+from flows.report.subject import REPORT_FILE, FigureOptions
 
 
 @Option(name="*")
@@ -14,8 +14,8 @@ from flows.report.subject import FILE, Options
 class ReportOptions:
     """The options of `python -m flows.report`, pictures aside."""
 
-    artifact: FittedArtifact
-    output: Annotated[str, Option(group=OUTPUT, help="The page to write.")] = FILE
+    artifact: ArtifactPath
+    output: Annotated[str, Option(group=OUTPUT, help="The page to write.")] = REPORT_FILE
     dataset: Annotated[
         str | None,
         Option(
@@ -37,6 +37,6 @@ class ReportOptions:
     overwrite: Overwrite = False
 
     @property
-    def about(self) -> Options:
+    def figure_options(self) -> FigureOptions:
         """What is shown."""
-        return Options(self.dataset, self.image_shape, self.label)
+        return FigureOptions(self.dataset, self.image_shape, self.label)

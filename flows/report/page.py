@@ -15,34 +15,39 @@ from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
-from flows.data.fitted import Fitted
-from flows.report.figures.calibration import calibration_figure
-from flows.report.figures.causes import Table, causes_of, unit_table
-from flows.report.figures.features import correlation_figures, correlations
+from flows.data.fitted import LoadedModel
+from flows.report.figures.calibration import plot_calibration
+from flows.report.figures.causes import TextTable, find_causes, make_unit_table
+from flows.report.figures.features import correlate_features_with_codes, plot_correlations
 from flows.report.figures.labels import choose_labels
-from flows.report.figures.latent import latent_figures
-from flows.report.figures.parameters import parameter_figures
+from flows.report.figures.latent import plot_latent_space
+from flows.report.figures.parameters import plot_parameters
 from flows.report.figures.plots import Figure
-from flows.report.figures.rows import Seen, read_rows
-from flows.report.findings import findings
-from flows.report.layout import arranged
-from flows.report.subject import DEFAULTS, Options, Subject, subject_of
-from flows.report.tables.facts import (
-    array_facts,
-    drift_facts,
-    provenance_facts,
-    spelled,
-    stages,
-    title_of,
-    what_was_fitted,
-    without_statistics,
+from flows.report.figures.rows import DatasetSample, read_dataset_sample
+from flows.report.findings import summarize_findings
+from flows.report.layout import arrange_figures
+from flows.report.subject import (
+    DEFAULT_FIGURE_OPTIONS,
+    FigureOptions,
+    ReportInputs,
+    load_report_inputs,
 )
-from flows.report.tables.fit_statistics import fit_table
-from flows.report.tables.items import item_table
-from flows.report.tables.words import words_of_facts
-from pipeline.executors.base import one_blas_thread
+from flows.report.tables.facts import (
+    describe_arrays,
+    describe_drift,
+    describe_fit,
+    describe_stages,
+    drop_fit_statistics,
+    format_title,
+    format_values,
+    list_provenance,
+)
+from flows.report.tables.fit_statistics import make_fit_statistics_table
+from flows.report.tables.items import make_parameter_table
+from flows.report.tables.words import explain_facts
+from pipeline.executors.base import limit_blas_threads
 from storage.dataset.dataset import BinaryDataset
-from storage.stores.locations import Place, write_text
+from storage.stores.locations import AnyPath, write_text
 
 
 @dataclass(frozen=True)
@@ -63,94 +68,96 @@ class Report:
         Of features with components, (n_features, n_components); None where no rows were read.
     """
 
-    fitted: Fitted
+    fitted: LoadedModel
     figures: tuple[Figure, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[TextTable, ...]
     notes: tuple[str, ...]
     correlations: NDArray[np.float64] | None
 
 
-def draw_report(
-    artifact: str | Place, options: Options = DEFAULTS, opened: BinaryDataset | None = None
+def build_report_from_artifact(
+    artifact: str | AnyPath,
+    options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
+    opened: BinaryDataset | None = None,
 ) -> Report:
-    """Draw the figures of an artifact; the parameters are those of `subject_of`.
+    """Draw the figures of an artifact; the parameters are those of `load_report_inputs`.
 
     Raises
     ------
     DataError, FitError
         If the artifact or the dataset cannot be used.
     """
-    return drawn(subject_of(artifact, options, opened))
+    return build_report(load_report_inputs(artifact, options, opened))
 
 
-def drawn(subject: Subject) -> Report:
+def build_report(subject: ReportInputs) -> Report:
     """Draw the figures of what was found."""
-    fitted, causes = subject.fitted, causes_of(subject.fitted)
-    figures = [*parameter_figures(fitted.artifact, subject.layout, causes)]
+    fitted, causes = subject.fitted, find_causes(subject.fitted)
+    figures = [*plot_parameters(fitted.artifact, subject.layout, causes)]
     found = None
     if subject.dataset is not None:
-        with one_blas_thread():
-            seen = read_rows(fitted, subject.dataset)
-            found = correlations(seen.coded)
-            figures += _row_figures(subject, subject.dataset, seen, found)
-    tables = (unit_table(causes, fitted.feature_names),) if causes else ()
+        with limit_blas_threads():
+            seen = read_dataset_sample(fitted, subject.dataset)
+            found = correlate_features_with_codes(seen.coded_rows)
+            figures += _iter_row_figures(subject, subject.dataset, seen, found)
+    tables = (make_unit_table(causes, fitted.feature_names),) if causes else ()
     return Report(fitted, tuple(figures), tables, subject.notes, found)
 
 
-def write_report(report: Report, output: Place) -> None:
+def write_report(report: Report, output: AnyPath) -> None:
     """Write a report as a page, which is replaced at once or not at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
     # Half of a pair of surrogates, which manifests may hold, cannot be written.
-    write_text(output, _rendered(report).encode("utf-8", "replace").decode())
+    write_text(output, _render_page(report).encode("utf-8", "replace").decode())
 
 
-def _row_figures(
-    subject: Subject, dataset: BinaryDataset, seen: Seen, found: NDArray[np.float64]
+def _iter_row_figures(
+    subject: ReportInputs, dataset: BinaryDataset, seen: DatasetSample, found: NDArray[np.float64]
 ) -> Iterator[Figure]:
     fitted = subject.fitted
-    labels = choose_labels(seen.coded, dataset.segment_names, subject.label)
-    yield from latent_figures(fitted, seen.coded, labels, subject.layout)
-    yield from correlation_figures(fitted.artifact, seen.coded, found, subject.layout)
+    labels = choose_labels(seen.coded_rows, dataset.segment_names, subject.label)
+    yield from plot_latent_space(fitted, seen.coded_rows, labels, subject.layout)
+    yield from plot_correlations(fitted.artifact, seen.coded_rows, found, subject.layout)
     if seen.pairs is not None and len(seen.pairs.z):
-        yield calibration_figure(seen, seen.pairs, fitted.feature_names)
+        yield plot_calibration(seen, seen.pairs, fitted.feature_names)
 
 
-def _rendered(report: Report) -> str:
+def _render_page(report: Report) -> str:
     artifact, figures = report.fitted.artifact, report.figures
     manifest = artifact.manifest
-    facts = what_was_fitted(manifest)
+    facts = describe_fit(manifest)
     plots = [
         json_item(figure.plot, f"plot{k}")  # type: ignore[arg-type]
         for k, figure in enumerate(figures)
         if figure.plot is not None
     ]
-    bokeh, script = "\n".join(_bokeh()), _text("script.js")
-    page: str = _template().render(
-        title=title_of(manifest),
-        findings=findings(report.fitted, report.correlations),
-        items=item_table(artifact, report.correlations),
-        fit=fit_table(manifest),
+    bokeh, script = "\n".join(_load_bokeh()), _read_text("script.js")
+    page: str = _load_template().render(
+        title=format_title(manifest),
+        findings=summarize_findings(report.fitted, report.correlations),
+        items=make_parameter_table(artifact, report.correlations),
+        fit=make_fit_statistics_table(manifest),
         facts=facts,
-        words=words_of_facts(facts),
+        words=explain_facts(facts),
         warnings=[*manifest["warnings"], *report.notes],
-        drift=drift_facts(manifest),
-        groups=arranged(figures),
+        drift=describe_drift(manifest),
+        groups=arrange_figures(figures),
         plots=plots,
         tables=report.tables,
-        stages=stages(manifest),
-        settings=spelled(manifest["hyperparameters"]),
-        diagnostics=spelled(without_statistics(manifest["diagnostics"])),
-        provenance=provenance_facts(artifact),
-        arrays=array_facts(artifact),
+        stages=describe_stages(manifest),
+        settings=format_values(manifest["hyperparameters"]),
+        diagnostics=format_values(drop_fit_statistics(manifest["diagnostics"])),
+        provenance=list_provenance(artifact),
+        arrays=describe_arrays(artifact),
         bokeh=bokeh,
         script=script,
-        style=_text("style.css"),
-        script_hashes=[_hash(bokeh), _hash(script)],
+        style=_read_text("style.css"),
+        script_hashes=[_hash_script(bokeh), _hash_script(script)],
     )
     return page
 
 
-def _template() -> Any:
+def _load_template() -> Any:
     environment = Environment(
         loader=PackageLoader("flows.report", "."),
         autoescape=True,
@@ -163,16 +170,16 @@ def _template() -> Any:
     return environment.get_template("template.html")
 
 
-def _bokeh() -> list[str]:
+def _load_bokeh() -> list[str]:
     resources = Resources(mode="inline", components=["bokeh"], log_level="error")
     return [text.strip() for text in resources.js_raw]
 
 
-def _text(name: str) -> str:
+def _read_text(name: str) -> str:
     return files("flows.report").joinpath(name).read_text(encoding="utf-8").strip()
 
 
-def _hash(script: str) -> str:
+def _hash_script(script: str) -> str:
     """Give the hash that lets a browser run this script and no other."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

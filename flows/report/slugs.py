@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from slugify import slugify
 
 
-def slug(text: str) -> str:
+def make_slug(text: str) -> str:
     """Spell a text so; other letters than Latin ones are transliterated."""
     return slugify(text) or "unnamed"
 
 
-def slugs(texts: Iterable[str]) -> list[str]:
+def make_unique_slugs(texts: Iterable[str]) -> list[str]:
     """Spell texts so that no two are alike: the second of a kind ends in 2."""
     seen: Counter[str] = Counter()
     found = []
-    for short in map(slug, texts):
+    for short in map(make_slug, texts):
         seen[short] += 1
         found.append(short if seen[short] == 1 else f"{short}-{seen[short]}")
     return found

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flows.data.datasets import check_label
-from flows.data.fitted import Fitted, load_fitted
-from flows.report.figures.drawing import ImageLayout, image_layout
-from flows.report.figures.rows import fitted_dataset
+from flows.data.fitted import LoadedModel, load_fitted_model
+from flows.report.figures.drawing import ImageLayout, find_image_layout
+from flows.report.figures.rows import open_fitted_dataset
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.stores.locations import Place, check_free_file, place
+from storage.stores.locations import AnyPath, check_target_file, parse_path
 
-FILE = "report.html"
+REPORT_FILE = "report.html"
 
 
 @dataclass(frozen=True)
-class Options:
+class FigureOptions:
     """What to draw.
 
     Attributes
@@ -35,11 +35,11 @@ class Options:
     label: str | None = None
 
 
-DEFAULTS = Options()
+DEFAULT_FIGURE_OPTIONS = FigureOptions()
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportInputs:
     """A fitted model and, where they are at hand, the rows that it was fitted to.
 
     Attributes
@@ -56,16 +56,18 @@ class Subject:
         What is left out and why.
     """
 
-    fitted: Fitted
+    fitted: LoadedModel
     layout: ImageLayout | None
     dataset: BinaryDataset | None
     label: str | None
     notes: tuple[str, ...]
 
 
-def subject_of(
-    artifact: str | Place, options: Options = DEFAULTS, opened: BinaryDataset | None = None
-) -> Subject:
+def load_report_inputs(
+    artifact: str | AnyPath,
+    options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
+    opened: BinaryDataset | None = None,
+) -> ReportInputs:
     """Find what to draw.
 
     Parameters
@@ -82,15 +84,15 @@ def subject_of(
     DataError, FitError
         If the artifact or the dataset cannot be used.
     """
-    fitted = load_fitted(artifact)
-    layout = _layout(fitted, options.image_shape)
-    dataset, note = (opened, "") if opened else fitted_dataset(fitted, options.dataset)
+    fitted = load_fitted_model(artifact)
+    layout = _find_layout(fitted, options.image_shape)
+    dataset, note = (opened, "") if opened else open_fitted_dataset(fitted, options.dataset)
     if dataset is not None:
         check_label(dataset, options.label)
-    return Subject(fitted, layout, dataset, options.label, (note,) if note else ())
+    return ReportInputs(fitted, layout, dataset, options.label, (note,) if note else ())
 
 
-def new_page(output: str, overwrite: bool) -> Place:
+def check_page_path(output: str, overwrite: bool) -> AnyPath:
     """Give the place of a page to write.
 
     Raises
@@ -98,16 +100,16 @@ def new_page(output: str, overwrite: bool) -> Place:
     DataError
         If it is named other than a page, or is there and not to be replaced.
     """
-    page = place(output)
+    page = parse_path(output)
     if page.suffix != ".html":
         raise DataError(f"--output: Expected a name that ends in .html, got {output!r}.")
-    check_free_file(page, overwrite)
+    check_target_file(page, overwrite)
     return page
 
 
-def _layout(fitted: Fitted, shape: str | None) -> ImageLayout | None:
+def _find_layout(fitted: LoadedModel, shape: str | None) -> ImageLayout | None:
     try:
-        return image_layout(fitted.feature_names, shape)
+        return find_image_layout(fitted.feature_names, shape)
     except FitError:
         if shape is not None:
             raise

@@ -5,18 +5,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.plots import COLOURS, GREY, Figure, hovering, number, square_plot
-from flows.report.figures.rows import Seen
-from pipeline.evaluation.calibration import Comparison
+from flows.report.figures.plots import (
+    COLOURS,
+    GREY,
+    Figure,
+    add_hover,
+    format_number,
+    make_square_plot,
+)
+from flows.report.figures.rows import DatasetSample
+from pipeline.evaluation.calibration import ShareComparison
 
-_SHOWN, _WORST = 2000, 300
+_MAX_PAIRS, _N_WORST_PAIRS = 2000, 300
 
 
-def calibration_figure(seen: Seen, pairs: Comparison, feature_names: tuple[str, ...]) -> Figure:
+def plot_calibration(
+    seen: DatasetSample, pairs: ShareComparison, feature_names: tuple[str, ...]
+) -> Figure:
     """Draw observed over implied shares, those that differ most among them."""
-    at = _chosen(pairs.z)
+    at = _choose_pairs(pairs.z)
     top = float(max(pairs.observed[at].max(), pairs.implied[at].max(), 1e-3)) * 1.03
-    plot = square_plot(
+    plot = make_square_plot(
         ("share of joint ones in the model", "share in the data"),
         x_range=(-0.02 * top, top),
         y_range=(-0.02 * top, top),
@@ -28,15 +37,15 @@ def calibration_figure(seen: Seen, pairs: Comparison, feature_names: tuple[str, 
         "y": pairs.observed[at],
         "first": named[0],
         "second": named[1],
-        "model": [number(value, 3) for value in pairs.implied[at]],
-        "data": [number(value, 3) for value in pairs.observed[at]],
-        "errors": [number(value, 2) for value in pairs.z[at]],
+        "model": [format_number(value, 3) for value in pairs.implied[at]],
+        "data": [format_number(value, 3) for value in pairs.observed[at]],
+        "errors": [format_number(value, 2) for value in pairs.z[at]],
     }
     style = {"size": 5, "color": COLOURS[0], "fill_alpha": 0.4, "line_alpha": 0.5}
     marks = plot.scatter("x", "y", source=data, **style)
     fields = [("feature", "first"), ("and", "second"), ("model", "model"), ("data", "data")]
-    hovering(plot, marks, [*fields, ("standard errors apart", "errors")])
-    rmse, chance = number(pairs.rmse, 2), number(pairs.rmse_by_chance, 2)
+    add_hover(plot, marks, [*fields, ("standard errors apart", "errors")])
+    rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.chance_rmse, 2)
     n_shown = f"{len(at):,} of " if len(at) < len(pairs.z) else ""
     note = (
         f"{n_shown}{len(pairs.z):,} pairs of features in {seen.n_rows:,} rows, and in "
@@ -47,10 +56,10 @@ def calibration_figure(seen: Seen, pairs: Comparison, feature_names: tuple[str, 
     return Figure("Calibration of pairs", alt + note, plot, note=note)
 
 
-def _chosen(z: NDArray[np.float64]) -> NDArray[np.intp]:
+def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
     """Choose pairs that differ most, and some of all."""
-    if len(z) <= _SHOWN:
+    if len(z) <= _MAX_PAIRS:
         return np.arange(len(z))
-    worst = np.argsort(-np.abs(z), kind="stable")[:_WORST]
-    even = np.linspace(0, len(z) - 1, _SHOWN - _WORST).round().astype(np.intp)
+    worst = np.argsort(-np.abs(z), kind="stable")[:_N_WORST_PAIRS]
+    even = np.linspace(0, len(z) - 1, _MAX_PAIRS - _N_WORST_PAIRS).round().astype(np.intp)
     return np.union1d(worst, even)

@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.report.figures.drawing import ImageLayout
-from flows.report.figures.parameters import OF_FEATURES, of_features
+from flows.report.figures.parameters import FEATURE_DIMS, plot_feature_array
 from flows.report.figures.plots import Figure
 from flows.report.figures.rows import CodedRows
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
 
-TITLE = "Correlation of features with components"
+CORRELATION_TITLE = "Correlation of features with components"
 
 
-def correlation_figures(
+def plot_correlations(
     artifact: Artifact, coded: CodedRows, values: Array, layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw correlations of features with codes, where no parameters tell as much.
@@ -31,17 +31,19 @@ def correlation_figures(
     coded
         Rows that were coded.
     values
-        `correlations` of these.
+        `correlate_features_with_codes` of these.
     layout
         Where every feature lies in an image, if features are pixels.
     """
-    told = {frozenset(dims) for dims, _ in OF_FEATURES}
+    told = {frozenset(dims) for dims, _ in FEATURE_DIMS}
     if not any(frozenset(artifact.dims(name)) in told for name in artifact):
-        for figure in of_features(artifact, "correlation", TITLE, values, layout):
+        for figure in plot_feature_array(
+            artifact, "correlation", CORRELATION_TITLE, values, layout
+        ):
             yield replace(figure, note=f"{figure.note} Of {len(coded.codes):,} rows.".strip())
 
 
-def correlations(coded: CodedRows) -> Array:
+def correlate_features_with_codes(coded: CodedRows) -> Array:
     """Correlate observed features with codes, 0 where either is constant: (n_features, n_codes)."""
     X, codes = coded.values.astype(np.float64), coded.codes
     seen = np.isfinite(X).astype(np.float64)

@@ -11,21 +11,21 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 
 from flows.report.figures.plots import (
     GREY,
-    Choice,
-    Option,
-    empty_plot,
-    hovering,
-    name_ticks,
-    number,
-    ramp_of,
+    AxisChoice,
+    AxisOption,
+    add_hover,
+    format_number,
+    label_ticks,
+    make_colour_scale,
+    make_plot,
 )
 
 Array = NDArray[np.float64]
 
-_FEW_ROWS = 4  # fewer need no order
+_MIN_ORDERED_ROWS = 4  # fewer need no order
 
 
-def heat_map(
+def plot_heat_map(
     values: Array,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -54,15 +54,15 @@ def heat_map(
         Of a figure: the plot, its scale, the orders of its rows and its width.
     """
     n, m = values.shape
-    ramp, mapper = ramp_of(values, signed)
+    ramp, mapper = make_colour_scale(values, signed)
     row_height = max(5, min(18, 900 // max(n, 1)))
-    plot = empty_plot(
+    plot = make_plot(
         (kinds[1], ""),
         height=row_height * n + 60,
         x_range=(-0.5, m - 0.5),
         y_range=(n - 0.5, -0.5),
     )
-    similar = similar_order(values)
+    similar = order_by_similarity(values)
     data: dict[str, Any] = {
         "x": np.tile(np.arange(m), n),
         "similar": np.repeat(np.argsort(similar), m),
@@ -70,7 +70,7 @@ def heat_map(
         "value": values.ravel(),
         "row": np.repeat(np.asarray(rows, object), m),
         "column": np.tile(np.asarray(columns, object), n),
-        "shown": [number(value) for value in values.ravel()],
+        "shown": [format_number(value) for value in values.ravel()],
         **(extra or {}),
     }
     colour = {"field": "value", "transform": mapper}
@@ -78,28 +78,33 @@ def heat_map(
         "x", "y", 0.94, 0.9, source=data, fill_color=colour, line_color=None, hover_line_color=GREY
     )
     further = [(name, name) for name in extra or ()]
-    hovering(plot, cells, [(kinds[0], "row"), (kinds[1], "column"), ("value", "shown"), *further])
-    name_ticks(plot.yaxis, rows, -(-14 // row_height))
-    name_ticks(plot.xaxis, columns, -(-m // 26))
+    add_hover(plot, cells, [(kinds[0], "row"), (kinds[1], "column"), ("value", "shown"), *further])
+    label_ticks(plot.yaxis, rows, -(-14 // row_height))
+    label_ticks(plot.xaxis, columns, -(-m // 26))
     plot.grid.visible = False
     plot.axis.axis_line_color = None
     width = 520 if m <= 8 else min(1060, 180 + 46 * m)
-    return {"plot": plot, "ramp": ramp, "choices": _orders(kinds[0], similar), "width": width}
+    return {
+        "plot": plot,
+        "ramp": ramp,
+        "choices": _make_row_choices(kinds[0], similar),
+        "width": width,
+    }
 
 
-def similar_order(values: Array) -> NDArray[np.intp]:
+def order_by_similarity(values: Array) -> NDArray[np.intp]:
     """Order rows so that each is like its neighbours: leaves of a tree of mean distances."""
-    if len(values) < _FEW_ROWS:
+    if len(values) < _MIN_ORDERED_ROWS:
         return np.arange(len(values))
     tree = linkage(np.nan_to_num(values), "average", optimal_ordering=True)
     order: NDArray[np.intp] = leaves_list(tree).astype(np.intp)
     return order
 
 
-def _orders(kind: str, similar: NDArray[np.intp]) -> tuple[Choice, ...]:
+def _make_row_choices(kind: str, similar: NDArray[np.intp]) -> tuple[AxisChoice, ...]:
     """Let the reader order rows by similarity, where there are enough to be ordered."""
-    if len(similar) < _FEW_ROWS:
+    if len(similar) < _MIN_ORDERED_ROWS:
         return ()
-    given = Option("as in the data", "y", tuple(range(len(similar))))
-    alike = Option("by similarity", "similar", tuple(similar.tolist()))
-    return (Choice(f"{kind} order", "y", (given, alike)),)
+    given = AxisOption("as in the data", "y", tuple(range(len(similar))))
+    alike = AxisOption("by similarity", "similar", tuple(similar.tolist()))
+    return (AxisChoice(f"{kind} order", "y", (given, alike)),)

@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from flows.report.figures.plots import NEGATIVE, Image
+from flows.report.figures.plots import NEGATIVE, CaptionedImage
 
 Array = NDArray[np.float64]
 
-_PIXELS = 112
+_MIN_PIXELS = 112
 """Size of a picture at the least: browsers print small ones blurred."""
 
 
-def pictures(
+def render_images(
     images: Array, captions: Sequence[str], scales: Array, positive: str
-) -> tuple[Image, ...]:
+) -> tuple[CaptionedImage, ...]:
     """Draw images, negative values in blue.
 
     Parameters
@@ -36,24 +36,26 @@ def pictures(
     """
     shares = np.nan_to_num(images) / np.maximum(scales, 1e-12)[:, None, None]
     return tuple(
-        Image(_data_uri(_coloured(share, NEGATIVE, positive)), caption)
+        CaptionedImage(_encode_data_uri(_convert_to_rgba(share, NEGATIVE, positive)), caption)
         for share, caption in zip(shares, captions, strict=True)
     )
 
 
-def _coloured(share: Array, negative: str, positive: str) -> NDArray[np.uint8]:
+def _convert_to_rgba(share: Array, negative: str, positive: str) -> NDArray[np.uint8]:
     """Turn values from −1 to 1 to red, green, blue and opacity."""
-    colours = np.array([_rgb(negative), _rgb(positive)], np.uint8)[(share > 0).astype(int)]
+    colours = np.array([_parse_rgb(negative), _parse_rgb(positive)], np.uint8)[
+        (share > 0).astype(int)
+    ]
     opacity = np.round(255 * np.minimum(np.abs(share), 1)).astype(np.uint8)
     return np.dstack([colours, opacity])
 
 
-def _rgb(colour: str) -> tuple[int, ...]:
+def _parse_rgb(colour: str) -> tuple[int, ...]:
     return tuple(bytes.fromhex(colour[1:]))
 
 
-def _data_uri(pixels: NDArray[np.uint8]) -> str:
-    times = max(1, _PIXELS // max(pixels.shape[:2]))
+def _encode_data_uri(pixels: NDArray[np.uint8]) -> str:
+    times = max(1, _MIN_PIXELS // max(pixels.shape[:2]))
     file = BytesIO()
     Picture.fromarray(pixels.repeat(times, 0).repeat(times, 1)).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

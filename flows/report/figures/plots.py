@@ -24,20 +24,20 @@ MORE_COLOURS = ("#9B51E0", "#7F5539", "#D81B60", "#999933")
 """For labels, of which ten are as many as there are digits: no nearer to each other than those."""
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus")
 NEGATIVE, POSITIVE = COLOURS[:2]
-SIGNS = "orange is positive, blue negative"
+SIGNS_TEXT = "orange is positive, blue negative"
 GREY = "#8c8c8c"
-NAMES: Any = {"text_font_size": "11px", "text_align": "center", "text_baseline": "middle"}
-LARGEST = ", those with the largest values"
-MOST_COLUMNS, MOST_IMAGES = 50, 64
-_MOST_ROWS = 80
+NAME_STYLE: Any = {"text_font_size": "11px", "text_align": "center", "text_baseline": "middle"}
+LARGEST_TEXT = ", those with the largest values"
+MAX_COLUMNS, MAX_IMAGES = 50, 64
+_MAX_ROWS = 80
 _FONT = "system-ui, sans-serif"
-_SHADES = 101
-_MOST, _FEW = 0.98, 8  # share of values within a scale; fewer values are all within
-_NAME_LENGTH = 18
+_N_SHADES = 101
+_SCALE_SHARE, _MIN_VALUES = 0.98, 8  # share of values within a scale; fewer values are all within
+_MAX_NAME_LENGTH = 18
 """Longer names are cut beside an axis; pointing at them shows the whole."""
 
 
-class Key(NamedTuple):
+class LegendKey(NamedTuple):
     """What a colour and marker stand for."""
 
     name: str
@@ -45,7 +45,7 @@ class Key(NamedTuple):
     marker: str = "circle"
 
 
-class Ramp(NamedTuple):
+class ColourRamp(NamedTuple):
     """What a scale of colours stands for; `colours` are its stops from left to right."""
 
     low: str
@@ -53,14 +53,14 @@ class Ramp(NamedTuple):
     colours: tuple[str, ...]
 
 
-class Image(NamedTuple):
+class CaptionedImage(NamedTuple):
     """A picture as a data URI, and what it shows."""
 
     uri: str
     caption: str
 
 
-class Option(NamedTuple):
+class AxisOption(NamedTuple):
     """One of what a reader can choose for an axis.
 
     Attributes
@@ -78,12 +78,12 @@ class Option(NamedTuple):
     order: tuple[int, ...] = ()
 
 
-class Choice(NamedTuple):
+class AxisChoice(NamedTuple):
     """What a reader can choose for an axis, "x" or "y"; `first` of the options stands at first."""
 
     label: str
     axis: str
-    options: tuple[Option, ...]
+    options: tuple[AxisOption, ...]
     first: int = 0
 
 
@@ -116,16 +116,16 @@ class Figure:
     title: str
     alt: str
     plot: Any = None
-    images: tuple[Image, ...] = ()
+    images: tuple[CaptionedImage, ...] = ()
     note: str = ""
     hint: str = ""
-    keys: tuple[Key, ...] = ()
-    ramp: Ramp | None = None
-    choices: tuple[Choice, ...] = ()
+    keys: tuple[LegendKey, ...] = ()
+    ramp: ColourRamp | None = None
+    choices: tuple[AxisChoice, ...] = ()
     width: int = 520
 
 
-def number(value: float, digits: int = 4) -> str:
+def format_number(value: float, digits: int = 4) -> str:
     """Write a number with sensible digits."""
     if not np.isfinite(value):
         return str(value)
@@ -139,17 +139,17 @@ def number(value: float, digits: int = 4) -> str:
     return written.replace("-", "−")
 
 
-def longest_rows(values: Array, most: int = _MOST_ROWS) -> NDArray[np.intp]:
+def select_largest_rows(values: Array, most: int = _MAX_ROWS) -> NDArray[np.intp]:
     """Take the rows with the largest values, in order."""
     return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:most])
 
 
-def left_out(noun: str, shown: int, total: int, which: str) -> str:
+def format_shown_count(noun: str, shown: int, total: int, which: str) -> str:
     """Say that not all are shown, where that is so."""
     return "" if shown == total else f"{shown:,} of {total:,} {noun} are shown{which}. "
 
 
-def empty_plot(labels: tuple[str, str], height: int = 320, **options: Any) -> Any:
+def make_plot(labels: tuple[str, str], height: int = 320, **options: Any) -> Any:
     """Make an empty plot as wide as its place; `labels` are those of the axes."""
     given: dict[str, Any] = {"sizing_mode": "stretch_width", "height": height, **options}
     plot = figure(tools="", toolbar_location=None, **given)
@@ -163,82 +163,84 @@ def empty_plot(labels: tuple[str, str], height: int = 320, **options: Any) -> An
     return plot
 
 
-def square_plot(labels: tuple[str, str], **options: Any) -> Any:
+def make_square_plot(labels: tuple[str, str], **options: Any) -> Any:
     """Make an empty plot that keeps its shape, both axes to the same scale."""
     size = {"sizing_mode": "scale_width", "width": 520, "height": 520}
-    return empty_plot(labels, **{**size, **options})
+    return make_plot(labels, **{**size, **options})
 
 
-def hovering(plot: Any, glyphs: Any, fields: Sequence[tuple[str, str]], **options: Any) -> None:
+def add_hover(plot: Any, glyphs: Any, fields: Sequence[tuple[str, str]], **options: Any) -> None:
     """Show columns of the glyphs' data where one points at them; texts are escaped by Bokeh."""
     tips = [(name, f"@{{{column}}}") for name, column in fields]
     plot.add_tools(HoverTool(renderers=[glyphs], tooltips=tips, **options))
 
 
-def name_ticks(axis: Any, names: Sequence[str], every: int = 1) -> None:
+def label_ticks(axis: Any, names: Sequence[str], every: int = 1) -> None:
     """Put names beside 0, 1, 2, …; plain text, because Bokeh would typeset what looks like TeX."""
     axis.ticker = FixedTicker(ticks=[*range(0, len(names), every)])
-    axis.major_label_overrides = {k: PlainText(text=_cut(name)) for k, name in enumerate(names)}
+    axis.major_label_overrides = {
+        k: PlainText(text=_shorten_name(name)) for k, name in enumerate(names)
+    }
     axis.major_tick_line_color = None
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
+def _shorten_name(name: str) -> str:
+    return name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
 
 
-def ramp_palette(signed: bool) -> list[str]:
+def make_palette(signed: bool) -> list[str]:
     """Give colours with opacity: blue to nothing to orange where signed, else nothing to blue."""
     if not signed:
-        return [_faded(NEGATIVE, k / (_SHADES - 1)) for k in range(_SHADES)]
-    half = [k / (_SHADES // 2) for k in range(1, _SHADES // 2 + 1)]
+        return [_add_opacity(NEGATIVE, k / (_N_SHADES - 1)) for k in range(_N_SHADES)]
+    half = [k / (_N_SHADES // 2) for k in range(1, _N_SHADES // 2 + 1)]
     return [
-        *(_faded(NEGATIVE, share) for share in reversed(half)),
-        _faded(POSITIVE, 0.0),
-        *(_faded(POSITIVE, share) for share in half),
+        *(_add_opacity(NEGATIVE, share) for share in reversed(half)),
+        _add_opacity(POSITIVE, 0.0),
+        *(_add_opacity(POSITIVE, share) for share in half),
     ]
 
 
-def blend(first: str, last: str, share: float) -> str:
+def blend_colours(first: str, last: str, share: float) -> str:
     """Give a colour between two."""
     ends = np.array([[*bytes.fromhex(colour[1:])] for colour in (first, last)])
     mixed = np.round((1 - share) * ends[0] + share * ends[1]).astype(np.uint8)
     return f"#{mixed.tobytes().hex()}"
 
 
-def _faded(colour: str, share: float) -> str:
+def _add_opacity(colour: str, share: float) -> str:
     return f"{colour}{round(255 * share):02x}"
 
 
-def ramp_of(values: Array, signed: bool) -> tuple[Ramp, LinearColorMapper]:
+def make_colour_scale(values: Array, signed: bool) -> tuple[ColourRamp, LinearColorMapper]:
     """Give the scale of values and its legend: from zero, or to both sides of it alike.
 
     Where few values are much larger than all others, these end the scale.
     """
     sizes = np.abs(values)
     top = float(sizes.max(initial=0.0)) or 1.0
-    few = sizes.size < _FEW
-    most = top if few else float(np.quantile(sizes, _MOST, method="lower"))
+    few = sizes.size < _MIN_VALUES
+    most = top if few else float(np.quantile(sizes, _SCALE_SHARE, method="lower"))
     beyond = 0 < most < top / 1.5
     top = most if beyond else top
-    palette = ramp_palette(signed)
+    palette = make_palette(signed)
     low = -top if signed else 0.0
     stops = (palette[0], palette[len(palette) // 2], palette[-1])
-    ramp = Ramp(
-        f"{number(low, 2)}{' or less' if beyond and signed else ''}",
-        f"{number(top, 2)}{' or more' if beyond else ''}",
+    ramp = ColourRamp(
+        f"{format_number(low, 2)}{' or less' if beyond and signed else ''}",
+        f"{format_number(top, 2)}{' or more' if beyond else ''}",
         stops,
     )
     return ramp, LinearColorMapper(palette=palette, low=low, high=top)
 
 
-Scale = Literal["linear", "log"]
+AxisScale = Literal["linear", "log"]
 
 
-def curve(x: ArrayLike, y: Array, labels: tuple[str, str], scale: Scale = "linear") -> Any:
+def plot_curve(x: ArrayLike, y: Array, labels: tuple[str, str], scale: AxisScale = "linear") -> Any:
     """Draw values as joined marks; pointing at one shows it."""
-    plot = empty_plot(labels, height=300, y_axis_type=scale)
-    data = {"x": x, "y": y, "shown": [number(value, 7) for value in y]}
+    plot = make_plot(labels, height=300, y_axis_type=scale)
+    data = {"x": x, "y": y, "shown": [format_number(value, 7) for value in y]}
     plot.line("x", "y", source=data, color=COLOURS[0], line_width=1.5)
     marks = plot.scatter("x", "y", source=data, color=COLOURS[0], size=5)
-    hovering(plot, marks, [(labels[0], "x"), (labels[1], "shown")], mode="vline")
+    add_hover(plot, marks, [(labels[0], "x"), (labels[1], "shown")], mode="vline")
     return plot

@@ -43,7 +43,7 @@ from matplotlib.ticker import (
 )
 from numpy.typing import ArrayLike, NDArray
 
-from flows.report.figures.plots import number
+from flows.report.figures.plots import format_number
 from pipeline.errors import FitError
 
 Array = NDArray[np.float64]
@@ -280,7 +280,7 @@ def _dress(axes: Axes, axis: Axis, given: Any, side: str) -> None:
         axis.set_major_formatter(FixedFormatter(_tick_names(given)))
     elif isinstance(given.ticker, LogTicker):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 2)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value, 2)))
     elif isinstance(given.ticker, BasicTicker):
         axis.set_major_locator(MaxNLocator(_TICKS, steps=[1, 2, 5, 10]))
     else:
@@ -289,5 +289,5 @@ def _dress(axes: Axes, axis: Axis, given: Any, side: str) -> None:
 
 def _tick_names(given: Any) -> list[str]:
     named = given.major_label_overrides
-    texts = (named.get(tick, number(tick)) for tick in given.ticker.ticks)
+    texts = (named.get(tick, format_number(tick)) for tick in given.ticker.ticks)
     return [getattr(text, "text", text) for text in texts]

@@ -29,7 +29,7 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from flows.report.figures.plots import Figure, Image, Key, Ramp
+from flows.report.figures.plots import CaptionedImage, ColourRamp, Figure, LegendKey
 from flows.report.print.redraw import INK, MARKERS, RULE, SOFT, draw_plot
 
 _STYLE: Any = {
@@ -62,7 +62,7 @@ _RAMP = (160.0, 10.0)
 
 
 class _Part(NamedTuple):
-    """What stands below one thing and above the next; `draw` takes the paper and the top edge."""
+    """What stands below one thing and above the next; `draw_evaluation_sample` takes the paper and the top edge."""
 
     height: float
     draw: Callable[[Axes, float], None]
@@ -241,7 +241,7 @@ def _shrunk(axes: Axes, place: Bbox) -> Bbox:
     return Bbox.from_extents(left, below, right, above)
 
 
-def _keys(keys: Sequence[Key], room: float) -> _Part:
+def _keys(keys: Sequence[LegendKey], room: float) -> _Part:
     names = [_cut(key.name) for key in keys]
     places = _flowed([_KEY + _width(name, _TEXT) for name in names], _KEY_GAP, room)
 
@@ -264,7 +264,7 @@ def _cut(name: str) -> str:
     return name if len(name) <= _LONGEST_KEY else name[: _LONGEST_KEY - 1] + "…"
 
 
-def _ramp(ramp: Ramp) -> _Part:
+def _ramp(ramp: ColourRamp) -> _Part:
     def draw(paper: Axes, top: float) -> None:
         middle, (width, height) = top + _ABOVE + _LINE / 2, _RAMP
         low, high = _cut(ramp.low), _cut(ramp.high)
@@ -298,7 +298,7 @@ def _tile(
     paper.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=RULE, linewidth=1))
 
 
-def _images(images: Sequence[Image], room: float) -> _Part:
+def _images(images: Sequence[CaptionedImage], room: float) -> _Part:
     pixels = [_decoded(image.uri) for image in images]
     n_columns = _n_columns(len(images), room)
     width = (room + _TILE_GAP) / n_columns - _TILE_GAP

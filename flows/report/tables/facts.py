@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.cli.splits import told_rows
-from flows.report.figures.plots import number
-from pipeline.inference.from_artifact import stored_objective
-from pipeline.models.registry import models
+from flows.cli.splits import format_row_count
+from flows.report.figures.plots import format_number
+from pipeline.inference.from_artifact import objective_from_artifact
+from pipeline.models.registry import find_models
 from storage.artifacts.artifacts import Artifact
 
-Facts = list[tuple[str, str]]
+FactRows = list[tuple[str, str]]
 Manifest = Mapping[str, Any]
-_MOST_NAMES = 5
+_MAX_NAMES = 5
 
 
-class Stage(NamedTuple):
+class StageUsage(NamedTuple):
     """What a stage took; `share` of all seconds in percent, memory of workers if there were any."""
 
     name: str
@@ -29,41 +29,41 @@ class Stage(NamedTuple):
     worker_memory: str
 
 
-def title_of(manifest: Manifest) -> str:
+def format_title(manifest: Manifest) -> str:
     """Name the model and the dataset."""
-    return f"{manifest['model']} of {dataset_name(manifest)}"
+    return f"{manifest['model']} of {format_dataset_name(manifest)}"
 
 
-def dataset_name(manifest: Manifest) -> str:
+def format_dataset_name(manifest: Manifest) -> str:
     """Name the dataset as its folder is named."""
     return Path(manifest["dataset"]["path"]).name.removesuffix(".zarr")
 
 
-def what_was_fitted(manifest: Manifest) -> Facts:
+def describe_fit(manifest: Manifest) -> FactRows:
     """Describe the fit in a few lines."""
     split = manifest["split"]
     ended = "converged" if manifest["converged"] else "stopped before converging"
     facts = [
         ("model", manifest["model"]),
-        ("dataset", dataset_name(manifest)),
-        ("rows", told_rows(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
+        ("dataset", format_dataset_name(manifest)),
+        ("rows", format_row_count(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
         ("features", f"{len(manifest['feature_names']):,}"),
         ("segments", f"{len(manifest['segment_names']):,}"),
         ("components", f"{manifest['n_components']:,}"),
         ("passes", f"{manifest['iterations']:,}, {ended}"),
     ]
-    if objective := stored_objective(manifest):
+    if objective := objective_from_artifact(manifest):
         named = manifest["diagnostics"].get("objective_is", "objective")
-        facts.append((named, f"{number(objective, 7)} nats a row"))
-    model = models().get(manifest["model"])
-    shown = model.shown if model else ()
+        facts.append((named, f"{format_number(objective, 7)} nats a row"))
+    model = find_models().get(manifest["model"])
+    shown = model.summary_diagnostics if model else ()
     found = manifest["diagnostics"]
     return facts + [
-        (name.replace("_", " "), _spelled(found[name])) for name in shown if name in found
+        (name.replace("_", " "), _format_value(found[name])) for name in shown if name in found
     ]
 
 
-def drift_facts(manifest: Manifest) -> Facts:
+def describe_drift(manifest: Manifest) -> FactRows:
     """Say what changed since the fit before; nothing where there was none to compare with."""
     drift = manifest.get("drift")
     if not drift:
@@ -74,56 +74,56 @@ def drift_facts(manifest: Manifest) -> Facts:
     ]
     for name in ("new_segments", "settings_changed"):
         if drift[name]:
-            facts.append((name, _shortened(drift[name])))
+            facts.append((name, _shorten_names(drift[name])))
     found = drift["parameters"]
     if "similarity" in found:
-        facts.append((f"similarity of {found['array']}", number(found["similarity"], 5)))
+        facts.append((f"similarity of {found['array']}", format_number(found["similarity"], 5)))
     if moved := found.get("largest_move"):
-        text = f"{moved['feature']}: {_change(moved['before'], moved['now'])}"
+        text = f"{moved['feature']}: {_format_change(moved['before'], moved['now'])}"
         facts.append((f"largest change of {moved['array']}", text))
-    return facts + _correlation_facts(drift) + _likelihood_facts(drift)
+    return facts + _describe_correlation_shift(drift) + _describe_likelihood_change(drift)
 
 
-def _correlation_facts(drift: Manifest) -> Facts:
+def _describe_correlation_shift(drift: Manifest) -> FactRows:
     moved = drift.get("correlations", {})
     if "note" in moved:
         return [("correlations", moved["note"])]
     if not moved:
         return []
-    spread, chance = number(moved["rms"], 3), number(moved["rms_by_chance"], 3)
+    spread, chance = format_number(moved["rms"], 3), format_number(moved["rms_by_chance"], 3)
     text = f"{spread} root mean square, {chance} by chance, of {moved['pairs']:,} pairs"
     pairs = (
-        (f"{', '.join(pair['features'])}: {_change(pair['before'], pair['new'])}", pair["z"])
+        (f"{', '.join(pair['features'])}: {_format_change(pair['before'], pair['new'])}", pair["z"])
         for pair in moved["largest"]
     )
     return [
         ("correlations of new rows less those before", text),
         ("chance", moved["chance"]),
-        *(("moved most", f"{told}, z = {number(z, 2)}") for told, z in pairs),
+        *(("moved most", f"{told}, z = {format_number(z, 2)}") for told, z in pairs),
     ]
 
 
-def _likelihood_facts(drift: Manifest) -> Facts:
+def _describe_likelihood_change(drift: Manifest) -> FactRows:
     scored = drift.get("likelihood", {})
     if "note" in scored:
         return [("likelihood of new rows", scored["note"])]
     if not scored:
         return []
     of = f"{scored['measure']} of {scored['rows']:,} new rows"
-    text = f"{_change(scored['before'], scored['now'], 5)} {scored['unit']}"
+    text = f"{_format_change(scored['before'], scored['now'], 5)} {scored['unit']}"
     return [(f"{of}, by the last fit and this one", text)]
 
 
-def _change(before: float, now: float, digits: int = 3) -> str:
-    return f"{number(before, digits)} → {number(now, digits)}"
+def _format_change(before: float, now: float, digits: int = 3) -> str:
+    return f"{format_number(before, digits)} → {format_number(now, digits)}"
 
 
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+def _shorten_names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def provenance_facts(artifact: Artifact) -> Facts:
+def list_provenance(artifact: Artifact) -> FactRows:
     """Say where the fit comes from."""
     manifest, dataset = artifact.manifest, artifact.manifest["dataset"]
     versions = (f"{name} {version}" for name, version in manifest["versions"].items())
@@ -142,29 +142,29 @@ def provenance_facts(artifact: Artifact) -> Facts:
     ]
 
 
-def without_statistics(diagnostics: Mapping[str, Any]) -> Mapping[str, Any]:
+def drop_fit_statistics(diagnostics: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leave out the fit statistics, which have a table of their own."""
     return {name: value for name, value in diagnostics.items() if name != "fit_statistics"}
 
 
-def spelled(values: Mapping[str, Any]) -> Facts:
+def format_values(values: Mapping[str, Any]) -> FactRows:
     """Spell out settings or diagnostics."""
-    return [(name, _spelled(value)) for name, value in values.items()]
+    return [(name, _format_value(value)) for name, value in values.items()]
 
 
-def _spelled(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "auto"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return number(value, 6)
+        return format_number(value, 6)
     if isinstance(value, list):
-        return ", ".join(map(_spelled, value)) or "none"
+        return ", ".join(map(_format_value, value)) or "none"
     return str(value)
 
 
-def array_facts(artifact: Artifact) -> list[tuple[str, str, str]]:
+def describe_arrays(artifact: Artifact) -> list[tuple[str, str, str]]:
     """Give name, dimensions and shape of every array."""
     return [
         (name, ", ".join(artifact.dims(name)) or "–", " × ".join(map(str, values.shape)) or "1")
@@ -172,23 +172,23 @@ def array_facts(artifact: Artifact) -> list[tuple[str, str, str]]:
     ]
 
 
-def stages(manifest: Manifest) -> list[Stage]:
+def describe_stages(manifest: Manifest) -> list[StageUsage]:
     """Give what every stage took."""
     by_stage = manifest.get("usage_by_stage", {})
     total = sum(used["seconds"] for used in by_stage.values()) or 1.0
     return [
-        Stage(
+        StageUsage(
             name,
-            number(used["seconds"], 3),
+            format_number(used["seconds"], 3),
             100 * used["seconds"] / total,
-            number(used["cpu_seconds"], 3),
-            _megabytes(used["bytes_read"]),
-            _megabytes(used["peak_memory"]),
-            _megabytes(used["peak_memory_of_largest_worker"]),
+            format_number(used["cpu_seconds"], 3),
+            _format_megabytes(used["bytes_read"]),
+            _format_megabytes(used["peak_memory"]),
+            _format_megabytes(used["peak_memory_of_largest_worker"]),
         )
         for name, used in by_stage.items()
     ]
 
 
-def _megabytes(n_bytes: int | None) -> str:
+def _format_megabytes(n_bytes: int | None) -> str:
     return "" if n_bytes is None else f"{n_bytes / 1e6:,.0f} MB"

@@ -13,9 +13,9 @@ from PIL import Image
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from flows.report.subject import FILE
+from flows.report.subject import REPORT_FILE
 from storage import load_artifact
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 FIGURES = [
     "calibration-of-pairs",
@@ -30,10 +30,10 @@ MOST_BYTES = 150_000
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(3000, 12, 2, seed=3)
+    X, _ = draw_probit_rows(3000, 12, 2, seed=3)
     path = tmp_path_factory.mktemp("published") / "Night_votes.zarr"
     rng = np.random.default_rng(0)
-    write(path, X, columns={"party": rng.choice([f"p{k}" for k in range(12)], len(X))})
+    write_arrays(path, X, columns={"party": rng.choice([f"p{k}" for k in range(12)], len(X))})
     return path
 
 
@@ -55,7 +55,7 @@ def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, data):
     found = published(base)
     assert sorted(found) == [base, *(f"{base}-{name}" for name in FIGURES)]
     assert {key: len(artifacts) for key, artifacts in found.items()} == dict.fromkeys(found, 2)
-    report = Path(load_artifact("runs/Night_votes").path, FILE)
+    report = Path(load_artifact("runs/Night_votes").path, REPORT_FILE)
     facts = found.pop(base)
     assert {artifact.type for artifact in facts} == {"markdown"}
     assert any(str(report.resolve()) in artifact.data for artifact in facts)

@@ -23,20 +23,28 @@ from matplotlib.figure import Figure as Sheet
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
-from flows.report.figures.heat_maps import heat_map
-from flows.report.figures.images import pictures
-from flows.report.figures.plots import COLOURS, Figure, Key, Ramp, curve, ramp_of, square_plot
-from flows.report.page import draw_report
+from flows.report.figures.heat_maps import plot_heat_map
+from flows.report.figures.images import render_images
+from flows.report.figures.plots import (
+    COLOURS,
+    ColourRamp,
+    Figure,
+    LegendKey,
+    make_colour_scale,
+    make_square_plot,
+    plot_curve,
+)
+from flows.report.page import build_report_from_artifact
 from flows.report.print.redraw import draw_plot
 from flows.report.print.still import still
-from flows.report.slugs import slug, slugs
-from flows.report.subject import Options
+from flows.report.slugs import make_slug, make_unique_slugs
+from flows.report.subject import FigureOptions
 from pipeline.errors import FitError
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from storage import load_artifact
 from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
 SIZE = 400
@@ -77,21 +85,22 @@ def shown(image: np.ndarray, colour: np.ndarray) -> int:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(900, 9, 2, seed=3)
+    X, _ = draw_probit_rows(900, 9, 2, seed=3)
     segments = np.array(["a", "b", "c"])[np.arange(900) * 3 // 900]
     group = np.where(X.sum(axis=1) > 4, "high", "low")
     path = tmp_path_factory.mktemp("still") / "probit.zarr"
-    write(path, X, segments=segments, columns={"group": group})
+    write_arrays(path, X, segments=segments, columns={"group": group})
     return path
 
 
 @pytest.mark.parametrize(
-    ("model", "n_components"), [*((name, "2") for name in sorted(models())), ("latent-trait", "1")]
+    ("model", "n_components"),
+    [*((name, "2") for name in sorted(find_models())), ("latent-trait", "1")],
 )
 def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_components):
     built = build_model(model, n_components, [])
     artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
-    figures = draw_report(artifact).figures
+    figures = build_report_from_artifact(artifact).figures
     assert len(figures) > 2
     for figure in figures:
         image = decoded(still(figure))
@@ -104,7 +113,7 @@ def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_component
 def test_pixels_are_drawn(data, tmp_path):
     built = build_model("clipped-pca", "2", [])
     artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
-    figures = draw_report(artifact, Options(image_shape="3x3")).figures
+    figures = build_report_from_artifact(artifact, FigureOptions(image_shape="3x3")).figures
     assert [bool(figure.images) for figure in figures].count(True) == 1
     assert "Images over latent space" in [figure.title for figure in figures]
     assert all(still(figure).startswith(b"\x89PNG") for figure in figures)
@@ -113,8 +122,8 @@ def test_pixels_are_drawn(data, tmp_path):
 @pytest.mark.parametrize(
     ("figure", "millimetres"),
     [
-        (Figure("Narrow", "", curve([0, 1], np.array([0.0, 1.0]), ("x", "y"))), 89),
-        (Figure("Wide", "", curve([0, 1], np.array([0.0, 1.0]), ("x", "y")), width=1060), 183),
+        (Figure("Narrow", "", plot_curve([0, 1], np.array([0.0, 1.0]), ("x", "y"))), 89),
+        (Figure("Wide", "", plot_curve([0, 1], np.array([0.0, 1.0]), ("x", "y")), width=1060), 183),
     ],
 )
 def test_print_is_as_wide_as_columns_of_a_journal(figure, millimetres):
@@ -130,7 +139,9 @@ def test_print_is_as_wide_as_columns_of_a_journal(figure, millimetres):
 
 def test_names_in_a_plot_have_two_columns(data, tmp_path):
     built = build_model("latent-trait", "1", [])
-    figures = draw_report(write_fit(tmp_path / "a", built, open_dataset(data))).figures
+    figures = build_report_from_artifact(
+        write_fit(tmp_path / "a", built, open_dataset(data))
+    ).figures
     (lines,) = [figure for figure in figures if figure.title == "Features over the component"]
     svg = still(lines, "svg").decode()
     assert 'width="518.7' in svg
@@ -140,7 +151,7 @@ def test_names_in_a_plot_have_two_columns(data, tmp_path):
 
 
 def test_a_page_of_print_is_drawn_to_its_edges_in_fonts_of_its_own():
-    plot = curve([0, 1], np.array([0.0, 1.0]), ("x", "y"))
+    plot = plot_curve([0, 1], np.array([0.0, 1.0]), ("x", "y"))
     pdf = still(Figure("A title", "", plot), "pdf")
     assert b"/FontFile2" in pdf
     assert b"/Type3" not in pdf
@@ -158,7 +169,9 @@ def test_a_page_of_print_is_drawn_to_its_edges_in_fonts_of_its_own():
 
 def test_cells_of_a_heat_map_have_the_colours_of_their_values():
     values = np.array([[1.0, -0.5], [0.0, -1.0], [0.25, 0.75]])
-    plot = heat_map(values, ["a", "b", "c"], ["1", "2"], ("row", "column"), signed=True)["plot"]
+    plot = plot_heat_map(values, ["a", "b", "c"], ["1", "2"], ("row", "column"), signed=True)[
+        "plot"
+    ]
     axes = drawn(plot)
     image = pixels(axes)
     for (row, column), value in np.ndenumerate(values):
@@ -171,16 +184,16 @@ def test_cells_of_a_heat_map_have_the_colours_of_their_values():
 
 
 def test_a_value_that_is_not_there_is_grey():
-    _, mapper = ramp_of(np.ones(1), signed=False)
-    plot = square_plot(("x", "y"), x_range=(0, 2), y_range=(0, 1))
+    _, mapper = make_colour_scale(np.ones(1), signed=False)
+    plot = make_square_plot(("x", "y"), x_range=(0, 2), y_range=(0, 1))
     plot.image([np.array([[1.0, np.nan]])], 0, 0, 2, 1, color_mapper=mapper)
     axes = drawn(plot)
     assert at(axes, pixels(axes), 1.5, 0.5).tolist() == [128, 128, 128]
 
 
 def test_an_image_lies_as_bokeh_lays_it():
-    _, mapper = ramp_of(np.ones(1), signed=False)
-    plot = square_plot(("x", "y"), x_range=(0, 4), y_range=(0, 4))
+    _, mapper = make_colour_scale(np.ones(1), signed=False)
+    plot = make_square_plot(("x", "y"), x_range=(0, 4), y_range=(0, 4))
     plot.image([np.array([[1.0, 0.0], [0.0, 0.5]])], 0, 0, 4, 4, color_mapper=mapper)
     plot.grid.visible = False
     axes = drawn(plot)
@@ -191,7 +204,7 @@ def test_an_image_lies_as_bokeh_lays_it():
 
 
 def test_marks_lie_where_they_should_and_have_their_size():
-    plot = square_plot(("x", "y"))
+    plot = make_square_plot(("x", "y"))
     x, y, sizes = np.array([0.0, 10.0, 4.0]), np.array([-2.0, 3.0, 0.5]), np.array([6.0, 6.0, 30.0])
     data = {"x": x, "y": y, "size": sizes}
     plot.scatter("x", "y", source=data, size="size", color=COLOURS[2], marker="square")
@@ -208,7 +221,7 @@ def test_marks_lie_where_they_should_and_have_their_size():
 
 
 def test_marks_are_as_opaque_as_in_the_page():
-    plot = square_plot(("x", "y"), x_range=(-1, 1), y_range=(-1, 1))
+    plot = make_square_plot(("x", "y"), x_range=(-1, 1), y_range=(-1, 1))
     plot.scatter([0], [0], size=30, color=COLOURS[0], fill_alpha=0.4, line_alpha=0)
     plot.grid.visible = False
     axes = drawn(plot)
@@ -216,7 +229,7 @@ def test_marks_are_as_opaque_as_in_the_page():
 
 
 def test_what_comes_later_lies_above():
-    plot = square_plot(("x", "y"), x_range=(-1, 1), y_range=(-1, 1))
+    plot = make_square_plot(("x", "y"), x_range=(-1, 1), y_range=(-1, 1))
     plot.line([-1, 1], [0, 0], color=COLOURS[1], line_width=20)
     plot.scatter([0], [0], size=30, color=COLOURS[2])
     axes = drawn(plot)
@@ -224,7 +237,7 @@ def test_what_comes_later_lies_above():
 
 
 def test_both_axes_have_one_scale_where_the_page_says_so():
-    plot = square_plot(("x", "y"), match_aspect=True)
+    plot = make_square_plot(("x", "y"), match_aspect=True)
     plot.scatter([0.0, 10.0], [0.0, 1.0])
     axes = drawn(plot)
     axes.apply_aspect()
@@ -234,7 +247,7 @@ def test_both_axes_have_one_scale_where_the_page_says_so():
 
 def test_an_axis_of_ratios():
     values = np.array([1000.0, 100.0, 1.0])
-    axes = drawn(curve([1, 2, 3], values, ("rank", "value"), "log"))
+    axes = drawn(plot_curve([1, 2, 3], values, ("rank", "value"), "log"))
     heights = [axes.transData.transform((1, value))[1] for value in values]
     assert (heights[0] - heights[1]) * 2 == pytest.approx(heights[1] - heights[2])
     labels = {label.get_text() for label in axes.get_yticklabels()}
@@ -244,8 +257,8 @@ def test_an_axis_of_ratios():
 def test_names_are_no_markup():
     rows = [*HOSTILE, "$x$", "$\\frac$"]
     values = np.linspace(-1, 1, len(rows))[:, None]
-    drawn = heat_map(values, rows, rows[:1], ("row", "column"), signed=True)
-    plot, keys = drawn["plot"], tuple(Key(name, COLOURS[0]) for name in rows)
+    drawn = plot_heat_map(values, rows, rows[:1], ("row", "column"), signed=True)
+    plot, keys = drawn["plot"], tuple(LegendKey(name, COLOURS[0]) for name in rows)
     drawn["ramp"] = drawn["ramp"]._replace(low="$\\low$", high="$\\high$")
     texts: Any = {"title": "$\\title$", "note": "$\\note$", "keys": keys}
     whole = Figure(alt="", **drawn, **texts)
@@ -257,9 +270,9 @@ def test_names_are_no_markup():
 
 
 def test_letters_that_the_font_has_not_are_no_trouble():
-    drawn = heat_map(np.ones((1, 1)), ["日本"], ["語"], ("行", "列"), signed=False)
-    drawn["ramp"] = Ramp("低", "高", drawn["ramp"].colours)
-    texts: Any = {"title": "図", "note": "注", "keys": (Key("漢字", COLOURS[0]),)}
+    drawn = plot_heat_map(np.ones((1, 1)), ["日本"], ["語"], ("行", "列"), signed=False)
+    drawn["ramp"] = ColourRamp("低", "高", drawn["ramp"].colours)
+    texts: Any = {"title": "図", "note": "注", "keys": (LegendKey("漢字", COLOURS[0]),)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         still(Figure(alt="", **drawn, **texts))
@@ -267,7 +280,9 @@ def test_letters_that_the_font_has_not_are_no_trouble():
 
 def test_the_same_figure_gives_the_same_bytes():
     def figure() -> Figure:
-        return Figure("Curve", "", curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), note="Down.")
+        return Figure(
+            "Curve", "", plot_curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), note="Down."
+        )
 
     assert still(figure()) == still(figure())
     assert still(figure(), "svg") == still(figure(), "svg")
@@ -275,8 +290,8 @@ def test_the_same_figure_gives_the_same_bytes():
 
 def test_images_and_what_colours_stand_for():
     images = np.array([[[1.0, -1.0], [0.5, np.nan]]])
-    tiles = pictures(images, ["first"], np.ones(1), COLOURS[1])
-    keys = (Key("green", COLOURS[2]), Key("pink", COLOURS[3], "dash"))
+    tiles = render_images(images, ["first"], np.ones(1), COLOURS[1])
+    keys = (LegendKey("green", COLOURS[2]), LegendKey("pink", COLOURS[3], "dash"))
     image = decoded(still(Figure("Images", "", images=tiles, keys=keys)))
     quarter = shown(image, on_white(COLOURS[1], 1))
     assert quarter > 1000
@@ -287,7 +302,7 @@ def test_images_and_what_colours_stand_for():
 
 def test_what_only_pointing_shows_is_left_out():
     plain, hinted = (
-        Figure("Curve", "", curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), hint=hint)
+        Figure("Curve", "", plot_curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), hint=hint)
         for hint in ("", "Point at it.")
     )
     assert still(plain) == still(hinted)
@@ -298,7 +313,7 @@ def test_few_images_make_a_narrow_picture():
         Figure(
             "I",
             "",
-            images=pictures(np.ones((n, 2, 2)), "a" * n, np.ones(n), COLOURS[1]),
+            images=render_images(np.ones((n, 2, 2)), "a" * n, np.ones(n), COLOURS[1]),
             width=1060,
         )
         for n in (2, 10)
@@ -312,8 +327,8 @@ def test_few_images_make_a_narrow_picture():
 
 
 def test_long_texts_stay_within_the_picture():
-    keys = tuple(Key(f"a rather long name {k} " * 5, COLOURS[k % 6]) for k in range(12))
-    plot = curve([1, 2], np.array([2.0, 1.0]), ("x", "y"))
+    keys = tuple(LegendKey(f"a rather long name {k} " * 5, COLOURS[k % 6]) for k in range(12))
+    plot = plot_curve([1, 2], np.array([2.0, 1.0]), ("x", "y"))
     image = decoded(still(Figure("T " * 99, "", plot, note="many words " * 60, keys=keys)))
     assert (image[:, -8:] == 255).all()
     assert (image[-8:] == 255).all()
@@ -352,25 +367,29 @@ def unknown_mapper(plot: Any) -> None:
     ],
 )
 def test_what_is_not_known_is_an_error(add, named):
-    plot = square_plot(("x", "y"))
+    plot = make_square_plot(("x", "y"))
     add(plot)
     with pytest.raises(FitError, match=f"got {named}"):
         still(Figure("Unknown", "", plot))
 
 
 def test_files_have_names_of_their_own():
-    assert slug("Rows in latent space") == "rows-in-latent-space"
-    assert slug("Votes_2026 / Café") == "votes-2026-cafe"
-    assert slug("…") == "unnamed"
-    assert slugs(["A b", "a_b", "c"]) == ["a-b", "a-b-2", "c"]
+    assert make_slug("Rows in latent space") == "rows-in-latent-space"
+    assert make_slug("Votes_2026 / Café") == "votes-2026-cafe"
+    assert make_slug("…") == "unnamed"
+    assert make_unique_slugs(["A b", "a_b", "c"]) == ["a-b", "a-b-2", "c"]
 
 
 def test_many_curves_have_their_names_beside_them_in_their_colours(tmp_path):
     names = [f"item {k}" for k in range(12)]
-    X, _ = probit_rows(900, 12, 1, seed=3)
-    dataset = write(tmp_path / "d.zarr", X, names=names)
+    X, _ = draw_probit_rows(900, 12, 1, seed=3)
+    dataset = write_arrays(tmp_path / "d.zarr", X, names=names)
     artifact = write_fit(tmp_path / "a", build_model("latent-trait", "1", []), dataset)
-    (figure,) = (f for f in draw_report(artifact).figures if f.title.startswith("Features over"))
+    (figure,) = (
+        f
+        for f in build_report_from_artifact(artifact).figures
+        if f.title.startswith("Features over")
+    )
     axes = drawn(figure.plot)
     (curves,) = axes.collections
     colours = np.array(curves.get_colors())[:, :3]
@@ -388,7 +407,7 @@ def test_many_curves_have_their_names_beside_them_in_their_colours(tmp_path):
 
 def test_words_on_signs_name_the_colours_of_the_pictures(data, tmp_path):
     artifact = write_fit(tmp_path / "a", build_model("clipped-pca", "2", []), open_dataset(data))
-    figures = draw_report(artifact, Options(image_shape="3x3")).figures
+    figures = build_report_from_artifact(artifact, FigureOptions(image_shape="3x3")).figures
     (figure,) = (figure for figure in figures if figure.images)
     assert "orange is positive, blue negative" in figure.note
     loadings = load_artifact(artifact)["loadings"].T.reshape(2, 3, 3)
