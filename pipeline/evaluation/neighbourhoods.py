@@ -21,7 +21,7 @@ from pipeline.evaluation.neighbours import NearestRowSearch
 from pipeline.evaluation.sampled_rows import SampledRows, code_rows
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.numerics.graphs.gaussian_kernel import squared_distances
+from pipeline.numerics.graphs.kernel_components import squared_distances
 from pipeline.numerics.graphs.neighbourhoods import (
     NOT_AMONG_OTHERS,
     find_nearest_places,

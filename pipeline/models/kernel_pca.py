@@ -55,7 +55,6 @@ from pipeline.models.settings import (
 )
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.bits.packed_rows import BitRows, unpack_bytes
-from pipeline.numerics.graphs.gaussian_kernel import multiply_kernel, squared_distances
 from pipeline.numerics.graphs.kernel_components import (
     KernelDecomposition,
     KernelSums,
@@ -63,6 +62,8 @@ from pipeline.numerics.graphs.kernel_components import (
     decompose_landmarks,
     decompose_rows,
     half_agreement,
+    multiply_kernel,
+    squared_distances,
     sum_kernel,
 )
 from pipeline.params import array_field, optional_array_field

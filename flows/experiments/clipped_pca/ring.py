@@ -25,7 +25,7 @@ from flows.report.figures.drawing import (
     set_log_scales,
 )
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
-from pipeline.numerics.gaussian.arcsine import sign_correlation
+from pipeline.numerics.gaussian.tetrachoric import sign_correlation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,33 +1,35 @@
-"""FastICA of bits: the baseline that binary ICA has to beat.
+"""FastICA of bits: the baseline for binary ICA.
 
-Model: x ≈ x̄ + A z with independent sources, which bits do not follow; nothing is said of how likely
-a row is. Segments are pooled (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent
+Model: x ≈ x̄ + A z with independent sources. Bits do not follow this model, so rows have no
+likelihood. Segments are pooled (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent
 Component Analysis: A Non-stationarity-based Approach", UAI 2022, section 6).
 
-Fit: scikit-learn's FastICA (A. Hyvärinen, IEEE Transactions on Neural Networks 10, 1999) of 50,000
-rows, drawn at random where there are more: the same ones for every seed, which decides where the
-search begins.
+Fit: scikit-learn's FastICA (A. Hyvärinen, IEEE Transactions on Neural Networks 10, 1999) on at most
+50,000 rows drawn at random. The drawn rows do not depend on the seed, which sets the start of the
+search.
 
 ======  ========  ==========================
 symbol  field     shape
 ======  ========  ==========================
 A       mixing    (n_features, n_components)
-A⁺      unmixing  (n_features, n_components): codes are (x − x̄)ᵀ of it
+A⁺      unmixing  (n_features, n_components): codes are (x − x̄)ᵀ A⁺
 x̄       means     (n_features,): shares of ones
 ======  ========  ==========================
 
-Missing values stand at the mean of their feature, which makes correlations too small: right only
-where few are missing.
-Cost: two passes, which count and draw rows; the search, n_rows n_components² a step.
-Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
-size positive, length 1). Bits are no linear mixture, so that A stays off however many rows there
-are: with 40 segments of 1,000 rows the mean cosine similarity to the true one was 0.86 for 6
-features of 2 sources, 0.68 of 6, and 0.57 for 10 features of 10 (medians of 5 seeds of
-`example:nonstationary`).
+Missing values are replaced by the mean of their feature. That makes correlations too small, so it
+is right only where few values are missing.
+Cost: two passes, which count and draw rows; the search costs n_rows n_components² per step.
+Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
+positive, length 1).
+Accuracy: bits are no linear mixture, so A stays off however many rows there are. With 40 segments
+of 1,000 rows of `example:nonstationary`, the mean cosine similarity to the true A was 0.86 for 6
+features of 2 sources, 0.68 for 6 features of 6, and 0.57 for 10 features of 10 (median of 5 seeds).
 """
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -44,7 +46,6 @@ from pipeline.models.settings import check_components, make_constant_feature_war
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.affine_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.numerics.spectra.linear_ica import fast_ica
 from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -167,3 +168,48 @@ class FastICA(Model):
             params.unmixing, offsets, params.means, block.unpack_values(), block.unpack_mask()
         )
         return {"mean": codes}
+
+
+_warnings_lock = threading.Lock()
+
+
+def fast_ica(X: NDArray[Any], n_components: int, seed: int) -> tuple[Array, bool]:
+    """Find the mixing of independent sources of variance 1, by scikit-learn's `FastICA`.
+
+    A. Hyvärinen, "Fast and robust fixed-point algorithms for independent component analysis", IEEE
+    Transactions on Neural Networks 10, 1999: all components at once, by log cosh.
+
+    Parameters
+    ----------
+    X
+        Rows, (n_samples, n_features), of at least as many dimensions as components.
+    n_components
+        Number of components.
+    seed
+        Of where the search begins, below 2³².
+
+    Returns
+    -------
+    tuple
+        The mixing, (n_features, n_components), and whether the search converged.
+
+    Raises
+    ------
+    FitError
+        If the rows are so few, or so alike, that the search breaks down.
+    """
+    from sklearn.decomposition import FastICA  # half a second, and only here
+
+    settings = {"whiten": "unit-variance", "whiten_solver": "eigh", "random_state": seed}
+    linear = FastICA(n_components, **settings)
+    # Filters are of the whole process, and fits may run in its threads.
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of no convergence, and of dimensions that are left out
+        try:
+            linear.fit(X.astype(np.float64))
+        except ValueError as error:  # of numbers that are none, after a division by 0
+            raise FitError(
+                f"Expected rows that tell sources apart, got {len(X):,} for {n_components} "
+                "components, of which the search makes nothing. Give more rows."
+            ) from error
+    return linear.mixing_, linear.n_iter_ < linear.max_iter

@@ -1,7 +1,7 @@
-"""Tetrachoric correlations: the correlation of two latent normals behind a 2 × 2 table.
+"""Correlations of two latent normals from their bits: tetrachoric, and the arcsine law.
 
 x_i = 1 iff a standard normal latent exceeds the threshold −Φ⁻¹(p_i). The margins of a table fix
-both thresholds, and the pairwise maximum-likelihood correlation is the ρ that gives back the
+both thresholds, and the pairwise maximum-likelihood correlation is the ρ that reproduces the
 observed share of (1, 1): the table has three degrees of freedom and the model three parameters.
 
 Flipping a feature flips the sign of ρ, so each table is first turned until ρ ≤ 0 and (1, 1) is the
@@ -9,8 +9,11 @@ smaller cell of its diagonal. With z = atanh ρ that cell has the probability
 
     P(z) = p_i p_j − ∫_z^0 g = ∫_−∞^z g,   g(y) ∝ exp(−a² e^{2y} − b² e^{−2y}) sech y,
 
-a and b as in `bivariate_normal` and e^z = τ. log g is concave, hence so is log P, and Newton's
+with a and b as in `bivariate_normal` and e^z = τ. log g is concave, hence so is log P, and Newton's
 method on log P(z) = log p11 reaches the root from any start. Halley's correction makes it cubic.
+
+If all thresholds are zero there is a closed form, the arcsine law: the signs s = ±1 of normals with
+correlation ρ have correlation c = (2/π) arcsin ρ (D. D. Lee, H. Sompolinsky, NIPS 11, 1999).
 
 Pearson (1900), Mathematical contributions to the theory of evolution VII. Olsson (1979), Maximum
 likelihood estimation of the polychoric correlation coefficient, Psychometrika 44.
@@ -249,3 +252,41 @@ def _check_tables(status: npt.NDArray[np.uint8], *counts: npt.ArrayLike) -> None
         f"n={n}, ones_i={ones_i}, ones_j={ones_j}, joint={joint} at {tuple(map(int, index))}. "
         "Count all four over the rows where both features are observed."
     )
+
+
+_ROUNDING_MARGIN = 1e-9
+
+
+def arcsine_correlation(clipped: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Correlation ρ = sin(π c / 2) of the normals whose signs have correlation c, elementwise.
+
+    Raises
+    ------
+    FitError
+        If a value is NaN or outside [−1, 1] by more than rounding.
+    """
+    return np.asarray(np.sin(0.5 * np.pi * _clip_rounding(clipped)))
+
+
+def sign_correlation(correlation: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Correlation c = (2/π) arcsin ρ of the signs of normals with correlation ρ, elementwise.
+
+    Raises
+    ------
+    FitError
+        If a value is NaN or outside [−1, 1] by more than rounding.
+    """
+    return np.asarray(2.0 / np.pi * np.arcsin(_clip_rounding(correlation)))
+
+
+def _clip_rounding(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The values as floats, those a rounding error outside [−1, 1] moved to its ends."""
+    array = np.asarray(values, dtype=np.float64)
+    inside = np.abs(array) <= 1.0 + _ROUNDING_MARGIN
+    if not inside.all():
+        index = np.unravel_index(int(np.argmin(inside)), array.shape)
+        raise FitError(
+            f"Expected correlations in [-1, 1], got {array[index]} at {tuple(map(int, index))}. "
+            "Leave out features that are constant or never observed together."
+        )
+    return np.clip(array, -1.0, 1.0)

@@ -53,13 +53,15 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
-from pipeline.numerics.probit.probit_rounds import (
+from pipeline.numerics.probit.probit_sites import (
+    SITE_KERNEL_OPTIONS,
+    Floats,
     ProbitRows,
     allocate_workspace,
     find_fixed_point,
     site_log_evidence,
+    tail_coefficients,
 )
-from pipeline.numerics.probit.probit_sites import SITE_KERNEL_OPTIONS, Floats, tail_coefficients
 from pipeline.numerics.probit.skewness_correction import (
     add_skewness_to_moments,
     fill_skewness_terms,

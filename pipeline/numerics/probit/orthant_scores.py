@@ -31,9 +31,9 @@ from pipeline.numerics.probit.orthant import (
     check_tolerances,
     find_distinct_signs,
     integrate_orthant,
+    make_orthant_sampler,
     mirror_normal,
 )
-from pipeline.numerics.probit.orthant_sampler import make_orthant_sampler
 from pipeline.numerics.probit.probit_scores import ProbitScores
 from pipeline.random import RowRandom
 

@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics.logistic.logistic_lanes import exp_minus
-from pipeline.numerics.probit.probit_rounds import ProbitRows, allocate_workspace, find_fixed_point
 from pipeline.numerics.probit.probit_scores import ProbitScores, empty_scores, make_standard_rows
 from pipeline.numerics.probit.probit_sites import (
     OFFSET,
@@ -30,7 +29,10 @@ from pipeline.numerics.probit.probit_sites import (
     TAIL_DEGREE,
     Floats,
     ProbitRow,
+    ProbitRows,
+    allocate_workspace,
     dot,
+    find_fixed_point,
     kernel,
 )
 

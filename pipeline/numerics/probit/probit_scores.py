@@ -25,12 +25,6 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.numerics.probit.expectation_propagation import whiten_rows
-from pipeline.numerics.probit.probit_rounds import (
-    ProbitRows,
-    allocate_workspace,
-    find_fixed_point,
-    site_log_evidence,
-)
 from pipeline.numerics.probit.probit_sites import (
     MEAN,
     PRECISION,
@@ -38,8 +32,12 @@ from pipeline.numerics.probit.probit_sites import (
     SITE_KERNEL_OPTIONS,
     Floats,
     ProbitRow,
+    ProbitRows,
+    allocate_workspace,
     combine_rows,
+    find_fixed_point,
     kernel,
+    site_log_evidence,
 )
 from pipeline.numerics.probit.skewness_correction import fill_skewness_terms
 
