@@ -28,8 +28,6 @@ features of 2 sources, 0.68 for 6 features of 6, and 0.57 for 10 features of 10 
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -46,6 +44,7 @@ from pipeline.models.settings import check_components, make_constant_feature_war
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.affine_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
+from pipeline.numerics.spectra.linear_ica import fast_ica
 from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
@@ -168,48 +167,3 @@ class FastICA(Model):
             params.unmixing, offsets, params.means, block.unpack_values(), block.unpack_mask()
         )
         return {"mean": codes}
-
-
-_warnings_lock = threading.Lock()
-
-
-def fast_ica(X: NDArray[Any], n_components: int, seed: int) -> tuple[Array, bool]:
-    """Find the mixing of independent sources of variance 1, by scikit-learn's `FastICA`.
-
-    A. Hyvärinen, "Fast and robust fixed-point algorithms for independent component analysis", IEEE
-    Transactions on Neural Networks 10, 1999: all components at once, by log cosh.
-
-    Parameters
-    ----------
-    X
-        Rows, (n_samples, n_features), of at least as many dimensions as components.
-    n_components
-        Number of components.
-    seed
-        Of where the search begins, below 2³².
-
-    Returns
-    -------
-    tuple
-        The mixing, (n_features, n_components), and whether the search converged.
-
-    Raises
-    ------
-    FitError
-        If the rows are so few, or so alike, that the search breaks down.
-    """
-    from sklearn.decomposition import FastICA  # half a second, and only here
-
-    settings = {"whiten": "unit-variance", "whiten_solver": "eigh", "random_state": seed}
-    linear = FastICA(n_components, **settings)
-    # Filters are of the whole process, and fits may run in its threads.
-    with _warnings_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of no convergence, and of dimensions that are left out
-        try:
-            linear.fit(X.astype(np.float64))
-        except ValueError as error:  # of numbers that are none, after a division by 0
-            raise FitError(
-                f"Expected rows that tell sources apart, got {len(X):,} for {n_components} "
-                "components, of which the search makes nothing. Give more rows."
-            ) from error
-    return linear.mixing_, linear.n_iter_ < linear.max_iter
