@@ -1,6 +1,6 @@
 """BLICA: binary ICA of non-stationary data, whose source variances differ between segments.
 
-Model, in segment u: z ~ N(μ, diag σ²), y = A z, P(x_i = 1 | z) = Φ(√(π/8) y_i). The segments share A
+Model, in segment u: z ~ N(μ, diag σ²), y = A z, P(x_i = 1 | z) = Φ(√(π/8) y_i). Segments share A
 (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
 Non-stationarity-based Approach", UAI 2022, eqs 2–11 and algorithm 1, BLICA).
 
