@@ -72,7 +72,7 @@ from pipeline.models.binary_ica.moment_matching.warnings import (
     warn_about_segments,
 )
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
-from pipeline.models.settings import check_components
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import array_field
@@ -175,23 +175,12 @@ class BLICA(ProbitICA):
         "stability_of_halves",
     )
     n_components: int | None = None
-    regularization: float | None = None
-    min_rows: int = 20
-    starts: int = 3
-    bootstrap: int = 0
+    regularization: float | None = setting(None, above=1)
+    min_rows: int = setting(20, minimum=1)
+    starts: int = setting(3, minimum=1)
+    bootstrap: int = setting(0, minimum=20, or_zero=True)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        check_components(self)
-        r = self.regularization
-        if r is not None and not 1 < r < np.inf:
-            raise FitError(f"regularization: Expected a finite number above 1, got {r}.")
-        for name in ("min_rows", "starts"):
-            if (value := getattr(self, name)) < 1:
-                raise FitError(f"{name}: Expected at least 1, got {value}.")
-        if self.bootstrap != 0 and self.bootstrap < 20:
-            raise FitError(f"bootstrap: Expected 0 or at least 20, got {self.bootstrap}.")
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut the pairs of features so that a task's counts stay within a budget."""

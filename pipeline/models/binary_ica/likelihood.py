@@ -64,7 +64,7 @@ from pipeline.models.binary_ica.optimiser import (
     update_priors,
 )
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
-from pipeline.models.settings import check_choices, check_components
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.probit.orthant import MAX_FEATURES
 from pipeline.numerics.probit.orthant_scores import orthant_scores
@@ -107,18 +107,9 @@ class BinaryICALikelihood(ProbitICA):
     has_expensive_rows: ClassVar[bool] = True
     n_components: int | None = None
     likelihood: Literal["auto", "exact", "ep"] = "auto"
-    starts: int = 3
-    max_iter: int = 300
-    tol: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
-        for name in ("starts", "max_iter"):
-            if (value := getattr(self, name)) < 1:
-                raise FitError(f"{name}: Expected at least 1, got {value}.")
-        if not 0 < self.tol < np.inf:
-            raise FitError(f"tol: Expected a finite number above 0, got {self.tol}.")
+    starts: int = setting(3, minimum=1)
+    max_iter: int = setting(300, minimum=1)
+    tol: float = setting(0.01, above=0)
 
     def _make_start_model(self) -> BLICA:
         """Give the model whose fit this one begins at."""

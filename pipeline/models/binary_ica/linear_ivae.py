@@ -65,13 +65,12 @@ from pipeline.models.binary_ica.affine_vae import (
     row_lower_bounds,
 )
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.affine_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]

@@ -55,7 +55,7 @@ from pipeline.models.clipped_pca.strips import (
     find_lowest_eigenvalue,
     find_strip_spectrum,
 )
-from pipeline.models.settings import check_choices, check_components, pool_margins
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
@@ -79,7 +79,13 @@ from pipeline.statistics.correlations import (
     estimate_correlations,
     estimate_tetrachoric,
 )
-from pipeline.statistics.counts import POOLED_KEY, FeatureCounts, PairCounts, make_tiles
+from pipeline.statistics.counts import (
+    POOLED_KEY,
+    FeatureCounts,
+    PairCounts,
+    make_tiles,
+    pool_margins,
+)
 from pipeline.statistics.null_spectrum import estimate_null_quantiles
 
 Array = NDArray[np.float64]
@@ -159,15 +165,9 @@ class ClippedPCA(Model):
     constant_features: Literal["refuse", "keep"] = "refuse"
     repair: Literal["none", "nearest", "shrink"] = "none"
     errors: Literal["model", "none"] = "model"
-    null_draws: int = 20
+    null_draws: int = setting(20, minimum=20)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_components(self)
-        if self.null_draws < 20:
-            raise FitError(f"null_draws: Expected at least 20, got {self.null_draws}.")
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut the pairs of features so that a task's counts stay within a budget."""

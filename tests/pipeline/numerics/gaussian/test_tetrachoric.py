@@ -168,7 +168,7 @@ def test_impossible_tables_are_refused_by_name(bad):
 
 
 def test_unknown_option_is_refused():
-    with pytest.raises(FitError, match="`empty_cells` is .* Choose 'none' or 'half'"):
+    with pytest.raises(FitError, match=r"`empty_cells` is .* Choose 'none' or 'half'"):
         tetrachoric(10, 5, 5, 2, empty_cells="all")
 
 

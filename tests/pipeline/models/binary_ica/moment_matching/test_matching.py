@@ -1,4 +1,4 @@
-"""Moment matching after the optimum: gaps, refitted variances, column order, bootstrap intervals."""
+"""Moment matching after the optimum: gaps, variances, column order, bootstrap intervals."""
 
 from __future__ import annotations
 
