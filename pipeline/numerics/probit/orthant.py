@@ -47,14 +47,14 @@ Floats = NDArray[np.float64]
 
 MAX_FEATURES = 20
 _N_SHIFTS = 12
-_BLOCK = 64  # Points that walk through the variables side by side, and the fewest of a shift.
+_BLOCK = 64  # Points drawn together, and the minimum number of points per shift.
 _MAX_POINTS = 1 << 17
-# Of 750 Korobov lattices this one has the best sum of P2 over all projections to two dimensions, at
-# the worst of the sizes 2⁷ to 2¹⁷.
+# Best of 750 Korobov lattices by the sum of P2 over all two-dimensional projections, at the worst
+# of the sizes 2⁷ to 2¹⁷.
 _GENERATORS = np.array([pow(113131, k, _MAX_POINTS) for k in range(MAX_FEATURES)])
 
-_ROUNDING = 1e-12  # Of correlations; no eigenvalue may be below it.
-_LARGEST_THRESHOLD = 1000.0
+_ROUNDING = 1e-12  # Rounding error of correlations; no eigenvalue may be below it.
+_MAX_THRESHOLD = 1000.0
 
 
 class OrthantResult(NamedTuple):
@@ -74,7 +74,7 @@ def log_orthant_probability(
     max_points: int = 1 << 15,
     seed: int = 0,
 ) -> OrthantResult:
-    """Log P(x) of every row, where x_i = 1 iff w_i > t_i and w ~ N(0, R).
+    """Compute log P(x) of every row, where x_i = 1 iff w_i > t_i and w ~ N(0, R).
 
     The result of a row depends on that row alone, to the last bit. Equal rows are computed once.
 
@@ -92,21 +92,21 @@ def log_orthant_probability(
     tol
         Standard error of a log probability, in nats, at which to stop.
     max_points
-        Points of each of the 12 shifts at the most, from 64 to 131072.
+        Maximum number of points for each of the 12 shifts, from 64 to 131072.
     seed
-        Of the shifts. They are the same for all rows, whose errors are therefore not independent.
+        Seed of the shifts. All rows share them, so the errors of rows are not independent.
 
     Returns
     -------
     OrthantResult
-        `log_probability` in nats and `error`, its standard error as the shifts show it: 0 with at
-        most two observed values, above `tol` where `max_points` ran out.
+        `log_probability` in nats and `error`, its standard error estimated from the shifts. The
+        error is 0 for at most two observed values, and above `tol` if `max_points` was reached.
 
     Raises
     ------
     FitError
         If there are too many features, shapes disagree, an observed value is not 0 or 1, the
-        correlation matrix is none or singular, a threshold is beyond ±1000, or `tol` or
+        correlation matrix is invalid or singular, a threshold is beyond ±1000, or `tol` or
         `max_points` is out of range.
     """
     signs, _, inverse = find_distinct_signs(X, observed)
@@ -116,13 +116,15 @@ def log_orthant_probability(
     shifts = RowRandom(seed).uniform(np.arange(_N_SHIFTS), MAX_FEATURES)
     results = np.empty((2, len(signs)))
     for k, row in enumerate(signs):
-        seen = np.flatnonzero(row)
-        results[:, k] = _log_probability(*mirror_normal(R, t, row, seen), shifts, tol, max_points)
+        observed_features = np.flatnonzero(row)
+        results[:, k] = _log_probability(
+            *mirror_normal(R, t, row, observed_features), shifts, tol, max_points
+        )
     return OrthantResult(*results[:, inverse])
 
 
 def check_tolerances(tol: float, min_points: int, max_points: int) -> None:
-    """Raise unless `tol` and `max_points` are in range.
+    """Check that `tol` and `max_points` are in range.
 
     Raises
     ------
@@ -131,17 +133,17 @@ def check_tolerances(tol: float, min_points: int, max_points: int) -> None:
     """
     if not (tol > 0 and min_points <= max_points <= _MAX_POINTS):
         raise FitError(
-            f"Expected tol > 0 and max_points from {min_points} to {_MAX_POINTS}, got {tol} and "
-            f"{max_points}. Change those."
+            f"`tol` is {tol} and `max_points` is {max_points}, but tol must be above 0 and "
+            f"max_points from {min_points} to {_MAX_POINTS}."
         )
 
 
 def find_distinct_signs(
     X: ArrayLike, observed: ArrayLike | None
 ) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.intp]]:
-    """Signs of the rows that differ, a number that tells each, and which of them every row is.
+    """List the distinct rows as signs, with a code for each, and map every row to its distinct row.
 
-    v_i = sign w_i: −1 where x is 1, +1 where it is 0, 0 where it is not observed.
+    v_i = sign w_i: the sign is −1 where x is 1, +1 where it is 0, 0 where it is not observed.
 
     Raises
     ------
@@ -155,25 +157,25 @@ def find_distinct_signs(
 
 
 def mirror_normal(
-    R: Floats, t: Floats, row: NDArray[np.int8], seen: NDArray[np.intp]
+    R: Floats, t: Floats, row: NDArray[np.int8], observed: NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
-    """Give the correlations and limits of v, of the features that are seen."""
-    sign = row[seen]
-    return np.outer(sign, sign) * R[np.ix_(seen, seen)], sign * t[seen]
+    """Return the correlations and limits of v for the observed features."""
+    sign = row[observed]
+    return np.outer(sign, sign) * R[np.ix_(observed, observed)], sign * t[observed]
 
 
 def _make_signs(X: ArrayLike, observed: ArrayLike | None) -> NDArray[np.int8]:
     values, mask = check_binary_matrix(X, observed)
     if values.shape[1] > MAX_FEATURES:
         raise FitError(
-            f"Expected at most {MAX_FEATURES} features, got {values.shape[1]}. "
-            "Use expectation propagation."
+            f"Orthant probabilities take at most {MAX_FEATURES} features, but there are "
+            f"{values.shape[1]}. Use expectation propagation."
         )
     return np.where(values == 1, np.int8(-1), np.int8(1)) * mask
 
 
 def check_normal(n: int, R: Floats, t: Floats) -> None:
-    """Raise unless R is a positive definite correlation matrix and t are its thresholds.
+    """Check that R is a positive definite correlation matrix and t are its thresholds.
 
     Raises
     ------
@@ -182,14 +184,14 @@ def check_normal(n: int, R: Floats, t: Floats) -> None:
     """
     if (R.shape, t.shape) != ((n, n), (n,)):
         raise FitError(
-            f"Expected correlation ({n}, {n}) and thresholds ({n},), got {R.shape} and {t.shape}. "
-            "Pass the parameters of the features of X."
+            f"The correlation has shape {R.shape} and the thresholds {t.shape}, but {n} features "
+            f"need ({n}, {n}) and ({n},)."
         )
-    outside = np.flatnonzero(~(np.abs(t) <= _LARGEST_THRESHOLD))
+    outside = np.flatnonzero(~(np.abs(t) <= _MAX_THRESHOLD))
     if len(outside):
         raise FitError(
-            f"Expected thresholds within ±{_LARGEST_THRESHOLD:g}, got {t[outside[0]]} of feature "
-            "{features}. Leave out features that are constant.",
+            f"The threshold of {{features}} is {t[outside[0]]}, beyond ±{_MAX_THRESHOLD:g}. "
+            "Leave out features that are constant.",
             outside[:1].tolist(),
         )
     mirrored = np.where(np.eye(n, dtype=np.bool_), 1.0, R.T)
@@ -197,13 +199,13 @@ def check_normal(n: int, R: Floats, t: Floats) -> None:
     if len(wrong):
         i, j = wrong[0]
         raise FitError(
-            "Expected a finite symmetric correlation of unit diagonal, got "
+            "The correlation must be finite and symmetric with unit diagonal, but it has "
             f"{R[i, j]} in row {i}, column {j} and {R[j, i]} across. Rescale the covariance."
         )
     smallest = np.linalg.eigvalsh(R).min(initial=1.0)
     if smallest < _ROUNDING:
         raise FitError(
-            f"Expected a positive definite correlation, got the eigenvalue {smallest:g}. "
+            f"The correlation is not positive definite: it has the eigenvalue {smallest:g}. "
             "Shrink it towards the identity matrix."
         )
 
@@ -212,7 +214,7 @@ def check_normal(n: int, R: Floats, t: Floats) -> None:
 def _log_probability(
     R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
 ) -> tuple[float, float]:
-    """Log P(v < b), v ~ N(0, R), and its standard error."""
+    """Return log P(v < b), v ~ N(0, R), and its standard error."""
     if len(b) <= 1:
         return log_cdf(b[0]) if len(b) else 0.0, 0.0
     pair = bivariate_normal_cdf(b[0], b[1], R[0, 1]) if len(b) == 2 else 0.0
@@ -231,10 +233,10 @@ def integrate_orthant(
     max_points: int,
     moments: Floats,
 ) -> tuple[float, float]:
-    """Log of the mean weight and its standard error, over as many points as `tol` takes.
+    """Return the log of the mean weight and its standard error, with enough points to reach `tol`.
 
-    `moments`, unless empty, becomes the lower triangle of E[(z, 1) (z, 1)ᵀ] below the limits, times
-    some number: its last entry.
+    `moments`, unless empty, is filled with the lower triangle of E[(z, 1) (z, 1)ᵀ] below the
+    limits, times a number that its last entry holds.
     """
     n = len(sampler.limit)
     draws = OrthantDraws(np.empty((n, _BLOCK)), np.empty(_BLOCK), np.empty(_BLOCK))
@@ -248,11 +250,11 @@ def integrate_orthant(
                 log_sums[i] = _log_sum(np.append(draws.log_weights, log_sums[i]))
                 if moments.size:
                     scale = add_moments(moments, scale, draws)
-        # Twice the points rarely leave less than a quarter of the error; a smaller one is luck.
+        # Doubling the points rarely leaves less than a quarter of the error; less is luck.
         error = max(log_sums.std() / math.sqrt(len(shifts) - 1.0), 0.25 * error)
         if error <= tol or 2 * n_points > max_points:
             break
-        # The odd points of a lattice of twice the size are the ones that are new.
+        # The new points of the doubled lattice are its odd points.
         first, step, n_points = 1, 2, 2 * n_points
     log_norm = np.log(sampler.spread).sum() - math.log(n_points * len(shifts))
     return min(_log_sum(log_sums) + log_norm, 0.0), error
@@ -260,7 +262,7 @@ def integrate_orthant(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _log_sum(logs: Floats) -> float:
-    """Log Σ exp(logs)."""
+    """Return log Σ exp(logs)."""
     top = logs.max()
     return float(top + math.log(np.exp(logs - top).sum()))
 
@@ -296,13 +298,13 @@ def _draw_block(
             log_weights[p] += log_ratio + 0.5 * (y - z[k, p]) * (y + z[k, p])
 
 
-_FAR_LIMIT = -30.0  # Below it asymptotic series replace Φ, which ends in underflow.
+_FAR_LIMIT = -30.0  # Below it, asymptotic series replace Φ, which would underflow.
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _MAX_ROUNDS = 20
 _ROUND_TOLERANCE = 1e-3  # The sites need not be exact.
-_MAX_SITE = 1e15  # Beyond it rounding has eaten the sites.
-# A site of full strength thins out the tail on the side that its limit leaves free, where weights
-# then grow without bound. Half its precision loses little elsewhere.
+_MAX_SITE = 1e15  # Larger sites consist of rounding errors.
+# A site of full strength thins out the tail on the unlimited side, where weights then grow without
+# bound. Half its precision loses little elsewhere.
 _SITE_STRENGTH = 0.5
 
 
@@ -317,9 +319,9 @@ class OrthantSampler(NamedTuple):
 
 
 class OrthantDraws(NamedTuple):
-    """A block of points: all variables but the last, its limits, log weights but for the spreads.
+    """A block of points: all variables but the last, its limits, log weights without the spreads.
 
-    The shapes are (n_variables, n_points), the last variable's place being free, and (n_points,).
+    Shapes: z is (n_variables, n_points) with an unused last row; the others are (n_points,).
     """
 
     z: Floats
@@ -329,7 +331,7 @@ class OrthantDraws(NamedTuple):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def log_cdf(x: float) -> float:
-    """Log Φ(x), precise in both tails."""
+    """Return log Φ(x), precise in both tails."""
     if x > 0.0:
         return math.log1p(-norm_cdf(-x))
     if x > _FAR_LIMIT:
@@ -341,7 +343,7 @@ def log_cdf(x: float) -> float:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _moments_below(x: float) -> tuple[float, float]:
-    """Mean and variance of a standard normal below x."""
+    """Return the mean and variance of a standard normal below x."""
     if x > _FAR_LIMIT:
         hazard: float = norm_pdf(x) / norm_cdf(x)
         return -hazard, 1.0 - hazard * (hazard + x)
@@ -351,21 +353,21 @@ def _moments_below(x: float) -> tuple[float, float]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def draw_below(x: float, u: float) -> tuple[float, float]:
-    """Value at u of a standard normal below x, and log of normal density by density of the draw."""
+    """Draw a normal below x at quantile u; also return log(normal density / draw density)."""
     if x > _FAR_LIMIT:
         p: float = norm_cdf(x)
         return norm_ppf(u * p), math.log(p)
-    # Its density is −y exp((x² − y²) / 2), all but proportional to the normal's this far out.
+    # Its density is −y exp((x² − y²) / 2), this far out almost proportional to the normal's.
     y = -math.sqrt(x * x - 2.0 * math.log(u))
     return y, -0.5 * x * x - _LOG_SQRT_2PI - math.log(-y)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def order_variables(R: Floats, b: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Order of the variables, and the columns of the Cholesky root of R in it.
+    """Return the order of the variables, and the columns of the Cholesky root of R in that order.
 
-    The next variable is the least likely to keep its limit, given the truncated means of those
-    before (Gibson, Glasbey & Elston 1994). Row i of the columns stays that of variable i.
+    The next variable is the least likely to keep its limit, given the truncated means of the
+    earlier ones (Gibson, Glasbey & Elston 1994). Row i of the columns belongs to variable i.
     """
     n = len(b)
     order, columns = np.empty(n, np.int64), np.zeros((n, n))
@@ -390,10 +392,10 @@ def order_variables(R: Floats, b: Floats) -> tuple[NDArray[np.int64], Floats]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def fit_sites(R: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """τ and ν of the sites exp(ν v − τ v² / 2) in place of the limits, at part of their strength.
+    """Return τ and ν of the sites exp(ν v − τ v² / 2) that replace the limits, at reduced strength.
 
-    Less precision leaves the slope at the posterior mean as it is. Without sites, where rounding
-    has eaten them, the rule is Genz's.
+    Reducing the precision keeps the slope at the posterior mean. If the sites consist of rounding
+    errors, none are used and the rule is that of Genz.
     """
     n = len(b)
     tau, nu, mean, covariance = np.zeros(n), np.zeros(n), np.zeros(n), R.copy()
@@ -415,7 +417,7 @@ def fit_sites(R: Floats, b: Floats) -> tuple[Floats, Floats]:
 def _update_site(
     i: int, limit: float, tau: Floats, nu: Floats, mean: Floats, covariance: Floats
 ) -> float:
-    """Match site i to the moments of v_i below its limit; the change in cavity deviations."""
+    """Match site i to the moments of v_i below its limit; return the change in cavity units."""
     variance = covariance[i, i]
     remaining = 1.0 - tau[i] * variance
     c, m = variance / remaining, (mean[i] - variance * nu[i]) / remaining
@@ -440,7 +442,7 @@ def _update_site(
 def compute_conditionals(
     columns: Floats, order: NDArray[np.int64], b: Floats, tau: Floats, nu: Floats
 ) -> OrthantSampler:
-    """Conditionals of N(0, I) times the sites of later variables, by elimination from the last."""
+    """Return the conditionals of N(0, I) times later sites, eliminating from the last variable."""
     n = len(b)
     limit, centre, spread = np.empty(n), np.empty(n), np.empty(n)
     slopes, limit_slopes = np.zeros((n, n)), np.zeros((n, n))
@@ -467,7 +469,7 @@ def compute_conditionals(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def make_orthant_sampler(R: Floats, b: Floats) -> tuple[OrthantSampler, Floats]:
-    """Sampler of z, for v ~ N(0, R) below b, and the columns that make v of it."""
+    """Make a sampler of z for v ~ N(0, R) below b; also return the columns that turn z into v."""
     tau, nu = fit_sites(R, b)
     order, columns = order_variables(R, b)
     return compute_conditionals(columns, order, b, tau, nu), columns
@@ -475,7 +477,7 @@ def make_orthant_sampler(R: Floats, b: Floats) -> tuple[OrthantSampler, Floats]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_moments(sums: Floats, scale: float, draws: OrthantDraws) -> float:
-    """Add weight (z, 1) (z, 1)ᵀ of a block to the lower triangle of `sums`; the new scale.
+    """Add weight (z, 1) (z, 1)ᵀ of a block to the lower triangle of `sums`; return the new scale.
 
     `sums` are in units of exp(scale). The last variable enters by its moments below its limits.
     """

@@ -27,14 +27,14 @@ Product = Callable[[Array], Array]
 """Multiplies the matrix by a block of vectors, (n, width)."""
 
 _EXTRA_VECTORS = 12
-"""Vectors of a block beyond those asked for: these converge sooner where eigenvalues lie close."""
+"""Extra vectors per block; they speed up convergence if eigenvalues lie close together."""
 _MAX_BASIS_BLOCKS, _MAX_BASIS_BYTES = 24, 1 << 30
 _TOLERANCE, _SMALL_EIGENVALUE_SHARE = 1e-8, 1e-3
 _MAX_PRODUCTS = 500
 
 
 class LeadingSpectrum(NamedTuple):
-    """What is known of a spectrum.
+    """Leading eigenpairs and a bound on the negative eigenvalues.
 
     Attributes
     ----------
@@ -42,11 +42,11 @@ class LeadingSpectrum(NamedTuple):
         Leading eigenvalues, largest first, (n_leading,), and their vectors, (n, n_leading), signed
         by `fix_signs`.
     residuals
-        ‖A v − λ v‖ of each: an eigenvalue of A lies as near to λ, (n_leading,).
+        ‖A v − λ v‖ of each, (n_leading,): A has an eigenvalue within this distance of λ.
     negative
-        Sum of the negative Ritz values; that of all negative eigenvalues is no nearer to 0.
+        Sum of the negative Ritz values. The sum of all negative eigenvalues is at most this.
     n_products
-        Products with a block that it took.
+        Number of products with a block.
     """
 
     values: Array
@@ -57,14 +57,14 @@ class LeadingSpectrum(NamedTuple):
 
 
 def max_basis_columns(n: int, n_leading: int) -> int:
-    """Count the vectors of length n that the basis holds at the most."""
+    """Return the maximum number of vectors of length n in the basis."""
     width = n_leading + _EXTRA_VECTORS
     least = 3 * width + n_leading
     return min(max(least, min(_MAX_BASIS_BLOCKS * width, _MAX_BASIS_BYTES // (8 * n))), n - width)
 
 
 def max_leading_pairs(n: int) -> int:
-    """Count the eigenpairs that can be asked for: the basis has to have room to grow."""
+    """Return the maximum number of eigenpairs: the basis needs room to grow."""
     return n // 8 - _EXTRA_VECTORS
 
 
@@ -78,22 +78,22 @@ def compute_leading_spectrum(
     times
         Multiplies the matrix by a block of vectors.
     n
-        Its size.
+        Size of the matrix.
     n_leading
-        Number of eigenpairs, up to `most_leading(n)`.
+        Number of eigenpairs, up to `max_leading_pairs(n)`.
     rng
-        Draws the first block.
+        Generator of the first block.
 
     Raises
     ------
     FitError
-        If too many are asked for, or residuals do not come down to 1e-8 of each eigenvalue (of a
-        thousandth of the largest, where that is more).
+        If too many eigenpairs are requested, or the residuals do not reach 1e-8 of each eigenvalue
+        (or of a thousandth of the largest, if that is more).
     """
     if not 1 <= n_leading <= max_leading_pairs(n):
         raise FitError(
-            f"--components: Expected 1 to {max_leading_pairs(n)}, as many as can be told apart of "
-            f"{n} features, got {n_leading}. Take fewer."
+            f"{{components}} is {n_leading}, but {n} features allow only 1 to "
+            f"{max_leading_pairs(n)} here. Choose fewer."
         )
     block, _ = np.linalg.qr(rng.standard_normal((n, n_leading + _EXTRA_VECTORS)))
     basis, inner, negative = np.empty((n, 0)), np.empty((0, 0)), 0.0
@@ -115,8 +115,8 @@ def compute_leading_spectrum(
             kept = slice(-len(coupling) - n_leading, None)
             basis, inner = basis @ turns[:, kept], np.diag(ritz[kept])
     raise FitError(
-        f"Expected eigenvectors to converge within {_MAX_PRODUCTS} products, got residuals up to "
-        f"{residuals.max():.1e}. Leave out features, or take fewer --components."
+        f"The eigenvectors did not converge within {_MAX_PRODUCTS} products; residuals are up to "
+        f"{residuals.max():.1e}. Leave out features, or fit fewer components."
     )
 
 
@@ -138,19 +138,17 @@ def _extend_projection(inner: Array, along: Array) -> Array:
 
 
 def _orthonormalize(basis: Array, left: Array) -> tuple[Array, Array]:
-    """Give an orthonormal block of what is left outside of the basis, and its coefficients."""
+    """Return an orthonormal block of the part outside the basis, and its coefficients."""
     block, coefficients = np.linalg.qr(left - basis @ (basis.T @ left))
-    # Where next to nothing is left, rounding errors lie within the basis.
+    # If almost nothing is left, rounding errors lie within the basis: project a second time.
     block, turn = np.linalg.qr(block - basis @ (basis.T @ block))
     return block, turn @ coefficients
 
 
 _FILTER_ROUNDS = 2
-_EXTRA_PAIRS = 8  # than asked for, in these rounds: the bound must lie well below what is asked for
-_ROUGH_TOLERANCE, _FINE_TOLERANCE = (
-    1e-2,
-    1e-10,
-)  # of eigenvalues of polynomials: the latter leaves errors of 1e-13
+_EXTRA_PAIRS = 8  # in these rounds: the bound must lie well below the requested eigenvalues
+# Relative to eigenvalues of the polynomials; the fine one leaves errors of 1e-13.
+_ROUGH_TOLERANCE, _FINE_TOLERANCE = 1e-2, 1e-10
 _FILTER_GAIN = 1e3
 _RESTARTS = 100
 _MAX_DEGREE = 2000
@@ -166,21 +164,21 @@ class Eigenpairs(NamedTuple):
 def leading_eigenpairs_except(
     matrix: scipy.sparse.csr_array, known: Array, n_pairs: int
 ) -> Eigenpairs:
-    """Compute leading eigenpairs besides a known one.
+    """Compute the leading eigenpairs other than a known one.
 
-    Small matrices are solved densely. Else Lanczos goes over Chebyshev polynomials of the matrix,
-    which tell apart what lies above a bound, and leave all below it between −1 and 1 (Y. Saad,
-    "Numerical Methods for Large Eigenvalue Problems", 2nd ed., section 7.4). The smallest Ritz
-    value of one round, which is below the eigenvalue, is the bound of the next.
+    Small matrices are solved densely. For others, Lanczos runs on Chebyshev polynomials of the
+    matrix, which spread out the eigenvalues above a bound and leave all below it between −1 and 1
+    (Y. Saad, "Numerical Methods for Large Eigenvalue Problems", 2nd ed., section 7.4). The smallest
+    Ritz value of one round, which is below the eigenvalue, is the bound of the next.
 
     Parameters
     ----------
     matrix
         Symmetric, with eigenvalues from −1 to 1, (n, n).
     known
-        An eigenvector of eigenvalue 1, of length 1, (n,).
+        Eigenvector of eigenvalue 1, of length 1, (n,).
     n_pairs
-        How many, below n.
+        Number of eigenpairs, below n.
 
     Raises
     ------
@@ -202,44 +200,44 @@ def leading_eigenpairs_except(
 
 
 def _solve_with_filters(times: Product, n: int, n_pairs: int) -> Eigenpairs:
-    filtered, n_held = times, min(n_pairs + _EXTRA_PAIRS, n - 1)
+    product, n_rough = times, min(n_pairs + _EXTRA_PAIRS, n - 1)
     for _ in range(_FILTER_ROUNDS):
-        found = _solve_in_subspace(times, _lanczos(filtered, n, n_held, _ROUGH_TOLERANCE))
-        filtered = _chebyshev_filter(times, float(found.values[-1]))
-    return _solve_in_subspace(times, _lanczos(filtered, n, n_pairs, _FINE_TOLERANCE))
+        eigenpairs = _solve_in_subspace(times, _lanczos(product, n, n_rough, _ROUGH_TOLERANCE))
+        product = _chebyshev_filter(times, float(eigenpairs.values[-1]))
+    return _solve_in_subspace(times, _lanczos(product, n, n_pairs, _FINE_TOLERANCE))
 
 
 def _lanczos(times: Product, n: int, n_pairs: int, tol: float) -> Array:
     operator = scipy.sparse.linalg.LinearOperator((n, n), times, dtype=np.float64)
-    held, rng = min(2 * n_pairs + 20, n), np.random.default_rng(0)  # the same bytes each time
-    how: dict[str, Any] = {"ncv": held, "maxiter": _RESTARTS, "tol": tol, "rng": rng}
+    n_vectors, rng = min(2 * n_pairs + 20, n), np.random.default_rng(0)  # fixed: reproducible
+    options: dict[str, Any] = {"ncv": n_vectors, "maxiter": _RESTARTS, "tol": tol, "rng": rng}
     try:
-        _, vectors = scipy.sparse.linalg.eigsh(operator, n_pairs, which="LA", **how)
+        _, vectors = scipy.sparse.linalg.eigsh(operator, n_pairs, which="LA", **options)
     except scipy.sparse.linalg.ArpackNoConvergence:
         raise FitError(
-            "Expected the eigenvectors of the graph to converge, got fewer than were asked for. "
-            "Fit with more neighbours by --set k, or fewer --components."
+            "The eigenvectors of the graph did not converge. "
+            "Fit with more neighbours ({k}) or fewer {components}."
         ) from None
     return np.asarray(vectors)
 
 
 def _solve_in_subspace(times: Product, basis: Array) -> Eigenpairs:
-    """Solve within a subspace, given by an orthonormal basis (Rayleigh, Ritz)."""
+    """Solve within the subspace of an orthonormal basis (Rayleigh, Ritz)."""
     inner = basis.T @ np.column_stack([times(x) for x in basis.T])
     values, vectors = scipy.linalg.eigh((inner + inner.T) / 2)
     return Eigenpairs(values[::-1], basis @ vectors[:, ::-1])
 
 
 def _chebyshev_filter(times: Product, bound: float) -> Product:
-    """Map what lies from −1 to the bound to −1 to 1, and 1 to `_FILTER_GAIN`, if it can."""
+    """Map the interval from −1 to the bound to −1 to 1, and 1 to `_FILTER_GAIN` if possible."""
     centre, half = (bound - 1) / 2, (bound + 1) / 2
     rate = np.arccosh(max((1 - centre) / half, 1 + 1e-12))
     degree = min(int(np.ceil(np.arccosh(_FILTER_GAIN) / rate)), _MAX_DEGREE)
 
-    def filtered(x: Array) -> Array:
-        before, now = x, (times(x) - centre * x) / half
+    def apply_filter(x: Array) -> Array:
+        previous, current = x, (times(x) - centre * x) / half
         for _ in range(degree - 1):
-            before, now = now, (2 / half) * (times(now) - centre * now) - before
-        return now
+            previous, current = current, (2 / half) * (times(current) - centre * current) - previous
+        return current
 
-    return filtered
+    return apply_filter
