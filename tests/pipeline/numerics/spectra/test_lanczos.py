@@ -31,6 +31,7 @@ def spectrum(matrix: Floats, n_leading: int, seed: int = 0) -> module.LeadingSpe
     return compute_leading_spectrum(lambda block: matrix @ block, len(matrix), n_leading, rng)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("n_leading", [1, 5, 20])  # 20 are more than stand out
 @pytest.mark.parametrize("n_rows", [250, 4000])  # with fewer rows than features it has no full rank
 def test_it_gives_the_leading_eigenpairs(n_leading: int, n_rows: int) -> None:
@@ -110,6 +111,7 @@ def chain_of_rings(n_rings: int) -> tuple[scipy.sparse.csr_array, np.ndarray]:
     return scipy.sparse.csr_array(W / root / root[:, None]), root / np.linalg.norm(root)
 
 
+@pytest.mark.matrix
 def test_eigenpairs_that_lie_close_together_are_those_of_the_dense_matrix() -> None:
     for n_rings in (1, 40):  # of one ring every eigenvalue comes twice
         matrix, known = chain_of_rings(n_rings)
