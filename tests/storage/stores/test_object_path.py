@@ -279,9 +279,9 @@ MACHINES = {
 }
 
 
-def test_missing_credentials_are_told(store, faulty_bucket, proxied_store, monkeypatch):
+def test_missing_credentials_are_told(store, faulty_bucket, store_proxy, monkeypatch):
     """The machine is asked for some, at an address that the proxy stands for."""
-    proxy, address = proxied_store
+    proxy, address = store_proxy
     names, machine = MACHINES[store.scheme]
     for name in names:
         monkeypatch.delenv(name)

@@ -1,1 +1,0 @@
-"""Datasets that need no file."""
