@@ -43,7 +43,7 @@ from pipeline.passes.row_ranges import RangeResults
 from pipeline.statistics.base import Statistics
 from storage.artifacts.artifacts import PAIRS_FOLDER, NamedArray, write_artifact
 from storage.codes.codes import open_codes, seal_codes
-from storage.codes.results import ResumableResults
+from storage.codes.unfinished_codes import ResumableResults
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import parse_path, replace_folder
 
