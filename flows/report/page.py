@@ -15,6 +15,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
+from flows.cli.errors import format_warnings
 from flows.data.fitted import LoadedModel
 from flows.report.figures.calibration import plot_calibration
 from flows.report.figures.causes import TextTable, find_causes, make_unit_table
@@ -139,7 +140,7 @@ def _render_page(report: Report) -> str:
         fit=make_fit_statistics_table(manifest),
         facts=facts,
         words=explain_facts(facts),
-        warnings=[*manifest["warnings"], *report.notes],
+        warnings=[*format_warnings(manifest["warnings"]), *report.notes],
         drift=describe_drift(manifest),
         groups=arrange_figures(figures),
         plots=plots,

@@ -13,6 +13,7 @@ from typing import Any
 
 from PIL import Image as Picture
 
+from flows.cli.errors import format_warnings
 from flows.report.findings import summarize_findings
 from flows.report.page import Report
 from flows.report.slugs import make_slug, make_unique_slugs
@@ -51,7 +52,7 @@ def publish_report(report: Report, page: AnyPath) -> None:
 def format_markdown(manifest: Mapping[str, Any], found: Sequence[str], page: AnyPath) -> str:
     """Write what was found, warnings, facts and drift; names of a dataset are not markup."""
     told = [f"- {_quote_text(sentence)}" for sentence in found]
-    warnings = [f"- {_quote_text(warning)}" for warning in manifest["warnings"]]
+    warnings = [f"- {_quote_text(warning)}" for warning in format_warnings(manifest["warnings"])]
     warnings = ["## Warnings", "", *warnings, ""] if warnings else []
     lines = [f"# {_quote_text(format_title(manifest))}", "", *told, "", *warnings]
     lines += _format_table(describe_fit(manifest))

@@ -48,7 +48,7 @@ def check_choices(model: Model) -> None:
     for name, kind in get_type_hints(type(model)).items():
         if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
             choices = ", ".join(sorted(get_args(kind)))
-            raise FitError(f"{name}: Expected one of {choices}, got {value!r}.")
+            raise FitError(f"Expected one of {choices}, got {value!r}.", parameter=name)
 
 
 _TYPE_DESCRIPTIONS = {
@@ -72,8 +72,8 @@ def check_types(model: type[Model], values: Mapping[str, Any]) -> None:
         kinds = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
         if not any(_has_type(value, kind) for kind in kinds):
             spoken = " or ".join(filter(None, map(_describe_type, kinds)))
-            option = "--components" if name == "n_components" else name
-            raise FitError(f"{option}: Expected {spoken}, got {value!r}.")
+            parameter = "components" if name == "n_components" else name
+            raise FitError(f"Expected {spoken}, got {value!r}.", parameter=parameter)
 
 
 def _has_type(value: Any, kind: Any) -> bool:
@@ -101,7 +101,7 @@ def check_components(model: Model) -> None:
         If it is below 1.
     """
     if model.n_components is not None and model.n_components < 1:
-        raise FitError(f"--components: Expected at least 1, got {model.n_components}.")
+        raise FitError(f"Expected at least 1, got {model.n_components}.", parameter="components")
 
 
 def pool_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
@@ -117,7 +117,7 @@ def pool_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
         raise FitError(
             "Expected observed values in every feature, got none in {features}. "
             "Leave these features out.",
-            missing.tolist(),
+            features=missing.tolist(),
         )
     return observed, ones
 

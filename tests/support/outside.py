@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from flows import evaluate, sample, transform
-from flows.cli.refusals import is_bad_input
+from flows.cli.errors import is_bad_input
 from flows.data.ingesting import ingest_sources
 from flows.data.roles import ColumnRoles
 from flows.evaluating.options import EvaluateOptions

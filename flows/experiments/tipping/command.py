@@ -156,7 +156,7 @@ def open_images(
     try:
         check_rows(block)
     except FitError as error:
-        raise FitError(error.message.render(opened.feature_names)) from error
+        raise error.with_names(opened.feature_names) from error
     return BinaryImages(" ".join(parts), block, layout)
 
 
