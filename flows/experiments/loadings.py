@@ -9,7 +9,12 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.report.figures.drawing import ImageRow, check_suffix, image_layout, save_images
+from flows.experiments.drawing import (
+    ImageRow,
+    check_suffix,
+    save_images,
+)
+from flows.report.figures.image_layout import image_layout
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from flows.cli.imports import importing
 from flows.cli.options import OUTPUT, command, run
 from flows.report.options import ReportOptions
-from flows.report.slugs import slugs
 from flows.report.subject import new_page, subject_of
+from flows.report.text import slugs
 from storage.stores.locations import Place, check_free_file, place
 
 if TYPE_CHECKING:
-    from flows.report.figures.plots import Figure
+    from flows.report.figures.marks import Figure
     from flows.report.page import Report
 
 HELP = """Write the report of a fitted model: one HTML file that needs no network.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from flows.data.fitted import Fitted
 from flows.exporting.items import without_bound
 from flows.report.figures.causes import causes_of, unit_sentences
-from flows.report.figures.plots import number
 from flows.report.tables.facts import dataset_name
+from flows.report.text import format_number
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
@@ -86,7 +86,7 @@ def _leading(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
         column = values * bounded  # what is not to be read does not lead
         order = np.argsort(-abs(column), kind="stable")[:_MOST_FEATURES]
         leading = [i for i in order if abs(column[i]) > _LEADING * abs(column[order[0]])]
-        named = [f"{names[i]} ({number(float(column[i]), 3)})" for i in leading]
+        named = [f"{names[i]} ({format_number(float(column[i]), 3)})" for i in leading]
         if named:
             yield f"Component {k} {verb} {_listed(named)}."
 
@@ -121,8 +121,9 @@ def _fit(told: Mapping[str, Any]) -> Iterator[str]:
     if "rmsea" in told:
         size = told["rmsea"]
         well = "closely" if size <= _CLOSE else "adequately" if size <= _ADEQUATE else "poorly"
-        interval = " to ".join(number(bound, 2) for bound in told["rmsea_interval"])
-        of = f"RMSEA {number(size, 2)}, 90 % interval {interval}; SRMSR {number(told['srmsr'], 2)}"
+        interval = " to ".join(format_number(bound, 2) for bound in told["rmsea_interval"])
+        rmsea, srmsr = format_number(size, 2), format_number(told["srmsr"], 2)
+        of = f"RMSEA {rmsea}, 90 % interval {interval}; SRMSR {srmsr}"
         yield f"The model fits pairs of features {well} ({of})."
     elif "m2_missing" in told:
         yield f"How well pairs of features fit cannot be said: {told['m2_missing']}."

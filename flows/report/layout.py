@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import compress, groupby, product
 from typing import NamedTuple
 
-from flows.report.figures.plots import Figure
+from flows.report.figures.marks import Figure
 
 NARROW, WIDE = 520, 1060
 """Pixels of a figure that has another beside it, and of one that has not."""
@@ -50,7 +50,7 @@ def _is_narrow(placed: Placed) -> bool:
 
 
 def _is_square(figure: Figure) -> bool:
-    return figure.plot is not None and figure.plot.sizing_mode == "scale_width"
+    return figure.plot is not None and figure.plot.height is None
 
 
 def _in_columns(group: Sequence[Placed]) -> tuple[tuple[Placed, ...], ...]:
@@ -68,4 +68,5 @@ def _height(figure: Figure) -> int:
     """Estimate the pixels of a figure and its words."""
     lines = 1 + len(figure.note + figure.hint) // _LETTERS_A_LINE
     around = sum(map(bool, (figure.keys, figure.ramp, figure.choices)))
-    return int(figure.plot.height) + _TITLE + _LINE * (lines + around)
+    height = (figure.plot and figure.plot.height) or figure.width
+    return height + _TITLE + _LINE * (lines + around)

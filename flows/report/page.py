@@ -10,23 +10,22 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from bokeh.embed import json_item
-from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
-from flows.report.figures.calibration import calibration_figure
+from flows.report.figures.calibration import draw_calibration
 from flows.report.figures.causes import Table, causes_of, unit_table
 from flows.report.figures.features import correlation_figures, correlations
 from flows.report.figures.labels import choose_labels
-from flows.report.figures.latent import latent_figures
-from flows.report.figures.parameters import parameter_figures
-from flows.report.figures.plots import Figure
+from flows.report.figures.latent import draw_latent
+from flows.report.figures.marks import Figure
+from flows.report.figures.parameters import draw_parameters
 from flows.report.figures.rows import Seen, read_rows
 from flows.report.findings import findings
 from flows.report.layout import arranged
 from flows.report.subject import DEFAULTS, Options, Subject, subject_of
+from flows.report.svg import SHAPES, draw_plot
 from flows.report.tables.facts import (
     array_facts,
     drift_facts,
@@ -86,7 +85,7 @@ def draw_report(
 def drawn(subject: Subject) -> Report:
     """Draw the figures of what was found."""
     fitted, causes = subject.fitted, causes_of(subject.fitted)
-    figures = [*parameter_figures(fitted.artifact, subject.layout, causes)]
+    figures = [*draw_parameters(fitted.artifact, subject.layout, causes)]
     found = None
     if subject.dataset is not None:
         with one_blas_thread():
@@ -109,22 +108,18 @@ def _row_figures(
 ) -> Iterator[Figure]:
     fitted = subject.fitted
     labels = choose_labels(seen.coded, dataset.segment_names, subject.label)
-    yield from latent_figures(fitted, seen.coded, labels, subject.layout)
+    yield from draw_latent(fitted, seen.coded, labels, subject.layout)
     yield from correlation_figures(fitted.artifact, seen.coded, found, subject.layout)
     if seen.pairs is not None and len(seen.pairs.z):
-        yield calibration_figure(seen, seen.pairs, fitted.feature_names)
+        yield draw_calibration(seen, seen.pairs, fitted.feature_names)
 
 
 def _rendered(report: Report) -> str:
     artifact, figures = report.fitted.artifact, report.figures
     manifest = artifact.manifest
     facts = what_was_fitted(manifest)
-    plots = [
-        json_item(figure.plot, f"plot{k}")  # type: ignore[arg-type]
-        for k, figure in enumerate(figures)
-        if figure.plot is not None
-    ]
-    bokeh, script = "\n".join(_bokeh()), _text("script.js")
+    plots = {k: draw_plot(f, f"plot{k}") for k, f in enumerate(figures) if f.plot is not None}
+    script = _text("script.js")
     page: str = _template().render(
         title=title_of(manifest),
         findings=findings(report.fitted, report.correlations),
@@ -136,16 +131,17 @@ def _rendered(report: Report) -> str:
         drift=drift_facts(manifest),
         groups=arranged(figures),
         plots=plots,
+        data={k: plot.data for k, plot in plots.items()},
+        shapes=SHAPES,
         tables=report.tables,
         stages=stages(manifest),
         settings=spelled(manifest["hyperparameters"]),
         diagnostics=spelled(without_statistics(manifest["diagnostics"])),
         provenance=provenance_facts(artifact),
         arrays=array_facts(artifact),
-        bokeh=bokeh,
         script=script,
         style=_text("style.css"),
-        script_hashes=[_hash(bokeh), _hash(script)],
+        script_hash=_hash(script),
     )
     return page
 
@@ -158,14 +154,8 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Bokeh reads what it writes in order.
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment.get_template("template.html")
-
-
-def _bokeh() -> list[str]:
-    resources = Resources(mode="inline", components=["bokeh"], log_level="error")
-    return [text.strip() for text in resources.js_raw]
 
 
 def _text(name: str) -> str:

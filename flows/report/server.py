@@ -15,8 +15,8 @@ from PIL import Image as Picture
 
 from flows.report.findings import findings
 from flows.report.page import Report
-from flows.report.slugs import slug, slugs
 from flows.report.tables.facts import Facts, dataset_name, drift_facts, title_of, what_was_fitted
+from flows.report.text import slug, slugs
 from flows.running.environment import server_configured
 from storage.stores.locations import Place
 

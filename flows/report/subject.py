@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flows.data.datasets import check_label
 from flows.data.fitted import Fitted, load_fitted
-from flows.report.figures.drawing import ImageLayout, image_layout
+from flows.report.figures.image_layout import ImageLayout, image_layout
 from flows.report.figures.rows import fitted_dataset
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset

@@ -21,7 +21,7 @@ from flows.experiments import base
 from flows.experiments.base import Row, launch, medians, summary_of, write_results
 from flows.experiments.binary_ica.common import Shape, drawn_truth, print_summary, trials_stage
 from flows.experiments.binary_ica.trials import exact_trial
-from flows.report.figures.drawing import drawing
+from flows.experiments.drawing import drawing
 from flows.running.flow import late_flow_of
 from flows.running.stages import run_task
 from pipeline.models.binary_ica.moment_matching.identifiability import surplus

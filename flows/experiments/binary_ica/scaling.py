@@ -29,7 +29,7 @@ from flows.experiments.binary_ica.common import (
     values_of,
 )
 from flows.experiments.binary_ica.methods import METHODS, timed_trial
-from flows.report.figures.drawing import draw_ranges, drawing
+from flows.experiments.drawing import draw_ranges, drawing
 from flows.running.flow import late_flow_of
 from flows.running.stages import run_task
 from pipeline.models.binary_ica.fastica import MOST_ROWS

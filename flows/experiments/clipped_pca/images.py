@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 from flows.cli.options import Where
 from flows.data.datasets import open_named
 from flows.experiments.base import fitted, sampled_rows, write_table
-from flows.experiments.linear_pca import LinearPCA, linear_pca
-from flows.report.figures.drawing import (
-    ImageLayout,
+from flows.experiments.drawing import (
     ImageRow,
     draw_bars,
     draw_curves,
     drawing,
-    image_layout,
     save_images,
     scale_by_ratio,
 )
+from flows.experiments.linear_pca import LinearPCA, linear_pca
+from flows.report.figures.image_layout import ImageLayout, image_layout
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
 from pipeline.numerics.metrics import reconstruction_losses

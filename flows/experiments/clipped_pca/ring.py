@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from flows.cli.options import Where
 from flows.data.datasets import open_named
 from flows.experiments.base import fitted, sampled_rows, write_table
-from flows.experiments.linear_pca import linear_pca
-from flows.report.figures.drawing import (
+from flows.experiments.drawing import (
     draw_bars,
     draw_curves,
     draw_strips,
     drawing,
     scale_by_ratio,
 )
+from flows.experiments.linear_pca import linear_pca
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
 from pipeline.numerics.gaussian.arcsine import clipped_correlation
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.experiments.drawing import COLOURS, drawing
 from flows.experiments.noisy_or.problems import Problem, top_means
 from flows.experiments.noisy_or.trial import Learnt
-from flows.report.figures.drawing import COLOURS, drawing
 from pipeline.inference.hidden_causes import features_caused
 from pipeline.models.noisy_or import NoisyOrParams
 

@@ -30,7 +30,7 @@ from flows.experiments.tipping.trial import (
     noisy_prototypes,
     tipping_trial,
 )
-from flows.report.figures.drawing import image_layout
+from flows.report.figures.image_layout import image_layout
 from flows.running.executors import opened_executor
 from flows.running.flow import late_flow_of
 from flows.running.stages import run_task

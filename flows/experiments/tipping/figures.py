@@ -14,6 +14,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from flows.experiments.drawing import drawing
 from flows.experiments.tipping.latent_figures import (
     draw_codes,
     draw_item_lines,
@@ -23,7 +24,7 @@ from flows.experiments.tipping.latent_figures import (
 from flows.experiments.tipping.latent_images import draw_image_grid, draw_images_at
 from flows.experiments.tipping.latent_plane import fine_posterior, plane_posterior
 from flows.experiments.tipping.trial import latent_trait
-from flows.report.figures.drawing import ImageLayout, drawing
+from flows.report.figures.image_layout import ImageLayout
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
 

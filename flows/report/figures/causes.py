@@ -9,18 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
-from flows.report.figures.drawing import ImageLayout
-from flows.report.figures.heat_maps import heat_map
-from flows.report.figures.images import pictures
-from flows.report.figures.plots import (
+from flows.report.figures.heat_maps import (
     LARGEST,
     MOST_COLUMNS,
-    MOST_IMAGES,
-    NEGATIVE,
-    Figure,
-    left_out,
-    longest_rows,
+    draw_heat_map,
+    select_largest_rows,
 )
+from flows.report.figures.image_layout import ImageLayout
+from flows.report.figures.images import MOST_IMAGES, draw_images
+from flows.report.figures.marks import Figure
+from flows.report.text import describe_omission
 from pipeline.inference.hidden_causes import features_caused
 from pipeline.models.capabilities import Causal, Causes
 
@@ -55,7 +53,7 @@ def unit_names(causes: Causes) -> list[list[str]]:
     return [[f"{k}.{i + 1}" for i in range(n)] for k, n in enumerate(widths, 1)]
 
 
-def cause_figures(
+def draw_causes(
     causes: Causes, features: Sequence[str], layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw what units turn on: pixels as images, other features and units below as maps."""
@@ -73,13 +71,13 @@ def _images(layer: int, captions: Sequence[str], caused: Array, layout: ImageLay
     title = f"Pixels that units of layer {layer} turn on"
     shown = caused.T[:MOST_IMAGES]
     ones = np.ones(len(shown))
-    images = pictures(layout.images(shown), captions[:MOST_IMAGES], ones, NEGATIVE)
+    images = draw_images(layout.images(shown), captions[:MOST_IMAGES], ones, False)
     through = ", through units below it" if layer > 1 else ""
     note = (
         f"Blue from 0 to 1: the probability that the unit alone turns a pixel on{through}. Below "
         "each: the unit, and the share of rows that it is on in. "
     )
-    note += left_out("units", len(shown), len(captions), "")
+    note += describe_omission("units", len(shown), len(captions), "")
     alt = f"{title}: {len(shown)} images of {layout.height}x{layout.width}."
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
@@ -89,14 +87,14 @@ def _map(layer: int, units: Sequence[str], below: Sequence[str], strengths: Arra
     kind, kinds = "feature", "features"
     if layer > 1:
         kind, kinds = f"unit of layer {layer - 1}", f"units of layer {layer - 1}"
-    rows = longest_rows(strengths)
+    rows = select_largest_rows(strengths)
     shown, names = strengths[rows, :MOST_COLUMNS], [below[i] for i in rows]
     by = f"unit of layer {layer}"
-    drawn = heat_map(shown, names, units[:MOST_COLUMNS], (kind, by), signed=False)
+    drawn = draw_heat_map(shown, names, units[:MOST_COLUMNS], (kind, by), is_signed=False)
     title = f"{kinds.capitalize()} that units of layer {layer} turn on"
     note = f"Probability that a {by} alone turns a {kind} on. "
-    note += left_out(kinds, len(rows), len(below), LARGEST)
-    note += left_out("units", shown.shape[1], len(units), "")
+    note += describe_omission(kinds, len(rows), len(below), LARGEST)
+    note += describe_omission("units", shown.shape[1], len(units), "")
     alt = f"{title}: {len(below)} x {len(units)} probabilities up to {strengths.max():.2f}."
     return Figure(title, alt, note=note.strip(), **drawn)
 

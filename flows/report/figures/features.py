@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.drawing import ImageLayout
-from flows.report.figures.parameters import OF_FEATURES, of_features
-from flows.report.figures.plots import Figure
+from flows.report.figures.image_layout import ImageLayout
+from flows.report.figures.marks import Figure
+from flows.report.figures.parameters import OF_FEATURES, draw_feature_array
 from flows.report.figures.rows import CodedRows
 from storage.artifacts.artifacts import Artifact
 
@@ -37,7 +37,7 @@ def correlation_figures(
     """
     told = {frozenset(dims) for dims, _ in OF_FEATURES}
     if not any(frozenset(artifact.dims(name)) in told for name in artifact):
-        for figure in of_features(artifact, "correlation", TITLE, values, layout):
+        for figure in draw_feature_array(artifact, "correlation", TITLE, values, layout):
             yield replace(figure, note=f"{figure.note} Of {len(coded.codes):,} rows.".strip())
 
 

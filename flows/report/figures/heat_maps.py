@@ -7,31 +7,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import leaves_list, linkage
 
-from flows.report.figures.plots import (
-    GREY,
-    Choice,
-    Option,
-    empty_plot,
-    hovering,
-    name_ticks,
-    number,
-    ramp_of,
-)
+from flows.report.figures.axes import name_axis
+from flows.report.figures.colours import choose_scale
+from flows.report.figures.marks import Cells, Choice, Option, Plot
+from flows.report.text import format_number
 
 Array = NDArray[np.float64]
 
+LARGEST = ", those with the largest values"
+MOST_COLUMNS = 50
+_MOST_ROWS = 80
 _FEW_ROWS = 4  # fewer need no order
 
 
-def heat_map(
+def draw_heat_map(
     values: Array,
     rows: Sequence[str],
     columns: Sequence[str],
     kinds: tuple[str, str],
-    signed: bool,
-    extra: Mapping[str, Sequence[str]] | None = None,
+    is_signed: bool,
+    more_facts: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Draw a matrix with a name for every row and column.
 
@@ -43,63 +39,66 @@ def heat_map(
         Names.
     kinds
         What a row is, and a column.
-    signed
+    is_signed
         Whether zero lies in the middle of the scale.
-    extra
+    more_facts
         Further texts to show of each cell, row by row.
 
     Returns
     -------
     dict
-        Of a figure: the plot, its scale, the orders of its rows and its width.
+        Arguments of `Figure`: the plot, its scale, the orders of its rows and its width.
     """
     n, m = values.shape
-    ramp, mapper = ramp_of(values, signed)
+    scale = choose_scale(values, is_signed)
     row_height = max(5, min(18, 900 // max(n, 1)))
-    plot = empty_plot(
-        (kinds[1], ""),
-        height=row_height * n + 60,
-        x_range=(-0.5, m - 0.5),
-        y_range=(n - 0.5, -0.5),
-    )
-    similar = similar_order(values)
-    data: dict[str, Any] = {
-        "x": np.tile(np.arange(m), n),
-        "similar": np.repeat(np.argsort(similar), m),
-        "y": np.repeat(np.arange(n), m),
-        "value": values.ravel(),
-        "row": np.repeat(np.asarray(rows, object), m),
-        "column": np.tile(np.asarray(columns, object), n),
-        "shown": [number(value) for value in values.ravel()],
-        **(extra or {}),
+    facts = [
+        (kinds[0], np.repeat(np.asarray(rows, object), m).tolist()),
+        (kinds[1], np.tile(np.asarray(columns, object), n).tolist()),
+        ("value", [format_number(value) for value in values.ravel()]),
+        *(more_facts or {}).items(),
+    ]
+    every = -(-14 // row_height)
+    y = name_axis(rows, "", every, is_down=True)
+    cells = Cells(values, scale, facts)
+    x = name_axis(columns, kinds[1], -(-m // 26))
+    return {
+        "plot": Plot(x, y, (cells,), row_height * n + 60),
+        "ramp": scale.legend(),
+        "choices": _offer_orders(kinds[0], rows, order_by_similarity(values), every),
+        "width": 520 if m <= 8 else min(1060, 180 + 46 * m),
     }
-    colour = {"field": "value", "transform": mapper}
-    cells = plot.rect(
-        "x", "y", 0.94, 0.9, source=data, fill_color=colour, line_color=None, hover_line_color=GREY
-    )
-    further = [(name, name) for name in extra or ()]
-    hovering(plot, cells, [(kinds[0], "row"), (kinds[1], "column"), ("value", "shown"), *further])
-    name_ticks(plot.yaxis, rows, -(-14 // row_height))
-    name_ticks(plot.xaxis, columns, -(-m // 26))
-    plot.grid.visible = False
-    plot.axis.axis_line_color = None
-    width = 520 if m <= 8 else min(1060, 180 + 46 * m)
-    return {"plot": plot, "ramp": ramp, "choices": _orders(kinds[0], similar), "width": width}
 
 
-def similar_order(values: Array) -> NDArray[np.intp]:
+def select_largest_rows(values: Array, most: int = _MOST_ROWS) -> NDArray[np.intp]:
+    """Select the rows with the largest values, in order."""
+    return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:most])
+
+
+def order_by_similarity(values: Array) -> NDArray[np.intp]:
     """Order rows so that each is like its neighbours: leaves of a tree of mean distances."""
     if len(values) < _FEW_ROWS:
         return np.arange(len(values))
+    from scipy.cluster.hierarchy import leaves_list, linkage  # takes its time to be imported
+
     tree = linkage(np.nan_to_num(values), "average", optimal_ordering=True)
     order: NDArray[np.intp] = leaves_list(tree).astype(np.intp)
     return order
 
 
-def _orders(kind: str, similar: NDArray[np.intp]) -> tuple[Choice, ...]:
-    """Let the reader order rows by similarity, where there are enough to be ordered."""
-    if len(similar) < _FEW_ROWS:
+def _offer_orders(
+    kind: str, names: Sequence[str], similar: NDArray[np.intp], every: int
+) -> tuple[Choice, ...]:
+    """Let the reader order rows by similarity, if there are enough."""
+    if len(names) < _FEW_ROWS:
         return ()
-    given = Option("as in the data", "y", tuple(range(len(similar))))
-    alike = Option("by similarity", "similar", tuple(similar.tolist()))
-    return (Choice(f"{kind} order", "y", (given, alike)),)
+    orders = {"as in the data": np.arange(len(names)), "by similarity": similar}
+    options = (
+        Option(
+            title,
+            name_axis([names[i] for i in order], "", every, is_down=True),
+            (np.argsort(order).astype(np.float64),),
+        )
+        for title, order in orders.items()
+    )
+    return (Choice(f"{kind} order", "y", tuple(options)),)

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from bokeh.models.annotations import Span
 from numpy.typing import NDArray
 
-from flows.report.figures.plots import (
-    COLOURS,
-    GREY,
-    MARKERS,
-    Figure,
-    Key,
-    empty_plot,
-    hovering,
-    name_ticks,
-    number,
-)
+from flows.report.figures.axes import make_axis, name_axis
+from flows.report.figures.colours import COLOURS, MARKERS
+from flows.report.figures.marks import Figure, Key, Lines, Mark, Plot, Points, Rule
+from flows.report.text import format_number
 
 Array = NDArray[np.float64]
 
@@ -29,7 +20,7 @@ _SPREAD = 0.7
 """Share of a feature's row over which its components lie below each other."""
 
 
-def interval_figure(
+def draw_intervals(
     title: str, values: Array, ends: Array, features: Sequence[str], note: str = ""
 ) -> Figure:
     """Draw the leading components, as many as there are colours.
@@ -48,17 +39,14 @@ def interval_figure(
         What was left out.
     """
     n, shown = len(values), min(values.shape[1], len(COLOURS))
-    view, n_beyond = _view(values[:, :shown], ends[:, :, :shown])
-    height = _ROW * n * max(1, shown // 2) + 60
-    plot = empty_plot(("", ""), height=height, x_range=view, y_range=(n - 0.5, -0.5))
+    (low, high), n_beyond = _choose_ends(values[:, :shown], ends[:, :, :shown])
     may_be_zero = bool(values.min() < 0 or values.max() > 1)  # unlike probabilities
-    if may_be_zero:
-        plot.add_layout(Span(location=0.0, dimension="height", line_color=GREY))
+    marks: list[Mark] = [Rule("x", 0.0)] if may_be_zero else []
     for k in range(shown):
         at = np.arange(n) + _SPREAD * ((k + 0.5) / shown - 0.5)
-        _draw(plot, at, values[:, k], ends[:, :, k], features, k)
-    name_ticks(plot.yaxis, features)
-    plot.ygrid.visible = False
+        marks += _draw_component(at, values[:, k], ends[:, :, k], features, k)
+    height = _ROW * n * max(1, shown // 2) + 60
+    plot = Plot(make_axis(low, high), name_axis(features, is_down=True), tuple(marks), height)
     sure = (ends[0] > 0) | (ends[1] < 0)
     if shown < values.shape[1]:
         note += f"{shown} of {values.shape[1]} components are shown. "
@@ -70,8 +58,8 @@ def interval_figure(
     return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
 
 
-def _view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
-    """Choose what of the axis is seen, and count the intervals beyond: a few wide ones may be."""
+def _choose_ends(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
+    """Choose the ends of the axis, and count the intervals beyond: a few wide ones may be."""
     low, high = (np.where(np.isfinite(end), end, values) for end in ends)
     near, far = np.quantile(low, _TAIL), np.quantile(high, 1 - _TAIL)
     reach = max(float(far - near), 1e-9)
@@ -80,24 +68,22 @@ def _view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
     return (left - margin, right + margin), int(((low < left) | (high > right)).sum())
 
 
-def _draw(
-    plot: Any, at: Array, values: Array, ends: Array, features: Sequence[str], k: int
-) -> None:
+def _draw_component(
+    at: Array, values: Array, ends: Array, features: Sequence[str], k: int
+) -> tuple[Mark, Mark]:
     low, high = ends
-    lines = {"xs": [*np.column_stack([low, high])], "ys": [*np.column_stack([at, at])]}
-    plot.multi_line("xs", "ys", source=lines, line_color=COLOURS[k], line_width=1.5)
-    data = {
-        "x": values,
-        "y": at,
-        "feature": [*features],
-        "value": [number(value) for value in values],
-        "interval": [written_interval(a, b) for a, b in zip(low, high, strict=True)],
-    }
-    marks = plot.scatter("x", "y", source=data, color=COLOURS[k], size=_MARK, marker=MARKERS[k])
-    fields = [("feature", "feature"), ("value", "value"), ("interval", "interval")]
-    hovering(plot, marks, fields)
+    lines = np.stack([np.column_stack([low, at]), np.column_stack([high, at])], axis=1)
+    facts = [
+        ("feature", features),
+        ("value", [format_number(value) for value in values]),
+        ("interval", [write_interval(a, b) for a, b in zip(low, high, strict=True)]),
+    ]
+    marks = Points(values, at, COLOURS[k], MARKERS[k], _MARK, facts=facts)
+    return Lines([*lines], [COLOURS[k]] * len(lines)), marks
 
 
-def written_interval(low: float, high: float) -> str:
+def write_interval(low: float, high: float) -> str:
     """Write the ends of an interval, if the data tell them."""
-    return f"{number(low)} to {number(high)}" if np.isfinite(low + high) else "not told by the data"
+    if not np.isfinite(low + high):
+        return "not told by the data"
+    return f"{format_number(low)} to {format_number(high)}"

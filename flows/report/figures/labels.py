@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.plots import COLOURS, GREY, MARKERS, MORE_COLOURS, Key, Ramp, blend
+from flows.report.figures.colours import COLOURS, GREY, MARKERS, MORE_COLOURS, Ramp, blend
+from flows.report.figures.marks import Key
 from flows.report.figures.rows import CodedRows
 from pipeline.statistics.labels import SEGMENT
 

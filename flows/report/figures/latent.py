@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,16 @@ from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
 from flows.exporting.items import without_bound
-from flows.report.figures.drawing import ImageLayout
-from flows.report.figures.heat_maps import heat_map
+from flows.report.figures.axes import fit_axis, make_axis
+from flows.report.figures.colours import COLOURS, GREY, ColourScale
+from flows.report.figures.heat_maps import draw_heat_map
+from flows.report.figures.image_layout import ImageLayout
 from flows.report.figures.labels import Labels, coloured
-from flows.report.figures.lines import Line, half_lines, places_of_names, with_room
-from flows.report.figures.plots import (
-    COLOURS,
-    GREY,
-    NAMES,
-    Figure,
-    Key,
-    empty_plot,
-    hovering,
-    number,
-    ramp_of,
-    square_plot,
-)
-from flows.report.figures.row_plots import plane, strip
+from flows.report.figures.lines import Line, half_lines, places_of_names, select_with_room
+from flows.report.figures.marks import Figure, Key, Lines, Mark, Plot, Points, Raster, Texts
+from flows.report.figures.row_plots import draw_plane, draw_strip
 from flows.report.figures.rows import CodedRows
+from flows.report.text import format_number
 from pipeline.models.capabilities import Reconstructs, reconstructor
 
 Array = NDArray[np.float64]
@@ -37,7 +30,7 @@ _MOST_LINES = 40
 _WIDE = 2.0  # width of a plot of curves, its height being 1
 
 
-def latent_figures(
+def draw_latent(
     fitted: Fitted, coded: CodedRows, labels: Labels | None, layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw codes of rows, then what the model expects where they lie.
@@ -55,20 +48,20 @@ def latent_figures(
     """
     n_components = coded.codes.shape[1]
     if n_components > 1 and _are_shares(coded.codes):
-        yield _memberships(coded, labels)
+        yield _draw_memberships(coded, labels)
     elif n_components == 1:
-        yield strip(coded, labels)
+        yield draw_strip(coded, labels)
     elif n_components > 1:
-        yield plane(coded, labels)
+        yield draw_plane(coded, labels)
     if not isinstance(fitted.model, Reconstructs):
         return
     if n_components == 1:
-        yield _item_curves(fitted, coded)
+        yield _draw_item_curves(fitted, coded)
         # Of items of one trait, where the data tell some of them.
         if "difficulty" in fitted.artifact and not without_bound(fitted.artifact).all():
-            yield _information_curves(fitted, coded)
+            yield _draw_information(fitted, coded)
     elif n_components == 2 and not _are_shares(coded.codes):
-        yield _image_grid(fitted, coded, layout) if layout else _item_lines(fitted, coded)
+        yield _draw_image_grid(fitted, coded, layout) if layout else _draw_item_lines(fitted, coded)
 
 
 def _are_shares(codes: Array) -> bool:
@@ -76,14 +69,14 @@ def _are_shares(codes: Array) -> bool:
     return bool(codes.min() >= 0 and np.allclose(codes.sum(axis=1), 1, atol=1e-4))
 
 
-def _memberships(coded: CodedRows, labels: Labels | None) -> Figure:
+def _draw_memberships(coded: CodedRows, labels: Labels | None) -> Figure:
     """Draw the mean share of each component among the rows of each label."""
     kinds, _ = coloured(labels, len(coded.codes))
     names = [kind.key.name or "all rows" for kind in kinds]
     means = np.array([coded.codes[kind.rows].mean(axis=0) for kind in kinds])
     of = labels.name if labels else "rows"
     columns = [str(k + 1) for k in range(means.shape[1])]
-    drawn = heat_map(means, names, columns, (of, "component"), signed=False)
+    drawn = draw_heat_map(means, names, columns, (of, "component"), is_signed=False)
     by = f", by {of}" if labels else ""
     alt = f"Mean share of {len(columns)} components among {len(coded.codes):,} rows{by}."
     return Figure("Share of components", alt, note=alt, **drawn)
@@ -97,7 +90,7 @@ def _over_component(fitted: Fitted, coded: CodedRows) -> tuple[Array, Array]:
     return z, reconstructor(fitted.model).reconstruct(fitted.params, z[:, None])
 
 
-def _information_curves(fitted: Fitted, coded: CodedRows) -> Figure:
+def _draw_information(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw what features tell of the component, P'² / (P (1 − P)), and all of them together."""
     z, P = _over_component(fitted, coded)
     information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
@@ -106,14 +99,16 @@ def _information_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     drawn = np.flatnonzero(~unbounded)
     shown = np.sort(drawn[np.argsort(-information[:, drawn].max(axis=0), kind="stable")])
     whole, shown = information.sum(axis=1), shown[:_MOST_LINES]
-    plot = empty_plot(("component 1", "information"), height=340)
     names = [fitted.feature_names[i] for i in shown]
-    keys, hint = _curves(plot, z, information[:, shown], names, named=False)
-    plot.line(z, whole, color=GREY, line_width=2.5)
-    at, most = z[whole.argmax()], whole.max()
+    curves, keys, hint = _draw_curves(z, information[:, shown], names)
+    total = Lines([np.column_stack([z, whole])], [GREY], 2.5)
+    x, y = fit_axis(z, "component 1"), fit_axis(np.append(0.0, whole), "information")
+    plot = Plot(x, y, (curves, total), height=340)
+    most, at = format_number(whole.max(), 3), format_number(z[whole.argmax()], 2)
+    error = format_number(whole.max() ** -0.5, 2)
     note = (
-        f"Where it is high, rows are told apart best: all features have {number(most, 3)} together "
-        f"at {number(at, 2)}, a standard error of {number(most**-0.5, 2)}."
+        f"Where it is high, rows are told apart best: all features have {most} together "
+        f"at {at}, a standard error of {error}."
     )
     if unbounded.any():
         steep = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
@@ -123,53 +118,47 @@ def _information_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     return Figure("Information over the component", alt, plot, **told)
 
 
-def _item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
+def _draw_item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw P(x_i = 1) over one component, for the features that it moves most."""
     z, probabilities = _over_component(fitted, coded)
     moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MOST_LINES])
-    plot = empty_plot(("component 1", "P(feature = 1)"), height=340, y_range=(-0.02, 1.02))
-    names = [fitted.feature_names[i] for i in moved]
-    keys, hint = _curves(plot, z, probabilities[:, moved], names, named=True)
+    names, values = [fitted.feature_names[i] for i in moved], probabilities[:, moved]
+    curves, keys, hint = _draw_curves(z, values, names)
+    x, y = fit_axis(z, "component 1"), make_axis(-0.02, 1.02, "P(feature = 1)")
+    named = () if keys else (_name_curves(z, values.T, names, curves.colours),)
+    plot = Plot(x, y, (curves, *named), height=340)
     alt = f"Probability of 1 over component 1, of {len(moved)} features: {_listed(names)}."
     shown, total = len(moved), probabilities.shape[1]
     note = f"{shown} of {total:,} features, those that change most." if shown < total else ""
     return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
-def _curves(
-    plot: Any, z: Array, values: Array, names: list[str], named: bool
-) -> tuple[tuple[Key, ...], str]:
-    """Draw a curve for each name; few are named by a key of colours, many beside them if
-    they are to be named there.
+def _draw_curves(z: Array, values: Array, names: list[str]) -> tuple[Lines, tuple[Key, ...], str]:
+    """Draw a curve for each name, with a key of colours where they are few.
 
-    Returns the keys, and what pointing at curves shows.
+    Returns the curves, the keys, and what pointing at curves shows.
     """
     looks = tuple(Key(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
-    data = {
-        "xs": [z] * len(names),
-        "ys": [*values.T],
-        "feature": names,
-        "colour": [look.colour for look in looks],
-    }
-    lines = plot.multi_line("xs", "ys", source=data, color="colour", line_width=1.6, alpha=0.8)
-    hovering(plot, lines, [("feature", "feature")])
+    curves = Lines(
+        [np.column_stack([z, column]) for column in values.T],
+        [look.colour for look in looks],
+        1.6,
+        facts=[("feature", names)],
+    )
     if len(looks) <= len(COLOURS):
-        return looks, ""
-    if named:
-        _name_curves(plot, z, values.T, looks)
-    return (), "Point at a curve for its name."
+        return curves, looks, ""
+    return curves, (), "Point at a curve for its name."
 
 
-def _name_curves(plot: Any, z: Array, curves: Array, looks: Sequence[Key]) -> None:
-    """Put the name of each curve beside it, in its colour."""
+def _name_curves(z: Array, curves: Array, names: Sequence[str], colours: Sequence[str]) -> Mark:
+    """Write the name of each curve beside it, in its colour, if it has room."""
     low, unit = z[0], (z[-1] - z[0]) / _WIDE
     above = np.array([0.0, 1.0])
     scaled = [np.column_stack([(z - low) / unit, p]) for p in curves]
     places = places_of_names([Line(k, points, above) for k, points in enumerate(scaled)])
-    for k in with_room(places, [look.name for look in looks], _WIDE):
-        (x, y), look = places[k], looks[k]
-        at = ([low + unit * x], [y], [look.name])
-        plot.text(*at, text_color=look.colour, **NAMES)
+    kept = select_with_room(places, names, _WIDE)
+    x, y = low + unit * places[kept, 0], places[kept, 1]
+    return Texts(x, y, [names[k] for k in kept], [colours[k] for k in kept])
 
 
 def _listed(names: list[str]) -> str:
@@ -185,26 +174,22 @@ def _plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
     return x, y, np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def _item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
+def _draw_item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw where features are as likely 1 as 0."""
     x, y, points = _plane_grid(coded, _GRID)
     probabilities = reconstructor(fitted.model).reconstruct(fitted.params, points)
     found = half_lines(x, y, probabilities.T.reshape(-1, _GRID, _GRID))[:_MOST_LINES]
-    plot = square_plot(("component 1", "component 2"), x_range=(x[0], x[-1]), y_range=(y[0], y[-1]))
-    plot.scatter(coded.codes[:, 0], coded.codes[:, 1], size=3, color=COLOURS[5], alpha=0.5)
+    rows = Points(*coded.codes.T, COLOURS[5], size=3, opacity=0.5)
     names = [fitted.feature_names[line.feature] for line in found]
-    data = {
-        "xs": [line.points[:, 0] for line in found],
-        "ys": [line.points[:, 1] for line in found],
-        "feature": names,
-    }
-    lines = plot.multi_line("xs", "ys", source=data, color=GREY, hover_line_color=COLOURS[1])
-    hovering(plot, lines, [("feature", "feature")])
+    points, facts = [line.points for line in found], [("feature", names)]
+    marks: list[Mark] = [rows, Lines(points, [GREY] * len(found), 1.0, facts=facts)]
     if found:
         places = places_of_names(found)
-        named = with_room(places, names, x[-1] - x[0])
-        shown = [names[k] for k in named]
-        plot.text(places[named, 0], places[named, 1], shown, text_color=COLOURS[1], **NAMES)
+        kept = select_with_room(places, names, x[-1] - x[0])
+        shown = [names[k] for k in kept]
+        marks.append(Texts(*places[kept].T, shown, [COLOURS[1]] * len(kept)))
+    axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
+    plot = Plot(*axes, tuple(marks))
     alt = f"Lines where features are as likely 1 as 0, over {len(coded.codes):,} rows: "
     note = (
         "On a line its feature is as likely 1 as 0; its name stands on the side where 1 is the "
@@ -216,7 +201,7 @@ def _item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     return Figure("Features in latent space", alt + _listed(names) + ".", plot, note=note)
 
 
-def _image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> Figure:
+def _draw_image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> Figure:
     """Draw P(x = 1) as an image at each point of a grid."""
     x, y, points = _plane_grid(coded, _TILES)
     images = layout.images(reconstructor(fitted.model).reconstruct(fitted.params, points))
@@ -224,18 +209,14 @@ def _image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> Figure
     # A blank line keeps neighbours apart.
     tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
     tiles = tiles.reshape(_TILES, _TILES, height + 1, width + 1)
-    # Bokeh draws the first row at the bottom, as the grid has it; images begin at the top.
-    whole = tiles[:, :, ::-1].transpose(0, 2, 1, 3).reshape(_TILES * (height + 1), -1)
-    ramp, mapper = ramp_of(np.ones(1), signed=False)
-    step = x[1] - x[0]
-    corner, size = (x[0] - step / 2, y[0] - step / 2), step * _TILES
-    plot = square_plot(
-        ("component 1", "component 2"),
-        x_range=(corner[0], corner[0] + size),
-        y_range=(corner[1], corner[1] + size),
+    # Points are in order from the bottom up, images from the top down.
+    whole = tiles[::-1].transpose(0, 2, 1, 3).reshape(_TILES * (height + 1), -1)
+    scale, half = ColourScale(1.0, is_signed=False), (x[1] - x[0]) / 2
+    axes = (
+        replace(make_axis(at[0] - half, at[-1] + half, f"component {k}"), has_lines=False)
+        for k, at in enumerate((x, y), 1)
     )
-    plot.image([whole], *corner, size, size, color_mapper=mapper)
-    plot.grid.visible = False
+    plot = Plot(*axes, (Raster(whole, scale),))
     alt = f"P(feature = 1) as {_TILES}x{_TILES} images over components 1 and 2."
     note = "Each image shows the probability of 1 of every pixel at its place."
-    return Figure("Images over latent space", alt, plot, note=note, ramp=ramp)
+    return Figure("Images over latent space", alt, plot, note=note, ramp=scale.legend())

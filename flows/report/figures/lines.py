@@ -82,7 +82,7 @@ def places_of_names(lines: Sequence[Line]) -> Array:
     return taken
 
 
-def with_room(places: Array, names: Sequence[str], width: float) -> list[int]:
+def select_with_room(places: Array, names: Sequence[str], width: float) -> list[int]:
     """Choose names in turn that lie on none before them.
 
     Parameters

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from bokeh.models.annotations import Span
 from numpy.typing import NDArray
 
-from flows.report.figures.causes import cause_figures
-from flows.report.figures.drawing import ImageLayout
-from flows.report.figures.heat_maps import heat_map
-from flows.report.figures.images import pictures
-from flows.report.figures.intervals import interval_figure, written_interval
-from flows.report.figures.plots import (
-    COLOURS,
-    GREY,
+from flows.report.figures.axes import fit_axis, make_axis, plot_curve
+from flows.report.figures.causes import draw_causes
+from flows.report.figures.colours import COLOURS, SIGNS
+from flows.report.figures.heat_maps import (
     LARGEST,
     MOST_COLUMNS,
-    MOST_IMAGES,
-    NEGATIVE,
-    POSITIVE,
-    SIGNS,
-    Figure,
-    Key,
-    curve,
-    left_out,
-    longest_rows,
-    number,
+    draw_heat_map,
+    select_largest_rows,
 )
+from flows.report.figures.image_layout import ImageLayout
+from flows.report.figures.images import MOST_IMAGES, draw_images
+from flows.report.figures.intervals import draw_intervals, write_interval
+from flows.report.figures.marks import Figure, Key, Lines, Mark, Rule
+from flows.report.text import describe_omission, format_number
 from pipeline.inference.from_artifact import stored_objective
 from pipeline.models.capabilities import Causes
 from storage.artifacts.artifacts import Artifact
@@ -48,7 +40,7 @@ _NORMAL = 1.96
 """Standard errors on either side of an estimate that make up 95 %."""
 
 
-def parameter_figures(
+def draw_parameters(
     artifact: Artifact, layout: ImageLayout | None, causes: Causes | None = None
 ) -> Iterator[Figure]:
     """Draw what the arrays' dimensions say can be drawn.
@@ -65,18 +57,18 @@ def parameter_figures(
     yield from _history(artifact)
     yield from _spectra(artifact)
     if causes:
-        yield from cause_figures(causes, artifact.manifest["feature_names"], layout)
+        yield from draw_causes(causes, artifact.manifest["feature_names"], layout)
     for dims, title in () if causes else OF_FEATURES:
         for name in _unlike(artifact, set(dims)):
             values = _oriented(artifact, name, dims[0])
-            yield from of_features(artifact, name, title or _title(name), values, layout)
+            yield from draw_feature_array(artifact, name, title or _title(name), values, layout)
     for name in _unlike(artifact, _BY_SEGMENT):
         values = _oriented(artifact, name, "segment")
         if values.size:
             yield _segment_map(artifact, name, values)
 
 
-def of_features(
+def draw_feature_array(
     artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw an array as (n_features, n_components), and its intervals where there are some."""
@@ -110,15 +102,15 @@ def _history(artifact: Artifact) -> Iterator[Figure]:
         return
     passes = np.arange(1, len(history) + 1)
     named = artifact.manifest["diagnostics"].get("objective_is", "objective")
-    plot = curve(passes, history, ("pass", f"{named}, nats a row"))
-    first, last = number(history[0], 6), number(history[-1], 6)
+    plot = plot_curve(passes, history, ("pass", f"{named}, nats a row"))
+    first, last = format_number(history[0], 6), format_number(history[-1], 6)
     ended = "converged" if artifact.manifest["converged"] else "stopped before it converged"
     alt = f"The {named} went from {first} to {last} nats a row in {len(history)} passes; {ended}."
     note = f"{first} → {last} nats a row; {ended}."
     kept = stored_objective(artifact.manifest)
     if kept is not None and kept > history[-1]:
         best = int(history.argmax()) + 1
-        note += f" The parameters are those of pass {best}, with {number(kept, 6)}."
+        note += f" The parameters are those of pass {best}, with {format_number(kept, 6)}."
     n_passes = artifact.manifest["iterations"]
     if n_passes > len(history):
         note += (
@@ -135,21 +127,23 @@ def _spectra(artifact: Artifact) -> Iterator[Figure]:
         return
     null = by_dims.get(("null_eigenvalue",), np.zeros(0))
     n_kept = int(artifact.manifest["n_components"])
-    plot = curve(np.arange(1, len(values) + 1), values, ("rank", "eigenvalue"))
+    marks: list[Mark] = []
     keys: list[Key] = []
     if len(null):
+        bound = np.column_stack([np.arange(1, len(null) + 1), null])
+        marks.append(Lines([bound], [COLOURS[1]], dash=(6, 6)))
         keys.append(Key("data", COLOURS[0]))
-        null_data = {"x": np.arange(1, len(null) + 1), "y": null}
-        dashes = {"color": COLOURS[1], "line_dash": "dashed", "line_width": 1.5}
-        plot.line("x", "y", source=null_data, **dashes)
         keys.append(Key("95 % of independent features (parallel analysis)", COLOURS[1], "dash"))
     if is_cut := n_kept < len(values):
-        style: Any = {"line_dash": "dotted", "line_color": GREY}
-        plot.add_layout(Span(location=n_kept + 0.5, dimension="height", **style))
-    plot.y_range.start = min(0.0, float(values.min())) - 0.03 * float(values.max())
+        marks.append(Rule("x", n_kept + 0.5, dash=(2, 4)))
+    plot = plot_curve(np.arange(1, len(values) + 1), values, ("rank", "eigenvalue"), *marks)
+    ranks = np.arange(1, max(len(values), len(null)) + 1)
+    low = min(0.0, float(values.min())) - 0.03 * float(values.max())
+    high = fit_axis(np.concatenate([values, null])).high
+    plot = replace(plot, x=fit_axis(ranks, "rank"), y=make_axis(low, high, "eigenvalue"))
     chosen = "stand above the line" if len(null) else "were asked for"
     note = f"{n_kept} components{', left of the dotted line' * is_cut}; they {chosen}."
-    span = f"from {number(values[0], 3)} down to {number(values[-1], 3)}"
+    span = f"from {format_number(values[0], 3)} down to {format_number(values[-1], 3)}"
     alt = f"The {len(values)} leading eigenvalues, {span}. {note}"
     yield Figure("Spectrum", alt, plot, note=note, keys=tuple(keys))
 
@@ -169,9 +163,9 @@ def _component_names(values: Array) -> list[str]:
 def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
     features = artifact.manifest["feature_names"]
     n_features, n_components = values.shape
-    rows, columns = longest_rows(values), slice(MOST_COLUMNS)
+    rows, columns = select_largest_rows(values), slice(MOST_COLUMNS)
     shown, ends = values[rows, columns], _ends(artifact, name)
-    drawn = heat_map(
+    drawn = draw_heat_map(
         shown,
         [features[i] for i in rows],
         _component_names(shown),
@@ -179,8 +173,8 @@ def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figur
         bool(values.min() < 0),
         {} if ends is None else {"interval": _written(ends[:, rows, columns])},
     )
-    note = left_out("features", len(rows), n_features, LARGEST)
-    note += left_out("components", shown.shape[1], n_components, "")
+    note = describe_omission("features", len(rows), n_features, LARGEST)
+    note += describe_omission("components", shown.shape[1], n_components, "")
     alt = f"{title} of {n_features} features on {n_components} components. "
     alt += _leading(shown, rows, features)
     return Figure(title, alt, note=note, **drawn)
@@ -201,14 +195,14 @@ def _ends(artifact: Artifact, name: str) -> Array | None:
 
 def _written(ends: Array) -> list[str]:
     low, high = ends.reshape(2, -1)
-    return [written_interval(a, b) for a, b in zip(low, high, strict=True)]
+    return [write_interval(a, b) for a, b in zip(low, high, strict=True)]
 
 
 def _intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
-    rows = longest_rows(values, _MOST_INTERVALS)
+    rows = select_largest_rows(values, _MOST_INTERVALS)
     features = [artifact.manifest["feature_names"][i] for i in rows]
-    note = left_out("features", len(rows), len(values), LARGEST)
-    return interval_figure(_title(name), values[rows], ends[:, rows], features, note)
+    note = describe_omission("features", len(rows), len(values), LARGEST)
+    return draw_intervals(_title(name), values[rows], ends[:, rows], features, note)
 
 
 def _leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> str:
@@ -216,7 +210,7 @@ def _leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> 
     leading = []
     for k in range(min(3, values.shape[1])):
         order = np.argsort(-np.abs(values[:, k]), kind="stable")[:3]
-        named = ", ".join(f"{features[rows[i]]} {number(values[i, k], 2)}" for i in order)
+        named = ", ".join(f"{features[rows[i]]} {format_number(values[i, k], 2)}" for i in order)
         leading.append(f"component {k + 1}: {named}")
     return "Largest of " + "; ".join(leading) + "."
 
@@ -232,9 +226,9 @@ def _images(
     note = f"Each image to its own scale: {SIGNS}. "
     if not signed:
         scales[:] = scales.max()
-        note = f"Blue from 0 to {number(scales[0], 3)}. "
-    note += left_out("components", len(shown), values.shape[1], "")
-    images = pictures(layout.images(shown), captions, scales, POSITIVE if signed else NEGATIVE)
+        note = f"Blue from 0 to {format_number(scales[0], 3)}. "
+    note += describe_omission("components", len(shown), values.shape[1], "")
+    images = draw_images(layout.images(shown), captions, scales, signed)
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
 
@@ -243,7 +237,7 @@ def _captions(artifact: Artifact, n: int) -> list[str]:
     values = _by_dims(artifact).get(("eigenvalue",), np.zeros(0))
     if len(values) < n:
         return [str(k + 1) for k in range(n)]
-    return [f"{k + 1}: λ = {number(value, 3)}" for k, value in enumerate(values[:n])]
+    return [f"{k + 1}: λ = {format_number(value, 3)}" for k, value in enumerate(values[:n])]
 
 
 def _segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
@@ -251,16 +245,16 @@ def _segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     indices = artifact["segments"] if "segments" in artifact else np.arange(len(values))
     shown = values[:, :MOST_COLUMNS]
     signed = bool(values.min() < 0)
-    drawn = heat_map(
+    drawn = draw_heat_map(
         shown,
         [names[int(u)] for u in indices],
         _component_names(shown),
         ("segment", "component"),
         signed,
     )
-    low, high = number(values.min(), 3), number(values.max(), 3)
+    low, high = format_number(values.min(), 3), format_number(values.max(), 3)
     alt = f"{_title(name)} of {len(values)} segments and {values.shape[1]} components, "
     alt += f"from {low} to {high}."
-    note = left_out("components", shown.shape[1], values.shape[1], "")
+    note = describe_omission("components", shown.shape[1], values.shape[1], "")
     title = f"{_title(name)} by segment"
     return Figure(title, alt, note=note, **drawn)

@@ -16,7 +16,6 @@ from io import BytesIO
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from bokeh.models import Text
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import Op, PdfFile, RendererPdf
@@ -29,8 +28,9 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from flows.report.figures.plots import Figure, Image, Key, Ramp
-from flows.report.print.redraw import INK, MARKERS, RULE, SOFT, draw_plot
+from flows.report.figures.colours import Ramp
+from flows.report.figures.marks import Figure, Image, Key, Plot, Texts
+from flows.report.print.plot import INK, MARKERS, RULE, SOFT, draw_plot
 
 _STYLE: Any = {
     "axes.formatter.limits": (-4, 9),
@@ -87,9 +87,9 @@ def still(figure: Figure, kind: Kind = "png") -> bytes:
         return _VECTORS[kind](_drawn(figure, columns * _POINTS / _PIXEL - 2 * _MARGIN))
 
 
-def _has_names(plot: Any) -> bool:
-    """Tell whether names stand among what is drawn, which a narrow picture has no room for."""
-    return plot is not None and any(isinstance(r.glyph, Text) for r in plot.renderers)
+def _has_names(plot: Plot | None) -> bool:
+    """Tell whether names stand among the marks, which a narrow picture has no room for."""
+    return plot is not None and any(isinstance(mark, Texts) for mark in plot.marks)
 
 
 def _drawn(figure: Figure, width: float) -> Sheet:
@@ -166,7 +166,7 @@ def _sheet(paper: Axes) -> Sheet:
 
 def _parts(figure: Figure, width: float) -> Iterator[_Part]:
     yield _words(figure.title, width, _TITLE, INK, "bold")
-    yield _images(figure.images, width) if figure.images else _plot(figure.plot, width)
+    yield _plot(figure.plot, width) if figure.plot else _images(figure.images, width)
     if figure.keys:
         yield _keys(figure.keys, width)
     if figure.ramp:
@@ -208,9 +208,8 @@ def _words(text: str, room: float, size: float, colour: str, weight: str = "norm
     return _Part(_ABOVE + len(lines) * step, draw)
 
 
-def _plot(plot: Any, width: float) -> _Part:
-    grown = width / plot.width if plot.sizing_mode == "scale_width" else 1.0
-    height = plot.height * grown
+def _plot(plot: Plot, width: float) -> _Part:
+    height = plot.height or width
 
     def draw(paper: Axes, top: float) -> None:
         corners = [(0, top + height), (width, top + _ABOVE)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.cli.splits import told_rows
-from flows.report.figures.plots import number
+from flows.report.text import format_number
 from pipeline.inference.from_artifact import stored_objective
 from pipeline.models.registry import models
 from storage.artifacts.artifacts import Artifact
@@ -54,7 +54,7 @@ def what_was_fitted(manifest: Manifest) -> Facts:
     ]
     if objective := stored_objective(manifest):
         named = manifest["diagnostics"].get("objective_is", "objective")
-        facts.append((named, f"{number(objective, 7)} nats a row"))
+        facts.append((named, f"{format_number(objective, 7)} nats a row"))
     model = models().get(manifest["model"])
     shown = model.shown if model else ()
     found = manifest["diagnostics"]
@@ -77,7 +77,7 @@ def drift_facts(manifest: Manifest) -> Facts:
             facts.append((name, _shortened(drift[name])))
     found = drift["parameters"]
     if "similarity" in found:
-        facts.append((f"similarity of {found['array']}", number(found["similarity"], 5)))
+        facts.append((f"similarity of {found['array']}", format_number(found["similarity"], 5)))
     if moved := found.get("largest_move"):
         text = f"{moved['feature']}: {_change(moved['before'], moved['now'])}"
         facts.append((f"largest change of {moved['array']}", text))
@@ -90,7 +90,7 @@ def _correlation_facts(drift: Manifest) -> Facts:
         return [("correlations", moved["note"])]
     if not moved:
         return []
-    spread, chance = number(moved["rms"], 3), number(moved["rms_by_chance"], 3)
+    spread, chance = format_number(moved["rms"], 3), format_number(moved["rms_by_chance"], 3)
     text = f"{spread} root mean square, {chance} by chance, of {moved['pairs']:,} pairs"
     pairs = (
         (f"{', '.join(pair['features'])}: {_change(pair['before'], pair['new'])}", pair["z"])
@@ -99,7 +99,7 @@ def _correlation_facts(drift: Manifest) -> Facts:
     return [
         ("correlations of new rows less those before", text),
         ("chance", moved["chance"]),
-        *(("moved most", f"{told}, z = {number(z, 2)}") for told, z in pairs),
+        *(("moved most", f"{told}, z = {format_number(z, 2)}") for told, z in pairs),
     ]
 
 
@@ -115,7 +115,7 @@ def _likelihood_facts(drift: Manifest) -> Facts:
 
 
 def _change(before: float, now: float, digits: int = 3) -> str:
-    return f"{number(before, digits)} → {number(now, digits)}"
+    return f"{format_number(before, digits)} → {format_number(now, digits)}"
 
 
 def _shortened(names: Sequence[str]) -> str:
@@ -158,7 +158,7 @@ def _spelled(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return number(value, 6)
+        return format_number(value, 6)
     if isinstance(value, list):
         return ", ".join(map(_spelled, value)) or "none"
     return str(value)
@@ -179,9 +179,9 @@ def stages(manifest: Manifest) -> list[Stage]:
     return [
         Stage(
             name,
-            number(used["seconds"], 3),
+            format_number(used["seconds"], 3),
             100 * used["seconds"] / total,
-            number(used["cpu_seconds"], 3),
+            format_number(used["cpu_seconds"], 3),
             _megabytes(used["bytes_read"]),
             _megabytes(used["peak_memory"]),
             _megabytes(used["peak_memory_of_largest_worker"]),

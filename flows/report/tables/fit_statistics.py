@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flows.report.figures.causes import Table
-from flows.report.figures.plots import number
+from flows.report.text import format_number
 
 Told = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ def _rows(told: Told) -> Iterator[tuple[str, str]]:
     yield "AIC, BIC", f"{told['aic']:,.1f}, {told['bic']:,.1f}"
     if "m2" in told:
         p = "< 0.0001" if told["m2_p"] < 1e-4 else f"= {told['m2_p']:.4f}"
-        yield "M₂", f"{number(told['m2'], 5)} of {told['m2_df']:,} degrees of freedom, p {p}"
+        yield "M₂", f"{format_number(told['m2'], 5)} of {told['m2_df']:,} degrees of freedom, p {p}"
         interval = " to ".join(f"{bound:.3f}" for bound in told["rmsea_interval"])
         yield "RMSEA", f"{told['rmsea']:.3f}, 90 % interval {interval}"
         yield "SRMSR", f"{told['srmsr']:.3f}"

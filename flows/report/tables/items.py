@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.exporting.items import item_columns
-from flows.report.figures.plots import left_out
 from flows.report.tables.words import words_of_columns
+from flows.report.text import describe_omission
 from storage.artifacts.artifacts import Artifact
 
 _MOST_ROWS, _MOST_COLUMNS = 500, 10
@@ -73,8 +73,8 @@ def item_table(artifact: Artifact, correlations: NDArray[np.float64] | None) -> 
     has_interval = any(_low(c) in found and _error(c) not in found for c in shown)
     beside += "In brackets: the 95 % interval. " if has_interval else ""
     largest = f", those of the largest {_spelled(shown[0])}"
-    note = beside + left_out("features", len(at), len(names), largest)
-    note += left_out("columns", len(shown), len(named), "")
+    note = beside + describe_omission("features", len(at), len(names), largest)
+    note += describe_omission("columns", len(shown), len(named), "")
     note = f"{note.strip()} {words_of_columns(shown)}"
     return ItemTable(title, tuple(map(_spelled, shown)), rows, note.strip())
 

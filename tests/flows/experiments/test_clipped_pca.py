@@ -19,8 +19,9 @@ from flows.data import datasets
 from flows.experiments.__main__ import app
 from flows.experiments.base import sampled_rows
 from flows.experiments.clipped_pca.images import images_stage
+from flows.experiments.drawing import ImageRow, save_images
 from flows.experiments.linear_pca import LinearPCA, linear_pca
-from flows.report.figures.drawing import ImageRow, image_layout, save_images
+from flows.report.figures.image_layout import image_layout
 from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.statistics.counts import PairCounts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bokeh.models import Text
+from flows.report.figures.plots import Figure, empty_plot, ramp_of
 
 from flows.report.figures.intervals import interval_figure
 from flows.report.figures.labels import choose_labels
-from flows.report.figures.plots import Figure, empty_plot, ramp_of
 from flows.report.figures.row_plots import plane
 from flows.report.figures.rows import CodedRows
 from flows.report.layout import NARROW, arranged

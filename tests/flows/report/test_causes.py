@@ -10,7 +10,7 @@ import pytest
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
 from flows.report.figures.causes import cause_figures, causes_of, unit_table
-from flows.report.figures.drawing import image_layout
+from flows.report.figures.image_layout import image_layout
 from flows.report.page import draw_report, write_report
 from flows.report.print.still import still
 from flows.report.subject import FILE

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flows.report.figures.plots import number
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
-from flows.report.figures.drawing import image_layout
+from flows.report.figures.image_layout import image_layout
 from flows.report.figures.labels import TOLD_APART, Labels, coloured
 from flows.report.figures.lines import half_lines, places_of_names
 from flows.report.figures.parameters import parameter_figures
-from flows.report.figures.plots import number
 from flows.report.figures.rows import read_rows
 from flows.report.page import draw_report, write_report
 from flows.report.print.still import still

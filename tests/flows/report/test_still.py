@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 from bokeh.models import Label
 from bokeh.transform import linear_cmap
+from flows.report.figures.plots import COLOURS, Figure, Key, Ramp, curve, ramp_of, square_plot
+from flows.report.print.redraw import draw_plot
+from flows.report.slugs import slug, slugs
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Sheet
@@ -25,11 +28,8 @@ from PIL import Image as Picture
 from flows.cli.hyperparameters import build_model
 from flows.report.figures.heat_maps import heat_map
 from flows.report.figures.images import pictures
-from flows.report.figures.plots import COLOURS, Figure, Key, Ramp, curve, ramp_of, square_plot
 from flows.report.page import draw_report
-from flows.report.print.redraw import draw_plot
 from flows.report.print.still import still
-from flows.report.slugs import slug, slugs
 from flows.report.subject import Options
 from pipeline.errors import FitError
 from pipeline.models.registry import models

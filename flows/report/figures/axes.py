@@ -1,0 +1,100 @@
+"""Axes of plots, and the plot of one curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flows.report.figures.colours import COLOURS
+from flows.report.figures.marks import Axis, Columns, Lines, Mark, Plot, Points, Tick
+from flows.report.text import format_number
+
+Array = NDArray[np.float64]
+
+_MOST_TICKS = 8
+_ROOM = 0.05
+"""Share of the range of values that is left free at either end."""
+
+
+def make_axis(low: float, high: float, label: str = "") -> Axis:
+    """Return an axis from one value to another."""
+    return Axis(low, high, label, place_ticks(low, high))
+
+
+def fit_axis(values: Array, label: str = "", room: float = _ROOM) -> Axis:
+    """Return an axis that shows all values."""
+    low, high = span_values(values, room)
+    return make_axis(low, high, label)
+
+
+def span_values(values: Array, room: float = _ROOM) -> tuple[float, float]:
+    """Return ends of an axis that shows all values, with room at either end."""
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    margin = room * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def fit_square(points: Array, labels: tuple[str, str], room: float = _ROOM) -> tuple[Axis, Axis]:
+    """Return two axes of one scale that show all points, (n, 2)."""
+    ends = np.array([span_values(column, room) for column in points.T])
+    half = float(np.ptp(ends, axis=1).max()) / 2
+    x, y = (
+        make_axis(middle - half, middle + half, label)
+        for middle, label in zip(ends.mean(axis=1).tolist(), labels, strict=True)
+    )
+    return x, y
+
+
+def name_axis(names: Sequence[str], label: str = "", every: int = 1, is_down: bool = False) -> Axis:
+    """Return an axis with names at 0, 1, 2, …
+
+    Parameters
+    ----------
+    names
+        One at each place.
+    label
+        What they are.
+    every
+        2 leaves out every other name, and so on.
+    is_down
+        Whether the first is at the top.
+    """
+    ends = (-0.5, len(names) - 0.5)
+    low, high = ends[::-1] if is_down else ends
+    ticks = tuple(Tick(float(k), names[k]) for k in range(0, len(names), every))
+    return Axis(low, high, label, ticks, has_lines=False)
+
+
+def place_ticks(low: float, high: float) -> tuple[Tick, ...]:
+    """Choose round numbers between two, nine at most."""
+    least = (high - low) / _MOST_TICKS
+    power = 10.0 ** np.floor(np.log10(least))
+    step = next(power * k for k in (1, 2, 5, 10) if power * k >= least)
+    first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
+    return tuple(Tick(k * step, _write(k * step, step)) for k in range(first, last + 1))
+
+
+def _write(value: float, step: float) -> str:
+    size = int(np.floor(np.log10(step) + 1e-9))
+    if -4 <= size < 9:
+        return format_number(round(value, max(0, -size)), 12)
+    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
+
+
+def plot_curve(x: ArrayLike, y: Array, labels: tuple[str, str], *marks: Mark) -> Plot:
+    """Plot values as joined marks above other marks; pointing at one shows it."""
+    x = np.asarray(x, np.float64)
+    facts = [
+        (labels[0], [format_number(value) for value in x]),
+        (labels[1], [format_number(value, 7) for value in y]),
+    ]
+    curve = Lines([np.column_stack([x, y])], [COLOURS[0]])
+    return Plot(
+        fit_axis(x, labels[0]),
+        fit_axis(y, labels[1]),
+        (*marks, curve, Points(x, y, COLOURS[0]), Columns(x, facts)),
+        height=300,
+    )
