@@ -43,10 +43,12 @@ SHAPES = {
     "inverted_triangle": "M0 1.1l1.15-2h-2.3z",
     "diamond": "M0-1.4l1.1 1.4l-1.1 1.4l-1.1-1.4z",
     "plus": "M-1.2 0h2.4M0-1.2v2.4",
+    "line": "M-1.5 0h3",
     "dash": "M-1.5 0h1M.5 0h1",
 }
 """Outlines of marks around 0, 2 wide."""
 _MANY_NAMES = 14  # beside the axis below, of which a telephone shows every other
+_EDGE = 90.0  # percent: names nearer to an edge end there
 _FINE = 9999  # steps of the places that are sent to a script
 _UNITS = 1000  # of lines, across the plot
 
@@ -154,7 +156,7 @@ def _draw_mark(plot: Plot, k: int, mark: Mark, name: str, shapes: dict[str, str]
             place = 'width="100%" height="100%" preserveAspectRatio="none"'
             return f'<image class="pixels" {place} href="{uri}"/>'
         case Texts():
-            return f'{open_group} class="texts">{"".join(_draw_texts(plot, mark))}</g>'
+            return f'{open_group} class="texts" text-anchor="middle">{"".join(_draw_texts(plot, mark))}</g>'
         case Rule():
             dash = f' stroke-dasharray="{" ".join(map(str, mark.dash))}"' if mark.dash else ""
             axis = plot.x if mark.axis == "x" else plot.y
@@ -205,8 +207,10 @@ def _draw_gaps(n_rows: int, n_columns: int) -> str:
 def _draw_texts(plot: Plot, mark: Texts) -> Iterator[str]:
     places = zip(*_places(plot, mark.x, mark.y), mark.texts, mark.colours, strict=True)
     for x, y, text, colour in places:
-        above = "-.4em" if mark.is_above else ".35em"
-        yield f'<text x="{x:.2f}%" y="{y:.2f}%" dy="{above}" fill="{colour}">{escape(text)}</text>'
+        style = f'dy="{"-.4em" if mark.is_above else ".35em"}" fill="{colour}"'
+        if anchor := "end" if x > _EDGE else "start" if x < 100 - _EDGE else "":
+            style += f' text-anchor="{anchor}"'
+        yield f'<text x="{x:.2f}%" y="{y:.2f}%" {style}>{escape(text)}</text>'
 
 
 def _describe_choice(plot: Plot, choice: Choice) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from flows.report.figures.colours import COLOURS
 from flows.report.figures.marks import Axis, Columns, Lines, Mark, Plot, Points, Tick
@@ -25,8 +25,13 @@ def make_axis(low: float, high: float, label: str = "") -> Axis:
 
 def fit_axis(values: Array, label: str = "", room: float = _ROOM) -> Axis:
     """Return an axis that shows all values."""
-    low, high = span_values(values, room)
-    return make_axis(low, high, label)
+    return make_axis(*span_values(values, room), label)
+
+
+def count_axis(last: int, label: str) -> Axis:
+    """Return an axis for 1, 2, … up to the last."""
+    low, high = span_values(np.array([1.0, last]))
+    return Axis(low, high, label, place_ticks(low, high, is_whole=True))
 
 
 def span_values(values: Array, room: float = _ROOM) -> tuple[float, float]:
@@ -68,33 +73,38 @@ def name_axis(names: Sequence[str], label: str = "", every: int = 1, is_down: bo
     return Axis(low, high, label, ticks, has_lines=False)
 
 
-def place_ticks(low: float, high: float) -> tuple[Tick, ...]:
-    """Choose round numbers between two, nine at most."""
-    least = (high - low) / _MOST_TICKS
+def place_ticks(low: float, high: float, is_whole: bool = False) -> tuple[Tick, ...]:
+    """Choose round numbers between two, nine at most; whole ones only where these count things."""
+    least = max((high - low) / _MOST_TICKS, 1.0 if is_whole else 0.0)
     power = 10.0 ** np.floor(np.log10(least))
-    step = next(power * k for k in (1, 2, 5, 10) if power * k >= least)
+    step = next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
     first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
     return tuple(Tick(k * step, _write(k * step, step)) for k in range(first, last + 1))
 
 
 def _write(value: float, step: float) -> str:
-    size = int(np.floor(np.log10(step) + 1e-9))
-    if -4 <= size < 9:
-        return format_number(round(value, max(0, -size)), 12)
-    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
+    """Write a multiple of a step with the decimals that the step needs."""
+    decimals = max(0, -int(np.floor(np.log10(step) + 1e-9)))
+    if decimals > 6 or step >= 1e9:
+        written = f"{value:.4g}"
+    else:
+        written = f"{value:,.{decimals}f}"
+        written = written.rstrip("0").rstrip(".") if decimals else written
+    return written.replace("-", "−") if float(value) else "0"
 
 
-def plot_curve(x: ArrayLike, y: Array, labels: tuple[str, str], *marks: Mark) -> Plot:
-    """Plot values as joined marks above other marks; pointing at one shows it."""
-    x = np.asarray(x, np.float64)
+def plot_curve(values: Array, labels: tuple[str, str], *marks: Mark) -> Plot:
+    """Plot values over 1, 2, … as joined marks, above other marks; pointing near one shows it."""
+    x = np.arange(1.0, len(values) + 1)
     facts = [
-        (labels[0], [format_number(value) for value in x]),
-        (labels[1], [format_number(value, 7) for value in y]),
+        (labels[0], [str(k) for k in range(1, len(values) + 1)]),
+        (labels[1], [format_number(value, 7) for value in values]),
     ]
-    curve = Lines([np.column_stack([x, y])], [COLOURS[0]])
+    curve = Lines([np.column_stack([x, values])], [COLOURS[0]])
+    points = Points(x, values, COLOURS[0])
     return Plot(
-        fit_axis(x, labels[0]),
-        fit_axis(y, labels[1]),
-        (*marks, curve, Points(x, y, COLOURS[0]), Columns(x, facts)),
+        count_axis(len(values), labels[0]),
+        fit_axis(values, labels[1]),
+        (*marks, curve, points, Columns(x, facts)),
         height=300,
     )

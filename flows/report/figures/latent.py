@@ -114,7 +114,7 @@ def _draw_information(fitted: Fitted, coded: CodedRows) -> Figure:
         steep = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
         note += f" Left out, as their weights have no bound: {_listed(steep)}."
     alt = f"Information of {len(shown)} features and of all over component 1. {note}"
-    told: Any = {"note": note, "hint": hint, "keys": (Key("all features", GREY, "dash"), *keys)}
+    told: Any = {"note": note, "hint": hint, "keys": (Key("all features", GREY, "line"), *keys)}
     return Figure("Information over the component", alt, plot, **told)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.axes import fit_axis, make_axis, plot_curve
+from flows.report.figures.axes import count_axis, fit_axis, make_axis, plot_curve
 from flows.report.figures.causes import draw_causes
 from flows.report.figures.colours import COLOURS, SIGNS
 from flows.report.figures.heat_maps import (
@@ -100,9 +100,8 @@ def _history(artifact: Artifact) -> Iterator[Figure]:
     history = np.array(artifact.manifest["history"], np.float64)
     if len(history) < 2:
         return
-    passes = np.arange(1, len(history) + 1)
     named = artifact.manifest["diagnostics"].get("objective_is", "objective")
-    plot = plot_curve(passes, history, ("pass", f"{named}, nats a row"))
+    plot = plot_curve(history, ("pass", f"{named}, nats a row"))
     first, last = format_number(history[0], 6), format_number(history[-1], 6)
     ended = "converged" if artifact.manifest["converged"] else "stopped before it converged"
     alt = f"The {named} went from {first} to {last} nats a row in {len(history)} passes; {ended}."
@@ -136,11 +135,14 @@ def _spectra(artifact: Artifact) -> Iterator[Figure]:
         keys.append(Key("95 % of independent features (parallel analysis)", COLOURS[1], "dash"))
     if is_cut := n_kept < len(values):
         marks.append(Rule("x", n_kept + 0.5, dash=(2, 4)))
-    plot = plot_curve(np.arange(1, len(values) + 1), values, ("rank", "eigenvalue"), *marks)
-    ranks = np.arange(1, max(len(values), len(null)) + 1)
+    plot = plot_curve(values, ("rank", "eigenvalue"), *marks)
     low = min(0.0, float(values.min())) - 0.03 * float(values.max())
     high = fit_axis(np.concatenate([values, null])).high
-    plot = replace(plot, x=fit_axis(ranks, "rank"), y=make_axis(low, high, "eigenvalue"))
+    plot = replace(
+        plot,
+        x=count_axis(max(len(values), len(null)), "rank"),
+        y=make_axis(low, high, "eigenvalue"),
+    )
     chosen = "stand above the line" if len(null) else "were asked for"
     note = f"{n_kept} components{', left of the dotted line' * is_cut}; they {chosen}."
     span = f"from {format_number(values[0], 3)} down to {format_number(values[-1], 3)}"

@@ -42,6 +42,7 @@ LONGEST_NAME = 18
 _HALO = Stroke(linewidth=3, foreground="white")
 _GAP = 1.5
 _TEXT = 11
+_EDGE = 0.9  # of the width: names nearer to an edge end there
 
 
 def draw_plot(axes: Axes, plot: Plot) -> None:
@@ -80,9 +81,13 @@ def _draw_mark(axes: Axes, plot: Plot, mark: Mark, order: int) -> None:
             style = {"aspect": "auto", "interpolation": "nearest", "zorder": order}
             axes.imshow(mark.scale.paint(mark.values), extent=extent, **style)
         case Texts():
-            style = {"clip_on": True, "size": _TEXT, "zorder": order, "ha": "center"}
+            style = {"clip_on": True, "size": _TEXT, "zorder": order}
             style["va"] = "bottom" if mark.is_above else "center"
             for x, y, text, colour in zip(mark.x, mark.y, mark.texts, mark.colours, strict=True):
+                share = (x - plot.x.low) / (plot.x.high - plot.x.low)
+                style["ha"] = (
+                    "right" if share > _EDGE else "left" if share < 1 - _EDGE else "center"
+                )
                 axes.text(x, y, text, path_effects=[_HALO], **style)
                 axes.text(x, y, text, color=colour, **style)
         case Rule():

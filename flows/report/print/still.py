@@ -247,11 +247,12 @@ def _keys(keys: Sequence[Key], room: float) -> _Part:
     def draw(paper: Axes, top: float) -> None:
         for key, name, (row, x) in zip(keys, names, places, strict=True):
             middle = top + _ABOVE + (row + 0.5) * _LINE
-            if key.marker == "dash":
-                ends = ([x, x + 12], [middle, middle])
-                paper.plot(*ends, color=key.colour, linewidth=2, linestyle=(0, (4, 4)))
+            if key.marker in ("dash", "line"):
+                style: Any = {"color": key.colour, "linewidth": 2}
+                style["linestyle"] = (0, (4, 4)) if key.marker == "dash" else "solid"
+                paper.plot([x, x + 12], [middle, middle], **style)
             else:
-                style: Any = {"color": key.colour, "ms": 8, "mew": 2 if key.marker == "plus" else 1}
+                style = {"color": key.colour, "ms": 8, "mew": 2 if key.marker == "plus" else 1}
                 paper.plot(x + 6, middle, MARKERS[key.marker], **style)
             paper.text(x + _KEY, middle, name, size=_TEXT, color=INK, va="center_baseline")
 
