@@ -18,7 +18,7 @@ from flows.cli.options import Option, Seed, Split, Switch, Where, local_path
 from flows.cli.progress import reporting
 from flows.cli.summary import print_json
 from flows.data.datasets import dataset_rows, open_named
-from flows.report.figures.image_layout import image_layout
+from flows.report.figures.image_layout import find_image_layout
 from flows.running.executors import check_executor, opened_executor
 from flows.running.flow import Summary
 from flows.running.server import with_server
@@ -84,7 +84,7 @@ class ImageOptions(Options):
         super().check()
         if self.split is not None and self.dataset is None:
             raise FitError("--split: Expected --dataset beside it, got none.")
-        image_layout(open_named(self.dataset or EXAMPLE).feature_names, self.image_shape)
+        find_image_layout(open_named(self.dataset or EXAMPLE).feature_names, self.image_shape)
 
 
 def launch(

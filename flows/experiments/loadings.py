@@ -14,7 +14,7 @@ from flows.experiments.drawing import (
     check_suffix,
     save_images,
 )
-from flows.report.figures.image_layout import image_layout
+from flows.report.figures.image_layout import find_image_layout
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
 
@@ -43,7 +43,7 @@ def draw_loadings(
         raise FitError(f"{artifact.path}: Expected an artifact with loadings, got one without.")
     if n_components < 1:
         raise FitError(f"--components: Expected at least 1, got {n_components}.")
-    layout = image_layout(artifact.manifest["feature_names"], image_shape)
+    layout = find_image_layout(artifact.manifest["feature_names"], image_shape)
     images = layout.images(artifact["loadings"].T[:n_components])
     captions = _captions(artifact, len(images))
     cuts = range(0, len(images), _COLUMNS)

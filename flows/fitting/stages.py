@@ -207,15 +207,15 @@ def _manifest(job: Job, state: FitState, n_samples: int) -> dict[str, Any]:
 def _report(artifact: str, dataset: BinaryDataset) -> str | None:
     """Draw the report within the artifact, and publish it where a Prefect server is configured."""
     with _without_loss("no report could be drawn"):
-        from flows.report.page import draw_report, write_report
-        from flows.report.server import publish
-        from flows.report.subject import FILE
+        from flows.report.inputs import REPORT_FILE
+        from flows.report.page import build_report_from_artifact, write_report
+        from flows.report.server import publish_report
 
-        output = place(artifact) / FILE
-        report = draw_report(artifact, opened=dataset)
+        output = place(artifact) / REPORT_FILE
+        report = build_report_from_artifact(artifact, dataset=dataset)
         write_report(report, output)
         with _without_loss("the report could not be published on the Prefect server"):
-            publish(report, output)
+            publish_report(report, output)
         return str(output)
     return None
 

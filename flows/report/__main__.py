@@ -10,9 +10,9 @@ from rich.console import Console
 
 from flows.cli.imports import importing
 from flows.cli.options import OUTPUT, command, run
+from flows.report.figures.text import make_unique_slugs
+from flows.report.inputs import check_page_path, load_report_inputs
 from flows.report.options import ReportOptions
-from flows.report.subject import new_page, subject_of
-from flows.report.text import slugs
 from storage.stores.locations import Place, check_free_file, place
 
 if TYPE_CHECKING:
@@ -53,13 +53,16 @@ def main(
     ] = "png",
 ) -> None:
     """Write, and say where."""
-    page = new_page(options.output, options.overwrite)
-    subject = subject_of(place(options.artifact), options.about)
+    page = check_page_path(options.output, options.overwrite)
+    subject = load_report_inputs(place(options.artifact), options.figure_options)
     with importing():
-        from flows.report.page import drawn, write_report  # Bokeh takes its time to be imported
+        from flows.report.page import (  # Bokeh takes its time to be imported
+            build_report,
+            write_report,
+        )
 
-    report = drawn(subject)
-    stills = _pictures(report, place(pictures), picture_format) if pictures else {}
+    report = build_report(subject)
+    stills = _name_pictures(report, place(pictures), picture_format) if pictures else {}
     for path in stills:
         check_free_file(path, options.overwrite)
     write_report(report, page)
@@ -72,18 +75,20 @@ def main(
         console.print(f"picture: {path}", markup=False)
 
 
-def _pictures(report: Report, folder: Place, kind: PictureFormat) -> dict[Place, Figure]:
+def _name_pictures(report: Report, folder: Place, kind: PictureFormat) -> dict[Place, Figure]:
     """Name a file for each figure, after its title."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = slugs(figure.title for figure in report.figures)
+    names = make_unique_slugs(figure.title for figure in report.figures)
     return {folder / f"{name}.{kind}": f for name, f in zip(names, report.figures, strict=True)}
 
 
 def _write_pictures(pictures: Mapping[Place, Figure]) -> None:
     if pictures:
-        from flows.report.print.still import still  # Matplotlib takes its time to be imported
+        from flows.report.print.picture import (
+            render_picture,  # Matplotlib takes its time to be imported
+        )
     for path, figure in pictures.items():
-        path.write_bytes(still(figure, path.suffix[1:]))
+        path.write_bytes(render_picture(figure, path.suffix[1:]))
 
 
 if __name__ == "__main__":

@@ -10,20 +10,23 @@ from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
 from flows.exporting.items import without_bound
-from flows.report.figures.causes import causes_of, unit_sentences
-from flows.report.tables.facts import dataset_name
-from flows.report.text import format_number
+from flows.report.figures.causes import find_causes, iter_unit_sentences
+from flows.report.figures.text import format_number
+from flows.report.tables.facts import format_dataset_name
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
 
-_MOST_COMPONENTS, _MOST_FEATURES = 3, 3
-_LEADING = 0.5  # of the largest: smaller ones do not lead
-_CLOSE, _ADEQUATE = 0.05, 0.089  # RMSEA (A. Maydeu-Olivares, H. Joe, Mult. Behav. Res. 49 (2014))
-_LEVEL = 0.05
+_MAX_COMPONENTS, _MAX_FEATURES = 3, 3
+_MIN_LEADING_SHARE = 0.5  # of the largest: smaller ones do not lead
+_CLOSE_RMSEA, _ADEQUATE_RMSEA = (
+    0.05,
+    0.089,
+)  # RMSEA (A. Maydeu-Olivares, H. Joe, Mult. Behav. Res. 49 (2014))
+_SIGNIFICANCE_LEVEL = 0.05
 
 
-def findings(fitted: Fitted, correlations: Array | None) -> list[str]:
+def summarize_findings(fitted: Fitted, correlations: Array | None) -> list[str]:
     """Say what was found, and how well it fits.
 
     Parameters
@@ -34,80 +37,80 @@ def findings(fitted: Fitted, correlations: Array | None) -> list[str]:
         Of features with components, (n_features, n_components), where rows were read: what is said
         of a model whose parameters do not tell.
     """
-    artifact, causes = fitted.artifact, causes_of(fitted)
-    units = unit_sentences(causes, fitted.feature_names, _MOST_FEATURES) if causes else ()
+    artifact, causes = fitted.artifact, find_causes(fitted)
+    units = iter_unit_sentences(causes, fitted.feature_names, _MAX_FEATURES) if causes else ()
     told = artifact.manifest["diagnostics"].get("fit_statistics", {})
     return [
-        _what(artifact.manifest),
-        *_shares(artifact),
+        _format_fit(artifact.manifest),
+        *_iter_share_sentences(artifact),
         *units,
-        *(() if causes else _leading(artifact, correlations)),
-        *_fit(told),
-        *_misfits(artifact),
+        *(() if causes else _iter_component_sentences(artifact, correlations)),
+        *_iter_fit_sentences(told),
+        *_iter_misfit_sentences(artifact),
     ]
 
 
-def _what(manifest: Mapping[str, Any]) -> str:
+def _format_fit(manifest: Mapping[str, Any]) -> str:
     q, n = manifest["n_components"], len(manifest["feature_names"])
     components = f"{q:,} {'component' if q == 1 else 'components'}"
     rows = f"{manifest.get('n_samples', manifest['dataset']['n_rows']):,} rows"
     rows += f" (split {manifest['split']})" if manifest["split"] else ""
     when = f" on {manifest['created'][:10]}" if manifest.get("created") else ""
     ended = "." if manifest["converged"] else "; it stopped before it had converged."
-    of = f"{rows} of {n:,} features of {dataset_name(manifest)}"
+    of = f"{rows} of {n:,} features of {format_dataset_name(manifest)}"
     return f"{manifest['model']} was fitted with {components} to {of}{when}{ended}"
 
 
-def _shares(artifact: Artifact) -> Iterator[str]:
+def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:
     """Say how much components explain, or how many rows they have."""
     q = artifact.manifest["n_components"]
     if "eigenvalues" in artifact and "loadings" in artifact:
         share = np.asarray(artifact["eigenvalues"])[:q] / len(artifact.manifest["feature_names"])
-        listed = _listed([f"{one:.0%}" for one in share[:_MOST_COMPONENTS]])
-        first = "The first explains" if len(share[:_MOST_COMPONENTS]) == 1 else "The first explain"
+        listed = _join_words([f"{one:.0%}" for one in share[:_MAX_COMPONENTS]])
+        first = "The first explains" if len(share[:_MAX_COMPONENTS]) == 1 else "The first explain"
         yield f"{first} {listed} of the variance of the correlations."
-    elif _has_kinds(artifact):
-        share = np.sort(np.asarray(artifact["weights"]))[::-1][:_MOST_COMPONENTS]
+    elif _is_mixture(artifact):
+        share = np.sort(np.asarray(artifact["weights"]))[::-1][:_MAX_COMPONENTS]
         holds = "The largest holds" if len(share) == 1 else "The largest hold"
-        yield f"{holds} {_listed([f'{one:.0%}' for one in share])} of the rows."
+        yield f"{holds} {_join_words([f'{one:.0%}' for one in share])} of the rows."
 
 
-def _leading(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
+def _iter_component_sentences(artifact: Artifact, correlations: Array | None) -> Iterator[str]:
     """Name the features that lead each component."""
     names = artifact.manifest["feature_names"]
-    if _has_kinds(artifact):
-        yield from _standing_out(artifact, names)
+    if _is_mixture(artifact):
+        yield from _iter_mixture_sentences(artifact, names)
         return
-    columns, verb = _columns(artifact), "is led by"
+    columns, verb = _find_component_columns(artifact), "is led by"
     if not columns and correlations is not None:
         columns, verb = [*correlations.T], "correlates most with"
     bounded = ~without_bound(artifact)
-    for k, values in enumerate(columns[:_MOST_COMPONENTS], 1):
+    for k, values in enumerate(columns[:_MAX_COMPONENTS], 1):
         column = values * bounded  # what is not to be read does not lead
-        order = np.argsort(-abs(column), kind="stable")[:_MOST_FEATURES]
-        leading = [i for i in order if abs(column[i]) > _LEADING * abs(column[order[0]])]
+        order = np.argsort(-abs(column), kind="stable")[:_MAX_FEATURES]
+        leading = [i for i in order if abs(column[i]) > _MIN_LEADING_SHARE * abs(column[order[0]])]
         named = [f"{names[i]} ({format_number(float(column[i]), 3)})" for i in leading]
         if named:
-            yield f"Component {k} {verb} {_listed(named)}."
+            yield f"Component {k} {verb} {_join_words(named)}."
 
 
-def _has_kinds(artifact: Artifact) -> bool:
+def _is_mixture(artifact: Artifact) -> bool:
     """Tell whether components are kinds of rows, each with its probabilities of ones."""
     dims = [artifact.dims(name) for name in ("probabilities", "weights") if name in artifact]
     return dims == [("component", "feature"), ("component",)]
 
 
-def _standing_out(artifact: Artifact, names: Sequence[str]) -> Iterator[str]:
+def _iter_mixture_sentences(artifact: Artifact, names: Sequence[str]) -> Iterator[str]:
     """Name the features in which the rows of a component differ most from all."""
-    p = np.asarray(artifact["probabilities"])[:_MOST_COMPONENTS]
+    p = np.asarray(artifact["probabilities"])[:_MAX_COMPONENTS]
     margins = np.asarray(artifact["weights"]) @ np.asarray(artifact["probabilities"])
     for k, own in enumerate(p if len(artifact["weights"]) > 1 else [], 1):
-        most = np.argsort(-abs(own - margins), kind="stable")[:_MOST_FEATURES]
+        most = np.argsort(-abs(own - margins), kind="stable")[:_MAX_FEATURES]
         named = [f"{names[i]} ({own[i]:.2f}, in all rows {margins[i]:.2f})" for i in most]
-        yield f"Component {k} stands out by {_listed(named)}."
+        yield f"Component {k} stands out by {_join_words(named)}."
 
 
-def _columns(artifact: Artifact) -> list[Array]:
+def _find_component_columns(artifact: Artifact) -> list[Array]:
     """Give what components have for features, one a component; none of other models."""
     for name in ("rotated", "loadings", "mixing", "weights"):
         if name in artifact and sorted(artifact.dims(name)) == ["component", "feature"]:
@@ -117,10 +120,16 @@ def _columns(artifact: Artifact) -> list[Array]:
     return []
 
 
-def _fit(told: Mapping[str, Any]) -> Iterator[str]:
+def _iter_fit_sentences(told: Mapping[str, Any]) -> Iterator[str]:
     if "rmsea" in told:
         size = told["rmsea"]
-        well = "closely" if size <= _CLOSE else "adequately" if size <= _ADEQUATE else "poorly"
+        well = (
+            "closely"
+            if size <= _CLOSE_RMSEA
+            else "adequately"
+            if size <= _ADEQUATE_RMSEA
+            else "poorly"
+        )
         interval = " to ".join(format_number(bound, 2) for bound in told["rmsea_interval"])
         rmsea, srmsr = format_number(size, 2), format_number(told["srmsr"], 2)
         of = f"RMSEA {rmsea}, 90 % interval {interval}; SRMSR {srmsr}"
@@ -128,23 +137,23 @@ def _fit(told: Mapping[str, Any]) -> Iterator[str]:
     elif "m2_missing" in told:
         yield f"How well pairs of features fit cannot be said: {told['m2_missing']}."
     if "reliability" in told:
-        held = _listed([f"{one:.0%}" for one in told["reliability"]])
+        held = _join_words([f"{one:.0%}" for one in told["reliability"]])
         codes = "code holds" if len(told["reliability"]) == 1 else "codes hold"
         yield f"A row's {codes} {held} of the variance of the components (reliability)."
 
 
-def _misfits(artifact: Artifact) -> Iterator[str]:
+def _iter_misfit_sentences(artifact: Artifact) -> Iterator[str]:
     """Name features whose misfit by sum score is beyond chance, of all features together."""
     if "s_x2_p" not in artifact:
         return
     names, p = artifact.manifest["feature_names"], np.asarray(artifact["s_x2_p"])
-    beyond = [i for i in np.argsort(p, kind="stable") if p[i] < _LEVEL / len(p)]
+    beyond = [i for i in np.argsort(p, kind="stable") if p[i] < _SIGNIFICANCE_LEVEL / len(p)]
     if beyond:
-        named = _listed([names[i] for i in beyond[:_MOST_FEATURES]])
-        more = f" and {len(beyond) - _MOST_FEATURES:,} more" if len(beyond) > _MOST_FEATURES else ""
+        named = _join_words([names[i] for i in beyond[:_MAX_FEATURES]])
+        more = f" and {len(beyond) - _MAX_FEATURES:,} more" if len(beyond) > _MAX_FEATURES else ""
         verb = "misfits" if len(beyond) == 1 else "misfit"
         yield f"By sum score {named}{more} {verb} beyond chance (S-X²)."
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _join_words(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from flows.report.inputs import check_page_path
 from flows.report.options import ReportOptions
-from flows.report.page import draw_report, write_report
-from flows.report.server import publish
-from flows.report.subject import new_page
+from flows.report.page import build_report_from_artifact, write_report
+from flows.report.server import publish_report
 from flows.running.flow import flow_of
 from flows.running.stages import run_task
 from storage.stores.locations import place
@@ -17,14 +17,14 @@ from storage.stores.locations import place
 @flow_of("report", ReportOptions)
 def report(options: ReportOptions) -> dict[str, Any]:
     """Draw the report of a fit."""
-    return run_task("report", partial(_report, options))
+    return run_task("report", partial(_write_and_publish, options))
 
 
-def _report(options: ReportOptions) -> dict[str, Any]:
+def _write_and_publish(options: ReportOptions) -> dict[str, Any]:
     """Draw the report, and publish it where a Prefect server is configured."""
-    page = new_page(options.output, options.overwrite)
-    drawn = draw_report(place(options.artifact), options.about)
+    page = check_page_path(options.output, options.overwrite)
+    drawn = build_report_from_artifact(place(options.artifact), options.figure_options)
     write_report(drawn, page)
-    publish(drawn, page)
+    publish_report(drawn, page)
     fitted = drawn.fitted.artifact.path
     return {"report": str(page), "artifact": str(fitted), "warnings": list(drawn.notes)}

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from flows.report.figures.marks import Figure
 
-NARROW, WIDE = 520, 1060
+NARROW_WIDTH, FULL_WIDTH = 520, 1060
 """Pixels of a figure that has another beside it, and of one that has not."""
 
-_TITLE, _LINE, _LETTERS_A_LINE = 80, 24, 62  # pixels, but for letters
-_MOST = 12  # figures whose places are searched
+_TITLE_HEIGHT, _LINE_HEIGHT, _LETTERS_PER_LINE = 80, 24, 62  # pixels, but for letters
+_MAX_SEARCHED = 12  # figures whose places are searched
 
-Placed = tuple[int, Figure]
+PlacedFigure = tuple[int, Figure]
 
 
-class Group(NamedTuple):
+class FigureGroup(NamedTuple):
     """Figures that stand together.
 
     Attributes
@@ -30,32 +30,32 @@ class Group(NamedTuple):
     """
 
     kind: str
-    columns: tuple[tuple[Placed, ...], ...]
+    columns: tuple[tuple[PlacedFigure, ...], ...]
 
 
-def arranged(figures: Sequence[Figure]) -> Iterator[Group]:
+def arrange_figures(figures: Sequence[Figure]) -> Iterator[FigureGroup]:
     """Group neighbours of one width; a narrow one without neighbours is widened if it can be."""
     for is_narrow, found in groupby(enumerate(figures), _is_narrow):
         group = tuple(found)
         if is_narrow and len(group) > 1:
-            yield Group("pair", _in_columns(group))
+            yield FigureGroup("pair", _split_into_columns(group))
             continue
         for place, figure in group:
             kind = "alone" if _is_square(figure) else "wide"
-            yield Group(kind, (((place, replace(figure, width=WIDE)),),))
+            yield FigureGroup(kind, (((place, replace(figure, width=FULL_WIDTH)),),))
 
 
-def _is_narrow(placed: Placed) -> bool:
-    return placed[1].width <= NARROW
+def _is_narrow(placed: PlacedFigure) -> bool:
+    return placed[1].width <= NARROW_WIDTH
 
 
 def _is_square(figure: Figure) -> bool:
     return figure.plot is not None and figure.plot.height is None
 
 
-def _in_columns(group: Sequence[Placed]) -> tuple[tuple[Placed, ...], ...]:
+def _split_into_columns(group: Sequence[PlacedFigure]) -> tuple[tuple[PlacedFigure, ...], ...]:
     """Put figures into two columns of heights as alike as can be, the first into the first."""
-    heights = [_height(figure) for _, figure in group[:_MOST]]
+    heights = [_estimate_height(figure) for _, figure in group[:_MAX_SEARCHED]]
     whole = sum(heights)
     choices = product((0,), *[(0, 1)] * (len(heights) - 1))
     right = min(choices, key=lambda chosen: abs(whole - 2 * sum(compress(heights, chosen))))
@@ -64,9 +64,9 @@ def _in_columns(group: Sequence[Placed]) -> tuple[tuple[Placed, ...], ...]:
     return tuple(compress(group, left)), tuple(compress(group, right))
 
 
-def _height(figure: Figure) -> int:
+def _estimate_height(figure: Figure) -> int:
     """Estimate the pixels of a figure and its words."""
-    lines = 1 + len(figure.note + figure.hint) // _LETTERS_A_LINE
+    lines = 1 + len(figure.note + figure.hint) // _LETTERS_PER_LINE
     around = sum(map(bool, (figure.keys, figure.ramp, figure.choices)))
     height = (figure.plot and figure.plot.height) or figure.width
-    return height + _TITLE + _LINE * (lines + around)
+    return height + _TITLE_HEIGHT + _LINE_HEIGHT * (lines + around)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flows.cli.options import DATA, OUTPUT, FittedArtifact, Option, Overwrite
-from flows.report.subject import FILE, Options
+from flows.report.inputs import REPORT_FILE, FigureOptions
 
 
 @Option(name="*")
@@ -15,7 +15,7 @@ class ReportOptions:
     """The options of `python -m flows.report`, pictures aside."""
 
     artifact: FittedArtifact
-    output: Annotated[str, Option(group=OUTPUT, help="The page to write.")] = FILE
+    output: Annotated[str, Option(group=OUTPUT, help="The page to write.")] = REPORT_FILE
     dataset: Annotated[
         str | None,
         Option(
@@ -37,6 +37,6 @@ class ReportOptions:
     overwrite: Overwrite = False
 
     @property
-    def about(self) -> Options:
+    def figure_options(self) -> FigureOptions:
         """What is shown."""
-        return Options(self.dataset, self.image_shape, self.label)
+        return FigureOptions(self.dataset, self.image_shape, self.label)

@@ -1,4 +1,4 @@
-"""Puts the report together and writes it: one file, from which no request leaves."""
+"""Builds the report and writes it as one HTML file that makes no request."""
 
 from __future__ import annotations
 
@@ -14,31 +14,38 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
-from flows.report.figures.calibration import draw_calibration
-from flows.report.figures.causes import Table, causes_of, unit_table
-from flows.report.figures.features import correlation_figures, correlations
+from flows.report.figures.causes import TextTable, find_causes, make_unit_table
 from flows.report.figures.labels import choose_labels
-from flows.report.figures.latent import draw_latent
+from flows.report.figures.latent import plot_calibration, plot_latent_space
 from flows.report.figures.marks import Figure
-from flows.report.figures.parameters import draw_parameters
-from flows.report.figures.rows import Seen, read_rows
-from flows.report.findings import findings
-from flows.report.layout import arranged
-from flows.report.subject import DEFAULTS, Options, Subject, subject_of
-from flows.report.svg import SHAPES, draw_plot
-from flows.report.tables.facts import (
-    array_facts,
-    drift_facts,
-    provenance_facts,
-    spelled,
-    stages,
-    title_of,
-    what_was_fitted,
-    without_statistics,
+from flows.report.figures.parameters import (
+    correlate_features_with_codes,
+    plot_correlations,
+    plot_parameters,
 )
-from flows.report.tables.fit_statistics import fit_table
-from flows.report.tables.items import item_table
-from flows.report.tables.words import words_of_facts
+from flows.report.figures.rows import DatasetSample, read_dataset_sample
+from flows.report.findings import summarize_findings
+from flows.report.inputs import (
+    DEFAULT_FIGURE_OPTIONS,
+    FigureOptions,
+    ReportInputs,
+    load_report_inputs,
+)
+from flows.report.layout import arrange_figures
+from flows.report.svg import MARKER_PATHS, render_plot
+from flows.report.tables.facts import (
+    describe_arrays,
+    describe_drift,
+    describe_fit,
+    describe_stages,
+    drop_fit_statistics,
+    format_title,
+    format_values,
+    list_provenance,
+    make_fit_statistics_table,
+)
+from flows.report.tables.items import make_parameter_table
+from flows.report.tables.words import explain_facts
 from pipeline.executors.base import one_blas_thread
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import Place, write_text
@@ -46,107 +53,112 @@ from storage.stores.locations import Place, write_text
 
 @dataclass(frozen=True)
 class Report:
-    """What was drawn.
+    """The contents of a report.
 
     Attributes
     ----------
     fitted
         The fitted model.
     figures
-        Of it, in their order.
+        In the order of the page.
     tables
-        What is told in words beside them.
+        Tables of text that follow the figures.
     notes
-        What was left out and why.
+        Warnings about what was left out.
     correlations
-        Of features with components, (n_features, n_components); None where no rows were read.
+        Of features with components, (n_features, n_components); None if no rows were read.
     """
 
     fitted: Fitted
     figures: tuple[Figure, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[TextTable, ...]
     notes: tuple[str, ...]
     correlations: NDArray[np.float64] | None
 
 
-def draw_report(
-    artifact: str | Place, options: Options = DEFAULTS, opened: BinaryDataset | None = None
+def build_report_from_artifact(
+    artifact: str | Place,
+    options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
+    dataset: BinaryDataset | None = None,
 ) -> Report:
-    """Draw the figures of an artifact; the parameters are those of `subject_of`.
+    """Build the report of an artifact; see `load_report_inputs` for the parameters.
 
     Raises
     ------
     DataError, FitError
         If the artifact or the dataset cannot be used.
     """
-    return drawn(subject_of(artifact, options, opened))
+    return build_report(load_report_inputs(artifact, options, dataset))
 
 
-def drawn(subject: Subject) -> Report:
-    """Draw the figures of what was found."""
-    fitted, causes = subject.fitted, causes_of(subject.fitted)
-    figures = [*draw_parameters(fitted.artifact, subject.layout, causes)]
-    found = None
-    if subject.dataset is not None:
+def build_report(inputs: ReportInputs) -> Report:
+    """Draw the figures and fill the tables."""
+    fitted, causes = inputs.fitted, find_causes(inputs.fitted)
+    figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
+    correlations = None
+    if inputs.dataset is not None:
         with one_blas_thread():
-            seen = read_rows(fitted, subject.dataset)
-            found = correlations(seen.coded)
-            figures += _row_figures(subject, subject.dataset, seen, found)
-    tables = (unit_table(causes, fitted.feature_names),) if causes else ()
-    return Report(fitted, tuple(figures), tables, subject.notes, found)
+            sample = read_dataset_sample(fitted, inputs.dataset)
+            correlations = correlate_features_with_codes(sample.coded_rows)
+            figures += _iter_row_figures(inputs, inputs.dataset, sample, correlations)
+    tables = (make_unit_table(causes, fitted.feature_names),) if causes else ()
+    return Report(fitted, tuple(figures), tables, inputs.notes, correlations)
 
 
 def write_report(report: Report, output: Place) -> None:
-    """Write a report as a page, which is replaced at once or not at all."""
+    """Write a report as a page. An existing page is replaced at once or not at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Half of a pair of surrogates, which manifests may hold, cannot be written.
-    write_text(output, _rendered(report).encode("utf-8", "replace").decode())
+    # A manifest may hold half of a surrogate pair, which UTF-8 cannot encode.
+    write_text(output, _render_page(report).encode("utf-8", "replace").decode())
 
 
-def _row_figures(
-    subject: Subject, dataset: BinaryDataset, seen: Seen, found: NDArray[np.float64]
+def _iter_row_figures(
+    inputs: ReportInputs,
+    dataset: BinaryDataset,
+    sample: DatasetSample,
+    correlations: NDArray[np.float64],
 ) -> Iterator[Figure]:
-    fitted = subject.fitted
-    labels = choose_labels(seen.coded, dataset.segment_names, subject.label)
-    yield from draw_latent(fitted, seen.coded, labels, subject.layout)
-    yield from correlation_figures(fitted.artifact, seen.coded, found, subject.layout)
-    if seen.pairs is not None and len(seen.pairs.z):
-        yield draw_calibration(seen, seen.pairs, fitted.feature_names)
+    fitted, coded = inputs.fitted, sample.coded_rows
+    labels = choose_labels(coded, dataset.segment_names, inputs.label)
+    yield from plot_latent_space(fitted, coded, labels, inputs.layout)
+    yield from plot_correlations(fitted.artifact, coded, correlations, inputs.layout)
+    if sample.pairs is not None and len(sample.pairs.z):
+        yield plot_calibration(sample, sample.pairs, fitted.feature_names)
 
 
-def _rendered(report: Report) -> str:
+def _render_page(report: Report) -> str:
     artifact, figures = report.fitted.artifact, report.figures
     manifest = artifact.manifest
-    facts = what_was_fitted(manifest)
-    plots = {k: draw_plot(f, f"plot{k}") for k, f in enumerate(figures) if f.plot is not None}
-    script = _text("script.js")
-    page: str = _template().render(
-        title=title_of(manifest),
-        findings=findings(report.fitted, report.correlations),
-        items=item_table(artifact, report.correlations),
-        fit=fit_table(manifest),
+    facts = describe_fit(manifest)
+    plots = {k: render_plot(f, f"plot{k}") for k, f in enumerate(figures) if f.plot is not None}
+    script = _read_text("script.js")
+    page: str = _load_template().render(
+        title=format_title(manifest),
+        findings=summarize_findings(report.fitted, report.correlations),
+        items=make_parameter_table(artifact, report.correlations),
+        fit=make_fit_statistics_table(manifest),
         facts=facts,
-        words=words_of_facts(facts),
+        explanations=explain_facts(facts),
         warnings=[*manifest["warnings"], *report.notes],
-        drift=drift_facts(manifest),
-        groups=arranged(figures),
+        drift=describe_drift(manifest),
+        groups=arrange_figures(figures),
         plots=plots,
-        data={k: plot.data for k, plot in plots.items()},
-        shapes=SHAPES,
+        plot_data={k: plot.data for k, plot in plots.items()},
+        marker_paths=MARKER_PATHS,
         tables=report.tables,
-        stages=stages(manifest),
-        settings=spelled(manifest["hyperparameters"]),
-        diagnostics=spelled(without_statistics(manifest["diagnostics"])),
-        provenance=provenance_facts(artifact),
-        arrays=array_facts(artifact),
+        stages=describe_stages(manifest),
+        settings=format_values(manifest["hyperparameters"]),
+        diagnostics=format_values(drop_fit_statistics(manifest["diagnostics"])),
+        provenance=list_provenance(artifact),
+        arrays=describe_arrays(artifact),
         script=script,
-        style=_text("style.css"),
-        script_hash=_hash(script),
+        script_hash=_hash_script(script),
+        style=_read_text("style.css"),
     )
     return page
 
 
-def _template() -> Any:
+def _load_template() -> Any:
     environment = Environment(
         loader=PackageLoader("flows.report", "."),
         autoescape=True,
@@ -158,11 +170,11 @@ def _template() -> Any:
     return environment.get_template("template.html")
 
 
-def _text(name: str) -> str:
+def _read_text(name: str) -> str:
     return files("flows.report").joinpath(name).read_text(encoding="utf-8").strip()
 
 
-def _hash(script: str) -> str:
-    """Give the hash that lets a browser run this script and no other."""
+def _hash_script(script: str) -> str:
+    """Return the source expression of a content security policy that allows only this script."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

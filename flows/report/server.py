@@ -13,15 +13,21 @@ from typing import Any
 
 from PIL import Image as Picture
 
-from flows.report.findings import findings
+from flows.report.figures.text import make_slug, make_unique_slugs
+from flows.report.findings import summarize_findings
 from flows.report.page import Report
-from flows.report.tables.facts import Facts, dataset_name, drift_facts, title_of, what_was_fitted
-from flows.report.text import slug, slugs
+from flows.report.tables.facts import (
+    FactRows,
+    describe_drift,
+    describe_fit,
+    format_dataset_name,
+    format_title,
+)
 from flows.running.environment import server_configured
 from storage.stores.locations import Place
 
 
-def publish(report: Report, page: Place) -> None:
+def publish_report(report: Report, page: Place) -> None:
     """Leave findings, facts, the page's path and all figures on the server, if one is configured.
 
     An embedded server is gone after the run, so nothing is left there.
@@ -30,41 +36,43 @@ def publish(report: Report, page: Place) -> None:
         return
     from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
-    from flows.report.print.still import still  # Matplotlib takes its time to be imported
+    from flows.report.print.picture import (
+        render_picture,  # Matplotlib takes its time to be imported
+    )
 
     manifest = report.fitted.artifact.manifest
-    key = f"{slug(dataset_name(manifest))}-{slug(manifest['model'])}"
-    told = markdown(manifest, findings(report.fitted, report.correlations), page)
-    create_markdown_artifact(told, key=key, description=_code(title_of(manifest)))
-    names = slugs(figure.title for figure in report.figures)
+    key = f"{make_slug(format_dataset_name(manifest))}-{make_slug(manifest['model'])}"
+    told = format_markdown(manifest, summarize_findings(report.fitted, report.correlations), page)
+    create_markdown_artifact(told, key=key, description=_quote_text(format_title(manifest)))
+    names = make_unique_slugs(figure.title for figure in report.figures)
     for name, figure in zip(names, report.figures, strict=True):
-        uri = _small_uri(still(figure))
-        create_image_artifact(uri, key=f"{key}-{name}", description=_code(figure.alt))
+        uri = _encode_small_image(render_picture(figure))
+        create_image_artifact(uri, key=f"{key}-{name}", description=_quote_text(figure.alt))
 
 
-def markdown(manifest: Mapping[str, Any], found: Sequence[str], page: Place) -> str:
+def format_markdown(manifest: Mapping[str, Any], found: Sequence[str], page: Place) -> str:
     """Write what was found, warnings, facts and drift; names of a dataset are not markup."""
-    told = [f"- {_code(sentence)}" for sentence in found]
-    warnings = [f"- {_code(warning)}" for warning in manifest["warnings"]]
+    told = [f"- {_quote_text(sentence)}" for sentence in found]
+    warnings = [f"- {_quote_text(warning)}" for warning in manifest["warnings"]]
     warnings = ["## Warnings", "", *warnings, ""] if warnings else []
-    lines = [f"# {_code(title_of(manifest))}", "", *told, "", *warnings]
-    lines += _table(what_was_fitted(manifest))
-    if drift := drift_facts(manifest):
-        lines += ["", "## Since the last fit", "", *_table(drift)]
-    return "\n".join([*lines, "", f"Report: {_code(str(page.resolve()))}", ""])
+    lines = [f"# {_quote_text(format_title(manifest))}", "", *told, "", *warnings]
+    lines += _format_table(describe_fit(manifest))
+    if drift := describe_drift(manifest):
+        lines += ["", "## Since the last fit", "", *_format_table(drift)]
+    return "\n".join([*lines, "", f"Report: {_quote_text(str(page.resolve()))}", ""])
 
 
-def _table(facts: Facts) -> list[str]:
-    rows = (f"| {_code(name)} | {_code(value)} |" for name, value in facts)
+def _format_table(facts: FactRows) -> list[str]:
+    rows = (f"| {_quote_text(name)} | {_quote_text(value)} |" for name, value in facts)
     return ["| | |", "|---|---|", *rows, ""]
 
 
-def _code(text: str) -> str:
+def _quote_text(text: str) -> str:
     """Quote a text so that nothing in it is markup."""
     return "`` " + " ".join(text.replace("`", "'").replace("|", "¦").split()) + " ``"
 
 
-def _small_uri(png: bytes) -> str:
+def _encode_small_image(png: bytes) -> str:
     """Give a picture in 256 colours, a third of the bytes, as a data URI: a server keeps it."""
     picture = Picture.open(BytesIO(png)).convert("RGB")
     file = BytesIO()

@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.blica [--large | --wide]
 
-`correlations` are the tetrachoric ones of all segments and `starts` three maximisations; both are
+`correlate_features_with_codes` are the tetrachoric ones of all segments and `starts` three maximisations; both are
 parts of `fit`, which takes a given regularization and has the wall seconds beside it. `auto` is the
 fit that chooses the regularization, 2 halves at a time. `peak` is the largest size of the process
 until then, counting included, and `stated` what the latter fit says that it takes, in GB. `--large`

@@ -22,8 +22,8 @@ from flows.cli.refusals import is_bad_input
 from flows.data.ingesting import ingest_sources
 from flows.data.roles import Roles
 from flows.evaluating.options import EvaluateOptions
-from flows.report.page import drawn, write_report
-from flows.report.subject import subject_of
+from flows.report.inputs import load_report_inputs
+from flows.report.page import build_report, write_report
 from pipeline.api import functions as api
 from pipeline.models.registry import models
 from storage.artifacts.artifacts import load_artifact
@@ -109,7 +109,7 @@ def sampled(artifact: Path, output: Path) -> list[bytes]:
 
 
 def reported(artifact: Path, output: Path) -> bool:
-    write_report(drawn(subject_of(artifact)), output)
+    write_report(build_report(load_report_inputs(artifact)), output)
     return output.read_text(encoding="utf-8").startswith("<!")
 
 

@@ -18,7 +18,7 @@ from flows.experiments import base
 from flows.experiments.base import launch
 from flows.experiments.clipped_pca.images import images_stage
 from flows.experiments.clipped_pca.ring import ring_stage
-from flows.report.figures.image_layout import image_layout
+from flows.report.figures.image_layout import find_image_layout
 from flows.running.flow import late_flow_of
 from flows.running.stages import run_task
 
@@ -61,7 +61,7 @@ class Options(base.Options):
             If an option cannot be used, or contradicts another.
         """
         super().check()
-        image_layout(open_named(self.dataset).feature_names, self.image_shape)
+        find_image_layout(open_named(self.dataset).feature_names, self.image_shape)
 
 
 @late_flow_of("experiment-clipped-pca", Options)

@@ -26,7 +26,7 @@ from flows.experiments.drawing import (
     scale_by_ratio,
 )
 from flows.experiments.linear_pca import LinearPCA, linear_pca
-from flows.report.figures.image_layout import ImageLayout, image_layout
+from flows.report.figures.image_layout import ImageLayout, find_image_layout
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
 from pipeline.numerics.metrics import reconstruction_losses
@@ -86,7 +86,7 @@ def images_stage(
 ) -> dict[str, Any]:
     """Fit both models; compare spectra, components, samples and reconstructions."""
     opened = open_named(dataset)
-    layout = image_layout(opened.feature_names, image_shape)
+    layout = find_image_layout(opened.feature_names, image_shape)
     wanted = _QUICK_COMPONENTS if quick else _COMPONENTS
     numbers = sorted({min(p, opened.n_features) for p in wanted})
     clipped = ClippedPCA(numbers[-1], empty_cells="half", constant_features="keep")

@@ -30,7 +30,7 @@ from flows.experiments.tipping.trial import (
     noisy_prototypes,
     tipping_trial,
 )
-from flows.report.figures.image_layout import image_layout
+from flows.report.figures.image_layout import find_image_layout
 from flows.running.executors import opened_executor
 from flows.running.flow import late_flow_of
 from flows.running.stages import run_task
@@ -135,7 +135,7 @@ def opened_images(
         If the shape does not suit the features, or the rows cannot be fitted.
     """
     opened = open_named(dataset or EXAMPLE)
-    layout = image_layout(opened.feature_names, image_shape)
+    layout = find_image_layout(opened.feature_names, image_shape)
     chosen = split if dataset else _EXAMPLE_SEGMENT
     parts = [opened.path.name.removesuffix(".zarr"), *([chosen] if chosen else [])]
     block = _read(opened, split, None if dataset else opened.segment_names.index(_EXAMPLE_SEGMENT))

@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 
 from flows.data.fitted import Fitted
 from flows.report.figures.heat_maps import (
-    LARGEST,
-    MOST_COLUMNS,
-    draw_heat_map,
+    LARGEST_TEXT,
+    MAX_COLUMNS,
+    plot_heat_map,
     select_largest_rows,
 )
 from flows.report.figures.image_layout import ImageLayout
-from flows.report.figures.images import MOST_IMAGES, draw_images
+from flows.report.figures.images import MAX_IMAGES, render_images
 from flows.report.figures.marks import Figure
-from flows.report.text import describe_omission
+from flows.report.figures.text import format_shown_count
 from pipeline.inference.hidden_causes import features_caused
 from pipeline.models.capabilities import Causal, Causes
 
 Array = NDArray[np.float64]
 
-_LEAST, _LEAST_SHARE, _MOST_NAMED = 0.01, 0.2, 8  # what the table names
-_NEAR = ("by units below", "turned on by")
+_MIN_PROBABILITY, _MIN_SHARE, _MAX_NAMED = 0.01, 0.2, 8  # what the table names
+_DEEP_COLUMNS = ("by units below", "turned on by")
 _NOTE = (
     "Units are layer.number from the data up, in the order of the components of codes. Beside each "
     "name: the probability that the unit alone turns it on, or is turned on by it; those far below "
@@ -33,7 +33,7 @@ _NOTE = (
 )
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """A table of the report; `rows` begin with what each is of."""
 
     title: str
@@ -42,104 +42,107 @@ class Table(NamedTuple):
     note: str
 
 
-def causes_of(fitted: Fitted) -> Causes | None:
+def find_causes(fitted: Fitted) -> Causes | None:
     """Give what hidden units turn on, where the model says so."""
     return fitted.model.causes(fitted.params) if isinstance(fitted.model, Causal) else None
 
 
-def unit_names(causes: Causes) -> list[list[str]]:
+def name_units(causes: Causes) -> list[list[str]]:
     """Name hidden units `layer.unit`, both from 1 on, a list a layer."""
     widths = [strengths.shape[1] for strengths in causes.strengths]
     return [[f"{k}.{i + 1}" for i in range(n)] for k, n in enumerate(widths, 1)]
 
 
-def draw_causes(
+def plot_causes(
     causes: Causes, features: Sequence[str], layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw what units turn on: pixels as images, other features and units below as maps."""
-    names, shares = unit_names(causes), iter(_shares(causes))
+    names, shares = name_units(causes), iter(_format_shares(causes))
     for k, caused in enumerate(features_caused(causes.strengths)):
         captions = [f"{unit}: {share}" for unit, share in zip(names[k], shares, strict=False)]
         if layout:
-            yield _images(k + 1, captions, caused, layout)
+            yield _plot_images(k + 1, captions, caused, layout)
         if k or not layout:
-            yield _map(k + 1, names[k], names[k - 1] if k else features, causes.strengths[k])
+            yield _plot_map(k + 1, names[k], names[k - 1] if k else features, causes.strengths[k])
 
 
-def _images(layer: int, captions: Sequence[str], caused: Array, layout: ImageLayout) -> Figure:
+def _plot_images(layer: int, captions: Sequence[str], caused: Array, layout: ImageLayout) -> Figure:
     """Draw the pixels that units turn on, all to the scale of probabilities."""
     title = f"Pixels that units of layer {layer} turn on"
-    shown = caused.T[:MOST_IMAGES]
+    shown = caused.T[:MAX_IMAGES]
     ones = np.ones(len(shown))
-    images = draw_images(layout.images(shown), captions[:MOST_IMAGES], ones, False)
+    images = render_images(layout.images(shown), captions[:MAX_IMAGES], ones, False)
     through = ", through units below it" if layer > 1 else ""
     note = (
         f"Blue from 0 to 1: the probability that the unit alone turns a pixel on{through}. Below "
         "each: the unit, and the share of rows that it is on in. "
     )
-    note += describe_omission("units", len(shown), len(captions), "")
+    note += format_shown_count("units", len(shown), len(captions), "")
     alt = f"{title}: {len(shown)} images of {layout.height}x{layout.width}."
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
 
-def _map(layer: int, units: Sequence[str], below: Sequence[str], strengths: Array) -> Figure:
+def _plot_map(layer: int, units: Sequence[str], below: Sequence[str], strengths: Array) -> Figure:
     """Draw the probabilities that units turn on what is right below them."""
     kind, kinds = "feature", "features"
     if layer > 1:
         kind, kinds = f"unit of layer {layer - 1}", f"units of layer {layer - 1}"
     rows = select_largest_rows(strengths)
-    shown, names = strengths[rows, :MOST_COLUMNS], [below[i] for i in rows]
+    shown, names = strengths[rows, :MAX_COLUMNS], [below[i] for i in rows]
     by = f"unit of layer {layer}"
-    drawn = draw_heat_map(shown, names, units[:MOST_COLUMNS], (kind, by), is_signed=False)
+    drawn = plot_heat_map(shown, names, units[:MAX_COLUMNS], (kind, by), is_signed=False)
     title = f"{kinds.capitalize()} that units of layer {layer} turn on"
     note = f"Probability that a {by} alone turns a {kind} on. "
-    note += describe_omission(kinds, len(rows), len(below), LARGEST)
-    note += describe_omission("units", shown.shape[1], len(units), "")
+    note += format_shown_count(kinds, len(rows), len(below), LARGEST_TEXT)
+    note += format_shown_count("units", shown.shape[1], len(units), "")
     alt = f"{title}: {len(below)} x {len(units)} probabilities up to {strengths.max():.2f}."
     return Figure(title, alt, note=note.strip(), **drawn)
 
 
-def unit_table(causes: Causes, features: Sequence[str]) -> Table:
+def make_unit_table(causes: Causes, features: Sequence[str]) -> TextTable:
     """Say of every hidden unit how often it is on, what it turns on and what turns it on."""
-    strengths, layers = causes.strengths, [[], *unit_names(causes), []]
-    caused, shares = features_caused(strengths), iter(_shares(causes))
+    strengths, layers = causes.strengths, [[], *name_units(causes), []]
+    caused, shares = features_caused(strengths), iter(_format_shares(causes))
     nothing, rows = np.zeros(0), []
     is_deep = len(strengths) > 1
     for k in range(1, len(layers) - 1):
         for i, unit in enumerate(layers[k]):
             below = strengths[k - 1][:, i] if k > 1 else nothing
             above = strengths[k][i] if k < len(strengths) else nothing
-            near = (_strongest(below, layers[k - 1]), _strongest(above, layers[k + 1]))
-            turned_on = _strongest(caused[k - 1][:, i], features)
+            near = (
+                _format_strongest(below, layers[k - 1]),
+                _format_strongest(above, layers[k + 1]),
+            )
+            turned_on = _format_strongest(caused[k - 1][:, i], features)
             rows.append((unit, next(shares), turned_on, *(near if is_deep else ())))
-    columns = ("unit", "on in", "turns on", *(_NEAR if is_deep else ()))
-    return Table("Hidden units", columns, tuple(rows), _NOTE)
+    columns = ("unit", "on in", "turns on", *(_DEEP_COLUMNS if is_deep else ()))
+    return TextTable("Hidden units", columns, tuple(rows), _NOTE)
 
 
-def unit_sentences(causes: Causes, features: Sequence[str], most: int) -> Iterator[str]:
+def iter_unit_sentences(causes: Causes, features: Sequence[str], most: int) -> Iterator[str]:
     """Say of the units nearest the data that are on most often what they turn on."""
-    names, caused = unit_names(causes)[0], features_caused(causes.strengths)[0]
-    shares = _shares(causes)
+    names, caused = name_units(causes)[0], features_caused(causes.strengths)[0]
+    shares = _format_shares(causes)
     often = np.zeros(len(names)) if causes.activity is None else causes.activity[: len(names)]
     for i in np.argsort(-np.asarray(often), kind="stable")[:most]:
-        turned_on = _strongest(caused[:, i], features, most, "")
+        turned_on = _format_strongest(caused[:, i], features, most, "")
         share = "" if causes.activity is None else f"is on in {shares[i]} of the rows and "
         yield f"Unit {names[i]} {share}turns on {turned_on}."
 
 
-def _shares(causes: Causes) -> list[str]:
+def _format_shares(causes: Causes) -> list[str]:
     """Write in how many of the rows each unit is on."""
     if causes.activity is None:
         return ["–"] * sum(strengths.shape[1] for strengths in causes.strengths)
     return [f"{share:.1%}" for share in causes.activity]
 
 
-def _strongest(
-    strengths: Array, names: Sequence[str], most: int = _MOST_NAMED, beyond: str = " and {:,} more"
+def _format_strongest(
+    strengths: Array, names: Sequence[str], most: int = _MAX_NAMED, beyond: str = " and {:,} more"
 ) -> str:
     """Name those with the largest probabilities, and leave out what is small beside these."""
     order = np.argsort(-strengths.round(2), kind="stable")
-    least = max(_LEAST, _LEAST_SHARE * strengths.max(initial=0.0))
+    least = max(_MIN_PROBABILITY, _MIN_SHARE * strengths.max(initial=0.0))
     order = order[strengths[order] >= least]
     named = ", ".join(f"{names[i]} {strengths[i]:.2f}" for i in order[:most])
     more = len(order) - most

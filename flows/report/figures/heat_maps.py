@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.axes import name_axis
+from flows.report.figures.axes import make_name_axis
 from flows.report.figures.colours import choose_scale
-from flows.report.figures.marks import Cells, Choice, Option, Plot
-from flows.report.text import format_number
+from flows.report.figures.marks import AxisChoice, AxisOption, CellMarks, Plot
+from flows.report.figures.text import format_number
 
 Array = NDArray[np.float64]
 
-LARGEST = ", those with the largest values"
-MOST_COLUMNS = 50
-_MOST_ROWS = 80
-_FEW_ROWS = 4  # fewer need no order
+LARGEST_TEXT = ", those with the largest values"
+MAX_COLUMNS = 50
+_MAX_ROWS = 80
+_MIN_ORDERED_ROWS = 4  # fewer need no order
 
 
-def draw_heat_map(
+def plot_heat_map(
     values: Array,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -59,25 +59,25 @@ def draw_heat_map(
         *(more_facts or {}).items(),
     ]
     every = -(-14 // row_height)
-    y = name_axis(rows, "", every, is_down=True)
-    cells = Cells(values, scale, facts)
-    x = name_axis(columns, kinds[1], -(-m // 26))
+    y = make_name_axis(rows, "", every, is_down=True)
+    cells = CellMarks(values, scale, facts)
+    x = make_name_axis(columns, kinds[1], -(-m // 26))
     return {
         "plot": Plot(x, y, (cells,), row_height * n + 60),
         "ramp": scale.legend(),
-        "choices": _offer_orders(kinds[0], rows, order_by_similarity(values), every),
+        "choices": _make_row_choices(kinds[0], rows, order_by_similarity(values), every),
         "width": 520 if m <= 8 else min(1060, 180 + 46 * m),
     }
 
 
-def select_largest_rows(values: Array, most: int = _MOST_ROWS) -> NDArray[np.intp]:
+def select_largest_rows(values: Array, most: int = _MAX_ROWS) -> NDArray[np.intp]:
     """Select the rows with the largest values, in order."""
     return np.sort(np.argsort(-np.abs(values).max(axis=1), kind="stable")[:most])
 
 
 def order_by_similarity(values: Array) -> NDArray[np.intp]:
     """Order rows so that each is like its neighbours: leaves of a tree of mean distances."""
-    if len(values) < _FEW_ROWS:
+    if len(values) < _MIN_ORDERED_ROWS:
         return np.arange(len(values))
     from scipy.cluster.hierarchy import leaves_list, linkage  # takes its time to be imported
 
@@ -86,19 +86,19 @@ def order_by_similarity(values: Array) -> NDArray[np.intp]:
     return order
 
 
-def _offer_orders(
+def _make_row_choices(
     kind: str, names: Sequence[str], similar: NDArray[np.intp], every: int
-) -> tuple[Choice, ...]:
+) -> tuple[AxisChoice, ...]:
     """Let the reader order rows by similarity, if there are enough."""
-    if len(names) < _FEW_ROWS:
+    if len(names) < _MIN_ORDERED_ROWS:
         return ()
     orders = {"as in the data": np.arange(len(names)), "by similarity": similar}
     options = (
-        Option(
+        AxisOption(
             title,
-            name_axis([names[i] for i in order], "", every, is_down=True),
+            make_name_axis([names[i] for i in order], "", every, is_down=True),
             (np.argsort(order).astype(np.float64),),
         )
         for title, order in orders.items()
     )
-    return (Choice(f"{kind} order", "y", tuple(options)),)
+    return (AxisChoice(f"{kind} order", "y", tuple(options)),)

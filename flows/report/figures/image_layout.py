@@ -42,7 +42,7 @@ class ImageLayout:
         return flat.reshape(-1, self.height, self.width)
 
 
-def image_layout(feature_names: Sequence[str], shape: str | None) -> ImageLayout:
+def find_image_layout(feature_names: Sequence[str], shape: str | None) -> ImageLayout:
     """Place features named r{row}c{column} by name, others row by row.
 
     Parameters
@@ -57,39 +57,39 @@ def image_layout(feature_names: Sequence[str], shape: str | None) -> ImageLayout
     FitError
         If the shape cannot be read or does not hold the features.
     """
-    size = None if shape is None else _size(shape)
+    size = None if shape is None else _parse_shape(shape)
     found = [re.fullmatch(r"r(\d+)c(\d+)", name) for name in feature_names]
     places = np.array([[int(m[1]), int(m[2])] for m in found if m], np.intp).reshape(-1, 2)
     if len(places) == len(feature_names):
-        return _placed_by_name(places, size)
+        return _place_by_name(places, size)
     n_features = len(feature_names)
     if size is None:
         raise FitError(
             f"--image-shape: Expected HEIGHTxWIDTH for {n_features} features not named "
-            f"r0c0, r0c1 and so on, got none. {_such_as(n_features)}"
+            f"r0c0, r0c1 and so on, got none. {_suggest_shape(n_features)}"
         )
     if size[0] * size[1] != n_features:
         raise FitError(
             f"--image-shape: Expected a height times width of the {n_features} features, "
-            f"got {shape} = {size[0] * size[1]}. {_such_as(n_features)}"
+            f"got {shape} = {size[0] * size[1]}. {_suggest_shape(n_features)}"
         )
     return ImageLayout(*size, np.arange(n_features))
 
 
-def _such_as(n_features: int) -> str:
+def _suggest_shape(n_features: int) -> str:
     """Name the shape that is nearest to a square."""
     height = next(n for n in range(math.isqrt(n_features), 0, -1) if n_features % n == 0)
     return f"Give that of the images, such as {height}x{n_features // height}."
 
 
-def _size(shape: str) -> tuple[int, int]:
+def _parse_shape(shape: str) -> tuple[int, int]:
     match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
     if match is None:
         raise FitError(f"--image-shape: Expected HEIGHTxWIDTH such as 16x16, got {shape!r}.")
     return int(match[1]), int(match[2])
 
 
-def _placed_by_name(places: NDArray[np.intp], size: tuple[int, int] | None) -> ImageLayout:
+def _place_by_name(places: NDArray[np.intp], size: tuple[int, int] | None) -> ImageLayout:
     height, width = (int(n) + 1 for n in places.max(axis=0))
     if size is None:
         size = (height, width)

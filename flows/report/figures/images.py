@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from PIL import Image as Picture
 
 from flows.report.figures.colours import ColourScale
-from flows.report.figures.marks import Image
+from flows.report.figures.marks import CaptionedImage
 
 Array = NDArray[np.float64]
 
-MOST_IMAGES = 64
-_PIXELS = 112
+MAX_IMAGES = 64
+_MIN_PIXELS = 112
 """Size of a picture at the least: browsers print small ones blurred."""
 
 
-def draw_images(
+def render_images(
     images: Array, captions: Sequence[str], tops: Array, is_signed: bool
-) -> tuple[Image, ...]:
+) -> tuple[CaptionedImage, ...]:
     """Draw images.
 
     Parameters
@@ -36,11 +36,11 @@ def draw_images(
     is_signed
         Whether some values are negative.
     """
-    times = max(1, _PIXELS // max(images.shape[1:]))
+    times = max(1, _MIN_PIXELS // max(images.shape[1:]))
     drawn = []
     for image, caption, top in zip(images, captions, tops, strict=True):
         pixels = ColourScale(float(top), is_signed).paint(np.nan_to_num(image))
-        drawn.append(Image(encode_png(pixels.repeat(times, 0).repeat(times, 1)), caption))
+        drawn.append(CaptionedImage(encode_png(pixels.repeat(times, 0).repeat(times, 1)), caption))
     return tuple(drawn)
 
 

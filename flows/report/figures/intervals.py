@@ -7,20 +7,32 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.axes import make_axis, name_axis
+from flows.report.figures.axes import make_axis, make_name_axis
 from flows.report.figures.colours import COLOURS, MARKERS
-from flows.report.figures.marks import Figure, Key, Lines, Mark, Plot, Points, Rule
-from flows.report.text import format_number
+from flows.report.figures.marks import (
+    Figure,
+    LegendKey,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RuleMark,
+)
+from flows.report.figures.text import format_number
 
 Array = NDArray[np.float64]
 
-_ROW, _MARK = 14, 5
-_TAIL, _REACH, _MARGIN = 0.1, 0.75, 0.04  # shares: of intervals, of their reach, of the axis
-_SPREAD = 0.7
+_ROW_HEIGHT, _MARK_SIZE = 14, 5
+_TAIL_SHARE, _REACH_SHARE, _MARGIN_SHARE = (
+    0.1,
+    0.75,
+    0.04,
+)  # shares: of intervals, of their reach, of the axis
+_SPREAD_SHARE = 0.7
 """Share of a feature's row over which its components lie below each other."""
 
 
-def draw_intervals(
+def plot_intervals(
     title: str, values: Array, ends: Array, features: Sequence[str], note: str = ""
 ) -> Figure:
     """Draw the leading components, as many as there are colours.
@@ -39,36 +51,39 @@ def draw_intervals(
         What was left out.
     """
     n, shown = len(values), min(values.shape[1], len(COLOURS))
-    (low, high), n_beyond = _choose_ends(values[:, :shown], ends[:, :, :shown])
+    (low, high), n_beyond = _choose_view(values[:, :shown], ends[:, :, :shown])
     may_be_zero = bool(values.min() < 0 or values.max() > 1)  # unlike probabilities
-    marks: list[Mark] = [Rule("x", 0.0)] if may_be_zero else []
+    marks: list[Mark] = [RuleMark("x", 0.0)] if may_be_zero else []
     for k in range(shown):
-        at = np.arange(n) + _SPREAD * ((k + 0.5) / shown - 0.5)
-        marks += _draw_component(at, values[:, k], ends[:, :, k], features, k)
-    height = _ROW * n * max(1, shown // 2) + 60
-    plot = Plot(make_axis(low, high), name_axis(features, is_down=True), tuple(marks), height)
+        at = np.arange(n) + _SPREAD_SHARE * ((k + 0.5) / shown - 0.5)
+        marks += _plot_component(at, values[:, k], ends[:, :, k], features, k)
+    height = _ROW_HEIGHT * n * max(1, shown // 2) + 60
+    plot = Plot(make_axis(low, high), make_name_axis(features, is_down=True), tuple(marks), height)
     sure = (ends[0] > 0) | (ends[1] < 0)
     if shown < values.shape[1]:
         note += f"{shown} of {values.shape[1]} components are shown. "
     note += f"{int(sure.sum())} of {sure.size} intervals leave out 0. " if may_be_zero else ""
     note += f"{n_beyond} of {shown * n} run beyond the picture. " if n_beyond else ""
     note = note.strip()
-    keys = tuple(Key(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(shown))
+    keys = tuple(LegendKey(f"component {k + 1}", COLOURS[k], MARKERS[k]) for k in range(shown))
     alt = f"{title} of {n} features with their 95 % intervals. {note}"
     return Figure(f"{title}: 95 % intervals", alt, plot, note=note, keys=keys)
 
 
-def _choose_ends(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
+def _choose_view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
     """Choose the ends of the axis, and count the intervals beyond: a few wide ones may be."""
     low, high = (np.where(np.isfinite(end), end, values) for end in ends)
-    near, far = np.quantile(low, _TAIL), np.quantile(high, 1 - _TAIL)
+    near, far = np.quantile(low, _TAIL_SHARE), np.quantile(high, 1 - _TAIL_SHARE)
     reach = max(float(far - near), 1e-9)
-    left, right = max(low.min(), near - _REACH * reach), min(high.max(), far + _REACH * reach)
-    margin = _MARGIN * (right - left)
+    left, right = (
+        max(low.min(), near - _REACH_SHARE * reach),
+        min(high.max(), far + _REACH_SHARE * reach),
+    )
+    margin = _MARGIN_SHARE * (right - left)
     return (left - margin, right + margin), int(((low < left) | (high > right)).sum())
 
 
-def _draw_component(
+def _plot_component(
     at: Array, values: Array, ends: Array, features: Sequence[str], k: int
 ) -> tuple[Mark, Mark]:
     low, high = ends
@@ -76,13 +91,13 @@ def _draw_component(
     facts = [
         ("feature", features),
         ("value", [format_number(value) for value in values]),
-        ("interval", [write_interval(a, b) for a, b in zip(low, high, strict=True)]),
+        ("interval", [format_interval(a, b) for a, b in zip(low, high, strict=True)]),
     ]
-    marks = Points(values, at, COLOURS[k], MARKERS[k], _MARK, facts=facts)
-    return Lines([*lines], [COLOURS[k]] * len(lines)), marks
+    marks = PointMarks(values, at, COLOURS[k], MARKERS[k], _MARK_SIZE, facts=facts)
+    return LineMarks([*lines], [COLOURS[k]] * len(lines)), marks
 
 
-def write_interval(low: float, high: float) -> str:
+def format_interval(low: float, high: float) -> str:
     """Write the ends of an interval, if the data tell them."""
     if not np.isfinite(low + high):
         return "not told by the data"

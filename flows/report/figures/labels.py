@@ -9,19 +9,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.colours import COLOURS, GREY, MARKERS, MORE_COLOURS, Ramp, blend
-from flows.report.figures.marks import Key
+from flows.report.figures.colours import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    MORE_COLOURS,
+    ColourRamp,
+    blend_colours,
+)
+from flows.report.figures.marks import LegendKey
 from flows.report.figures.rows import CodedRows
 from pipeline.statistics.labels import SEGMENT
 
-TOLD_APART = 12
+MAX_COLOURED_LABELS = 12
 """Labels that have a colour and marker of their own."""
-_STEPS, _FEW_ROWS = 24, 400
+_MAX_COLOUR_STEPS, _MAX_NAMED_ROWS = 24, 400
 _COLOURS = (*COLOURS, *MORE_COLOURS)
-_FIRST, _LAST = COLOURS[0], COLOURS[4]
+_FIRST_COLOUR, _LAST_COLOUR = COLOURS[0], COLOURS[4]
 
 
-class Labels(NamedTuple):
+class ColourLabels(NamedTuple):
     """What rows are coloured by.
 
     Attributes
@@ -39,82 +46,94 @@ class Labels(NamedTuple):
     order: Sequence[Any] = ()
 
 
-class Kind(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows drawn alike."""
 
-    key: Key
+    key: LegendKey
     rows: NDArray[np.intp]
 
 
-def choose_labels(coded: CodedRows, segments: Sequence[str], name: str | None) -> Labels | None:
+def choose_labels(
+    coded: CodedRows, segments: Sequence[str], name: str | None
+) -> ColourLabels | None:
     """Give the label asked for; else the first column of few values; else the segments, if any.
 
     Segments are in the order of the data. Where there is neither and rows are few, it is the first
     column of texts: their names.
     """
-    by_segment = Labels(SEGMENT, coded.segments, segments)
+    by_segment = ColourLabels(SEGMENT, coded.segments, segments)
     if name in coded.columns:
         values = coded.columns[name]
         numeric = values.dtype.kind in "iuf"
-        return Labels(name, values, np.unique(values).tolist() if numeric else ())
+        return ColourLabels(name, values, np.unique(values).tolist() if numeric else ())
     if name is not None:
         return by_segment
     for column, values in coded.columns.items():
-        if column != "split" and 2 <= len(set(values.tolist())) <= TOLD_APART:
-            return Labels(column, values)
+        if column != "split" and 2 <= len(set(values.tolist())) <= MAX_COLOURED_LABELS:
+            return ColourLabels(column, values)
     if len(segments) > 1:
         return by_segment
-    few = len(coded.codes) <= _FEW_ROWS
+    few = len(coded.codes) <= _MAX_NAMED_ROWS
     names = [column for column, texts in coded.columns.items() if texts.dtype.kind in "OUT"]
     named = [column for column in names if few and column != "split"]
-    return Labels(named[0], coded.columns[named[0]]) if named else None
+    return ColourLabels(named[0], coded.columns[named[0]]) if named else None
 
 
-def has_names(labels: Labels | None) -> bool:
+def has_too_many_labels(labels: ColourLabels | None) -> bool:
     """Tell whether labels are too many to be told apart by colour, and in no order."""
     if labels is None or labels.order:
         return False
-    return len({str(value) for value in labels.values}) > TOLD_APART
+    return len({str(value) for value in labels.values}) > MAX_COLOURED_LABELS
 
 
-def coloured(labels: Labels | None, n_rows: int) -> tuple[list[Kind], Ramp | None]:
+def group_rows_by_label(
+    labels: ColourLabels | None, n_rows: int
+) -> tuple[list[RowGroup], ColourRamp | None]:
     """Group rows by label; the scale is that of labels in order, too many to be told apart."""
     if labels is None:
-        return [Kind(Key("", COLOURS[0]), np.arange(n_rows))], None
-    if len(labels.order) > TOLD_APART:
-        return _in_order(labels)
-    return _told_apart(labels), None
+        return [RowGroup(LegendKey("", COLOURS[0]), np.arange(n_rows))], None
+    if len(labels.order) > MAX_COLOURED_LABELS:
+        return _group_by_order(labels)
+    return _group_by_frequency(labels), None
 
 
-def _in_order(labels: Labels) -> tuple[list[Kind], Ramp]:
-    parts = np.array_split(np.asarray(labels.order), min(_STEPS, len(labels.order)))
-    colours = [blend(_FIRST, _LAST, k / (len(parts) - 1)) for k in range(len(parts))]
+def _group_by_order(labels: ColourLabels) -> tuple[list[RowGroup], ColourRamp]:
+    parts = np.array_split(np.asarray(labels.order), min(_MAX_COLOUR_STEPS, len(labels.order)))
+    colours = [
+        blend_colours(_FIRST_COLOUR, _LAST_COLOUR, k / (len(parts) - 1)) for k in range(len(parts))
+    ]
     kinds = [
-        Kind(Key("", colour), np.flatnonzero(np.isin(labels.values.astype(part.dtype), part)))
+        RowGroup(
+            LegendKey("", colour), np.flatnonzero(np.isin(labels.values.astype(part.dtype), part))
+        )
         for part, colour in zip(parts, colours, strict=True)
     ]
     ends = (str(labels.order[0]), str(labels.order[-1]))
-    return kinds, Ramp(f"{labels.name} {ends[0]}", ends[1], (_FIRST, _LAST))
+    return kinds, ColourRamp(f"{labels.name} {ends[0]}", ends[1], (_FIRST_COLOUR, _LAST_COLOUR))
 
 
-def _told_apart(labels: Labels) -> list[Kind]:
+def _group_by_frequency(labels: ColourLabels) -> list[RowGroup]:
     """Give the most frequent labels a look each; the others are grey together, and lie below."""
     texts = np.array([str(value) for value in labels.values], object)
     counts = Counter(texts.tolist())
-    n_own = TOLD_APART if len(counts) <= TOLD_APART else TOLD_APART - 1
+    n_own = MAX_COLOURED_LABELS if len(counts) <= MAX_COLOURED_LABELS else MAX_COLOURED_LABELS - 1
     frequent = {name for name, _ in counts.most_common(n_own)}
-    own = sorted(frequent, key=_natural)
-    kinds = [Kind(_look(name, k), np.flatnonzero(texts == name)) for k, name in enumerate(own)]
+    own = sorted(frequent, key=_make_sort_key)
+    kinds = [
+        RowGroup(_choose_key(name, k), np.flatnonzero(texts == name)) for k, name in enumerate(own)
+    ]
     others = np.flatnonzero([text not in frequent for text in texts])
-    grey = [Kind(Key(f"{len(counts) - n_own} others", GREY), others)] if len(others) else []
+    grey = (
+        [RowGroup(LegendKey(f"{len(counts) - n_own} others", GREY), others)] if len(others) else []
+    )
     return grey + kinds
 
 
-def _natural(name: str) -> tuple[float, str]:
+def _make_sort_key(name: str) -> tuple[float, str]:
     """Sort numbers by size, and before other names."""
     return (float(name), "") if name.isdecimal() else (np.inf, name)
 
 
-def _look(name: str, k: int) -> Key:
+def _choose_key(name: str, k: int) -> LegendKey:
     turn, colour = divmod(k, len(_COLOURS))
-    return Key(name, _COLOURS[colour], MARKERS[(colour + 3 * turn) % len(MARKERS)])
+    return LegendKey(name, _COLOURS[colour], MARKERS[(colour + 3 * turn) % len(MARKERS)])

@@ -13,25 +13,41 @@ from flows.data.fitted import Fitted
 from flows.exporting.items import without_bound
 from flows.report.figures.axes import fit_axis, make_axis
 from flows.report.figures.colours import COLOURS, GREY, ColourScale
-from flows.report.figures.heat_maps import draw_heat_map
+from flows.report.figures.heat_maps import plot_heat_map
 from flows.report.figures.image_layout import ImageLayout
-from flows.report.figures.labels import Labels, coloured
-from flows.report.figures.lines import Line, half_lines, places_of_names, select_with_room
-from flows.report.figures.marks import Figure, Key, Lines, Mark, Plot, Points, Raster, Texts
-from flows.report.figures.row_plots import draw_plane, draw_strip
-from flows.report.figures.rows import CodedRows
-from flows.report.text import format_number
+from flows.report.figures.labels import ColourLabels, group_rows_by_label
+from flows.report.figures.lines import (
+    EvenOddsLine,
+    choose_name_places,
+    choose_names_with_room,
+    find_even_odds_lines,
+)
+from flows.report.figures.marks import (
+    Figure,
+    LegendKey,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RasterMark,
+    TextMarks,
+)
+from flows.report.figures.row_plots import plot_plane, plot_strip
+from flows.report.figures.rows import CodedRows, DatasetSample
+from flows.report.figures.text import format_number
+from pipeline.evaluation.calibration import Comparison
 from pipeline.models.capabilities import Reconstructs, reconstructor
 
 Array = NDArray[np.float64]
 
-_GRID, _TILES = 61, 9
-_MOST_LINES = 40
-_WIDE = 2.0  # width of a plot of curves, its height being 1
+_GRID_SIZE, _N_TILES = 61, 9
+_MAX_PAIRS, _N_WORST_PAIRS = 2000, 300
+_MAX_LINES = 40
+_ASPECT_RATIO = 2.0  # width of a plot of curves, its height being 1
 
 
-def draw_latent(
-    fitted: Fitted, coded: CodedRows, labels: Labels | None, layout: ImageLayout | None
+def plot_latent_space(
+    fitted: Fitted, coded: CodedRows, labels: ColourLabels | None, layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw codes of rows, then what the model expects where they lie.
 
@@ -47,42 +63,42 @@ def draw_latent(
         Where every feature lies in an image, if features are pixels.
     """
     n_components = coded.codes.shape[1]
-    if n_components > 1 and _are_shares(coded.codes):
-        yield _draw_memberships(coded, labels)
+    if n_components > 1 and _is_compositional(coded.codes):
+        yield _plot_memberships(coded, labels)
     elif n_components == 1:
-        yield draw_strip(coded, labels)
+        yield plot_strip(coded, labels)
     elif n_components > 1:
-        yield draw_plane(coded, labels)
+        yield plot_plane(coded, labels)
     if not isinstance(fitted.model, Reconstructs):
         return
     if n_components == 1:
-        yield _draw_item_curves(fitted, coded)
+        yield _plot_item_curves(fitted, coded)
         # Of items of one trait, where the data tell some of them.
         if "difficulty" in fitted.artifact and not without_bound(fitted.artifact).all():
-            yield _draw_information(fitted, coded)
-    elif n_components == 2 and not _are_shares(coded.codes):
-        yield _draw_image_grid(fitted, coded, layout) if layout else _draw_item_lines(fitted, coded)
+            yield _plot_information(fitted, coded)
+    elif n_components == 2 and not _is_compositional(coded.codes):
+        yield _plot_image_grid(fitted, coded, layout) if layout else _plot_item_lines(fitted, coded)
 
 
-def _are_shares(codes: Array) -> bool:
+def _is_compositional(codes: Array) -> bool:
     """Tell whether codes are shares of one whole, as posterior probabilities of components are."""
     return bool(codes.min() >= 0 and np.allclose(codes.sum(axis=1), 1, atol=1e-4))
 
 
-def _draw_memberships(coded: CodedRows, labels: Labels | None) -> Figure:
+def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     """Draw the mean share of each component among the rows of each label."""
-    kinds, _ = coloured(labels, len(coded.codes))
+    kinds, _ = group_rows_by_label(labels, len(coded.codes))
     names = [kind.key.name or "all rows" for kind in kinds]
     means = np.array([coded.codes[kind.rows].mean(axis=0) for kind in kinds])
     of = labels.name if labels else "rows"
     columns = [str(k + 1) for k in range(means.shape[1])]
-    drawn = draw_heat_map(means, names, columns, (of, "component"), is_signed=False)
+    drawn = plot_heat_map(means, names, columns, (of, "component"), is_signed=False)
     by = f", by {of}" if labels else ""
     alt = f"Mean share of {len(columns)} components among {len(coded.codes):,} rows{by}."
     return Figure("Share of components", alt, note=alt, **drawn)
 
 
-def _over_component(fitted: Fitted, coded: CodedRows) -> tuple[Array, Array]:
+def _reconstruct_over_component(fitted: Fitted, coded: CodedRows) -> tuple[Array, Array]:
     """Give places on the only component, (n_places,), and P(x_i = 1) there, (n_places, n)."""
     low, high = coded.codes.min(), coded.codes.max()
     margin = 0.25 * (high - low) + 0.1
@@ -90,18 +106,18 @@ def _over_component(fitted: Fitted, coded: CodedRows) -> tuple[Array, Array]:
     return z, reconstructor(fitted.model).reconstruct(fitted.params, z[:, None])
 
 
-def _draw_information(fitted: Fitted, coded: CodedRows) -> Figure:
+def _plot_information(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw what features tell of the component, P'² / (P (1 − P)), and all of them together."""
-    z, P = _over_component(fitted, coded)
+    z, P = _reconstruct_over_component(fitted, coded)
     information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
     unbounded = without_bound(fitted.artifact)
     information[:, unbounded] = 0.0
     drawn = np.flatnonzero(~unbounded)
     shown = np.sort(drawn[np.argsort(-information[:, drawn].max(axis=0), kind="stable")])
-    whole, shown = information.sum(axis=1), shown[:_MOST_LINES]
+    whole, shown = information.sum(axis=1), shown[:_MAX_LINES]
     names = [fitted.feature_names[i] for i in shown]
-    curves, keys, hint = _draw_curves(z, information[:, shown], names)
-    total = Lines([np.column_stack([z, whole])], [GREY], 2.5)
+    curves, keys, hint = _plot_curves(z, information[:, shown], names)
+    total = LineMarks([np.column_stack([z, whole])], [GREY], 2.5)
     x, y = fit_axis(z, "component 1"), fit_axis(np.append(0.0, whole), "information")
     plot = Plot(x, y, (curves, total), height=340)
     most, at = format_number(whole.max(), 3), format_number(z[whole.argmax()], 2)
@@ -112,34 +128,40 @@ def _draw_information(fitted: Fitted, coded: CodedRows) -> Figure:
     )
     if unbounded.any():
         steep = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
-        note += f" Left out, as their weights have no bound: {_listed(steep)}."
+        note += f" Left out, as their weights have no bound: {_join_names(steep)}."
     alt = f"Information of {len(shown)} features and of all over component 1. {note}"
-    told: Any = {"note": note, "hint": hint, "keys": (Key("all features", GREY, "line"), *keys)}
+    told: Any = {
+        "note": note,
+        "hint": hint,
+        "keys": (LegendKey("all features", GREY, "line"), *keys),
+    }
     return Figure("Information over the component", alt, plot, **told)
 
 
-def _draw_item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
+def _plot_item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw P(x_i = 1) over one component, for the features that it moves most."""
-    z, probabilities = _over_component(fitted, coded)
-    moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MOST_LINES])
+    z, probabilities = _reconstruct_over_component(fitted, coded)
+    moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MAX_LINES])
     names, values = [fitted.feature_names[i] for i in moved], probabilities[:, moved]
-    curves, keys, hint = _draw_curves(z, values, names)
+    curves, keys, hint = _plot_curves(z, values, names)
     x, y = fit_axis(z, "component 1"), make_axis(-0.02, 1.02, "P(feature = 1)")
-    named = () if keys else (_name_curves(z, values.T, names, curves.colours),)
+    named = () if keys else (_label_curves(z, values.T, names, curves.colours),)
     plot = Plot(x, y, (curves, *named), height=340)
-    alt = f"Probability of 1 over component 1, of {len(moved)} features: {_listed(names)}."
+    alt = f"Probability of 1 over component 1, of {len(moved)} features: {_join_names(names)}."
     shown, total = len(moved), probabilities.shape[1]
     note = f"{shown} of {total:,} features, those that change most." if shown < total else ""
     return Figure("Features over the component", alt, plot, note=note, hint=hint, keys=keys)
 
 
-def _draw_curves(z: Array, values: Array, names: list[str]) -> tuple[Lines, tuple[Key, ...], str]:
+def _plot_curves(
+    z: Array, values: Array, names: list[str]
+) -> tuple[LineMarks, tuple[LegendKey, ...], str]:
     """Draw a curve for each name, with a key of colours where they are few.
 
     Returns the curves, the keys, and what pointing at curves shows.
     """
-    looks = tuple(Key(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
-    curves = Lines(
+    looks = tuple(LegendKey(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
+    curves = LineMarks(
         [np.column_stack([z, column]) for column in values.T],
         [look.colour for look in looks],
         1.6,
@@ -150,23 +172,23 @@ def _draw_curves(z: Array, values: Array, names: list[str]) -> tuple[Lines, tupl
     return curves, (), "Point at a curve for its name."
 
 
-def _name_curves(z: Array, curves: Array, names: Sequence[str], colours: Sequence[str]) -> Mark:
+def _label_curves(z: Array, curves: Array, names: Sequence[str], colours: Sequence[str]) -> Mark:
     """Write the name of each curve beside it, in its colour, if it has room."""
-    low, unit = z[0], (z[-1] - z[0]) / _WIDE
+    low, unit = z[0], (z[-1] - z[0]) / _ASPECT_RATIO
     above = np.array([0.0, 1.0])
     scaled = [np.column_stack([(z - low) / unit, p]) for p in curves]
-    places = places_of_names([Line(k, points, above) for k, points in enumerate(scaled)])
-    kept = select_with_room(places, names, _WIDE)
+    places = choose_name_places([EvenOddsLine(k, points, above) for k, points in enumerate(scaled)])
+    kept = choose_names_with_room(places, names, _ASPECT_RATIO)
     x, y = low + unit * places[kept, 0], places[kept, 1]
-    return Texts(x, y, [names[k] for k in kept], [colours[k] for k in kept])
+    return TextMarks(x, y, [names[k] for k in kept], [colours[k] for k in kept])
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more
 
 
-def _plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
+def _make_plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
     """Lay a grid over the codes, with some margin: axes (n,) each, and its points (n², 2)."""
     low, high = coded.codes.min(axis=0), coded.codes.max(axis=0)
     middle, half = (low + high) / 2, 0.55 * max(float((high - low).max()), 1e-3)
@@ -174,20 +196,22 @@ def _plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
     return x, y, np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def _draw_item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
+def _plot_item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     """Draw where features are as likely 1 as 0."""
-    x, y, points = _plane_grid(coded, _GRID)
+    x, y, points = _make_plane_grid(coded, _GRID_SIZE)
     probabilities = reconstructor(fitted.model).reconstruct(fitted.params, points)
-    found = half_lines(x, y, probabilities.T.reshape(-1, _GRID, _GRID))[:_MOST_LINES]
-    rows = Points(*coded.codes.T, COLOURS[5], size=3, opacity=0.5)
+    found = find_even_odds_lines(x, y, probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE))[
+        :_MAX_LINES
+    ]
+    rows = PointMarks(*coded.codes.T, COLOURS[5], size=3, opacity=0.5)
     names = [fitted.feature_names[line.feature] for line in found]
     points, facts = [line.points for line in found], [("feature", names)]
-    marks: list[Mark] = [rows, Lines(points, [GREY] * len(found), 1.0, facts=facts)]
+    marks: list[Mark] = [rows, LineMarks(points, [GREY] * len(found), 1.0, facts=facts)]
     if found:
-        places = places_of_names(found)
-        kept = select_with_room(places, names, x[-1] - x[0])
+        places = choose_name_places(found)
+        kept = choose_names_with_room(places, names, x[-1] - x[0])
         shown = [names[k] for k in kept]
-        marks.append(Texts(*places[kept].T, shown, [COLOURS[1]] * len(kept)))
+        marks.append(TextMarks(*places[kept].T, shown, [COLOURS[1]] * len(kept)))
     axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
     plot = Plot(*axes, tuple(marks))
     alt = f"Lines where features are as likely 1 as 0, over {len(coded.codes):,} rows: "
@@ -198,25 +222,63 @@ def _draw_item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     n_features = len(fitted.feature_names)
     if len(found) < n_features:
         note += f" {len(found)} of {n_features} features have a line here."
-    return Figure("Features in latent space", alt + _listed(names) + ".", plot, note=note)
+    return Figure("Features in latent space", alt + _join_names(names) + ".", plot, note=note)
 
 
-def _draw_image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> Figure:
+def _plot_image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> Figure:
     """Draw P(x = 1) as an image at each point of a grid."""
-    x, y, points = _plane_grid(coded, _TILES)
+    x, y, points = _make_plane_grid(coded, _N_TILES)
     images = layout.images(reconstructor(fitted.model).reconstruct(fitted.params, points))
     height, width = images.shape[1:]
     # A blank line keeps neighbours apart.
     tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
-    tiles = tiles.reshape(_TILES, _TILES, height + 1, width + 1)
+    tiles = tiles.reshape(_N_TILES, _N_TILES, height + 1, width + 1)
     # Points are in order from the bottom up, images from the top down.
-    whole = tiles[::-1].transpose(0, 2, 1, 3).reshape(_TILES * (height + 1), -1)
+    whole = tiles[::-1].transpose(0, 2, 1, 3).reshape(_N_TILES * (height + 1), -1)
     scale, half = ColourScale(1.0, is_signed=False), (x[1] - x[0]) / 2
     axes = (
         replace(make_axis(at[0] - half, at[-1] + half, f"component {k}"), has_lines=False)
         for k, at in enumerate((x, y), 1)
     )
-    plot = Plot(*axes, (Raster(whole, scale),))
-    alt = f"P(feature = 1) as {_TILES}x{_TILES} images over components 1 and 2."
+    plot = Plot(*axes, (RasterMark(whole, scale),))
+    alt = f"P(feature = 1) as {_N_TILES}x{_N_TILES} images over components 1 and 2."
     note = "Each image shows the probability of 1 of every pixel at its place."
     return Figure("Images over latent space", alt, plot, note=note, ramp=scale.legend())
+
+
+def plot_calibration(
+    seen: DatasetSample, pairs: Comparison, feature_names: tuple[str, ...]
+) -> Figure:
+    """Draw observed over implied shares, those that differ most among them."""
+    at = _choose_pairs(pairs.z)
+    top = float(max(pairs.observed[at].max(), pairs.implied[at].max(), 1e-3)) * 1.03
+    x = make_axis(-0.02 * top, top, "share of joint ones in the model")
+    y = make_axis(-0.02 * top, top, "share in the data")
+    diagonal = LineMarks([np.array([[0.0, 0.0], [top, top]])], [GREY], 1.0, dash=(6, 6))
+    first, second = pairs.features[at].T
+    facts = [
+        ("feature", [feature_names[seen.features[i]] for i in first]),
+        ("and", [feature_names[seen.features[i]] for i in second]),
+        ("model", [format_number(value, 3) for value in pairs.implied[at]]),
+        ("data", [format_number(value, 3) for value in pairs.observed[at]]),
+        ("standard errors apart", [format_number(value, 2) for value in pairs.z[at]]),
+    ]
+    points = PointMarks(pairs.implied[at], pairs.observed[at], COLOURS[0], opacity=0.5, facts=facts)
+    rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.rmse_by_chance, 2)
+    n_shown = f"{len(at):,} of " if len(at) < len(pairs.z) else ""
+    note = (
+        f"{n_shown}{len(pairs.z):,} pairs of features in {seen.n_rows:,} rows, and in "
+        f"{seen.n_drawn:,} drawn from the model. Root mean square difference {rmse}; were the "
+        f"model right, it would be about {chance}."
+    )
+    alt = "Share of rows in which both features of a pair are 1, in the data over the model. "
+    return Figure("Calibration of pairs", alt + note, Plot(x, y, (diagonal, points)), note=note)
+
+
+def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Select pairs that differ most, and some of all."""
+    if len(z) <= _MAX_PAIRS:
+        return np.arange(len(z))
+    worst = np.argsort(-np.abs(z), kind="stable")[:_N_WORST_PAIRS]
+    even = np.linspace(0, len(z) - 1, _MAX_PAIRS - _N_WORST_PAIRS).round().astype(np.intp)
+    return np.union1d(worst, even)

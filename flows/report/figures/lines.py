@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_PLACES = np.linspace(0.05, 0.95, 37)
-_AWAY = 0.02  # of the plane's width: distance of a name from its line
-_INNER = np.array([0.4, 0.46])  # of the plane's width and height
+_NAME_POSITIONS = np.linspace(0.05, 0.95, 37)
+_NAME_DISTANCE = 0.02  # of the plane's width: distance of a name from its line
+_INNER_SHARE = np.array([0.4, 0.46])  # of the plane's width and height
 # Pixels: the inner width of a plot on a telephone, where names have least room; a letter's size.
-_PLOT, _LETTER = 290.0, np.array([6.5, 13.0])
-_TALL = 3.0  # names are wider than high: what is above or below counts as so much farther
+_PLOT_WIDTH, _LETTER_SIZE = 290.0, np.array([6.5, 13.0])
+_VERTICAL_WEIGHT = (
+    3.0  # names are wider than high: what is above or below counts as so much farther
+)
 
 
-class Line(NamedTuple):
+class EvenOddsLine(NamedTuple):
     """Where a feature is as likely 1 as 0.
 
     Attributes
@@ -34,10 +36,10 @@ class Line(NamedTuple):
 
     feature: int
     points: Array
-    towards: Array
+    direction: Array
 
 
-def half_lines(x: Array, y: Array, probabilities: Array) -> list[Line]:
+def find_even_odds_lines(x: Array, y: Array, probabilities: Array) -> list[EvenOddsLine]:
     """Find the lines of even odds, the steepest features first.
 
     Parameters
@@ -52,11 +54,13 @@ def half_lines(x: Array, y: Array, probabilities: Array) -> list[Line]:
         pieces: Any = contour_generator(x, y, probabilities[i]).lines(0.5)
         if pieces:
             points = max(pieces, key=len)
-            found.append(Line(int(i), points, _towards(x, y, probabilities[i], points)))
+            found.append(
+                EvenOddsLine(int(i), points, _find_direction(x, y, probabilities[i], points))
+            )
     return found
 
 
-def _towards(x: Array, y: Array, probability: Array, points: Array) -> Array:
+def _find_direction(x: Array, y: Array, probability: Array, points: Array) -> Array:
     """Give the gradient where the line is half way, of length 1."""
     down, across = np.asarray(np.gradient(probability, y, x))
     middle = points[len(points) // 2]
@@ -66,23 +70,27 @@ def _towards(x: Array, y: Array, probability: Array, points: Array) -> Array:
     return unit
 
 
-def places_of_names(lines: Sequence[Line]) -> Array:
+def choose_name_places(lines: Sequence[EvenOddsLine]) -> Array:
     """Choose a place beside each line, far from names and lines before it: (n_lines, 2)."""
     ends = np.vstack([line.points for line in lines])
     middle, size = (ends.min(axis=0) + ends.max(axis=0)) / 2, float(np.ptp(ends)) or 1.0
-    others = [_along(line) for line in lines]
+    others = [_sample_line(line) for line in lines]
     taken = np.zeros((0, 2))
     for k, line in enumerate(lines):
-        places = others[k] + _AWAY * size * line.towards
+        places = others[k] + _NAME_DISTANCE * size * line.direction
         crossed = np.vstack([*others[:k], *others[k + 1 :], np.full((1, 2), np.inf)])
-        room = np.minimum(_distance(places, taken), 3 * _distance(places, crossed))
+        room = np.minimum(
+            _compute_distances(places, taken), 3 * _compute_distances(places, crossed)
+        )
         # Near a border a name, which is wide, would be cut off.
-        room[(np.abs(places - middle) > _INNER * np.ptp(ends, axis=0)).any(axis=1)] -= 9 * size
+        room[(np.abs(places - middle) > _INNER_SHARE * np.ptp(ends, axis=0)).any(axis=1)] -= (
+            9 * size
+        )
         taken = np.vstack([taken, places[int(np.argmax(room))]])
     return taken
 
 
-def select_with_room(places: Array, names: Sequence[str], width: float) -> list[int]:
+def choose_names_with_room(places: Array, names: Sequence[str], width: float) -> list[int]:
     """Choose names in turn that lie on none before them.
 
     Parameters
@@ -95,7 +103,9 @@ def select_with_room(places: Array, names: Sequence[str], width: float) -> list[
         Of the plot, in the units of the places.
     """
     lengths = [len(name) for name in names]
-    halves = width / _PLOT * _LETTER * np.column_stack([lengths, np.ones(len(names))]) / 2
+    halves = (
+        width / _PLOT_WIDTH * _LETTER_SIZE * np.column_stack([lengths, np.ones(len(names))]) / 2
+    )
     kept: list[int] = []
     for i, place in enumerate(places):
         apart = abs(places[kept] - place) > halves[kept] + halves[i]
@@ -104,14 +114,14 @@ def select_with_room(places: Array, names: Sequence[str], width: float) -> list[
     return kept
 
 
-def _along(line: Line) -> Array:
-    at = _PLACES * (len(line.points) - 1)
+def _sample_line(line: EvenOddsLine) -> Array:
+    at = _NAME_POSITIONS * (len(line.points) - 1)
     steps = np.arange(len(line.points))
     return np.column_stack([np.interp(at, steps, line.points[:, axis]) for axis in (0, 1)])
 
 
-def _distance(places: Array, others: Array) -> Array:
+def _compute_distances(places: Array, others: Array) -> Array:
     """Give the distance of each place to the nearest other."""
-    apart = (places[:, None] - others) * np.array([1.0, _TALL])
+    apart = (places[:, None] - others) * np.array([1.0, _VERTICAL_WEIGHT])
     distances: Array = np.linalg.norm(apart, axis=2).min(axis=1, initial=np.inf)
     return distances

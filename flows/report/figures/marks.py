@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.colours import ColourScale, Ramp
+from flows.report.figures.colours import ColourRamp, ColourScale
 
 Array = NDArray[np.float64]
-Facts = Sequence[tuple[str, Sequence[str]]]
+HoverFacts = Sequence[tuple[str, Sequence[str]]]
 """Columns of texts that pointing at marks shows: each a name and one text per mark."""
 
 
 @dataclass(frozen=True)
-class Points:
+class PointMarks:
     """Marks at points.
 
     Attributes
@@ -29,7 +29,7 @@ class Points:
     x, y
         Where they lie, (n,).
     colour, marker
-        Their look; a marker is a key of `MARKERS`.
+        Their look; a marker is one of `MARKERS`.
     size
         Diameters, (n,) or one for all.
     opacity
@@ -44,11 +44,11 @@ class Points:
     marker: str = "circle"
     size: float | Array = 5.0
     opacity: float = 1.0
-    facts: Facts = ()
+    facts: HoverFacts = ()
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineMarks:
     """Lines through points, each (n, 2).
 
     Attributes
@@ -69,19 +69,19 @@ class Lines:
     colours: Sequence[str]
     width: float = 1.5
     dash: tuple[int, ...] = ()
-    facts: Facts = ()
+    facts: HoverFacts = ()
 
 
 @dataclass(frozen=True)
-class Columns:
+class HoverColumns:
     """Areas as high as the plot, invisible, around each x: what pointing anywhere there shows."""
 
     x: Array
-    facts: Facts
+    facts: HoverFacts
 
 
 @dataclass(frozen=True)
-class Cells:
+class CellMarks:
     """A matrix: the value at row i and column k as a coloured cell around x = k, y = i.
 
     Attributes
@@ -96,11 +96,11 @@ class Cells:
 
     values: Array
     scale: ColourScale
-    facts: Facts
+    facts: HoverFacts
 
 
 @dataclass(frozen=True)
-class Raster:
+class RasterMark:
     """A picture: values as pixels, the first row at the top, that fill the plot."""
 
     values: Array
@@ -108,7 +108,7 @@ class Raster:
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextMarks:
     """Texts in the middle of points, or right above them."""
 
     x: Array
@@ -119,7 +119,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RuleMark:
     """A straight line across the whole plot, at a place on the axis "x" or "y"."""
 
     axis: str
@@ -127,7 +127,7 @@ class Rule:
     dash: tuple[int, ...] = ()
 
 
-Mark = Points | Lines | Columns | Cells | Raster | Texts | Rule
+Mark = PointMarks | LineMarks | HoverColumns | CellMarks | RasterMark | TextMarks | RuleMark
 
 
 class Tick(NamedTuple):
@@ -161,7 +161,7 @@ class Axis:
     has_lines: bool = True
 
 
-class Option(NamedTuple):
+class AxisOption(NamedTuple):
     """Another axis that a reader can choose, with the places of the marks on it."""
 
     name: str
@@ -169,12 +169,12 @@ class Option(NamedTuple):
     places: tuple[Array, ...]
 
 
-class Choice(NamedTuple):
+class AxisChoice(NamedTuple):
     """Options for the axis "x" or "y"; `first` is the one that is drawn at first."""
 
     label: str
     axis: str
-    options: tuple[Option, ...]
+    options: tuple[AxisOption, ...]
     first: int = 0
 
 
@@ -198,7 +198,7 @@ class Plot:
     height: int | None = None
 
 
-class Key(NamedTuple):
+class LegendKey(NamedTuple):
     """What a colour and marker stand for."""
 
     name: str
@@ -206,7 +206,7 @@ class Key(NamedTuple):
     marker: str = "circle"
 
 
-class Image(NamedTuple):
+class CaptionedImage(NamedTuple):
     """A picture as a data URI, and what it shows."""
 
     uri: str
@@ -242,10 +242,10 @@ class Figure:
     title: str
     alt: str
     plot: Plot | None = None
-    images: tuple[Image, ...] = ()
+    images: tuple[CaptionedImage, ...] = ()
     note: str = ""
     hint: str = ""
-    keys: tuple[Key, ...] = ()
-    ramp: Ramp | None = None
-    choices: tuple[Choice, ...] = ()
+    keys: tuple[LegendKey, ...] = ()
+    ramp: ColourRamp | None = None
+    choices: tuple[AxisChoice, ...] = ()
     width: int = 520

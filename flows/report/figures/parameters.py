@@ -9,38 +9,40 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.axes import count_axis, fit_axis, make_axis, plot_curve
-from flows.report.figures.causes import draw_causes
-from flows.report.figures.colours import COLOURS, SIGNS
+from flows.report.figures.axes import fit_axis, make_axis, make_count_axis, plot_curve
+from flows.report.figures.causes import plot_causes
+from flows.report.figures.colours import COLOURS, SIGNS_TEXT
 from flows.report.figures.heat_maps import (
-    LARGEST,
-    MOST_COLUMNS,
-    draw_heat_map,
+    LARGEST_TEXT,
+    MAX_COLUMNS,
+    plot_heat_map,
     select_largest_rows,
 )
 from flows.report.figures.image_layout import ImageLayout
-from flows.report.figures.images import MOST_IMAGES, draw_images
-from flows.report.figures.intervals import draw_intervals, write_interval
-from flows.report.figures.marks import Figure, Key, Lines, Mark, Rule
-from flows.report.text import describe_omission, format_number
+from flows.report.figures.images import MAX_IMAGES, render_images
+from flows.report.figures.intervals import format_interval, plot_intervals
+from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, RuleMark
+from flows.report.figures.rows import CodedRows
+from flows.report.figures.text import format_number, format_shown_count
 from pipeline.inference.from_artifact import stored_objective
 from pipeline.models.capabilities import Causes
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
 
-_MOST_RANKS, _MOST_INTERVALS = 64, 40
+CORRELATION_TITLE = "Correlation of features with components"
+_MAX_RANKS, _MAX_INTERVALS = 64, 40
 # Dimensions of arrays that tell what features have to do with components.
-OF_FEATURES = (
+FEATURE_DIMS = (
     (("feature", "component"), ""),
     (("feature", "unit_1"), "Weights of the first layer"),
 )
-_BY_SEGMENT = {"segment", "component"}
-_NORMAL = 1.96
+_SEGMENT_DIMS = {"segment", "component"}
+_NORMAL_QUANTILE = 1.96
 """Standard errors on either side of an estimate that make up 95 %."""
 
 
-def draw_parameters(
+def plot_parameters(
     artifact: Artifact, layout: ImageLayout | None, causes: Causes | None = None
 ) -> Iterator[Figure]:
     """Draw what the arrays' dimensions say can be drawn.
@@ -54,33 +56,35 @@ def draw_parameters(
     causes
         Of a model that says what its units turn on: they are drawn instead of its weights.
     """
-    yield from _history(artifact)
-    yield from _spectra(artifact)
+    yield from _plot_history(artifact)
+    yield from _plot_spectrum(artifact)
     if causes:
-        yield from draw_causes(causes, artifact.manifest["feature_names"], layout)
-    for dims, title in () if causes else OF_FEATURES:
-        for name in _unlike(artifact, set(dims)):
-            values = _oriented(artifact, name, dims[0])
-            yield from draw_feature_array(artifact, name, title or _title(name), values, layout)
-    for name in _unlike(artifact, _BY_SEGMENT):
-        values = _oriented(artifact, name, "segment")
+        yield from plot_causes(causes, artifact.manifest["feature_names"], layout)
+    for dims, title in () if causes else FEATURE_DIMS:
+        for name in _list_distinct_arrays(artifact, set(dims)):
+            values = _orient_array(artifact, name, dims[0])
+            yield from plot_feature_array(
+                artifact, name, title or _format_title(name), values, layout
+            )
+    for name in _list_distinct_arrays(artifact, _SEGMENT_DIMS):
+        values = _orient_array(artifact, name, "segment")
         if values.size:
-            yield _segment_map(artifact, name, values)
+            yield _plot_segment_map(artifact, name, values)
 
 
-def draw_feature_array(
+def plot_feature_array(
     artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw an array as (n_features, n_components), and its intervals where there are some."""
     if not values.size:
         return
-    draw = partial(_images, layout=layout) if layout else _loadings
+    draw = partial(_plot_images, layout=layout) if layout else _plot_loadings
     yield draw(artifact, name, title, values)
-    if layout is None and (ends := _ends(artifact, name)) is not None:
-        yield _intervals(artifact, name, values, ends)
+    if layout is None and (ends := _find_intervals(artifact, name)) is not None:
+        yield _plot_largest_intervals(artifact, name, values, ends)
 
 
-def _unlike(artifact: Artifact, dims: set[str]) -> list[str]:
+def _list_distinct_arrays(artifact: Artifact, dims: set[str]) -> list[str]:
     """Name the arrays of two dimensions; those equal to one before, and errors, are left out."""
     found: list[str] = []
     for name in artifact:
@@ -91,12 +95,12 @@ def _unlike(artifact: Artifact, dims: set[str]) -> list[str]:
     return found
 
 
-def _oriented(artifact: Artifact, name: str, first: str) -> Array:
+def _orient_array(artifact: Artifact, name: str, first: str) -> Array:
     values = artifact[name].astype(np.float64)
     return values if artifact.dims(name)[0] == first else values.T
 
 
-def _history(artifact: Artifact) -> Iterator[Figure]:
+def _plot_history(artifact: Artifact) -> Iterator[Figure]:
     history = np.array(artifact.manifest["history"], np.float64)
     if len(history) < 2:
         return
@@ -118,29 +122,31 @@ def _history(artifact: Artifact) -> Iterator[Figure]:
     yield Figure("Convergence", alt, plot, note=note)
 
 
-def _spectra(artifact: Artifact) -> Iterator[Figure]:
+def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
     """Draw an array of eigenvalues, and the bound from null data where there is one."""
-    by_dims = _by_dims(artifact)
-    values = by_dims.get(("eigenvalue",), np.zeros(0))[:_MOST_RANKS]
+    by_dims = _group_arrays_by_dims(artifact)
+    values = by_dims.get(("eigenvalue",), np.zeros(0))[:_MAX_RANKS]
     if not len(values):
         return
     null = by_dims.get(("null_eigenvalue",), np.zeros(0))
     n_kept = int(artifact.manifest["n_components"])
     marks: list[Mark] = []
-    keys: list[Key] = []
+    keys: list[LegendKey] = []
     if len(null):
         bound = np.column_stack([np.arange(1, len(null) + 1), null])
-        marks.append(Lines([bound], [COLOURS[1]], dash=(6, 6)))
-        keys.append(Key("data", COLOURS[0]))
-        keys.append(Key("95 % of independent features (parallel analysis)", COLOURS[1], "dash"))
+        marks.append(LineMarks([bound], [COLOURS[1]], dash=(6, 6)))
+        keys.append(LegendKey("data", COLOURS[0]))
+        keys.append(
+            LegendKey("95 % of independent features (parallel analysis)", COLOURS[1], "dash")
+        )
     if is_cut := n_kept < len(values):
-        marks.append(Rule("x", n_kept + 0.5, dash=(2, 4)))
+        marks.append(RuleMark("x", n_kept + 0.5, dash=(2, 4)))
     plot = plot_curve(values, ("rank", "eigenvalue"), *marks)
     low = min(0.0, float(values.min())) - 0.03 * float(values.max())
     high = fit_axis(np.concatenate([values, null])).high
     plot = replace(
         plot,
-        x=count_axis(max(len(values), len(null)), "rank"),
+        x=make_count_axis(max(len(values), len(null)), "rank"),
         y=make_axis(low, high, "eigenvalue"),
     )
     chosen = "stand above the line" if len(null) else "were asked for"
@@ -150,64 +156,66 @@ def _spectra(artifact: Artifact) -> Iterator[Figure]:
     yield Figure("Spectrum", alt, plot, note=note, keys=tuple(keys))
 
 
-def _by_dims(artifact: Artifact) -> dict[tuple[str, ...], Array]:
+def _group_arrays_by_dims(artifact: Artifact) -> dict[tuple[str, ...], Array]:
     return {artifact.dims(name): artifact[name] for name in artifact}
 
 
-def _title(name: str) -> str:
+def _format_title(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def _component_names(values: Array) -> list[str]:
+def _number_components(values: Array) -> list[str]:
     return [str(k + 1) for k in range(values.shape[1])]
 
 
-def _loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
+def _plot_loadings(artifact: Artifact, name: str, title: str, values: Array) -> Figure:
     features = artifact.manifest["feature_names"]
     n_features, n_components = values.shape
-    rows, columns = select_largest_rows(values), slice(MOST_COLUMNS)
-    shown, ends = values[rows, columns], _ends(artifact, name)
-    drawn = draw_heat_map(
+    rows, columns = select_largest_rows(values), slice(MAX_COLUMNS)
+    shown, ends = values[rows, columns], _find_intervals(artifact, name)
+    drawn = plot_heat_map(
         shown,
         [features[i] for i in rows],
-        _component_names(shown),
+        _number_components(shown),
         ("feature", "component"),
         bool(values.min() < 0),
-        {} if ends is None else {"interval": _written(ends[:, rows, columns])},
+        {} if ends is None else {"interval": _format_intervals(ends[:, rows, columns])},
     )
-    note = describe_omission("features", len(rows), n_features, LARGEST)
-    note += describe_omission("components", shown.shape[1], n_components, "")
+    note = format_shown_count("features", len(rows), n_features, LARGEST_TEXT)
+    note += format_shown_count("components", shown.shape[1], n_components, "")
     alt = f"{title} of {n_features} features on {n_components} components. "
-    alt += _leading(shown, rows, features)
+    alt += _format_leading(shown, rows, features)
     return Figure(title, alt, note=note, **drawn)
 
 
-def _ends(artifact: Artifact, name: str) -> Array | None:
+def _find_intervals(artifact: Artifact, name: str) -> Array | None:
     """Find the intervals of an array, (2, n_features, …), or make them of its standard errors."""
     interval, error = f"{name}_interval", f"{name}_error"
     if interval in artifact and len(artifact[interval]) == 2:
         ends: Array = artifact[interval]
     elif error in artifact:
-        ends = np.stack([artifact[name] + sign * _NORMAL * artifact[error] for sign in (-1, 1)])
+        ends = np.stack(
+            [artifact[name] + sign * _NORMAL_QUANTILE * artifact[error] for sign in (-1, 1)]
+        )
     else:
         return None
     is_turned = artifact.dims(name) == ("component", "feature")
     return np.swapaxes(ends, 1, 2) if is_turned else ends
 
 
-def _written(ends: Array) -> list[str]:
+def _format_intervals(ends: Array) -> list[str]:
     low, high = ends.reshape(2, -1)
-    return [write_interval(a, b) for a, b in zip(low, high, strict=True)]
+    return [format_interval(a, b) for a, b in zip(low, high, strict=True)]
 
 
-def _intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
-    rows = select_largest_rows(values, _MOST_INTERVALS)
+def _plot_largest_intervals(artifact: Artifact, name: str, values: Array, ends: Array) -> Figure:
+    rows = select_largest_rows(values, _MAX_INTERVALS)
     features = [artifact.manifest["feature_names"][i] for i in rows]
-    note = describe_omission("features", len(rows), len(values), LARGEST)
-    return draw_intervals(_title(name), values[rows], ends[:, rows], features, note)
+    note = format_shown_count("features", len(rows), len(values), LARGEST_TEXT)
+    return plot_intervals(_format_title(name), values[rows], ends[:, rows], features, note)
 
 
-def _leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> str:
+def _format_leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> str:
     """Name the features with the largest values of the first components."""
     leading = []
     for k in range(min(3, values.shape[1])):
@@ -217,46 +225,83 @@ def _leading(values: Array, rows: NDArray[np.intp], features: Sequence[str]) -> 
     return "Largest of " + "; ".join(leading) + "."
 
 
-def _images(
+def _plot_images(
     artifact: Artifact, name: str, title: str, values: Array, layout: ImageLayout
 ) -> Figure:
-    shown = values.T[:MOST_IMAGES]
-    captions = _captions(artifact, len(shown))
+    shown = values.T[:MAX_IMAGES]
+    captions = _make_captions(artifact, len(shown))
     signed = bool(values.min() < 0)
     alt = f"{title} of {len(shown)} components as images of {layout.height}x{layout.width}."
     scales = np.abs(shown).max(axis=1)
-    note = f"Each image to its own scale: {SIGNS}. "
+    note = f"Each image to its own scale: {SIGNS_TEXT}. "
     if not signed:
         scales[:] = scales.max()
         note = f"Blue from 0 to {format_number(scales[0], 3)}. "
-    note += describe_omission("components", len(shown), values.shape[1], "")
-    images = draw_images(layout.images(shown), captions, scales, signed)
+    note += format_shown_count("components", len(shown), values.shape[1], "")
+    images = render_images(layout.images(shown), captions, scales, signed)
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
 
-def _captions(artifact: Artifact, n: int) -> list[str]:
+def _make_captions(artifact: Artifact, n: int) -> list[str]:
     """Number components, with the eigenvalue of each where there are eigenvalues."""
-    values = _by_dims(artifact).get(("eigenvalue",), np.zeros(0))
+    values = _group_arrays_by_dims(artifact).get(("eigenvalue",), np.zeros(0))
     if len(values) < n:
         return [str(k + 1) for k in range(n)]
     return [f"{k + 1}: λ = {format_number(value, 3)}" for k, value in enumerate(values[:n])]
 
 
-def _segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
+def _plot_segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     names = artifact.manifest["segment_names"]
     indices = artifact["segments"] if "segments" in artifact else np.arange(len(values))
-    shown = values[:, :MOST_COLUMNS]
+    shown = values[:, :MAX_COLUMNS]
     signed = bool(values.min() < 0)
-    drawn = draw_heat_map(
+    drawn = plot_heat_map(
         shown,
         [names[int(u)] for u in indices],
-        _component_names(shown),
+        _number_components(shown),
         ("segment", "component"),
         signed,
     )
     low, high = format_number(values.min(), 3), format_number(values.max(), 3)
-    alt = f"{_title(name)} of {len(values)} segments and {values.shape[1]} components, "
+    alt = f"{_format_title(name)} of {len(values)} segments and {values.shape[1]} components, "
     alt += f"from {low} to {high}."
-    note = describe_omission("components", shown.shape[1], values.shape[1], "")
-    title = f"{_title(name)} by segment"
+    note = format_shown_count("components", shown.shape[1], values.shape[1], "")
+    title = f"{_format_title(name)} by segment"
     return Figure(title, alt, note=note, **drawn)
+
+
+def plot_correlations(
+    artifact: Artifact, coded: CodedRows, values: Array, layout: ImageLayout | None
+) -> Iterator[Figure]:
+    """Draw correlations of features with codes, where no parameters tell as much.
+
+    Parameters
+    ----------
+    artifact
+        Of a fit.
+    coded
+        Rows that were coded.
+    values
+        What `correlate_features_with_codes` returns.
+    layout
+        Where every feature lies in an image, if features are pixels.
+    """
+    told = {frozenset(dims) for dims, _ in FEATURE_DIMS}
+    if not any(frozenset(artifact.dims(name)) in told for name in artifact):
+        for figure in plot_feature_array(
+            artifact, "correlation", CORRELATION_TITLE, values, layout
+        ):
+            yield replace(figure, note=f"{figure.note} Of {len(coded.codes):,} rows.".strip())
+
+
+def correlate_features_with_codes(coded: CodedRows) -> Array:
+    """Correlate observed features with codes, 0 where either is constant: (n_features, n_codes)."""
+    X, codes = coded.values.astype(np.float64), coded.codes
+    seen = np.isfinite(X).astype(np.float64)
+    n = np.maximum(seen.sum(axis=0), 1.0)[:, None]
+    X = np.where(seen == 1, X, 0.0)
+    share, mean = X.sum(axis=0)[:, None] / n, seen.T @ codes / n
+    covariance = X.T @ codes / n - share * mean
+    variances = share * (1 - share), np.maximum(seen.T @ codes**2 / n - mean**2, 0.0)
+    scale = np.sqrt(variances[0] * variances[1])
+    return np.divide(covariance, scale, out=np.zeros_like(scale), where=scale > 1e-12)

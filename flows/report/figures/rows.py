@@ -22,10 +22,10 @@ from storage.errors import DataError
 
 Array = NDArray[np.float64]
 
-_CHUNKS = 4
-_CODED_ROWS, _CODED_WORK = 2000, 4 << 20  # work: rows x features x components
-_PAIRED_FEATURES = 400
-_DRAWN_ROWS, _DRAWN_CELLS = 20_000, 1 << 23
+_MAX_CHUNKS = 4
+_MAX_CODED_ROWS, _MAX_CODED_WORK = 2000, 4 << 20  # work: rows x features x components
+_MAX_PAIRED_FEATURES = 400
+_MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS = 20_000, 1 << 23
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class CodedRows:
 
 
 @dataclass(frozen=True)
-class Seen:
+class DatasetSample:
     """What was read of a dataset.
 
     Attributes
@@ -70,14 +70,14 @@ class Seen:
         Rows behind the shares of the data, and of the model.
     """
 
-    coded: CodedRows
+    coded_rows: CodedRows
     pairs: Comparison | None
     features: NDArray[np.intp]
     n_rows: int
     n_drawn: int
 
 
-def fitted_dataset(fitted: Fitted, path: str | None) -> tuple[BinaryDataset | None, str]:
+def open_fitted_dataset(fitted: Fitted, path: str | None) -> tuple[BinaryDataset | None, str]:
     """Open a dataset for the rows of the report.
 
     Parameters
@@ -114,40 +114,40 @@ def fitted_dataset(fitted: Fitted, path: str | None) -> tuple[BinaryDataset | No
     return dataset, ""
 
 
-def read_rows(fitted: Fitted, dataset: BinaryDataset) -> Seen:
+def read_dataset_sample(fitted: Fitted, dataset: BinaryDataset) -> DatasetSample:
     """Code some rows, and count the pairs of more of them; the rows are of the split fitted."""
     indices = segment_indices(fitted.segments, dataset.segment_names)
-    features = _spread(dataset.n_features, _PAIRED_FEATURES)
-    n_wanted = _n_coded(fitted, dataset.n_features)
-    keys = _spread(dataset.n_chunks, _CHUNKS)
+    features = _choose_evenly(dataset.n_features, _MAX_PAIRED_FEATURES)
+    n_wanted = _choose_row_count(fitted, dataset.n_features)
+    keys = _choose_evenly(dataset.n_chunks, _MAX_CHUNKS)
     step = max(1.0, dataset.chunks[keys, 1].sum() / n_wanted)
     coded, counts, segment_rows = [], [], np.zeros(dataset.n_segments, np.int64)
-    for block in _blocks(fitted, dataset, keys):
-        counts.append(PairCounts.of_block(_narrowed(block, features), pooled=True))
-        some = block.taken(_every(block, step))
-        coded.append(_coded(fitted, dataset, some, int(indices[block.segment])))
+    for block in _iter_blocks(fitted, dataset, keys):
+        counts.append(PairCounts.of_block(_select_features(block, features), pooled=True))
+        some = block.taken(_choose_block_rows(block, step))
+        coded.append(_encode_rows(fitted, dataset, some, int(indices[block.segment])))
         segment_rows[block.segment] += block.n_samples
     if not coded:
         raise DataError(f"{dataset.path}: Expected rows of the split fitted, got none.")
-    observed, rows = tree_merge(counts), _joined(coded, dataset)
+    observed, rows = tree_merge(counts), _join_coded_rows(coded, dataset)
     if not isinstance(fitted.model, Samples):
-        return Seen(rows, None, features, observed.n_samples, 0)
-    drawn = _drawn_pairs(fitted, segment_rows, indices, features)
+        return DatasetSample(rows, None, features, observed.n_samples, 0)
+    drawn = _count_drawn_pairs(fitted, segment_rows, indices, features)
     pairs = compare_pairs(observed, drawn)
-    return Seen(rows, pairs, features, observed.n_samples, drawn.n_samples)
+    return DatasetSample(rows, pairs, features, observed.n_samples, drawn.n_samples)
 
 
-def _n_coded(fitted: Fitted, n_features: int) -> int:
+def _choose_row_count(fitted: Fitted, n_features: int) -> int:
     n_components = max(1, int(fitted.artifact.manifest["n_components"]))
-    return max(100, min(_CODED_ROWS, _CODED_WORK // (n_features * n_components)))
+    return max(100, min(_MAX_CODED_ROWS, _MAX_CODED_WORK // (n_features * n_components)))
 
 
-def _spread(n: int, most: int) -> NDArray[np.intp]:
+def _choose_evenly(n: int, most: int) -> NDArray[np.intp]:
     """Choose so many of n, evenly."""
     return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.intp))
 
 
-def _blocks(
+def _iter_blocks(
     fitted: Fitted, dataset: BinaryDataset, keys: NDArray[np.intp]
 ) -> Iterator[BinaryBlock]:
     split = fitted.artifact.manifest["split"]
@@ -157,7 +157,7 @@ def _blocks(
         yield from (block for block in blocks_of(chunk) if block.n_samples)
 
 
-def _narrowed(block: BinaryBlock, features: NDArray[np.intp]) -> BinaryBlock:
+def _select_features(block: BinaryBlock, features: NDArray[np.intp]) -> BinaryBlock:
     mask = block.observed_words
     return replace(
         block,
@@ -166,33 +166,35 @@ def _narrowed(block: BinaryBlock, features: NDArray[np.intp]) -> BinaryBlock:
     )
 
 
-def _every(block: BinaryBlock, step: float) -> NDArray[np.int64]:
+def _choose_block_rows(block: BinaryBlock, step: float) -> NDArray[np.int64]:
     """Choose rows of a block; which is first depends on the block, or short ones had none."""
     offset = float(block.rows[0]) % step
     return np.arange(offset, block.n_samples, step).astype(np.int64)
 
 
-def _coded(fitted: Fitted, dataset: BinaryDataset, block: BinaryBlock, index: int) -> CodedRows:
+def _encode_rows(
+    fitted: Fitted, dataset: BinaryDataset, block: BinaryBlock, index: int
+) -> CodedRows:
     here = replace(block, segment=index)
     codes = fitted.model.transform(fitted.params, here, RowRandom(0))["mean"]
     names = np.full(block.n_samples, dataset.segment_names[block.segment], object)
     columns = {name: block.column(name) for name in dataset.column_names}
-    return CodedRows(codes, _values(block), block.rows, names, columns)
+    return CodedRows(codes, _read_values(block), block.rows, names, columns)
 
 
-def _values(block: BinaryBlock) -> NDArray[np.float32]:
+def _read_values(block: BinaryBlock) -> NDArray[np.float32]:
     observed, values = block.observed(), block.dense().astype(np.float32)
     return values if observed is None else np.where(observed == 1, values, np.float32(np.nan))
 
 
-def _joined(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRows:
+def _join_coded_rows(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRows:
     coded = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
     names = ("codes", "values", "rows", "segments")
     arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
     return CodedRows(*arrays, {name: dataset.texts(name, values) for name, values in coded.items()})
 
 
-def _drawn_pairs(
+def _count_drawn_pairs(
     fitted: Fitted,
     segment_rows: NDArray[np.int64],
     indices: NDArray[np.int64],
@@ -200,7 +202,7 @@ def _drawn_pairs(
 ) -> PairCounts:
     """Count pairs of rows drawn from the model, segments as often as in the data."""
     rng = np.random.default_rng(0)
-    n_drawn = max(500, min(_DRAWN_ROWS, _DRAWN_CELLS // len(fitted.feature_names)))
+    n_drawn = max(500, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS // len(fitted.feature_names)))
     segments = rng.choice(indices, n_drawn, p=segment_rows / segment_rows.sum())
     X = sampler(fitted.model).sample(fitted.params, n_drawn, rng, segments)
     return PairCounts.of_block(block_of(np.ascontiguousarray(X[:, features])), pooled=True)

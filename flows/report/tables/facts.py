@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.cli.splits import told_rows
-from flows.report.text import format_number
+from flows.report.figures.causes import TextTable
+from flows.report.figures.text import format_number
 from pipeline.inference.from_artifact import stored_objective
 from pipeline.models.registry import models
 from storage.artifacts.artifacts import Artifact
 
-Facts = list[tuple[str, str]]
+FactRows = list[tuple[str, str]]
 Manifest = Mapping[str, Any]
-_MOST_NAMES = 5
+_MAX_NAMES = 5
+_NOTE = (
+    "RMSEA, SRMSR, CFI and TLI compare the shares of ones of all features and pairs of them with "
+    "the model's (M₂ of Maydeu-Olivares and Joe)."
+)
+_MEANINGS = {
+    "log-likelihood": "in nats; higher is better",
+    "parameters": "that the data tell",
+    "AIC, BIC": "lower is better, among fits to the same rows",
+    "M₂": "far above its degrees of freedom: the model misses something of the pairs",
+    "RMSEA": "misfit a degree of freedom: up to 0.05 is close, up to 0.09 adequate",
+    "SRMSR": "root mean square of residual correlations: up to 0.05 is close",
+    "CFI, TLI": "from independence, 0, to a perfect fit, 1",
+    "reliability": "share of a component's variance that codes hold",
+}
 
 
-class Stage(NamedTuple):
+class StageUsage(NamedTuple):
     """What a stage took; `share` of all seconds in percent, memory of workers if there were any."""
 
     name: str
@@ -29,23 +44,23 @@ class Stage(NamedTuple):
     worker_memory: str
 
 
-def title_of(manifest: Manifest) -> str:
+def format_title(manifest: Manifest) -> str:
     """Name the model and the dataset."""
-    return f"{manifest['model']} of {dataset_name(manifest)}"
+    return f"{manifest['model']} of {format_dataset_name(manifest)}"
 
 
-def dataset_name(manifest: Manifest) -> str:
+def format_dataset_name(manifest: Manifest) -> str:
     """Name the dataset as its folder is named."""
     return Path(manifest["dataset"]["path"]).name.removesuffix(".zarr")
 
 
-def what_was_fitted(manifest: Manifest) -> Facts:
+def describe_fit(manifest: Manifest) -> FactRows:
     """Describe the fit in a few lines."""
     split = manifest["split"]
     ended = "converged" if manifest["converged"] else "stopped before converging"
     facts = [
         ("model", manifest["model"]),
-        ("dataset", dataset_name(manifest)),
+        ("dataset", format_dataset_name(manifest)),
         ("rows", told_rows(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
         ("features", f"{len(manifest['feature_names']):,}"),
         ("segments", f"{len(manifest['segment_names']):,}"),
@@ -59,11 +74,11 @@ def what_was_fitted(manifest: Manifest) -> Facts:
     shown = model.shown if model else ()
     found = manifest["diagnostics"]
     return facts + [
-        (name.replace("_", " "), _spelled(found[name])) for name in shown if name in found
+        (name.replace("_", " "), _format_value(found[name])) for name in shown if name in found
     ]
 
 
-def drift_facts(manifest: Manifest) -> Facts:
+def describe_drift(manifest: Manifest) -> FactRows:
     """Say what changed since the fit before; nothing where there was none to compare with."""
     drift = manifest.get("drift")
     if not drift:
@@ -74,17 +89,17 @@ def drift_facts(manifest: Manifest) -> Facts:
     ]
     for name in ("new_segments", "settings_changed"):
         if drift[name]:
-            facts.append((name, _shortened(drift[name])))
+            facts.append((name, _shorten_names(drift[name])))
     found = drift["parameters"]
     if "similarity" in found:
         facts.append((f"similarity of {found['array']}", format_number(found["similarity"], 5)))
     if moved := found.get("largest_move"):
-        text = f"{moved['feature']}: {_change(moved['before'], moved['now'])}"
+        text = f"{moved['feature']}: {_format_change(moved['before'], moved['now'])}"
         facts.append((f"largest change of {moved['array']}", text))
-    return facts + _correlation_facts(drift) + _likelihood_facts(drift)
+    return facts + _describe_correlation_shift(drift) + _describe_likelihood_change(drift)
 
 
-def _correlation_facts(drift: Manifest) -> Facts:
+def _describe_correlation_shift(drift: Manifest) -> FactRows:
     moved = drift.get("correlations", {})
     if "note" in moved:
         return [("correlations", moved["note"])]
@@ -93,7 +108,7 @@ def _correlation_facts(drift: Manifest) -> Facts:
     spread, chance = format_number(moved["rms"], 3), format_number(moved["rms_by_chance"], 3)
     text = f"{spread} root mean square, {chance} by chance, of {moved['pairs']:,} pairs"
     pairs = (
-        (f"{', '.join(pair['features'])}: {_change(pair['before'], pair['new'])}", pair["z"])
+        (f"{', '.join(pair['features'])}: {_format_change(pair['before'], pair['new'])}", pair["z"])
         for pair in moved["largest"]
     )
     return [
@@ -103,27 +118,27 @@ def _correlation_facts(drift: Manifest) -> Facts:
     ]
 
 
-def _likelihood_facts(drift: Manifest) -> Facts:
+def _describe_likelihood_change(drift: Manifest) -> FactRows:
     scored = drift.get("likelihood", {})
     if "note" in scored:
         return [("likelihood of new rows", scored["note"])]
     if not scored:
         return []
     of = f"{scored['measure']} of {scored['rows']:,} new rows"
-    text = f"{_change(scored['before'], scored['now'], 5)} {scored['unit']}"
+    text = f"{_format_change(scored['before'], scored['now'], 5)} {scored['unit']}"
     return [(f"{of}, by the last fit and this one", text)]
 
 
-def _change(before: float, now: float, digits: int = 3) -> str:
+def _format_change(before: float, now: float, digits: int = 3) -> str:
     return f"{format_number(before, digits)} → {format_number(now, digits)}"
 
 
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+def _shorten_names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def provenance_facts(artifact: Artifact) -> Facts:
+def list_provenance(artifact: Artifact) -> FactRows:
     """Say where the fit comes from."""
     manifest, dataset = artifact.manifest, artifact.manifest["dataset"]
     versions = (f"{name} {version}" for name, version in manifest["versions"].items())
@@ -142,17 +157,17 @@ def provenance_facts(artifact: Artifact) -> Facts:
     ]
 
 
-def without_statistics(diagnostics: Mapping[str, Any]) -> Mapping[str, Any]:
+def drop_fit_statistics(diagnostics: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leave out the fit statistics, which have a table of their own."""
     return {name: value for name, value in diagnostics.items() if name != "fit_statistics"}
 
 
-def spelled(values: Mapping[str, Any]) -> Facts:
+def format_values(values: Mapping[str, Any]) -> FactRows:
     """Spell out settings or diagnostics."""
-    return [(name, _spelled(value)) for name, value in values.items()]
+    return [(name, _format_value(value)) for name, value in values.items()]
 
 
-def _spelled(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "auto"
     if isinstance(value, bool):
@@ -160,11 +175,11 @@ def _spelled(value: Any) -> str:
     if isinstance(value, int | float):
         return format_number(value, 6)
     if isinstance(value, list):
-        return ", ".join(map(_spelled, value)) or "none"
+        return ", ".join(map(_format_value, value)) or "none"
     return str(value)
 
 
-def array_facts(artifact: Artifact) -> list[tuple[str, str, str]]:
+def describe_arrays(artifact: Artifact) -> list[tuple[str, str, str]]:
     """Give name, dimensions and shape of every array."""
     return [
         (name, ", ".join(artifact.dims(name)) or "–", " × ".join(map(str, values.shape)) or "1")
@@ -172,23 +187,47 @@ def array_facts(artifact: Artifact) -> list[tuple[str, str, str]]:
     ]
 
 
-def stages(manifest: Manifest) -> list[Stage]:
+def describe_stages(manifest: Manifest) -> list[StageUsage]:
     """Give what every stage took."""
     by_stage = manifest.get("usage_by_stage", {})
     total = sum(used["seconds"] for used in by_stage.values()) or 1.0
     return [
-        Stage(
+        StageUsage(
             name,
             format_number(used["seconds"], 3),
             100 * used["seconds"] / total,
             format_number(used["cpu_seconds"], 3),
-            _megabytes(used["bytes_read"]),
-            _megabytes(used["peak_memory"]),
-            _megabytes(used["peak_memory_of_largest_worker"]),
+            _format_megabytes(used["bytes_read"]),
+            _format_megabytes(used["peak_memory"]),
+            _format_megabytes(used["peak_memory_of_largest_worker"]),
         )
         for name, used in by_stage.items()
     ]
 
 
-def _megabytes(n_bytes: int | None) -> str:
+def _format_megabytes(n_bytes: int | None) -> str:
     return "" if n_bytes is None else f"{n_bytes / 1e6:,.0f} MB"
+
+
+def make_fit_statistics_table(manifest: Manifest) -> TextTable | None:
+    """Give the fit statistics of an artifact, if it has any."""
+    told = manifest["diagnostics"].get("fit_statistics")
+    if not told:
+        return None
+    rows = tuple((name, value, _MEANINGS[name]) for name, value in _iter_rows(told))
+    note = _NOTE if "m2" in told else f"M₂ and its indices are missing: {told['m2_missing']}."
+    return TextTable("How well it fits", ("statistic", "value", "meaning"), rows, note)
+
+
+def _iter_rows(told: Manifest) -> Iterator[tuple[str, str]]:
+    yield "log-likelihood", f"{told['log_likelihood']:,.2f}".replace("-", "−")
+    yield "parameters", f"{told['n_parameters']:,}"
+    yield "AIC, BIC", f"{told['aic']:,.1f}, {told['bic']:,.1f}"
+    if "m2" in told:
+        p = "< 0.0001" if told["m2_p"] < 1e-4 else f"= {told['m2_p']:.4f}"
+        yield "M₂", f"{format_number(told['m2'], 5)} of {told['m2_df']:,} degrees of freedom, p {p}"
+        interval = " to ".join(f"{bound:.3f}" for bound in told["rmsea_interval"])
+        yield "RMSEA", f"{told['rmsea']:.3f}, 90 % interval {interval}"
+        yield "SRMSR", f"{told['srmsr']:.3f}"
+        yield "CFI, TLI", f"{told['cfi']:.3f}, {told['tli']:.3f}"
+    yield "reliability", ", ".join(f"{one:.3f}" for one in told["reliability"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-_OF_FACTS = {
+_FACT_EXPLANATIONS = {
     "nats a row": "A nat is a unit of natural logarithms: 0.01 nats a row more make a row 1 % "
     "likelier.",
     "regularization": "Regularization is what is added to the variances of the features, which "
@@ -21,7 +21,7 @@ _OF_FACTS = {
     "before fine tuning": "Before fine tuning is the objective when each layer had been learned by "
     "itself.",
 }
-_OF_COLUMNS = {
+_COLUMN_EXPLANATIONS = {
     "difficulty": "Weights are the slopes a and offsets the intercepts d of logistic curves, "
     "1 / (1 + exp(−a x − d)), so D = 1; the difficulty b = −d / a is where the curve is at ½.",
     "infit": "Infit and outfit are mean squared residuals, weighted by information and not: 1 "
@@ -31,15 +31,17 @@ _OF_COLUMNS = {
 }
 
 
-def words_of_facts(facts: Sequence[tuple[str, str]]) -> str:
+def explain_facts(facts: Sequence[tuple[str, str]]) -> str:
     """Explain the words in facts."""
-    return " ".join(_explained(_OF_FACTS, " ".join(part for fact in facts for part in fact)))
+    return " ".join(
+        _iter_explanations(_FACT_EXPLANATIONS, " ".join(part for fact in facts for part in fact))
+    )
 
 
-def words_of_columns(columns: Sequence[str]) -> str:
+def explain_columns(columns: Sequence[str]) -> str:
     """Explain what columns of the table of parameters hold."""
-    return " ".join(told for name, told in _OF_COLUMNS.items() if name in columns)
+    return " ".join(told for name, told in _COLUMN_EXPLANATIONS.items() if name in columns)
 
 
-def _explained(words: dict[str, str], text: str) -> Iterator[str]:
+def _iter_explanations(words: dict[str, str], text: str) -> Iterator[str]:
     return (told for word, told in words.items() if word in text)

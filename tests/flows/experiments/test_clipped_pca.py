@@ -21,7 +21,7 @@ from flows.experiments.base import sampled_rows
 from flows.experiments.clipped_pca.images import images_stage
 from flows.experiments.drawing import ImageRow, save_images
 from flows.experiments.linear_pca import LinearPCA, linear_pca
-from flows.report.figures.image_layout import image_layout
+from flows.report.figures.image_layout import find_image_layout
 from pipeline.data.blocks import block_of
 from pipeline.errors import FitError
 from pipeline.statistics.counts import PairCounts
@@ -242,13 +242,13 @@ def test_the_same_figure_has_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_features_are_placed_by_name() -> None:
-    image = image_layout(["r1c0", "r0c2"], None).images([[5.0, 7.0]])
+    image = find_image_layout(["r1c0", "r0c2"], None).images([[5.0, 7.0]])
     np.testing.assert_array_equal(image, [[[np.nan, np.nan, 7], [5, np.nan, np.nan]]])
-    assert image_layout(["r1c0", "r0c2"], "4x3").images([[5.0, 7.0]]).shape == (1, 4, 3)
+    assert find_image_layout(["r1c0", "r0c2"], "4x3").images([[5.0, 7.0]]).shape == (1, 4, 3)
 
 
 def test_other_features_are_placed_row_by_row() -> None:
-    image = image_layout([f"f{i}" for i in range(6)], "2x3").images([range(6)])
+    image = find_image_layout([f"f{i}" for i in range(6)], "2x3").images([range(6)])
     np.testing.assert_array_equal(image, [[[0, 1, 2], [3, 4, 5]]])
 
 
@@ -264,7 +264,7 @@ def test_other_features_are_placed_row_by_row() -> None:
 )
 def test_shapes_that_do_not_fit(names: tuple[str, ...], shape: str | None, said: str) -> None:
     with pytest.raises(FitError, match=said):
-        image_layout(names, shape)
+        find_image_layout(names, shape)
 
 
 # Loadings of an artifact

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from flows.cli.summary import told_drift
-from flows.report.server import markdown
-from flows.report.tables.facts import drift_facts
+from flows.report.server import format_markdown
+from flows.report.tables.facts import describe_drift
 from storage import load_artifact
 from storage.dataset.writer import append_dataset
 from tests.support.data import Batch, probit_rows, write
@@ -164,7 +164,7 @@ def test_what_would_cost_too_much_or_say_nothing_is_left_out(cli, monkeypatch) -
     drift = cli("fit", "--dataset", "d.zarr", *SERIAL).json["drift"]
     assert "left out" in drift["likelihood"]["note"]
     assert told_drift(drift).startswith("similarity ")
-    told = dict(drift_facts({"drift": drift}))
+    told = dict(describe_drift({"drift": drift}))
     assert {"correlations", "likelihood of new rows"} <= told.keys()
 
 
@@ -180,11 +180,11 @@ def test_the_report_and_the_server_show_what_changed(cli) -> None:
     assert " by chance), new rows " in told
     artifact = load_artifact("runs/d")
     page = (artifact.path / "report.html").read_text()
-    text = markdown(artifact.manifest, [], Path("report.html"))
+    text = format_markdown(artifact.manifest, [], Path("report.html"))
     for shown in (page, text):
         assert "Since the last fit" in shown
         assert "10,000 then, 800 new" in shown
         assert shown.count("moved most") == 5
         assert "f5" in shown
     del artifact.manifest["drift"]
-    assert "Since the last fit" not in markdown(artifact.manifest, [], Path("report.html"))
+    assert "Since the last fit" not in format_markdown(artifact.manifest, [], Path("report.html"))

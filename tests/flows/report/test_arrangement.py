@@ -11,7 +11,7 @@ from flows.report.figures.intervals import interval_figure
 from flows.report.figures.labels import choose_labels
 from flows.report.figures.row_plots import plane
 from flows.report.figures.rows import CodedRows
-from flows.report.layout import NARROW, arranged
+from flows.report.layout import NARROW_WIDTH, arrange_figures
 
 
 @pytest.mark.parametrize("widths", [(520, 520, 1060, 520), (1060, 520, 520, 520), (520,)])
@@ -20,12 +20,12 @@ def test_no_narrow_figure_stands_beside_nothing(widths: tuple[int, ...]) -> None
     figures = [
         Figure(str(k), "", p, width=w) for k, (p, w) in enumerate(zip(plots, widths, strict=True))
     ]
-    groups = list(arranged(figures))
+    groups = list(arrange_figures(figures))
     shown = [place for group in groups for column in group.columns for place, _ in column]
     assert sorted(shown) == list(range(len(widths)))
     for group in groups:
         assert all(group.columns)
-        narrow = {figure.width == NARROW for column in group.columns for _, figure in column}
+        narrow = {figure.width == NARROW_WIDTH for column in group.columns for _, figure in column}
         assert narrow == {group.kind == "pair"}
         assert len(group.columns) == (2 if group.kind == "pair" else 1)
 

@@ -9,11 +9,11 @@ import pytest
 
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
-from flows.report.figures.causes import cause_figures, causes_of, unit_table
-from flows.report.figures.image_layout import image_layout
-from flows.report.page import draw_report, write_report
-from flows.report.print.still import still
-from flows.report.subject import FILE
+from flows.report.figures.causes import cause_figures, find_causes, make_unit_table
+from flows.report.figures.image_layout import find_image_layout
+from flows.report.inputs import REPORT_FILE
+from flows.report.page import build_report_from_artifact, write_report
+from flows.report.print.picture import render_picture
 from pipeline.inference.hidden_causes import features_caused
 from pipeline.models.capabilities import Causes
 from storage.dataset.dataset import open_dataset
@@ -28,7 +28,7 @@ TWO = Causes(
 
 
 def test_the_table_names_what_units_turn_on_and_are_turned_on_by() -> None:
-    told = unit_table(TWO, ITEMS)
+    told = make_unit_table(TWO, ITEMS)
     assert told.columns == ("unit", "on in", "turns on", "by units below", "turned on by")
     assert told.rows == (
         ("1.1", "20.0%", "milk 0.90, yogurt 0.50", "–", "2.1 0.50"),
@@ -42,7 +42,7 @@ def test_the_table_names_what_units_turn_on_and_are_turned_on_by() -> None:
         ),
     )
     many = Causes((np.full((12, 1), 0.5),), None)
-    ((unit, share, named),) = unit_table(many, [f"f{i}" for i in range(12)]).rows
+    ((unit, share, named),) = make_unit_table(many, [f"f{i}" for i in range(12)]).rows
     assert (unit, share) == ("1.1", "–")
     assert named.startswith("f0 0.50, f1 0.50")
     assert named.endswith("f7 0.50 and 4 more")
@@ -56,7 +56,7 @@ def test_what_upper_units_turn_on_is_the_share_of_features_that_they_do() -> Non
 
 
 def test_pixels_are_drawn_as_images_and_units_below_as_a_map() -> None:
-    layout = image_layout(ITEMS, "2x2")
+    layout = find_image_layout(ITEMS, "2x2")
     lower, pixels, units = cause_figures(TWO, ITEMS, layout)
     assert [image.caption for image in lower.images] == ["1.1: 20.0%", "1.2: 30.0%"]
     assert [image.caption for image in pixels.images] == ["2.1: 12.5%"]
@@ -64,7 +64,9 @@ def test_pixels_are_drawn_as_images_and_units_below_as_a_map() -> None:
     features, _ = cause_figures(TWO, ITEMS, None)
     values = features.plot.renderers[0].data_source.data["value"]
     np.testing.assert_array_equal(values.reshape(4, 2), TWO.strengths[0])
-    assert all(still(figure).startswith(b"\x89PNG") for figure in (lower, pixels, units, features))
+    assert all(
+        render_picture(figure).startswith(b"\x89PNG") for figure in (lower, pixels, units, features)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +81,13 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_report_of_a_fit_has_the_table(fitted: Path, tmp_path: Path) -> None:
     model = load_fitted(fitted)
-    rows = unit_table(causes_of(model), model.feature_names).rows
+    rows = make_unit_table(find_causes(model), model.feature_names).rows
     assert {tuple(word.split()[0] for word in row[2].split(", ")) for row in rows} == {
         ("milk", "yogurt"),
         ("beer", "<b>chips</b>"),
     }
-    write_report(draw_report(fitted), tmp_path / FILE)
-    page = (tmp_path / FILE).read_text(encoding="utf-8")
+    write_report(build_report_from_artifact(fitted), tmp_path / REPORT_FILE)
+    page = (tmp_path / REPORT_FILE).read_text(encoding="utf-8")
     assert f"<td>{rows[0][1]}</td>" in page
     assert "<b>chips" not in page
     assert "&lt;b&gt;chips" in page

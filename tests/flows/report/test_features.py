@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flows.report.figures.features import correlations
+from flows.report.figures.parameters import correlate_features_with_codes
 from flows.report.figures.rows import CodedRows
 
 
@@ -15,7 +15,7 @@ def test_correlations_are_of_what_was_observed() -> None:
     X[rng.random(X.shape) < 0.2] = np.nan
     X[:, 3], X[:, 4] = 1.0, np.nan
     coded = CodedRows(codes, X.astype(np.float32), np.arange(300), np.zeros(300), {})
-    found = correlations(coded)
+    found = correlate_features_with_codes(coded)
     for i in range(3):
         seen = np.isfinite(X[:, i])
         expected = [np.corrcoef(X[seen, i], codes[seen, k])[0, 1] for k in range(2)]

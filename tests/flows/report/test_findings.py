@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from flows.exporting.items import without_bound
-from flows.report.findings import findings
-from flows.report.page import Report, draw_report
-from flows.report.tables.items import item_table
-from flows.report.tables.words import words_of_columns, words_of_facts
+from flows.report.findings import summarize_findings
+from flows.report.page import Report, build_report_from_artifact
+from flows.report.tables.items import make_parameter_table
+from flows.report.tables.words import explain_columns, explain_facts
 from pipeline.models.registry import models
 from tests.support.data import probit_rows, write
 from tests.support.fits import write_fit
@@ -20,7 +20,7 @@ from tests.support.fits import write_fit
 
 def drawn(folder: Path, model: str, X: np.ndarray, **settings: Any) -> Report:
     dataset = write(folder / "d.zarr", X)
-    return draw_report(write_fit(folder / "f", models()[model](**settings), dataset))
+    return build_report_from_artifact(write_fit(folder / "f", models()[model](**settings), dataset))
 
 
 def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
@@ -28,11 +28,11 @@ def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
     twice = np.column_stack([X, X[:, 0]])  # the data separate f0 and f5
     report = drawn(tmp_path, "latent-trait", twice, n_components=1)
     assert np.flatnonzero(without_bound(report.fitted.artifact)).tolist() == [0, 5]
-    told = " ".join(findings(report.fitted, report.correlations))
+    told = " ".join(summarize_findings(report.fitted, report.correlations))
     assert "is led by" in told
     assert "f0 (" not in told
     assert "f5 (" not in told
-    table = item_table(report.fitted.artifact, report.correlations)
+    table = make_parameter_table(report.fitted.artifact, report.correlations)
     assert table is not None
     assert "D = 1" in table.note
     untold = [name for name, cells in table.rows if cells[0].beside == "(not told)"]
@@ -47,9 +47,9 @@ def test_models_without_parameters_of_features_tell_correlations(
     report = drawn(tmp_path, model, X, n_components=2)
     assert report.correlations is not None
     assert "Component 1 correlates most with f" in " ".join(
-        findings(report.fitted, report.correlations)
+        summarize_findings(report.fitted, report.correlations)
     )
-    table = item_table(report.fitted.artifact, report.correlations)
+    table = make_parameter_table(report.fitted.artifact, report.correlations)
     assert table is not None
     assert table.title == "Correlations of features with components"
     values = [[cell.value for cell in cells] for _, cells in table.rows]
@@ -58,7 +58,7 @@ def test_models_without_parameters_of_features_tell_correlations(
 
 def test_words_are_explained_where_they_stand() -> None:
     facts = [("stability of halves", "0.9"), ("objective", "−4.2 nats a row")]
-    assert "unit of natural logarithms" in words_of_facts(facts)
-    assert "two halves of the rows" in words_of_facts(facts)
-    assert words_of_facts([("rows", "10")]) == ""
-    assert words_of_columns(["weights_1", "difficulty"]).startswith("Weights are the slopes a")
+    assert "unit of natural logarithms" in explain_facts(facts)
+    assert "two halves of the rows" in explain_facts(facts)
+    assert explain_facts([("rows", "10")]) == ""
+    assert explain_columns(["weights_1", "difficulty"]).startswith("Weights are the slopes a")

@@ -13,7 +13,7 @@ from PIL import Image
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from flows.report.subject import FILE
+from flows.report.inputs import REPORT_FILE
 from storage import load_artifact
 from tests.support.data import probit_rows, write
 
@@ -55,7 +55,7 @@ def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, data):
     found = published(base)
     assert sorted(found) == [base, *(f"{base}-{name}" for name in FIGURES)]
     assert {key: len(artifacts) for key, artifacts in found.items()} == dict.fromkeys(found, 2)
-    report = Path(load_artifact("runs/Night_votes").path, FILE)
+    report = Path(load_artifact("runs/Night_votes").path, REPORT_FILE)
     facts = found.pop(base)
     assert {artifact.type for artifact in facts} == {"markdown"}
     assert any(str(report.resolve()) in artifact.data for artifact in facts)

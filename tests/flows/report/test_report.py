@@ -19,14 +19,14 @@ from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
-from flows.report.figures.image_layout import image_layout
-from flows.report.figures.labels import TOLD_APART, Labels, coloured
-from flows.report.figures.lines import half_lines, places_of_names
+from flows.report.figures.image_layout import find_image_layout
+from flows.report.figures.labels import MAX_COLOURED_LABELS, ColourLabels, group_rows_by_label
+from flows.report.figures.lines import choose_name_places, find_even_odds_lines
 from flows.report.figures.parameters import parameter_figures
-from flows.report.figures.rows import read_rows
-from flows.report.page import draw_report, write_report
-from flows.report.print.still import still
-from flows.report.subject import FILE
+from flows.report.figures.rows import read_dataset_sample
+from flows.report.inputs import REPORT_FILE
+from flows.report.page import build_report_from_artifact, write_report
+from flows.report.print.picture import render_picture
 from pipeline.data.blocks import block_of
 from pipeline.models.capabilities import Causal, Samples
 from pipeline.models.registry import models
@@ -97,7 +97,7 @@ def test_bootstrap_intervals_are_drawn_beside_the_weights(data, tmp_path):
     np.testing.assert_array_equal(marks["x"], artifact["mixing"][:, 0])
     n_sure = int(((low > 0) | (high < 0)).sum())
     assert figure.note == f"{n_sure} of {N_FEATURES} intervals leave out 0."
-    assert still(figure).startswith(b"\x89PNG")
+    assert render_picture(figure).startswith(b"\x89PNG")
     plain = build_model("blica", "1", ["regularization=20"])
     other = load_artifact(write_fit(tmp_path / "plain", plain, open_dataset(data)))
     assert not any("intervals" in figure.title for figure in parameter_figures(other, None))
@@ -118,7 +118,7 @@ def test_standard_errors_are_drawn_as_intervals(data, tmp_path):
 def test_a_fit_leaves_a_report_in_its_artifact(plain_cli, data):
     done = plain_cli("fit", "--dataset", data, "--components", 2, "--executor", "serial")
     assert done.code == 0, done.err
-    report = Path(load_artifact("runs/probit").path, FILE)
+    report = Path(load_artifact("runs/probit").path, REPORT_FILE)
     assert f"report: {report}" in done.out
     assert "clipped-pca of probit" in Page(report).text
 
@@ -148,7 +148,7 @@ def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
     assert all(later > earlier - (1 << 20) for earlier, later in pairwise(own))
     assert min(own) > 50e6
     assert done.json["report"] is None
-    assert not Path(done.json["artifact"], FILE).exists()
+    assert not Path(done.json["artifact"], REPORT_FILE).exists()
     if "--workers" not in options:
         assert {used["peak_memory_of_largest_worker"] for used in usage.values()} == {None}
     elif Path("/proc/self/status").exists():
@@ -161,8 +161,8 @@ def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
 def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     built = build_model(model, "2", [])
     artifact = load_artifact(write_fit(tmp_path / "artifact", built, open_dataset(data)))
-    write_report(draw_report(artifact.path), tmp_path / FILE)
-    text = Page(tmp_path / FILE).text
+    write_report(build_report_from_artifact(artifact.path), tmp_path / REPORT_FILE)
+    text = Page(tmp_path / REPORT_FILE).text
     drawn = [name for name in artifact if set(artifact.dims(name)) == {"feature", "component"}]
     titles = [name.replace("_", " ").capitalize() for name in drawn]
     if isinstance(built, Causal):
@@ -184,15 +184,15 @@ def test_text_that_no_file_can_hold_is_drawn_with_a_stand_in(data, tmp_path):
     )
     manifest = manifest_of(artifact)
     seal(artifact, {**manifest, "versions": {**manifest["versions"], "numpy": "half\ud800"}})
-    write_report(draw_report(artifact), tmp_path / FILE)
-    assert "numpy half?" in Page(tmp_path / FILE).text
+    write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
+    assert "numpy half?" in Page(tmp_path / REPORT_FILE).text
 
 
 def test_parallel_analysis_is_drawn(data, tmp_path):
     built = build_model("clipped-pca", "auto", [])
     artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
-    write_report(draw_report(artifact), tmp_path / FILE)
-    page = Page(tmp_path / FILE)
+    write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
+    page = Page(tmp_path / REPORT_FILE)
     assert "95 % of independent features (parallel analysis)" in page.text
     assert "2 components, left of the dotted line; they stand above the line." in page.text
 
@@ -202,13 +202,15 @@ def test_warnings_are_shown_whole(data, tmp_path):
     artifact = load_artifact(write_fit(tmp_path / "artifact", built, open_dataset(data)))
     warnings = artifact.manifest["warnings"]
     assert warnings
-    write_report(draw_report(artifact.path), tmp_path / FILE)
-    assert all(" ".join(warning.split()) in Page(tmp_path / FILE).text for warning in warnings)
+    write_report(build_report_from_artifact(artifact.path), tmp_path / REPORT_FILE)
+    assert all(
+        " ".join(warning.split()) in Page(tmp_path / REPORT_FILE).text for warning in warnings
+    )
 
 
 def test_nothing_in_a_page_comes_from_elsewhere(fitted, tmp_path):
-    write_report(draw_report(fitted), tmp_path / FILE)
-    page = Page(tmp_path / FILE)
+    write_report(build_report_from_artifact(fitted), tmp_path / REPORT_FILE)
+    page = Page(tmp_path / REPORT_FILE)
     links = [a.get(name) for _, a in page.tags for name in ("src", "href") if a.get(name)]
     assert all(link.startswith("data:") for link in links)
     policy = next(a["content"] for _, a in page.tags if a.get("http-equiv"))
@@ -228,8 +230,8 @@ def test_names_are_no_markup(tmp_path):
     dataset = write(tmp_path / "bad.zarr", X, names=HOSTILE, columns=columns)
     built = build_model("latent-trait", "1", [])
     artifact = write_fit(tmp_path / "artifact", built, dataset)
-    write_report(draw_report(artifact), tmp_path / FILE)
-    page = Page(tmp_path / FILE)
+    write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
+    page = Page(tmp_path / REPORT_FILE)
     assert [tag for tag, _ in page.tags].count("script") == 3
     assert not {"b", "iframe"} & {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, given in page.tags for name in given)
@@ -238,15 +240,15 @@ def test_names_are_no_markup(tmp_path):
 def test_rows_are_read_from_every_part(fitted, data):
     fit, dataset = load_fitted(fitted), open_dataset(data)
     assert dataset.n_chunks == 2
-    seen = read_rows(fit, dataset)
+    seen = read_dataset_sample(fit, dataset)
     X, _ = probit_rows(N_ROWS, N_FEATURES, 2, seed=3)
     first, second = seen.pairs.features.T
     np.testing.assert_allclose(seen.pairs.observed, (X.T @ (X / N_ROWS))[first, second])
-    assert sorted(seen.coded.rows) == list(range(N_ROWS))
+    assert sorted(seen.coded_rows.rows) == list(range(N_ROWS))
     codes = fit.model.transform(fit.params, block_of(X), RowRandom(0))["mean"]
-    np.testing.assert_allclose(seen.coded.codes, codes[seen.coded.rows], atol=1e-8)
+    np.testing.assert_allclose(seen.coded_rows.codes, codes[seen.coded_rows.rows], atol=1e-8)
     group = np.where(X.sum(axis=1) > N_FEATURES / 2, "high", "low")
-    assert seen.coded.columns["group"].tolist() == group[seen.coded.rows].tolist()
+    assert seen.coded_rows.columns["group"].tolist() == group[seen.coded_rows.rows].tolist()
 
 
 def test_lines_of_even_odds_lie_where_they_should():
@@ -254,32 +256,32 @@ def test_lines_of_even_odds_lie_where_they_should():
     weights, offsets = np.array([[1.5, -0.5], [0.2, 2.0], [0.1, 0.1]]), np.array([0.4, -1.0, 5.0])
     plane = np.stack(np.meshgrid(x, y), axis=-1)
     probabilities = np.moveaxis(1 / (1 + np.exp(-(plane @ weights.T + offsets))), 2, 0)
-    lines = half_lines(x, y, probabilities)
+    lines = find_even_odds_lines(x, y, probabilities)
     assert sorted(line.feature for line in lines) == [0, 1]  # the third has none in view
     for line in lines:
         w = weights[line.feature]
         np.testing.assert_allclose(line.points @ w + offsets[line.feature], 0, atol=5e-3)
-        np.testing.assert_allclose(line.towards, w / np.linalg.norm(w), atol=0.02)
-    places = places_of_names(lines)
+        np.testing.assert_allclose(line.direction, w / np.linalg.norm(w), atol=0.02)
+    places = choose_name_places(lines)
     features = [line.feature for line in lines]
     assert ((places * weights[features]).sum(axis=1) + offsets[features] > 0).all()
 
 
 def test_labels_are_told_apart_or_in_order():
     few = np.array(["b", "a", "b", "c"], object)
-    kinds, ramp = coloured(Labels("x", few), 4)
+    kinds, ramp = group_rows_by_label(ColourLabels("x", few), 4)
     assert [kind.key.name for kind in kinds] == ["a", "b", "c"]
     assert [kind.rows.tolist() for kind in kinds] == [[1], [0, 2], [3]]
     assert ramp is None
     ten = np.arange(10).astype(str).astype(object)
-    kinds, _ = coloured(Labels("digit", ten), 10)
+    kinds, _ = group_rows_by_label(ColourLabels("digit", ten), 10)
     assert len({kind.key.colour for kind in kinds}) == 10
     many = np.array([f"n{k}" for k in range(40)] + ["n0"], object)
-    kinds, _ = coloured(Labels("x", many), 41)
-    assert kinds[0].key.name == f"{40 - TOLD_APART + 1} others"
+    kinds, _ = group_rows_by_label(ColourLabels("x", many), 41)
+    assert kinds[0].key.name == f"{40 - MAX_COLOURED_LABELS + 1} others"
     assert sorted(np.concatenate([kind.rows for kind in kinds])) == list(range(41))
     assert len({kind.key[1:] for kind in kinds}) == len(kinds)
-    kinds, ramp = coloured(Labels("x", many, list(dict.fromkeys(many))), 41)
+    kinds, ramp = group_rows_by_label(ColourLabels("x", many, list(dict.fromkeys(many))), 41)
     assert (ramp.low, ramp.high) == ("x n0", "n39")
     assert sorted(np.concatenate([kind.rows for kind in kinds])) == list(range(41))
 
@@ -317,7 +319,7 @@ def test_what_cannot_be_used_is_refused(cli, fitted, tmp_path):
         assert done.code == 2, options
         assert message in done.message
     assert Path("there.html").read_text() == "mine"
-    assert not Path(FILE).exists()
+    assert not Path(REPORT_FILE).exists()
 
 
 def test_every_figure_becomes_a_picture(cli, fitted):
@@ -333,12 +335,12 @@ def test_every_figure_becomes_a_picture(cli, fitted):
     whole = {path: path.read_bytes() for path in paths}
     assert all(png.startswith(b"\x89PNG") for png in whole.values())
     paths[0].write_bytes(b"mine")
-    Path(FILE).unlink()
+    Path(REPORT_FILE).unlink()
     refused = cli("report", *options)
     assert refused.code == 2
     assert "drawn/spectrum.png: Expected a new path" in refused.message
     assert paths[0].read_bytes() == b"mine"
-    assert not Path(FILE).exists()
+    assert not Path(REPORT_FILE).exists()
     assert cli("report", *options, "--overwrite").code == 0
     assert {path: path.read_bytes() for path in paths} == whole
     assert cli("report", *options, "--overwrite", "--picture-format", "pdf").code == 0
@@ -359,7 +361,7 @@ def test_an_artifact_of_a_newer_format_is_refused(cli, fitted):
 def test_a_page_is_replaced_whole_or_not_at_all(fitted, tmp_path, monkeypatch):
     page = tmp_path / "page.html"
     page.write_text("old")
-    write_report(draw_report(fitted), page)
+    write_report(build_report_from_artifact(fitted), page)
     whole = page.read_bytes()
     assert whole.rstrip().endswith(b"</html>")
 
@@ -368,7 +370,7 @@ def test_a_page_is_replaced_whole_or_not_at_all(fitted, tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", broken)
     with pytest.raises(OSError, match="disk is full"):
-        write_report(draw_report(fitted), page)
+        write_report(build_report_from_artifact(fitted), page)
     assert page.read_bytes() == whole
     assert [path.name for path in tmp_path.glob("page*")] == ["page.html"]
 
@@ -379,8 +381,8 @@ def test_rows_of_another_dataset_are_told_apart(cli, fitted, tmp_path):
     done = cli("report", "--artifact", fitted, "--dataset", tmp_path / "other.zarr")
     assert done.code == 0, done.err
     assert "which is not the data of the fit" in done.out
-    assert "which is not the data of the fit" in Page(Path(FILE)).text
-    assert "36 pairs of features in 200 rows" in Page(Path(FILE)).text
+    assert "which is not the data of the fit" in Page(Path(REPORT_FILE)).text
+    assert "36 pairs of features in 200 rows" in Page(Path(REPORT_FILE)).text
 
 
 def test_without_its_dataset_a_report_has_no_rows(cli, tmp_path):
@@ -391,7 +393,7 @@ def test_without_its_dataset_a_report_has_no_rows(cli, tmp_path):
     done = cli("report", "--artifact", artifact)
     assert done.code == 0, done.err
     assert "Figures of rows are left out" in done.out
-    text = Page(Path(FILE)).text
+    text = Page(Path(REPORT_FILE)).text
     assert "Loadings" in text
     assert "Calibration of pairs" not in text
 
@@ -399,7 +401,7 @@ def test_without_its_dataset_a_report_has_no_rows(cli, tmp_path):
 def test_pixels_become_images(cli, fitted):
     done = cli("report", "--artifact", fitted, "--image-shape", "3x3", "--label", "group")
     assert done.code == 0, done.err
-    page = Page(Path(FILE))
+    page = Page(Path(REPORT_FILE))
     images = [given for tag, given in page.tags if tag == "img"]
     assert [image["alt"][:21] for image in images] == [
         "Loadings, component 1",
@@ -425,7 +427,7 @@ def test_each_hidden_units_weights_become_an_image(data, tmp_path, name, setting
     n_units = "70" if name == "rbm" else "2"
     made = write_fit(tmp_path / name, build_model(name, n_units, settings), open_dataset(data))
     artifact = load_artifact(made)
-    layout = image_layout([f"f{i}" for i in range(N_FEATURES)], "3x3")
+    layout = find_image_layout([f"f{i}" for i in range(N_FEATURES)], "3x3")
     (figure,) = [f for f in parameter_figures(artifact, layout) if f.images]
     assert figure.title == title
     weights = artifact[array]

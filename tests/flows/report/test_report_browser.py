@@ -12,8 +12,8 @@ import pytest
 
 from flows.cli.hyperparameters import build_model
 from flows.data.ingesting import ingest_sources
-from flows.report.page import draw_report, write_report
-from flows.report.subject import Options
+from flows.report.inputs import FigureOptions
+from flows.report.page import build_report_from_artifact, write_report
 from pipeline.models.registry import models
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from tests.flows.hostile import HOSTILE
@@ -120,7 +120,7 @@ def report(
     """Write the report of a model with so many components."""
     artifact = write_fit(folder / "artifact", build_model(model, str(n), []), dataset)
     page = folder / "report.html"
-    write_report(draw_report(artifact, Options(image_shape=shape)), page)
+    write_report(build_report_from_artifact(artifact, FigureOptions(image_shape=shape)), page)
     return page
 
 

@@ -28,9 +28,9 @@ from PIL import Image as Picture
 from flows.cli.hyperparameters import build_model
 from flows.report.figures.heat_maps import heat_map
 from flows.report.figures.images import pictures
-from flows.report.page import draw_report
-from flows.report.print.still import still
-from flows.report.subject import Options
+from flows.report.inputs import FigureOptions
+from flows.report.page import build_report_from_artifact
+from flows.report.print.picture import render_picture
 from pipeline.errors import FitError
 from pipeline.models.registry import models
 from storage import load_artifact
@@ -91,10 +91,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_components):
     built = build_model(model, n_components, [])
     artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
-    figures = draw_report(artifact).figures
+    figures = build_report_from_artifact(artifact).figures
     assert len(figures) > 2
     for figure in figures:
-        image = decoded(still(figure))
+        image = decoded(render_picture(figure))
         assert image.shape[1] >= 900
         border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
         assert (border == 255).all()
@@ -104,10 +104,10 @@ def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_component
 def test_pixels_are_drawn(data, tmp_path):
     built = build_model("clipped-pca", "2", [])
     artifact = write_fit(tmp_path / "artifact", built, open_dataset(data))
-    figures = draw_report(artifact, Options(image_shape="3x3")).figures
+    figures = build_report_from_artifact(artifact, FigureOptions(image_shape="3x3")).figures
     assert [bool(figure.images) for figure in figures].count(True) == 1
     assert "Images over latent space" in [figure.title for figure in figures]
-    assert all(still(figure).startswith(b"\x89PNG") for figure in figures)
+    assert all(render_picture(figure).startswith(b"\x89PNG") for figure in figures)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_pixels_are_drawn(data, tmp_path):
 )
 def test_print_is_as_wide_as_columns_of_a_journal(figure, millimetres):
     points = millimetres / 25.4 * 72
-    svg, pdf = (still(figure, kind).decode("latin-1") for kind in ("svg", "pdf"))
+    svg, pdf = (render_picture(figure, kind).decode("latin-1") for kind in ("svg", "pdf"))
     width, inside = re.search(r'<svg [^>]*width="([0-9.]+)pt"[^>]*viewBox="0 0 (\S+)', svg).groups()
     assert float(width) == pytest.approx(points, abs=0.01)
     box = re.search(r"/MediaBox \[ 0 0 ([0-9.]+)", pdf)
@@ -130,9 +130,11 @@ def test_print_is_as_wide_as_columns_of_a_journal(figure, millimetres):
 
 def test_names_in_a_plot_have_two_columns(data, tmp_path):
     built = build_model("latent-trait", "1", [])
-    figures = draw_report(write_fit(tmp_path / "a", built, open_dataset(data))).figures
+    figures = build_report_from_artifact(
+        write_fit(tmp_path / "a", built, open_dataset(data))
+    ).figures
     (lines,) = [figure for figure in figures if figure.title == "Features over the component"]
-    svg = still(lines, "svg").decode()
+    svg = render_picture(lines, "svg").decode()
     assert 'width="518.7' in svg
     for name in load_artifact(tmp_path / "a").manifest["feature_names"]:
         assert f">{name}</text>" in svg
@@ -141,7 +143,7 @@ def test_names_in_a_plot_have_two_columns(data, tmp_path):
 
 def test_a_page_of_print_is_drawn_to_its_edges_in_fonts_of_its_own():
     plot = curve([0, 1], np.array([0.0, 1.0]), ("x", "y"))
-    pdf = still(Figure("A title", "", plot), "pdf")
+    pdf = render_picture(Figure("A title", "", plot), "pdf")
     assert b"/FontFile2" in pdf
     assert b"/Type3" not in pdf
     streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL)
@@ -153,7 +155,7 @@ def test_a_page_of_print_is_drawn_to_its_edges_in_fonts_of_its_own():
     ends = [float(x) for x in re.findall(rb"([0-9.]+) [0-9.]+ l\n", page)]
     width = 89 / 25.4 * 72 / (7 / 12)
     assert 0.94 * width < max(ends) < width
-    assert still(Figure("A title", "", plot), "pdf") == pdf
+    assert render_picture(Figure("A title", "", plot), "pdf") == pdf
 
 
 def test_cells_of_a_heat_map_have_the_colours_of_their_values():
@@ -249,10 +251,10 @@ def test_names_are_no_markup():
     drawn["ramp"] = drawn["ramp"]._replace(low="$\\low$", high="$\\high$")
     texts: Any = {"title": "$\\title$", "note": "$\\note$", "keys": keys}
     whole = Figure(alt="", **drawn, **texts)
-    assert still(whole).startswith(b"\x89PNG")
-    plain = still(Figure("Names", "", plot), "svg").decode()
+    assert render_picture(whole).startswith(b"\x89PNG")
+    plain = render_picture(Figure("Names", "", plot), "svg").decode()
     assert ">$x$</text>" in plain
-    ElementTree.fromstring(still(replace(whole, title="\x00 \x02 <&>"), "svg"))
+    ElementTree.fromstring(render_picture(replace(whole, title="\x00 \x02 <&>"), "svg"))
     assert ">$\\frac$</text>" in plain
 
 
@@ -262,22 +264,22 @@ def test_letters_that_the_font_has_not_are_no_trouble():
     texts: Any = {"title": "図", "note": "注", "keys": (Key("漢字", COLOURS[0]),)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        still(Figure(alt="", **drawn, **texts))
+        render_picture(Figure(alt="", **drawn, **texts))
 
 
 def test_the_same_figure_gives_the_same_bytes():
     def figure() -> Figure:
         return Figure("Curve", "", curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), note="Down.")
 
-    assert still(figure()) == still(figure())
-    assert still(figure(), "svg") == still(figure(), "svg")
+    assert render_picture(figure()) == render_picture(figure())
+    assert render_picture(figure(), "svg") == render_picture(figure(), "svg")
 
 
 def test_images_and_what_colours_stand_for():
     images = np.array([[[1.0, -1.0], [0.5, np.nan]]])
     tiles = pictures(images, ["first"], np.ones(1), COLOURS[1])
     keys = (Key("green", COLOURS[2]), Key("pink", COLOURS[3], "dash"))
-    image = decoded(still(Figure("Images", "", images=tiles, keys=keys)))
+    image = decoded(render_picture(Figure("Images", "", images=tiles, keys=keys)))
     quarter = shown(image, on_white(COLOURS[1], 1))
     assert quarter > 1000
     assert shown(image, on_white(COLOURS[0], 1)) == pytest.approx(quarter, rel=0.1)
@@ -290,7 +292,7 @@ def test_what_only_pointing_shows_is_left_out():
         Figure("Curve", "", curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), hint=hint)
         for hint in ("", "Point at it.")
     )
-    assert still(plain) == still(hinted)
+    assert render_picture(plain) == render_picture(hinted)
 
 
 def test_few_images_make_a_narrow_picture():
@@ -303,7 +305,7 @@ def test_few_images_make_a_narrow_picture():
         )
         for n in (2, 10)
     )
-    images = [decoded(still(figure)) for figure in (few, many)]
+    images = [decoded(render_picture(figure)) for figure in (few, many)]
     assert images[0].shape[1] < 1000 < images[1].shape[1]
     lines = [(image == on_white(COLOURS[1], 1)).all(axis=-1) for image in images]
     rows = [np.diff(drawn.any(axis=1).astype(int)).clip(0).sum() for drawn in lines]
@@ -314,7 +316,7 @@ def test_few_images_make_a_narrow_picture():
 def test_long_texts_stay_within_the_picture():
     keys = tuple(Key(f"a rather long name {k} " * 5, COLOURS[k % 6]) for k in range(12))
     plot = curve([1, 2], np.array([2.0, 1.0]), ("x", "y"))
-    image = decoded(still(Figure("T " * 99, "", plot, note="many words " * 60, keys=keys)))
+    image = decoded(render_picture(Figure("T " * 99, "", plot, note="many words " * 60, keys=keys)))
     assert (image[:, -8:] == 255).all()
     assert (image[-8:] == 255).all()
 
@@ -355,7 +357,7 @@ def test_what_is_not_known_is_an_error(add, named):
     plot = square_plot(("x", "y"))
     add(plot)
     with pytest.raises(FitError, match=f"got {named}"):
-        still(Figure("Unknown", "", plot))
+        render_picture(Figure("Unknown", "", plot))
 
 
 def test_files_have_names_of_their_own():
@@ -370,7 +372,11 @@ def test_many_curves_have_their_names_beside_them_in_their_colours(tmp_path):
     X, _ = probit_rows(900, 12, 1, seed=3)
     dataset = write(tmp_path / "d.zarr", X, names=names)
     artifact = write_fit(tmp_path / "a", build_model("latent-trait", "1", []), dataset)
-    (figure,) = (f for f in draw_report(artifact).figures if f.title.startswith("Features over"))
+    (figure,) = (
+        f
+        for f in build_report_from_artifact(artifact).figures
+        if f.title.startswith("Features over")
+    )
     axes = drawn(figure.plot)
     (curves,) = axes.collections
     colours = np.array(curves.get_colors())[:, :3]
@@ -388,7 +394,7 @@ def test_many_curves_have_their_names_beside_them_in_their_colours(tmp_path):
 
 def test_words_on_signs_name_the_colours_of_the_pictures(data, tmp_path):
     artifact = write_fit(tmp_path / "a", build_model("clipped-pca", "2", []), open_dataset(data))
-    figures = draw_report(artifact, Options(image_shape="3x3")).figures
+    figures = build_report_from_artifact(artifact, FigureOptions(image_shape="3x3")).figures
     (figure,) = (figure for figure in figures if figure.images)
     assert "orange is positive, blue negative" in figure.note
     loadings = load_artifact(artifact)["loadings"].T.reshape(2, 3, 3)

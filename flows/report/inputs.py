@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from flows.data.datasets import check_label
 from flows.data.fitted import Fitted, load_fitted
-from flows.report.figures.image_layout import ImageLayout, image_layout
-from flows.report.figures.rows import fitted_dataset
+from flows.report.figures.image_layout import ImageLayout, find_image_layout
+from flows.report.figures.rows import open_fitted_dataset
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.stores.locations import Place, check_free_file, place
 
-FILE = "report.html"
+REPORT_FILE = "report.html"
 
 
 @dataclass(frozen=True)
-class Options:
+class FigureOptions:
     """What to draw.
 
     Attributes
@@ -35,11 +35,11 @@ class Options:
     label: str | None = None
 
 
-DEFAULTS = Options()
+DEFAULT_FIGURE_OPTIONS = FigureOptions()
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportInputs:
     """A fitted model and, where they are at hand, the rows that it was fitted to.
 
     Attributes
@@ -63,9 +63,11 @@ class Subject:
     notes: tuple[str, ...]
 
 
-def subject_of(
-    artifact: str | Place, options: Options = DEFAULTS, opened: BinaryDataset | None = None
-) -> Subject:
+def load_report_inputs(
+    artifact: str | Place,
+    options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
+    dataset: BinaryDataset | None = None,
+) -> ReportInputs:
     """Find what to draw.
 
     Parameters
@@ -74,8 +76,8 @@ def subject_of(
         Of a fit, or a folder of runs for the latest.
     options
         What to draw.
-    opened
-        The dataset of the fit, where it is open already.
+    dataset
+        The dataset of the fit, if it is already open.
 
     Raises
     ------
@@ -83,14 +85,16 @@ def subject_of(
         If the artifact or the dataset cannot be used.
     """
     fitted = load_fitted(artifact)
-    layout = _layout(fitted, options.image_shape)
-    dataset, note = (opened, "") if opened else fitted_dataset(fitted, options.dataset)
+    layout = _find_layout(fitted, options.image_shape)
+    note = ""
+    if dataset is None:
+        dataset, note = open_fitted_dataset(fitted, options.dataset)
     if dataset is not None:
         check_label(dataset, options.label)
-    return Subject(fitted, layout, dataset, options.label, (note,) if note else ())
+    return ReportInputs(fitted, layout, dataset, options.label, (note,) if note else ())
 
 
-def new_page(output: str, overwrite: bool) -> Place:
+def check_page_path(output: str, overwrite: bool) -> Place:
     """Give the place of a page to write.
 
     Raises
@@ -105,9 +109,9 @@ def new_page(output: str, overwrite: bool) -> Place:
     return page
 
 
-def _layout(fitted: Fitted, shape: str | None) -> ImageLayout | None:
+def _find_layout(fitted: Fitted, shape: str | None) -> ImageLayout | None:
     try:
-        return image_layout(fitted.feature_names, shape)
+        return find_image_layout(fitted.feature_names, shape)
     except FitError:
         if shape is not None:
             raise

@@ -23,26 +23,26 @@ def format_number(value: float, digits: int = 4) -> str:
     return written.replace("-", "−")
 
 
-def cut_text(text: str, most: int) -> str:
+def shorten_text(text: str, most: int) -> str:
     """Shorten a text to so many letters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def describe_omission(noun: str, shown: int, total: int, which: str = "") -> str:
+def format_shown_count(noun: str, shown: int, total: int, which: str = "") -> str:
     """Say that not all are shown; nothing if they are."""
     return "" if shown == total else f"{shown:,} of {total:,} {noun} are shown{which}. "
 
 
-def slug(text: str) -> str:
+def make_slug(text: str) -> str:
     """Spell a text in lower-case letters, digits and dashes; other scripts are transliterated."""
     return slugify(text) or "unnamed"
 
 
-def slugs(texts: Iterable[str]) -> list[str]:
+def make_unique_slugs(texts: Iterable[str]) -> list[str]:
     """Spell texts as slugs of their own: the second of a kind ends in 2."""
     seen: Counter[str] = Counter()
     found = []
-    for short in map(slug, texts):
+    for short in map(make_slug, texts):
         seen[short] += 1
         found.append(short if seen[short] == 1 else f"{short}-{seen[short]}")
     return found
