@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +162,9 @@ def _render_mark(plot: Plot, k: int, mark: Mark, name: str, shapes: dict[str, st
             dash = f' stroke-dasharray="{" ".join(map(str, mark.dash))}"' if mark.dash else ""
             axis = plot.x if mark.axis == "x" else plot.y
             return _render_line_across(axis, mark.axis, mark.place, f' stroke="{GREY}"{dash}')
+
+        case _:
+            assert_never(mark)
 
 
 def _iter_points(plot: Plot, mark: PointMarks, name: str, shapes: dict[str, str]) -> Iterator[str]:

@@ -64,7 +64,7 @@ class ColourScale:
         colours[np.isnan(values)] = _MISSING_COLOUR
         return colours
 
-    def legend(self) -> ColourRamp:
+    def make_ramp(self) -> ColourRamp:
         """Return the ends of the scale in words, and its colours."""
         beyond = (" or less", " or more") if self.is_cut else ("", "")
         high = format_number(self.top, 2) + beyond[1]

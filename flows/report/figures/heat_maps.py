@@ -64,7 +64,7 @@ def plot_heat_map(
     x = make_name_axis(columns, kinds[1], -(-m // 26))
     return {
         "plot": Plot(x, y, (cells,), row_height * n + 60),
-        "ramp": scale.legend(),
+        "ramp": scale.make_ramp(),
         "choices": _make_row_choices(kinds[0], rows, order_by_similarity(values), every),
         "width": 520 if m <= 8 else min(1060, 180 + 46 * m),
     }

@@ -243,7 +243,7 @@ def _plot_image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> F
     plot = Plot(*axes, (RasterMark(whole, scale),))
     alt = f"P(feature = 1) as {_N_TILES}x{_N_TILES} images over components 1 and 2."
     note = "Each image shows the probability of 1 of every pixel at its place."
-    return Figure("Images over latent space", alt, plot, note=note, ramp=scale.legend())
+    return Figure("Images over latent space", alt, plot, note=note, ramp=scale.make_ramp())
 
 
 def plot_calibration(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -101,6 +101,8 @@ def _render_mark(axes: Axes, plot: Plot, mark: Mark, order: int) -> None:
         case RuleMark():
             across = axes.axvline if mark.axis == "x" else axes.axhline
             across(mark.place, color=GREY, linewidth=1, linestyle=_make_line_style(mark.dash))
+        case _:
+            assert_never(mark)
 
 
 def _make_line_style(lengths: tuple[int, ...]) -> Any:
@@ -115,6 +117,7 @@ def _dress_axis(axes: Axes, side: MatplotlibAxis, axis: Axis, spine: str) -> Non
     side.set_minor_locator(NullLocator())
     length = 5 if axis.has_lines else 0
     side.set_tick_params(length=length, color=RULE_COLOUR, labelcolor=TEXT_COLOUR)
-    side.grid(axis.has_lines, color=GRID_COLOUR, linewidth=1)
+    if axis.has_lines:
+        side.grid(color=GRID_COLOUR, linewidth=1)
     axes.spines[spine].set_visible(axis.has_lines)
     axes.spines[spine].set_color(RULE_COLOUR)

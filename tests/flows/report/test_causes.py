@@ -9,7 +9,7 @@ import pytest
 
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted
-from flows.report.figures.causes import cause_figures, find_causes, make_unit_table
+from flows.report.figures.causes import find_causes, make_unit_table, plot_causes
 from flows.report.figures.image_layout import find_image_layout
 from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
@@ -57,13 +57,13 @@ def test_what_upper_units_turn_on_is_the_share_of_features_that_they_do() -> Non
 
 def test_pixels_are_drawn_as_images_and_units_below_as_a_map() -> None:
     layout = find_image_layout(ITEMS, "2x2")
-    lower, pixels, units = cause_figures(TWO, ITEMS, layout)
+    lower, pixels, units = plot_causes(TWO, ITEMS, layout)
     assert [image.caption for image in lower.images] == ["1.1: 20.0%", "1.2: 30.0%"]
     assert [image.caption for image in pixels.images] == ["2.1: 12.5%"]
     assert units.title == "Units of layer 1 that units of layer 2 turn on"
-    features, _ = cause_figures(TWO, ITEMS, None)
-    values = features.plot.renderers[0].data_source.data["value"]
-    np.testing.assert_array_equal(values.reshape(4, 2), TWO.strengths[0])
+    features, _ = plot_causes(TWO, ITEMS, None)
+    (cells,) = features.plot.marks
+    np.testing.assert_array_equal(cells.values, TWO.strengths[0])
     assert all(
         render_picture(figure).startswith(b"\x89PNG") for figure in (lower, pixels, units, features)
     )

@@ -1,4 +1,4 @@
-"""Still pictures: what is in them is what the report's figures say."""
+"""Figures in print: what is in the pictures is what the figures say."""
 
 from __future__ import annotations
 
@@ -15,23 +15,31 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from bokeh.models import Label
-from bokeh.transform import linear_cmap
-from flows.report.figures.plots import COLOURS, Figure, Key, Ramp, curve, ramp_of, square_plot
-from flows.report.print.redraw import draw_plot
-from flows.report.slugs import slug, slugs
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Sheet
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
-from flows.report.figures.heat_maps import heat_map
-from flows.report.figures.images import pictures
+from flows.report.figures.axes import fit_axis, make_axis, plot_curve
+from flows.report.figures.colours import COLOURS, ColourRamp, ColourScale
+from flows.report.figures.heat_maps import plot_heat_map
+from flows.report.figures.images import render_images
+from flows.report.figures.marks import (
+    Figure,
+    LegendKey,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RasterMark,
+    TextMarks,
+)
+from flows.report.figures.text import make_slug, make_unique_slugs
 from flows.report.inputs import FigureOptions
 from flows.report.page import build_report_from_artifact
 from flows.report.print.picture import render_picture
-from pipeline.errors import FitError
+from flows.report.print.plot import render_plot_in_axes
 from pipeline.models.registry import models
 from storage import load_artifact
 from storage.dataset.dataset import open_dataset
@@ -45,8 +53,14 @@ SIZE = 400
 def drawn(plot: Any) -> Axes:
     """A plot alone, in axes that fill the picture."""
     axes = Sheet(figsize=(SIZE / 100, SIZE / 100), dpi=100).add_axes((0, 0, 1, 1))
-    draw_plot(axes, plot)
+    render_plot_in_axes(axes, plot)
     return axes
+
+
+def square(*marks: Mark, low: float = -1, high: float = 1) -> Plot:
+    """A plot whose axes are drawn without lines, so that marks alone have colours."""
+    axis = replace(make_axis(low, high), has_lines=False)
+    return Plot(axis, axis, marks)
 
 
 def pixels(axes: Axes) -> np.ndarray:
@@ -80,7 +94,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     X, _ = probit_rows(900, 9, 2, seed=3)
     segments = np.array(["a", "b", "c"])[np.arange(900) * 3 // 900]
     group = np.where(X.sum(axis=1) > 4, "high", "low")
-    path = tmp_path_factory.mktemp("still") / "probit.zarr"
+    path = tmp_path_factory.mktemp("print") / "probit.zarr"
     write(path, X, segments=segments, columns={"group": group})
     return path
 
@@ -113,8 +127,8 @@ def test_pixels_are_drawn(data, tmp_path):
 @pytest.mark.parametrize(
     ("figure", "millimetres"),
     [
-        (Figure("Narrow", "", curve([0, 1], np.array([0.0, 1.0]), ("x", "y"))), 89),
-        (Figure("Wide", "", curve([0, 1], np.array([0.0, 1.0]), ("x", "y")), width=1060), 183),
+        (Figure("Narrow", "", plot_curve(np.array([0.0, 1.0]), ("x", "y"))), 89),
+        (Figure("Wide", "", plot_curve(np.array([0.0, 1.0]), ("x", "y")), width=1060), 183),
     ],
 )
 def test_print_is_as_wide_as_columns_of_a_journal(figure, millimetres):
@@ -142,7 +156,7 @@ def test_names_in_a_plot_have_two_columns(data, tmp_path):
 
 
 def test_a_page_of_print_is_drawn_to_its_edges_in_fonts_of_its_own():
-    plot = curve([0, 1], np.array([0.0, 1.0]), ("x", "y"))
+    plot = plot_curve(np.array([0.0, 1.0]), ("x", "y"))
     pdf = render_picture(Figure("A title", "", plot), "pdf")
     assert b"/FontFile2" in pdf
     assert b"/Type3" not in pdf
@@ -160,7 +174,9 @@ def test_a_page_of_print_is_drawn_to_its_edges_in_fonts_of_its_own():
 
 def test_cells_of_a_heat_map_have_the_colours_of_their_values():
     values = np.array([[1.0, -0.5], [0.0, -1.0], [0.25, 0.75]])
-    plot = heat_map(values, ["a", "b", "c"], ["1", "2"], ("row", "column"), signed=True)["plot"]
+    plot = plot_heat_map(values, ["a", "b", "c"], ["1", "2"], ("row", "column"), is_signed=True)[
+        "plot"
+    ]
     axes = drawn(plot)
     image = pixels(axes)
     for (row, column), value in np.ndenumerate(values):
@@ -173,19 +189,13 @@ def test_cells_of_a_heat_map_have_the_colours_of_their_values():
 
 
 def test_a_value_that_is_not_there_is_grey():
-    _, mapper = ramp_of(np.ones(1), signed=False)
-    plot = square_plot(("x", "y"), x_range=(0, 2), y_range=(0, 1))
-    plot.image([np.array([[1.0, np.nan]])], 0, 0, 2, 1, color_mapper=mapper)
-    axes = drawn(plot)
-    assert at(axes, pixels(axes), 1.5, 0.5).tolist() == [128, 128, 128]
+    axes = drawn(square(RasterMark(np.array([[1.0, np.nan]]), ColourScale(1.0, False))))
+    assert at(axes, pixels(axes), 0.5, 0).tolist() == [128, 128, 128]
 
 
-def test_an_image_lies_as_bokeh_lays_it():
-    _, mapper = ramp_of(np.ones(1), signed=False)
-    plot = square_plot(("x", "y"), x_range=(0, 4), y_range=(0, 4))
-    plot.image([np.array([[1.0, 0.0], [0.0, 0.5]])], 0, 0, 4, 4, color_mapper=mapper)
-    plot.grid.visible = False
-    axes = drawn(plot)
+def test_the_first_row_of_a_raster_is_at_the_top():
+    values = np.array([[0.0, 0.5], [1.0, 0.0]])
+    axes = drawn(square(RasterMark(values, ColourScale(1.0, False)), low=0, high=4))
     image = pixels(axes)
     for place, share in {(1, 1): 1, (3, 1): 0, (1, 3): 0, (3, 3): 0.5}.items():
         expected = on_white(COLOURS[0], share)
@@ -193,61 +203,53 @@ def test_an_image_lies_as_bokeh_lays_it():
 
 
 def test_marks_lie_where_they_should_and_have_their_size():
-    plot = square_plot(("x", "y"))
     x, y, sizes = np.array([0.0, 10.0, 4.0]), np.array([-2.0, 3.0, 0.5]), np.array([6.0, 6.0, 30.0])
-    data = {"x": x, "y": y, "size": sizes}
-    plot.scatter("x", "y", source=data, size="size", color=COLOURS[2], marker="square")
-    axes = drawn(plot)
-    # Bokeh leaves a tenth of the data's range free.
+    points = PointMarks(x, y, COLOURS[2], "square", sizes)
+    axes = drawn(Plot(fit_axis(x), fit_axis(y), (points,), height=SIZE))
+    # A twentieth of the range of the values is left free at either end.
     np.testing.assert_allclose(axes.get_xlim(), [-0.5, 10.5])
     np.testing.assert_allclose(axes.get_ylim(), [-2.25, 3.25])
     image = pixels(axes)
     colour = on_white(COLOURS[2], 1)
     assert all((at(axes, image, *place) == colour).all() for place in zip(x, y, strict=True))
-    side = (30 + 1) * 100 / 72  # a pixel of the page is a point; the line adds one
+    side = 30 * 100 / 72  # a pixel of the page is a point
     row = image[int(axes.transData.transform((4, 0.5))[1])]
     assert abs(shown(row, colour) - side) <= 2
 
 
 def test_marks_are_as_opaque_as_in_the_page():
-    plot = square_plot(("x", "y"), x_range=(-1, 1), y_range=(-1, 1))
-    plot.scatter([0], [0], size=30, color=COLOURS[0], fill_alpha=0.4, line_alpha=0)
-    plot.grid.visible = False
-    axes = drawn(plot)
+    points = PointMarks(np.zeros(1), np.zeros(1), COLOURS[0], size=30, opacity=0.4)
+    axes = drawn(square(points))
     np.testing.assert_allclose(at(axes, pixels(axes), 0, 0), on_white(COLOURS[0], 0.4), atol=2)
 
 
 def test_what_comes_later_lies_above():
-    plot = square_plot(("x", "y"), x_range=(-1, 1), y_range=(-1, 1))
-    plot.line([-1, 1], [0, 0], color=COLOURS[1], line_width=20)
-    plot.scatter([0], [0], size=30, color=COLOURS[2])
-    axes = drawn(plot)
+    line = LineMarks([np.array([[-1.0, 0.0], [1.0, 0.0]])], [COLOURS[1]], 20.0)
+    point = PointMarks(np.zeros(1), np.zeros(1), COLOURS[2], size=30)
+    axes = drawn(square(line, point))
     assert (at(axes, pixels(axes), 0, 0) == on_white(COLOURS[2], 1)).all()
 
 
-def test_both_axes_have_one_scale_where_the_page_says_so():
-    plot = square_plot(("x", "y"), match_aspect=True)
-    plot.scatter([0.0, 10.0], [0.0, 1.0])
-    axes = drawn(plot)
+def test_a_square_has_axes_of_one_length():
+    axes = Sheet(figsize=(6, 3), dpi=100).add_axes((0, 0, 1, 1))
+    render_plot_in_axes(axes, square())
     axes.apply_aspect()
-    assert np.ptp(axes.get_xlim()) == pytest.approx(np.ptp(axes.get_ylim()))
-    assert axes.get_xlim() == pytest.approx((-0.5, 10.5))
+    assert axes.bbox.width == pytest.approx(axes.bbox.height)
 
 
-def test_an_axis_of_ratios():
-    values = np.array([1000.0, 100.0, 1.0])
-    axes = drawn(curve([1, 2, 3], values, ("rank", "value"), "log"))
-    heights = [axes.transData.transform((1, value))[1] for value in values]
-    assert (heights[0] - heights[1]) * 2 == pytest.approx(heights[1] - heights[2])
-    labels = {label.get_text() for label in axes.get_yticklabels()}
-    assert {"1", "10", "100", "1,000"} <= labels
+def test_names_near_an_edge_stay_within_the_plot():
+    x = np.array([-1.0, 0.0, 1.0])
+    names = TextMarks(x, np.zeros(3), ["first name", "middle", "last name"], [COLOURS[1]] * 3)
+    axes = drawn(square(names))
+    ends = [text.get_window_extent().extents[[0, 2]] for text in axes.texts]
+    assert all(left >= -1 and right <= SIZE + 1 for left, right in ends)
 
 
 def test_names_are_no_markup():
     rows = [*HOSTILE, "$x$", "$\\frac$"]
     values = np.linspace(-1, 1, len(rows))[:, None]
-    drawn = heat_map(values, rows, rows[:1], ("row", "column"), signed=True)
-    plot, keys = drawn["plot"], tuple(Key(name, COLOURS[0]) for name in rows)
+    drawn = plot_heat_map(values, rows, rows[:1], ("row", "column"), is_signed=True)
+    plot, keys = drawn["plot"], tuple(LegendKey(name, COLOURS[0]) for name in rows)
     drawn["ramp"] = drawn["ramp"]._replace(low="$\\low$", high="$\\high$")
     texts: Any = {"title": "$\\title$", "note": "$\\note$", "keys": keys}
     whole = Figure(alt="", **drawn, **texts)
@@ -259,9 +261,9 @@ def test_names_are_no_markup():
 
 
 def test_letters_that_the_font_has_not_are_no_trouble():
-    drawn = heat_map(np.ones((1, 1)), ["日本"], ["語"], ("行", "列"), signed=False)
-    drawn["ramp"] = Ramp("低", "高", drawn["ramp"].colours)
-    texts: Any = {"title": "図", "note": "注", "keys": (Key("漢字", COLOURS[0]),)}
+    drawn = plot_heat_map(np.ones((1, 1)), ["日本"], ["語"], ("行", "列"), is_signed=False)
+    drawn["ramp"] = ColourRamp("低", "高", drawn["ramp"].colours)
+    texts: Any = {"title": "図", "note": "注", "keys": (LegendKey("漢字", COLOURS[0]),)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         render_picture(Figure(alt="", **drawn, **texts))
@@ -269,7 +271,7 @@ def test_letters_that_the_font_has_not_are_no_trouble():
 
 def test_the_same_figure_gives_the_same_bytes():
     def figure() -> Figure:
-        return Figure("Curve", "", curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), note="Down.")
+        return Figure("Curve", "", plot_curve(np.array([2.0, 1.0]), ("x", "y")), note="Down.")
 
     assert render_picture(figure()) == render_picture(figure())
     assert render_picture(figure(), "svg") == render_picture(figure(), "svg")
@@ -277,8 +279,8 @@ def test_the_same_figure_gives_the_same_bytes():
 
 def test_images_and_what_colours_stand_for():
     images = np.array([[[1.0, -1.0], [0.5, np.nan]]])
-    tiles = pictures(images, ["first"], np.ones(1), COLOURS[1])
-    keys = (Key("green", COLOURS[2]), Key("pink", COLOURS[3], "dash"))
+    tiles = render_images(images, ["first"], np.ones(1), is_signed=True)
+    keys = (LegendKey("green", COLOURS[2]), LegendKey("pink", COLOURS[3], "dash"))
     image = decoded(render_picture(Figure("Images", "", images=tiles, keys=keys)))
     quarter = shown(image, on_white(COLOURS[1], 1))
     assert quarter > 1000
@@ -289,7 +291,7 @@ def test_images_and_what_colours_stand_for():
 
 def test_what_only_pointing_shows_is_left_out():
     plain, hinted = (
-        Figure("Curve", "", curve([1, 2], np.array([2.0, 1.0]), ("x", "y")), hint=hint)
+        Figure("Curve", "", plot_curve(np.array([2.0, 1.0]), ("x", "y")), hint=hint)
         for hint in ("", "Point at it.")
     )
     assert render_picture(plain) == render_picture(hinted)
@@ -300,7 +302,7 @@ def test_few_images_make_a_narrow_picture():
         Figure(
             "I",
             "",
-            images=pictures(np.ones((n, 2, 2)), "a" * n, np.ones(n), COLOURS[1]),
+            images=render_images(np.ones((n, 2, 2)), "a" * n, np.ones(n), is_signed=True),
             width=1060,
         )
         for n in (2, 10)
@@ -314,57 +316,24 @@ def test_few_images_make_a_narrow_picture():
 
 
 def test_long_texts_stay_within_the_picture():
-    keys = tuple(Key(f"a rather long name {k} " * 5, COLOURS[k % 6]) for k in range(12))
-    plot = curve([1, 2], np.array([2.0, 1.0]), ("x", "y"))
+    keys = tuple(LegendKey(f"a rather long name {k} " * 5, COLOURS[k % 6]) for k in range(12))
+    plot = plot_curve(np.array([2.0, 1.0]), ("x", "y"))
     image = decoded(render_picture(Figure("T " * 99, "", plot, note="many words " * 60, keys=keys)))
     assert (image[:, -8:] == 255).all()
     assert (image[-8:] == 255).all()
 
 
-def unknown_glyph(plot: Any) -> None:
-    plot.vbar([1], 0.5, [2])
-
-
-def unknown_property(plot: Any) -> None:
-    plot.rect([1], [1], 1, 1, angle=0.3)
-
-
-def unknown_marker(plot: Any) -> None:
-    plot.scatter([1], [1], marker="asterisk")
-
-
-def unknown_annotation(plot: Any) -> None:
-    plot.add_layout(Label(x=1, y=1, text="here"))
-
-
-def unknown_mapper(plot: Any) -> None:
-    mapper = linear_cmap("v", "Viridis256", 0, 1)
-    mapper.transform = type("Other", (type(mapper.transform).__base__,), {})()
-    plot.rect("x", "x", 1, 1, source={"x": [1], "v": [1]}, fill_color=mapper)
-
-
-@pytest.mark.parametrize(
-    ("add", "named"),
-    [
-        (unknown_glyph, "VBar"),
-        (unknown_property, "Rect with angle"),
-        (unknown_marker, "marker 'asterisk'"),
-        (unknown_annotation, "Label"),
-        (unknown_mapper, "Other"),
-    ],
-)
-def test_what_is_not_known_is_an_error(add, named):
-    plot = square_plot(("x", "y"))
-    add(plot)
-    with pytest.raises(FitError, match=f"got {named}"):
-        render_picture(Figure("Unknown", "", plot))
+def test_a_mark_that_is_not_known_is_an_error():
+    unknown: Any = object()
+    with pytest.raises(AssertionError):
+        render_picture(Figure("Unknown", "", square(unknown)))
 
 
 def test_files_have_names_of_their_own():
-    assert slug("Rows in latent space") == "rows-in-latent-space"
-    assert slug("Votes_2026 / Café") == "votes-2026-cafe"
-    assert slug("…") == "unnamed"
-    assert slugs(["A b", "a_b", "c"]) == ["a-b", "a-b-2", "c"]
+    assert make_slug("Rows in latent space") == "rows-in-latent-space"
+    assert make_slug("Votes_2026 / Café") == "votes-2026-cafe"
+    assert make_slug("…") == "unnamed"
+    assert make_unique_slugs(["A b", "a_b", "c"]) == ["a-b", "a-b-2", "c"]
 
 
 def test_many_curves_have_their_names_beside_them_in_their_colours(tmp_path):
