@@ -152,7 +152,7 @@ def _local_cluster(cluster: Cluster) -> LocalCluster:
 
 
 def _worker(*where: Any, dashboard: bool, **settings: Any) -> Worker:
-    """Start a worker without the pages that nobody is told of, and without Bokeh."""
+    """Start a worker without its web pages, whose address nobody is told."""
     return Worker(*where, dashboard=False, **settings)
 
 
