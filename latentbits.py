@@ -1,6 +1,6 @@
 """Latent-variable models of binary data too large for one array in memory.
 
-`fit`, `transform` and `evaluate` work on datasets, on disk (`open_dataset`) or made of arrays and
+`fit_model`, `transform` and `evaluate` work on datasets, on disk (`open_dataset`) or made of arrays and
 data frames (`from_numpy`, `from_dataframe`). `ClippedPCA`, `LatentTrait` and every other model are
 scikit-learn estimators: `pipeline.api.estimators` says what they have in common.
 """
@@ -70,10 +70,10 @@ def from_numpy(
     ValueError
         If a value is none of these, a name or a length does not fit, or the path is taken.
     """
-    from pipeline.data.binary_table import binary_table, meaning_of
+    from pipeline.data.binary_table import make_binarization_rule, make_binary_table
 
-    meaning = meaning_of(threshold, map)
-    return _dataset(binary_table(X, feature_names, segment, keep, meaning), path)
+    meaning = make_binarization_rule(threshold, map)
+    return _dataset(make_binary_table(X, feature_names, segment, keep, meaning), path)
 
 
 def from_dataframe(
@@ -93,7 +93,7 @@ def from_dataframe(
     df
         All columns but those named below are features: 0, 1, True, False or missing. An xarray
         DataArray is (row, feature), a Dataset has `values` and maybe `observed`, as
-        `to_xarray` gives it.
+        `build_xarray` gives it.
     segment
         Name of the column, in xarray of the variable, with each row's segment.
     keep
@@ -108,23 +108,26 @@ def from_dataframe(
     ValueError
         If a value is no bit, a column is not there, or the path is taken.
     """
-    from pipeline.data.binary_table import meaning_of
-    from pipeline.data.frames import frame_table
+    from pipeline.data.binary_table import make_binarization_rule
+    from pipeline.data.frames import make_table_from_frame
 
-    return _dataset(frame_table(df, segment, keep, features, meaning_of(threshold, map)), path)
+    return _dataset(
+        make_table_from_frame(df, segment, keep, features, make_binarization_rule(threshold, map)),
+        path,
+    )
 
 
 def _dataset(table: BinaryTable, path: Any) -> Dataset:
     if path is None:
-        from pipeline.data.in_memory import in_memory
+        from pipeline.data.in_memory import make_memory_dataset
 
-        return in_memory(table)
+        return make_memory_dataset(table)
     from storage import open_dataset
     from storage.dataset.writer import create_dataset
     from storage.errors import DataError
-    from storage.stores.locations import place
+    from storage.stores.locations import parse_path
 
-    if place(path).exists():
+    if parse_path(path).exists():
         raise DataError(f"{path}: Expected a new path, got one that exists. Give another.")
     names, columns = table.feature_names, tuple(table.columns)
     with create_dataset(path, names, columns=columns, expected_rows=len(table.X)) as writer:
@@ -148,6 +151,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List also the estimators."""
-    from pipeline.api.estimators import estimators
+    from pipeline.api.estimators import make_estimators
 
-    return sorted([*__all__, "__version__", *estimators()])
+    return sorted([*__all__, "__version__", *make_estimators()])

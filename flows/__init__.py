@@ -9,16 +9,16 @@ import signal
 import sys
 
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # `python -m flows.fit` is being loaded: until `run` begins there is nothing to clean up, and
+    # `python -m flows.fit` is being loaded: until `run_app` begins there is nothing to clean up, and
     # no reason for a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from flows.cli.imports import begin_of_imports
-from flows.running.environment import settle_prefect
-from flows.running.own_packages import refuse_others
+from flows.cli.imports import begin_imports
+from flows.running.environment import configure_prefect
+from flows.running.own_packages import check_own_packages
 
-refuse_others(is_command=sys.argv[:1] == ["-m"])
+check_own_packages(is_command=sys.argv[:1] == ["-m"])
 if sys.argv[:1] == ["-m"]:
-    begin_of_imports()
-settle_prefect()
+    begin_imports()
+configure_prefect()
 logging.getLogger("latentbits").setLevel(logging.INFO)

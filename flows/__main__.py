@@ -7,7 +7,7 @@ import sys
 from difflib import get_close_matches
 from importlib.metadata import version
 
-from flows.cli.program import PROGRAM, VARIABLE
+from flows.cli.program import PROGRAM, PROGRAM_VARIABLE
 
 COMMANDS = {
     "Data": {
@@ -49,28 +49,28 @@ def main() -> None:
     """Print the overview, or become the command that is named."""
     name, *rest = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h", "help"):
-        print(overview(), end="")
+        print(format_overview(), end="")
     elif name == "--version":
         print(f"latentbits {version('latentbits')}")
     elif name == "completion":
         _print_completion(rest)
-    elif name in all_commands():
+    elif name in list_commands():
         # As `python -m` does, in a process that has not begun anything; what lies in the working
         # folder under the name of a package of ours is not taken for it.
-        os.environ[VARIABLE] = PROGRAM
+        os.environ[PROGRAM_VARIABLE] = PROGRAM
         os.execv(sys.executable, [sys.executable, "-P", "-m", f"flows.{name}", *rest])
     else:
-        near = get_close_matches(name, all_commands(), n=1)
+        near = get_close_matches(name, list_commands(), n=1)
         hint = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} --help."
-        _refuse(f"Expected a command, got {name!r}. {hint}")
+        _exit_with_error(f"Expected a command, got {name!r}. {hint}")
 
 
-def all_commands() -> list[str]:
+def list_commands() -> list[str]:
     """Name all commands."""
     return [name for group in COMMANDS.values() for name in group]
 
 
-def overview() -> str:
+def format_overview() -> str:
     """List the commands by what they are for."""
     lines = (
         f"\n{title}\n" + "".join(f"  {name:<12}  {told}\n" for name, told in group.items())
@@ -81,15 +81,15 @@ def overview() -> str:
 
 def _print_completion(words: list[str]) -> None:
     if len(words) != 1 or words[0] not in _SHELLS:
-        _refuse(
+        _exit_with_error(
             f"completion: Expected one of {', '.join(_SHELLS)}, got {' '.join(words) or 'none'!r}."
         )
-    from flows.cli.completion import completion  # imports every command
+    from flows.cli.completion import generate_completion_script  # imports every command
 
-    print(completion(all_commands(), words[0]))
+    print(generate_completion_script(list_commands(), words[0]))
 
 
-def _refuse(message: str) -> None:
+def _exit_with_error(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 

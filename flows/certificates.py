@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.options import Overwrite, command, run
+from flows.cli.options import Overwrite, make_app, run_app
 from storage.errors import DataError
 
 HELP = """Make certificates to try a Dask cluster over TLS, valid for 30 days.
@@ -33,13 +33,13 @@ Writes ca.pem, node.pem and node-key.pem. Whoever has the last can run code on t
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-app = command("certificates", HELP, EXAMPLES)
-CA, CERTIFICATE, KEY = "ca.pem", "node.pem", "node-key.pem"
+app = make_app("certificates", HELP, EXAMPLES)
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "node.pem", "node-key.pem"
 LIFETIME = timedelta(days=30)
-_HOSTS = ("localhost", "127.0.0.1", "::1")
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
-def issued(hosts: Sequence[str], begin: datetime) -> dict[str, bytes]:
+def issue_certificates(hosts: Sequence[str], begin: datetime) -> dict[str, bytes]:
     """Issue a certificate for these hosts and this machine, by a CA of its own.
 
     Parameters
@@ -60,35 +60,39 @@ def issued(hosts: Sequence[str], begin: datetime) -> dict[str, bytes]:
         If a host is no name.
     """
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    issuer = _name("latentbits development CA")
+    issuer = _make_x509_name("latentbits development CA")
     ca = (
-        _builder(issuer, issuer, authority.public_key(), authority, begin)
+        _make_builder(issuer, issuer, authority.public_key(), authority, begin)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority, hashes.SHA256())
     )
     usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
-        _builder(_name("latentbits development"), issuer, key.public_key(), authority, begin)
+        _make_builder(
+            _make_x509_name("latentbits development"), issuer, key.public_key(), authority, begin
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
         .add_extension(
-            x509.SubjectAlternativeName([_alternative(host) for host in (*_HOSTS, *hosts)]),
+            x509.SubjectAlternativeName(
+                [_make_alternative_name(host) for host in (*_LOCAL_HOSTS, *hosts)]
+            ),
             critical=False,
         )
         .sign(authority, hashes.SHA256())
     )
     return {
-        CA: ca.public_bytes(Encoding.PEM),
-        CERTIFICATE: certificate.public_bytes(Encoding.PEM),
-        KEY: key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        CA_FILE: ca.public_bytes(Encoding.PEM),
+        CERTIFICATE_FILE: certificate.public_bytes(Encoding.PEM),
+        KEY_FILE: key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
     }
 
 
-def _name(common: str) -> x509.Name:
+def _make_x509_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _builder(
+def _make_builder(
     subject: x509.Name,
     issuer: x509.Name,
     public: ec.EllipticCurvePublicKey,
@@ -110,7 +114,7 @@ def _builder(
     )
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _make_alternative_name(host: str) -> x509.GeneralName:
     try:
         address: IPv4Address | IPv6Address = ip_address(host)
     except ValueError:
@@ -132,20 +136,20 @@ def main(
     overwrite: Overwrite = False,
 ) -> None:
     """Write the files and say where."""
-    for name in (CA, CERTIFICATE, KEY):
+    for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
         if (folder / name).exists() and not overwrite:
             raise DataError(f"{folder / name}: Expected no such file. Add --overwrite.")
     # A clock that is a little behind must not find them invalid.
-    files = issued(host, datetime.now(UTC) - timedelta(minutes=5))
+    files = issue_certificates(host, datetime.now(UTC) - timedelta(minutes=5))
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(soft_wrap=True, highlight=False)
     for name, content in files.items():
-        _write(folder / name, content)
+        _write_private_file(folder / name, content)
         console.print(str(folder / name), markup=False)
     console.print(f"For development, valid for {LIFETIME.days} days.")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_private_file(path: Path, content: bytes) -> None:
     """Write a file that is its owner's alone from the first byte."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -153,4 +157,4 @@ def _write(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

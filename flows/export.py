@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
-from flows.cli.imports import importing
-from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, command, run
-from flows.cli.progress import reporting
+from flows.cli.imports import pause_garbage_collection
+from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, make_app, run_app
+from flows.cli.progress import report_progress
 from flows.cli.summary import print_json
-from flows.data.datasets import open_named
-from flows.data.fitted import Fitted, load_fitted
-from flows.exporting.formats import check_size, table_file
-from flows.running.flow import flow_of
+from flows.data.datasets import open_dataset_or_example
+from flows.data.fitted import LoadedModel, load_fitted_model
+from flows.exporting.formats import check_table_file, check_table_size
+from flows.running.flow import make_flow
 from pipeline.errors import FitError
 from storage.codes.codes import Codes, open_codes
 from storage.errors import DataError
-from storage.stores.locations import place
+from storage.stores.locations import parse_path
 
 if TYPE_CHECKING:
-    from flows.exporting.files import Table
+    from flows.exporting.files import BatchedTable
     from pipeline.executors.progress import Progress
     from storage.artifacts.artifacts import Artifact
 
@@ -51,16 +51,16 @@ EXAMPLES = """Examples:
 `.xlsx` needs `pip install 'latentbits[excel]'`. Exit codes: 0 done, 2 bad arguments or input, 1
 failure, 130 interrupted.
 """
-app = command("export", HELP, EXAMPLES)
-What = Literal["items", "codes", "correlations", "fit"]
+app = make_app("export", HELP, EXAMPLES)
+ExportKind = Literal["items", "codes", "correlations", "fit"]
 
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """The options of the command, and the parameters of the flow."""
 
-    what: Annotated[What, Option(group=OUTPUT, help="What to write.")]
+    what: Annotated[ExportKind, Option(group=OUTPUT, help="What to write.")]
     output: Annotated[str, Option(group=OUTPUT, help="File to write: .csv, .parquet or .xlsx.")]
     artifact: Annotated[
         str | None,
@@ -82,28 +82,28 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """An export that can be done: of what, and to where."""
 
-    options: Options
+    options: ExportOptions
     output: Path
-    fitted: Fitted | None
+    fitted: LoadedModel | None
     codes: Codes | None
 
 
-def check(options: Options) -> Job:
+def prepare_export(options: ExportOptions) -> ExportJob:
     """Refuse what can be refused at once: options, a place that is taken, codes of other fits."""
-    output = table_file(options.output, options.overwrite)
-    _check_given(options)
-    fitted = None if options.artifact is None else load_fitted(place(options.artifact))
-    codes = None if options.codes is None else open_codes(place(options.codes))
+    output = check_table_file(options.output, options.overwrite)
+    _check_options(options)
+    fitted = None if options.artifact is None else load_fitted_model(parse_path(options.artifact))
+    codes = None if options.codes is None else open_codes(parse_path(options.codes))
     if codes is not None:
-        check_size(output, codes.n_rows)
-        _check_same(fitted, codes)
-    return Job(options, output, fitted, codes)
+        check_table_size(output, codes.n_rows)
+        _check_same_fit(fitted, codes)
+    return ExportJob(options, output, fitted, codes)
 
 
-def _check_given(options: Options) -> None:
+def _check_options(options: ExportOptions) -> None:
     """Refuse what lacks the option that it is of, and options that are of no use to it."""
     needed = "codes" if options.what == "codes" else "artifact"
     if getattr(options, needed) is None:
@@ -117,7 +117,7 @@ def _check_given(options: Options) -> None:
             )
 
 
-def _check_same(fitted: Fitted | None, codes: Codes) -> None:
+def _check_same_fit(fitted: LoadedModel | None, codes: Codes) -> None:
     recorded = codes.manifest.get("artifact")
     if fitted is not None and recorded != fitted.digest:
         raise DataError(
@@ -126,18 +126,18 @@ def _check_same(fitted: Fitted | None, codes: Codes) -> None:
         )
 
 
-@flow_of("export", Options)
-def export(options: Options) -> dict[str, Any]:
+@make_flow("export", ExportOptions)
+def export(options: ExportOptions) -> dict[str, Any]:
     """Write results as a table."""
-    return run_export(check(options))
+    return run_export(prepare_export(options))
 
 
-def run_export(job: Job) -> dict[str, Any]:
+def run_export(job: ExportJob) -> dict[str, Any]:
     """Write the table of an export that was checked."""
-    with importing():
+    with pause_garbage_collection():
         from flows.exporting.files import write_table
-    with reporting() as progress:
-        table = _table(job, progress)
+    with report_progress() as progress:
+        table = _make_table(job, progress)
         write_table(table, job.output, job.options.overwrite)
     return {
         "output": str(job.output),
@@ -147,31 +147,33 @@ def run_export(job: Job) -> dict[str, Any]:
     }
 
 
-def _table(job: Job, progress: Progress) -> Table:
+def _make_table(job: ExportJob, progress: Progress) -> BatchedTable:
     """Give the table that is asked for; what makes tables takes its time to be imported."""
     if job.codes is not None:
-        from flows.exporting.codes import code_table, dataset_of
+        from flows.exporting.codes import find_coded_dataset, make_code_table
 
         given = job.options.dataset
-        dataset = dataset_of(job.codes, None if given is None else open_named(given))
-        return code_table(job.codes, dataset, progress)
-    from flows.exporting.correlations import correlation_table
-    from flows.exporting.facts import fit_table
-    from flows.exporting.items import item_table
+        dataset = find_coded_dataset(
+            job.codes, None if given is None else open_dataset_or_example(given)
+        )
+        return make_code_table(job.codes, dataset, progress)
+    from flows.exporting.correlations import make_correlation_table
+    from flows.exporting.facts import make_fit_table
+    from flows.exporting.items import make_item_table
 
-    made: dict[What, Callable[[Artifact], Table]] = {
-        "items": item_table,
-        "correlations": correlation_table,
-        "fit": fit_table,
+    made: dict[ExportKind, Callable[[Artifact], BatchedTable]] = {
+        "items": make_item_table,
+        "correlations": make_correlation_table,
+        "fit": make_fit_table,
     }
     assert job.fitted is not None
     return made[job.options.what](job.fitted.artifact)
 
 
 @app.default
-def main(*, options: Options, json: Json = False) -> None:
+def main(*, options: ExportOptions, json: Json = False) -> None:
     """Write, and say what; no server is needed for that."""
-    summary = run_export(check(options))
+    summary = run_export(prepare_export(options))
     if json:
         print_json(summary)
         return
@@ -181,4 +183,4 @@ def main(*, options: Options, json: Json = False) -> None:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

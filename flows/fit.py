@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flows.cli.hyperparameters import settings_help
-from flows.cli.options import Json, command, run
-from flows.cli.summary import print_json, print_table
+from flows.cli.hyperparameters import format_settings_help
+from flows.cli.options import Json, make_app, run_app
+from flows.cli.summary import print_fit, print_json
 from flows.fitting.options import FitOptions
-from flows.running.flow import flow_of, run_flow
+from flows.running.flow import make_flow, run_flow
 
 HELP = """Fit a latent-variable model to a binary dataset.
 
@@ -31,32 +31,32 @@ EXAMPLES = """Examples:
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-app = command("fit", HELP, settings_help(sys.argv) + EXAMPLES)
+app = make_app("fit", HELP, format_settings_help(sys.argv) + EXAMPLES)
 
 
-@flow_of("fit", FitOptions)
+@make_flow("fit", FitOptions)
 def fit(options: FitOptions) -> dict[str, Any]:
     """Fit a model to a dataset and leave an artifact."""
-    return _work(options)()
+    return _prepare_work(options)()
 
 
-def _work(options: FitOptions) -> Callable[[], dict[str, Any]]:
+def _prepare_work(options: FitOptions) -> Callable[[], dict[str, Any]]:
     """Check the options, and give the work; `--help` needs nothing of what both are made of."""
-    from flows.fitting.job import check
+    from flows.fitting.job import prepare_fit
     from flows.fitting.run import run_fit
 
-    return partial(run_fit, check(options))
+    return partial(run_fit, prepare_fit(options))
 
 
 @app.default
 def main(*, options: FitOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    summary = run_flow("fit", options, _work(options))
+    summary = run_flow("fit", options, _prepare_work(options))
     if json:
         print_json(summary)
     else:
-        print_table(summary)
+        print_fit(summary)
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
-from flows.cli.options import OUTPUT, Json, Option, Switch, command, run
-from flows.cli.progress import reporting
+from flows.cli.options import OUTPUT, Json, Option, Switch, make_app, run_app
+from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest, print_json
-from flows.data.ingested import ingest_summary
-from flows.data.ingesting import Intake, open_new, open_sources, write_rows
-from flows.data.role_options import RoleOptions, roles_of
-from flows.running.flow import flow_of, run_flow
+from flows.data.ingested import summarize_dataset
+from flows.data.ingesting import IngestJob, open_new_sources, open_sources, write_rows
+from flows.data.role_options import RoleOptions, parse_roles
+from flows.running.flow import make_flow, run_flow
 from flows.running.stages import run_task
 from storage.errors import DataError
-from storage.stores.locations import place
+from storage.stores.locations import parse_path
 
 HELP = """Read binary data and write it bit-packed, ready for `flows.fit`.
 
@@ -50,15 +50,15 @@ that were written to within the last minute, are left for later.
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
 log = logging.getLogger("latentbits")
-app = command("ingest", HELP, EXAMPLES)
+app = make_app("ingest", HELP, EXAMPLES)
 
 
-Source = Annotated[
+SourcePattern = Annotated[
     str, Option(help="Files or URLs, quoted globs, or example:NAME; with --new, folders.")
 ]
-Dataset = Annotated[str, Option(group=OUTPUT, help="Folder of the dataset to write.")]
-Append = Annotated[bool, Switch, Option(group=OUTPUT, help="Add rows to the dataset.")]
-New = Annotated[
+DatasetFolder = Annotated[str, Option(group=OUTPUT, help="Folder of the dataset to write.")]
+AppendFlag = Annotated[bool, Switch, Option(group=OUTPUT, help="Add rows to the dataset.")]
+NewFlag = Annotated[
     bool,
     Switch,
     Option(
@@ -66,46 +66,46 @@ New = Annotated[
         help="Add the files below the folders that were not read yet; the first make the dataset.",
     ),
 ]
-Replace = Annotated[
+ReplaceFlag = Annotated[
     bool, Switch, Option(group=OUTPUT, help="Replace the dataset once the new one is whole.")
 ]
 
 
 @dataclass(frozen=True)
-class Options:
+class IngestOptions:
     """The parameters of the flow, and of the command line."""
 
     sources: Annotated[Sequence[str], Option(help="Files, URLs or globs; with new, folders.")]
-    dataset: Dataset
+    dataset: DatasetFolder
     roles: RoleOptions = field(default_factory=RoleOptions)
-    append: Append = False
-    overwrite: Replace = False
-    new: New = False
+    append: AppendFlag = False
+    overwrite: ReplaceFlag = False
+    new: NewFlag = False
 
 
-@flow_of("ingest", Options)
-def ingest(options: Options) -> dict[str, Any]:
+@make_flow("ingest", IngestOptions)
+def ingest(options: IngestOptions) -> dict[str, Any]:
     """Run the stage; what it opens is opened again where it is tried again."""
-    return run_task("write dataset", lambda: _written(check(options)))
+    return run_task("write dataset", lambda: _write_dataset(prepare_ingest(options)))
 
 
-def check(options: Options) -> Intake:
+def prepare_ingest(options: IngestOptions) -> IngestJob:
     """Refuse what can be refused at once: options, sources, a place that is taken."""
     if options.append + options.overwrite + options.new > 1:
         raise DataError("Expected one of --append, --overwrite and --new, got several.")
-    path, roles = place(options.dataset), roles_of(options.roles)
+    path, roles = parse_path(options.dataset), parse_roles(options.roles)
     if options.new:
-        return open_new(options.sources, path, roles)
+        return open_new_sources(options.sources, path, roles)
     return open_sources(options.sources, path, roles, options.append, options.overwrite)
 
 
-def _written(intake: Intake) -> dict[str, Any]:
+def _write_dataset(intake: IngestJob) -> dict[str, Any]:
     """Write what was opened, and sum up the dataset and what arrived."""
     begun, arrivals, written = time.perf_counter(), intake.arrivals, intake.base
     if intake.sources:
-        with reporting() as progress:
+        with report_progress() as progress:
             written = write_rows(intake, progress)
-    summary = ingest_summary(written, time.perf_counter() - begun) if written else {}
+    summary = summarize_dataset(written, time.perf_counter() - begun) if written else {}
     if arrivals is None:
         return summary
     counts = (len(arrivals.new), arrivals.n_known, len(arrivals.waiting))
@@ -115,17 +115,17 @@ def _written(intake: Intake) -> dict[str, Any]:
 
 @app.default
 def main(
-    *sources: Source,
-    dataset: Dataset,
+    *sources: SourcePattern,
+    dataset: DatasetFolder,
     roles: RoleOptions | None = None,
-    append: Append = False,
-    new: New = False,
-    overwrite: Replace = False,
+    append: AppendFlag = False,
+    new: NewFlag = False,
+    overwrite: ReplaceFlag = False,
     json: Json = False,
 ) -> None:
     """Run the flow and print its summary."""
-    options = Options(list(sources), dataset, roles or {}, append, overwrite, new)
-    write = partial(_written, check(options))
+    options = IngestOptions(list(sources), dataset, roles or {}, append, overwrite, new)
+    write = partial(_write_dataset, prepare_ingest(options))
     summary = run_flow("ingest", options, partial(run_task, "write dataset", write))
     if json:
         print_json(summary)
@@ -134,4 +134,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

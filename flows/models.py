@@ -7,11 +7,11 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.options import Json, command, run
-from flows.cli.program import as_typed
+from flows.cli.options import Json, make_app, run_app
+from flows.cli.program import rewrite_commands
 from flows.cli.summary import print_json
-from pipeline.models.registry import models
-from pipeline.models.settings import hyperparameters
+from pipeline.models.registry import find_models
+from pipeline.models.settings import list_hyperparameters
 
 HELP = "List the models that can be fitted, with what each is."
 EXAMPLES = """Examples:
@@ -19,12 +19,14 @@ EXAMPLES = """Examples:
     python -m flows.models
     python -m flows.fit --model blica --help
 """
-app = command("models", HELP, EXAMPLES)
+app = make_app("models", HELP, EXAMPLES)
 
 
-def described() -> dict[str, str]:
+def describe_models() -> dict[str, str]:
     """Give the first sentence of every model's module, by name."""
-    docs = {name: sys.modules[model.__module__].__doc__ or "" for name, model in models().items()}
+    docs = {
+        name: sys.modules[model.__module__].__doc__ or "" for name, model in find_models().items()
+    }
     return {name: " ".join(doc.split("\n\n")[0].split()) for name, doc in sorted(docs.items())}
 
 
@@ -32,17 +34,21 @@ def described() -> dict[str, str]:
 def main(*, json: Json = False) -> None:
     """Print a table of the models, or their settings too as one JSON object."""
     if json:
-        settings = {name: list(hyperparameters(model)) for name, model in models().items()}
-        told = described().items()
+        settings = {
+            name: list(list_hyperparameters(model)) for name, model in find_models().items()
+        }
+        told = describe_models().items()
         print_json({name: {"is": is_, "settings": settings[name]} for name, is_ in told})
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, is_ in described().items():
+    for name, is_ in describe_models().items():
         table.add_row(name, is_)
     console = Console(highlight=False)
     console.print(table)
-    console.print(as_typed("python -m flows.fit --model NAME --help lists the settings of one."))
+    console.print(
+        rewrite_commands("python -m flows.fit --model NAME --help lists the settings of one.")
+    )
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

@@ -16,37 +16,37 @@ from flows.cli.options import (
     OUTPUT,
     RUN,
     DatasetName,
+    ExecutorOptions,
     Json,
     Option,
     Overwrite,
     Resume,
-    Where,
-    Whole,
-    command,
-    run,
+    WholeNumber,
+    make_app,
+    run_app,
 )
 from flows.cli.summary import print_json
-from flows.data.datasets import dataset_rows, open_named
-from flows.fitting.provenance import dataset_named, fingerprint, versions
-from flows.running.executors import executor_to_open, memory_for_rows
-from flows.running.flow import flow_of, run_flow
-from flows.running.row_results import run_writing, write_runs
-from flows.running.stages import Stages
-from pipeline.data.features import check_features
+from flows.data.datasets import make_row_source, open_dataset_or_example
+from flows.fitting.provenance import compute_fingerprint, describe_dataset, list_versions
+from flows.running.executors import compute_row_memory, prepare_executor
+from flows.running.flow import make_flow, run_flow
+from flows.running.row_results import run_writing_stages, write_row_ranges
+from flows.running.stages import StageRunner
+from pipeline.data.features import check_same_features
 from pipeline.errors import FitError
-from pipeline.evaluation.neighbours import FindNearest
+from pipeline.evaluation.neighbours import NearestRowSearch
 from pipeline.executors.base import Executor
-from pipeline.executors.code_digest import code_digest
+from pipeline.executors.code_digest import digest_modules
 from pipeline.executors.progress import Progress
-from pipeline.fitting.pair_work import Pairs
+from pipeline.fitting.pair_work import RowPairJob
 from pipeline.numerics.graphs.nearest_rows import Metric
-from pipeline.passes.row_ranges import rows_per_run
+from pipeline.passes.row_ranges import choose_rows_per_range
 from storage.codes.codes import CodesWriter, open_codes, seal_codes
 from storage.codes.unfinished_codes import UnfinishedCodes
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT
-from storage.stores.locations import Place, check_free, place
+from storage.stores.locations import AnyPath, check_target_folder, parse_path
 
 HELP = """Write the exact k nearest neighbours of every row of a dataset.
 
@@ -72,77 +72,83 @@ Read them with `storage.open_codes("nearest.zarr")["indices"]`, or with any Zarr
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-app = command("neighbours", HELP, EXAMPLES)
+app = make_app("neighbours", HELP, EXAMPLES)
 
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options:
+class NeighboursOptions:
     """The options of the command, and the parameters of the flow."""
 
     dataset: DatasetName
     output: Annotated[str, Option(group=OUTPUT, help="Folder of the neighbours to write.")]
-    k: Annotated[Whole, Option(name="--k", group=RUN, help="Neighbours of each row.")] = 10
+    k: Annotated[WholeNumber, Option(name="--k", group=RUN, help="Neighbours of each row.")] = 10
     metric: Annotated[Metric, Option(group=RUN, help="How far apart two rows are.")] = "hamming"
     queries: Annotated[
         str | None,
         Option(group=DATA, help="Dataset of the rows to find neighbours of. [default: the same]"),
     ] = None
-    where: Where = field(default_factory=Where)
+    where: ExecutorOptions = field(default_factory=ExecutorOptions)
     resume: Resume = False
     overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
-class Job:
+class NeighboursJob:
     """One search that can be done: what decides its neighbours, and where they go."""
 
-    options: Options
+    options: NeighboursOptions
     dataset: BinaryDataset
     queries: BinaryDataset | None
-    output: Place
+    output: AnyPath
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
     @property
-    def asked(self) -> BinaryDataset:
+    def query_dataset(self) -> BinaryDataset:
         """Whose rows neighbours are found of."""
         return self.dataset if self.queries is None else self.queries
 
     @cached_property
-    def described(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """Everything that decides the neighbours."""
         return {
             "metric": self.options.metric,
             "k": self.options.k,
-            "versions": versions(),
-            "code": code_digest("pipeline.fitting.pair_work", "pipeline.evaluation.neighbours"),
-            "dataset": dataset_named(self.dataset),
-            "queries": None if self.queries is None else dataset_named(self.queries),
+            "versions": list_versions(),
+            "code": digest_modules("pipeline.fitting.pair_work", "pipeline.evaluation.neighbours"),
+            "dataset": describe_dataset(self.dataset),
+            "queries": None if self.queries is None else describe_dataset(self.queries),
         }
 
     @cached_property
-    def work(self) -> UnfinishedCodes:
+    def work_folder(self) -> UnfinishedCodes:
         """Where the neighbours are while they are unfinished."""
-        return UnfinishedCodes(self.output.resolve(), fingerprint(self.described))
+        return UnfinishedCodes(self.output.resolve(), compute_fingerprint(self.provenance))
 
 
-def _write(job: Job, executor: Executor, progress: Progress) -> tuple[CodesWriter, list[list[int]]]:
+def _write_neighbours(
+    job: NeighboursJob, executor: Executor, progress: Progress
+) -> tuple[CodesWriter, list[list[int]]]:
     """Find and store the neighbours, run by run; give the checksums of each run."""
-    find = FindNearest(job.options.metric, job.options.k, itself=job.queries is not None)
-    memory = memory_for_rows(executor)
-    pairs = Pairs(find, dataset_rows(job.asked), dataset_rows(job.dataset, memory=memory))
-    kinds = pairs.described()
+    find = NearestRowSearch(job.options.metric, job.options.k, include_self=job.queries is not None)
+    memory = compute_row_memory(executor)
+    pairs = RowPairJob(
+        find, make_row_source(job.query_dataset), make_row_source(job.dataset, memory=memory)
+    )
+    kinds = pairs.describe_arrays()
     arrays = {name: (("neighbour",), *kinds[name][1:]) for name in ("indices", "distances")}
-    n_rows = [int(n) for n in job.asked.chunks[:, 1]]
+    n_rows = [int(n) for n in job.query_dataset.chunks[:, 1]]
     told = partial(progress, "neighbours")
-    size = rows_per_run(arrays, sum(n_rows))
-    return write_runs(pairs, arrays, n_rows, size, job.work.runs, executor, told)
+    size = choose_rows_per_range(arrays, sum(n_rows))
+    return write_row_ranges(pairs, arrays, n_rows, size, job.work_folder.results, executor, told)
 
 
-def _publish(job: Job, writer: CodesWriter, checksums: list[list[int]]) -> dict[str, Any]:
+def _publish_neighbours(
+    job: NeighboursJob, writer: CodesWriter, checksums: list[list[int]]
+) -> dict[str, Any]:
     """Seal the arrays, put them in their place and describe them."""
-    seal_codes(writer, checksums, job.described)
-    job.work.publish(job.options.overwrite)
+    seal_codes(writer, checksums, job.provenance)
+    job.work_folder.publish(job.options.overwrite)
     found = open_codes(job.output)
     return {
         "neighbours": str(job.output),
@@ -155,13 +161,13 @@ def _publish(job: Job, writer: CodesWriter, checksums: list[list[int]]) -> dict[
     }
 
 
-def check(options: Options) -> Job:
+def prepare_neighbours(options: NeighboursOptions) -> NeighboursJob:
     """Refuse what can be refused at once, such as a place that is taken, or other features."""
-    open_executor = executor_to_open(**options.where)
-    output = place(options.output)
-    check_free(output, CODES_FORMAT, options.overwrite)
-    dataset = open_named(options.dataset)
-    queries = None if options.queries is None else open_named(options.queries)
+    open_executor = prepare_executor(**options.where)
+    output = parse_path(options.output)
+    check_target_folder(output, CODES_FORMAT, options.overwrite)
+    dataset = open_dataset_or_example(options.dataset)
+    queries = None if options.queries is None else open_dataset_or_example(options.queries)
     if queries is not None:
         _check_queries(dataset, queries)
     most = dataset.n_rows - (queries is None)
@@ -170,7 +176,7 @@ def check(options: Options) -> Job:
             f"--k: Expected 1 to {most}, as many as rows of {dataset.path} can be neighbours, "
             f"got {options.k}. Ask for fewer."
         )
-    return Job(options, dataset, queries, output, open_executor)
+    return NeighboursJob(options, dataset, queries, output, open_executor)
 
 
 def _check_queries(dataset: BinaryDataset, queries: BinaryDataset) -> None:
@@ -178,39 +184,41 @@ def _check_queries(dataset: BinaryDataset, queries: BinaryDataset) -> None:
     remedy = "Give queries with the features of the dataset in its order."
     names = (dataset.feature_names, queries.feature_names)
     try:
-        check_features(*names, str(dataset.path), remedy)
+        check_same_features(*names, str(dataset.path), remedy)
     except FitError as error:
         raise DataError(f"{queries.path}: {error}") from None
 
 
-@flow_of("neighbours", Options)
-def neighbours(options: Options) -> dict[str, Any]:
+@make_flow("neighbours", NeighboursOptions)
+def neighbours(options: NeighboursOptions) -> dict[str, Any]:
     """Write the nearest neighbours of rows."""
-    return run_neighbours(check(options))
+    return run_neighbours(prepare_neighbours(options))
 
 
-def run_neighbours(job: Job) -> dict[str, Any]:
+def run_neighbours(job: NeighboursJob) -> dict[str, Any]:
     """Run the stages of a search that was checked."""
-    resume, steps = job.options.resume, partial(_steps, job)
-    return run_writing(job.work, resume, job.open_executor, job.dataset, steps)
+    resume, steps = job.options.resume, partial(_run_stages, job)
+    return run_writing_stages(job.work_folder, resume, job.open_executor, job.dataset, steps)
 
 
-def _steps(job: Job, stages: Stages, progress: Progress) -> dict[str, Any]:
-    written = stages.run("find neighbours", lambda: _write(job, stages.executor, progress))
-    return stages.run("write neighbours", lambda: _publish(job, *written))
+def _run_stages(job: NeighboursJob, stages: StageRunner, progress: Progress) -> dict[str, Any]:
+    written = stages.run(
+        "find neighbours", lambda: _write_neighbours(job, stages.executor, progress)
+    )
+    return stages.run("write neighbours", lambda: _publish_neighbours(job, *written))
 
 
 @app.default
-def main(*, options: Options, json: Json = False) -> None:
+def main(*, options: NeighboursOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    summary = run_flow("neighbours", options, partial(run_neighbours, check(options)))
+    summary = run_flow("neighbours", options, partial(run_neighbours, prepare_neighbours(options)))
     if json:
         print_json(summary)
     else:
-        _print_table(summary)
+        _print_summary(summary)
 
 
-def _print_table(summary: Mapping[str, Any]) -> None:
+def _print_summary(summary: Mapping[str, Any]) -> None:
     """Print what was written."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("metric", summary["metric"])
@@ -223,4 +231,4 @@ def _print_table(summary: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

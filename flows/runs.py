@@ -9,13 +9,13 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.options import Json, command, run
+from flows.cli.options import Json, make_app, run_app
 from flows.cli.summary import print_json
-from pipeline.inference.from_artifact import stored_objective
+from pipeline.inference.from_artifact import objective_from_artifact
 from storage.errors import DataError
 from storage.format.manifests import read_manifest
 from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
-from storage.stores.locations import LATEST, MANIFEST, Place, children, place
+from storage.stores.locations import LATEST_NAME, MANIFEST_NAME, AnyPath, list_children, parse_path
 
 HELP = """List the fits below a folder of runs, the latest of each dataset marked with *.
 
@@ -26,44 +26,44 @@ EXAMPLES = """Examples:
     python -m flows.runs
     python -m flows.runs runs/votes --json
 """
-app = command("runs", HELP, EXAMPLES)
-_DEPTH = 3
+app = make_app("runs", HELP, EXAMPLES)
+_MAX_DEPTH = 3
 """Folders below each other that are searched: runs, one a dataset, one a fit."""
-_WIDTH = 1000  # a terminal breaks lines at its edge, which leaves paths whole to be copied
+_CONSOLE_WIDTH = 1000  # a terminal breaks lines at its edge, which leaves paths whole to be copied
 
 
-def fits_below(folder: Place) -> Iterator[dict[str, Any]]:
+def iter_fits(folder: AnyPath) -> Iterator[dict[str, Any]]:
     """Describe the fits below a folder in name order, which is that of time for each model."""
-    yield from _found(folder, _DEPTH)
+    yield from _iter_fits_to_depth(folder, _MAX_DEPTH)
 
 
-def _found(folder: Place, depth: int) -> Iterator[dict[str, Any]]:
-    if (folder / MANIFEST).is_file():
-        yield _described(folder)
+def _iter_fits_to_depth(folder: AnyPath, depth: int) -> Iterator[dict[str, Any]]:
+    if (folder / MANIFEST_NAME).is_file():
+        yield _describe_fit(folder)
         return
-    latest = folder / LATEST
+    latest = folder / LATEST_NAME
     newest = latest.read_text().strip() if latest.is_file() else None
-    for child in sorted(children(folder), key=lambda one: one.name) if depth else []:
+    for child in sorted(list_children(folder), key=lambda one: one.name) if depth else []:
         if child.is_dir() and not child.name.startswith("."):
-            for fit in _found(child, depth - 1):
+            for fit in _iter_fits_to_depth(child, depth - 1):
                 yield {**fit, "latest": fit["latest"] or child.name == newest}
 
 
-def _described(folder: Place) -> dict[str, Any]:
+def _describe_fit(folder: AnyPath) -> dict[str, Any]:
     try:
         manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
     except DataError as error:
         return {"artifact": str(folder), "latest": False, "refused": str(error)}
-    return {"artifact": str(folder), "latest": False, **_facts(manifest)}
+    return {"artifact": str(folder), "latest": False, **_summarize_manifest(manifest)}
 
 
-def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _summarize_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": manifest["model"],
         "components": manifest["n_components"],
         "rows": manifest.get("n_samples"),  # what only a flow records
         "features": len(manifest["feature_names"]),
-        "objective": stored_objective(manifest),
+        "objective": objective_from_artifact(manifest),
         "converged": manifest["converged"],
         "warnings": len(manifest["warnings"]),
     }
@@ -76,10 +76,10 @@ def main(
     json: Json = False,
 ) -> None:
     """Print a table of the fits, or one JSON object."""
-    path = place(folder)
+    path = parse_path(folder)
     if not path.is_dir():
         raise DataError(f"{folder}: Expected a folder of runs, got nothing there. Fit first.")
-    fits = list(fits_below(path))
+    fits = list(iter_fits(path))
     if json:
         print_json({"fits": fits})
         return
@@ -87,12 +87,12 @@ def main(
     for column in ("", "artifact", "model", "components", "rows", "features", "nats a row", ""):
         table.add_column(column, no_wrap=True)
     for fit in fits:
-        table.add_row("*" if fit["latest"] else "", fit["artifact"], *_cells(fit))
-    console = Console(highlight=False, width=_WIDTH)
+        table.add_row("*" if fit["latest"] else "", fit["artifact"], *_format_cells(fit))
+    console = Console(highlight=False, width=_CONSOLE_WIDTH)
     console.print(table if fits else f"no fits below {folder}")
 
 
-def _cells(fit: Mapping[str, Any]) -> tuple[str, ...]:
+def _format_cells(fit: Mapping[str, Any]) -> tuple[str, ...]:
     if "refused" in fit:
         return (fit["refused"],)
     objective = f"{fit['objective']:.4f}" if fit["objective"] else ""  # 0: the model has none
@@ -104,4 +104,4 @@ def _cells(fit: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

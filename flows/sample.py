@@ -13,36 +13,41 @@ import numpy as np
 
 from flows.cli.options import (
     OUTPUT,
-    FittedArtifact,
+    ArtifactPath,
+    ExecutorOptions,
     Json,
     Option,
     Overwrite,
     Seed,
-    Where,
-    Whole,
-    command,
-    run,
+    WholeNumber,
+    make_app,
+    run_app,
 )
-from flows.cli.progress import reporting
+from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest, print_json
-from flows.data.fitted import Fitted, load_fitted
-from flows.data.ingested import ingest_summary
-from flows.running.executors import executor_to_open
-from flows.running.flow import flow_of, run_flow
-from flows.running.stages import Stages
+from flows.data.fitted import LoadedModel, load_fitted_model
+from flows.data.ingested import summarize_dataset
+from flows.running.executors import prepare_executor
+from flows.running.flow import make_flow, run_flow
+from flows.running.stages import StageRunner
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
-from pipeline.inference.sample import Draw, draw_rows, draws_of, segments_to_draw
-from pipeline.models.capabilities import sampler
+from pipeline.inference.sample import (
+    SamplingTask,
+    divide_among_segments,
+    draw_model_rows,
+    iter_sampling_tasks,
+)
+from pipeline.models.capabilities import check_can_sample
 from storage.artifacts.artifact_reader import ArtifactReader
 from storage.dataset.bits import unpack_rows
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from storage.format.schema import DATASET_FORMAT
-from storage.sources import Batch
-from storage.stores.locations import Place, check_free, place
+from storage.sources import SourceBatch
+from storage.stores.locations import AnyPath, check_target_folder, parse_path
 
 HELP = """Draw a synthetic dataset from a fitted model, of any size.
 
@@ -57,62 +62,66 @@ EXAMPLES = """Examples:
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-app = command("sample", HELP, EXAMPLES)
+app = make_app("sample", HELP, EXAMPLES)
 
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options:
+class SampleOptions:
     """The options of the command, and the parameters of the flow."""
 
-    artifact: FittedArtifact
-    rows: Annotated[Whole, Option(group=OUTPUT, help="Number of rows to draw.")]
+    artifact: ArtifactPath
+    rows: Annotated[WholeNumber, Option(group=OUTPUT, help="Number of rows to draw.")]
     output: Annotated[str, Option(group=OUTPUT, help="Folder of the dataset to write.")]
     seed: Seed = 0
-    where: Where = field(default_factory=Where)
+    where: ExecutorOptions = field(default_factory=ExecutorOptions)
     overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
-class Job:
+class SampleJob:
     """A dataset that can be drawn: from which fit, and where it goes."""
 
-    options: Options
-    fitted: Fitted
-    output: Place
+    options: SampleOptions
+    fitted: LoadedModel
+    output: AnyPath
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
 
-def _write(job: Job, executor: Executor, progress: Progress) -> BinaryDataset:
+def _write_dataset(job: SampleJob, executor: Executor, progress: Progress) -> BinaryDataset:
     """Draw runs of rows where the workers are, and write them in order."""
     fitted, rows, seed = job.fitted, job.options.rows, job.options.seed
-    draws = list(draws_of(*segments_to_draw(fitted.params, rows), len(fitted.feature_names)))
-    draw = partial(draw_rows, fitted.model, ArtifactReader.of(fitted.artifact), seed)
+    draws = list(
+        iter_sampling_tasks(*divide_among_segments(fitted.params, rows), len(fitted.feature_names))
+    )
+    draw = partial(
+        draw_model_rows, fitted.model, ArtifactReader.from_artifact(fitted.artifact), seed
+    )
     with create_dataset(
         job.output,
         fitted.feature_names,
         expected_rows=rows,
-        attributes=_attributes(fitted, seed),
+        attributes=_make_attributes(fitted, seed),
         overwrite=job.options.overwrite,
     ) as writer:
         done = 0
         progress("sample", done, rows, done)
         for drawn, packed in zip(draws, executor.map(draw, draws), strict=True):
             X = unpack_rows(packed, len(fitted.feature_names))
-            writer.add(Batch(X, None, {}), _labels(fitted, drawn))
+            writer.add(SourceBatch(X, None, {}), _make_segment_labels(fitted, drawn))
             done += len(X)
             progress("sample", done, rows, done)
     return open_dataset(job.output)
 
 
-def _labels(fitted: Fitted, drawn: Draw) -> np.ndarray | None:
+def _make_segment_labels(fitted: LoadedModel, drawn: SamplingTask) -> np.ndarray | None:
     if not drawn.segments:
         return None
     names = [fitted.artifact.manifest["segment_names"][index] for index in drawn.segments]
     return np.repeat(names, drawn.n_rows)
 
 
-def _attributes(fitted: Fitted, seed: int) -> dict[str, Any]:
+def _make_attributes(fitted: LoadedModel, seed: int) -> dict[str, Any]:
     """Say what the rows are drawn from; `flows.fit --truth` compares with a mixing."""
     source = {
         "artifact": str(fitted.artifact.path.resolve()),
@@ -125,34 +134,34 @@ def _attributes(fitted: Fitted, seed: int) -> dict[str, Any]:
     return {"sampled_from": source, **truth}
 
 
-def check(options: Options) -> Job:
+def prepare_sample(options: SampleOptions) -> SampleJob:
     """Refuse what can be refused at once."""
-    open_executor = executor_to_open(**options.where)
+    open_executor = prepare_executor(**options.where)
     check_seed(options.seed)
     if options.rows < 2:
         raise FitError(f"--rows: Expected at least 2, got {options.rows}. Ask for more.")
-    output = place(options.output)
-    check_free(output, DATASET_FORMAT, options.overwrite)
-    fitted = load_fitted(place(options.artifact))
-    sampler(fitted.model)
-    segments_to_draw(fitted.params, options.rows)
-    return Job(options, fitted, output, open_executor)
+    output = parse_path(options.output)
+    check_target_folder(output, DATASET_FORMAT, options.overwrite)
+    fitted = load_fitted_model(parse_path(options.artifact))
+    check_can_sample(fitted.model)
+    divide_among_segments(fitted.params, options.rows)
+    return SampleJob(options, fitted, output, open_executor)
 
 
-@flow_of("sample", Options)
-def sample(options: Options) -> dict[str, Any]:
+@make_flow("sample", SampleOptions)
+def sample(options: SampleOptions) -> dict[str, Any]:
     """Draw a synthetic dataset from a fitted model."""
-    return run_sample(check(options))
+    return run_sample(prepare_sample(options))
 
 
-def run_sample(job: Job) -> dict[str, Any]:
+def run_sample(job: SampleJob) -> dict[str, Any]:
     """Run the stages of a draw that was checked."""
     begun, artifact = time.perf_counter(), job.fitted.artifact
-    with job.open_executor() as ready, reporting() as progress:
-        stages = Stages(ready, job.fitted.feature_names, artifact.manifest["segment_names"])
-        written = stages.run("write dataset", lambda: _write(job, ready, progress))
+    with job.open_executor() as ready, report_progress() as progress:
+        stages = StageRunner(ready, job.fitted.feature_names, artifact.manifest["segment_names"])
+        written = stages.run("write dataset", lambda: _write_dataset(job, ready, progress))
     return {
-        **ingest_summary(written, time.perf_counter() - begun),
+        **summarize_dataset(written, time.perf_counter() - begun),
         "artifact": str(artifact.path.resolve()),
         "model": job.fitted.model.name,
         "stages": stages.seconds,
@@ -160,9 +169,9 @@ def run_sample(job: Job) -> dict[str, Any]:
 
 
 @app.default
-def main(*, options: Options, json: Json = False) -> None:
+def main(*, options: SampleOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    summary = run_flow("sample", options, partial(run_sample, check(options)))
+    summary = run_flow("sample", options, partial(run_sample, prepare_sample(options)))
     if json:
         print_json(summary)
     else:
@@ -170,4 +179,4 @@ def main(*, options: Options, json: Json = False) -> None:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

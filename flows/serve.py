@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from cyclopts import Parameter
 
-from flows.cli.imports import importing
-from flows.cli.options import command, run
-from flows.running.environment import server_configured
+from flows.cli.imports import pause_garbage_collection
+from flows.cli.options import make_app, run_app
+from flows.running.environment import is_server_configured
 from flows.running.server import check_server
 from pipeline.errors import FitError
 from storage.errors import DataError
@@ -33,11 +33,11 @@ EXAMPLES = """Examples:
 It serves until it is interrupted, and then pauses the schedules. Exit codes: 0 done, 2 bad
 arguments or input, 1 failure, 130 interrupted.
 """
-app = command("serve", HELP, EXAMPLES)
+app = make_app("serve", HELP, EXAMPLES)
 _VARIABLE = re.compile(r"{{ *\$(\w+) *}}")
 
 
-def deployments(file: Path) -> list[RunnerDeployment]:
+def load_deployments(file: Path) -> list[RunnerDeployment]:
     """Read the deployments of a file, with variables of the environment filled in.
 
     Raises
@@ -57,10 +57,10 @@ def deployments(file: Path) -> list[RunnerDeployment]:
         ) from error
     if unset := sorted(set(_VARIABLE.findall(str(listed)))):
         raise DataError(f"{file}: Expected the variables {', '.join(unset)}, got none. Set them.")
-    return [_deployment(one) for one in listed]
+    return [_make_deployment(one) for one in listed]
 
 
-def _deployment(told: dict[str, Any]) -> RunnerDeployment:
+def _make_deployment(told: dict[str, Any]) -> RunnerDeployment:
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.deployments.runner import EntrypointType
     from prefect.events import DeploymentEventTrigger
@@ -72,20 +72,22 @@ def _deployment(told: dict[str, Any]) -> RunnerDeployment:
         description=told.get("description"),
         tags=told.get("tags"),
         parameters=told.get("parameters"),
-        schedules=[_schedule(**one) for one in told.get("schedules", ())],
-        triggers=[DeploymentEventTrigger(**_event(**one)) for one in told.get("triggers", ())],
+        schedules=[_make_schedule(**one) for one in told.get("schedules", ())],
+        triggers=[
+            DeploymentEventTrigger(**_parse_event(**one)) for one in told.get("triggers", ())
+        ],
         concurrency_limit=ConcurrencyLimitConfig(**limit) if limit else None,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
 
 
-def _schedule(interval: float | None = None, **more: Any) -> Schedule:
+def _make_schedule(interval: float | None = None, **more: Any) -> Schedule:
     from prefect.schedules import Schedule
 
     return Schedule(interval=None if interval is None else timedelta(seconds=interval), **more)
 
 
-def _event(type: str, **more: Any) -> dict[str, Any]:
+def _parse_event(type: str, **more: Any) -> dict[str, Any]:
     if type != "event":
         raise DataError(f"triggers: Expected the type event, got {type!r}.")
     return more
@@ -97,17 +99,17 @@ def main(
     file: Annotated[Path, Parameter(help="The deployments.")] = Path("deploy/prefect.yaml"),
 ) -> None:
     """Serve until interrupted."""
-    if not server_configured():
+    if not is_server_configured():
         raise FitError(
             "PREFECT_API_URL: Expected a configured Prefect server to keep the schedules, got "
             "none. Start one with `prefect server start` and set it."
         )
-    with importing():
+    with pause_garbage_collection():
         from prefect import serve
 
     check_server()
-    serve(*deployments(file), limit=1)
+    serve(*load_deployments(file), limit=1)
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

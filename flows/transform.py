@@ -12,38 +12,43 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.imports import importing
+from flows.cli.imports import pause_garbage_collection
 from flows.cli.options import (
     OUTPUT,
+    ArtifactPath,
     DatasetName,
-    FittedArtifact,
+    ExecutorOptions,
     Json,
     Option,
     Overwrite,
     Resume,
     Seed,
     Split,
-    Where,
-    command,
-    run,
+    make_app,
+    run_app,
 )
-from flows.cli.splits import named_split
+from flows.cli.splits import resolve_split
 from flows.cli.summary import print_json
-from flows.data.datasets import dataset_rows, open_named
-from flows.data.fitted import Fitted, check_features, load_fitted
-from flows.exporting.formats import check_size, is_table, table_file
-from flows.fitting.provenance import fingerprint, provenance
-from flows.running.executors import executor_to_open
-from flows.running.flow import flow_of, run_flow
-from flows.running.row_results import run_writing, write_runs
-from flows.running.stages import Stages
-from pipeline.data.segments import segment_indices, unknown_segments
+from flows.data.datasets import make_row_source, open_dataset_or_example
+from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
+from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
+from flows.fitting.provenance import compute_fingerprint, describe_provenance
+from flows.running.executors import prepare_executor
+from flows.running.flow import make_flow, run_flow
+from flows.running.row_results import run_writing_stages, write_row_ranges
+from flows.running.stages import StageRunner
+from pipeline.data.segments import describe_unknown_segments, find_segment_indices
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
-from pipeline.inference.transform import Reconstruction, Transform, described_codes
-from pipeline.models.capabilities import reconstructor
-from pipeline.passes.row_ranges import ROW, Described, rows_by_chunk, rows_per_run
+from pipeline.inference.transform import Reconstruction, TransformTask, describe_codes
+from pipeline.models.capabilities import check_can_reconstruct
+from pipeline.passes.row_ranges import (
+    ROW,
+    ArrayDescriptions,
+    choose_rows_per_range,
+    count_rows_by_chunk,
+)
 from pipeline.random import RowRandom
 from storage.artifacts.artifact_reader import ArtifactReader
 from storage.codes.codes import Codes, CodesWriter, open_codes, seal_codes
@@ -51,7 +56,7 @@ from storage.codes.unfinished_codes import UnfinishedCodes
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.schema import CODES_FORMAT
-from storage.stores.locations import Place, check_free, place
+from storage.stores.locations import AnyPath, check_target_folder, parse_path
 
 HELP = """Write the latent codes of every row of a dataset, in the original row order.
 
@@ -81,18 +86,18 @@ Read them with `storage.open_codes("codes.zarr")["mean"]`, or with any Zarr clie
 
 Exit codes: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted.
 """
-app = command("transform", HELP, EXAMPLES)
+app = make_app("transform", HELP, EXAMPLES)
 Dtype = Literal["float32", "float64"]
-DOING = "pipeline.inference.transform"
+TRANSFORM_MODULE = "pipeline.inference.transform"
 
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options:
+class TransformOptions:
     """The options of the command, and the parameters of the flow."""
 
     dataset: DatasetName
-    artifact: FittedArtifact
+    artifact: ArtifactPath
     output: Annotated[str, Option(group=OUTPUT, help="Folder of the codes, or table, to write.")]
     split: Split = None
     dtype: Annotated[Dtype, Option(group=OUTPUT, help="Type that the codes are stored in.")] = (
@@ -106,94 +111,98 @@ class Options:
         ),
     ] = None
     seed: Seed = 0
-    where: Where = field(default_factory=Where)
+    where: ExecutorOptions = field(default_factory=ExecutorOptions)
     resume: Resume = False
     overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
-class Job:
+class TransformJob:
     """One transform that can be done: what decides its codes, and where they go."""
 
-    options: Options
-    fitted: Fitted
+    options: TransformOptions
+    fitted: LoadedModel
     dataset: BinaryDataset
     split: str | None
-    output: Place
+    output: AnyPath
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
     @cached_property
-    def described(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """Everything that decides the codes."""
         return {
-            **provenance(self.fitted.model, self.dataset, self.split, self.options.seed, DOING),
+            **describe_provenance(
+                self.fitted.model, self.dataset, self.split, self.options.seed, TRANSFORM_MODULE
+            ),
             "artifact": self.fitted.digest,
             "dtype": self.options.dtype,
             "reconstruct": self.options.reconstruct,
         }
 
     @cached_property
-    def work(self) -> UnfinishedCodes:
+    def work_folder(self) -> UnfinishedCodes:
         """Where the codes are while they are unfinished."""
-        return UnfinishedCodes(self.output.resolve(), fingerprint(self.described))
+        return UnfinishedCodes(self.output.resolve(), compute_fingerprint(self.provenance))
 
 
-def _rows_by_chunk(job: Job, executor: Executor) -> list[int]:
+def _count_rows_by_chunk(job: TransformJob, executor: Executor) -> list[int]:
     """Count the rows to transform in each chunk."""
     if job.split is None:
         return [int(n_rows) for n_rows in job.dataset.chunks[:, 1]]
-    counts = rows_by_chunk(dataset_rows(job.dataset, job.split), executor)
+    counts = count_rows_by_chunk(make_row_source(job.dataset, job.split), executor)
     if not any(counts):
         raise DataError(f"{job.dataset.path}: --split: Expected rows in {job.split!r}, got none.")
-    check_size(job.output, sum(counts))
+    check_table_size(job.output, sum(counts))
     return counts
 
 
-def _arrays(job: Job) -> Described:
+def _describe_arrays(job: TransformJob) -> ArrayDescriptions:
     """Describe the arrays to write."""
     model, params, options = job.fitted.model, job.fitted.params, job.options
     n_features = job.dataset.n_features
-    found = described_codes(model, params, n_features, options.dtype, options.reconstruct)
+    found = describe_codes(model, params, n_features, options.dtype, options.reconstruct)
     return found if job.split is None else {**found, ROW: ((), (), "int64")}
 
 
-def _write(
-    job: Job, n_rows: list[int], executor: Executor, progress: Progress
+def _write_codes(
+    job: TransformJob, n_rows: list[int], executor: Executor, progress: Progress
 ) -> tuple[CodesWriter, list[list[int]]]:
     """Transform and store the rows, run by run; give the checksums of each run."""
-    transforming = Transform(
+    transforming = TransformTask(
         job.fitted.model,
-        ArtifactReader.of(job.fitted.artifact),
+        ArtifactReader.from_artifact(job.fitted.artifact),
         RowRandom(job.options.seed),
-        dataset_rows(job.dataset, job.split).read,
-        segment_indices(job.fitted.segments, job.dataset.segment_names),
+        make_row_source(job.dataset, job.split).read,
+        find_segment_indices(job.fitted.segments, job.dataset.segment_names),
         job.options.dtype,
         job.options.reconstruct,
     )
-    told, arrays = partial(progress, "transform"), _arrays(job)
-    size = rows_per_run(arrays, sum(n_rows))
-    return write_runs(transforming, arrays, n_rows, size, job.work.runs, executor, told)
+    told, arrays = partial(progress, "transform"), _describe_arrays(job)
+    size = choose_rows_per_range(arrays, sum(n_rows))
+    return write_row_ranges(
+        transforming, arrays, n_rows, size, job.work_folder.results, executor, told
+    )
 
 
-def _publish(
-    job: Job, progress: Progress, writer: CodesWriter, checksums: list[list[int]]
+def _publish_codes(
+    job: TransformJob, progress: Progress, writer: CodesWriter, checksums: list[list[int]]
 ) -> dict[str, Any]:
     """Seal the codes, put them in their place, as they are or as a table, and describe them."""
-    warnings = unknown_segments(job.fitted.segments, job.dataset.segment_names)
+    warnings = describe_unknown_segments(job.fitted.segments, job.dataset.segment_names)
     seal_codes(
         writer,
         checksums,
-        {**job.described, "artifact_path": _artifact_path(job), "warnings": warnings},
+        {**job.provenance, "artifact_path": _format_artifact_path(job), "warnings": warnings},
     )
-    codes = open_codes(job.work.runs.codes)
-    if isinstance(job.output, Path) and is_table(job.output.name):
-        _write_table(job, codes, job.output, progress)
+    codes = open_codes(job.work_folder.results.codes_folder)
+    if isinstance(job.output, Path) and has_table_suffix(job.output.name):
+        _publish_table(job, codes, job.output, progress)
     else:
-        job.work.publish(job.options.overwrite)
+        job.work_folder.publish(job.options.overwrite)
     return {
         "codes": str(job.output),
         "dataset": str(job.dataset.path),
-        "artifact": _artifact_path(job),
+        "artifact": _format_artifact_path(job),
         "model": job.fitted.model.name,
         "n_rows": codes.n_rows,
         "n_chunks": codes.n_chunks,
@@ -203,72 +212,72 @@ def _publish(
     }
 
 
-def _write_table(job: Job, codes: Codes, output: Path, progress: Progress) -> None:
-    with importing():
-        from flows.exporting.codes import code_table
+def _publish_table(job: TransformJob, codes: Codes, output: Path, progress: Progress) -> None:
+    with pause_garbage_collection():
+        from flows.exporting.codes import make_code_table
         from flows.exporting.files import write_table
-    write_table(code_table(codes, job.dataset, progress), output, job.options.overwrite)
-    job.work.discard()
+    write_table(make_code_table(codes, job.dataset, progress), output, job.options.overwrite)
+    job.work_folder.discard()
 
 
-def _artifact_path(job: Job) -> str:
+def _format_artifact_path(job: TransformJob) -> str:
     return str(job.fitted.artifact.path.resolve())
 
 
-def check(options: Options) -> Job:
+def prepare_transform(options: TransformOptions) -> TransformJob:
     """Refuse what can be refused at once, such as a place that is taken, or other features."""
-    open_executor = executor_to_open(**options.where)
+    open_executor = prepare_executor(**options.where)
     check_seed(options.seed)
-    output = _free_output(options)
-    fitted = load_fitted(place(options.artifact))
+    output = _check_output(options)
+    fitted = load_fitted_model(parse_path(options.artifact))
     if options.reconstruct:
-        reconstructor(fitted.model)
-    dataset = open_named(options.dataset)
-    check_features(fitted, dataset)
-    split = named_split(dataset, options.split)
+        check_can_reconstruct(fitted.model)
+    dataset = open_dataset_or_example(options.dataset)
+    check_dataset_features(fitted, dataset)
+    split = resolve_split(dataset, options.split)
     if split is None:
-        check_size(output, dataset.n_rows)
-    return Job(options, fitted, dataset, split, output, open_executor)
+        check_table_size(output, dataset.n_rows)
+    return TransformJob(options, fitted, dataset, split, output, open_executor)
 
 
-def _free_output(options: Options) -> Place:
-    if is_table(options.output):
-        return table_file(options.output, options.overwrite)
-    output = place(options.output)
-    check_free(output, CODES_FORMAT, options.overwrite)
+def _check_output(options: TransformOptions) -> AnyPath:
+    if has_table_suffix(options.output):
+        return check_table_file(options.output, options.overwrite)
+    output = parse_path(options.output)
+    check_target_folder(output, CODES_FORMAT, options.overwrite)
     return output
 
 
-@flow_of("transform", Options)
-def transform(options: Options) -> dict[str, Any]:
+@make_flow("transform", TransformOptions)
+def transform(options: TransformOptions) -> dict[str, Any]:
     """Write the latent codes of a dataset's rows."""
-    return run_transform(check(options))
+    return run_transform(prepare_transform(options))
 
 
-def run_transform(job: Job) -> dict[str, Any]:
+def run_transform(job: TransformJob) -> dict[str, Any]:
     """Run the stages of a transform that was checked."""
-    resume, steps = job.options.resume, partial(_steps, job)
-    return run_writing(job.work, resume, job.open_executor, job.dataset, steps)
+    resume, steps = job.options.resume, partial(_run_stages, job)
+    return run_writing_stages(job.work_folder, resume, job.open_executor, job.dataset, steps)
 
 
-def _steps(job: Job, stages: Stages, progress: Progress) -> dict[str, Any]:
+def _run_stages(job: TransformJob, stages: StageRunner, progress: Progress) -> dict[str, Any]:
     executor = stages.executor
-    rows = stages.run("count rows", lambda: _rows_by_chunk(job, executor))
-    written = stages.run("transform", lambda: _write(job, rows, executor, progress))
-    return stages.run("write codes", lambda: _publish(job, progress, *written))
+    rows = stages.run("count rows", lambda: _count_rows_by_chunk(job, executor))
+    written = stages.run("transform", lambda: _write_codes(job, rows, executor, progress))
+    return stages.run("write codes", lambda: _publish_codes(job, progress, *written))
 
 
 @app.default
-def main(*, options: Options, json: Json = False) -> None:
+def main(*, options: TransformOptions, json: Json = False) -> None:
     """Run the flow and print its summary."""
-    summary = run_flow("transform", options, partial(run_transform, check(options)))
+    summary = run_flow("transform", options, partial(run_transform, prepare_transform(options)))
     if json:
         print_json(summary)
     else:
-        _print_table(summary)
+        _print_summary(summary)
 
 
-def _print_table(summary: Mapping[str, Any]) -> None:
+def _print_summary(summary: Mapping[str, Any]) -> None:
     """Print what was written, and the warnings."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", summary["model"])
@@ -284,4 +293,4 @@ def _print_table(summary: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_NAMED = 8
+_MAX_NAMES = 8
 
 
 @dataclass(frozen=True)
-class Notice:
+class FitWarning:
     """A sentence about some features or segments.
 
     Attributes
@@ -29,17 +29,17 @@ class Notice:
         self, features: Sequence[str] | None = None, segments: Sequence[str] | None = None
     ) -> str:
         """Write the sentence out; without names, indices stand for them."""
-        text = self.text.replace("{features}", _listed(self.features, features))
-        return text.replace("{segments}", _listed(self.segments, segments))
+        text = self.text.replace("{features}", _format_names(self.features, features))
+        return text.replace("{segments}", _format_names(self.segments, segments))
 
 
-def _listed(indices: Sequence[int], names: Sequence[str] | None) -> str:
-    shown = [repr(names[i]) if names else str(i) for i in indices[:_NAMED]]
+def _format_names(indices: Sequence[int], names: Sequence[str] | None) -> str:
+    shown = [repr(names[i]) if names else str(i) for i in indices[:_MAX_NAMES]]
     more = len(indices) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def format_suggestion(word: str, known: Iterable[str]) -> str:
     """Guess what was meant."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
@@ -52,11 +52,11 @@ class FitError(ValueError):
         self, text: str, features: Sequence[int] = (), segments: Sequence[int] = ()
     ) -> None:
         indices = (tuple(int(i) for i in some) for some in (features, segments))
-        self.notice = Notice(text, *indices)
-        super().__init__(self.notice.render())
+        self.message = FitWarning(text, *indices)
+        super().__init__(self.message.render())
 
     def __reduce__(self) -> tuple[type[FitError], tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        return FitError, (self.notice.text, self.notice.features, self.notice.segments)
+        return FitError, (self.message.text, self.message.features, self.message.segments)
 
 
 class ClusterLost(RuntimeError):

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Named = dict[str, tuple[tuple[str, ...], NDArray[Any]]]
+NamedArrays = dict[str, tuple[tuple[str, ...], NDArray[Any]]]
 
 
-def array(*dims: str) -> Any:
+def array_field(*dims: str) -> Any:
     """Declare a parameter array and its dimensions."""
     return field(metadata={"dims": dims})
 
 
-def optional_array(*dims: str) -> Any:
+def optional_array_field(*dims: str) -> Any:
     """Declare an array that may be absent, and is None then.
 
     It is one that `prepare` makes once after the fit, that only some data call for, or that
@@ -29,7 +29,7 @@ def optional_array(*dims: str) -> Any:
     return field(default=None, metadata={"dims": dims})
 
 
-def array_per_layer(*dims: str) -> Any:
+def layer_arrays_field(*dims: str) -> Any:
     """Declare a tuple of arrays, one for each layer from 0 on, stored as `NAME_0`, `NAME_1`, ….
 
     Of its dimensions `below` is named `feature` in layer 0 and `unit_k` in layer k, `above` as
@@ -38,51 +38,53 @@ def array_per_layer(*dims: str) -> Any:
     return field(metadata={"dims": dims, "per_layer": True})
 
 
-def named_arrays(params: Any) -> Named:
+def get_named_arrays(params: Any) -> NamedArrays:
     """Give a model's parameters as named arrays with their dimensions."""
-    found: Named = {}
+    found: NamedArrays = {}
     for f in fields(params):
         dims, value = f.metadata["dims"], getattr(params, f.name)
         if "per_layer" in f.metadata:
-            found |= {f"{f.name}_{k}": (_of_layer(dims, k), a) for k, a in enumerate(value)}
+            found |= {f"{f.name}_{k}": (_name_layer_dims(dims, k), a) for k, a in enumerate(value)}
         elif value is not None:
             found[f.name] = (dims, value)
     return found
 
 
-def _of_layer(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:
+def _name_layer_dims(dims: tuple[str, ...], layer: int) -> tuple[str, ...]:
     units = {"below": f"unit_{layer}" if layer else "feature", "above": f"unit_{layer + 1}"}
     return tuple(units.get(dim, dim) for dim in dims)
 
 
 def params_from_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Undo `named_arrays`."""
+    """Undo `get_named_arrays`."""
     values: dict[str, Any] = {}
     for f in fields(kind):
         if "per_layer" in f.metadata:
-            values[f.name] = tuple(arrays[name] for name in _layers(f.name, arrays))
+            values[f.name] = tuple(arrays[name] for name in _list_layer_names(f.name, arrays))
         elif f.default is MISSING or f.name in arrays:
             values[f.name] = arrays[f.name]
     return kind(**values)
 
 
-def _layers(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+def _list_layer_names(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[str]:
     n_layers = 0
     while f"{name}_{n_layers}" in arrays:
         n_layers += 1
     return [f"{name}_{k}" for k in range(n_layers)]
 
 
-def odd_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> set[str]:
+def find_unexpected_arrays(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> set[str]:
     """Name the arrays that parameters of this kind lack or do not know."""
     single = [f for f in fields(kind) if "per_layer" not in f.metadata]
-    layered = {n for f in fields(kind) if f not in single for n in _layers(f.name, arrays)}
+    layered = {
+        n for f in fields(kind) if f not in single for n in _list_layer_names(f.name, arrays)
+    }
     required = {f.name for f in single if f.default is MISSING}
     known = {f.name for f in single} | layered | {*getattr(kind, "former", ())}
     return (required - set(arrays)) | (set(arrays) - known)
 
 
-def in_c_order(params: Any) -> Any:
+def convert_to_c_order(params: Any) -> Any:
     """Lay arrays out as they come back from storage: products of others differ in the last bits."""
-    arrays = {name: np.asarray(a, order="C") for name, (_, a) in named_arrays(params).items()}
+    arrays = {name: np.asarray(a, order="C") for name, (_, a) in get_named_arrays(params).items()}
     return replace(params, **vars(params_from_arrays(type(params), arrays)))

@@ -44,24 +44,24 @@ class RowRandom:
     def key(self) -> np.uint64:
         """What seed, pass and stream come to: kernels are given it in place of this object."""
         with np.errstate(over="ignore"):
-            key = _mixed(np.uint64(self.seed) * _GOLDEN + np.uint64(self.pass_index))
+            key = _mix_bits(np.uint64(self.seed) * _GOLDEN + np.uint64(self.pass_index))
             if self.stream_key:
-                key = _mixed(key + np.uint64(self.stream_key))
+                key = _mix_bits(key + np.uint64(self.stream_key))
         return np.uint64(key)
 
     def uniform(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
         """Draw from the open interval (0, 1): (n_rows, n_draws)."""
         with np.errstate(over="ignore"):
-            state = _mixed(rows.astype(np.uint64) * _GOLDEN + self.key)[:, None]
-            bits = _mixed(state + np.arange(1, n_draws + 1, dtype=np.uint64) * _GOLDEN)
+            state = _mix_bits(rows.astype(np.uint64) * _GOLDEN + self.key)[:, None]
+            bits = _mix_bits(state + np.arange(1, n_draws + 1, dtype=np.uint64) * _GOLDEN)
         return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
-    def hashed(self, contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def hash_rows(self, contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Draw by what rows hold, (n_rows, n_words), in place of their numbers: (n_rows,)."""
         with np.errstate(over="ignore"):
             state = np.full(len(contents), self.key)
             for word in contents.T:
-                state = _mixed((state ^ word) * _GOLDEN + np.uint64(1))
+                state = _mix_bits((state ^ word) * _GOLDEN + np.uint64(1))
         return state
 
     def normal(self, rows: NDArray[np.int64], n_draws: int) -> NDArray[np.float64]:
@@ -70,7 +70,7 @@ class RowRandom:
         return normals
 
 
-def _mixed(words: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+def _mix_bits(words: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
     """Scramble 64 bits so that each input bit moves half of the output's (SplitMix64)."""
     z = np.asarray(words, np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

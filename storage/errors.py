@@ -5,13 +5,13 @@ class DataError(ValueError):
     """The data at hand cannot be used; the message says what, where and what to do."""
 
 
-class Busy(DataError):
+class FolderInUseError(DataError):
     """Another process is writing there."""
 
 
-class Damaged(DataError):
+class DamagedChunkError(DataError):
     """A chunk of a dataset is missing, or is not what was written."""
 
 
-class Unreachable(DataError):
+class StoreUnreachableError(DataError):
     """An object store refuses, or does not answer: what lies there is not known."""

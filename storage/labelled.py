@@ -10,11 +10,11 @@ from storage.errors import DataError
 if TYPE_CHECKING:
     import xarray
 
-Variables = Mapping[str, tuple[tuple[str, ...], Any]]
+NamedVariables = Mapping[str, tuple[tuple[str, ...], Any]]
 
 
-def to_xarray(
-    variables: Variables, names: Mapping[str, Sequence[Any]], attributes: Mapping[str, Any]
+def build_xarray(
+    variables: NamedVariables, names: Mapping[str, Sequence[Any]], attributes: Mapping[str, Any]
 ) -> xarray.Dataset:
     """Make a dataset of named arrays.
 
@@ -53,7 +53,7 @@ def to_xarray(
     return xarray.Dataset(dict(variables), coordinates, kept)
 
 
-def per_row(
+def build_row_variables(
     bits: Mapping[str, Any], segments: Any, columns: Mapping[str, Any]
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
     """Name what is known of each row: bits (row, feature), its segment, and columns.

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from flows.running.embedded import embedded_server
+from flows.running.embedded import run_embedded_server
 from pipeline.models import registry
 from storage.stores import object_store
-from tests.support.object_proxy import Proxy, proxied
-from tests.support.object_servers import SERVERS, Server
+from tests.support.object_proxy import FaultyProxy, start_proxy
+from tests.support.object_servers import SERVERS, StoreServer
 
-_NOWHERE = {
+_DEAD_ENDPOINTS = {
     "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9",
     "AZURE_MSI_ENDPOINT": "http://127.0.0.1:9",
     "GCE_METADATA_HOST": "127.0.0.1:9",
@@ -35,7 +35,7 @@ _NOWHERE = {
 def no_machine_credentials() -> Iterator[None]:
     """Without credentials a store would ask the machine for its own: here nothing answers."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, address in _NOWHERE.items():
+        for name, address in _DEAD_ENDPOINTS.items():
             patch.setenv(name, address)
         yield
 
@@ -44,7 +44,10 @@ def no_machine_credentials() -> Iterator[None]:
 def short_pauses() -> Iterator[None]:
     """Ask a store again after milliseconds at first, as many times as ever."""
     with pytest.MonkeyPatch.context() as patch:
-        for retries, base in ((object_store._PATIENT, 4), (object_store._CURIOUS, 2)):
+        for retries, base in (
+            (object_store._RETRY_CONFIG, 4),
+            (object_store._PROBE_RETRY_CONFIG, 2),
+        ):
             first, longest = timedelta(milliseconds=5), timedelta(seconds=15)
             pauses = {"init_backoff": first, "max_backoff": longest, "base": base}
             patch.setitem(retries, "backoff", pauses)
@@ -52,15 +55,15 @@ def short_pauses() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def only_models_here() -> Iterator[None]:
+def forget_test_models() -> Iterator[None]:
     """Forget the models of `tests.models` after the file that named them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_foreign", {})
+        patch.setattr(registry, "_imported_models", {})
         yield
 
 
 @pytest.fixture(scope="session")
-def object_server() -> Iterator[Callable[[str], Server]]:
+def object_server() -> Iterator[Callable[[str], StoreServer]]:
     """Give the server of a scheme, which runs from then on for the session."""
     pytest.importorskip("obstore")
     with ExitStack() as stack:
@@ -73,70 +76,74 @@ def object_server() -> Iterator[Callable[[str], Server]]:
         *(pytest.param(kind, marks=pytest.mark.matrix) for kind in sorted({*SERVERS} - {"s3"})),
     ]
 )
-def store(request: pytest.FixtureRequest, object_server: Callable[[str], Server]) -> Server:
+def store(
+    request: pytest.FixtureRequest, object_server: Callable[[str], StoreServer]
+) -> StoreServer:
     """A store of every kind."""
     return object_server(request.param)
 
 
 @pytest.fixture
-def bucket(store: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a bucket of its own, in a store of every kind."""
-    yield from _bucket(store, store.address, monkeypatch)
+    yield from _open_test_bucket(store, store.address, monkeypatch)
 
 
 @pytest.fixture
-def proxied_store(store: Server) -> Iterator[tuple[Proxy, str]]:
-    with proxied(store.address) as found:
+def store_proxy(store: StoreServer) -> Iterator[tuple[FaultyProxy, str]]:
+    with start_proxy(store.address) as found:
         yield found
 
 
 @pytest.fixture
-def faulty(proxied_store: tuple[Proxy, str]) -> Proxy:
+def faulty(proxied_store: tuple[FaultyProxy, str]) -> FaultyProxy:
     """The proxy before the store of `faulty_bucket`: give it a fault."""
     return proxied_store[0]
 
 
 @pytest.fixture
 def faulty_bucket(
-    store: Server, proxied_store: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
+    store: StoreServer, proxied_store: tuple[FaultyProxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """The URL of a bucket behind the proxy."""
-    yield from _bucket(store, proxied_store[1], monkeypatch)
+    yield from _open_test_bucket(store, proxied_store[1], monkeypatch)
 
 
 @pytest.fixture(scope="session")
-def s3_store(object_server: Callable[[str], Server]) -> Server:
+def s3_store(object_server: Callable[[str], StoreServer]) -> StoreServer:
     """An S3 store, for what does not depend on the kind."""
     return object_server("s3")
 
 
 @pytest.fixture
-def s3(s3_store: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def s3(s3_store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an S3 bucket of its own."""
-    yield from _bucket(s3_store, s3_store.address, monkeypatch)
+    yield from _open_test_bucket(s3_store, s3_store.address, monkeypatch)
 
 
-def _bucket(store: Server, address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def _open_test_bucket(
+    store: StoreServer, address: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     for name, value in store.environment(address).items():
         monkeypatch.setenv(name, value)
-    object_store.bucket.cache_clear()
+    object_store.open_bucket.cache_clear()
     name = f"b-{uuid.uuid4().hex[:12]}"
     store.create(name)
     yield f"{store.scheme}://{name}"
-    object_store.bucket.cache_clear()
+    object_store.open_bucket.cache_clear()
 
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """The server that `flows` starts by itself, kept for the session."""
-    with embedded_server() as url:
+    with run_embedded_server() as url:
         os.environ["PREFECT_API_URL"] = url
         yield
         del os.environ["PREFECT_API_URL"]
 
 
 @dataclass
-class Result:
+class CommandResult:
     code: int
     out: str
     err: str
@@ -150,7 +157,7 @@ class Result:
         """The error line, the last on standard error."""
         return self.err.strip().splitlines()[-1]
 
-    def refusal(self) -> str:
+    def check_refused(self) -> str:
         """Give the error line of a command that must have been refused, and print nothing."""
         assert (self.code, self.out) == (2, ""), (self.code, self.out, self.err)
         assert "Traceback" not in self.err
@@ -161,23 +168,23 @@ class Result:
 @pytest.fixture
 def plain_cli(
     prefect_server: None, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch
-) -> Callable[..., Result]:
+) -> Callable[..., CommandResult]:
     """As `cli`, with the defaults of the commands."""
-    from flows.cli.options import run
+    from flows.cli.options import run_app
 
     monkeypatch.chdir(tmp_path)
 
-    def call(name: str, *arguments: object) -> Result:
+    def call(name: str, *arguments: object) -> CommandResult:
         capsys.readouterr()
         with pytest.raises(SystemExit) as leaving:
-            run(_app(name), [str(argument) for argument in arguments])
+            run_app(_load_app(name), [str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        return Result(int(leaving.value.code or 0), captured.out, captured.err)
+        return CommandResult(int(leaving.value.code or 0), captured.out, captured.err)
 
     return call
 
 
-def _app(name: str) -> Any:
+def _load_app(name: str) -> Any:
     """Give the command line of `python -m flows.NAME`."""
     module = f"flows.{name}"
     if importlib.import_module(module).__spec__.submodule_search_locations:
@@ -185,19 +192,22 @@ def _app(name: str) -> Any:
     return importlib.import_module(module).app
 
 
-WHERE = {"--executor", "--workers", "--cluster"}
+EXECUTOR_OPTIONS = {"--executor", "--workers", "--cluster"}
 
 
 @pytest.fixture
-def cli(plain_cli: Callable[..., Result]) -> Callable[..., Result]:
+def cli(plain_cli: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
     """Call `cli("fit", "--dataset", path)` in this process, in a folder of its own.
 
     Work runs serially and fits draw no report, which is quicker, unless an option asks for them.
     """
 
-    def call(name: str, *arguments: object) -> Result:
+    def call(name: str, *arguments: object) -> CommandResult:
         given, more = {*map(str, arguments)}, []
-        if name in ("evaluate", "fit", "neighbours", "sample", "transform") and not given & WHERE:
+        if (
+            name in ("evaluate", "fit", "neighbours", "sample", "transform")
+            and not given & EXECUTOR_OPTIONS
+        ):
             more += ["--executor", "serial"]
         if name == "fit" and not given & {"--report", "--no-report"}:
             more += ["--no-report"]

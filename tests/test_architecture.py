@@ -48,22 +48,22 @@ LAYERS = (
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-class Import(NamedTuple):
+class FoundImport(NamedTuple):
     """An imported top-level package, and the function or condition that it happens in."""
 
     package: str
     scope: str
 
 
-def imports(tree: ast.AST, scope: str = "") -> Iterator[Import]:
+def iter_imports(tree: ast.AST, scope: str = "") -> Iterator[FoundImport]:
     """All imports, wherever they are."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(name.name.partition(".")[0], scope) for name in node.names)
+            yield from (FoundImport(name.name.partition(".")[0], scope) for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield Import((node.module or "").partition(".")[0], scope)
+            yield FoundImport((node.module or "").partition(".")[0], scope)
         else:
-            yield from imports(node, _scope(node, scope))
+            yield from iter_imports(node, _scope(node, scope))
 
 
 def _scope(node: ast.AST, scope: str) -> str:
@@ -74,17 +74,17 @@ def _scope(node: ast.AST, scope: str) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
+def parse_file(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def name_of(path: Path) -> str:
+def format_path(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def is_allowed(path: Path, found: Import) -> bool:
+def is_allowed(path: Path, found: FoundImport) -> bool:
     """The import rule for one import of one file."""
-    name, package = name_of(path), name_of(path).partition("/")[0]
+    name, package = format_path(path), format_path(path).partition("/")[0]
     if name == "storage/dataset/dataset.py" and found.package == "dask":
         return found.scope in ("BinaryDataset.to_dask", "TYPE_CHECKING")
     if package == "pipeline" and found.package in DASK:
@@ -98,9 +98,9 @@ def is_allowed(path: Path, found: Import) -> bool:
 
 
 def test_imports_keep_the_rule() -> None:
-    found = [(path, one) for path in FILES for one in imports(parsed(path))]
+    found = [(path, one) for path in FILES for one in iter_imports(parse_file(path))]
     assert len(found) > len(FILES)
-    assert [(name_of(path), *one) for path, one in found if not is_allowed(path, one)] == []
+    assert [(format_path(path), *one) for path, one in found if not is_allowed(path, one)] == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_imports_keep_the_rule() -> None:
     ],
 )
 def test_the_rule_sees_what_breaks_it(name: str, text: str) -> None:
-    assert not all(is_allowed(ROOT / name, found) for found in imports(ast.parse(text)))
+    assert not all(is_allowed(ROOT / name, found) for found in iter_imports(ast.parse(text)))
 
 
 MODULES = {
@@ -129,7 +129,7 @@ MODULES = {
 }
 
 
-def imported_files(tree: ast.AST) -> Iterator[str]:
+def iter_imported_files(tree: ast.AST) -> Iterator[str]:
     """Names of the project's files that a file imports, wherever in it that happens."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -140,9 +140,12 @@ def imported_files(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def arrows() -> dict[str, set[str]]:
+def file_imports() -> dict[str, set[str]]:
     """What each file imports."""
-    found = {name: {*imported_files(parsed(path))} & {*MODULES} for name, path in MODULES.items()}
+    found = {
+        name: {*iter_imported_files(parse_file(path))} & {*MODULES}
+        for name, path in MODULES.items()
+    }
     return {name: others - {name} for name, others in found.items()}
 
 
@@ -233,30 +236,36 @@ def test_the_top_level_holds_what_the_design_lists() -> None:
     assert {name for name in names - TOP_LEVEL if not name.startswith(".")} == set()
 
 
-def public_definitions(tree: ast.Module | ast.ClassDef) -> Iterator[Definition]:
+def iter_public_definitions(tree: ast.Module | ast.ClassDef) -> Iterator[Definition]:
     """Classes, functions and methods that others may call; `__init__` needs no words."""
     for node in tree.body:
         if isinstance(node, Definition) and not node.name.startswith("_"):
             yield node
             if isinstance(node, ast.ClassDef):
-                yield from public_definitions(node)
+                yield from iter_public_definitions(node)
 
 
 def test_every_public_definition_has_a_docstring() -> None:
-    trees = {name_of(path): parsed(path) for path in FILES}
+    trees = {format_path(path): parse_file(path) for path in FILES}
     assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
-    public = [(name, node) for name, tree in trees.items() for node in public_definitions(tree)]
+    public = [
+        (name, node) for name, tree in trees.items() for node in iter_public_definitions(tree)
+    ]
     assert [(name, node.name) for name, node in public if not ast.get_docstring(node)] == []
 
 
-def pickled(tree: ast.Module) -> Iterator[str]:
+def iter_pickle_uses(tree: ast.Module) -> Iterator[str]:
     """Whatever writes or reads pickles."""
-    yield from (found.package for found in imports(tree) if found.package in PICKLES)
+    yield from (found.package for found in iter_imports(tree) if found.package in PICKLES)
     keywords = (node for node in ast.walk(tree) if isinstance(node, ast.keyword))
     words = (ast.unparse(node) for node in keywords if node.arg == "allow_pickle")
     yield from (word for word in words if word != "allow_pickle=False")
 
 
 def test_nothing_is_pickled() -> None:
-    assert [(name_of(path), found) for path in FILES for found in pickled(parsed(path))] == []
-    assert [*pickled(ast.parse("np.load(path, allow_pickle=True)"))] == ["allow_pickle=True"]
+    assert [
+        (format_path(path), found) for path in FILES for found in iter_pickle_uses(parse_file(path))
+    ] == []
+    assert [*iter_pickle_uses(ast.parse("np.load(path, allow_pickle=True)"))] == [
+        "allow_pickle=True"
+    ]

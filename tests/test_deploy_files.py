@@ -18,7 +18,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.support.compose import compose
+from tests.support.compose import load_compose
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.name != ".env")
@@ -78,7 +78,7 @@ class Compose(Strict):
 
 
 def read_compose() -> Compose:
-    told = compose(SECRETS)
+    told = load_compose(SECRETS)
     return Compose(**{name: value for name, value in told.items() if name[:2] != "x-"})
 
 
@@ -111,7 +111,7 @@ def test_what_compose_names_is_there() -> None:
     assert certificates == {f"certificates/{name}.pem" for name in ("ca", "node", "node-key")}
 
 
-class Named(Strict):
+class NamedMetadata(Strict):
     name: str
     labels: dict[str, str] = {}
 
@@ -233,7 +233,7 @@ class ClusterSpec(Strict):
 class DaskCluster(Strict):
     apiVersion: Literal["kubernetes.dask.org/v1"]
     kind: Literal["DaskCluster"]
-    metadata: Named
+    metadata: NamedMetadata
     spec: ClusterSpec
 
 
@@ -246,7 +246,7 @@ class ScalerSpec(Strict):
 class DaskAutoscaler(Strict):
     apiVersion: Literal["kubernetes.dask.org/v1"]
     kind: Literal["DaskAutoscaler"]
-    metadata: Named
+    metadata: NamedMetadata
     spec: ScalerSpec
 
 
@@ -268,7 +268,7 @@ class DeploymentSpec(Strict):
 class Deployment(Strict):
     apiVersion: Literal["apps/v1"]
     kind: Literal["Deployment"]
-    metadata: Named
+    metadata: NamedMetadata
     spec: DeploymentSpec
 
 
@@ -281,14 +281,14 @@ class JobSpec(Strict):
 class Job(Strict):
     apiVersion: Literal["batch/v1"]
     kind: Literal["Job"]
-    metadata: Named
+    metadata: NamedMetadata
     spec: JobSpec
 
 
 class Secret(Strict):
     apiVersion: Literal["v1"]
     kind: Literal["Secret"]
-    metadata: Named
+    metadata: NamedMetadata
     type: Literal["Opaque"]
     stringData: dict[str, str]
 
@@ -316,17 +316,17 @@ class PolicySpec(Strict):
 class NetworkPolicy(Strict):
     apiVersion: Literal["networking.k8s.io/v1"]
     kind: Literal["NetworkPolicy"]
-    metadata: Named
+    metadata: NamedMetadata
     spec: PolicySpec
 
 
-KINDS = (DaskCluster, DaskAutoscaler, Deployment, Job, Secret, NetworkPolicy)
+MANIFEST_KINDS = (DaskCluster, DaskAutoscaler, Deployment, Job, Secret, NetworkPolicy)
 
 
 @pytest.fixture(scope="module")
 def manifests() -> dict[tuple[str, str], Any]:
     """All manifests by kind and name."""
-    kinds = {kind.__name__: kind for kind in KINDS}
+    kinds = {kind.__name__: kind for kind in MANIFEST_KINDS}
     texts = [path.read_text(encoding="utf-8") for path in DEPLOY.glob("kubernetes/*.yaml")]
     told = [one for text in texts for one in yaml.safe_load_all(text)]
     return {(one["kind"], one["metadata"]["name"]): kinds[one["kind"]](**one) for one in told}
@@ -339,7 +339,7 @@ def pods(manifests: dict[tuple[str, str], Any]) -> list[Pod]:
 
 
 def test_manifests_fit_together(manifests) -> None:
-    assert {kind for kind, _ in manifests} == {kind.__name__ for kind in KINDS}
+    assert {kind for kind, _ in manifests} == {kind.__name__ for kind in MANIFEST_KINDS}
     worker = manifests["Deployment", "latentbits-worker"].spec
     assert worker.selector.matchLabels == worker.template.metadata.labels
     cluster = manifests["DaskCluster", "latentbits"]

@@ -17,7 +17,7 @@ import storage
 from pipeline.api import functions as api
 from pipeline.errors import FitError
 from storage.errors import DataError
-from tests.support.data import probit_rows
+from tests.support.data import draw_probit_rows
 
 N_ROWS = 700
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -25,7 +25,7 @@ NAMES = ["a", "b", "c", "d", "e", "f"]
 
 @pytest.fixture(scope="module")
 def X() -> np.ndarray:
-    values = probit_rows(N_ROWS, len(NAMES), 2, seed=1)[0].astype(float)
+    values = draw_probit_rows(N_ROWS, len(NAMES), 2, seed=1)[0].astype(float)
     values[np.random.default_rng(0).random(values.shape) < 0.1] = np.nan
     return values
 
@@ -42,15 +42,17 @@ def per_row() -> dict[str, np.ndarray]:
     }
 
 
-def kept(per_row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def columns_to_keep(per_row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: values for name, values in per_row.items() if name != "segment"}
 
 
-def in_memory(X: Any, per_row: dict[str, np.ndarray], **options: Any) -> Any:
-    return lb.from_numpy(X, NAMES, segment=per_row["segment"], keep=kept(per_row), **options)
+def make_in_memory(X: Any, per_row: dict[str, np.ndarray], **options: Any) -> Any:
+    return lb.from_numpy(
+        X, NAMES, segment=per_row["segment"], keep=columns_to_keep(per_row), **options
+    )
 
 
-def frame(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pd.DataFrame:
+def make_frame(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pd.DataFrame:
     return pd.DataFrame(X, columns=NAMES).assign(**per_row)
 
 
@@ -69,7 +71,7 @@ def test_any_number_of_threads_gives_the_same_bytes(
     X: np.ndarray, per_row: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, n_jobs: int
 ) -> None:
     monkeypatch.setattr("pipeline.data.in_memory._CHUNK_BYTES", 16 * len(NAMES))
-    data = in_memory(X, per_row)
+    data = make_in_memory(X, per_row)
     here, there = lb.fit(data, components=1), lb.fit(data, components=1, n_jobs=n_jobs)
     assert here.params.loadings.tobytes() == there.params.loadings.tobytes()
     codes = [lb.transform(here, data, n_jobs=n)["mean"].tobytes() for n in (1, n_jobs)]
@@ -81,13 +83,13 @@ def test_any_number_of_threads_gives_the_same_bytes(
 def test_memory_and_disk_give_the_same_bytes(
     X: np.ndarray, per_row: dict[str, np.ndarray], tmp_path: Path, model: str
 ) -> None:
-    here = in_memory(X, per_row)
-    there = in_memory(X, per_row, path=tmp_path / "d.zarr")
+    here = make_in_memory(X, per_row)
+    there = make_in_memory(X, per_row, path=tmp_path / "d.zarr")
     assert there.path == tmp_path / "d.zarr"
     fits = [api.fit(data, model, components=1, split="train") for data in (here, there)]
     codes = [api.transform(fits[0], data)["mean"] for data in (here, there)]
     found = [api.evaluate(fits[0], data, split="test", label="split") for data in (here, there)]
-    arrays = [[a.tobytes() for _, a in api.named_arrays(one.params).values()] for one in fits]
+    arrays = [[a.tobytes() for _, a in api.get_named_arrays(one.params).values()] for one in fits]
     assert arrays[0] == arrays[1]
     assert codes[0].tobytes() == codes[1].tobytes()
     assert codes[0].shape == (N_ROWS, 1)
@@ -97,9 +99,9 @@ def test_memory_and_disk_give_the_same_bytes(
 def test_chunks_in_memory_hold_every_row_once(
     X: np.ndarray, per_row: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = in_memory(X, per_row)
+    whole = make_in_memory(X, per_row)
     monkeypatch.setattr("pipeline.data.in_memory._CHUNK_BYTES", 16 * len(NAMES))
-    cut = in_memory(X, per_row)
+    cut = make_in_memory(X, per_row)
     assert (whole.n_chunks, cut.n_chunks) == (1, -(-N_ROWS // 128))
     for name in ("segment_names", "levels", "n_rows"):
         assert getattr(cut, name) == getattr(whole, name)
@@ -110,46 +112,56 @@ def test_chunks_in_memory_hold_every_row_once(
     np.testing.assert_allclose(fits[0].params.correlation, fits[1].params.correlation, atol=1e-9)
 
 
-def missing_of_pandas(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pd.DataFrame:
-    found = frame(X, per_row)
+def make_pandas_with_missing(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pd.DataFrame:
+    found = make_frame(X, per_row)
     return found.astype({"a": "boolean", "b": "Int8", "c": object})
 
 
-def of_polars(X: np.ndarray, per_row: dict[str, np.ndarray]) -> Any:
+def make_polars(X: np.ndarray, per_row: dict[str, np.ndarray]) -> Any:
     polars = pytest.importorskip("polars")
-    return polars.from_arrow(pa.Table.from_pandas(missing_of_pandas(X, per_row)))
+    return polars.from_arrow(pa.Table.from_pandas(make_pandas_with_missing(X, per_row)))
 
 
-def of_arrow(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pa.Table:
-    return pa.Table.from_pandas(missing_of_pandas(X, per_row), preserve_index=False)
+def make_arrow(X: np.ndarray, per_row: dict[str, np.ndarray]) -> pa.Table:
+    return pa.Table.from_pandas(make_pandas_with_missing(X, per_row), preserve_index=False)
 
 
-def of_xarray(X: np.ndarray, per_row: dict[str, np.ndarray]) -> xarray.Dataset:
+def make_xarray_dataset(X: np.ndarray, per_row: dict[str, np.ndarray]) -> xarray.Dataset:
     bits = {"values": X == 1, "observed": ~np.isnan(X)}
     variables = {name: (("row", "feature"), values) for name, values in bits.items()}
     columns = {name: ("row", values) for name, values in per_row.items()}
     return xarray.Dataset({**variables, **columns}, {"feature": NAMES})
 
 
-def of_array(X: np.ndarray, per_row: dict[str, np.ndarray]) -> xarray.DataArray:
+def make_xarray_array(X: np.ndarray, per_row: dict[str, np.ndarray]) -> xarray.DataArray:
     columns = {name: ("row", values) for name, values in per_row.items()}
     return xarray.DataArray(X, {**columns, "feature": NAMES}, ("row", "feature"))
 
 
 @pytest.mark.parametrize(
-    "make", [frame, missing_of_pandas, of_polars, of_arrow, of_xarray, of_array]
+    "make",
+    [
+        make_frame,
+        make_pandas_with_missing,
+        make_polars,
+        make_arrow,
+        make_xarray_dataset,
+        make_xarray_array,
+    ],
 )
 def test_every_kind_of_frame_gives_the_same_dataset(
     X: np.ndarray, per_row: dict[str, np.ndarray], make: Any
 ) -> None:
-    expected = in_memory(X, per_row)
-    found: Any = lb.from_dataframe(make(X, per_row), segment="segment", keep=[*kept(per_row)])
+    expected = make_in_memory(X, per_row)
+    found: Any = lb.from_dataframe(
+        make(X, per_row), segment="segment", keep=[*columns_to_keep(per_row)]
+    )
     assert found.feature_names == expected.feature_names == tuple(NAMES)
     assert (found.segment_names, found.levels) == (expected.segment_names, expected.levels)
     for one, other in zip(found.chunks, expected.chunks, strict=True):
         for name in ("words", "observed", "blocks", "rows"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-        assert set(one.columns) == set(other.columns) == set(kept(per_row))
+        assert set(one.columns) == set(other.columns) == set(columns_to_keep(per_row))
         for name in one.columns:
             np.testing.assert_array_equal(one.columns[name], other.columns[name])
 
@@ -157,9 +169,9 @@ def test_every_kind_of_frame_gives_the_same_dataset(
 def test_what_a_dataset_on_disk_shows_as_xarray_comes_back(
     X: np.ndarray, per_row: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    shown = in_memory(X, per_row, path=tmp_path / "d.zarr").to_xarray()
+    shown = make_in_memory(X, per_row, path=tmp_path / "d.zarr").to_xarray()
     again: Any = lb.from_dataframe(shown, segment="segment", keep=["split"])
-    expected: Any = in_memory(X, per_row)
+    expected: Any = make_in_memory(X, per_row)
     assert again.feature_names == expected.feature_names
     np.testing.assert_array_equal(again.chunks[0].words, expected.chunks[0].words)
     np.testing.assert_array_equal(again.chunks[0].observed, expected.chunks[0].observed)
@@ -245,7 +257,7 @@ def test_a_path_that_is_taken_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_it_shows_what_it_holds(X: np.ndarray, per_row: dict[str, np.ndarray]) -> None:
-    lines = [line.split("  ")[1:] for line in repr(in_memory(X, per_row)).splitlines()[1:]]
+    lines = [line.split("  ")[1:] for line in repr(make_in_memory(X, per_row)).splitlines()[1:]]
     said = {name: text.strip() for name, *_, text in lines}
     assert said["rows"] == "700"
     assert said["columns"] == "number, whole, split"
@@ -256,8 +268,8 @@ CALLS = {"a": ["yea", "nay", None, "yea"], "b": ["nay", "absent", "yea", "nay"]}
 MEANT = [[1, 0], [0, np.nan], [np.nan, 1], [1, 0]]
 
 
-def values_of(dataset: Any) -> np.ndarray:
-    (chunk,) = (dataset.reader()(key) for key in range(dataset.n_chunks))
+def unpack_values(dataset: Any) -> np.ndarray:
+    (chunk,) = (dataset.make_reader()(key) for key in range(dataset.n_chunks))
     unpacked = [
         np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : dataset.n_rows].T
         for words in (chunk.words, chunk.observed)
@@ -270,17 +282,17 @@ def test_texts_by_a_map(frame_of: Any) -> None:
     frame = frame_of({**CALLS, "age": [3, 4, 5, 6]})
     data = lb.from_dataframe(frame, features=["a", "b"], map={"yea": 1, "nay": 0, "absent": None})
     assert data.feature_names == ("a", "b")
-    np.testing.assert_array_equal(values_of(data), MEANT)
+    np.testing.assert_array_equal(unpack_values(data), MEANT)
 
 
 def test_codes_by_a_map() -> None:
     data = lb.from_numpy([[1, 6], [6, 9], [np.nan, 1], [1, 6]], map={1: 1, 6: 0, 9: None})
-    np.testing.assert_array_equal(values_of(data), MEANT)
+    np.testing.assert_array_equal(unpack_values(data), MEANT)
 
 
 def test_threshold() -> None:
     data = lb.from_numpy([[2, 0.5], [1, np.nan], [np.nan, 9], [1.1, 1]], threshold=1)
-    np.testing.assert_array_equal(values_of(data), MEANT)
+    np.testing.assert_array_equal(unpack_values(data), MEANT)
 
 
 @pytest.mark.parametrize(

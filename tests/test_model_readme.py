@@ -12,27 +12,27 @@ import pytest
 
 from pipeline.api import functions as api
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from storage import open_codes, open_dataset
-from tests.support.data import probit_rows, write
-from tests.support.processes import command
+from tests.support.data import draw_probit_rows, write_arrays
+from tests.support.processes import start_command
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "pipeline" / "models" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the file that the page tells to save, and data."""
     (source,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     (tmp_path / "two_kinds.py").write_text(source, encoding="utf-8")
-    write(tmp_path / "d.zarr", probit_rows(3000, 8, 1, seed=2)[0], words_per_chunk=4)
+    write_arrays(tmp_path / "d.zarr", draw_probit_rows(3000, 8, 1, seed=2)[0], words_per_chunk=4)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def commands() -> list[list[str]]:
+def list_commands() -> list[list[str]]:
     """Those of the page, on data made here."""
     lines = re.findall(r"^    python -m (flows\.fit .*)$", README, flags=re.MULTILINE)
     return [line.replace("example:digits", "d.zarr").split() for line in lines]
@@ -40,9 +40,9 @@ def commands() -> list[list[str]]:
 
 def test_the_commands_of_the_page_work(here: Path, cli: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    fit, show = commands()
-    with command(*fit) as started:  # with worker processes, which find the file as well
-        assert started.ended()[0] == 0
+    fit, show = list_commands()
+    with start_command(*fit) as started:  # with worker processes, which find the file as well
+        assert started.wait()[0] == 0
     assert cli("fit", *show[1:]).code == 0
     use = ("--dataset", here / "d.zarr", "--artifact", here / "runs/d", "--output", "z.zarr")
     monkeypatch.setenv("LATENTBITS_MODELS", "two_kinds:TwoKinds")
@@ -60,14 +60,14 @@ def test_it_finds_what_the_mixture_here_finds(here: Path) -> None:
 
 def test_the_arrays_of_every_model_are_named() -> None:
     expected = []
-    for name, kind in models().items():
+    for name, kind in find_models().items():
         if kind.__module__.startswith("pipeline."):
-            arrays = ", ".join(map(shown, fields(kind.params)))
+            arrays = ", ".join(map(format_array, fields(kind.params)))
             expected.append(f"| `{name}` | {arrays} |")
     assert re.findall(r"^\| `.*$", README, flags=re.MULTILINE) == expected
 
 
-def shown(array: Any) -> str:
+def format_array(array: Any) -> str:
     name = array.name + ("_k" if "per_layer" in array.metadata else "")
     dims = ", ".join(array.metadata["dims"])
     return f"`{name}` ({dims})" if dims else f"`{name}`"

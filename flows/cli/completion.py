@@ -11,17 +11,17 @@ from cyclopts import App
 from flows.cli.program import PROGRAM
 
 
-def completion(commands: Sequence[str], shell: str) -> str:
+def generate_completion_script(commands: Sequence[str], shell: str) -> str:
     """Write the script for a shell from all command lines."""
     root = App(name=PROGRAM)
     for name in commands:
-        module = import_module(_module(name))
+        module = import_module(_find_module_name(name))
         root.command(module.app, name=name)
     return root.generate_completion(
         prog_name=PROGRAM, shell=cast(Literal["bash", "fish", "zsh"], shell)
     )
 
 
-def _module(name: str) -> str:
+def _find_module_name(name: str) -> str:
     """Name the module that has the command's application."""
     return f"flows.{name}.__main__" if name in ("experiments", "report") else f"flows.{name}"

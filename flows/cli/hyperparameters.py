@@ -12,17 +12,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.errors import FitError, suggestion
+from pipeline.errors import FitError, format_suggestion
 from pipeline.models.base import Model
-from pipeline.models.registry import model_class, models
-from pipeline.models.setting_descriptions import setting_descriptions
-from pipeline.models.settings import hyperparameters
+from pipeline.models.registry import find_model_class, find_models
+from pipeline.models.setting_descriptions import describe_settings
+from pipeline.models.settings import list_hyperparameters
 
-ModelName = Literal[tuple(sorted(models()))] | str  # type: ignore[valid-type]
+ModelName = Literal[tuple(sorted(find_models()))] | str  # type: ignore[valid-type]
 """A model's name; forms and help list those that are here, `build_model` refuses others."""
 AUTO = "auto"
 """What options call a value that is left to the model to choose: None."""
-_TYPES = {
+_TYPE_NAMES = {
     int: "whole number",
     float: "number",
     bool: "yes|no",
@@ -30,7 +30,7 @@ _TYPES = {
     tuple[int, ...]: "whole numbers with commas",
     NoneType: AUTO,
 }
-_INDENTED: dict[str, Any] = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
+_INDENTATION: dict[str, Any] = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 
 
 def build_model(
@@ -54,20 +54,20 @@ def build_model(
     FitError
         If a name or a value cannot be used.
     """
-    model = model_class(name)
+    model = find_model_class(name)
     hints = get_type_hints(model)
     values: dict[str, Any] = {}
     if components is not None:
-        values["n_components"] = _number_of_components(components)
+        values["n_components"] = _parse_components(components)
     if layers is not None:
-        values["layers"] = _layers(model, layers)
+        values["layers"] = _parse_layers(model, layers)
     for setting in settings:
-        key, value = _named(setting, hyperparameters(model))
-        values[key] = _converted(f"--set {key}", value, hints[key])
+        key, value = _split_setting(setting, list_hyperparameters(model))
+        values[key] = _convert_setting(f"--set {key}", value, hints[key])
     return model(**values)
 
 
-def settings_help(words: Sequence[str] = ()) -> str:
+def format_settings_help(words: Sequence[str] = ()) -> str:
     """List settings with their values and defaults, in Markdown: those of the model named.
 
     Parameters
@@ -75,41 +75,41 @@ def settings_help(words: Sequence[str] = ()) -> str:
     words
         A command line. Where it names no model that is known, the settings of all are listed.
     """
-    given = [word for pair in pairwise([*words, ""]) for word in _after_model(*pair)]
-    wanted = [name for name in given if name in models()] or sorted(models())
-    return "".join(_model_help(models()[name]) for name in wanted)
+    given = [word for pair in pairwise([*words, ""]) for word in _parse_model_option(*pair)]
+    wanted = [name for name in given if name in find_models()] or sorted(find_models())
+    return "".join(_format_model_help(find_models()[name]) for name in wanted)
 
 
-def _after_model(word: str, following: str) -> list[str]:
+def _parse_model_option(word: str, following: str) -> list[str]:
     name, _, value = word.partition("=")
     return [value or following] if name == "--model" else []
 
 
-def _model_help(model: type[Model]) -> str:
-    hints, described = get_type_hints(model), setting_descriptions(model)
+def _format_model_help(model: type[Model]) -> str:
+    hints, described = get_type_hints(model), describe_settings(model)
     defaults = {field.name: field.default for field in fields(model)}  # type: ignore[arg-type]
     lines = (
-        f"    {name}={_choices(hints[name])} [default: {spelled(defaults[name])}]\n"
-        f"{_told(described[name])}"
-        for name in hyperparameters(model)
+        f"    {name}={_format_type(hints[name])} [default: {format_setting(defaults[name])}]\n"
+        f"{_format_description(described[name])}"
+        for name in list_hyperparameters(model)
     )
     return f"Settings of {model.name}, by --set:\n\n{''.join(lines)}\n"
 
 
-def _told(description: str) -> str:
+def _format_description(description: str) -> str:
     """Wrap a description below its setting."""
-    said = fill(re.sub(r"\bNone\b", AUTO, description), 76, **_INDENTED)
+    said = fill(re.sub(r"\bNone\b", AUTO, description), 76, **_INDENTATION)
     return f"{said}\n" if said else ""
 
 
-def _choices(kind: Any) -> str:
+def _format_type(kind: Any) -> str:
     """Spell a type: the values of a `Literal`, or the names of its types, None being `auto`."""
-    if kind in _TYPES:
-        return _TYPES[kind]
-    return "|".join(c if isinstance(c, str) else _choices(c) for c in get_args(kind))
+    if kind in _TYPE_NAMES:
+        return _TYPE_NAMES[kind]
+    return "|".join(c if isinstance(c, str) else _format_type(c) for c in get_args(kind))
 
 
-def spelled(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Write a setting as `--set` takes it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -118,7 +118,7 @@ def spelled(value: Any) -> str:
     return AUTO if value is None else str(value)
 
 
-def _number_of_components(text: str) -> int | None:
+def _parse_components(text: str) -> int | None:
     if text == AUTO:
         return None
     try:
@@ -128,27 +128,27 @@ def _number_of_components(text: str) -> int | None:
         raise FitError(message) from None
 
 
-def _layers(model: type[Model], text: str) -> Any:
+def _parse_layers(model: type[Model], text: str) -> Any:
     """Take the setting `layers`, which has an option of its own, of a model that has it."""
-    if "layers" not in hyperparameters(model):
+    if "layers" not in list_hyperparameters(model):
         raise FitError(
             f"--layers: Expected a model in layers, such as stack, got {model.name}. Leave it out."
         )
-    return _converted("--layers", text, get_type_hints(model)["layers"])
+    return _convert_setting("--layers", text, get_type_hints(model)["layers"])
 
 
-def _named(setting: str, known: Sequence[str]) -> tuple[str, str]:
+def _split_setting(setting: str, known: Sequence[str]) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
     if not equals:
         raise FitError(f"--set: Expected NAME=VALUE, got {setting!r}.")
     if key not in known:
         raise FitError(
-            f"--set: Expected one of {', '.join(known)}, got {key!r}.{suggestion(key, known)}"
+            f"--set: Expected one of {', '.join(known)}, got {key!r}.{format_suggestion(key, known)}"
         )
     return key, value
 
 
-def _converted(option: str, value: str, kind: Any) -> Any:
+def _convert_setting(option: str, value: str, kind: Any) -> Any:
     if value == AUTO and NoneType in get_args(kind):
         return None
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)

@@ -9,22 +9,22 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Import much at once; what was made is never searched again."""
     gc.disable()
     try:
         yield
     finally:
-        end_of_imports()
+        end_imports()
 
 
-def begin_of_imports() -> None:
+def begin_imports() -> None:
     """Do the same from now on, and leave it to the system to clear memory when the process ends."""
     gc.disable()
     atexit.register(gc.freeze)
 
 
-def end_of_imports() -> None:
+def end_imports() -> None:
     """Search for garbage again, among what is made from now on."""
     if not gc.isenabled():
         gc.freeze()

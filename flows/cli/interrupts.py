@@ -5,18 +5,18 @@ from __future__ import annotations
 import signal
 import threading
 
-_came = threading.Event()
+_interrupt_received = threading.Event()
 
 
-def note_interrupts() -> None:
+def install_interrupt_handler() -> None:
     """Raise interrupts as ever, but remember that one came; not where they are ignored."""
-    _came.clear()
+    _interrupt_received.clear()
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGINT, _handle_interrupt)
 
 
-def goes_on() -> bool:
+def can_continue() -> bool:
     """Tell that the run is wanted, to work that asks now and then.
 
     Raises
@@ -24,11 +24,11 @@ def goes_on() -> bool:
     KeyboardInterrupt
         If one came, which then was dropped.
     """
-    if _came.is_set():
+    if _interrupt_received.is_set():
         raise KeyboardInterrupt
     return True
 
 
-def _interrupt(*_: object) -> None:
-    _came.set()
+def _handle_interrupt(*_: object) -> None:
+    _interrupt_received.set()
     raise KeyboardInterrupt

@@ -10,21 +10,21 @@ from datetime import UTC, datetime
 log = logging.getLogger("latentbits")
 
 
-def begin_logs(as_json: bool = False) -> None:
+def configure_logging(as_json: bool = False) -> None:
     """Write the messages of this program to standard error, one a line."""
     handler = logging.StreamHandler(sys.stderr)
     if as_json:
-        handler.setFormatter(JsonLines())
+        handler.setFormatter(JsonLineFormatter())
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
 
 
-def logs_are_json() -> bool:
+def is_logging_json() -> bool:
     """Tell whether messages are JSON objects."""
-    return any(isinstance(handler.formatter, JsonLines) for handler in log.handlers)
+    return any(isinstance(handler.formatter, JsonLineFormatter) for handler in log.handlers)
 
 
-class JsonLines(logging.Formatter):
+class JsonLineFormatter(logging.Formatter):
     """Writes a message as a JSON object: time, level, message, and its `fields`, if it has any."""
 
     def format(self, record: logging.LogRecord) -> str:

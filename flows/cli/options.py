@@ -12,13 +12,13 @@ from cyclopts import App, Group, Parameter, Token
 from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
-from flows.cli.imports import end_of_imports
-from flows.cli.interrupts import goes_on, note_interrupts
-from flows.cli.logs import begin_logs, log, logs_are_json
-from flows.cli.program import as_typed, named
-from flows.cli.refusals import is_bad_input, was_interrupted
+from flows.cli.imports import end_imports
+from flows.cli.interrupts import can_continue, install_interrupt_handler
+from flows.cli.logs import configure_logging, is_logging_json, log
+from flows.cli.program import format_command, rewrite_commands
+from flows.cli.refusals import is_bad_input, is_interruption
 from pipeline.errors import ClusterLost
-from pipeline.executors.cancellation import while_wanted
+from pipeline.executors.cancellation import run_cancellable
 from storage.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class Option(Parameter):
         return {**handler(core), **described}
 
 
-_PARTS = ("Data", "Rows", "Values", "Features", "Model", "Run", "Cluster", "Output")
-DATA, ROWS, VALUES, FEATURES, MODEL, RUN, CLUSTER, OUTPUT = map(Group.create_ordered, _PARTS)
+_GROUP_NAMES = ("Data", "Rows", "Values", "Features", "Model", "Run", "Cluster", "Output")
+DATA, ROWS, VALUES, FEATURES, MODEL, RUN, CLUSTER, OUTPUT = map(Group.create_ordered, _GROUP_NAMES)
 """What options are about: the parts of a help text, in their order."""
 Switch = Option(negative="")
 
 
-def _whole(kind: object, tokens: Sequence[Token]) -> int:
+def _parse_whole_number(kind: object, tokens: Sequence[Token]) -> int:
     """Read a whole number; the library's own reading rounds 2.7 to 3."""
     try:
         return int(tokens[0].value)
@@ -53,11 +53,11 @@ def _whole(kind: object, tokens: Sequence[Token]) -> int:
         raise ValueError(f"Expected a whole number, got {tokens[0].value!r}.") from None
 
 
-Whole = Annotated[int, Option(converter=_whole)]
+WholeNumber = Annotated[int, Option(converter=_parse_whole_number)]
 Split = Annotated[
     str | None, Option(group=DATA, help="Use only the rows whose `split` column has this value.")
 ]
-Seed = Annotated[Whole, Option(group=RUN, help="Seed of every random draw.")]
+Seed = Annotated[WholeNumber, Option(group=RUN, help="Seed of every random draw.")]
 ExecutorName = Literal["serial", "threads", "dask"]
 Resume = Annotated[bool, Switch, Option(group=RUN, help="Go on with an interrupted run.")]
 Overwrite = Annotated[
@@ -66,7 +66,7 @@ Overwrite = Annotated[
 DatasetName = Annotated[
     str, Option(group=DATA, help="Dataset folder, or an example such as example:digits.")
 ]
-FittedArtifact = Annotated[
+ArtifactPath = Annotated[
     str, Option(group=MODEL, help="Artifact of a fit, or a folder of runs for the latest.")
 ]
 Json = Annotated[
@@ -80,14 +80,14 @@ Json = Annotated[
 
 
 @Option(name="*")
-class Where(TypedDict, total=False):
+class ExecutorOptions(TypedDict, total=False):
     """Where work runs: the options that were given, and the parameter that Prefect records."""
 
     name: Annotated[
         ExecutorName, Option(name="--executor", group=RUN, help="Where work runs. [default: dask]")
     ]
     workers: Annotated[
-        Whole,
+        WholeNumber,
         Option(
             group=RUN,
             help="Worker processes or threads; of a cluster elsewhere, how many to wait for. "
@@ -123,14 +123,14 @@ class Where(TypedDict, total=False):
     ]
 
 
-class Given(NamedTuple):
+class SourcedValue(NamedTuple):
     """A setting, and what a message calls the place that it comes from."""
 
     value: Any
     source: str
 
 
-def local_path(text: str) -> Path:
+def parse_local_path(text: str) -> Path:
     """Take a path, and refuse a URL, which would make a folder of that name here.
 
     Raises
@@ -143,18 +143,18 @@ def local_path(text: str) -> Path:
     return Path(text)
 
 
-def _shown_default(value: Any) -> str | None:
+def _format_default(value: Any) -> str | None:
     """Leave out of a help text what an option is where nobody gives it: nothing, or off."""
     return None if value is None or value is False or value == () else str(value)
 
 
-def command(name: str, help_text: str, more_help: str) -> App:
+def make_app(name: str, help_text: str, more_help: str) -> App:
     """Make the application of one flow's command line; `more_help` stands below the options."""
     app = App(
-        name=named(name),
-        help=as_typed(help_text),
-        help_epilogue=as_typed(more_help),
-        default_parameter=Parameter(show_default=_shown_default),
+        name=format_command(name),
+        help=rewrite_commands(help_text),
+        help_epilogue=rewrite_commands(more_help),
+        default_parameter=Parameter(show_default=_format_default),
         help_format="markdown",
         version_flags=[],
         suppress_keyboard_interrupt=False,
@@ -172,36 +172,38 @@ def command(name: str, help_text: str, more_help: str) -> App:
             Parameter(group=OUTPUT, help="Write messages as JSON objects, one a line."),
         ] = False,
     ) -> None:
-        begin_logs(log_json)
+        configure_logging(log_json)
         app(words, exit_on_error=False, print_error=False)
 
     return app
 
 
-def run(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
+def run_app(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 2 bad arguments or input, 1 failure, 130 interrupted."""
-    end_of_imports()
-    note_interrupts()
-    begin_logs()
+    end_imports()
+    install_interrupt_handler()
+    configure_logging()
     try:
-        while_wanted(goes_on, partial(app.meta, exit_on_error=False, print_error=False), arguments)
+        run_cancellable(
+            can_continue, partial(app.meta, exit_on_error=False, print_error=False), arguments
+        )
     except CycloptsError as error:
-        _leave(BAD_INPUT, f"{_misuse(error)} See --help.")
+        _exit_with_message(BAD_INPUT, f"{_describe_misuse(error)} See --help.")
     except KeyboardInterrupt:
-        _leave(INTERRUPTED, "interrupted")
+        _exit_with_message(INTERRUPTED, "interrupted")
     except Exception as error:
         if is_bad_input(error):
-            _leave(BAD_INPUT, _message(error))
+            _exit_with_message(BAD_INPUT, _format_error(error))
         if isinstance(error, ClusterLost):
-            _leave(FAILED, str(error))
-        if was_interrupted(error):
-            _leave(INTERRUPTED, "interrupted")
+            _exit_with_message(FAILED, str(error))
+        if is_interruption(error):
+            _exit_with_message(INTERRUPTED, "interrupted")
         log.exception("failure")
         sys.exit(FAILED)
     sys.exit(DONE)
 
 
-def _misuse(error: CycloptsError) -> str:
+def _describe_misuse(error: CycloptsError) -> str:
     """Say what is wrong with the words of a command: a word alone is what an option lacks."""
     words = list(error.unused_tokens or ())
     if isinstance(error, UnusedCliTokensError):
@@ -213,16 +215,16 @@ def _misuse(error: CycloptsError) -> str:
     return str(error)
 
 
-def _message(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
     return str(error)
 
 
-def _leave(code: int, message: str) -> NoReturn:
+def _exit_with_message(code: int, message: str) -> NoReturn:
     """Print one line: a message never spreads over several, nor does it command a terminal."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
-    if logs_are_json():
+    if is_logging_json():
         log.error(line, extra={"fields": {"exit_code": code}})
     else:
         print(f"error: {line}", file=sys.stderr)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 
 
-def named_split(dataset: BinaryDataset, split: str | None) -> str | None:
+def resolve_split(dataset: BinaryDataset, split: str | None) -> str | None:
     """Name the split that an option means; None and `all` mean all rows.
 
     A split that is itself called `all` is meant by that.
@@ -22,24 +22,24 @@ def named_split(dataset: BinaryDataset, split: str | None) -> str | None:
     """
     if split is None or (split == ALL_ROWS and split not in dataset.splits):
         return None
-    dataset.split_code(split)
+    dataset.find_split_code(split)
     return split
 
 
-def split_to_fit(dataset: BinaryDataset, split: str | None) -> str | None:
+def resolve_fit_split(dataset: BinaryDataset, split: str | None) -> str | None:
     """Do the same for a fit, which takes `train` where there is one and no split is named."""
     if split is None and TRAIN in dataset.splits:
         return TRAIN
-    return named_split(dataset, split)
+    return resolve_split(dataset, split)
 
 
-def split_to_judge(dataset: BinaryDataset, split: str | None) -> str | None:
+def resolve_evaluation_split(dataset: BinaryDataset, split: str | None) -> str | None:
     """Do the same for an evaluation, which takes `test` where there is one and none is named."""
     if split is None and TEST in dataset.splits:
         return TEST
-    return named_split(dataset, split)
+    return resolve_split(dataset, split)
 
 
-def told_rows(n_rows: int, split: str | None) -> str:
+def format_row_count(n_rows: int, split: str | None) -> str:
     """Write how many rows, and which."""
     return f"{n_rows:,}, " + ("all" if split is None else f"split {split}")

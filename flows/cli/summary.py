@@ -11,24 +11,24 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.splits import told_rows
-from pipeline.inference.from_artifact import stored_objective
+from flows.cli.splits import format_row_count
+from pipeline.inference.from_artifact import objective_from_artifact
 
-_TOP = 8
+_MAX_SHOWN = 8
 
 
-def fit_summary(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
+def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
     """Give what a fit prints of its manifest and parameters."""
     names = ("model", "split", "n_samples", "n_components", "iterations", "converged", "warnings")
     return {
         **{name: manifest[name] for name in names},
         "n_features": len(manifest["feature_names"]),
         "n_segments": len(manifest["segment_names"]),
-        "objective": stored_objective(manifest),
+        "objective": objective_from_artifact(manifest),
         "diagnostics": manifest["diagnostics"],
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],
-        "spectrum": np.asarray(getattr(params, "eigenvalues", ()))[:_TOP].tolist(),
+        "spectrum": np.asarray(getattr(params, "eigenvalues", ()))[:_MAX_SHOWN].tolist(),
     }
 
 
@@ -37,10 +37,10 @@ def print_json(summary: Mapping[str, Any]) -> None:
     print(json.dumps(summary))
 
 
-def print_table(summary: Mapping[str, Any]) -> None:
+def print_fit(summary: Mapping[str, Any]) -> None:
     """Print a short table, the warnings and the artifact's path."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in _rows(summary):
+    for name, value in _make_summary_rows(summary):
         table.add_row(name, value)
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
@@ -58,7 +58,7 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
         table.add_row(name.removeprefix("n_"), f"{summary[name]:,}")
     table.add_row("columns", ", ".join(summary["columns"]) or "none")
     if summary["left_out"]:
-        table.add_row("left out", _some(summary["left_out"]))
+        table.add_row("left out", _format_names(summary["left_out"]))
     table.add_row("seconds", f"{summary['seconds']:.2f}")
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
@@ -67,13 +67,13 @@ def print_ingest(summary: Mapping[str, Any]) -> None:
     console.print(f"dataset: {summary['dataset']}", markup=False)
 
 
-def _some(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     """Name the first of many."""
-    more = f" and {len(names) - _TOP:,} more" if len(names) > _TOP else ""
-    return ", ".join(names[:_TOP]) + more
+    more = f" and {len(names) - _MAX_SHOWN:,} more" if len(names) > _MAX_SHOWN else ""
+    return ", ".join(names[:_MAX_SHOWN]) + more
 
 
-def told_drift(drift: Mapping[str, Any]) -> str:
+def format_drift(drift: Mapping[str, Any]) -> str:
     """Write what changed in one line."""
     told = []
     if "similarity" in drift["parameters"]:
@@ -90,17 +90,17 @@ def told_drift(drift: Mapping[str, Any]) -> str:
     return ", ".join(told) or "nothing to compare"
 
 
-def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    from pipeline.models.registry import model_class  # takes its time to be imported
+def _make_summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from pipeline.models.registry import find_model_class  # takes its time to be imported
 
     stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in summary["stages"].items())
     n = summary["n_components"]
     rows = [
         ("model", f"{summary['model']}, {n} component{'s' * (n != 1)}"),
-        ("rows", told_rows(summary["n_samples"], summary["split"])),
+        ("rows", format_row_count(summary["n_samples"], summary["split"])),
         ("features", f"{summary['n_features']:,}"),
         ("segments", f"{summary['n_segments']:,}"),
-        ("passes", f"{summary['iterations']}, {_ended(summary)}"),
+        ("passes", f"{summary['iterations']}, {_format_convergence(summary)}"),
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]
     if summary["warm_start"]:
@@ -109,22 +109,22 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["objective"]:
         named = summary["diagnostics"].get("objective_is", "objective")
         rows.append((named, f"{summary['objective']:.6f} nats a row"))
-    for name in model_class(summary["model"]).shown:
+    for name in find_model_class(summary["model"]).summary_diagnostics:
         if name in summary["diagnostics"]:
             rows.append((name.replace("_", " "), f"{summary['diagnostics'][name]:,.5g}"))
     if summary["spectrum"]:
-        rows.append(("spectrum", _spectrum(summary["spectrum"], summary["n_features"])))
+        rows.append(("spectrum", _format_spectrum(summary["spectrum"], summary["n_features"])))
     if summary["drift"]:
-        rows.append(("drift", told_drift(summary["drift"])))
+        rows.append(("drift", format_drift(summary["drift"])))
     if "mcs" in summary:
         rows.append(("truth", f"mean cosine similarity {summary['mcs']:.4f}"))
     return rows
 
 
-def _ended(summary: Mapping[str, Any]) -> str:
+def _format_convergence(summary: Mapping[str, Any]) -> str:
     return "converged" if summary["converged"] else "stopped before converging"
 
 
-def _spectrum(values: Sequence[float], n_features: int) -> str:
-    more = " …" if len(values) == _TOP < n_features else ""
+def _format_spectrum(values: Sequence[float], n_features: int) -> str:
+    more = " …" if len(values) == _MAX_SHOWN < n_features else ""
     return "  ".join(f"{value:.4g}" for value in values) + more

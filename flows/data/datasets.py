@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.ingesting import ingest_sources
-from flows.running.environment import examples_path
-from pipeline.data.blocks import Rows
+from flows.running.environment import find_examples_folder
+from pipeline.data.blocks import RowSource
 from pipeline.statistics.labels import SEGMENT
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.errors import Busy, DataError
-from storage.examples.examples import PREFIX, example_slug, examples_digest
+from storage.errors import DataError, FolderInUseError
+from storage.examples.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
 
 
-def open_named(name: str) -> BinaryDataset:
+def open_dataset_or_example(name: str) -> BinaryDataset:
     """Open a dataset; an example is made where it is not there.
 
     Raises
@@ -28,15 +28,15 @@ def open_named(name: str) -> BinaryDataset:
     DataError
         If there is no whole dataset, or an example is unknown or cannot be made.
     """
-    if not name.startswith(PREFIX):
+    if not name.startswith(EXAMPLE_PREFIX):
         return open_dataset(name)
-    path = examples_path() / examples_digest() / f"{example_slug(name)}.zarr"
+    path = find_examples_folder() / compute_examples_digest() / f"{format_example_slug(name)}.zarr"
     while True:
         with suppress(DataError):
             return open_dataset(path)
         try:
             return ingest_sources([name], path, overwrite=path.exists())
-        except Busy:
+        except FolderInUseError:
             time.sleep(0.2)  # another run is making it
 
 
@@ -56,7 +56,7 @@ def check_label(dataset: BinaryDataset, name: str | None) -> None:
         )
 
 
-def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
+def read_true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
     """Give the mixing matrix that a dataset was made with, (n_features, n_components).
 
     Raises
@@ -82,22 +82,22 @@ def true_mixing(dataset: BinaryDataset) -> NDArray[np.float64]:
     return mixing
 
 
-def dataset_rows(
+def make_row_source(
     dataset: BinaryDataset,
     split: str | None = None,
     memory: int = 0,
     skipped: Sequence[int] = (),
     columns: tuple[str, ...] = (),
-) -> Rows:
+) -> RowSource:
     """Give a dataset's rows, or those of a split, as a pass takes them, with per-row columns.
 
     Every process keeps so many bytes of the chunks that it reads; those skipped have no rows.
     """
-    read = dataset.reader(split, memory, skipped, columns)
-    return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+    read = dataset.make_reader(split, memory, skipped, columns)
+    return RowSource(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
 
 
-def leading_digest(dataset: BinaryDataset, n_chunks: int) -> str:
+def digest_leading_chunks(dataset: BinaryDataset, n_chunks: int) -> str:
     """Digest of the leading chunks: equal digest, equal rows in equal segments."""
     blocks = dataset.blocks[dataset.blocks[:, 0] < n_chunks]
     names = dataset.segment_names[: int(blocks[:, 1].max(initial=-1)) + 1]

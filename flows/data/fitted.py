@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.data import features
-from pipeline.data.segments import known_segments
+from pipeline.data.segments import map_fitted_segments
 from pipeline.errors import FitError
-from pipeline.inference.from_artifact import stored_model
+from pipeline.inference.from_artifact import model_from_artifact
 from pipeline.models.base import Model
 from storage.artifacts.artifacts import Artifact, load_artifact
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.stores.locations import Place
+from storage.stores.locations import AnyPath
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """What a fit left; `load_fitted` makes it.
+class LoadedModel:
+    """What a fit left; `load_fitted_model` makes it.
 
     Attributes
     ----------
@@ -47,10 +47,10 @@ class Fitted:
     @property
     def segments(self) -> dict[str, int]:
         """Index of each segment that has parameters of its own, by name."""
-        return known_segments(self.params, self.artifact.manifest["segment_names"])
+        return map_fitted_segments(self.params, self.artifact.manifest["segment_names"])
 
 
-def load_fitted(path: str | Place) -> Fitted:
+def load_fitted_model(path: str | AnyPath) -> LoadedModel:
     """Load a fitted model, or the latest of a folder of runs.
 
     Raises
@@ -60,12 +60,12 @@ def load_fitted(path: str | Place) -> Fitted:
     """
     artifact = load_artifact(path)
     try:
-        return Fitted(artifact, *stored_model(artifact.manifest, artifact))
+        return LoadedModel(artifact, *model_from_artifact(artifact.manifest, artifact))
     except FitError as error:
         raise DataError(f"{artifact.path}: {error}") from None
 
 
-def check_features(fitted: Fitted, dataset: BinaryDataset) -> None:
+def check_dataset_features(fitted: LoadedModel, dataset: BinaryDataset) -> None:
     """Refuse a dataset whose features are not those of the fit, in its order.
 
     Raises
@@ -74,7 +74,7 @@ def check_features(fitted: Fitted, dataset: BinaryDataset) -> None:
         Naming the first that differs, its position, and what came.
     """
     try:
-        features.check_features(
+        features.check_same_features(
             fitted.feature_names, dataset.feature_names, str(fitted.artifact.path)
         )
     except FitError as error:

@@ -9,39 +9,46 @@ from typing import Any
 
 import numpy as np
 
-from flows.data.readahead import batches_in_order
-from flows.data.roles import SOURCES, Roles, check_stored, known_sources, remembered, segmenter
-from pipeline.executors.progress import Progress, silent
+from flows.data.readahead import iter_batches_in_order
+from flows.data.roles import (
+    SOURCES_KEY,
+    ColumnRoles,
+    check_stored_columns,
+    make_segmenter,
+    merge_with_stored_roles,
+    read_known_sources,
+)
+from pipeline.executors.progress import Progress, ignore_progress
 from storage.dataset.chunk_writer import DatasetWriter
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import (
     append_dataset,
+    check_dataset_target,
     check_feature_names,
     create_dataset,
-    replaced_dataset,
 )
-from storage.errors import Busy, DataError
-from storage.examples.examples import PREFIX, open_example
+from storage.errors import DataError, FolderInUseError
+from storage.examples.examples import EXAMPLE_PREFIX, open_example
 from storage.sources import (
-    Arrivals,
+    NewFiles,
     ReadOptions,
     Source,
-    basket_items,
+    collect_tags,
     expand_sources,
-    is_baskets,
-    new_files,
-    open_long,
+    find_basket_items,
+    find_new_files,
+    format_plain_map,
+    is_basket_file,
+    open_long_tables,
     open_source,
-    plain_map,
-    tags_of,
 )
-from storage.stores.locations import MANIFEST, Place
+from storage.stores.locations import MANIFEST_NAME, AnyPath
 
-_NO_ROLES = Roles()
+_DEFAULT_ROLES = ColumnRoles()
 
 
 @dataclass(frozen=True)
-class Intake:
+class IngestJob:
     """Sources that go together, opened, and what is to be made of them.
 
     Attributes
@@ -61,21 +68,21 @@ class Intake:
     """
 
     sources: Sequence[Any]
-    path: Place
-    roles: Roles
+    path: AnyPath
+    roles: ColumnRoles
     base: BinaryDataset | None = None
     overwrite: bool = False
-    arrivals: Arrivals | None = None
+    arrivals: NewFiles | None = None
 
 
 def ingest_sources(
     patterns: Sequence[str],
-    path: Place,
-    roles: Roles = _NO_ROLES,
+    path: AnyPath,
+    roles: ColumnRoles = _DEFAULT_ROLES,
     *,
     append: bool = False,
     overwrite: bool = False,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
 ) -> BinaryDataset:
     """Read sources and write them as a dataset, or as further rows of one.
 
@@ -101,8 +108,8 @@ def ingest_sources(
 
 
 def open_sources(
-    patterns: Sequence[str], path: Place, roles: Roles, append: bool, overwrite: bool
-) -> Intake:
+    patterns: Sequence[str], path: AnyPath, roles: ColumnRoles, append: bool, overwrite: bool
+) -> IngestJob:
     """Refuse what can be refused before a row is read.
 
     Raises
@@ -110,14 +117,14 @@ def open_sources(
     DataError
         If a source cannot be used, or the path is taken.
     """
-    names = [name for pattern in patterns for name in _expanded(pattern)]
+    names = [name for pattern in patterns for name in _expand_pattern(pattern)]
     if not names:
         raise DataError("Expected at least one source, got none.")
     base = open_dataset(path) if append else None
-    return _opened(names, Intake((), path, roles, base, overwrite))
+    return _open_job(names, IngestJob((), path, roles, base, overwrite))
 
 
-def open_new(folders: Sequence[str], path: Place, roles: Roles) -> Intake:
+def open_new_sources(folders: Sequence[str], path: AnyPath, roles: ColumnRoles) -> IngestJob:
     """Open the files that arrived below folders since; the first make the dataset.
 
     Raises
@@ -125,33 +132,33 @@ def open_new(folders: Sequence[str], path: Place, roles: Roles) -> Intake:
     DataError
         If a file cannot be used, or one that was read before has changed.
     """
-    base = open_dataset(path) if (path / MANIFEST).exists() else None
-    found = new_files(folders, known_sources(base))
-    intake = Intake((), path, roles, base, arrivals=found)
-    return _opened(found.new, intake) if found.new else intake
+    base = open_dataset(path) if (path / MANIFEST_NAME).exists() else None
+    found = find_new_files(folders, read_known_sources(base))
+    intake = IngestJob((), path, roles, base, arrivals=found)
+    return _open_job(found.new, intake) if found.new else intake
 
 
-def _opened(names: Sequence[str], intake: Intake) -> Intake:
+def _open_job(names: Sequence[str], intake: IngestJob) -> IngestJob:
     """Open sources and complete the roles by what they and the base say."""
     roles, base = intake.roles, intake.base
     if base is not None:
-        roles = remembered(roles, base)
+        roles = merge_with_stored_roles(roles, base)
     opened = _open_sources(names, roles, base)
     if roles.drop_constant and base is None:
-        roles = replace(roles, drop=(*roles.drop, *constant_features(opened)))
+        roles = replace(roles, drop=(*roles.drop, *find_constant_features(opened)))
         opened = _open_sources(names, roles, base)
     check_feature_names(opened[0].feature_names)
     if isinstance(opened[0], Source):
-        opened[0].check_first()
-    roles = roles.completed(opened[0])
+        opened[0].check_first_rows()
+    roles = roles.with_source_columns(opened[0])
     if base is not None:
-        check_stored(roles, base)
+        check_stored_columns(roles, base)
     else:
-        replaced_dataset(intake.path, intake.overwrite)
+        check_dataset_target(intake.path, intake.overwrite)
     return replace(intake, sources=opened, roles=roles)
 
 
-def write_rows(intake: Intake, progress: Progress) -> BinaryDataset:
+def write_rows(intake: IngestJob, progress: Progress) -> BinaryDataset:
     """Write the rows of all sources, at once or not at all: which they were is in the manifest.
 
     Raises
@@ -163,12 +170,14 @@ def write_rows(intake: Intake, progress: Progress) -> BinaryDataset:
     totals = [source.n_rows for source in opened]
     expected = None if None in totals else sum(totals)
     n_rows = _count_rows(opened, expected) if roles.segments else expected
-    with _writing(intake, n_rows) as writer:
-        segment = segmenter(roles, n_rows, intake.base)
+    with _open_writer(intake, n_rows) as writer:
+        segment = make_segmenter(roles, n_rows, intake.base)
         done = n_ones = n_seen = 0
         progress("ingest", done, n_rows or 0, done)
-        for batch in batches_in_order(opened):
-            columns = {stored: batch.columns[name] for stored, name in roles.stored.items()}
+        for batch in iter_batches_in_order(opened):
+            columns = {
+                stored: batch.columns[name] for stored, name in roles.per_row_columns.items()
+            }
             writer.add(replace(batch, columns=columns), segment(batch, done))
             done += len(batch.X)
             if roles.maps:
@@ -179,23 +188,27 @@ def write_rows(intake: Intake, progress: Progress) -> BinaryDataset:
             raise DataError(
                 f"--map, --yes: Expected values that are 1 and values that are 0, got {n_seen:,} "
                 f"that are all {int(n_ones > 0)}. Check the map: "
-                f"{'; '.join(map(plain_map, roles.maps))}."
+                f"{'; '.join(map(format_plain_map, roles.maps))}."
             )
     return open_dataset(intake.path)
 
 
 @contextmanager
-def _writing(intake: Intake, n_rows: int | None) -> Iterator[DatasetWriter]:
+def _open_writer(intake: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
     """Write a new dataset or to the base, which then remembers the files among the sources."""
     sources, path, roles, base = intake.sources, intake.path, intake.roles, intake.base
-    names, attributes, tags = sources[0].feature_names, _attributes(sources, base), tags_of(sources)
+    names, attributes, tags = (
+        sources[0].feature_names,
+        _merge_attributes(sources, base),
+        collect_tags(sources),
+    )
     if base is None:
         with create_dataset(
             path,
             names,
-            columns=list(roles.stored),
+            columns=list(roles.per_row_columns),
             expected_rows=n_rows,
-            ingest={**asdict(roles), SOURCES: tags},
+            ingest={**asdict(roles), SOURCES_KEY: tags},
             attributes=attributes,
             overwrite=intake.overwrite,
         ) as writer:
@@ -203,20 +216,26 @@ def _writing(intake: Intake, n_rows: int | None) -> Iterator[DatasetWriter]:
         return
     with append_dataset(path, names) as writer:
         if writer.ingest != base.manifest["ingest"]:
-            raise Busy(f"{path}: Expected no other writer, got one in between. Run it again.")
-        writer.ingest = {**writer.ingest, SOURCES: {**known_sources(base), **tags}}
+            raise FolderInUseError(
+                f"{path}: Expected no other writer, got one in between. Run it again."
+            )
+        writer.ingest = {**writer.ingest, SOURCES_KEY: {**read_known_sources(base), **tags}}
         yield writer
 
 
-def _open_sources(names: Sequence[str], roles: Roles, base: BinaryDataset | None) -> list[Any]:
-    items = base.feature_names if base else basket_items(list(filter(is_baskets, names)))
-    options = replace(roles.options, goes_on=base is not None)
-    _refuse_for_examples(names, options)
+def _open_sources(
+    names: Sequence[str], roles: ColumnRoles, base: BinaryDataset | None
+) -> list[Any]:
+    items = base.feature_names if base else find_basket_items(list(filter(is_basket_file, names)))
+    options = replace(roles.read_options, is_append=base is not None)
+    _check_example_options(names, options)
     if roles.long:
         known = base.feature_names if base else None
-        return [open_long(names, roles.long, roles.duplicates, options, known)]
+        return [open_long_tables(names, roles.long, roles.duplicates, options, known)]
     opened = [
-        open_example(name) if name.startswith(PREFIX) else open_source(name, options, items=items)
+        open_example(name)
+        if name.startswith(EXAMPLE_PREFIX)
+        else open_source(name, options, items=items)
         for name in names
     ]
     for source in opened[1:]:
@@ -224,19 +243,19 @@ def _open_sources(names: Sequence[str], roles: Roles, base: BinaryDataset | None
     return opened
 
 
-def _refuse_for_examples(names: Sequence[str], options: ReadOptions) -> None:
+def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
     """Examples are made as they are."""
     told = {"--map": options.maps, "--features": options.features, "--drop": options.drop}
     for option, values in told.items():
-        if values and (made := [name for name in names if name.startswith(PREFIX)]):
+        if values and (made := [name for name in names if name.startswith(EXAMPLE_PREFIX)]):
             raise DataError(f"{option}: Expected a file beside it, got {made[0]}.")
 
 
-def constant_features(sources: Sequence[Any]) -> tuple[str, ...]:
+def find_constant_features(sources: Sequence[Any]) -> tuple[str, ...]:
     """Name the features that have one value alone, or none, in all rows of all sources."""
     names = sources[0].feature_names
     has_one, has_zero = np.zeros((2, len(names)), np.bool_)
-    for batch in batches_in_order(sources):
+    for batch in iter_batches_in_order(sources):
         ones = batch.X != 0
         has_one |= ones.any(axis=0)
         zeros = ~ones if batch.observed is None else ~ones & (batch.observed != 0)
@@ -244,8 +263,8 @@ def constant_features(sources: Sequence[Any]) -> tuple[str, ...]:
     return tuple(names[k] for k in np.flatnonzero(~(has_one & has_zero)))
 
 
-def _expanded(pattern: str) -> list[str]:
-    return [pattern] if pattern.startswith(PREFIX) else expand_sources([pattern])
+def _expand_pattern(pattern: str) -> list[str]:
+    return [pattern] if pattern.startswith(EXAMPLE_PREFIX) else expand_sources([pattern])
 
 
 def _check_same_columns(first: Any, other: Any) -> None:
@@ -259,7 +278,7 @@ def _check_same_columns(first: Any, other: Any) -> None:
             )
 
 
-def _attributes(sources: Sequence[Any], base: BinaryDataset | None) -> Mapping[str, Any]:
+def _merge_attributes(sources: Sequence[Any], base: BinaryDataset | None) -> Mapping[str, Any]:
     """Give the dataset's attributes: a source may state none, but no others than those before."""
     stated = {s.path: s.attributes for s in sources if getattr(s, "attributes", None)}
     expected: Mapping[str, Any] = base.attributes if base else next(iter(stated.values()), {})
@@ -277,6 +296,6 @@ def _count_rows(sources: Sequence[Any], known: int | None) -> int:
     if known is not None:
         return known
     return sum(
-        source.n_rows if source.n_rows is not None else sum(len(b.X) for b in source.batches())
+        source.n_rows if source.n_rows is not None else sum(len(b.X) for b in source.iter_batches())
         for source in sources
     )

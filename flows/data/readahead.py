@@ -11,16 +11,16 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.executors.base import in_order
+from pipeline.executors.base import iter_results_in_order
 from storage.dataset.bits import pack_rows, unpack_rows
-from storage.sources import Batch
+from storage.sources import SourceBatch
 
 T = TypeVar("T")
 
-_IN_MEMORY = 64 << 20
+_SPOOL_BYTES = 64 << 20
 
 
-def ahead(parts: Iterator[T]) -> Iterator[T]:
+def read_ahead(parts: Iterator[T]) -> Iterator[T]:
     """Make each part in a thread while the one before is used."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(next, parts, None)
@@ -29,42 +29,42 @@ def ahead(parts: Iterator[T]) -> Iterator[T]:
             yield part
 
 
-def batches_in_order(sources: Sequence[Any]) -> Iterator[Batch]:
+def iter_batches_in_order(sources: Sequence[Any]) -> Iterator[SourceBatch]:
     """Yield all batches; sources ahead of their turn wait, packed, in temporary files."""
     if len(sources) == 1:
-        yield from sources[0].batches()
+        yield from sources[0].iter_batches()
         return
     from dask.system import CPU_COUNT
 
     with ThreadPoolExecutor(CPU_COUNT) as pool:
-        waiting = in_order(
-            partial(pool.submit, _spooled), lambda done: done.result(), sources, CPU_COUNT + 1
+        waiting = iter_results_in_order(
+            partial(pool.submit, _spool_source), lambda done: done.result(), sources, CPU_COUNT + 1
         )
         for source, spool in zip(sources, waiting, strict=True):
             with spool:
-                yield from _unspooled(source, spool)
+                yield from _iter_spool(source, spool)
 
 
-def _spooled(source: Any) -> IO[bytes]:
+def _spool_source(source: Any) -> IO[bytes]:
     """Read a whole source into NumPy's own format, array after array, without pickles."""
-    spool = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 (the reader closes it)
-    for batch in source.batches():
+    spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 (the reader closes it)
+    for batch in source.iter_batches():
         mask = np.empty((0, 0), np.uint8) if batch.observed is None else pack_rows(batch.observed)
-        columns = (_plain(batch.columns[name]) for name in source.column_names)
+        columns = (_convert_objects_to_text(batch.columns[name]) for name in source.column_names)
         for values in (np.array(batch.X.shape), pack_rows(batch.X), mask, *columns):
             np.save(spool, values, allow_pickle=False)
     return spool
 
 
-def _unspooled(source: Any, spool: IO[bytes]) -> Iterator[Batch]:
+def _iter_spool(source: Any, spool: IO[bytes]) -> Iterator[SourceBatch]:
     end = spool.tell()
     spool.seek(0)
     while spool.tell() < end:
         (_, n_features), packed, mask = (np.load(spool) for _ in range(3))
         columns = {name: np.load(spool) for name in source.column_names}
         observed = unpack_rows(mask, n_features) if mask.size else None
-        yield Batch(unpack_rows(packed, n_features), observed, columns)
+        yield SourceBatch(unpack_rows(packed, n_features), observed, columns)
 
 
-def _plain(values: NDArray[Any]) -> NDArray[Any]:
+def _convert_objects_to_text(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(str) if values.dtype.kind == "O" else values

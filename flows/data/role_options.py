@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
-from flows.cli.options import FEATURES, ROWS, VALUES, Option, Switch, Whole
-from flows.data.roles import Roles
+from flows.cli.options import FEATURES, ROWS, VALUES, Option, Switch, WholeNumber
+from flows.data.roles import ColumnRoles
 from storage.errors import DataError
-from storage.sources import Duplicates, map_text
+from storage.sources import DuplicateRule, format_map
 
 Genotypes = Literal["dominant", "recessive"]
-_MORE_THAN: dict[Genotypes, float] = {"dominant": 0.5, "recessive": 1.5}
+_GENOTYPE_THRESHOLDS: dict[Genotypes, float] = {"dominant": 0.5, "recessive": 1.5}
 
 
 @Option(name="*")
@@ -28,14 +28,16 @@ class RoleOptions(TypedDict, total=False):
         ),
     ]
     duplicates: Annotated[
-        Duplicates,
+        DuplicateRule,
         Option(
             group=ROWS,
             help="Which of several lines of one row and feature counts: the last, or any 1. "
             "[default: refuse them]",
         ),
     ]
-    segments: Annotated[Whole, Option(group=ROWS, help="Cut the rows into N equal time bins.")]
+    segments: Annotated[
+        WholeNumber, Option(group=ROWS, help="Cut the rows into N equal time bins.")
+    ]
     segment_by: Annotated[str, Option(group=ROWS, help="Column whose value is the row's segment.")]
     split_by: Annotated[
         str,
@@ -98,7 +100,7 @@ class RoleOptions(TypedDict, total=False):
     ]
 
 
-def roles_of(given: RoleOptions) -> Roles:
+def parse_roles(given: RoleOptions) -> ColumnRoles:
     """Say what the options mean.
 
     Raises
@@ -113,6 +115,6 @@ def roles_of(given: RoleOptions) -> Roles:
     if genotypes := roles.pop("genotypes", None):
         if roles.get("threshold") is not None:
             raise DataError("--genotypes: Expected no --threshold beside it, got both.")
-        roles["threshold"] = _MORE_THAN[genotypes]
+        roles["threshold"] = _GENOTYPE_THRESHOLDS[genotypes]
     yes, no, maps = (tuple(roles.pop(name, ())) for name in ("yes", "no", "map"))
-    return Roles.of({**roles, "maps": (*maps, *map_text(yes, no))})
+    return ColumnRoles.from_json({**roles, "maps": (*maps, *format_map(yes, no))})

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.sources import Batch, Duplicates, ReadOptions, parse_map
-from storage.stores.locations import MANIFEST
+from storage.sources import DuplicateRule, ReadOptions, SourceBatch, parse_map
+from storage.stores.locations import MANIFEST_NAME
 
-SOURCES = "sources"
+SOURCES_KEY = "sources"
 """Key of the tags of the files that a dataset was made from, beside the roles it remembers."""
 
 
 @dataclass(frozen=True)
-class Roles:
+class ColumnRoles:
     """What the columns of the sources are for.
 
     Attributes
@@ -53,7 +53,7 @@ class Roles:
     drop: tuple[str, ...] = ()
     drop_constant: bool = False
     long: str | None = None
-    duplicates: Duplicates | None = None
+    duplicates: DuplicateRule | None = None
 
     def __post_init__(self) -> None:
         if self.segments is not None and self.segments < 1:
@@ -64,22 +64,22 @@ class Roles:
             raise DataError("--keep split: Expected no --split-by beside it, which is stored so.")
         if self.duplicates and not self.long:
             raise DataError("--duplicates: Expected --long beside it, got none.")
-        _ = self.options  # refuses values that cannot be
+        _ = self.read_options  # refuses values that cannot be
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Roles:
+    def from_json(cls, values: Mapping[str, Any]) -> ColumnRoles:
         """Take them as JSON gives them, whose lists are no tuples."""
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
     @property
-    def options(self) -> ReadOptions:
+    def read_options(self) -> ReadOptions:
         """What the readers need to know."""
         named = (self.segment_by, self.split_by, *self.keep)
         columns = tuple(dict.fromkeys(name for name in named if name is not None))
         maps = tuple(parse_map(text) for text in self.maps)
         return ReadOptions(self.missing, self.threshold, columns, maps, self.features, self.drop)
 
-    def completed(self, source: Any) -> Roles:
+    def with_source_columns(self, source: Any) -> ColumnRoles:
         """Add what the format itself says of its columns."""
         segment = None if self.segments else self.segment_by or source.default_segment
         split = self.split_by or source.default_split
@@ -88,60 +88,60 @@ class Roles:
         return replace(self, segment_by=segment, split_by=split, keep=keep)
 
     @property
-    def stored(self) -> dict[str, str]:
+    def per_row_columns(self) -> dict[str, str]:
         """Stored name of each per-row column, and its name in the sources."""
         split = {"split": self.split_by} if self.split_by else {}
         return {**{name: name for name in self.keep}, **split}
 
 
-def remembered(roles: Roles, base: BinaryDataset) -> Roles:
+def merge_with_stored_roles(roles: ColumnRoles, base: BinaryDataset) -> ColumnRoles:
     """Read new rows as the rows before them were read, where the options say nothing else."""
-    before = _told(base.manifest["ingest"])
-    before.pop(SOURCES, None)
-    _check(before, base)
-    given = _told(asdict(roles))
+    before = _drop_unset(base.manifest["ingest"])
+    before.pop(SOURCES_KEY, None)
+    _check_stored_roles(before, base)
+    given = _drop_unset(asdict(roles))
     if "segments" in given or "segment_by" in given:
         before = {k: v for k, v in before.items() if k not in ("segments", "segment_by")}
-    return Roles.of({**before, **given})
+    return ColumnRoles.from_json({**before, **given})
 
 
-def _check(before: Mapping[str, Any], base: BinaryDataset) -> None:
+def _check_stored_roles(before: Mapping[str, Any], base: BinaryDataset) -> None:
     """Refuse what another program may have put there."""
     from storage.format.manifest_schemas import (
-        check_parts,  # pydantic takes its time to be imported
+        check_schema,  # pydantic takes its time to be imported
     )
 
     remedy = "Ingest all rows anew with --overwrite."
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in before.items()}
-    if odd := sorted({*values} - {f.name for f in fields(Roles)}):
+    if odd := sorted({*values} - {f.name for f in fields(ColumnRoles)}):
         raise DataError(
-            f"{base.path / MANIFEST}: ingest: Expected options of flows.ingest, got {odd[0]!r:.60}."
+            f"{base.path / MANIFEST_NAME}: ingest: Expected options of flows.ingest, got {odd[0]!r:.60}."
             f" {remedy}"
         )
-    hints = get_type_hints(Roles)
+    hints = get_type_hints(ColumnRoles)
     for name, value in values.items():
-        check_parts(f"{base.path / MANIFEST}: ingest.{name}", hints[name], value, remedy)
+        check_schema(f"{base.path / MANIFEST_NAME}: ingest.{name}", hints[name], value, remedy)
 
 
-def known_sources(base: BinaryDataset | None) -> dict[str, str]:
+def read_known_sources(base: BinaryDataset | None) -> dict[str, str]:
     """Give the tags of the files that a dataset was made from, by path."""
     if base is None:
         return {}
-    from storage.format.manifest_schemas import check_parts
+    from storage.format.manifest_schemas import check_schema
 
-    found: dict[str, str] = base.manifest["ingest"].get(SOURCES, {})
-    place = f"{base.path / MANIFEST}: ingest.{SOURCES}"
-    check_parts(place, dict[str, str], found, "Ingest all rows anew with --overwrite.")
+    found: dict[str, str] = base.manifest["ingest"].get(SOURCES_KEY, {})
+    place = f"{base.path / MANIFEST_NAME}: ingest.{SOURCES_KEY}"
+    check_schema(place, dict[str, str], found, "Ingest all rows anew with --overwrite.")
     return found
 
 
-def _told(roles: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_unset(roles: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in roles.items() if v is not False and v not in (None, (), [])}
 
 
-def check_stored(roles: Roles, base: BinaryDataset) -> None:
+def check_stored_columns(roles: ColumnRoles, base: BinaryDataset) -> None:
     """Refuse to append columns that the dataset does not store."""
-    new = sorted(set(roles.stored) - set(base.column_names))
+    new = sorted(set(roles.per_row_columns) - set(base.column_names))
     if new:
         raise DataError(
             f"--append: Expected per-row columns that {base.path} has, got {', '.join(new)}. "
@@ -149,13 +149,13 @@ def check_stored(roles: Roles, base: BinaryDataset) -> None:
         )
 
 
-Segmenter = Callable[[Batch, int], NDArray[Any] | None]
+Segmenter = Callable[[SourceBatch, int], NDArray[Any] | None]
 
 
-def segmenter(roles: Roles, n_rows: int | None, base: BinaryDataset | None) -> Segmenter:
+def make_segmenter(roles: ColumnRoles, n_rows: int | None, base: BinaryDataset | None) -> Segmenter:
     """Give the function that names the segment of every row of a batch."""
     if roles.segment_by:
-        return partial(_named_segments, roles.segment_by)
+        return partial(_read_segment_names, roles.segment_by)
     if not roles.segments:
         return lambda batch, first: None
     before, n_bins = base.n_segments if base else 0, roles.segments
@@ -165,7 +165,7 @@ def segmenter(roles: Roles, n_rows: int | None, base: BinaryDataset | None) -> S
             f"--segments: Expected at most {total // 2}, two rows a segment, got {n_bins}."
         )
 
-    def time_bin(batch: Batch, first: int) -> NDArray[Any]:
+    def time_bin(batch: SourceBatch, first: int) -> NDArray[Any]:
         """Name the bin of each row; `first` is the batch's first row."""
         bins = (first + np.arange(len(batch.X))) * n_bins // total
         seen, place = np.unique(bins, return_inverse=True)
@@ -174,7 +174,7 @@ def segmenter(roles: Roles, n_rows: int | None, base: BinaryDataset | None) -> S
     return time_bin
 
 
-def _named_segments(column: str, batch: Batch, first: int) -> NDArray[Any]:
+def _read_segment_names(column: str, batch: SourceBatch, first: int) -> NDArray[Any]:
     names = batch.columns[column].astype(str)
     if (names == "").any():
         row = first + int(np.argmax(names == "")) + 1

@@ -6,21 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.data.datasets import dataset_rows
-from flows.fitting.training import Training
-from pipeline.data.blocks import Rows
-from pipeline.data.segments import segment_indices
-from pipeline.evaluation.evaluate import Subject
-from pipeline.evaluation.neighbourhoods import MOST_FITTED, MOST_JUDGED, Vote, code_summary
-from pipeline.evaluation.sampled_rows import Drawn, draw_labelled, draw_rows
+from flows.data.datasets import make_row_source
+from flows.fitting.training import TrainingRows
+from pipeline.data.blocks import RowSource
+from pipeline.data.segments import find_segment_indices
+from pipeline.evaluation.evaluate import EvaluatedModel
+from pipeline.evaluation.neighbourhoods import (
+    MAX_QUERY_ROWS,
+    MAX_REFERENCE_ROWS,
+    NeighbourVote,
+    describe_code_quality,
+)
+from pipeline.evaluation.sampled_rows import SampledRows, draw_dataset_rows, draw_labelled_rows
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.statistics.labels import columns_to_read
+from pipeline.statistics.labels import list_columns_to_read
 from storage.dataset.dataset import BinaryDataset
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """Where rows are drawn from, and how.
 
     Attributes
@@ -30,7 +35,7 @@ class Source:
     label
         The column to tell, or None.
     executor, seed, progress
-        As for `pipeline.passes.collect.collect`.
+        As for `pipeline.passes.collect.collect_statistics`.
     """
 
     dataset: BinaryDataset
@@ -42,7 +47,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class DrawnRows:
+class EvaluationSample:
     """Rows to judge codes by.
 
     Attributes
@@ -55,12 +60,14 @@ class DrawnRows:
         Some of those with a label, beside some of the rows that a model was fitted to; by these.
     """
 
-    source: Source
-    judged: Drawn
-    votes: Mapping[str, Vote]
+    source: SampleSource
+    rows: SampledRows
+    votes: Mapping[str, NeighbourVote]
 
 
-def draw(source: Source, rows: Rows, trainings: Sequence[Training]) -> DrawnRows:
+def draw_evaluation_sample(
+    source: SampleSource, rows: RowSource, trainings: Sequence[TrainingRows]
+) -> EvaluationSample:
     """Draw the rows to judge by, and where a label is to be told some that were fitted.
 
     Parameters
@@ -78,28 +85,35 @@ def draw(source: Source, rows: Rows, trainings: Sequence[Training]) -> DrawnRows
         If there are no rows, or none with a label, or labels are fractions.
     """
     how = (source.executor, source.seed, source.progress)
-    votes = {} if source.label is None else _votes(source, source.label, trainings)
-    return DrawnRows(source, draw_rows(rows, MOST_JUDGED, *how), votes)
+    votes = {} if source.label is None else _draw_votes(source, source.label, trainings)
+    return EvaluationSample(source, draw_dataset_rows(rows, MAX_QUERY_ROWS, *how), votes)
 
 
-def _votes(source: Source, label: str, trainings: Sequence[Training]) -> dict[str, Vote]:
+def _draw_votes(
+    source: SampleSource, label: str, trainings: Sequence[TrainingRows]
+) -> dict[str, NeighbourVote]:
     how = (source.executor, source.seed, source.progress)
-    columns = columns_to_read(label)
-    rows = dataset_rows(source.dataset, source.split, columns=columns)
-    judged = draw_labelled(rows, MOST_JUDGED, label, source.dataset, *how)
+    columns = list_columns_to_read(label)
+    rows = make_row_source(source.dataset, source.split, columns=columns)
+    judged = draw_labelled_rows(rows, MAX_QUERY_ROWS, label, source.dataset, *how)
     votes = {}
-    for key, training in {_key(training): training for training in trainings}.items():
-        rows = training.rows(0, columns)
-        fitted = draw_labelled(rows, MOST_FITTED, label, training.dataset, *how)
-        apart = training.among(source.dataset, source.split) == "none"
-        votes[key] = Vote(label, judged, fitted, apart)
+    for key, training in {
+        _format_training_key(training): training for training in trainings
+    }.items():
+        rows = training.make_row_source(0, columns)
+        fitted = draw_labelled_rows(rows, MAX_REFERENCE_ROWS, label, training.dataset, *how)
+        apart = training.find_overlap(source.dataset, source.split) == "none"
+        votes[key] = NeighbourVote(label, judged, fitted, apart)
     return votes
 
 
-def judged_codes(
-    drawn: DrawnRows, subject: Subject, segments: Mapping[str, int], training: Training
+def evaluate_codes(
+    drawn: EvaluationSample,
+    subject: EvaluatedModel,
+    segments: Mapping[str, int],
+    training: TrainingRows,
 ) -> dict[str, Any]:
-    """Describe the codes of a model, as `pipeline.evaluation.neighbourhoods.code_summary` does.
+    """Describe the codes of a model, as `pipeline.evaluation.neighbourhoods.describe_code_quality` does.
 
     Parameters
     ----------
@@ -118,13 +132,15 @@ def judged_codes(
         If a code is not finite.
     """
     source = drawn.source
-    vote = None if source.label is None else drawn.votes[_key(training)]
-    there = replace(subject, segments=segment_indices(segments, training.dataset.segment_names))
+    vote = None if source.label is None else drawn.votes[_format_training_key(training)]
+    there = replace(
+        subject, segments=find_segment_indices(segments, training.dataset.segment_names)
+    )
     how = (source.executor, source.seed, source.progress)
-    return code_summary(subject, there, drawn.judged, vote, *how)
+    return describe_code_quality(subject, there, drawn.rows, vote, *how)
 
 
-def _key(training: Training) -> str:
+def _format_training_key(training: TrainingRows) -> str:
     """Name the rows: two artifacts may be fitted to the same."""
     rows = (training.split, training.n_chunks, training.skipped)
     return f"{training.dataset.digest} {rows}"

@@ -9,23 +9,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.splits import told_rows
-from flows.evaluating.code_tables import print_codes
+from flows.cli.splits import format_row_count
+from flows.evaluating.code_tables import print_code_quality
 
-_WIDTH = 200  # a table that breaks its lines cannot be read
-MEASURES = (
+_CONSOLE_WIDTH = 200  # a table that breaks its lines cannot be read
+LIKELIHOOD_MEASURES = (
     "log_likelihood",
     "lower_bound",
     "pseudo_log_likelihood",
     "composite_log_likelihood",
 )
-_FITTED = {
+_IN_SAMPLE_TEXTS = {
     "all": "in-sample, fitted to these very rows",
     "some": "partly in-sample, fitted to some of these rows",
     "unknown": "perhaps in-sample, the rows that were fitted are not there any more",
 }
-_COMPARABLE = {"exact": 0, "estimate": 0, "bound": 0, "pseudo": 1, "composite": 2, "none": 3}
-_KINDS = {
+_KIND_ORDER = {"exact": 0, "estimate": 0, "bound": 0, "pseudo": 1, "composite": 2, "none": 3}
+_KIND_TEXTS = {
     "exact": "exact",
     "estimate": "log-likelihood by quadrature, draws or expectation propagation, ± for the choice "
     "of rows and ± for the estimate",
@@ -36,7 +36,7 @@ _KINDS = {
 }
 
 
-_MOST_ITEMS = 30
+_MAX_ITEMS = 30
 _BIAS_NAMES = {"odds_ratio": "odds ratio", "grade": "class"}
 _BIAS_NOTES = {
     "mantel-haenszel": "odds ratio: above 1 the item favours the first group, among rows of equal "
@@ -48,25 +48,25 @@ _BIAS_NOTES = {
 
 def print_evaluation(summary: Mapping[str, Any]) -> None:
     """Print the comparison, the differences of each artifact, and the warnings."""
-    console = Console(width=_WIDTH, soft_wrap=True, highlight=False)
-    console.print(f"rows: {told_rows(summary['n_samples'], summary['split'])}", markup=False)
-    models = ranked(summary["models"])
-    for line in _head(models, summary):
+    console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
+    console.print(f"rows: {format_row_count(summary['n_samples'], summary['split'])}", markup=False)
+    models = rank_models(summary["models"])
+    for line in _iter_header_lines(models, summary):
         console.print(line, markup=False)
-    console.print(_compared(models))
+    console.print(_make_comparison_table(models))
     kinds = {model["kind"] for model in models}
-    for kind in (kind for kind in _KINDS if kind in kinds and kind != "exact"):
-        console.print(f"{kind}: {_KINDS[kind]}", markup=False)
-    print_codes(models, console)
+    for kind in (kind for kind in _KIND_TEXTS if kind in kinds and kind != "exact"):
+        console.print(f"{kind}: {_KIND_TEXTS[kind]}", markup=False)
+    print_code_quality(models, console)
     for model in models:
-        for line in _told(model):
+        for line in _iter_model_details(model):
             console.print(line, markup=False)
     if any("pairs" in model for model in models):
         judged, n_features = summary["n_features_judged"], summary["n_features"]
         some = f", of {judged:,} features that were drawn" if judged < n_features else ""
         console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model{some}")
     if bias := summary["item_bias"]:
-        console.print(_biased(bias))
+        console.print(_make_bias_table(bias))
         console.print(_BIAS_NOTES[bias["test"]], markup=False)
     for test in summary["likelihood_ratio_tests"]:
         p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"
@@ -76,12 +76,14 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
         console.print(f"warning: {warning}", markup=False)
 
 
-def _head(models: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Iterator[str]:
+def _iter_header_lines(
+    models: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+) -> Iterator[str]:
     """Tell what the ranks are worth: which models know these rows, and which rows others know."""
     if n_folds := summary["folds"]:
         yield f"held out: {n_folds} folds, each judged by models refitted to all rows but its own"
         return
-    for fitted, text in _FITTED.items():
+    for fitted, text in _IN_SAMPLE_TEXTS.items():
         if names := [model["name"] for model in models if model["rows_fitted"] == fitted]:
             yield f"{text}: {', '.join(names)}"
     if any(model["artifact"] is None for model in models):
@@ -93,23 +95,23 @@ def _head(models: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> It
         yield f"without an artifact: fitted here to {rows} of {baselines['dataset']}, {why}"
 
 
-def ranked(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def rank_models(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Sort by the likelihood of a row, what has none last, by lost bits and labels."""
 
     def rank(model: Mapping[str, Any]) -> tuple[float, ...]:
-        found, lost = value_of(model), model.get("nll_per_bit", float("inf"))
+        found, lost = get_likelihood(model), model.get("nll_per_bit", float("inf"))
         right = model.get("prediction", {}).get("accuracy", 0.0)
-        return _COMPARABLE[model["kind"]], 0.0 if found is None else -found, lost, -right
+        return _KIND_ORDER[model["kind"]], 0.0 if found is None else -found, lost, -right
 
     return sorted(models, key=rank)
 
 
-def value_of(model: Mapping[str, Any]) -> float | None:
+def get_likelihood(model: Mapping[str, Any]) -> float | None:
     """Give the measure of likelihood of a row in nats, whatever its kind."""
-    return next((model[name] for name in MEASURES if name in model), None)
+    return next((model[name] for name in LIKELIHOOD_MEASURES if name in model), None)
 
 
-def _compared(models: Sequence[Mapping[str, Any]]) -> Table:
+def _make_comparison_table(models: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     columns = ("model", "components", "nats a row", "bits a row", "kind")
     labels = ["labels"] if any("prediction" in model for model in models) else []
@@ -120,49 +122,51 @@ def _compared(models: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             model["name"],
             f"{model['n_components']}",
-            *_likelihood(model),
+            *_format_likelihood(model),
             model["kind"],
             f"{model['wrong_bits']:.2%}" if "wrong_bits" in model else "",
             f"{model['nll_per_bit']:.4f}" if "nll_per_bit" in model else "",
-            *(_predicted(model.get("prediction", {})) for _ in labels),
-            *(_distance(model) for _ in pairs),
+            *(_format_prediction(model.get("prediction", {})) for _ in labels),
+            *(_format_pair_rmse(model) for _ in pairs),
         )
     return table
 
 
-def _predicted(found: Mapping[str, Any]) -> str:
+def _format_prediction(found: Mapping[str, Any]) -> str:
     """Tell how well labels are predicted; nothing of a model that predicts none."""
     if "accuracy" in found:
         return f"{found['accuracy']:.2%} right"
     return f"R² {found['r2']:.4f}" if found.get("r2") is not None else ""
 
 
-def _distance(model: Mapping[str, Any]) -> str:
+def _format_pair_rmse(model: Mapping[str, Any]) -> str:
     """Tell how far pairs are off; nothing of a model that draws no rows."""
     if "pairs" not in model:
         return ""
     return f"{model['pairs']['rmse']:.4f} ({model['pairs']['rmse_by_chance']:.4f})"
 
 
-def _likelihood(model: Mapping[str, Any]) -> tuple[str, str]:
-    found = value_of(model)
+def _format_likelihood(model: Mapping[str, Any]) -> tuple[str, str]:
+    found = get_likelihood(model)
     if found is None:
         return "", ""
-    estimated = f" ± {_error(model['estimation_error'])}" if model["kind"] == "estimate" else ""
+    estimated = (
+        f" ± {_format_error(model['estimation_error'])}" if model["kind"] == "estimate" else ""
+    )
     return f"{found:.4f} ± {model['standard_error']:.4f}{estimated}", f"{model['bits']:.4f}"
 
 
-def _error(error: float) -> str:
+def _format_error(error: float) -> str:
     return f"{error:.4f}" if error >= 5e-5 else f"{error:.0e}"
 
 
-def _told(model: Mapping[str, Any]) -> Iterator[str]:
+def _iter_model_details(model: Mapping[str, Any]) -> Iterator[str]:
     """Tell where a fitted model differs most from the data."""
     if model["artifact"] is not None:
         if "folds" not in model:
             yield f"\n{model['name']}: {model['model']}"
         yield from (f"  {refusal}" for refusal in model["refusals"])
-        yield from _told_prediction(model.get("prediction", {}))
+        yield from _iter_prediction_lines(model.get("prediction", {}))
         for what in ("marginals", "pairs"):
             for gap in model.get(what, {}).get("largest", ()):
                 names = ", ".join(gap["features"])
@@ -174,7 +178,7 @@ def _told(model: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"warning: {model['name']}: {warning}" for warning in model["warnings"])
 
 
-def _told_prediction(found: Mapping[str, Any]) -> Iterator[str]:
+def _iter_prediction_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Tell how well labels are predicted, and how well by chance."""
     if "accuracy" in found:
         right = f"{found['accuracy']:.4f} ± {found['standard_error']:.4f} right"
@@ -185,7 +189,7 @@ def _told_prediction(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {found['column']}: {r2}, error {found['rmse']:.4g} in {found['rows']:,} rows"
 
 
-def _biased(bias: Mapping[str, Any]) -> Table:
+def _make_bias_table(bias: Mapping[str, Any]) -> Table:
     """Lay out which items favour a group, the most biased first."""
     (reference, focal), rows = (bias["reference"], bias["focal"]), bias["rows"]
     title = f"{bias['column']}: {reference} ({rows[0]:,} rows) against {focal} ({rows[1]:,})"
@@ -196,12 +200,14 @@ def _biased(bias: Mapping[str, Any]) -> Table:
     named = [name for name in bias["items"][0] if name != "feature"]
     for name in named:
         table.add_column(_BIAS_NAMES.get(name, name), justify="right")
-    for item in bias["items"][:_MOST_ITEMS]:
-        table.add_row(escape(item["feature"]), *(_bias_cell(name, item[name]) for name in named))
+    for item in bias["items"][:_MAX_ITEMS]:
+        table.add_row(
+            escape(item["feature"]), *(_format_bias_cell(name, item[name]) for name in named)
+        )
     return table
 
 
-def _bias_cell(name: str, value: Any) -> str:
+def _format_bias_cell(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from flows.cli.options import DATA, Option
-from pipeline.data.blocks import Rows
+from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
-from pipeline.evaluation.group_traits import group_tests
+from pipeline.evaluation.group_traits import run_group_tests
 from pipeline.evaluation.item_bias import count_by_score, mantel_haenszel
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.passes.collect import collect
+from pipeline.passes.collect import collect_statistics
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 
@@ -23,10 +23,10 @@ DifTest = Annotated[
     Option(group=DATA, help="How to test for that: by sum scores, or by a fit for every item."),
 ]
 _LIKELIHOOD_RATIO = "likelihood-ratio"
-_LEAST_ROWS = 20
+_MIN_GROUP_ROWS = 20
 
 
-class Groups(NamedTuple):
+class DifGroups(NamedTuple):
     """Two groups of rows: the column, how items are tested, its values and their texts, of the
     larger group first."""
 
@@ -36,7 +36,7 @@ class Groups(NamedTuple):
     names: tuple[str, str]
 
 
-def groups_of(dataset: BinaryDataset, column: str | None, test: str) -> Groups | None:
+def find_dif_groups(dataset: BinaryDataset, column: str | None, test: str) -> DifGroups | None:
     """Find the two groups that a per-row column makes; the larger is the reference.
 
     Raises
@@ -51,7 +51,7 @@ def groups_of(dataset: BinaryDataset, column: str | None, test: str) -> Groups |
             raise FitError("--dif-test: Expected --dif beside it, got none. Name a column.")
         return None
     dataset.check_columns([column])
-    each = [dataset.row_labels(key, [column])[1][column] for key in range(dataset.n_chunks)]
+    each = [dataset.read_row_labels(key, [column])[1][column] for key in range(dataset.n_chunks)]
     values, counts = np.unique(np.concatenate(each), return_counts=True)
     is_named = values != -1 if column in dataset.levels else np.ones(len(values), bool)
     values, counts = values[is_named], counts[is_named]
@@ -62,26 +62,30 @@ def groups_of(dataset: BinaryDataset, column: str | None, test: str) -> Groups |
         )
     larger_first = np.argsort(-counts, kind="stable")
     values, counts = values[larger_first], counts[larger_first]
-    names = [str(text) for text in dataset.texts(column, values)]
+    names = [str(text) for text in dataset.decode_texts(column, values)]
     for name, count in zip(names, counts, strict=True):
-        if count < _LEAST_ROWS:
+        if count < _MIN_GROUP_ROWS:
             raise DataError(
-                f"{dataset.path}: --dif: Expected {_LEAST_ROWS} rows or more of each group, got "
+                f"{dataset.path}: --dif: Expected {_MIN_GROUP_ROWS} rows or more of each group, got "
                 f"{count} of {column} = {name!r}. Take another column."
             )
-    return Groups(column, test, (int(values[0]), int(values[1])), (names[0], names[1]))
+    return DifGroups(column, test, (int(values[0]), int(values[1])), (names[0], names[1]))
 
 
-def item_bias(
-    groups: Groups, rows: Rows, names: tuple[str, ...], executor: Executor, progress: Progress
+def compute_item_bias(
+    groups: DifGroups,
+    rows: RowSource,
+    names: tuple[str, ...],
+    executor: Executor,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Test the items of all rows, the most biased first."""
     count = partial(count_by_score, groups.column, groups.values)
-    sums = collect(count, rows, executor, "sum scores", progress=progress)
+    sums = collect_statistics(count, rows, executor, "sum scores", progress=progress)
     told: dict[str, Any] = {}
     found: Any = mantel_haenszel(sums.values["rows"], sums.values["ones"])
     if groups.test == _LIKELIHOOD_RATIO:
-        found, focal = group_tests(groups.column, groups.values, rows, executor, progress)
+        found, focal = run_group_tests(groups.column, groups.values, rows, executor, progress)
         told["focal_trait"] = dict(zip(("mean", "sd"), focal.tolist(), strict=True))
     order = np.argsort(found.p, kind="stable")
     columns = {name: values[order].tolist() for name, values in found._asdict().items()}

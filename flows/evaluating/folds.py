@@ -9,34 +9,34 @@ from functools import partial, reduce
 from typing import Any
 
 from flows.evaluating.named import NO_SEGMENTS
-from flows.running.stages import Stages
-from pipeline.data.blocks import Rows
-from pipeline.data.segments import known_segments, segment_indices
+from flows.running.stages import StageRunner
+from pipeline.data.blocks import RowSource
+from pipeline.data.segments import find_segment_indices, map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import (
-    Measure,
-    Subject,
-    baselines,
-    likelihood_summary,
-    measure_of,
-    reconstruction_summary,
+    EvaluatedModel,
+    LikelihoodMeasure,
+    describe_likelihood,
+    describe_reconstruction,
+    find_likelihood_measure,
+    make_baseline_models,
     score_rows,
 )
-from pipeline.evaluation.folds import Fold
+from pipeline.evaluation.folds import RowFold
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
-from pipeline.models.capabilities import Supervised
-from pipeline.passes.row_ranges import rows_by_chunk
+from pipeline.models.capabilities import CanPredict
+from pipeline.passes.row_ranges import count_rows_by_chunk
 from pipeline.statistics.sums import Sums
 from storage.dataset.dataset import BinaryDataset
 
-_FEWEST = 2
+_MIN_FOLDS = 2
 
 
 @dataclass(frozen=True)
-class Refit:
+class ModelToRefit:
     """A model to fit again.
 
     Attributes
@@ -56,7 +56,7 @@ class Refit:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class CrossValidationRows:
     """Rows that were dealt to folds.
 
     Attributes
@@ -68,22 +68,22 @@ class Dealt:
     folds
         The folds.
     executor, seed, progress
-        As for `pipeline.passes.collect.collect`; the seed is that of draws of codes.
+        As for `pipeline.passes.collect.collect_statistics`; the seed is that of draws of codes.
     """
 
     dataset: BinaryDataset
-    rows: Rows
-    folds: Sequence[Fold]
+    rows: RowSource
+    folds: Sequence[RowFold]
     executor: Executor
     seed: int
     progress: Progress
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _FoldResult:
     """What the rows of one fold say of a model that was fitted without them."""
 
-    measure: Measure
+    measure: LikelihoodMeasure
     sums: Sums
     n_components: int
     warnings: tuple[str, ...]
@@ -97,20 +97,23 @@ def check_folds(n_folds: int, label: str | None, models: Sequence[Model]) -> Non
     FitError
         If folds are too few, or labels are to be predicted or told.
     """
-    if n_folds < _FEWEST:
-        raise FitError(f"--folds: Expected at least {_FEWEST}, got {n_folds}. Ask for more.")
+    if n_folds < _MIN_FOLDS:
+        raise FitError(f"--folds: Expected at least {_MIN_FOLDS}, got {n_folds}. Ask for more.")
     if label is not None:
         raise FitError(f"--folds: Expected no --label, got {label!r}. Leave out one of the two.")
     for model in models:
-        if isinstance(model, Supervised):
+        if isinstance(model, CanPredict):
             raise FitError(
                 f"--folds: Expected models of features alone, got {model.name}, which predicts "
                 "labels. Give rows that were not fitted: --split NAME."
             )
 
 
-def fold_steps(
-    refits: Sequence[Refit], dealt: Dealt, with_baselines: bool, stages: Stages
+def cross_validate(
+    refits: Sequence[ModelToRefit],
+    dealt: CrossValidationRows,
+    with_baselines: bool,
+    stages: StageRunner,
 ) -> dict[str, Any]:
     """Cross-validate models, and simple ones beside them where that can be done.
 
@@ -130,26 +133,30 @@ def fold_steps(
     FitError
         Naming the model and the fold that it could not be fitted to or judged by.
     """
-    n_rows, n_folds = sum(rows_by_chunk(dealt.rows, dealt.executor)), len(dealt.folds)
+    n_rows, n_folds = sum(count_rows_by_chunk(dealt.rows, dealt.executor)), len(dealt.folds)
     if n_folds > n_rows:
         raise FitError(
             f"--folds: Expected at most {n_rows}, as many as rows, got {n_folds}. Ask for fewer."
         )
-    models, warnings = [_cross_validated(refit, dealt, stages) for refit in refits], []
-    simple = baselines(n_rows - -(-n_rows // n_folds)) if with_baselines else {}
+    models, warnings = [_cross_validate_model(refit, dealt, stages) for refit in refits], []
+    simple = make_baseline_models(n_rows - -(-n_rows // n_folds)) if with_baselines else {}
     for name, model in simple.items():
         try:
-            models.append(_cross_validated(Refit(name, model, dealt.seed), dealt, stages))
+            models.append(
+                _cross_validate_model(ModelToRefit(name, model, dealt.seed), dealt, stages)
+            )
         except FitError as error:
             warnings.append(str(error))
     return {"n_samples": n_rows, "models": models, "warnings": warnings}
 
 
-def _cross_validated(refit: Refit, dealt: Dealt, stages: Stages) -> dict[str, Any]:
+def _cross_validate_model(
+    refit: ModelToRefit, dealt: CrossValidationRows, stages: StageRunner
+) -> dict[str, Any]:
     """Fit a model to all folds but one, judge it by that one, and so on with each."""
     judged = [
         stages.run(
-            f"fold {number} of {refit.name}", partial(_judged_by, fold, number, refit, dealt)
+            f"fold {number} of {refit.name}", partial(_evaluate_fold, fold, number, refit, dealt)
         )
         for number, fold in enumerate(dealt.folds, start=1)
     ]
@@ -160,41 +167,45 @@ def _cross_validated(refit: Refit, dealt: Dealt, stages: Stages) -> dict[str, An
         "model": refit.model.name,
         "n_components": judged[0].n_components,
         "rows_fitted": "none",
-        **likelihood_summary(measure, sums),
-        **reconstruction_summary(sums),
-        "folds": [_described(one) for one in judged],
-        "warnings": [*_told_by_fold(judged)],
+        **describe_likelihood(measure, sums),
+        **describe_reconstruction(sums),
+        "folds": [_describe_fold(one) for one in judged],
+        "warnings": [*_iter_fold_warnings(judged)],
     }
 
 
-def _judged_by(fold: Fold, number: int, refit: Refit, dealt: Dealt) -> _Judged:
+def _evaluate_fold(
+    fold: RowFold, number: int, refit: ModelToRefit, dealt: CrossValidationRows
+) -> _FoldResult:
     names = (dealt.dataset.feature_names, dealt.dataset.segment_names)
     try:
-        return _refitted(fold, refit, dealt)
+        return _refit_and_score(fold, refit, dealt)
     except FitError as error:
-        raise FitError(f"{refit.name}: fold {number}: {error.notice.render(*names)}") from error
+        raise FitError(f"{refit.name}: fold {number}: {error.message.render(*names)}") from error
 
 
-def _refitted(fold: Fold, refit: Refit, dealt: Dealt) -> _Judged:
+def _refit_and_score(fold: RowFold, refit: ModelToRefit, dealt: CrossValidationRows) -> _FoldResult:
     dataset, executor, progress = dealt.dataset, dealt.executor, dealt.progress
     names = (dataset.feature_names, dataset.segment_names)
-    state = fit(refit.model, fold.fitted(dealt.rows), executor, refit.seed, progress=progress)
-    known = known_segments(state.params, dataset.segment_names)
-    segments = segment_indices(known, dataset.segment_names) if known else NO_SEGMENTS
-    subject = Subject(refit.model, state.params, segments)
-    measure = measure_of(subject, dataset.n_features)
-    rows = fold.held_out(dealt.rows)
+    state = fit_model(
+        refit.model, fold.select_training(dealt.rows), executor, refit.seed, progress=progress
+    )
+    known = map_fitted_segments(state.params, dataset.segment_names)
+    segments = find_segment_indices(known, dataset.segment_names) if known else NO_SEGMENTS
+    subject = EvaluatedModel(refit.model, state.params, segments)
+    measure = find_likelihood_measure(subject, dataset.n_features)
+    rows = fold.select_held_out(dealt.rows)
     sums = score_rows(subject, measure.name, rows, executor, dealt.seed, progress)
     warnings = tuple(notice.render(*names) for notice in state.warnings)
-    return _Judged(measure, sums, int(state.diagnostics["n_components"]), warnings)
+    return _FoldResult(measure, sums, int(state.diagnostics["n_components"]), warnings)
 
 
-def _described(judged: _Judged) -> dict[str, Any]:
-    found = likelihood_summary(judged.measure, judged.sums)
+def _describe_fold(judged: _FoldResult) -> dict[str, Any]:
+    found = describe_likelihood(judged.measure, judged.sums)
     return {"rows": judged.sums.n_samples, "n_components": judged.n_components, **found}
 
 
-def _told_by_fold(judged: Sequence[_Judged]) -> Iterator[str]:
+def _iter_fold_warnings(judged: Sequence[_FoldResult]) -> Iterator[str]:
     """Give the warnings of all fits, each with the folds that were left out of them."""
     if len({one.n_components for one in judged}) > 1:
         yield f"components, fold by fold: {', '.join(str(one.n_components) for one in judged)}"

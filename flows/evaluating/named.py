@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from flows.data.fitted import Fitted, check_features, load_fitted
-from flows.fitting.training import Training, training_of
-from pipeline.data.segments import segment_indices, unknown_segments
-from pipeline.evaluation.evaluate import Subject
-from pipeline.evaluation.prediction import Labels, labels_for
-from pipeline.models.capabilities import Supervised
+from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
+from flows.fitting.training import TrainingRows, find_training_rows
+from pipeline.data.segments import describe_unknown_segments, find_segment_indices
+from pipeline.evaluation.evaluate import EvaluatedModel
+from pipeline.evaluation.prediction import TargetLabels, find_target_labels
+from pipeline.models.capabilities import CanPredict
 from storage.dataset.dataset import BinaryDataset
-from storage.stores.locations import place
+from storage.stores.locations import parse_path
 
 NO_SEGMENTS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Named:
+class ComparedModel:
     """A fitted model to evaluate, and what to say of it.
 
     Attributes
@@ -44,16 +44,16 @@ class Named:
 
     name: str
     artifact: str | None
-    subject: Subject
+    subject: EvaluatedModel
     n_components: int
-    training: Training | None
+    training_rows: TrainingRows | None
     seed: int = 0
     segments: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load_named(path: str, dataset: BinaryDataset) -> Named:
+def load_compared_model(path: str, dataset: BinaryDataset) -> ComparedModel:
     """Load an artifact for a dataset: features must be its own, segments are found by name.
 
     Raises
@@ -62,27 +62,27 @@ def load_named(path: str, dataset: BinaryDataset) -> Named:
         If there is no whole artifact of a model that is known here, or the dataset has other
         features, or not the labels that it predicts.
     """
-    fitted = load_fitted(place(path))
-    check_features(fitted, dataset)
+    fitted = load_fitted_model(parse_path(path))
+    check_dataset_features(fitted, dataset)
     known, names = fitted.segments, dataset.segment_names
-    segments = segment_indices(known, names) if known else NO_SEGMENTS
-    return Named(
+    segments = find_segment_indices(known, names) if known else NO_SEGMENTS
+    return ComparedModel(
         path,
         str(fitted.artifact.path.resolve()),
-        Subject(fitted.model, fitted.params, segments, _labels(fitted, dataset)),
+        EvaluatedModel(fitted.model, fitted.params, segments, _find_labels(fitted, dataset)),
         fitted.artifact.manifest["n_components"],
-        training_of(fitted.artifact.manifest, dataset),
+        find_training_rows(fitted.artifact.manifest, dataset),
         fitted.artifact.manifest["seed"],
         known,
-        tuple(unknown_segments(known, names)),
+        tuple(describe_unknown_segments(known, names)),
         fitted.artifact.manifest,
     )
 
 
-def _labels(fitted: Fitted, dataset: BinaryDataset) -> Labels | None:
+def _find_labels(fitted: LoadedModel, dataset: BinaryDataset) -> TargetLabels | None:
     """Find the labels that a model predicts; the dataset must have them."""
-    if not isinstance(fitted.model, Supervised):
+    if not isinstance(fitted.model, CanPredict):
         return None
-    dataset.check_columns(fitted.model.reads_columns())
+    dataset.check_columns(fitted.model.list_required_columns())
     names = fitted.artifact.manifest.get("labels", ())
-    return labels_for(fitted.model, fitted.params, names, dataset)
+    return find_target_labels(fitted.model, fitted.params, names, dataset)

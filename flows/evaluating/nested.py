@@ -8,17 +8,17 @@ from typing import Any
 
 import scipy
 
-from flows.evaluating.named import Named
+from flows.evaluating.named import ComparedModel
 from pipeline.errors import FitError
 
 Manifest = Mapping[str, Any]
 
-_TOLD = ("estimator", "equal_slopes", "prior_precision", "constant_features")
-_USUAL = (None, "auto", "no", 0.0, "refuse")
-_STOPPED_SHORT = 0.01  # nats that the larger of two fits may lie below the smaller
+_SHOWN_SETTINGS = ("estimator", "equal_slopes", "prior_precision", "constant_features")
+_DEFAULT_VALUES = (None, "auto", "no", 0.0, "refuse")
+_MAX_DECREASE = 0.01  # nats that the larger of two fits may lie below the smaller
 
 
-def nested_tests(models: Sequence[Named]) -> list[dict[str, Any]]:
+def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
     """Test each fit against the next larger one.
 
     Raises
@@ -32,22 +32,24 @@ def nested_tests(models: Sequence[Named]) -> list[dict[str, Any]]:
         if "fit_statistics" not in named.manifest["diagnostics"]:
             raise FitError(
                 f"{named.name}: Expected a latent-trait fit by quadrature, whose likelihood is at "
-                f"its maximum, got {_spelled(named)}. Leave out --likelihood-ratio."
+                f"its maximum, got {_format_model(named)}. Leave out --likelihood-ratio."
             )
-    ordered = sorted(models, key=lambda named: _told(named)["n_parameters"])
-    return [_test(small, large) for small, large in pairwise(ordered)]
+    ordered = sorted(models, key=lambda named: _get_fit_statistics(named)["n_parameters"])
+    return [_run_test(small, large) for small, large in pairwise(ordered)]
 
 
-def _test(small: Named, large: Named) -> dict[str, Any]:
+def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
     _check_rows(small, large)
-    df = _told(large)["n_parameters"] - _told(small)["n_parameters"]
-    if df < 1 or not _is_within(small, large):
+    df = _get_fit_statistics(large)["n_parameters"] - _get_fit_statistics(small)["n_parameters"]
+    if df < 1 or not _is_nested(small, large):
         raise FitError(
-            f"{small.name}, {large.name}: Expected nested models, got {_spelled(small)} and "
-            f"{_spelled(large)}. Compare their BIC, or rows held out."
+            f"{small.name}, {large.name}: Expected nested models, got {_format_model(small)} and "
+            f"{_format_model(large)}. Compare their BIC, or rows held out."
         )
-    gain = _told(large)["log_likelihood"] - _told(small)["log_likelihood"]
-    if gain < -_STOPPED_SHORT:
+    gain = (
+        _get_fit_statistics(large)["log_likelihood"] - _get_fit_statistics(small)["log_likelihood"]
+    )
+    if gain < -_MAX_DECREASE:
         raise FitError(
             f"{large.name}: Expected a likelihood above that of {small.name}, which it holds, got "
             f"{-gain:.2f} nats less: it stopped short. Fit it again with another --seed."
@@ -57,8 +59,8 @@ def _test(small: Named, large: Named) -> dict[str, Any]:
     return {"smaller": small.name, "larger": large.name, "chi2": chi2, "df": df, "p": p}
 
 
-def _check_rows(small: Named, large: Named) -> None:
-    def rows(named: Named) -> tuple[Any, ...]:
+def _check_rows(small: ComparedModel, large: ComparedModel) -> None:
+    def rows(named: ComparedModel) -> tuple[Any, ...]:
         manifest = named.manifest
         return manifest["dataset"]["digest"], manifest["split"], manifest["n_samples"]
 
@@ -69,7 +71,7 @@ def _check_rows(small: Named, large: Named) -> None:
         )
 
 
-def _is_within(small: Named, large: Named) -> bool:
+def _is_nested(small: ComparedModel, large: ComparedModel) -> bool:
     """Tell whether every model of the smaller kind is one of the larger."""
     a, b = small.manifest["hyperparameters"], large.manifest["hyperparameters"]
     same = ("prior_precision", "constant_features")
@@ -77,13 +79,17 @@ def _is_within(small: Named, large: Named) -> bool:
     return is_alike and b["equal_slopes"] == "no" and small.n_components <= large.n_components
 
 
-def _told(named: Named) -> Manifest:
+def _get_fit_statistics(named: ComparedModel) -> Manifest:
     told: Manifest = named.manifest["diagnostics"]["fit_statistics"]
     return told
 
 
-def _spelled(named: Named) -> str:
+def _format_model(named: ComparedModel) -> str:
     settings = named.manifest["hyperparameters"]
     components = f"{named.n_components} component{'s' if named.n_components != 1 else ''}"
-    told = (f", {name}={settings[name]}" for name in _TOLD if settings.get(name) not in _USUAL)
+    told = (
+        f", {name}={settings[name]}"
+        for name in _SHOWN_SETTINGS
+        if settings.get(name) not in _DEFAULT_VALUES
+    )
     return f"{named.manifest['model']} of {components}{''.join(told)}"

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from flows.cli.options import DATA, MODEL, RUN, DatasetName, Option, Seed, Where, Whole
+from flows.cli.options import (
+    DATA,
+    MODEL,
+    RUN,
+    DatasetName,
+    ExecutorOptions,
+    Option,
+    Seed,
+    WholeNumber,
+)
 from flows.evaluating.dif import DifTest
 
 
@@ -33,7 +42,7 @@ class EvaluateOptions:
         ),
     ] = None
     folds: Annotated[
-        Whole | None,
+        WholeNumber | None,
         Option(
             group=RUN, help="Judge each of so many folds of the rows by models refitted without it."
         ),
@@ -68,4 +77,4 @@ class EvaluateOptions:
         ),
     ] = True
     seed: Seed = 0
-    where: Where = field(default_factory=Where)
+    where: ExecutorOptions = field(default_factory=ExecutorOptions)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.evaluation.calibration import Comparison
+from pipeline.evaluation.calibration import ShareComparison
 from pipeline.models.base import Model
-from pipeline.models.capabilities import Reconstructs, Samples
+from pipeline.models.capabilities import CanReconstruct, CanSample
 
 
-def left_out(predicted: Mapping[str, Any]) -> list[str]:
+def warn_about_labels(predicted: Mapping[str, Any]) -> list[str]:
     """Say which labels were not looked at, or could not be right."""
     found = predicted.get("prediction", {})
     told = {
@@ -24,21 +24,21 @@ def left_out(predicted: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def lacks(model: Model) -> list[str]:
+def warn_about_capabilities(model: Model) -> list[str]:
     """Say what cannot be told of a model."""
     told = {
-        Samples: "the model draws no rows, so its marginals and pairs cannot be compared",
-        Reconstructs: "the model does not turn codes back into bits, so no bits are compared",
+        CanSample: "the model draws no rows, so its marginals and pairs cannot be compared",
+        CanReconstruct: "the model does not turn codes back into bits, so no bits are compared",
     }
     return [text for capability, text in told.items() if not isinstance(model, capability)]
 
 
-def described_shares(shares: Comparison, names: Sequence[str]) -> dict[str, Any]:
+def describe_shares(shares: ShareComparison, names: Sequence[str]) -> dict[str, Any]:
     """Describe how shares in the data and in the model differ, the largest differences by name."""
     return {
         "number": len(shares.observed),
         "rmse": shares.rmse,
-        "rmse_by_chance": shares.rmse_by_chance,
-        "largest": shares.largest_by_name(names),
-        "calibration": shares.binned(),
+        "rmse_by_chance": shares.chance_rmse,
+        "largest": shares.describe_largest(names),
+        "calibration": shares.bin_shares(),
     }

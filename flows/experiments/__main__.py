@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flows.cli.options import command, run
-from flows.cli.program import as_typed
+from flows.cli.options import make_app, run_app
+from flows.cli.program import rewrite_commands
 from flows.experiments import loadings
 from flows.experiments.binary_ica import identifiability as blica_identifiability
 from flows.experiments.binary_ica import samples as blica_samples
@@ -27,11 +27,14 @@ _MODULES = {
     "tipping": tipping,
 }
 
-app = command("experiments", HELP, EXAMPLES)
+app = make_app("experiments", HELP, EXAMPLES)
 for _name, _module in _MODULES.items():
     app.command(
-        _module.main, name=_name, help=_module.HELP, help_epilogue=as_typed(_module.EXAMPLES)
+        _module.main,
+        name=_name,
+        help=_module.HELP,
+        help_epilogue=rewrite_commands(_module.EXAMPLES),
     )
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

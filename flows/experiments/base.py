@@ -1,6 +1,6 @@
 """What experiments share: options, a fit with its counts, a few rows of the data, tables.
 
-Annotations are values here, not texts: command lines read those of `Options` in other modules.
+Annotations are values here, not texts: command lines read those of `ExperimentOptions` in other modules.
 """
 
 import csv
@@ -14,23 +14,29 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from flows.cli.options import Option, Seed, Split, Switch, Where, local_path
-from flows.cli.progress import reporting
+from flows.cli.options import ExecutorOptions, Option, Seed, Split, Switch, parse_local_path
+from flows.cli.progress import report_progress
 from flows.cli.summary import print_json
-from flows.data.datasets import dataset_rows, open_named
+from flows.data.datasets import make_row_source, open_dataset_or_example
 from flows.report.figures.image_layout import find_image_layout
-from flows.running.executors import check_executor, opened_executor
+from flows.running.executors import check_executor_options, open_executor
 from flows.running.flow import Summary
-from flows.running.server import with_server
-from pipeline.data.blocks import BinaryBlock, block_of, blocks_of
+from flows.running.server import run_with_server
+from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.errors import FitError
-from pipeline.fitting.loop import check_seed, collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import (
+    check_seed,
+    collect_first_statistics,
+    collect_pass_statistics,
+    fit_model,
+    initialize_fit,
+)
 from pipeline.models.base import Model
 from storage.dataset.dataset import BinaryDataset
 
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 
-EXAMPLE = "example:digits"
+EXAMPLE_DATASET = "example:digits"
 
 ImageShape = Annotated[
     str | None, Option(help="HEIGHTxWIDTH; features named r0c0, r0c1, … are placed by name.")
@@ -40,13 +46,13 @@ Output = Annotated[str, Option(help="Folder of tables and figures.")]
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options:
+class ExperimentOptions:
     """The options of an experiment, and the parameters of its flow; some have more."""
 
     output: Output
     quick: Annotated[bool, Switch, Option(help="Do less: a first look in minutes.")] = False
     seed: Seed = 0
-    where: Where = field(default_factory=Where)
+    where: ExecutorOptions = field(default_factory=ExecutorOptions)
 
     def check(self) -> None:
         """Refuse at once what cannot work.
@@ -57,13 +63,13 @@ class Options:
             If an option cannot be used, or contradicts another.
         """
         check_seed(self.seed)
-        check_executor(**self.where)
-        local_path(self.output)
+        check_executor_options(**self.where)
+        parse_local_path(self.output)
 
 
 @Option(name="*")
 @dataclass(frozen=True)
-class ImageOptions(Options):
+class ImageExperimentOptions(ExperimentOptions):
     """Those of an experiment on images of bits."""
 
     dataset: Annotated[
@@ -84,12 +90,14 @@ class ImageOptions(Options):
         super().check()
         if self.split is not None and self.dataset is None:
             raise FitError("--split: Expected --dataset beside it, got none.")
-        find_image_layout(open_named(self.dataset or EXAMPLE).feature_names, self.image_shape)
+        find_image_layout(
+            open_dataset_or_example(self.dataset or EXAMPLE_DATASET).feature_names, self.image_shape
+        )
 
 
-def launch(
+def run_experiment(
     experiment: Callable[..., Summary],
-    options: Options,
+    options: ExperimentOptions,
     json: bool,
     show: Callable[[Summary], None],
 ) -> None:
@@ -101,7 +109,7 @@ def launch(
         If an option cannot be used.
     """
     options.check()
-    summary = with_server(lambda: experiment(**vars(options)))
+    summary = run_with_server(lambda: experiment(**vars(options)))
     if json:
         print_json(summary)
     else:
@@ -109,7 +117,7 @@ def launch(
 
 
 @dataclass(frozen=True)
-class Fitted:
+class OnePassFit:
     """A fitted model, and the statistics of its pass."""
 
     params: Any
@@ -117,7 +125,9 @@ class Fitted:
     warnings: tuple[str, ...]
 
 
-def fitted(model: Model, dataset: BinaryDataset, seed: int, where: Where) -> Fitted:
+def fit_one_pass(
+    model: Model, dataset: BinaryDataset, seed: int, where: ExecutorOptions
+) -> OnePassFit:
     """Fit a one-pass model as `flows.fit` does, and keep the statistics.
 
     Raises
@@ -125,31 +135,33 @@ def fitted(model: Model, dataset: BinaryDataset, seed: int, where: Where) -> Fit
     FitError
         If the data cannot be used; features are named.
     """
-    rows = dataset_rows(dataset)
+    rows = make_row_source(dataset)
     names = (dataset.feature_names, dataset.segment_names)
     try:
-        with opened_executor(**where) as executor, reporting() as progress:
-            state = start(model, collect_first(model, rows, executor, seed, progress), seed)
-            statistics = collect_pass(model, state, rows, executor, seed, progress)
-            done = fit(model, rows, executor, seed, state=state, statistics=statistics)
+        with open_executor(**where) as executor, report_progress() as progress:
+            state = initialize_fit(
+                model, collect_first_statistics(model, rows, executor, seed, progress), seed
+            )
+            statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
+            done = fit_model(model, rows, executor, seed, state=state, statistics=statistics)
     except FitError as error:
-        raise FitError(error.notice.render(*names)) from error
+        raise FitError(error.message.render(*names)) from error
     warnings = tuple(notice.render(*names) for notice in done.warnings)
-    return Fitted(done.params, statistics, warnings)
+    return OnePassFit(done.params, statistics, warnings)
 
 
-def sampled_rows(dataset: BinaryDataset, n_rows: int, rng: np.random.Generator) -> BinaryBlock:
+def draw_rows(dataset: BinaryDataset, n_rows: int, rng: np.random.Generator) -> BinaryBlock:
     """Draw rows of the first chunk, in stored order, as a block of one segment."""
     chunk = dataset.read_chunk(0)
     keep = np.zeros(len(chunk.rows), bool)
     keep[rng.choice(len(keep), min(n_rows, len(keep)), replace=False)] = True
-    blocks = [block for block in blocks_of(replace(chunk, keep=keep)) if block.n_samples]
-    masks = [mask for block in blocks if (mask := block.observed()) is not None]
+    blocks = [block for block in iter_blocks(replace(chunk, keep=keep)) if block.n_samples]
+    masks = [mask for block in blocks if (mask := block.unpack_mask()) is not None]
     observed = np.concatenate(masks) if masks else None
-    return block_of(np.concatenate([block.dense() for block in blocks]), observed)
+    return pack_block(np.concatenate([block.unpack_values() for block in blocks]), observed)
 
 
-def write_table(stem: Path, rows: Sequence[Row]) -> None:
+def write_table(stem: Path, rows: Sequence[TableRow]) -> None:
     """Write rows of named values as `stem`.csv and `stem`.json."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     with stem.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
@@ -159,28 +171,30 @@ def write_table(stem: Path, rows: Sequence[Row]) -> None:
     stem.with_suffix(".json").write_text(json.dumps(list(rows), indent=1) + "\n", encoding="utf-8")
 
 
-def medians(trials: Sequence[Row], keys: Sequence[str], values: Sequence[str]) -> list[Row]:
+def group_medians(
+    trials: Sequence[TableRow], keys: Sequence[str], values: Sequence[str]
+) -> list[TableRow]:
     """Take medians over trials that agree in the keys; such trials stand together.
 
     The median of no values, all of them None, is None.
     """
 
-    def key(row: Row) -> tuple[Any, ...]:
+    def key(row: TableRow) -> tuple[Any, ...]:
         return tuple(row[name] for name in keys)
 
     return [
-        {**dict(zip(keys, common, strict=True)), **_medians(list(group), values)}
+        {**dict(zip(keys, common, strict=True)), **_column_medians(list(group), values)}
         for common, group in groupby(trials, key)
     ]
 
 
-def _medians(trials: Sequence[Row], values: Sequence[str]) -> Row:
+def _column_medians(trials: Sequence[TableRow], values: Sequence[str]) -> TableRow:
     found = {name: [row[name] for row in trials if row[name] is not None] for name in values}
     return {name: float(np.median(some)) if some else None for name, some in found.items()}
 
 
 def write_results(
-    output: str, name: str, trials: Sequence[Row], middle: Sequence[Row]
+    output: str, name: str, trials: Sequence[TableRow], middle: Sequence[TableRow]
 ) -> tuple[Path, Path]:
     """Write the tables of all trials and of medians; give the paths of the figure."""
     stem = Path(output, name)
@@ -189,7 +203,9 @@ def write_results(
     return stem.with_suffix(".png"), stem.with_suffix(".svg")
 
 
-def summary_of(output: str, name: str, middle: Sequence[Row], begun: float) -> dict[str, Any]:
+def summarize_run(
+    output: str, name: str, middle: Sequence[TableRow], begun: float
+) -> dict[str, Any]:
     """Sum up a run: medians, files, seconds since it began."""
     files = sorted(map(str, Path(output).glob(f"{name}*.*")))
     seconds = round(time.perf_counter() - begun, 3)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-SUFFIXES = (".png", ".svg", ".pdf")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe & Ito's colours, told apart by the colour-blind; the marker tells them apart in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_MUTED = "#555555"
-_BLANK = "#d9d9d9"
+_NOTE_COLOUR = "#555555"
+_MISSING_COLOUR = "#d9d9d9"
 _STYLE: Any = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -42,25 +42,25 @@ _STYLE: Any = {
     "svg.hashsalt": "latentbits",
 }
 # Of images: inches a unit, which is the width of one; all else in that unit.
-_UNIT, _GAP, _CAPTION, _LABEL = 0.72, 0.12, 0.42, 1.7
+_INCHES_PER_UNIT, _GAP, _CAPTION_HEIGHT, _LABEL_WIDTH = 0.72, 0.12, 0.42, 1.7
 
 
-def check_suffix(path: Path) -> None:
+def check_figure_suffix(path: Path) -> None:
     """Check before any work is spent that a figure can be written under this name.
 
     Raises
     ------
     FitError
-        If its suffix is not one of `SUFFIXES`.
+        If its suffix is not one of `FIGURE_SUFFIXES`.
     """
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in FIGURE_SUFFIXES:
         raise FitError(
-            f"--output: Expected a name that ends in {', '.join(SUFFIXES)}, got {str(path)!r}."
+            f"--output: Expected a name that ends in {', '.join(FIGURE_SUFFIXES)}, got {str(path)!r}."
         )
 
 
 @contextmanager
-def drawing(
+def open_figure(
     *paths: Path, size: tuple[float, float], title: str, note: str = ""
 ) -> Iterator[Figure]:
     """Give an empty figure and save what was drawn.
@@ -77,10 +77,10 @@ def drawing(
     Raises
     ------
     FitError
-        As `check_suffix`.
+        As `check_figure_suffix`.
     """
     for path in paths:
-        check_suffix(path)
+        check_figure_suffix(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -88,7 +88,9 @@ def drawing(
         figure = Figure(figsize=size, layout="constrained", facecolor="white")
         figure.suptitle(title, x=0.01, ha="left")
         if note:
-            figure.supxlabel(_wrapped(note, size[0]), x=0.01, ha="left", size=8, color=_MUTED)
+            figure.supxlabel(
+                _wrap_text(note, size[0]), x=0.01, ha="left", size=8, color=_NOTE_COLOUR
+            )
         yield figure
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +98,7 @@ def drawing(
             figure.savefig(path, metadata=dated)
 
 
-def _wrapped(text: str, inches: float) -> str:
+def _wrap_text(text: str, inches: float) -> str:
     return textwrap.fill(text, int(inches * 15.5))
 
 
@@ -135,38 +137,38 @@ def save_images(
         Show blue, white, red around zero, each image to its own scale; else white 0 to black 1.
     """
     height = rows[0].images.shape[1] / rows[0].images.shape[2]
-    step = height + (_CAPTION if any(row.captions for row in rows) else _GAP)
+    step = height + (_CAPTION_HEIGHT if any(row.captions for row in rows) else _GAP)
     if any(np.isnan(row.images).any() for row in rows):
         note += " Grey: no value."
-    left = _LABEL if any(row.label for row in rows) else _GAP
+    left = _LABEL_WIDTH if any(row.label for row in rows) else _GAP
     right = max(len(row.images) for row in rows) * (1 + _GAP)
-    size = (max((left + right) * _UNIT, 4.5), len(rows) * step * _UNIT + 1.1)
-    with drawing(*paths, size=size, title=title, note=note) as figure:
+    size = (max((left + right) * _INCHES_PER_UNIT, 4.5), len(rows) * step * _INCHES_PER_UNIT + 1.1)
+    with open_figure(*paths, size=size, title=title, note=note) as figure:
         axes = figure.add_subplot()
         for r, row in enumerate(rows):
-            _draw_row(axes, row, r * step, height, signed)
+            _plot_image_row(axes, row, r * step, height, signed)
         axes.set(xlim=(-left, right), ylim=(len(rows) * step, -_GAP))
         axes.set_aspect("equal")
         axes.axis("off")
 
 
-def _draw_row(axes: Axes, row: ImageRow, top: float, height: float, signed: bool) -> None:
+def _plot_image_row(axes: Axes, row: ImageRow, top: float, height: float, signed: bool) -> None:
     axes.text(-_GAP, top + height / 2, row.label, ha="right", va="center")
     for c, image in enumerate(row.images):
-        _draw_image(axes, image, (c * (1 + _GAP), top), height, signed)
+        _plot_image(axes, image, (c * (1 + _GAP), top), height, signed)
     for c, caption in enumerate(row.captions):
         middle = c * (1 + _GAP) + 0.5
         axes.text(middle, top + height + 0.04, caption, ha="center", va="top", size=8)
 
 
-def _draw_image(
+def _plot_image(
     axes: Axes, image: Array, corner: tuple[float, float], height: float, signed: bool
 ) -> None:
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
     x, y = corner
-    colours = colormaps["RdBu_r" if signed else "Greys"].with_extremes(bad=_BLANK)
+    colours = colormaps["RdBu_r" if signed else "Greys"].with_extremes(bad=_MISSING_COLOUR)
     top = max(float(np.nanmax(np.abs(image))), 1e-12) if signed else 1.0
     axes.imshow(
         image,
@@ -179,7 +181,7 @@ def _draw_image(
     axes.add_patch(Rectangle((x, y), 1, height, fill=False, edgecolor="#999999", linewidth=0.5))
 
 
-def draw_strips(axes: Axes, X: NDArray[np.uint8], title: str) -> None:
+def plot_strips(axes: Axes, X: NDArray[np.uint8], title: str) -> None:
     """Draw rows of bits as strips, 1 black: (n_rows, n_features)."""
     # White lines between rows keep neighbours apart.
     axes.pcolormesh(X[::-1], cmap="Greys", vmin=0, vmax=1, rasterized=True)
@@ -188,7 +190,7 @@ def draw_strips(axes: Axes, X: NDArray[np.uint8], title: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def draw_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -> None:
+def plot_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -> None:
     """Draw the leading values of several series side by side, over their rank."""
     width = 0.8 / len(series)
     for k, (name, values) in enumerate(series.items()):
@@ -199,7 +201,7 @@ def draw_bars(axes: Axes, series: Mapping[str, Array], label: str, title: str) -
     axes.legend()
 
 
-def draw_curves(
+def plot_curves(
     axes: Axes,
     series: Mapping[str, tuple[ArrayLike, ArrayLike]],
     labels: tuple[str, str],
@@ -221,25 +223,25 @@ def draw_curves(
     axes.legend()
 
 
-def draw_ranges(
+def plot_ranges(
     axes: Axes,
     series: Mapping[str, tuple[ArrayLike, Array]],
     labels: tuple[str, str],
     title: str,
     first: int = 0,
 ) -> None:
-    """Draw the medians of repeated values over x as `draw_curves`, on areas from least to largest.
+    """Draw the medians of repeated values over x as `plot_curves`, on areas from least to largest.
 
     The series are (x, values): (n,) and (n, n_repeats); NaN leaves a gap.
     """
     medians = {name: (x, np.median(values, axis=1)) for name, (x, values) in series.items()}
-    draw_curves(axes, medians, labels, title, first=first)
+    plot_curves(axes, medians, labels, title, first=first)
     for colour, (x, values) in zip(COLOURS[first:], series.values(), strict=False):
         low, high = values.min(axis=1), values.max(axis=1)
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def scale_by_ratio(axes: Axes, last: int) -> None:
+def set_log_scales(axes: Axes, last: int) -> None:
     """Make both axes logarithmic, that below for ranks up to the last."""
     axes.set(xscale="log", yscale="log")
     ticks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]

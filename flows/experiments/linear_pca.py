@@ -12,13 +12,13 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 from pipeline.numerics.spectra.linalg import leading_eigenpairs
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
 
-_LEAST_VARIANCE = 1e-3
+_MIN_VARIANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class LinearPCA:
 
         A value that is not observed counts as its mean.
         """
-        projected = self.projected(X, observed, n_components)
+        projected = self.project(X, observed, n_components)
         probabilities: Array = scipy.special.ndtr(
-            (projected - 0.5) / np.sqrt(self._noise(n_components))
+            (projected - 0.5) / np.sqrt(self._noise_variance(n_components))
         )
         return probabilities
 
-    def projected(
+    def project(
         self, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, n_components: int
     ) -> Array:
         """Project rows on the leading components, and back: (n_samples, n_features)."""
@@ -69,17 +69,17 @@ class LinearPCA:
         codes = rng.standard_normal((n_samples, n_components)) * scales
         noise = rng.standard_normal((n_samples, len(self.mean)))
         latent = self.mean + codes @ self.vectors[:, :n_components].T
-        return (latent + noise * np.sqrt(self._noise(n_components)) > 0.5).astype(np.uint8)
+        return (latent + noise * np.sqrt(self._noise_variance(n_components)) > 0.5).astype(np.uint8)
 
-    def _noise(self, n_components: int) -> Array:
+    def _noise_variance(self, n_components: int) -> Array:
         """Variance of each bit that the leading components leave."""
         leading = self.vectors[:, :n_components]
         explained = (leading**2 * self.eigenvalues[:n_components]).sum(axis=1)
-        noise: Array = np.maximum(self.variance - explained, _LEAST_VARIANCE)
+        noise: Array = np.maximum(self.variance - explained, _MIN_VARIANCE)
         return noise
 
 
-def linear_pca(counts: PairCounts, n_components: int) -> LinearPCA:
+def fit_linear_pca(counts: PairCounts, n_components: int) -> LinearPCA:
     """Compute it from the pair counts of all rows; exact, and no row is read again.
 
     Parameters
@@ -92,6 +92,6 @@ def linear_pca(counts: PairCounts, n_components: int) -> LinearPCA:
     table = counts.table(0)
     n = np.maximum(np.broadcast_to(table.n, table.joint.shape), 1)
     covariance = table.joint / n - (table.ones_i / n) * (table.ones_j / n)
-    with one_blas_thread():
+    with limit_blas_threads():
         values, vectors = leading_eigenpairs(covariance, n_components)
     return LinearPCA(np.diag(table.joint) / np.diag(n), np.diag(covariance), values, vectors)

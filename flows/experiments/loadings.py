@@ -11,7 +11,7 @@ from rich.console import Console
 
 from flows.experiments.drawing import (
     ImageRow,
-    check_suffix,
+    check_figure_suffix,
     save_images,
 )
 from flows.report.figures.image_layout import find_image_layout
@@ -38,13 +38,13 @@ def draw_loadings(
     FitError
         If the artifact has no loadings or an option does not suit it.
     """
-    check_suffix(output)
+    check_figure_suffix(output)
     if "loadings" not in artifact or not artifact["loadings"].shape[1]:
         raise FitError(f"{artifact.path}: Expected an artifact with loadings, got one without.")
     if n_components < 1:
         raise FitError(f"--components: Expected at least 1, got {n_components}.")
     layout = find_image_layout(artifact.manifest["feature_names"], image_shape)
-    images = layout.images(artifact["loadings"].T[:n_components])
+    images = layout.arrange_images(artifact["loadings"].T[:n_components])
     captions = _captions(artifact, len(images))
     cuts = range(0, len(images), _COLUMNS)
     save_images(

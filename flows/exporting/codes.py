@@ -8,19 +8,19 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from flows.data.datasets import leading_digest
-from flows.data.readahead import ahead
-from flows.exporting.columns import Array, Quantity, columns_of
-from flows.exporting.files import Table
-from flows.exporting.labels import RowLabels
-from pipeline.executors.progress import Progress, silent
+from flows.data.datasets import digest_leading_chunks
+from flows.data.readahead import read_ahead
+from flows.exporting.columns import Array, ArrayGroup, iter_columns
+from flows.exporting.files import BatchedTable
+from flows.exporting.labels import RowLabelReader
+from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.passes.row_ranges import ROW
 from storage.codes.codes import Codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 
 
-def dataset_of(codes: Codes, given: BinaryDataset | None) -> BinaryDataset:
+def find_coded_dataset(codes: Codes, given: BinaryDataset | None) -> BinaryDataset:
     """Give the dataset whose rows codes are of: the one given, or the one that is recorded.
 
     Raises
@@ -35,7 +35,7 @@ def dataset_of(codes: Codes, given: BinaryDataset | None) -> BinaryDataset:
         raise DataError(f"{error} Give --dataset, of whose rows {codes.path} has codes.") from None
     n_chunks = int(recorded["n_chunks"])
     is_shorter = dataset.n_chunks < n_chunks
-    if is_shorter or leading_digest(dataset, n_chunks) != recorded["chunks_digest"]:
+    if is_shorter or digest_leading_chunks(dataset, n_chunks) != recorded["chunks_digest"]:
         raise DataError(
             f"{dataset.path}: Expected the dataset whose rows {codes.path} has codes of, got "
             "another or a changed one. Give that one, or transform this one."
@@ -43,7 +43,9 @@ def dataset_of(codes: Codes, given: BinaryDataset | None) -> BinaryDataset:
     return dataset
 
 
-def code_table(codes: Codes, dataset: BinaryDataset, progress: Progress = silent) -> Table:
+def make_code_table(
+    codes: Codes, dataset: BinaryDataset, progress: Progress = ignore_progress
+) -> BatchedTable:
     """Give a line for each row that has codes: its number, what was kept of it, and its codes.
 
     Parameters
@@ -55,36 +57,40 @@ def code_table(codes: Codes, dataset: BinaryDataset, progress: Progress = silent
     progress
         Is told after every batch.
     """
-    batches = _batches(codes, dataset, progress)
+    batches = _iter_batches(codes, dataset, progress)
     first = next(batches)
-    return Table(first.schema, codes.n_rows, chain([first], batches))
+    return BatchedTable(first.schema, codes.n_rows, chain([first], batches))
 
 
-def _batches(codes: Codes, dataset: BinaryDataset, progress: Progress) -> Iterator[pa.RecordBatch]:
-    labels, n_rows = RowLabels(dataset), 0
+def _iter_batches(
+    codes: Codes, dataset: BinaryDataset, progress: Progress
+) -> Iterator[pa.RecordBatch]:
+    labels, n_rows = RowLabelReader(dataset), 0
     progress("export", 0, codes.n_chunks, n_rows)
-    chunks = ahead(map(codes.read_chunk, range(codes.n_chunks)))
+    chunks = read_ahead(map(codes.read_chunk, range(codes.n_chunks)))
     for done, arrays in enumerate(chunks, start=1):
         n_before, n_rows = n_rows, n_rows + len(next(iter(arrays.values())))
         rows = arrays.pop(ROW, np.arange(n_before, n_rows))
-        coded = _coded(codes, arrays, dataset)
+        coded = _make_code_columns(codes, arrays, dataset)
         yield pa.record_batch({**labels(rows, coded), **coded})
         progress("export", done, codes.n_chunks, n_rows)
 
 
-def _coded(codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset) -> dict[str, Array]:
+def _make_code_columns(
+    codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset
+) -> dict[str, Array]:
     names = {"feature": dataset.feature_names}
-    quantities = _quantities({name: codes.dims(name)[1:] for name in arrays}, arrays)
-    return dict(chain.from_iterable(columns_of(quantity, names) for quantity in quantities))
+    quantities = _iter_array_groups({name: codes.dims(name)[1:] for name in arrays}, arrays)
+    return dict(chain.from_iterable(iter_columns(quantity, names) for quantity in quantities))
 
 
-def _quantities(
+def _iter_array_groups(
     dims: Mapping[str, tuple[str, ...]], arrays: Mapping[str, Array]
-) -> Iterator[Quantity]:
+) -> Iterator[ArrayGroup]:
     """Put beside the means their standard errors, in place of the variances."""
     has_errors = "mean" in arrays and dims["mean"] == dims.get("variance")
     for name, values in arrays.items():
         if has_errors and name == "mean":
-            yield Quantity(dims[name], {name: values, "sd": np.sqrt(arrays["variance"])})
+            yield ArrayGroup(dims[name], {name: values, "sd": np.sqrt(arrays["variance"])})
         elif not (has_errors and name == "variance"):
-            yield Quantity(dims[name], {name: values})
+            yield ArrayGroup(dims[name], {name: values})

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[Any]
-Names = Mapping[str, Sequence[str]]
+DimensionLabels = Mapping[str, Sequence[str]]
 """What the places along a dimension are called; those of others are counted from 1."""
 
 
-class Quantity(NamedTuple):
+class ArrayGroup(NamedTuple):
     """Arrays of the same dimensions that belong beside each other.
 
     Attributes
@@ -30,18 +30,20 @@ class Quantity(NamedTuple):
     arrays: Mapping[str, Array]
 
 
-def columns_of(quantity: Quantity, names: Names) -> Iterator[tuple[str, Array]]:
+def iter_columns(quantity: ArrayGroup, names: DimensionLabels) -> Iterator[tuple[str, Array]]:
     """Give the columns of a quantity, of which those of one place stand side by side."""
     shape = next(iter(quantity.arrays.values())).shape[1:]
     for at in np.ndindex(shape):
-        if not _is_known(quantity.dims, at):
-            labels = [_label(dim, k, names) for dim, k in zip(quantity.dims, at, strict=True)]
+        if not _is_redundant(quantity.dims, at):
+            labels = [
+                _format_label(dim, k, names) for dim, k in zip(quantity.dims, at, strict=True)
+            ]
             for name, values in quantity.arrays.items():
                 column = np.ascontiguousarray(values[(slice(None), *at)])
                 yield "_".join((name, *labels)), column
 
 
-def _is_known(dims: Sequence[str], at: Sequence[int]) -> bool:
+def _is_redundant(dims: Sequence[str], at: Sequence[int]) -> bool:
     """Tell whether a place is on or below the diagonal of a symmetric matrix.
 
     The diagonal of covariances is the variances, and that of correlations 1.
@@ -50,12 +52,12 @@ def _is_known(dims: Sequence[str], at: Sequence[int]) -> bool:
     return any(k >= place.get(f"{dim}_j", k + 1) for dim, k in place.items())
 
 
-def _label(dim: str, index: int, names: Names) -> str:
+def _format_label(dim: str, index: int, names: DimensionLabels) -> str:
     known = names.get(dim.removesuffix("_j"))
     return str(known[index]) if known is not None else str(index + 1)
 
 
-def segment_labels(artifact: Artifact) -> list[str]:
+def list_segment_names(artifact: Artifact) -> list[str]:
     """Name the segments that have parameters of their own, in the order of these."""
     names = artifact.manifest["segment_names"]
     indices = artifact["segments"].tolist() if "segments" in artifact else range(len(names))

@@ -7,19 +7,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.exporting.files import Table, whole_table
-from pipeline.inference.from_artifact import stored_objective
+from flows.exporting.files import BatchedTable, make_table
+from pipeline.inference.from_artifact import objective_from_artifact
 from storage.artifacts.artifacts import Artifact
 
 
-def fit_table(artifact: Artifact) -> Table:
+def make_fit_table(artifact: Artifact) -> BatchedTable:
     """Give a line for each fact: its name, and its value as text, numbers with all digits."""
-    names, values = zip(*_facts(artifact), strict=True)
-    texts = [None if value is None else _written(value) for value in values]
-    return whole_table({"name": pa.array(names), "value": pa.array(texts, pa.string())})
+    names, values = zip(*_iter_facts(artifact), strict=True)
+    texts = [None if value is None else _format_value(value) for value in values]
+    return make_table({"name": pa.array(names), "value": pa.array(texts, pa.string())})
 
 
-def _facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
+def _iter_facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     manifest = artifact.manifest
     dataset = manifest["dataset"]
     yield "model", manifest["model"]
@@ -28,7 +28,7 @@ def _facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     yield "components", manifest["n_components"]
     yield "segments", len(manifest["segment_names"])
     yield "objective_is", manifest["diagnostics"].get("objective_is", "objective")
-    yield "objective_per_row", stored_objective(manifest)
+    yield "objective_per_row", objective_from_artifact(manifest)
     yield from manifest["diagnostics"].get("fit_statistics", {}).items()
     yield "converged", manifest["converged"]
     yield "passes", manifest["iterations"]
@@ -44,7 +44,7 @@ def _facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     yield from ((f"warning_{k}", text) for k, text in enumerate(manifest["warnings"], start=1))
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(map(_written, value))
+        return " ".join(map(_format_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from flows.data.readahead import ahead
-from flows.exporting.formats import check_size
+from flows.data.readahead import read_ahead
+from flows.exporting.formats import check_table_size
 from storage.errors import DataError
-from storage.stores.locations import check_free_file
+from storage.stores.locations import check_target_file
 
 _BATCH_BYTES = 8 << 20
-_EXACT = 10**15
+_MAX_EXACT_INTEGER = 10**15
 """Excel keeps 15 digits; longer whole numbers are written as text."""
 
 
-class Table(NamedTuple):
+class BatchedTable(NamedTuple):
     """A table that is made while it is written.
 
     Attributes
@@ -39,13 +39,13 @@ class Table(NamedTuple):
     batches: Iterable[pa.RecordBatch]
 
 
-def whole_table(columns: dict[str, pa.Array]) -> Table:
+def make_table(columns: dict[str, pa.Array]) -> BatchedTable:
     """Make a table of columns that lie in memory."""
     batch = pa.record_batch(columns)
-    return Table(batch.schema, batch.num_rows, [batch])
+    return BatchedTable(batch.schema, batch.num_rows, [batch])
 
 
-def write_table(table: Table, target: Path, overwrite: bool) -> None:
+def write_table(table: BatchedTable, target: Path, overwrite: bool) -> None:
     """Write a table beside its place, then put it there.
 
     Raises
@@ -53,7 +53,7 @@ def write_table(table: Table, target: Path, overwrite: bool) -> None:
     DataError
         If the file is there by now and not to be replaced, or the table is too large for it.
     """
-    check_size(target, table.n_rows, len(table.schema))
+    check_table_size(target, table.n_rows, len(table.schema))
     target.parent.mkdir(parents=True, exist_ok=True)
     side = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
@@ -61,27 +61,27 @@ def write_table(table: Table, target: Path, overwrite: bool) -> None:
             _WRITERS[target.suffix.lower()](table, file)
             file.flush()
             os.fsync(file.fileno())
-        check_free_file(target, overwrite)
+        check_target_file(target, overwrite)
         side.replace(target)
     finally:
         side.unlink(missing_ok=True)
 
 
-def _write_csv(table: Table, file: IO[bytes]) -> None:
+def _write_csv(table: BatchedTable, file: IO[bytes]) -> None:
     with pa.csv.CSVWriter(file, table.schema) as writer:
-        for part in ahead(_joined(table)):
+        for part in read_ahead(_join_batches(table)):
             writer.write_table(part)
 
 
-def _write_parquet(table: Table, file: IO[bytes]) -> None:
+def _write_parquet(table: BatchedTable, file: IO[bytes]) -> None:
     # A dictionary of numbers that are all different takes twice the time, and more room.
     texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
     with pa.parquet.ParquetWriter(file, table.schema, use_dictionary=texts) as writer:
-        for part in ahead(_joined(table)):
+        for part in read_ahead(_join_batches(table)):
             writer.write_table(part)
 
 
-def _joined(table: Table) -> Iterator[pa.Table]:
+def _join_batches(table: BatchedTable) -> Iterator[pa.Table]:
     """Join small batches, as every one is a row group of Parquet."""
     waiting: list[pa.RecordBatch] = []
     for batch in table.batches:
@@ -93,16 +93,16 @@ def _joined(table: Table) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting, table.schema)
 
 
-def _write_excel(table: Table, file: IO[bytes]) -> None:
+def _write_excel(table: BatchedTable, file: IO[bytes]) -> None:
     import xlsxwriter
 
     options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
     with xlsxwriter.Workbook(file, options) as book:
         sheet = book.add_worksheet()
         sheet.freeze_panes(1, 0)
-        for row, values in enumerate(_lines(table)):
+        for row, values in enumerate(_iter_rows(table)):
             for column, value in enumerate(values):
-                if value is not None and sheet.write(row, column, _in_excel(value)):
+                if value is not None and sheet.write(row, column, _convert_for_excel(value)):
                     name = table.schema.names[column]
                     raise DataError(
                         f"row {row}, column {name!r}: Expected a text that Excel takes, got one of "
@@ -110,19 +110,19 @@ def _write_excel(table: Table, file: IO[bytes]) -> None:
                     )
 
 
-def _lines(table: Table) -> Iterator[Iterable[object]]:
+def _iter_rows(table: BatchedTable) -> Iterator[Iterable[object]]:
     """Give the header and all rows, in order: what was written cannot be gone back to."""
     yield table.schema.names
     for batch in table.batches:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _in_excel(value: object) -> object:
-    is_long = isinstance(value, int) and abs(value) >= _EXACT
+def _convert_for_excel(value: object) -> object:
+    is_long = isinstance(value, int) and abs(value) >= _MAX_EXACT_INTEGER
     return str(value) if is_long else value
 
 
-_WRITERS: dict[str, Callable[[Table, IO[bytes]], None]] = {
+_WRITERS: dict[str, Callable[[BatchedTable, IO[bytes]], None]] = {
     ".csv": _write_csv,
     ".parquet": _write_parquet,
     ".xlsx": _write_excel,

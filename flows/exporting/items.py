@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flows.exporting.columns import Array, Quantity, columns_of, segment_labels
-from flows.exporting.files import Table, whole_table
+from flows.exporting.columns import Array, ArrayGroup, iter_columns, list_segment_names
+from flows.exporting.files import BatchedTable, make_table
 from storage.artifacts.artifacts import Artifact
 from storage.errors import DataError
 
-_BOUNDS = ("low", "high")
+_INTERVAL_ENDS = ("low", "high")
 
 
-def item_table(artifact: Artifact) -> Table:
+def make_item_table(artifact: Artifact) -> BatchedTable:
     """Give a line for each feature: its name, and every array that has a number for each.
 
     Raises
@@ -24,7 +24,7 @@ def item_table(artifact: Artifact) -> Table:
     DataError
         If there is no such array.
     """
-    columns = item_columns(artifact)
+    columns = read_item_columns(artifact)
     if not columns:
         raise DataError(
             f"{artifact.path}: Expected an artifact with parameters of features, got one of "
@@ -32,22 +32,22 @@ def item_table(artifact: Artifact) -> Table:
         )
     features = pa.array(artifact.manifest["feature_names"], pa.string())
     arrays = {name: pa.array(values) for name, values in columns.items()}
-    return whole_table({"feature": features, **arrays})
+    return make_table({"feature": features, **arrays})
 
 
-def item_columns(artifact: Artifact) -> dict[str, Array]:
+def read_item_columns(artifact: Artifact) -> dict[str, Array]:
     """Give every array that has a number for each feature as columns, (n_features,) each."""
-    names = {"segment": segment_labels(artifact)}
+    names = {"segment": list_segment_names(artifact)}
     columns: dict[str, Array] = {}
-    for quantity in _quantities(artifact):
-        columns |= columns_of(quantity, names)
+    for quantity in _iter_array_groups(artifact):
+        columns |= iter_columns(quantity, names)
     return columns
 
 
-def _quantities(artifact: Artifact) -> Iterator[Quantity]:
+def _iter_array_groups(artifact: Artifact) -> Iterator[ArrayGroup]:
     """Find the arrays over features, and beside each its standard errors and interval."""
     over_features = {
-        name: _features_first(artifact, name)
+        name: _move_features_first(artifact, name)
         for name, values in artifact.items()
         if values.size and artifact.dims(name).count("feature") == 1
         if "feature_j" not in artifact.dims(name)
@@ -57,26 +57,26 @@ def _quantities(artifact: Artifact) -> Iterator[Quantity]:
         if name not in beside:
             errors = over_features.get(f"{name}_error")
             arrays = {name: values, **({f"{name}_error": errors[1]} if errors else {})}
-            yield Quantity(dims, {**arrays, **_interval(artifact, name)})
+            yield ArrayGroup(dims, {**arrays, **_read_interval(artifact, name)})
 
 
-def _features_first(artifact: Artifact, name: str) -> tuple[tuple[str, ...], Array]:
+def _move_features_first(artifact: Artifact, name: str) -> tuple[tuple[str, ...], Array]:
     dims = artifact.dims(name)
     at = dims.index("feature")
     return (*dims[:at], *dims[at + 1 :]), np.moveaxis(artifact[name], at, 0)
 
 
-def _interval(artifact: Artifact, name: str) -> dict[str, Array]:
+def _read_interval(artifact: Artifact, name: str) -> dict[str, Array]:
     """Give the ends of the intervals of an array, where there are some."""
     other = f"{name}_interval"
-    if other not in artifact or len(artifact[other]) != len(_BOUNDS):
+    if other not in artifact or len(artifact[other]) != len(_INTERVAL_ENDS):
         return {}
     at = artifact.dims(name).index("feature")
     ends = np.moveaxis(artifact[other], 1 + at, 1)
-    return {f"{name}_{bound}": values for bound, values in zip(_BOUNDS, ends, strict=True)}
+    return {f"{name}_{bound}": values for bound, values in zip(_INTERVAL_ENDS, ends, strict=True)}
 
 
-def without_bound(artifact: Artifact) -> NDArray[np.bool_]:
+def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:
     """Tell which features have weights whose errors the data do not tell, (n_features,)."""
     n_features = len(artifact.manifest["feature_names"])
     has_errors = "weights_error" in artifact and artifact.dims("weights_error")[0] == "feature"

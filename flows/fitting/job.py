@@ -12,34 +12,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.hyperparameters import build_model
-from flows.cli.splits import split_to_fit
-from flows.data.datasets import dataset_rows, open_named, true_mixing
-from flows.data.fitted import Fitted
-from flows.fitting.kept_statistics import kept_statistics
+from flows.cli.splits import resolve_fit_split
+from flows.data.datasets import make_row_source, open_dataset_or_example, read_true_mixing
+from flows.data.fitted import LoadedModel
+from flows.fitting.kept_statistics import open_kept_statistics
 from flows.fitting.options import FitOptions
-from flows.fitting.provenance import fingerprint, provenance
-from flows.fitting.warm_start import warm_start
-from flows.running.executors import executor_to_open, memory_for_rows
-from flows.running.memory import memory_limit
-from pipeline.data.blocks import Rows
+from flows.fitting.provenance import compute_fingerprint, describe_provenance
+from flows.fitting.warm_start import find_warm_start
+from flows.running.executors import compute_row_memory, prepare_executor
+from flows.running.memory import find_memory_limit
+from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
-from pipeline.fitting.pair_work import work_label
+from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
-from pipeline.models.capabilities import Supervised
-from pipeline.passes.collect import Kept
+from pipeline.models.capabilities import CanPredict
+from pipeline.passes.collect import KeptSums
 from pipeline.statistics.base import Statistics
 from pipeline.statistics.labels import SEGMENT
 from storage.artifacts.run_folders import RunFolder
 from storage.dataset.dataset import BinaryDataset
-from storage.stores.locations import place
+from storage.stores.locations import parse_path
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A fit that can be done, as far as that can be told at once; `check` makes it.
+class FitPlan:
+    """A fit that can be done, as far as that can be told at once; `prepare_fit` makes it.
 
     Attributes
     ----------
@@ -65,15 +65,15 @@ class Plan:
     model: Model
     dataset: BinaryDataset
     split: str | None
-    start: Fitted | None
+    initial_fit: LoadedModel | None
     truth: NDArray[np.float64] | None
-    described: Mapping[str, Any]
-    run: RunFolder
+    provenance: Mapping[str, Any]
+    run_folder: RunFolder
     open_executor: Callable[[], AbstractContextManager[Executor]]
 
 
 @dataclass(frozen=True)
-class Job(Plan):
+class FitJob(FitPlan):
     """A fit that is being done.
 
     Attributes
@@ -89,37 +89,39 @@ class Job(Plan):
     skipped: tuple[int, ...] = ()
 
     @cached_property
-    def limit(self) -> int:
+    def memory_budget(self) -> int:
         """Bytes that the fit may take."""
-        return memory_limit(self.options.memory)
+        return find_memory_limit(self.options.memory)
 
     @property
-    def need(self) -> int:
+    def minimum_memory(self) -> int:
         """Bytes that the model needs at the least."""
         from dask.system import CPU_COUNT
 
-        return self.model.memory(self.dataset.n_features, self.dataset.n_segments, CPU_COUNT)
+        return self.model.estimate_memory(
+            self.dataset.n_features, self.dataset.n_segments, CPU_COUNT
+        )
 
     @property
-    def memory(self) -> int:
+    def row_memory(self) -> int:
         """Bytes of rows that stay in memory, where passes or pairs come back to them."""
-        before = work_label(self.model, self.dataset.n_features)
+        before = get_pair_job_label(self.model, self.dataset.n_features)
         returns = self.model.max_iter > 1 or before is not None
-        return min(memory_for_rows(self.executor), self.limit // 4) if returns else 0
+        return min(compute_row_memory(self.executor), self.memory_budget // 4) if returns else 0
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> RowSource:
         """The rows to fit."""
-        columns = self.model.reads_columns()
-        return dataset_rows(self.dataset, self.split, self.memory, self.skipped, columns)
+        columns = self.model.list_required_columns()
+        return make_row_source(self.dataset, self.split, self.row_memory, self.skipped, columns)
 
-    def kept(self, kind: type[Statistics], counted: str | None) -> Kept[Any]:
+    def open_kept_statistics(self, kind: type[Statistics], counted: str | None) -> KeptSums[Any]:
         """Sums beside the dataset are of all its chunks."""
         whole = counted if not self.skipped else None
-        return kept_statistics(self.dataset, self.split, kind, whole)
+        return open_kept_statistics(self.dataset, self.split, kind, whole)
 
 
-def check(options: FitOptions) -> Plan:
+def prepare_fit(options: FitOptions) -> FitPlan:
     """Refuse what can be refused at once: options, dataset, split, truth, the fit to begin at.
 
     Raises
@@ -127,31 +129,31 @@ def check(options: FitOptions) -> Plan:
     DataError, FitError
         If the fit cannot be done.
     """
-    open_executor = executor_to_open(**options.where)
+    open_executor = prepare_executor(**options.where)
     model = build_model(options.model, options.components, options.settings, options.layers)
     check_seed(options.seed)
     if options.memory is not None:
-        memory_limit(options.memory)
-    dataset = open_named(options.dataset)
-    split = split_to_fit(dataset, options.split)
+        find_memory_limit(options.memory)
+    dataset = open_dataset_or_example(options.dataset)
+    split = resolve_fit_split(dataset, options.split)
     _check_labels(model, dataset)
-    truth = _truth(model, dataset) if options.truth else None
+    truth = _load_truth(model, dataset) if options.truth else None
     stem = dataset.path.resolve().stem
-    runs, start = place(options.output) if options.output else place("runs") / stem, None
+    runs, start = parse_path(options.output) if options.output else parse_path("runs") / stem, None
     if options.warm_start:
-        model, start = warm_start(model, options.components, dataset, runs)
+        model, start = find_warm_start(model, options.components, dataset, runs)
     described = {
-        **provenance(model, dataset, split, options.seed, start=start),
+        **describe_provenance(model, dataset, split, options.seed, start=start),
         "skip_corrupt": options.skip_corrupt,
     }
-    run = RunFolder(runs, model.name, fingerprint(described))
-    return Plan(options, model, dataset, split, start, truth, described, run, open_executor)
+    run = RunFolder(runs, model.name, compute_fingerprint(described))
+    return FitPlan(options, model, dataset, split, start, truth, described, run, open_executor)
 
 
 def _check_labels(model: Model, dataset: BinaryDataset) -> None:
     """Refuse a column that is not there, and segments as labels where all rows are of one."""
-    dataset.check_columns(model.reads_columns())
-    is_of_segments = isinstance(model, Supervised) and model.column == SEGMENT
+    dataset.check_columns(model.list_required_columns())
+    is_of_segments = isinstance(model, CanPredict) and model.column == SEGMENT
     if is_of_segments and dataset.n_segments < 2:
         have = ", ".join(dataset.column_names) or "none"
         raise FitError(
@@ -160,8 +162,8 @@ def _check_labels(model: Model, dataset: BinaryDataset) -> None:
         )
 
 
-def _truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
-    truth = true_mixing(dataset)
+def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
+    truth = read_true_mixing(dataset)
     if all(param.name != "mixing" for param in fields(model.params)):
         raise FitError(
             f"--truth: Expected a model with a mixing matrix, got {model.name}. Leave out --truth."

@@ -12,11 +12,11 @@ from flows.cli.options import (
     OUTPUT,
     RUN,
     DatasetName,
+    ExecutorOptions,
     Option,
     Resume,
     Seed,
     Switch,
-    Where,
 )
 
 
@@ -61,7 +61,7 @@ class FitOptions:
         str | None, Option(group=OUTPUT, help="Folder of runs. [default: runs/DATASET]")
     ] = None
     seed: Seed = 0
-    where: Where = field(default_factory=Where)
+    where: ExecutorOptions = field(default_factory=ExecutorOptions)
     resume: Resume = False
     truth: Annotated[
         bool,

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from flows.data.datasets import leading_digest
-from flows.data.fitted import Fitted
-from pipeline.evaluation.prediction import category_names
-from pipeline.executors.code_digest import code_digest
-from pipeline.learning.convergence import kept_objective
+from flows.data.datasets import digest_leading_chunks
+from flows.data.fitted import LoadedModel
+from pipeline.evaluation.prediction import name_categories
+from pipeline.executors.code_digest import digest_modules
+from pipeline.learning.convergence import find_final_objective
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset
@@ -20,13 +20,13 @@ from storage.dataset.dataset import BinaryDataset
 _LIBRARIES = ("latentbits", "numpy", "scipy", "numba", "scikit-learn")
 
 
-def provenance(
+def describe_provenance(
     model: Model,
     dataset: BinaryDataset,
     split: str | None,
     seed: int,
     doing: str = "pipeline.fitting.loop",
-    start: Fitted | None = None,
+    start: LoadedModel | None = None,
 ) -> dict[str, Any]:
     """Describe everything that decides a result.
 
@@ -44,38 +44,38 @@ def provenance(
         "hyperparameters": asdict(model),  # type: ignore[call-overload]
         "seed": seed,
         "split": split,
-        "versions": versions(),
-        "code": code_digest(type(model).__module__, doing),
-        "dataset": dataset_named(dataset),
+        "versions": list_versions(),
+        "code": digest_modules(type(model).__module__, doing),
+        "dataset": describe_dataset(dataset),
         "feature_names": dataset.feature_names,
         "segment_names": dataset.segment_names,
-        "warm_start": None if start is None else artifact_named(start),
+        "warm_start": None if start is None else describe_artifact(start),
     }
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     """Give the versions of this library and of those that it computes with."""
     return {name: version(name) for name in _LIBRARIES}
 
 
-def dataset_named(dataset: BinaryDataset) -> dict[str, Any]:
+def describe_dataset(dataset: BinaryDataset) -> dict[str, Any]:
     """Name a dataset: its path, and the digests that tell its rows from any others."""
     return {
         "path": str(dataset.path.resolve()),
         "digest": dataset.digest,
-        "chunks_digest": leading_digest(dataset, dataset.n_chunks),
+        "chunks_digest": digest_leading_chunks(dataset, dataset.n_chunks),
         "n_rows": dataset.n_rows,
         "n_chunks": dataset.n_chunks,
         "words_per_chunk": dataset.manifest["words_per_chunk"],
     }
 
 
-def artifact_named(fitted: Fitted) -> dict[str, str]:
+def describe_artifact(fitted: LoadedModel) -> dict[str, str]:
     """Name the artifact of a fit: its path, and the digest that tells it from any other."""
     return {"path": str(fitted.artifact.path.resolve()), "digest": fitted.digest}
 
 
-def fingerprint(described: dict[str, Any]) -> str:
+def compute_fingerprint(described: dict[str, Any]) -> str:
     """Digest of a provenance; where dataset and artifacts lie decides nothing."""
     names = ("dataset", "queries", "warm_start")
     lying = {name: described[name] for name in names if described.get(name)}
@@ -84,16 +84,16 @@ def fingerprint(described: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
+def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
     """Describe what a fit ended with."""
     names = (dataset.feature_names, dataset.segment_names)
-    convergence, history = model.convergence(state), state.history
-    labels = category_names(model, state.params, dataset)
+    convergence, history = model.get_convergence_criterion(state), state.history
+    labels = name_categories(model, state.params, dataset)
     return {
         "iterations": state.iteration,
-        "converged": convergence.converged(history),
+        "converged": convergence.has_converged(history),
         "history": history,
-        "objective": kept_objective(convergence, history) if history else None,
+        "objective": find_final_objective(convergence, history) if history else None,
         "diagnostics": state.diagnostics,
         "warnings": [notice.render(*names) for notice in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.codes.codes import Codes
-from storage.dataset.kept_chunks import kept
+from storage.dataset.kept_chunks import get_or_read_chunk
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,14 @@ class StripReader:
 
     def __call__(self, key: int, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Give a strip of all arrays or those named, (n_strip, n_features − first)."""
-        return {name: self._strip(name, key) for name in (self.codes if names is None else names)}
+        return {
+            name: self._load_strip(name, key) for name in (self.codes if names is None else names)
+        }
 
-    def _strip(self, name: str, key: int) -> NDArray[Any]:
+    def _load_strip(self, name: str, key: int) -> NDArray[Any]:
         what = (str(self.codes.path), self.codes.manifest["manifest_digest"], name)
-        return kept(what, key, self.memory, partial(self._read, name, key))
+        return get_or_read_chunk(what, key, self.memory, partial(self._read_strip, name, key))
 
-    def _read(self, name: str, key: int) -> NDArray[Any]:
+    def _read_strip(self, name: str, key: int) -> NDArray[Any]:
         first = key * int(self.codes.manifest["rows_per_chunk"])
         return np.ascontiguousarray(self.codes.read_chunk(key, [name])[name][:, first:])

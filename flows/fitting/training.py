@@ -7,17 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from flows.data.datasets import dataset_rows, leading_digest
-from pipeline.data.blocks import Rows
+from flows.data.datasets import digest_leading_chunks, make_row_source
+from pipeline.data.blocks import RowSource
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError
 
-Fitted = Literal["all", "some", "none", "unknown"]
+TrainingOverlap = Literal["all", "some", "none", "unknown"]
 """How many of the rows that are scored were fitted."""
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRows:
     """Rows that were fitted: those of a split, or all, of the leading chunks of a dataset."""
 
     dataset: BinaryDataset
@@ -30,15 +30,15 @@ class Training:
         """Number of chunks, or None where they are the whole dataset."""
         return self.n_chunks if self.n_chunks < self.dataset.n_chunks else None
 
-    def rows(self, memory: int, columns: tuple[str, ...] = ()) -> Rows:
+    def make_row_source(self, memory: int, columns: tuple[str, ...] = ()) -> RowSource:
         """Give the rows, which may stay in memory, with per-row columns."""
-        found = dataset_rows(self.dataset, self.split, memory, self.skipped, columns)
+        found = make_row_source(self.dataset, self.split, memory, self.skipped, columns)
         return replace(found, n_chunks=self.n_chunks)
 
-    def among(self, dataset: BinaryDataset, split: str | None) -> Fitted:
+    def find_overlap(self, dataset: BinaryDataset, split: str | None) -> TrainingOverlap:
         """Tell how many rows of a split, or of all, are among those that were fitted."""
         shared = min(self.n_chunks, dataset.n_chunks)
-        if leading_digest(self.dataset, shared) != leading_digest(dataset, shared):
+        if digest_leading_chunks(self.dataset, shared) != digest_leading_chunks(dataset, shared):
             return "none"
         if None not in (split, self.split) and split != self.split:
             return "none"
@@ -46,12 +46,12 @@ class Training:
         return "all" if whole else "some"
 
 
-def whole_training(dataset: BinaryDataset, split: str | None) -> Training:
+def make_training_rows(dataset: BinaryDataset, split: str | None) -> TrainingRows:
     """Give all rows of a split of a dataset as those of a fit."""
-    return Training(dataset, split, dataset.n_chunks)
+    return TrainingRows(dataset, split, dataset.n_chunks)
 
 
-def training_of(manifest: Mapping[str, Any], here: BinaryDataset) -> Training | None:
+def find_training_rows(manifest: Mapping[str, Any], here: BinaryDataset) -> TrainingRows | None:
     """Find the rows that an artifact was fitted to.
 
     Parameters
@@ -69,13 +69,13 @@ def training_of(manifest: Mapping[str, Any], here: BinaryDataset) -> Training | 
     recorded = manifest["dataset"]
     n_chunks, digest = int(recorded["n_chunks"]), recorded.get("chunks_digest")
     skipped = tuple(int(part["chunk"]) for part in manifest.get("skipped_chunks", ()))
-    for dataset in _candidates(recorded["path"], here):
-        if n_chunks <= dataset.n_chunks and leading_digest(dataset, n_chunks) == digest:
-            return Training(dataset, manifest["split"], n_chunks, skipped)
+    for dataset in _iter_candidate_datasets(recorded["path"], here):
+        if n_chunks <= dataset.n_chunks and digest_leading_chunks(dataset, n_chunks) == digest:
+            return TrainingRows(dataset, manifest["split"], n_chunks, skipped)
     return None
 
 
-def _candidates(path: str, here: BinaryDataset) -> Iterator[BinaryDataset]:
+def _iter_candidate_datasets(path: str, here: BinaryDataset) -> Iterator[BinaryDataset]:
     yield here
     with suppress(DataError):
         yield open_dataset(path)

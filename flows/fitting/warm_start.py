@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flows.cli.hyperparameters import AUTO
-from flows.data.fitted import Fitted, check_features, load_fitted
+from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from pipeline.errors import FitError
 from pipeline.models.base import Model
-from pipeline.models.capabilities import Warm
-from pipeline.models.registry import models
+from pipeline.models.capabilities import CanWarmStart
+from pipeline.models.registry import find_models
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.stores.locations import LATEST, Place
+from storage.stores.locations import LATEST_NAME, AnyPath
 
 
-def warm_start(
-    model: Model, components: str | None, dataset: BinaryDataset, runs: Place
-) -> tuple[Model, Fitted]:
+def find_warm_start(
+    model: Model, components: str | None, dataset: BinaryDataset, runs: AnyPath
+) -> tuple[Model, LoadedModel]:
     """Find the fit to begin at, and refuse one that cannot be.
 
     Parameters
@@ -42,23 +42,25 @@ def warm_start(
         If the model needs no start, or there is no fit of the same model, features and number of
         components.
     """
-    if not isinstance(model, Warm):
-        known = ", ".join(sorted(name for name, kind in models().items() if issubclass(kind, Warm)))
+    if not isinstance(model, CanWarmStart):
+        known = ", ".join(
+            sorted(name for name, kind in find_models().items() if issubclass(kind, CanWarmStart))
+        )
         raise FitError(
             f"--warm-start: Expected a model that iterates ({known}), got {model.name}, "
             "which needs no start. Leave it out."
         )
-    if not (runs / LATEST).is_file():
+    if not (runs / LATEST_NAME).is_file():
         raise DataError(
             f"--warm-start: Expected a latest artifact in {runs}, got none. Fit once without it."
         )
-    before = load_fitted(runs)
+    before = load_fitted_model(runs)
     if before.model.name != model.name:
         raise FitError(
             f"--warm-start: Expected the latest artifact to be of {model.name}, got one of "
             f"{before.model.name}: {before.artifact.path}. Fit once without it."
         )
-    check_features(before, dataset)
+    check_dataset_features(before, dataset)
     n_components = int(before.artifact.manifest["n_components"])
     if components not in (None, AUTO) and model.n_components != n_components:
         raise FitError(

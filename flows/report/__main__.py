@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.imports import importing
-from flows.cli.options import OUTPUT, command, run
+from flows.cli.imports import pause_garbage_collection
+from flows.cli.options import OUTPUT, make_app, run_app
 from flows.report.figures.text import make_unique_slugs
 from flows.report.inputs import check_page_path, load_report_inputs
 from flows.report.options import ReportOptions
-from storage.stores.locations import Place, check_free_file, place
+from storage.stores.locations import AnyPath, check_target_file, parse_path
 
 if TYPE_CHECKING:
     from flows.report.figures.marks import Figure
@@ -33,7 +33,7 @@ EXAMPLES = """Examples:
 `flows.fit` already writes a report into the artifact. Exit codes: 0 done, 2 bad arguments or input,
 1 failure, 130 interrupted.
 """
-app = command("report", HELP, EXAMPLES)
+app = make_app("report", HELP, EXAMPLES)
 
 
 @app.default
@@ -53,14 +53,14 @@ def main(
 ) -> None:
     """Write the report, and the pictures if there is a folder for them."""
     page = check_page_path(options.output, options.overwrite)
-    inputs = load_report_inputs(place(options.artifact), options.figure_options)
-    with importing():
+    inputs = load_report_inputs(parse_path(options.artifact), options.figure_options)
+    with pause_garbage_collection():
         from flows.report.page import build_report, write_report  # models take a while to import
 
     report = build_report(inputs)
-    figures = _name_pictures(report, place(pictures), picture_format) if pictures else {}
+    figures = _name_pictures(report, parse_path(pictures), picture_format) if pictures else {}
     for path in figures:
-        check_free_file(path, options.overwrite)
+        check_target_file(path, options.overwrite)
     write_report(report, page)
     _write_pictures(figures)
     console = Console(soft_wrap=True, highlight=False)
@@ -71,14 +71,14 @@ def main(
         console.print(f"picture: {path}", markup=False)
 
 
-def _name_pictures(report: Report, folder: Place, suffix: str) -> dict[Place, Figure]:
+def _name_pictures(report: Report, folder: AnyPath, suffix: str) -> dict[AnyPath, Figure]:
     """Name a file for each figure after its title."""
     folder.mkdir(parents=True, exist_ok=True)
     names = make_unique_slugs(figure.title for figure in report.figures)
     return {folder / f"{name}.{suffix}": f for name, f in zip(names, report.figures, strict=True)}
 
 
-def _write_pictures(figures: Mapping[Place, Figure]) -> None:
+def _write_pictures(figures: Mapping[AnyPath, Figure]) -> None:
     if figures:
         from flows.report.print.picture import render_picture  # Matplotlib takes a while to import
     for path, figure in figures.items():
@@ -86,4 +86,4 @@ def _write_pictures(figures: Mapping[Place, Figure]) -> None:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

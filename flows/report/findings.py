@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.fitted import Fitted
-from flows.exporting.items import without_bound
+from flows.data.fitted import LoadedModel
+from flows.exporting.items import find_unbounded_weights
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
 from flows.report.tables.facts import format_dataset_name
@@ -26,7 +26,7 @@ _CLOSE_RMSEA, _ADEQUATE_RMSEA = (
 _SIGNIFICANCE_LEVEL = 0.05
 
 
-def summarize_findings(fitted: Fitted, correlations: Array | None) -> list[str]:
+def summarize_findings(fitted: LoadedModel, correlations: Array | None) -> list[str]:
     """Say what was found, and how well it fits.
 
     Parameters
@@ -84,7 +84,7 @@ def _iter_component_sentences(artifact: Artifact, correlations: Array | None) ->
     columns, verb = _find_component_columns(artifact), "is led by"
     if not columns and correlations is not None:
         columns, verb = [*correlations.T], "correlates most with"
-    bounded = ~without_bound(artifact)
+    bounded = ~find_unbounded_weights(artifact)
     for k, values in enumerate(columns[:_MAX_COMPONENTS], 1):
         column = values * bounded  # what is not to be read does not lead
         order = np.argsort(-abs(column), kind="stable")[:_MAX_FEATURES]

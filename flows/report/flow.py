@@ -9,12 +9,12 @@ from flows.report.inputs import check_page_path
 from flows.report.options import ReportOptions
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.server import publish_report
-from flows.running.flow import flow_of
+from flows.running.flow import make_flow
 from flows.running.stages import run_task
-from storage.stores.locations import place
+from storage.stores.locations import parse_path
 
 
-@flow_of("report", ReportOptions)
+@make_flow("report", ReportOptions)
 def report(options: ReportOptions) -> dict[str, Any]:
     """Draw the report of a fit."""
     return run_task("report", partial(_write_and_publish, options))
@@ -23,7 +23,7 @@ def report(options: ReportOptions) -> dict[str, Any]:
 def _write_and_publish(options: ReportOptions) -> dict[str, Any]:
     """Draw the report, and publish it where a Prefect server is configured."""
     page = check_page_path(options.output, options.overwrite)
-    drawn = build_report_from_artifact(place(options.artifact), options.figure_options)
+    drawn = build_report_from_artifact(parse_path(options.artifact), options.figure_options)
     write_report(drawn, page)
     publish_report(drawn, page)
     fitted = drawn.fitted.artifact.path

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flows.data.datasets import check_label
-from flows.data.fitted import Fitted, load_fitted
+from flows.data.fitted import LoadedModel, load_fitted_model
 from flows.report.figures.image_layout import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from storage.stores.locations import Place, check_free_file, place
+from storage.stores.locations import AnyPath, check_target_file, parse_path
 
 REPORT_FILE = "report.html"
 
@@ -56,7 +56,7 @@ class ReportInputs:
         What is left out and why.
     """
 
-    fitted: Fitted
+    fitted: LoadedModel
     layout: ImageLayout | None
     dataset: BinaryDataset | None
     label: str | None
@@ -64,7 +64,7 @@ class ReportInputs:
 
 
 def load_report_inputs(
-    artifact: str | Place,
+    artifact: str | AnyPath,
     options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
     dataset: BinaryDataset | None = None,
 ) -> ReportInputs:
@@ -84,7 +84,7 @@ def load_report_inputs(
     DataError, FitError
         If the artifact or the dataset cannot be used.
     """
-    fitted = load_fitted(artifact)
+    fitted = load_fitted_model(artifact)
     layout = _find_layout(fitted, options.image_shape)
     note = ""
     if dataset is None:
@@ -94,22 +94,22 @@ def load_report_inputs(
     return ReportInputs(fitted, layout, dataset, options.label, (note,) if note else ())
 
 
-def check_page_path(output: str, overwrite: bool) -> Place:
-    """Give the place of a page to write.
+def check_page_path(output: str, overwrite: bool) -> AnyPath:
+    """Give the parse_path of a page to write.
 
     Raises
     ------
     DataError
         If it is named other than a page, or is there and not to be replaced.
     """
-    page = place(output)
+    page = parse_path(output)
     if page.suffix != ".html":
         raise DataError(f"--output: Expected a name that ends in .html, got {output!r}.")
-    check_free_file(page, overwrite)
+    check_target_file(page, overwrite)
     return page
 
 
-def _find_layout(fitted: Fitted, shape: str | None) -> ImageLayout | None:
+def _find_layout(fitted: LoadedModel, shape: str | None) -> ImageLayout | None:
     try:
         return find_image_layout(fitted.feature_names, shape)
     except FitError:

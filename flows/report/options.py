@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from flows.cli.options import DATA, OUTPUT, FittedArtifact, Option, Overwrite
+from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite
 from flows.report.inputs import REPORT_FILE, FigureOptions
 
 
@@ -14,7 +14,7 @@ from flows.report.inputs import REPORT_FILE, FigureOptions
 class ReportOptions:
     """The options of `python -m flows.report`, pictures aside."""
 
-    artifact: FittedArtifact
+    artifact: ArtifactPath
     output: Annotated[str, Option(group=OUTPUT, help="The page to write.")] = REPORT_FILE
     dataset: Annotated[
         str | None,

@@ -13,7 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
-from flows.data.fitted import Fitted
+from flows.data.fitted import LoadedModel
 from flows.report.figures.causes import TextTable, find_causes, make_unit_table
 from flows.report.figures.labels import choose_labels
 from flows.report.figures.latent import plot_calibration, plot_latent_space
@@ -46,9 +46,9 @@ from flows.report.tables.facts import (
 )
 from flows.report.tables.items import make_parameter_table
 from flows.report.tables.words import explain_facts
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 from storage.dataset.dataset import BinaryDataset
-from storage.stores.locations import Place, write_text
+from storage.stores.locations import AnyPath, write_text
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Report:
         Of features with components, (n_features, n_components); None if no rows were read.
     """
 
-    fitted: Fitted
+    fitted: LoadedModel
     figures: tuple[Figure, ...]
     tables: tuple[TextTable, ...]
     notes: tuple[str, ...]
@@ -77,7 +77,7 @@ class Report:
 
 
 def build_report_from_artifact(
-    artifact: str | Place,
+    artifact: str | AnyPath,
     options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
     dataset: BinaryDataset | None = None,
 ) -> Report:
@@ -97,7 +97,7 @@ def build_report(inputs: ReportInputs) -> Report:
     figures = [*plot_parameters(fitted.artifact, inputs.layout, causes)]
     correlations = None
     if inputs.dataset is not None:
-        with one_blas_thread():
+        with limit_blas_threads():
             sample = read_dataset_sample(fitted, inputs.dataset)
             correlations = correlate_features_with_codes(sample.coded_rows)
             figures += _iter_row_figures(inputs, inputs.dataset, sample, correlations)
@@ -105,7 +105,7 @@ def build_report(inputs: ReportInputs) -> Report:
     return Report(fitted, tuple(figures), tables, inputs.notes, correlations)
 
 
-def write_report(report: Report, output: Place) -> None:
+def write_report(report: Report, output: AnyPath) -> None:
     """Write a report as a page. An existing page is replaced at once or not at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
     # A manifest may hold half of a surrogate pair, which UTF-8 cannot encode.

@@ -23,16 +23,16 @@ from flows.report.tables.facts import (
     format_dataset_name,
     format_title,
 )
-from flows.running.environment import server_configured
-from storage.stores.locations import Place
+from flows.running.environment import is_server_configured
+from storage.stores.locations import AnyPath
 
 
-def publish_report(report: Report, page: Place) -> None:
+def publish_report(report: Report, page: AnyPath) -> None:
     """Leave findings, facts, the page's path and all figures on the server, if one is configured.
 
     An embedded server is gone after the run, so nothing is left there.
     """
-    if not server_configured():
+    if not is_server_configured():
         return
     from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
@@ -50,7 +50,7 @@ def publish_report(report: Report, page: Place) -> None:
         create_image_artifact(uri, key=f"{key}-{name}", description=_quote_text(figure.alt))
 
 
-def format_markdown(manifest: Mapping[str, Any], found: Sequence[str], page: Place) -> str:
+def format_markdown(manifest: Mapping[str, Any], found: Sequence[str], page: AnyPath) -> str:
     """Write what was found, warnings, facts and drift; names of a dataset are not markup."""
     told = [f"- {_quote_text(sentence)}" for sentence in found]
     warnings = [f"- {_quote_text(warning)}" for warning in manifest["warnings"]]

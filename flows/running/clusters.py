@@ -14,18 +14,18 @@ from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, Worker, performance_report
 from distributed.security import Security
 
-from flows.running.cluster_settings import Cluster
+from flows.running.cluster_settings import ClusterSettings
 from flows.running.tls import CONNECT_SECONDS, check_scheduler
 from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.dask import DaskExecutor, check_workers
 
-_ASKED_WORKERS_SECONDS = 60.0
-_NO_SPILLING = ("target", "spill", "pause")
-_ON_WORKERS = ("pipeline", "storage")
+_REQUESTED_WORKERS_SECONDS = 60.0
+_SPILL_THRESHOLDS = ("target", "spill", "pause")
+_WORKER_PACKAGES = ("pipeline", "storage")
 
 
 @contextmanager
-def opened_cluster(cluster: Cluster, account: str | None = None) -> Iterator[DaskExecutor]:
+def open_cluster(cluster: ClusterSettings, account: str | None = None) -> Iterator[DaskExecutor]:
     """Start a cluster or connect to one; Dask writes its account of the run to a file, if asked.
 
     Raises
@@ -38,14 +38,14 @@ def opened_cluster(cluster: Cluster, account: str | None = None) -> Iterator[Das
     kept = {} if account else {"distributed.admin.low-level-log-length": 1}
     with (
         dask.config.set(kept),
-        _dask_executor(cluster) as executor,
-        _account(executor.client, account),
+        _open_dask_executor(cluster) as executor,
+        _write_performance_report(executor.client, account),
     ):
         yield executor
 
 
 @contextmanager
-def _account(client: Client, path: str | None) -> Iterator[None]:
+def _write_performance_report(client: Client, path: str | None) -> Iterator[None]:
     """Let Dask write what its workers did, if that was asked for."""
     if path is None:
         yield
@@ -54,50 +54,54 @@ def _account(client: Client, path: str | None) -> Iterator[None]:
         yield
 
 
-def _client(cluster: Any, **more: Any) -> Client:
+def _make_client(cluster: Any, **more: Any) -> Client:
     """Connect; Dask collections of the caller go on to be computed where they were."""
     return Client(cluster, set_as_default=False, **more)
 
 
 @contextmanager
-def _dask_executor(cluster: Cluster) -> Iterator[DaskExecutor]:
-    _quiet_dask()
+def _open_dask_executor(cluster: ClusterSettings) -> Iterator[DaskExecutor]:
+    _silence_dask_logs()
     if cluster.address is None:
-        with _light_processes(), _local_cluster(cluster) as local, _client(local) as client:
-            yield DaskExecutor(client, partial(_client, local))
+        with (
+            _hide_main_module(),
+            _start_local_cluster(cluster) as local,
+            _make_client(local) as client,
+        ):
+            yield DaskExecutor(client, partial(_make_client, local))
         return
-    executor = DaskExecutor(_checked_client(cluster), partial(_connected_again, cluster))
+    executor = DaskExecutor(_connect_and_check(cluster), partial(_reconnect, cluster))
     try:
         yield executor
     finally:
         executor.client.close()
 
 
-def _checked_client(cluster: Cluster) -> Client:
+def _connect_and_check(cluster: ClusterSettings) -> Client:
     """Connect to a cluster that runs elsewhere, and check what its workers are."""
     assert cluster.address is not None
-    client = _connected(cluster.address, cluster.security)
+    client = _connect(cluster.address, cluster.security)
     try:
         _wait_for_workers(client, cluster)
-        check_workers(client, _ON_WORKERS)
+        check_workers(client, _WORKER_PACKAGES)
     except BaseException:
         client.close()
         raise
     return client
 
 
-def _connected_again(cluster: Cluster) -> Client:
+def _reconnect(cluster: ClusterSettings) -> Client:
     """Connect to a cluster that was lost; it may take a while to be back."""
     try:
-        return _checked_client(cluster)
+        return _connect_and_check(cluster)
     except FitError as error:
         raise ClusterLost(f"{error} Then go on with --resume.") from error
 
 
-def _connected(address: str, security: Security | None) -> Client:
+def _connect(address: str, security: Security | None) -> Client:
     check_scheduler(address, security)
     try:
-        return _client(address, timeout=CONNECT_SECONDS, security=security)
+        return _make_client(address, timeout=CONNECT_SECONDS, security=security)
     except OSError as error:
         raise FitError(
             f"--cluster: Expected a Dask scheduler at {address}, got something else "
@@ -105,10 +109,10 @@ def _connected(address: str, security: Security | None) -> Client:
         ) from error
 
 
-def _wait_for_workers(client: Client, cluster: Cluster) -> None:
+def _wait_for_workers(client: Client, cluster: ClusterSettings) -> None:
     """Wait for the workers asked for, or any; they must have the memory asked for."""
     asked = cluster.workers or 1
-    seconds = _ASKED_WORKERS_SECONDS if cluster.workers else CONNECT_SECONDS
+    seconds = _REQUESTED_WORKERS_SECONDS if cluster.workers else CONNECT_SECONDS
     try:
         client.wait_for_workers(asked, timeout=seconds)
     except TimeoutError as error:
@@ -124,20 +128,20 @@ def _wait_for_workers(client: Client, cluster: Cluster) -> None:
             )
 
 
-def _quiet_dask() -> None:
+def _silence_dask_logs() -> None:
     """Leave it to the command to tell what failed; a lost worker or a cut task is no failure."""
     for name in list(logging.root.manager.loggerDict):
         if name.split(".")[0] in ("distributed", "asyncio", "tornado"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _local_cluster(cluster: Cluster) -> LocalCluster:
+def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
     """Workers in this process share its memory; a number of workers asks for processes."""
     # Results are small: a full worker is a mistake to stop, not to spill to disk as pickles.
-    dask.config.set({f"distributed.worker.memory.{name}": False for name in _NO_SPILLING})
+    dask.config.set({f"distributed.worker.memory.{name}": False for name in _SPILL_THRESHOLDS})
     processes = cluster.workers is not None
     return LocalCluster(
-        worker_class=None if processes else _worker,
+        worker_class=None if processes else _make_worker,
         memory_limit=(cluster.worker_memory or "auto") if processes else 0,
         n_workers=cluster.workers or 1,
         threads_per_worker=1 if processes else CPU_COUNT,
@@ -151,13 +155,13 @@ def _local_cluster(cluster: Cluster) -> LocalCluster:
     )
 
 
-def _worker(*where: Any, dashboard: bool, **settings: Any) -> Worker:
-    """Start a worker without its web pages, whose address nobody is told."""
+def _make_worker(*where: Any, dashboard: bool, **settings: Any) -> Worker:
+    """Start a worker without web pages, whose address nobody is told."""
     return Worker(*where, dashboard=False, **settings)
 
 
 @contextmanager
-def _light_processes() -> Iterator[None]:
+def _hide_main_module() -> Iterator[None]:
     """Start worker processes without this command in them.
 
     Multiprocessing would import it again in each, and Prefect with it: two seconds and 100 MB.

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from flows.cli.imports import importing
+from flows.cli.imports import pause_garbage_collection
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -26,7 +26,7 @@ _START_SECONDS, _STOP_SECONDS = 120.0, 10.0
 
 
 @contextmanager
-def embedded_server() -> Iterator[str]:
+def run_embedded_server() -> Iterator[str]:
     """Serve, and give the address, with which flows of this process run meanwhile.
 
     Raises
@@ -38,15 +38,17 @@ def embedded_server() -> Iterator[str]:
     ready: Future[Server] = Future()
     had_dot = "." in sys.path
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = Thread(target=_run, args=(listener, ready), name="prefect-server", daemon=True)
+        thread = Thread(
+            target=_run_server, args=(listener, ready), name="prefect-server", daemon=True
+        )
         thread.start()
-        server = _started(ready)
+        server = _wait_for_server(ready)
         # The migrations of Prefect's database put it first: worker processes, which are given this
         # path, would take files of the user for our packages.
         if not had_dot and "." in sys.path:
             sys.path.remove(".")
         try:
-            with _talking_to(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
+            with _use_server(f"http://127.0.0.1:{listener.getsockname()[1]}/api") as url:
                 yield url
         finally:
             server.should_exit = True
@@ -54,7 +56,7 @@ def embedded_server() -> Iterator[str]:
 
 
 @contextmanager
-def _talking_to(url: str) -> Iterator[str]:
+def _use_server(url: str) -> Iterator[str]:
     """Let flows report to this server, without heartbeats, whose thread ends up to 1 s late."""
     from prefect import settings
 
@@ -63,17 +65,17 @@ def _talking_to(url: str) -> Iterator[str]:
         yield url
 
 
-def _started(ready: Future[Server]) -> Server:
+def _wait_for_server(ready: Future[Server]) -> Server:
     try:
         return ready.result(_START_SECONDS)
     except Exception as error:
         raise RuntimeError("Expected the embedded Prefect server to start, got none.") from error
 
 
-def _run(listener: socket.socket, ready: Future[Server]) -> None:
+def _run_server(listener: socket.socket, ready: Future[Server]) -> None:
     """Serve as settled for a server that nobody else knows: no pages, no blocks, no credentials."""
     try:
-        with importing():
+        with pause_garbage_collection():
             from prefect import settings
         alone = {
             settings.PREFECT_UI_ENABLED: False,
@@ -90,7 +92,7 @@ def _run(listener: socket.socket, ready: Future[Server]) -> None:
 
 async def _serve(listener: socket.socket, ready: Future[Server]) -> None:
     """Serve until the server is told to exit."""
-    with importing():
+    with pause_garbage_collection():
         import uvicorn
         from prefect.server.api.server import create_app
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
 
-_EMBEDDED = {
+_EMBEDDED_SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     # The embedded server lives as long as the run: nobody could read its logs afterwards, and
@@ -25,9 +25,9 @@ _EMBEDDED = {
 }
 
 
-def settle_prefect() -> None:
+def configure_prefect() -> None:
     """Keep an embedded server's database apart and off line; leave a configured server alone."""
-    if server_configured():
+    if is_server_configured():
         return
     home = user_data_path("latentbits") / "prefect"
     os.environ.setdefault("PREFECT_HOME", str(home))
@@ -35,11 +35,11 @@ def settle_prefect() -> None:
         Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
-    for name, value in _EMBEDDED.items():
+    for name, value in _EMBEDDED_SERVER_SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
-def server_configured() -> bool:
+def is_server_configured() -> bool:
     """Tell whether the environment or the active Prefect profile names a server."""
     if os.environ.get("PREFECT_API_URL"):
         return True
@@ -53,6 +53,6 @@ def server_configured() -> bool:
     return bool(profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL"))
 
 
-def examples_path() -> Path:
+def find_examples_folder() -> Path:
     """Give the folder that holds generated example datasets."""
     return user_cache_path("latentbits") / "examples"

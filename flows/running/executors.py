@@ -9,16 +9,16 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from flows.cli.imports import importing
-from flows.cli.options import ExecutorName, Where
-from flows.running.cluster_settings import Cluster, settled
+from flows.cli.imports import pause_garbage_collection
+from flows.cli.options import ExecutorName, ExecutorOptions
+from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 
 
-def opened_executor(**where: Unpack[Where]) -> AbstractContextManager[Executor]:
+def open_executor(**where: Unpack[ExecutorOptions]) -> AbstractContextManager[Executor]:
     """Open an executor for a run and close what was opened with it.
 
     Raises
@@ -26,10 +26,12 @@ def opened_executor(**where: Unpack[Where]) -> AbstractContextManager[Executor]:
     FitError
         If the options contradict each other, or the cluster does not answer or runs other code.
     """
-    return executor_to_open(**where)()
+    return prepare_executor(**where)()
 
 
-def executor_to_open(**where: Unpack[Where]) -> Callable[[], AbstractContextManager[Executor]]:
+def prepare_executor(
+    **where: Unpack[ExecutorOptions],
+) -> Callable[[], AbstractContextManager[Executor]]:
     """Refuse what cannot work before anything is started; give what opens the executor.
 
     Raises
@@ -37,16 +39,18 @@ def executor_to_open(**where: Unpack[Where]) -> Callable[[], AbstractContextMana
     FitError
         If options contradict each other, or a setting of the cluster cannot be used.
     """
-    return partial(_opened, check_executor(**where), where)
+    return partial(_open_checked_executor, check_executor_options(**where), where)
 
 
 @contextmanager
-def _opened(cluster: Cluster | None, where: Where) -> Iterator[Executor]:
+def _open_checked_executor(
+    cluster: ClusterSettings | None, where: ExecutorOptions
+) -> Iterator[Executor]:
     if cluster is not None:
-        with importing():
-            from flows.running.clusters import opened_cluster
+        with pause_garbage_collection():
+            from flows.running.clusters import open_cluster
 
-        with opened_cluster(cluster, where.get("performance_report")) as executor:
+        with open_cluster(cluster, where.get("performance_report")) as executor:
             yield executor
     elif where.get("name") == "serial":
         yield SerialExecutor()
@@ -56,7 +60,7 @@ def _opened(cluster: Cluster | None, where: Where) -> Iterator[Executor]:
         yield ThreadsExecutor(where.get("workers") or CPU_COUNT)
 
 
-def memory_for_rows(executor: Executor) -> int:
+def compute_row_memory(executor: Executor) -> int:
     """Bytes of a dataset that each process may keep: a quarter of its memory."""
     from distributed.system import MEMORY_LIMIT
 
@@ -65,16 +69,16 @@ def memory_for_rows(executor: Executor) -> int:
     limits: list[int] = []
     if isinstance(executor, DaskExecutor):
         # Workers that share this process have no limit of their own.
-        limits = [w["memory_limit"] or MEMORY_LIMIT for w in executor.workers().values()]
+        limits = [w["memory_limit"] or MEMORY_LIMIT for w in executor.describe_workers().values()]
     return min(limits, default=MEMORY_LIMIT) // 4
 
 
-def check_executor(
+def check_executor_options(
     name: ExecutorName = "dask",
     workers: int | None = None,
     cluster: str | None = None,
     **more: Any,
-) -> Cluster | None:
+) -> ClusterSettings | None:
     """Refuse what cannot work before anything is started; give the cluster to use, if any.
 
     Raises
@@ -87,7 +91,7 @@ def check_executor(
     if cluster == "":
         raise FitError("--cluster: Expected an address, got an empty one. Is a variable unset?")
     if name == "dask":
-        return settled({"workers": workers, "cluster": cluster, **more})
+        return resolve_cluster_settings({"workers": workers, "cluster": cluster, **more})
     for option, value in {"cluster": cluster, **more}.items():
         if value:
             raise FitError(

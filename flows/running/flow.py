@@ -14,19 +14,19 @@ from inspect import Parameter, Signature
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, get_type_hints
 
-from flows.cli.imports import importing
-from flows.cli.refusals import log_in_one_line
-from flows.running.server import check_schedule, with_server
+from flows.cli.imports import pause_garbage_collection
+from flows.cli.refusals import hide_expected_tracebacks
+from flows.running.server import check_scheduled_run, run_with_server
 
-_SUBJECTS = ("dataset", "artifact", "output")
+_NAMING_PARAMETERS = ("dataset", "artifact", "output")
 """Parameters that a run may be named after."""
-Asked = TypeVar("Asked")
+OptionsType = TypeVar("Asked")
 Summary = dict[str, Any]
 
 
-def flow_of(
-    name: str, kind: type[Asked]
-) -> Callable[[Callable[[Asked], Summary]], Callable[..., Summary]]:
+def make_flow(
+    name: str, kind: type[OptionsType]
+) -> Callable[[Callable[[OptionsType], Summary]], Callable[..., Summary]]:
     """Make a flow of a function of options; Prefect sees every field as a parameter.
 
     In the module of a command it is made whenever it is called; who imports that module, such as a
@@ -37,25 +37,25 @@ def flow_of(
     name
         What Prefect calls the flow.
     kind
-        The options: a frozen dataclass whose fields are annotated with `Option`.
+        The options: a frozen dataclass whose fields are annotated with `AxisOption`.
     """
 
-    def made(work: Callable[[Asked], Summary]) -> Callable[..., Summary]:
+    def made(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
         is_command = work.__module__ == "__main__"
-        return late_flow_of(name, kind)(work) if is_command else _flow(name, kind, work)
+        return make_lazy_flow(name, kind)(work) if is_command else _build_flow(name, kind, work)
 
     return made
 
 
-def late_flow_of(
-    name: str, kind: type[Asked]
-) -> Callable[[Callable[[Asked], Summary]], Callable[..., Summary]]:
-    """Make a flow as `flow_of` does, but whenever it is called: for those that nobody deploys."""
+def make_lazy_flow(
+    name: str, kind: type[OptionsType]
+) -> Callable[[Callable[[OptionsType], Summary]], Callable[..., Summary]]:
+    """Make a flow as `make_flow` does, but whenever it is called: for those that nobody deploys."""
 
-    def made(work: Callable[[Asked], Summary]) -> Callable[..., Summary]:
+    def made(work: Callable[[OptionsType], Summary]) -> Callable[..., Summary]:
         @wraps(work)
         def late(*given: Any, **named: Any) -> Summary:
-            return _flow(name, kind, work)(*given, **named)
+            return _build_flow(name, kind, work)(*given, **named)
 
         return late
 
@@ -68,48 +68,50 @@ def run_flow(name: str, options: Any, work: Callable[[], Summary]) -> Summary:
     It cannot be a parameter, as Prefect records those, so this run's flow is made around it. Only
     who calls a flow by its parameters, such as a schedule, has them checked within.
     """
-    checked = late_flow_of(name, type(options))(lambda options: work())
-    return with_server(lambda: checked(**vars(options)))
+    checked = make_lazy_flow(name, type(options))(lambda options: work())
+    return run_with_server(lambda: checked(**vars(options)))
 
 
-def _flow(name: str, kind: type[Asked], work: Callable[[Asked], Summary]) -> Callable[..., Summary]:
-    with importing():
+def _build_flow(
+    name: str, kind: type[OptionsType], work: Callable[[OptionsType], Summary]
+) -> Callable[..., Summary]:
+    with pause_garbage_collection():
         from prefect import flow
 
     @wraps(work)
     def called(*given: Any, **named: Any) -> Summary:
-        check_schedule()
+        check_scheduled_run()
         return work(kind(*given, **named))
 
-    called.__signature__ = _signature(kind)  # type: ignore[attr-defined]
-    log_in_one_line()
-    described = {"name": name, "flow_run_name": partial(_run_name, name)}
+    called.__signature__ = _make_signature(kind)  # type: ignore[attr-defined]
+    hide_expected_tracebacks()
+    described = {"name": name, "flow_run_name": partial(_format_run_name, name)}
     return flow(**described, version=version("latentbits"), validate_parameters=False)(called)
 
 
-def _run_name(name: str) -> str:
+def _format_run_name(name: str) -> str:
     """Name the run that has begun after the flow and what it works on: `fit votes`."""
     from prefect.runtime import flow_run
 
-    given = [flow_run.parameters.get(subject) for subject in _SUBJECTS]
+    given = [flow_run.parameters.get(subject) for subject in _NAMING_PARAMETERS]
     named = next((one for one in given if isinstance(one, str)), "")
     return f"{name} {PurePosixPath(named).stem}".strip()
 
 
-def _signature(kind: type[Any]) -> Signature:
+def _make_signature(kind: type[Any]) -> Signature:
     hints = get_type_hints(kind, include_extras=True)
     return Signature(
         Parameter(
             one.name,
             Parameter.POSITIONAL_OR_KEYWORD,
-            default=_default(one),
+            default=_make_default(one),
             annotation=hints[one.name],
         )
         for one in fields(kind)
     )
 
 
-def _default(one: Any) -> Any:
+def _make_default(one: Any) -> Any:
     if one.default_factory is not MISSING:
         return one.default_factory()
     return Parameter.empty if one.default is MISSING else one.default

@@ -10,13 +10,13 @@ import psutil
 from pipeline.errors import FitError
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Give free memory back to the system: glibc keeps what lies between arrays still in use."""
     with suppress(OSError, AttributeError):  # other C libraries have no such call
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def memory_limit(given: str | None = None) -> int:
+def find_memory_limit(given: str | None = None) -> int:
     """Bytes that a run may take: what is given, or what is free.
 
     Raises

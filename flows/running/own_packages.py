@@ -10,7 +10,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 
 
-def refuse_others(is_command: bool) -> None:
+def check_own_packages(is_command: bool) -> None:
     """Say which file hides a package of ours; `python -P` leaves the working folder out.
 
     Processes that this one starts leave it out where this one does.
@@ -26,10 +26,10 @@ def refuse_others(is_command: bool) -> None:
         spec = find_spec(name)
         found = Path(spec.origin) if spec and spec.origin else None
         if found is not None and found.parent != _ROOT / name:
-            _refuse(name, found, is_command)
+            _report_conflict(name, found, is_command)
 
 
-def _refuse(name: str, found: Path, is_command: bool) -> None:
+def _report_conflict(name: str, found: Path, is_command: bool) -> None:
     message = (
         f"{found}: Expected the package {name!r} of latentbits, got this file in its place. "
         "Rename it, go to another folder, or leave this one out: python -P -m …"

@@ -9,23 +9,29 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from flows.cli.progress import reporting
-from flows.running.stages import Stages
+from flows.cli.progress import report_progress
+from flows.running.stages import StageRunner
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.passes.row_ranges import Arrays, Described, Run, runs_of, write_run
-from storage.codes.codes import CodeArray, CodesWriter, create_codes
-from storage.codes.results import WrittenRuns
+from pipeline.passes.row_ranges import (
+    ArrayDescriptions,
+    Arrays,
+    RowRange,
+    split_into_ranges,
+    write_range,
+)
+from storage.codes.codes import CodeArraySpec, CodesWriter, create_codes
+from storage.codes.results import ResumableResults
 from storage.codes.unfinished_codes import UnfinishedCodes
 from storage.dataset.dataset import BinaryDataset
 
 
-def run_writing(
+def run_writing_stages(
     work: UnfinishedCodes,
     resume: bool,
     open_executor: Callable[[], AbstractContextManager[Executor]],
     dataset: BinaryDataset,
-    steps: Callable[[Stages, Progress], dict[str, Any]],
+    steps: Callable[[StageRunner, Progress], dict[str, Any]],
 ) -> dict[str, Any]:
     """Run the stages that write results into a claimed folder; give their summary, timed.
 
@@ -43,19 +49,19 @@ def run_writing(
         Runs the stages and gives the summary.
     """
     begun = time.perf_counter()
-    with work.working(resume), open_executor() as ready, reporting() as progress:
-        stages = Stages(ready, dataset.feature_names, dataset.segment_names)
+    with work.claim_work(resume), open_executor() as ready, report_progress() as progress:
+        stages = StageRunner(ready, dataset.feature_names, dataset.segment_names)
         summary = steps(stages, progress)
     seconds = round(time.perf_counter() - begun, 3)
     return {**summary, "seconds": seconds, "stages": stages.seconds}
 
 
-def write_runs(
-    make: Callable[[Run], Arrays],
-    arrays: Described,
+def write_row_ranges(
+    make: Callable[[RowRange], Arrays],
+    arrays: ArrayDescriptions,
     n_rows: list[int],
     size: int,
-    written: WrittenRuns,
+    written: ResumableResults,
     executor: Executor,
     told: Callable[[int, int, int], Any],
 ) -> tuple[CodesWriter, list[list[int]]]:
@@ -84,17 +90,17 @@ def write_runs(
         What wrote the runs, and the checksums of each.
     """
     total = sum(n_rows)
-    coded = {n: CodeArray(*a) for n, a in arrays.items()}
-    runs = list(runs_of(n_rows, size))
-    before = written.finished()[: len(runs)]
-    writer = create_codes(written.codes, coded, total, size, keep=bool(before))
-    runs = [run._replace(done=done) for run, done in zip_longest(runs, before)]
+    coded = {n: CodeArraySpec(*a) for n, a in arrays.items()}
+    runs = list(split_into_ranges(n_rows, size))
+    before = written.read_finished()[: len(runs)]
+    writer = create_codes(written.codes_folder, coded, total, size, keep=bool(before))
+    runs = [run._replace(checksums=done) for run, done in zip_longest(runs, before)]
     checksums: list[list[int]] = []
     told(0, len(runs), 0)
-    with closing(executor.map(partial(write_run, make, writer), runs)) as found:
+    with closing(executor.map(partial(write_range, make, writer), runs)) as found:
         for done in found:
             checksums.append(done)
             if len(checksums) > len(before):
-                written.note(checksums)
+                written.record_finished(checksums)
             told(len(checksums), len(runs), runs[len(checksums) - 1].stop)
     return writer, checksums

@@ -8,18 +8,18 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from flows.cli.imports import importing
-from flows.running.embedded import embedded_server
-from flows.running.environment import server_configured
+from flows.cli.imports import pause_garbage_collection
+from flows.running.embedded import run_embedded_server
+from flows.running.environment import is_server_configured
 from pipeline.errors import FitError
 
 T = TypeVar("T")
 
-_CLOCKS_SECONDS = 60
+_MAX_CLOCK_DIFFERENCE = 60
 _DRAIN_SECONDS = 10.0
 
 
-def with_server(run_flow: Callable[[], T]) -> T:
+def run_with_server(run_flow: Callable[[], T]) -> T:
     """Run a flow against the configured Prefect server, or an embedded one for its length.
 
     Raises
@@ -27,20 +27,20 @@ def with_server(run_flow: Callable[[], T]) -> T:
     FitError
         If a configured server does not answer, or refuses the credentials.
     """
-    if server_configured():
+    if is_server_configured():
         check_server()
         return run_flow()
-    with importing():
+    with pause_garbage_collection():
         from prefect.events.worker import EventsWorker
 
-    with embedded_server():
+    with run_embedded_server():
         try:
             return run_flow()
         finally:
             EventsWorker.drain_all(_DRAIN_SECONDS, at_exit=False)
 
 
-def check_schedule() -> None:
+def check_scheduled_run() -> None:
     """Check the server of a scheduled run: where clocks differ, nights come at other times.
 
     Raises
@@ -66,7 +66,7 @@ def check_server() -> None:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        url = _without_credentials(str(client.api_url))
+        url = _strip_credentials(str(client.api_url))
         try:
             answer = client.hello()
         except HTTPStatusError as error:
@@ -91,14 +91,14 @@ def _check_clock(url: str, date: str | None) -> None:
     if date is None:
         return
     ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
-    if abs(ahead) > _CLOCKS_SECONDS:
+    if abs(ahead) > _MAX_CLOCK_DIFFERENCE:
         raise FitError(
-            f"PREFECT_API_URL: Expected a clock within {_CLOCKS_SECONDS} s of that of the Prefect "
+            f"PREFECT_API_URL: Expected a clock within {_MAX_CLOCK_DIFFERENCE} s of that of the Prefect "
             f"server at {url}, got one {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}. "
             "Schedules would come at other times: set the time."
         )
 
 
-def _without_credentials(url: str) -> str:
+def _strip_credentials(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

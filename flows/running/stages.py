@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from flows.running.memory import give_back
-from flows.running.retries import RETRIES
-from flows.running.usage import read_usage, usage_since
+from flows.running.memory import release_free_memory
+from flows.running.retries import RETRY_OPTIONS
+from flows.running.usage import compute_usage, read_usage
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageRunner:
     """Runs the stages of one run of a flow.
 
     Attributes
@@ -44,20 +44,20 @@ class Stages:
         def stage() -> None:
             before = read_usage(self.executor)
             if not made:
-                made.append(self._named(work))
-                give_back()
-            self.usage[name] = usage_since(before, read_usage(self.executor))
+                made.append(self._run_with_names(work))
+                release_free_memory()
+            self.usage[name] = compute_usage(before, read_usage(self.executor))
 
         run_task(name, stage)
         return made[0]
 
-    def _named(self, work: Callable[[], T]) -> T:
+    def _run_with_names(self, work: Callable[[], T]) -> T:
         """Name features and segments in what is wrong with them."""
         try:
             return work()
         except FitError as error:
             names = (self.feature_names, self.segment_names)
-            raise FitError(error.notice.render(*names)) from error
+            raise FitError(error.message.render(*names)) from error
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -73,4 +73,4 @@ def run_task(name: str, work: Callable[[], T]) -> T:
     def stage() -> T:
         return work()
 
-    return task(stage, name=name, cache_policy=NO_CACHE, **RETRIES)()
+    return task(stage, name=name, cache_policy=NO_CACHE, **RETRY_OPTIONS)()

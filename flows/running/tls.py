@@ -16,15 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from distributed.security import Security
 
-from flows.cli.options import Given
+from flows.cli.options import SourcedValue
 from pipeline.errors import FitError
 
 CONNECT_SECONDS = 10.0
 _GREETING_SECONDS = 2.0
-_FILES = {"tls_ca": "--tls-ca", "tls_cert": "--tls-cert", "tls_key": "--tls-key"}
+_FILE_OPTIONS = {"tls_ca": "--tls-ca", "tls_cert": "--tls-cert", "tls_key": "--tls-key"}
 
 
-def security_of(address: str, files: Mapping[str, Given]) -> Security:
+def make_security(address: str, files: Mapping[str, SourcedValue]) -> Security:
     """Check the three files and give them to Dask.
 
     Raises
@@ -32,15 +32,15 @@ def security_of(address: str, files: Mapping[str, Given]) -> Security:
     FitError
         If one is missing or unreadable, has expired, or the key is not the certificate's.
     """
-    for name, option in _FILES.items():
+    for name, option in _FILE_OPTIONS.items():
         if name not in files:
             raise FitError(
                 f"{option}: Expected a file for {address}, got none. Give {option} or set "
                 f"LATENTBITS_{name.upper()}."
             )
-    ca, certificate, key = (files[name] for name in _FILES)
-    _certificates(ca)
-    if _certificates(certificate)[0].public_key() != _private_key(key).public_key():
+    ca, certificate, key = (files[name] for name in _FILE_OPTIONS)
+    _read_certificates(ca)
+    if _read_certificates(certificate)[0].public_key() != _read_private_key(key).public_key():
         raise FitError(
             f"{key.source}: Expected the key of {certificate.value}, got that of another "
             f"certificate, {key.value}. Give both of one pair."
@@ -53,9 +53,9 @@ def security_of(address: str, files: Mapping[str, Given]) -> Security:
     )
 
 
-def _certificates(given: Given) -> list[x509.Certificate]:
+def _read_certificates(given: SourcedValue) -> list[x509.Certificate]:
     """Read certificates that are valid now."""
-    content = _read(given)
+    content = _read_file(given)
     try:
         found = x509.load_pem_x509_certificates(content)
     except ValueError as error:
@@ -73,8 +73,8 @@ def _certificates(given: Given) -> list[x509.Certificate]:
     return found
 
 
-def _private_key(given: Given) -> PrivateKeyTypes:
-    content = _read(given)
+def _read_private_key(given: SourcedValue) -> PrivateKeyTypes:
+    content = _read_file(given)
     try:
         return load_pem_private_key(content, password=None)
     except (ValueError, TypeError) as error:  # a TypeError means a passphrase
@@ -84,7 +84,7 @@ def _private_key(given: Given) -> PrivateKeyTypes:
         ) from error
 
 
-def _read(given: Given) -> bytes:
+def _read_file(given: SourcedValue) -> bytes:
     try:
         return Path(given.value).read_bytes()
     except OSError as error:
@@ -103,19 +103,19 @@ def check_scheduler(address: str, security: Security | None) -> None:
         If none answers, it speaks TLS where tcp:// was given or the reverse, or one side does not
         take the other's certificate.
     """
-    connected = _connected(address)
+    connected = _connect(address)
     try:
         if security is None:
-            _check_plain(address, connected)
+            _check_unencrypted(address, connected)
         else:
-            _check_encrypted(address, connected, _context(security))
+            _check_encrypted(address, connected, _get_ssl_context(security))
     except TimeoutError as error:
-        raise _no_answer(address, "it stays silent") from error
+        raise _make_no_answer_error(address, "it stays silent") from error
     finally:
         connected.close()
 
 
-def _connected(address: str) -> socket.socket:
+def _connect(address: str) -> socket.socket:
     """Connect, and wait for a scheduler that is still starting."""
     parts = urlsplit(address)
     deadline = time.monotonic() + CONNECT_SECONDS
@@ -125,35 +125,35 @@ def _connected(address: str) -> socket.socket:
             return socket.create_connection((parts.hostname, parts.port), timeout=left)
         except OSError as error:
             if time.monotonic() > deadline:
-                raise _no_answer(address, error.strerror or "timed out") from error
+                raise _make_no_answer_error(address, error.strerror or "timed out") from error
             time.sleep(0.1)
 
 
-def _no_answer(address: str, reason: str) -> FitError:
+def _make_no_answer_error(address: str, reason: str) -> FitError:
     return FitError(
         f"--cluster: Expected a Dask scheduler at {address}, got no answer within "
         f"{CONNECT_SECONDS:.0f} s ({reason}). Check the address."
     )
 
 
-def _check_plain(address: str, connected: socket.socket) -> None:
+def _check_unencrypted(address: str, connected: socket.socket) -> None:
     """Wait for the greeting that a scheduler without TLS sends at once."""
     connected.settimeout(_GREETING_SECONDS)
     with suppress(OSError):
         if connected.recv(1):
             return
-    if _speaks_tls(address):
+    if _is_tls_server(address):
         raise FitError(
             f"--cluster: Expected a scheduler without TLS at {address}, got one that speaks TLS. "
             f"Take {address.replace('tcp', 'tls', 1)}, with --tls-ca, --tls-cert and --tls-key."
         )
 
 
-def _speaks_tls(address: str) -> bool:
+def _is_tls_server(address: str) -> bool:
     """Ask for TLS of any kind; a scheduler that misses our certificate refuses after that."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    connected = _connected(address)
+    connected = _connect(address)
     connected.settimeout(_GREETING_SECONDS)
     try:
         context.wrap_socket(connected).close()
@@ -190,6 +190,6 @@ def _check_encrypted(address: str, connected: socket.socket, context: ssl.SSLCon
     )
 
 
-def _context(security: Security) -> ssl.SSLContext:
+def _get_ssl_context(security: Security) -> ssl.SSLContext:
     context: ssl.SSLContext = security.get_connection_args("client")["ssl_context"]
     return context

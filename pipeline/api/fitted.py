@@ -8,16 +8,16 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from pipeline.api.in_python import in_python
-from pipeline.data.display import Facts, Shown
-from pipeline.data.protocols import Stored
-from pipeline.inference.from_artifact import stored_model, stored_objective
+from pipeline.api.in_python import translate_options
+from pipeline.data.display import DisplayItems, ResultDisplayMixin
+from pipeline.data.protocols import StoredArtifact
+from pipeline.inference.from_artifact import model_from_artifact, objective_from_artifact
 from pipeline.models.base import Model
-from pipeline.params import named_arrays
+from pipeline.params import get_named_arrays
 
 
 @dataclass(frozen=True, repr=False)
-class Fitted(Shown):
+class FittedModel(ResultDisplayMixin):
     """A fitted model.
 
     Attributes
@@ -57,7 +57,7 @@ class Fitted(Shown):
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, artifact: Stored) -> Self:
+    def from_artifact(cls, artifact: StoredArtifact) -> Self:
         """Take a fitted model from its artifact.
 
         Raises
@@ -67,19 +67,19 @@ class Fitted(Shown):
         """
         manifest = artifact.manifest
         return cls(
-            *stored_model(manifest, artifact),  # type: ignore[arg-type]
+            *model_from_artifact(manifest, artifact),  # type: ignore[arg-type]
             tuple(manifest["feature_names"]),
             tuple(manifest["segment_names"]),
             tuple(manifest["history"]),
-            tuple(map(in_python, manifest["warnings"])),
+            tuple(map(translate_options, manifest["warnings"])),
             bool(manifest["converged"]),
             manifest["diagnostics"].get("objective_is", "objective"),
-            stored_objective(manifest),
+            objective_from_artifact(manifest),
             tuple(manifest.get("labels", ())),
             manifest["diagnostics"].get("fit_statistics", {}),
         )
 
-    def _facts(self) -> Facts:
+    def _iter_display_items(self) -> DisplayItems:
         yield "model", repr(self.model)
         yield "features", f"{len(self.feature_names):,}"
         yield "segments", f"{len(self.segment_names):,}"
@@ -88,26 +88,26 @@ class Fitted(Shown):
             yield self.objective_is, f"{self.objective:.6g} nats a row"
         for name, value in self.statistics.items():
             yield name, f"{value:,.6g}" if isinstance(value, float) else str(value)
-        for name, (dims, values) in named_arrays(self.params).items():
+        for name, (dims, values) in get_named_arrays(self.params).items():
             if values.size and values.ndim:
                 axes = zip(dims, values.shape, strict=True)
                 yield name, " × ".join(f"{dim} {size:,}" for dim, size in axes)
         yield from (("warning", text) for text in self.warnings)
 
 
-class Evaluation(Shown, dict[str, Any]):
+class Evaluation(ResultDisplayMixin, dict[str, Any]):
     """What `evaluate` found, by name."""
 
-    def _facts(self) -> Facts:
+    def _iter_display_items(self) -> DisplayItems:
         for name, value in self.items():
             for one in value if isinstance(value, list) else [value]:
                 yield name, f"{one:.6g}" if isinstance(one, float) else str(one)
 
 
-class Codes(Shown, dict[str, NDArray[Any]]):
+class LatentCodes(ResultDisplayMixin, dict[str, NDArray[Any]]):
     """What `transform` gives: arrays by name, a row of each for every row of the data."""
 
-    def _facts(self) -> Facts:
+    def _iter_display_items(self) -> DisplayItems:
         for name, values in self.items():
             shape = (f"row {len(values):,}", *(f"{size:,}" for size in values.shape[1:]))
             yield name, f"{' × '.join(shape)}, {values.dtype}"

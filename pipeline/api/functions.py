@@ -1,4 +1,4 @@
-"""Models in a few lines, for notebooks: `fit`, `transform`, `evaluate`.
+"""Models in a few lines, for notebooks: `fit_model`, `transform`, `evaluate`.
 
 `flows` does the same with checkpoints and results on disk. Work runs on `n_jobs` threads, by
 default on all CPUs. At a terminal and in a notebook a line tells how far it is once it takes longer
@@ -16,43 +16,60 @@ from warnings import warn
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.api.fitted import Codes, Evaluation, Fitted
-from pipeline.api.in_python import speaking_python, told_in_python
-from pipeline.api.progress_line import telling
-from pipeline.data.blocks import Rows
-from pipeline.data.features import check_features
+from pipeline.api.fitted import Evaluation, FittedModel, LatentCodes
+from pipeline.api.in_python import format_for_python, translate_errors
+from pipeline.api.progress_line import show_progress
+from pipeline.data.blocks import RowSource
+from pipeline.data.features import check_same_features
 from pipeline.data.protocols import Dataset
-from pipeline.data.segments import known_segments, segment_indices, unknown_segments
-from pipeline.errors import FitError, suggestion
+from pipeline.data.segments import (
+    describe_unknown_segments,
+    find_segment_indices,
+    map_fitted_segments,
+)
+from pipeline.errors import FitError, format_suggestion
 from pipeline.evaluation.evaluate import (
-    Subject,
-    likelihood_summary,
-    measure_of,
-    reconstruction_summary,
+    EvaluatedModel,
+    describe_likelihood,
+    describe_reconstruction,
+    find_likelihood_measure,
     score_rows,
 )
-from pipeline.evaluation.neighbourhoods import MOST_FITTED, MOST_JUDGED, Vote, code_summary
-from pipeline.evaluation.prediction import category_names, labels_for, prediction_summary
-from pipeline.evaluation.sampled_rows import draw_labelled, draw_rows
+from pipeline.evaluation.neighbourhoods import (
+    MAX_QUERY_ROWS,
+    MAX_REFERENCE_ROWS,
+    NeighbourVote,
+    describe_code_quality,
+)
+from pipeline.evaluation.prediction import describe_prediction, find_target_labels, name_categories
+from pipeline.evaluation.sampled_rows import draw_dataset_rows, draw_labelled_rows
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.executors.threads import executor_of
-from pipeline.fitting.loop import fit as fit_model
-from pipeline.inference.transform import Reconstruction, Transform
-from pipeline.learning.convergence import kept_objective
+from pipeline.executors.threads import make_executor
+from pipeline.fitting.loop import fit_model as fit_model
+from pipeline.inference.transform import Reconstruction, TransformTask
+from pipeline.learning.convergence import find_final_objective
 from pipeline.models.base import Model
-from pipeline.models.registry import model_class
-from pipeline.models.settings import check_types, hyperparameters, takes_none
-from pipeline.params import named_arrays
-from pipeline.passes.row_ranges import Run, rows_by_chunk, runs_of
+from pipeline.models.registry import find_model_class
+from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
+from pipeline.params import get_named_arrays
+from pipeline.passes.row_ranges import RowRange, count_rows_by_chunk, split_into_ranges
 from pipeline.random import RowRandom
-from pipeline.statistics.labels import columns_to_read
+from pipeline.statistics.labels import list_columns_to_read
 
-__all__ = ["Codes", "Evaluation", "Fitted", "evaluate", "fit", "likelihood", "transform"]
+__all__ = [
+    "Evaluation",
+    "FittedModel",
+    "LatentCodes",
+    "evaluate",
+    "evaluate_likelihood",
+    "fit",
+    "transform",
+]
 
 T = TypeVar("T")
 
-_ROWS_A_RUN = 1 << 16
+_ROWS_PER_RANGE = 1 << 16
 
 
 def fit(
@@ -66,7 +83,7 @@ def fit(
     executor: Executor | None = None,
     progress: Progress | None = None,
     **settings: Any,
-) -> Fitted:
+) -> FittedModel:
     """Fit a model to a dataset.
 
     Parameters
@@ -104,17 +121,17 @@ def fit(
         If a name or a value cannot be used, or the data cannot be fitted.
     """
     names = (dataset.feature_names, dataset.segment_names)
-    executor = executor or executor_of(n_jobs)
-    with _speaking(dataset), telling(progress) as told:
-        built = _built(model, components, settings)
-        rows = _rows(dataset, split, 1 << 30, built.reads_columns())
+    executor = executor or make_executor(n_jobs)
+    with _translate_errors(dataset), show_progress(progress) as told:
+        built = _build_model(model, components, settings)
+        rows = _make_row_source(dataset, split, 1 << 30, built.list_required_columns())
         state = fit_model(built, rows, executor, seed, progress=told)
-    warnings = tuple(told_in_python(notice, *names) for notice in state.warnings)
-    convergence, history = built.convergence(state), state.history
-    converged = convergence.converged(history)
+    warnings = tuple(format_for_python(notice, *names) for notice in state.warnings)
+    convergence, history = built.get_convergence_criterion(state), state.history
+    converged = convergence.has_converged(history)
     named = state.diagnostics.get("objective_is", "objective")
-    objective = kept_objective(convergence, history) if history else None
-    return Fitted(
+    objective = find_final_objective(convergence, history) if history else None
+    return FittedModel(
         built,
         state.params,
         *names,
@@ -123,13 +140,13 @@ def fit(
         converged,
         named,
         objective,
-        category_names(built, state.params, dataset),
+        name_categories(built, state.params, dataset),
         state.diagnostics.get("fit_statistics", {}),
     )
 
 
 def transform(
-    fitted: Fitted,
+    fitted: FittedModel,
     dataset: Dataset,
     *,
     split: str | None = None,
@@ -138,7 +155,7 @@ def transform(
     n_jobs: int = -1,
     executor: Executor | None = None,
     progress: Progress | None = None,
-) -> Codes:
+) -> LatentCodes:
     """Give the latent codes of all rows in their original order, such as `mean`, and `row`.
 
     Parameters
@@ -151,7 +168,7 @@ def transform(
         Give also `probabilities` of ones given the codes, or the likelier `bits`:
         (n_rows, n_features).
     seed, n_jobs, executor, progress
-        As for `fit`.
+        As for `fit_model`.
 
     Returns
     -------
@@ -164,30 +181,30 @@ def transform(
     FitError
         If the features differ, or the model does not turn codes back into probabilities.
     """
-    executor = executor or executor_of(n_jobs)
-    with _speaking(dataset), telling(progress) as told:
-        subject, rows = _subject(fitted, dataset), _rows(dataset, split)
+    executor = executor or make_executor(n_jobs)
+    with _translate_errors(dataset), show_progress(progress) as told:
+        subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
         if reconstruct not in (None, *get_args(Reconstruction)):
             raise FitError(
                 f"reconstruct: Expected 'probabilities', 'bits' or None, got {reconstruct!r}."
             )
-        arrays = {name: values for name, (_, values) in named_arrays(subject.params).items()}
-        work = Transform(
+        arrays = {name: values for name, (_, values) in get_named_arrays(subject.params).items()}
+        work = TransformTask(
             fitted.model,
             lambda: arrays,
             RowRandom(seed),
             rows.read,
-            _segments(fitted, dataset),
+            _find_segment_indices(fitted, dataset),
             "float64",
             reconstruct,
         )
-        runs = runs_of(rows_by_chunk(rows, executor), _ROWS_A_RUN)
-        parts = list(_told(executor.map(work, runs), runs, told))
-    return Codes({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        runs = split_into_ranges(count_rows_by_chunk(rows, executor), _ROWS_PER_RANGE)
+        parts = list(_iter_with_progress(executor.map(work, runs), runs, told))
+    return LatentCodes({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 def evaluate(
-    fitted: Fitted,
+    fitted: FittedModel,
     dataset: Dataset,
     *,
     split: str | None = None,
@@ -212,7 +229,7 @@ def evaluate(
     fitted_split
         The split of the dataset that these rows are of; None takes all.
     seed, n_jobs, executor, progress
-        As for `fit`.
+        As for `fit_model`.
 
     Returns
     -------
@@ -227,23 +244,25 @@ def evaluate(
     FitError
         If the features differ, or no row has a label to predict.
     """
-    executor = executor or executor_of(n_jobs)
-    with _speaking(dataset), telling(progress) as told:
-        labels = labels_for(fitted.model, fitted.params, fitted.labels, dataset)
-        subject = replace(_subject(fitted, dataset), labels=labels)
-        rows = _rows(dataset, split, columns=labels.columns if labels else ())
-        measure = measure_of(subject, rows.n_features)
+    executor = executor or make_executor(n_jobs)
+    with _translate_errors(dataset), show_progress(progress) as told:
+        labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
+        subject = replace(_make_subject(fitted, dataset), labels=labels)
+        rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())
+        measure = find_likelihood_measure(subject, rows.n_features)
         how = (executor, seed, told)
-        vote = None if label is None else _vote(dataset, split, fitted_split, label, *how)
-        codes = code_summary(subject, subject, draw_rows(rows, MOST_JUDGED, *how), vote, *how)
+        vote = None if label is None else _draw_vote_rows(dataset, split, fitted_split, label, *how)
+        codes = describe_code_quality(
+            subject, subject, draw_dataset_rows(rows, MAX_QUERY_ROWS, *how), vote, *how
+        )
         sums = score_rows(subject, measure.name, rows, executor, seed, told)
-    predicted = prediction_summary(labels, sums.values)
-    found = {**likelihood_summary(measure, sums), **reconstruction_summary(sums), **predicted}
+    predicted = describe_prediction(labels, sums.values)
+    found = {**describe_likelihood(measure, sums), **describe_reconstruction(sums), **predicted}
     return Evaluation({**found, **codes})
 
 
-def likelihood(
-    fitted: Fitted,
+def evaluate_likelihood(
+    fitted: FittedModel,
     dataset: Dataset,
     *,
     split: str | None = None,
@@ -263,32 +282,32 @@ def likelihood(
     FitError
         If the features differ.
     """
-    with _speaking(dataset), telling(progress) as told:
-        subject, rows = _subject(fitted, dataset), _rows(dataset, split)
-        measure = measure_of(subject, rows.n_features)
+    with _translate_errors(dataset), show_progress(progress) as told:
+        subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
+        measure = find_likelihood_measure(subject, rows.n_features)
         sums = score_rows(subject, measure.name, rows, executor, seed, told)
-    return Evaluation({**likelihood_summary(measure, sums), **reconstruction_summary(sums)})
+    return Evaluation({**describe_likelihood(measure, sums), **describe_reconstruction(sums)})
 
 
-def _vote(
+def _draw_vote_rows(
     dataset: Dataset, split: str | None, fitted_split: str | None, label: str, *how: Any
-) -> Vote:
+) -> NeighbourVote:
     """Draw rows whose label is to be told, and those that tell it."""
-    columns = columns_to_read(label)
+    columns = list_columns_to_read(label)
     judged, fitted = (
-        draw_labelled(_rows(dataset, name, 0, columns), size, label, dataset, *how)
-        for name, size in ((split, MOST_JUDGED), (fitted_split, MOST_FITTED))
+        draw_labelled_rows(_make_row_source(dataset, name, 0, columns), size, label, dataset, *how)
+        for name, size in ((split, MAX_QUERY_ROWS), (fitted_split, MAX_REFERENCE_ROWS))
     )
-    return Vote(label, judged, fitted, apart=False)
+    return NeighbourVote(label, judged, fitted, is_other_data=False)
 
 
-def _built(name: str, components: int | str | None, settings: Mapping[str, Any]) -> Model:
-    kind = model_class(name)
-    known = hyperparameters(kind)
+def _build_model(name: str, components: int | str | None, settings: Mapping[str, Any]) -> Model:
+    kind = find_model_class(name)
+    known = list_hyperparameters(kind)
     for key in settings:
         if key not in known:
             raise FitError(
-                f"Expected one of {', '.join(known)}, got {key!r}.{suggestion(key, known)}"
+                f"Expected one of {', '.join(known)}, got {key!r}.{format_suggestion(key, known)}"
             )
     if isinstance(components, str) and components != "auto":
         raise FitError(f"--components: Expected a whole number or 'auto', got {components!r}.")
@@ -296,35 +315,39 @@ def _built(name: str, components: int | str | None, settings: Mapping[str, Any])
     if components is not None:
         values["n_components"] = components
     given = {
-        key: None if value == "auto" and takes_none(kind, key) else value
+        key: None if value == "auto" and can_be_none(kind, key) else value
         for key, value in values.items()
     }
     check_types(kind, given)
     return kind(**given)
 
 
-def _rows(
+def _make_row_source(
     dataset: Dataset, split: str | None, memory: int = 0, columns: tuple[str, ...] = ()
-) -> Rows:
-    read = dataset.reader(split, memory, columns=columns)
-    return Rows(read, dataset.n_chunks, len(dataset.feature_names), len(dataset.segment_names))
+) -> RowSource:
+    read = dataset.make_reader(split, memory, columns=columns)
+    return RowSource(read, dataset.n_chunks, len(dataset.feature_names), len(dataset.segment_names))
 
 
-def _subject(fitted: Fitted, dataset: Dataset) -> Subject:
+def _make_subject(fitted: FittedModel, dataset: Dataset) -> EvaluatedModel:
     """Check the features, and find the segments; warn of those that were not fitted."""
-    check_features(fitted.feature_names, dataset.feature_names)
-    known = known_segments(fitted.params, fitted.segment_names)
-    for text in unknown_segments(known, dataset.segment_names):
+    check_same_features(fitted.feature_names, dataset.feature_names)
+    known = map_fitted_segments(fitted.params, fitted.segment_names)
+    for text in describe_unknown_segments(known, dataset.segment_names):
         warn(text, stacklevel=3)
-    segments = segment_indices(known, dataset.segment_names) if known else np.zeros(0, np.int64)
-    return Subject(fitted.model, fitted.params, segments)
+    segments = (
+        find_segment_indices(known, dataset.segment_names) if known else np.zeros(0, np.int64)
+    )
+    return EvaluatedModel(fitted.model, fitted.params, segments)
 
 
-def _speaking(dataset: Dataset) -> AbstractContextManager[None]:
-    return speaking_python(dataset.feature_names, dataset.segment_names)
+def _translate_errors(dataset: Dataset) -> AbstractContextManager[None]:
+    return translate_errors(dataset.feature_names, dataset.segment_names)
 
 
-def _told(parts: Iterable[T], runs: Sequence[Run], progress: Progress) -> Iterator[T]:
+def _iter_with_progress(
+    parts: Iterable[T], runs: Sequence[RowRange], progress: Progress
+) -> Iterator[T]:
     n_rows = 0
     for done, (run, part) in enumerate(zip(runs, parts, strict=True), start=1):
         n_rows += run.stop - run.start
@@ -332,6 +355,6 @@ def _told(parts: Iterable[T], runs: Sequence[Run], progress: Progress) -> Iterat
         yield part
 
 
-def _segments(fitted: Fitted, dataset: Dataset) -> NDArray[np.int64]:
-    known = known_segments(fitted.params, fitted.segment_names)
-    return segment_indices(known, dataset.segment_names)
+def _find_segment_indices(fitted: FittedModel, dataset: Dataset) -> NDArray[np.int64]:
+    known = map_fitted_segments(fitted.params, fitted.segment_names)
+    return find_segment_indices(known, dataset.segment_names)

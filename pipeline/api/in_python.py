@@ -1,7 +1,7 @@
 """Says as Python what messages say as options of commands.
 
 Models and datasets name options in what they tell: `--components 3`, `--set repair=nearest`.
-`pipeline.api.functions` takes the same names as arguments; `naming` gives some of them others.
+`pipeline.api.functions` takes the same names as arguments; `use_argument_names` gives some of them others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 
-from pipeline.errors import FitError, Notice
+from pipeline.errors import FitError, FitWarning
 
 _VALUE = r"[\w.,+-]*\w"
 _SEGMENTS = "Ingest with --segment-by COLUMN"
@@ -25,26 +25,26 @@ _WORDS = {"yes": "True", "no": "False"}
 _NAMES: ContextVar[Mapping[str, str]] = ContextVar("names", default=MappingProxyType({}))
 
 
-def in_python(text: str) -> str:
+def translate_options(text: str) -> str:
     """Write options as arguments: `--set repair=nearest` is `repair="nearest"`."""
-    return _OPTION.sub(_argument, text)
+    return _OPTION.sub(_translate_match, text)
 
 
-def _argument(found: re.Match[str]) -> str:
+def _translate_match(found: re.Match[str]) -> str:
     if found[0] == _SEGMENTS:
-        return f"Give the segment of each row by {_named('segment')}"
+        return f"Give the segment of each row by {_get_argument_name('segment')}"
     name, value = found["setting"] or found["argument"], found["value"] or found["number"]
-    name = _named(name)
-    return name if value is None else f"{name}={_literal(value)}"
+    name = _get_argument_name(name)
+    return name if value is None else f"{name}={_format_literal(value)}"
 
 
-def _named(argument: str) -> str:
+def _get_argument_name(argument: str) -> str:
     return _NAMES.get().get(argument, argument)
 
 
-def _literal(value: str) -> str:
+def _format_literal(value: str) -> str:
     if "," in value:
-        return f"({', '.join(map(_literal, value.split(',')))})"
+        return f"({', '.join(map(_format_literal, value.split(',')))})"
     try:
         float(value)
     except ValueError:
@@ -53,7 +53,7 @@ def _literal(value: str) -> str:
 
 
 @contextmanager
-def naming(names: Mapping[str, str]) -> Iterator[None]:
+def use_argument_names(names: Mapping[str, str]) -> Iterator[None]:
     """Let what is said inside call arguments by other names: those of an estimator."""
     token = _NAMES.set(names)
     try:
@@ -62,24 +62,24 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
         _NAMES.reset(token)
 
 
-def told_in_python(
-    notice: Notice, features: Sequence[str] | None = None, segments: Sequence[str] | None = None
+def format_for_python(
+    notice: FitWarning, features: Sequence[str] | None = None, segments: Sequence[str] | None = None
 ) -> str:
     """Write a notice out; names in it stay as they are."""
-    spoken = Notice(in_python(notice.text), notice.features, notice.segments)
+    spoken = FitWarning(translate_options(notice.text), notice.features, notice.segments)
     return spoken.render(features, segments)
 
 
 @contextmanager
-def speaking_python(
+def translate_errors(
     features: Sequence[str] | None = None, segments: Sequence[str] | None = None
 ) -> Iterator[None]:
     """Let errors inside name features and segments, and arguments instead of options."""
     try:
         yield
     except FitError as error:
-        raise FitError(told_in_python(error.notice, features, segments)) from error
+        raise FitError(format_for_python(error.message, features, segments)) from error
     except ValueError as error:
-        if (said := in_python(str(error))) == str(error):
+        if (said := translate_options(str(error))) == str(error):
             raise
         raise type(error)(said) from error

@@ -9,38 +9,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.executors.progress import Progress, silent
+from pipeline.executors.progress import Progress, ignore_progress
 
-Screen = Callable[[str], None]
+ShowLine = Callable[[str], None]
 """Shows a line in the place of the one before."""
 
-_QUIET_SECONDS, _SECONDS_BETWEEN = 1.0, 0.2
+_QUIET_SECONDS, _UPDATE_SECONDS = 1.0, 0.2
 
 
 @contextmanager
-def telling(progress: Progress | None = None) -> Iterator[Progress]:
+def show_progress(progress: Progress | None = None) -> Iterator[Progress]:
     """Give what is told how far work is: the one given, or a line that goes when work ends."""
-    screen = _screen()
+    screen = _find_screen()
     if progress is not None or screen is None:
-        yield progress or silent
+        yield progress or ignore_progress
         return
-    line = _Line(screen)
+    line = _ProgressLine(screen)
     try:
         yield line
     finally:
         line.clear()
 
 
-class _Line:
+class _ProgressLine:
     """Shows how far a pass is once work takes longer than a moment."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: ShowLine) -> None:
         self._screen = screen
         self._due, self._is_shown = time.monotonic() + _QUIET_SECONDS, False
 
     def __call__(self, label: str, done: int, total: int, rows: int) -> None:
         if (now := time.monotonic()) >= self._due:
-            self._due, self._is_shown = now + _SECONDS_BETWEEN, True
+            self._due, self._is_shown = now + _UPDATE_SECONDS, True
             far = f"{done / total:.0%}" if total else f"{rows:,} rows"
             self._screen(f"{label}: {far}")
 
@@ -49,20 +49,20 @@ class _Line:
             self._screen("")
 
 
-def _screen() -> Screen | None:
+def _find_screen() -> ShowLine | None:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if hasattr(shell, "kernel"):
-        return _cell()
-    return _terminal if sys.stderr.isatty() else None
+        return _make_cell_screen()
+    return _show_in_terminal if sys.stderr.isatty() else None
 
 
-def _terminal(text: str) -> None:
+def _show_in_terminal(text: str) -> None:
     width = shutil.get_terminal_size().columns - 1
     sys.stderr.write(f"\r{text[:width]}\x1b[K")
     sys.stderr.flush()
 
 
-def _cell() -> Screen:
+def _make_cell_screen() -> ShowLine:
     """Give what shows a line below a notebook's cell, beside whatever else stands there."""
     from IPython import display
 

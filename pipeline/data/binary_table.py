@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from pipeline.errors import FitError
 
 _SPLIT = "split"
-REMEDY = (
+NOT_BINARY_REMEDY = (
     "Say threshold=T or map={VALUE: 1, VALUE: 0}, or, if the column is no feature, name it in keep."
 )
 """What to do about values that are no bits."""
 
 
-Meaning = float | Mapping[Any, int | None] | None
+BinarizationRule = float | Mapping[Any, int | None] | None
 """What values mean: 1 where above a threshold, or 0, 1 or None, missing, by a mapping of them."""
 
 
@@ -47,13 +47,13 @@ class BinaryTable:
     columns: Mapping[str, NDArray[Any]]
 
 
-def binary_table(
+def make_binary_table(
     X: ArrayLike,
     feature_names: Sequence[Any] | None = None,
     segment: ArrayLike | None = None,
     keep: Mapping[str, ArrayLike] | None = None,
-    meaning: Meaning = None,
-    remedy: str = REMEDY,
+    meaning: BinarizationRule = None,
+    remedy: str = NOT_BINARY_REMEDY,
 ) -> BinaryTable:
     """Check arrays and make a table of them.
 
@@ -77,7 +77,7 @@ def binary_table(
     FitError
         If a value is none of these, or a name or a length does not fit.
     """
-    values = _array(X)
+    values = _convert_to_array(X)
     if values.ndim != 2:
         raise FitError(
             f"X: Expected two dimensions, rows and features, got {values.ndim}. "
@@ -85,21 +85,23 @@ def binary_table(
         )
     n_rows, n_features = values.shape
     given = [f"f{i}" for i in range(n_features)] if feature_names is None else feature_names
-    names = _checked_names(given, n_features)
-    bits, observed = bits_of(meant(values, names, meaning), names, remedy)
-    columns = {name: _per_row(column, name, n_rows) for name, column in (keep or {}).items()}
-    segments = None if segment is None else segment_texts(segment, n_rows)
+    names = _check_feature_names(given, n_features)
+    bits, observed = convert_to_bits(apply_binarization_rule(values, names, meaning), names, remedy)
+    columns = {name: _convert_column(column, name, n_rows) for name, column in (keep or {}).items()}
+    segments = None if segment is None else convert_segments(segment, n_rows)
     return BinaryTable(bits, observed, names, segments, columns)
 
 
-def _array(X: ArrayLike) -> NDArray[Any]:
+def _convert_to_array(X: ArrayLike) -> NDArray[Any]:
     try:
         return np.asanyarray(X)
     except ValueError as error:
         raise FitError(f"X: Expected rows of equal length, got others ({error}).") from None
 
 
-def meaning_of(threshold: float | None, map: Mapping[Any, int | None] | None) -> Meaning:
+def make_binarization_rule(
+    threshold: float | None, map: Mapping[Any, int | None] | None
+) -> BinarizationRule:
     """Take the one that is given.
 
     Raises
@@ -119,7 +121,9 @@ def meaning_of(threshold: float | None, map: Mapping[Any, int | None] | None) ->
     return map
 
 
-def meant(values: NDArray[Any], names: Sequence[str], meaning: Meaning) -> NDArray[Any]:
+def apply_binarization_rule(
+    values: NDArray[Any], names: Sequence[str], meaning: BinarizationRule
+) -> NDArray[Any]:
     """Replace values by 0, 1 and NaN, where it is said what they mean.
 
     Raises
@@ -139,7 +143,7 @@ def meant(values: NDArray[Any], names: Sequence[str], meaning: Meaning) -> NDArr
         codes = np.array(flat, np.float64).reshape(values.shape)
         expected = ", ".join(map(repr, meaning))
     else:
-        numbers = _numbers(given)
+        numbers = _convert_to_numbers(given)
         bits = np.where(numbers > meaning, 1.0, 0.0)
         codes = np.where(np.isnan(numbers) | np.isinf(numbers), numbers, bits)
         expected = "a number"
@@ -148,13 +152,13 @@ def meant(values: NDArray[Any], names: Sequence[str], meaning: Meaning) -> NDArr
         row, feature = divmod(int(np.isinf(codes).argmax()), values.shape[1])
         raise FitError(
             f"row {row + 1} (counted from 1), column {names[feature]!r}: Expected {expected} or a "
-            f"missing value, got {_shown(given[row, feature])}."
+            f"missing value, got {_format_value(given[row, feature])}."
         )
     return codes
 
 
-def bits_of(
-    values: NDArray[Any], names: Sequence[str], remedy: str = REMEDY
+def convert_to_bits(
+    values: NDArray[Any], names: Sequence[str], remedy: str = NOT_BINARY_REMEDY
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
     """Take values as bits, with a mask of those observed where any is not.
 
@@ -163,7 +167,7 @@ def bits_of(
     FitError
         Naming the row and the column of the first value that is no bit.
     """
-    numbers = _numbers(np.ma.getdata(values))
+    numbers = _convert_to_numbers(np.ma.getdata(values))
     missing = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
     if numbers.dtype.kind == "f":
         missing = np.isnan(numbers) if missing is None else missing | np.isnan(numbers)
@@ -176,13 +180,13 @@ def bits_of(
         row, feature = divmod(int(np.argmin(known)), values.shape[1])
         raise FitError(
             f"row {row + 1} (counted from 1), column {names[feature]!r}: Expected 0, 1, True, "
-            f"False or a missing value, got {_shown(values[row, feature])}. {remedy}"
+            f"False or a missing value, got {_format_value(values[row, feature])}. {remedy}"
         )
     is_whole = missing is None or not missing.any()
     return ones.view(np.uint8), None if is_whole or missing is None else (~missing).view(np.uint8)
 
 
-def segment_texts(values: ArrayLike, n_rows: int) -> NDArray[Any]:
+def convert_segments(values: ArrayLike, n_rows: int) -> NDArray[Any]:
     """Name the segment of each row.
 
     Raises
@@ -190,7 +194,7 @@ def segment_texts(values: ArrayLike, n_rows: int) -> NDArray[Any]:
     FitError
         If there is not one for each row.
     """
-    texts = _texts(_one_a_row(values, "segment", n_rows))
+    texts = _convert_to_texts(_check_column_length(values, "segment", n_rows))
     for row, text in enumerate(texts):
         if not text:
             raise FitError(
@@ -200,14 +204,14 @@ def segment_texts(values: ArrayLike, n_rows: int) -> NDArray[Any]:
     return texts
 
 
-def _per_row(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
-    column = _one_a_row(values, name, n_rows)
+def _convert_column(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
+    column = _check_column_length(values, name, n_rows)
     if name == _SPLIT or column.dtype.kind not in "biuf":
-        return _texts(column)
+        return _convert_to_texts(column)
     return column.astype(np.float64 if column.dtype.kind == "f" else np.int64)
 
 
-def _one_a_row(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
+def _check_column_length(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
     column = np.asarray(values)
     if column.shape != (n_rows,):
         raise FitError(
@@ -216,20 +220,20 @@ def _one_a_row(values: ArrayLike, name: str, n_rows: int) -> NDArray[Any]:
     return column
 
 
-def _texts(values: NDArray[Any]) -> NDArray[Any]:
+def _convert_to_texts(values: NDArray[Any]) -> NDArray[Any]:
     """Write values out, missing ones as empty texts."""
     texts = np.empty(len(values), object)
     texts[:] = ["" if _is_missing(value) else str(value) for value in values.tolist()]
     return texts
 
 
-def _numbers(values: NDArray[Any]) -> NDArray[Any]:
+def _convert_to_numbers(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind in "biuf":
         return values
-    return np.array([_number(value) for value in values.ravel()]).reshape(values.shape)
+    return np.array([_convert_to_number(value) for value in values.ravel()]).reshape(values.shape)
 
 
-def _number(value: Any) -> float:
+def _convert_to_number(value: Any) -> float:
     """Give NaN for what is missing, and infinity, which is no bit, for what is no number."""
     if _is_missing(value):
         return np.nan
@@ -243,21 +247,21 @@ def _is_missing(value: Any) -> bool:
     return isinstance(value, float | np.floating) and bool(np.isnan(value))
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = repr(value.item() if isinstance(value, np.generic) else value)
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-def _checked_names(names: Sequence[Any], n_features: int) -> tuple[str, ...]:
+def _check_feature_names(names: Sequence[Any], n_features: int) -> tuple[str, ...]:
     if len(names) != n_features:
         raise FitError(f"feature_names: Expected {n_features:,} names, got {len(names):,}.")
     texts = tuple(map(str, names))
-    for name in _repeated(texts):
+    for name in _iter_repeated_names(texts):
         raise FitError(f"Expected different feature names, got {name!r} twice. Rename one.")
     return texts
 
 
-def _repeated(names: Sequence[str]) -> Iterator[str]:
+def _iter_repeated_names(names: Sequence[str]) -> Iterator[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
-from pipeline.numerics.bits.packed_rows import PackedRows, transposed
+from pipeline.numerics.bits.packed_rows import BitRows, transpose_bits
 
 Words = NDArray[np.uint64]
 
@@ -60,36 +60,36 @@ class BinaryBlock:
         """Number of features."""
         return len(self.words)
 
-    def dense(self) -> NDArray[np.uint8]:
+    def unpack_values(self) -> NDArray[np.uint8]:
         """Unpack the values: (n_samples, n_features)."""
         return kernels.unpack_rows(self.words, self.n_samples)
 
-    def observed(self) -> NDArray[np.uint8] | None:
+    def unpack_mask(self) -> NDArray[np.uint8] | None:
         """Unpack the mask: (n_samples, n_features), 1 = observed; None when all are."""
         if self.observed_words is None:
             return None
         return kernels.unpack_rows(self.observed_words, self.n_samples)
 
-    def packed_rows(self) -> PackedRows:
+    def to_packed_rows(self) -> BitRows:
         """Lay the bits of each row side by side."""
         mask, n = self.observed_words, self.n_samples
-        observed = None if mask is None else transposed(mask, n)
-        return PackedRows(self.n_features, transposed(self.words, n), observed)
+        observed = None if mask is None else transpose_bits(mask, n)
+        return BitRows(self.n_features, transpose_bits(self.words, n), observed)
 
-    def n_without_values(self) -> int:
+    def count_unobserved_rows(self) -> int:
         """Count rows of which nothing was observed."""
-        observed = self.observed()
+        observed = self.unpack_mask()
         return 0 if observed is None else int((~observed.any(axis=1)).sum())
 
     def column(self, name: str) -> NDArray[Any]:
         """Give a per-row column, (n_samples,)."""
         return self.columns[name]
 
-    def taken(self, at: NDArray[np.int64]) -> BinaryBlock:
+    def take_rows(self, at: NDArray[np.int64]) -> BinaryBlock:
         """Take some of the rows, (n_taken,)."""
-        return _taken(self, slice(0), at)
+        return _take_rows(self, slice(0), at)
 
-    def dealt(self, n_groups: int) -> list[BinaryBlock]:
+    def split_into_groups(self, n_groups: int) -> list[BinaryBlock]:
         """Deal the rows to groups of equal size, give or take one row.
 
         Whole words go round in turn, so that nothing is unpacked and neighbours stay together. The
@@ -123,11 +123,12 @@ class BinaryBlock:
         first = int(self.rows[0]) % n_groups if self.n_samples else 0
         runs = np.roll(np.array([*pairwise(cuts)]), first, axis=0)
         return [
-            _taken(self, slice(g, n_words, n_groups), np.arange(*run)) for g, run in enumerate(runs)
+            _take_rows(self, slice(g, n_words, n_groups), np.arange(*run))
+            for g, run in enumerate(runs)
         ]
 
 
-def block_of(
+def pack_block(
     X: NDArray[np.uint8],
     observed: NDArray[np.uint8] | None = None,
     segment: int = 0,
@@ -140,7 +141,7 @@ def block_of(
     return BinaryBlock(words, mask, len(X), segment, first_row + np.arange(len(X)))
 
 
-def joined(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
+def concatenate_blocks(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
     """Put the rows of blocks together in original order, whatever their segments: 0 is given."""
     if len(blocks) == 1:
         return replace(blocks[0], segment=0)
@@ -151,8 +152,8 @@ def joined(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
     at = np.concatenate(places)[order]
     masked = any(block.observed_words is not None for block in blocks)
     return BinaryBlock(
-        _gathered([block.words for block in blocks], at),
-        _gathered([_mask(block) for block in blocks], at) if masked else None,
+        _gather_words([block.words for block in blocks], at),
+        _gather_words([_make_full_mask(block) for block in blocks], at) if masked else None,
         len(rows),
         rows=rows[order],
         columns={
@@ -162,7 +163,7 @@ def joined(blocks: Sequence[BinaryBlock]) -> BinaryBlock:
     )
 
 
-class Chunk(Protocol):
+class PackedChunk(Protocol):
     """What is read from storage: `storage.dataset.dataset.Chunk` is one."""
 
     @property
@@ -191,7 +192,7 @@ class Chunk(Protocol):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSource:
     """The rows a pass goes over: how to read a chunk, and the shape of the whole.
 
     Attributes
@@ -202,13 +203,13 @@ class Rows:
         Shape of the dataset.
     """
 
-    read: Callable[[int], Chunk]
+    read: Callable[[int], PackedChunk]
     n_chunks: int
     n_features: int
     n_segments: int
 
 
-def blocks_of(chunk: Chunk) -> Iterator[BinaryBlock]:
+def iter_blocks(chunk: PackedChunk) -> Iterator[BinaryBlock]:
     """Cut a chunk into its blocks, leaving out rows of other splits."""
     last = 0
     for segment, first_word, n_rows in chunk.blocks:
@@ -224,33 +225,33 @@ def blocks_of(chunk: Chunk) -> Iterator[BinaryBlock]:
             {name: values[rows] for name, values in chunk.columns.items()},
         )
         kept = None if chunk.keep is None else np.flatnonzero(chunk.keep[rows])
-        yield block if kept is None else _taken(block, slice(0), kept)
+        yield block if kept is None else _take_rows(block, slice(0), kept)
 
 
-def _taken(block: BinaryBlock, whole: slice, single: NDArray[np.int64]) -> BinaryBlock:
+def _take_rows(block: BinaryBlock, whole: slice, single: NDArray[np.int64]) -> BinaryBlock:
     """Take whole words, all of them full, and behind them single rows."""
     first_rows = 64 * np.arange(block.words.shape[1])[whole]
     at = np.concatenate([np.add.outer(first_rows, np.arange(64)).ravel(), single])
     mask = block.observed_words
     return replace(
         block,
-        words=_taken_words(block.words, whole, single),
-        observed_words=None if mask is None else _taken_words(mask, whole, single),
+        words=_take_words(block.words, whole, single),
+        observed_words=None if mask is None else _take_words(mask, whole, single),
         n_samples=len(at),
         rows=block.rows[at],
         columns={name: values[at] for name, values in block.columns.items()},
     )
 
 
-def _taken_words(words: Words, whole: slice, single: NDArray[np.int64]) -> Words:
+def _take_words(words: Words, whole: slice, single: NDArray[np.int64]) -> Words:
     return np.concatenate([words[:, whole], kernels.select_rows(words, single)], axis=1)
 
 
-def _gathered(words: Sequence[Words], at: NDArray[np.int64]) -> Words:
+def _gather_words(words: Sequence[Words], at: NDArray[np.int64]) -> Words:
     return kernels.select_rows(np.concatenate(words, axis=1), at)
 
 
-def _mask(block: BinaryBlock) -> Words:
+def _make_full_mask(block: BinaryBlock) -> Words:
     """Give the mask, also where all is observed; what lies behind the last row may be 1."""
     full = np.full_like(block.words, ~np.uint64(0))
     return full if block.observed_words is None else block.observed_words

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pipeline.errors import FitError
 
 
-def check_features(
+def check_same_features(
     expected: Sequence[str],
     got: Sequence[str],
     fit: str = "the fit",
@@ -33,10 +33,10 @@ def check_features(
     for position, (known, name) in enumerate(zip_longest(expected, got), start=1):
         if known != name:
             raise FitError(
-                f"Expected {_feature(known)} of {fit} at position {position}, got "
-                f"{_feature(name)}. {remedy}"
+                f"Expected {_format_feature(known)} of {fit} at position {position}, got "
+                f"{_format_feature(name)}. {remedy}"
             )
 
 
-def _feature(name: str | None) -> str:
+def _format_feature(name: str | None) -> str:
     return "no more feature" if name is None else f"feature {name!r}"

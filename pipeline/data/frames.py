@@ -10,16 +10,22 @@ import narwhals as nw
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.binary_table import BinaryTable, Meaning, binary_table, bits_of, meant
-from pipeline.errors import FitError, suggestion
+from pipeline.data.binary_table import (
+    BinarizationRule,
+    BinaryTable,
+    apply_binarization_rule,
+    convert_to_bits,
+    make_binary_table,
+)
+from pipeline.errors import FitError, format_suggestion
 
 
-def frame_table(
+def make_table_from_frame(
     df: Any,
     segment: str | None,
     keep: Sequence[str],
     features: Sequence[str] | None = None,
-    meaning: Meaning = None,
+    meaning: BinarizationRule = None,
 ) -> BinaryTable:
     """Make a table of a data frame, or of an xarray object.
 
@@ -28,7 +34,7 @@ def frame_table(
     df
         A frame that Narwhals knows, of pandas or Polars for one, whose other columns are the
         features. Or an xarray DataArray (row, feature), or a Dataset with `values` and maybe
-        `observed`, as `to_xarray` gives it.
+        `observed`, as `build_xarray` gives it.
     segment, keep
         Names of the columns, in xarray of the variables, with each row's segment, and to keep.
     features
@@ -48,11 +54,11 @@ def frame_table(
     if xarray is not None and isinstance(df, xarray.DataArray | xarray.Dataset):
         if features is not None:
             raise FitError("features: Expected a data frame, got an xarray object. Use .sel().")
-        return _labelled_table(df, segment, keep, meaning)
-    return _frame_table(_frame(df), segment, keep, features, meaning)
+        return _convert_xarray(df, segment, keep, meaning)
+    return _convert_data_frame(_wrap_frame(df), segment, keep, features, meaning)
 
 
-def _frame(df: Any) -> nw.DataFrame[Any]:
+def _wrap_frame(df: Any) -> nw.DataFrame[Any]:
     try:
         return nw.from_native(df, eager_only=True)
     except TypeError:
@@ -65,32 +71,32 @@ def _frame(df: Any) -> nw.DataFrame[Any]:
         raise FitError(" ".join(str(error).split()) + ". Rename one.") from None
 
 
-def _frame_table(
+def _convert_data_frame(
     frame: nw.DataFrame[Any],
     segment: str | None,
     keep: Sequence[str],
     wanted: Sequence[str] | None,
-    meaning: Meaning,
+    meaning: BinarizationRule,
 ) -> BinaryTable:
-    names = _wanted(segment, keep, frame.columns)
-    chosen = frame.columns if wanted is None else _wanted(None, wanted, frame.columns)
+    names = _check_columns(segment, keep, frame.columns)
+    chosen = frame.columns if wanted is None else _check_columns(None, wanted, frame.columns)
     features = [name for name in chosen if name not in names]
     X = np.ma.zeros((len(frame), len(features)), np.uint8)
     for at, name in enumerate(features):
-        values = meant(frame[name].to_numpy()[:, None], (name,), meaning)
-        bits, observed = bits_of(values, (name,))
+        values = apply_binarization_rule(frame[name].to_numpy()[:, None], (name,), meaning)
+        bits, observed = convert_to_bits(values, (name,))
         X[:, at] = bits[:, 0]
         if observed is not None:
             X[observed[:, 0] == 0, at] = np.ma.masked
     rest = {name: frame[name].to_numpy() for name in names}
-    return _table(X, features, rest, segment, keep)
+    return _make_table(X, features, rest, segment, keep)
 
 
-def _labelled_table(
-    found: Any, segment: str | None, keep: Sequence[str], meaning: Meaning
+def _convert_xarray(
+    found: Any, segment: str | None, keep: Sequence[str], meaning: BinarizationRule
 ) -> BinaryTable:
     variables = [*found.coords, *getattr(found, "data_vars", ())]
-    names = _wanted(segment, keep, variables)
+    names = _check_columns(segment, keep, variables)
     values = found["values"] if "values" in variables else found
     if getattr(values, "ndim", None) != 2:
         raise FitError(
@@ -101,26 +107,28 @@ def _labelled_table(
     if "observed" in variables:
         X = np.ma.masked_array(X, found["observed"].values == 0)
     features = [*values[feature].values] if feature in values.coords else None
-    return _table(X, features, {name: found[name].values for name in names}, segment, keep, meaning)
+    return _make_table(
+        X, features, {name: found[name].values for name in names}, segment, keep, meaning
+    )
 
 
-def _wanted(segment: str | None, keep: Sequence[str], known: Sequence[str]) -> list[str]:
+def _check_columns(segment: str | None, keep: Sequence[str], known: Sequence[str]) -> list[str]:
     names = [*keep, *([] if segment is None else [segment])]
     for name in names:
         if name not in known:
-            near = suggestion(name, map(str, known))
+            near = format_suggestion(name, map(str, known))
             raise FitError(f"Expected a column {name!r}, got none of that name.{near}")
     return names
 
 
-def _table(
+def _make_table(
     X: NDArray[Any],
     features: Sequence[str] | None,
     rest: Mapping[str, NDArray[Any]],
     segment: str | None,
     keep: Sequence[str],
-    meaning: Meaning = None,
+    meaning: BinarizationRule = None,
 ) -> BinaryTable:
     segments = None if segment is None else rest[segment]
     columns = {name: rest[name] for name in keep}
-    return binary_table(X, features, segments, columns, meaning)
+    return make_binary_table(X, features, segments, columns, meaning)

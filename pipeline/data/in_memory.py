@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from pipeline.data.binary_table import BinaryTable
 from pipeline.data.blocks import Words
-from pipeline.data.display import Facts, Shown
+from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
 
 _CHUNK_BYTES = 1 << 20
 """Of a chunk's bits: enough for a task, and few enough that all threads have some."""
-_ALL = "all"
+_ONLY_SEGMENT = "all"
 _SPLIT = "split"
 
 
 @dataclass(frozen=True)
 class MemoryChunk:
-    """A range of rows, stably sorted by segment: a `pipeline.data.blocks.Chunk`."""
+    """A range of rows, stably sorted by segment: a `pipeline.data.blocks.PackedChunk`."""
 
     words: Words
     observed: Words | None
@@ -51,8 +51,8 @@ class MemoryReader:
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryDataset(Shown):
-    """A `pipeline.data.protocols.Dataset`; `in_memory` makes it.
+class MemoryDataset(ResultDisplayMixin):
+    """A `pipeline.data.protocols.Dataset`; `make_memory_dataset` makes it.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class MemoryDataset(Shown):
         """Number of rows."""
         return sum(len(chunk.rows) for chunk in self.chunks)
 
-    def reader(
+    def make_reader(
         self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
     ) -> MemoryReader:
         """Give what reads chunks, or their rows of a split, with per-row columns.
@@ -100,7 +100,7 @@ class MemoryDataset(Shown):
             raise FitError(f"--split: Expected one of the data's splits, got {split!r}: {have}.")
         return MemoryReader(self.chunks, columns, None if split is None else splits.index(split))
 
-    def _facts(self) -> Facts:
+    def _iter_display_items(self) -> DisplayItems:
         yield "rows", f"{self.n_rows:,}"
         yield "features", f"{len(self.feature_names):,}"
         yield "segments", f"{len(self.segment_names):,}"
@@ -110,7 +110,7 @@ class MemoryDataset(Shown):
         yield "missing values", "none" if is_whole else "some"
 
 
-def in_memory(table: BinaryTable) -> MemoryDataset:
+def make_memory_dataset(table: BinaryTable) -> MemoryDataset:
     """Pack a table.
 
     Raises
@@ -127,24 +127,24 @@ def in_memory(table: BinaryTable) -> MemoryDataset:
     for name, values in table.columns.items():
         columns[name] = values
         if values.dtype.kind == "O":
-            columns[name], levels[name] = _coded(values)
-    everywhere = np.full(n_rows, _ALL, object)
-    codes, segment_names = _coded(everywhere if table.segments is None else table.segments)
+            columns[name], levels[name] = _encode_texts(values)
+    everywhere = np.full(n_rows, _ONLY_SEGMENT, object)
+    codes, segment_names = _encode_texts(everywhere if table.segments is None else table.segments)
     size = 64 * max(1, _CHUNK_BYTES // (8 * n_features))
     edges = [*range(0, n_rows, size), n_rows]
     spans = [slice(first, last) for first, last in pairwise(edges)]
-    chunks = tuple(_chunk(table, codes, columns, span) for span in spans)
+    chunks = tuple(_make_chunk(table, codes, columns, span) for span in spans)
     return MemoryDataset(table.feature_names, segment_names, levels, chunks)
 
 
-def _coded(texts: NDArray[Any]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def _encode_texts(texts: NDArray[Any]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Code texts in order of first appearance; empty ones are -1."""
     known = {text: code for code, text in enumerate(dict.fromkeys(filter(None, texts)))}
     codes = np.fromiter((known.get(text, -1) for text in texts), np.int32, len(texts))
     return codes, tuple(known)
 
 
-def _chunk(
+def _make_chunk(
     table: BinaryTable, codes: NDArray[np.int32], columns: Mapping[str, NDArray[Any]], span: slice
 ) -> MemoryChunk:
     """Lay out consecutive rows: sorted by segment, each segment from a word boundary."""
@@ -154,13 +154,13 @@ def _chunk(
     blocks = np.column_stack([segments, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
     parts = np.split(rows, np.cumsum(sizes)[:-1])
     return MemoryChunk(
-        _packed(table.X, parts),
-        None if table.observed is None else _packed(table.observed, parts),
+        _pack_parts(table.X, parts),
+        None if table.observed is None else _pack_parts(table.observed, parts),
         blocks,
         rows,
         {name: values[rows] for name, values in columns.items()},
     )
 
 
-def _packed(bits: NDArray[np.uint8], parts: list[NDArray[np.int64]]) -> Words:
+def _pack_parts(bits: NDArray[np.uint8], parts: list[NDArray[np.int64]]) -> Words:
     return np.concatenate([kernels.pack_rows(bits[part]) for part in parts], axis=1)

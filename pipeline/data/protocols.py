@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Chunk
+from pipeline.data.blocks import PackedChunk
 
 
-class Reader(Protocol):
+class ReadChunk(Protocol):
     """Reads chunks by key."""
 
-    def __call__(self, key: int) -> Chunk:
+    def __call__(self, key: int) -> PackedChunk:
         """Read a chunk."""
 
 
@@ -36,13 +36,13 @@ class Dataset(Protocol):
     def n_chunks(self) -> int:
         """Number of chunks."""
 
-    def reader(
+    def make_reader(
         self, split: str | None = None, memory: int = 0, *, columns: tuple[str, ...] = ()
-    ) -> Reader:
+    ) -> ReadChunk:
         """Give what reads chunks, or their rows of a split, with per-row columns."""
 
 
-class Stored(Protocol):
+class StoredArtifact(Protocol):
     """A fitted model on disk: `storage.load_artifact` gives one."""
 
     @property

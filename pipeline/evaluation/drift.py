@@ -19,49 +19,51 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Chunk, Rows
-from pipeline.evaluation.calibration import Comparison
-from pipeline.executors.base import Map
+from pipeline.data.blocks import PackedChunk, RowSource
+from pipeline.evaluation.calibration import ShareComparison
+from pipeline.executors.base import MapFunction
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import named_arrays
+from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
-from pipeline.statistics.correlations import correlation_matrices, estimate_tetrachoric
+from pipeline.statistics.correlations import estimate_correlations, estimate_tetrachoric
 from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]
 
-DRIFT_PASS = (1 << 32) + 1
+DRIFT_DRAWS_PASS = (1 << 32) + 1
 """Number of a pass that never comes: its draws choose rows."""
-LEAST_CELL = 5
+MIN_CELL_ROWS = 5
 """Rows that either sample should have in each cell of a pair's table for it to be compared."""
 
 
 @dataclass(frozen=True)
-class LaterRows:
+class AppendedChunkReader:
     """Reads the chunks from `first` on, or a share of their rows, in any process."""
 
-    read: Callable[[int], Chunk]
+    read: Callable[[int], PackedChunk]
     first: int
     share: float
     seed: int
 
-    def __call__(self, key: int) -> Chunk:
+    def __call__(self, key: int) -> PackedChunk:
         """Read a chunk by its place among these."""
         chunk: Any = self.read(self.first + key)
         if self.share >= 1:
             return chunk  # type: ignore[no-any-return]
-        chosen = RowRandom(self.seed, DRIFT_PASS).uniform(chunk.rows, 1)[:, 0] < self.share
+        chosen = RowRandom(self.seed, DRIFT_DRAWS_PASS).uniform(chunk.rows, 1)[:, 0] < self.share
         return replace(chunk, keep=chosen if chunk.keep is None else chosen & chunk.keep)  # type: ignore[no-any-return]
 
 
-def later_rows(rows: Rows, first: int, share: float = 1.0, seed: int = 0) -> Rows:
+def select_appended_rows(
+    rows: RowSource, first: int, share: float = 1.0, seed: int = 0
+) -> RowSource:
     """Take the chunks from the first on; of their rows a share, chosen by the seed."""
-    read = LaterRows(rows.read, first, share, seed)
+    read = AppendedChunkReader(rows.read, first, share, seed)
     return replace(rows, read=read, n_chunks=rows.n_chunks - first)
 
 
-class Moved(NamedTuple):
+class LargestMove(NamedTuple):
     """A value of a feature before and now."""
 
     array: str
@@ -70,7 +72,7 @@ class Moved(NamedTuple):
     now: float
 
 
-def similarity(before: Any, now: Any) -> tuple[str, float] | None:
+def compare_loadings(before: Any, now: Any) -> tuple[str, float] | None:
     """Compare the first array by features and components of two fits' parameters.
 
     Returns
@@ -79,8 +81,8 @@ def similarity(before: Any, now: Any) -> tuple[str, float] | None:
         Its name and the mean cosine similarity of its columns; None where there is no such array,
         or no component.
     """
-    earlier = named_arrays(before)
-    for name, (dims, values) in named_arrays(now).items():
+    earlier = get_named_arrays(before)
+    for name, (dims, values) in get_named_arrays(now).items():
         if set(dims) == {"feature", "component"} and len(dims) == 2:
             pair = [earlier[name][1], values]
             oriented = [a if dims[0] == "feature" else a.T for a in pair]
@@ -89,32 +91,34 @@ def similarity(before: Any, now: Any) -> tuple[str, float] | None:
     return None
 
 
-def largest_move(before: Any, now: Any) -> Moved | None:
+def find_largest_move(before: Any, now: Any) -> LargestMove | None:
     """Find the feature whose threshold or offset, the first array by features, moved most."""
-    for name, (dims, values) in named_arrays(now).items():
+    for name, (dims, values) in get_named_arrays(now).items():
         if dims == ("feature",):
-            earlier = named_arrays(before)[name][1]
+            earlier = get_named_arrays(before)[name][1]
             at = int(np.argmax(np.abs(values - earlier)))
-            return Moved(name, at, float(earlier[at]), float(values[at]))
+            return LargestMove(name, at, float(earlier[at]), float(values[at]))
     return None
 
 
-def pooled(counts: PairCounts) -> PairCounts:
+def pool_counts(counts: PairCounts) -> PairCounts:
     """Sum the counts of all segments and groups."""
     n_groups = int(counts.segments.max()) + 1
-    return counts.weighted(n_groups, np.ones((1, n_groups), np.int64))
+    return counts.sum_weighted_groups(n_groups, np.ones((1, n_groups), np.int64))
 
 
-def without(whole: PairCounts, part: PairCounts) -> PairCounts:
+def subtract_counts(whole: PairCounts, part: PairCounts) -> PairCounts:
     """Take the counts of some rows, pooled, from those of all rows, pooled."""
-    left = dict(whole.arrays())
-    for name, counts in part.arrays().items():
+    left = dict(whole.to_arrays())
+    for name, counts in part.to_arrays().items():
         if name != "segments":
             left[name] = left[name] - counts
     return PairCounts.from_arrays(left)
 
 
-def compare_correlations(whole: PairCounts, new: PairCounts, map_items: Map) -> Comparison:
+def compare_correlations(
+    whole: PairCounts, new: PairCounts, map_items: MapFunction
+) -> ShareComparison:
     """Compare tetrachoric correlations of new rows with those of the rows before.
 
     Parameters
@@ -130,19 +134,19 @@ def compare_correlations(whole: PairCounts, new: PairCounts, map_items: Map) -> 
         `observed` in the new rows, `implied` by those before; pairs alone of which either sample
         should have 5 rows in each cell, and whose correlation is defined in both.
     """
-    before, estimate = without(whole, new), partial(estimate_tetrachoric, "half")
+    before, estimate = subtract_counts(whole, new), partial(estimate_tetrachoric, "half")
     upper = np.triu_indices(whole.n_features, 1)
-    tables = [_pairs(counts, upper) for counts in (whole, before, new)]
-    found = [correlation_matrices(counts, estimate, map_items) for counts in (whole, before, new)]
+    tables = [_select_pair_tables(counts, upper) for counts in (whole, before, new)]
+    found = [estimate_correlations(counts, estimate, map_items) for counts in (whole, before, new)]
     together, then, now = (correlation[0][upper] for correlation, _ in found)
     n, n_then, n_now = (table.n for table in tables)
-    usable = _least_cell(tables[0]) * np.minimum(n_then, n_now) >= LEAST_CELL * n
+    usable = _smallest_cell_counts(tables[0]) * np.minimum(n_then, n_now) >= MIN_CELL_ROWS * n
     for _, (status,) in found:
         usable &= np.isin(status[upper], (PairStatus.PLAIN, PairStatus.EMPTY_CELL))
     table = PairTable(*(column[usable] for column in tables[0]))
     spread = tetrachoric_variance(table, together[usable])
     error = np.sqrt(spread * (1 / n_then[usable] + 1 / n_now[usable]))
-    return Comparison(np.column_stack(upper)[usable], now[usable], then[usable], error)
+    return ShareComparison(np.column_stack(upper)[usable], now[usable], then[usable], error)
 
 
 def tetrachoric_variance(table: PairTable, correlation: Array) -> Array:
@@ -167,13 +171,15 @@ def tetrachoric_variance(table: PairTable, correlation: Array) -> Array:
     return variance
 
 
-def _pairs(counts: PairCounts, at: tuple[NDArray[np.intp], NDArray[np.intp]]) -> PairTable:
+def _select_pair_tables(
+    counts: PairCounts, at: tuple[NDArray[np.intp], NDArray[np.intp]]
+) -> PairTable:
     """Give the tables of some pairs."""
     table = counts.table(0)
     return PairTable(*(np.broadcast_to(a, table.joint.shape)[at].astype(float) for a in table))
 
 
-def _least_cell(table: PairTable) -> Array:
+def _smallest_cell_counts(table: PairTable) -> Array:
     n, ones_i, ones_j, joint = table
     cells = (joint, ones_i - joint, ones_j - joint, n - ones_i - ones_j + joint)
     least: Array = np.minimum.reduce(cells)

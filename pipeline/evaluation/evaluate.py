@@ -15,40 +15,40 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Rows, block_of
+from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
 from pipeline.errors import FitError
-from pipeline.evaluation.prediction import Labels, prediction_sums
+from pipeline.evaluation.prediction import TargetLabels, summarize_predictions
 from pipeline.executors.base import Executor
-from pipeline.executors.progress import Progress, silent
+from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.capabilities import (
-    Bounded,
-    CompositeLikely,
-    Likely,
+    CanReconstruct,
+    HasCompositeLikelihood,
+    HasLogLikelihood,
+    HasLowerBound,
+    HasPseudoLikelihood,
     LogLikelihood,
-    PseudoLikely,
-    Reconstructs,
 )
 from pipeline.numerics.metrics import reconstruction_losses
-from pipeline.passes.collect import collect
+from pipeline.passes.collect import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_MEASURES: dict[str, tuple[type, str]] = {
-    "log_likelihood": (Likely, "exact"),
-    "lower_bound": (Bounded, "bound"),
-    "pseudo_log_likelihood": (PseudoLikely, "pseudo"),
-    "composite_log_likelihood": (CompositeLikely, "composite"),
+_LIKELIHOOD_MEASURES: dict[str, tuple[type, str]] = {
+    "log_likelihood": (HasLogLikelihood, "exact"),
+    "lower_bound": (HasLowerBound, "bound"),
+    "pseudo_log_likelihood": (HasPseudoLikelihood, "pseudo"),
+    "composite_log_likelihood": (HasCompositeLikelihood, "composite"),
 }
 _CELLS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluatedModel:
     """A fitted model and where it stands among the segments of the data.
 
     Attributes
@@ -64,10 +64,10 @@ class Subject:
     model: Model
     params: Any
     segments: Counts
-    labels: Labels | None = None
+    labels: TargetLabels | None = None
 
 
-class Measure(NamedTuple):
+class LikelihoodMeasure(NamedTuple):
     """What a model says of the probability of a row.
 
     Attributes
@@ -84,7 +84,7 @@ class Measure(NamedTuple):
     refusals: tuple[str, ...] = ()
 
 
-def baselines(n_rows: int) -> dict[str, Model]:
+def make_baseline_models(n_rows: int) -> dict[str, Model]:
     """Give the models that any other should beat, for so many rows to fit."""
     n_components = min(20, n_rows)
     return {
@@ -93,12 +93,12 @@ def baselines(n_rows: int) -> dict[str, Model]:
     }
 
 
-def measure_of(subject: Subject, n_features: int) -> Measure:
+def find_likelihood_measure(subject: EvaluatedModel, n_features: int) -> LikelihoodMeasure:
     """Find what a model offers, by asking for the probability of a row without ones."""
     segment = int(subject.segments[0]) if len(subject.segments) else 0
-    block = block_of(np.zeros((1, n_features), np.uint8), segment=segment)
+    block = pack_block(np.zeros((1, n_features), np.uint8), segment=segment)
     refusals = []
-    for name, (capability, _) in _MEASURES.items():
+    for name, (capability, _) in _LIKELIHOOD_MEASURES.items():
         if not isinstance(subject.model, capability):
             continue
         try:
@@ -106,17 +106,17 @@ def measure_of(subject: Subject, n_features: int) -> Measure:
         except FitError as error:
             refusals.append(str(error))
         else:
-            return Measure(name, tuple(refusals))
-    return Measure(None, tuple(refusals))
+            return LikelihoodMeasure(name, tuple(refusals))
+    return LikelihoodMeasure(None, tuple(refusals))
 
 
 def score_rows(
-    subject: Subject,
+    subject: EvaluatedModel,
     measure: str | None,
-    rows: Rows,
+    rows: RowSource,
     executor: Executor,
     seed: int,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
 ) -> Sums:
     """Sum likelihoods and losses over all rows.
 
@@ -135,41 +135,47 @@ def score_rows(
         If there are no rows, or a row's likelihood is not finite.
     """
     score = partial(_score_block, subject, measure, RowRandom(seed))
-    return collect(score, rows, executor, "score", progress=progress)
+    return collect_statistics(score, rows, executor, "score", progress=progress)
 
 
-def _score_block(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
-    predicted = prediction_sums(subject.labels, subject.model, subject.params, block, rng)
+def _score_block(
+    subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
+) -> Sums:
+    predicted = summarize_predictions(subject.labels, subject.model, subject.params, block, rng)
     segment_rows = np.zeros(len(subject.segments), np.int64)
     here = block
     if len(subject.segments):
         segment_rows[block.segment] = block.n_samples
         here = replace(block, segment=int(subject.segments[block.segment]))
-    scored = reduce(Sums.merge, (_score(subject, measure, rng, part) for part in _parts(here)))
+    scored = reduce(
+        Sums.merge, (_score_part(subject, measure, rng, part) for part in _split_block(here))
+    )
     return replace(scored, values={**scored.values, **predicted, "segment_rows": segment_rows})
 
 
-def _parts(block: BinaryBlock) -> Iterator[BinaryBlock]:
+def _split_block(block: BinaryBlock) -> Iterator[BinaryBlock]:
     """Cut a block so that a matrix of floats of its shape stays small."""
     size = 64 * max(1, _CELLS_AT_ONCE // (64 * block.n_features))
     for start in range(0, block.n_samples, size):
-        yield block.taken(np.arange(start, min(start + size, block.n_samples)))
+        yield block.take_rows(np.arange(start, min(start + size, block.n_samples)))
 
 
-def _score(subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock) -> Sums:
-    found, n = _likelihoods(subject, measure, rng, block), block.n_samples
+def _score_part(
+    subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
+) -> Sums:
+    found, n = _compute_likelihoods(subject, measure, rng, block), block.n_samples
     shared = np.broadcast_to(found.shared_error + found.integration_error, n)
     values = {
         "squared_nats": np.array((found.nats**2).sum()),
         "error_variance": np.array((found.standard_error**2).sum()),
         "shared_error": np.array(shared.sum()),
-        **_losses(subject, rng, block),
+        **_sum_losses(subject, rng, block),
     }
     return Sums(n, float(found.nats.sum()), values)
 
 
-def _likelihoods(
-    subject: Subject, measure: str | None, rng: RowRandom, block: BinaryBlock
+def _compute_likelihoods(
+    subject: EvaluatedModel, measure: str | None, rng: RowRandom, block: BinaryBlock
 ) -> LogLikelihood:
     """Give the measure of each row, and its standard error."""
     nothing = np.zeros(block.n_samples)
@@ -186,12 +192,14 @@ def _likelihoods(
     return scored
 
 
-def _losses(subject: Subject, rng: RowRandom, block: BinaryBlock) -> dict[str, NDArray[Any]]:
+def _sum_losses(
+    subject: EvaluatedModel, rng: RowRandom, block: BinaryBlock
+) -> dict[str, NDArray[Any]]:
     """Sum the losses of reconstruction over observed values, where the model reconstructs."""
-    if not isinstance(subject.model, Reconstructs):
+    if not isinstance(subject.model, CanReconstruct):
         return {}
     observed = np.ones((block.n_samples, block.n_features), np.bool_)
-    if (mask := block.observed()) is not None:
+    if (mask := block.unpack_mask()) is not None:
         observed = mask.astype(np.bool_)
     codes = subject.model.transform(subject.params, block, rng)["mean"]
     segments = np.full(block.n_samples, block.segment)
@@ -199,12 +207,12 @@ def _losses(subject: Subject, rng: RowRandom, block: BinaryBlock) -> dict[str, N
     n_observed = int(observed.sum())
     losses = {"wrong_bits": 0.0, "nll_per_bit": 0.0}
     if n_observed:
-        losses = reconstruction_losses(block.dense(), observed, probabilities)
+        losses = reconstruction_losses(block.unpack_values(), observed, probabilities)
     sums = {name: np.array(mean * n_observed) for name, mean in losses.items()}
     return {**sums, "observed": np.array(n_observed)}
 
 
-def likelihood_summary(measure: Measure, sums: Sums) -> dict[str, Any]:
+def describe_likelihood(measure: LikelihoodMeasure, sums: Sums) -> dict[str, Any]:
     """Describe the likelihood of a row.
 
     Returns
@@ -221,7 +229,7 @@ def likelihood_summary(measure: Measure, sums: Sums) -> dict[str, Any]:
     variance = max(float(sums.values["squared_nats"]) / n - mean**2, 0.0)
     own, shared = float(sums.values["error_variance"]), float(sums.values["shared_error"]) / n
     error = float(np.hypot(np.sqrt(own) / n, shared))
-    kind = "estimate" if error > 0 else _MEASURES[measure.name][1]
+    kind = "estimate" if error > 0 else _LIKELIHOOD_MEASURES[measure.name][1]
     return {
         "kind": kind,
         measure.name: mean,
@@ -232,7 +240,7 @@ def likelihood_summary(measure: Measure, sums: Sums) -> dict[str, Any]:
     }
 
 
-def reconstruction_summary(sums: Sums) -> dict[str, float]:
+def describe_reconstruction(sums: Sums) -> dict[str, float]:
     """Give mean losses of an observed value, coded from the row that it is in.
 
     There are none of a model that does not reconstruct.

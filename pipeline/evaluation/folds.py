@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Chunk, Rows
+from pipeline.data.blocks import PackedChunk, RowSource
 from pipeline.random import RowRandom
 
 
-def fold_of(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int64]:
+def assign_folds(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int64]:
     """Give the fold of each original row, (n_rows,)."""
     hands, places = np.divmod(rows, n_folds)
     draws = RowRandom(seed).stream("folds").uniform(hands, n_folds)
@@ -26,7 +26,7 @@ def fold_of(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int6
 
 
 @dataclass(frozen=True)
-class Fold:
+class RowFold:
     """One fold of several.
 
     Attributes
@@ -41,11 +41,11 @@ class Fold:
     n_folds: int
     seed: int
 
-    def held_out(self, rows: Rows) -> Rows:
+    def select_held_out(self, rows: RowSource) -> RowSource:
         """Give the rows of the fold."""
         return replace(rows, read=_FoldReader(rows.read, self, held_out=True))
 
-    def fitted(self, rows: Rows) -> Rows:
+    def select_training(self, rows: RowSource) -> RowSource:
         """Give all other rows."""
         return replace(rows, read=_FoldReader(rows.read, self, held_out=False))
 
@@ -54,13 +54,13 @@ class Fold:
 class _FoldReader:
     """Reads chunks in any process, and keeps the rows of a fold, or all others."""
 
-    read: Callable[[int], Chunk]
-    fold: Fold
+    read: Callable[[int], PackedChunk]
+    fold: RowFold
     held_out: bool
 
-    def __call__(self, key: int) -> Chunk:
+    def __call__(self, key: int) -> PackedChunk:
         chunk = self.read(key)
-        of_fold = fold_of(chunk.rows, self.fold.n_folds, self.fold.seed) == self.fold.index
+        of_fold = assign_folds(chunk.rows, self.fold.n_folds, self.fold.seed) == self.fold.index
         keep = of_fold == self.held_out
         if chunk.keep is not None:
             keep &= chunk.keep

@@ -18,12 +18,17 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Rows
-from pipeline.executors.base import Executor, Map
+from pipeline.data.blocks import BinaryBlock, RowSource
+from pipeline.executors.base import Executor, MapFunction
 from pipeline.executors.progress import Progress
-from pipeline.fitting.loop import collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    collect_pass_statistics,
+    fit_model,
+    initialize_fit,
+)
 from pipeline.models.base import Model
-from pipeline.models.settings import pooled_margins
+from pipeline.models.settings import pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
@@ -32,7 +37,7 @@ from pipeline.numerics.logistic.latent_nodes import (
     node_statistics,
 )
 from pipeline.numerics.logistic.logistic_regression import logistic_m_step
-from pipeline.params import array
+from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -40,11 +45,11 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 
 _NODES = gauss_hermite(101, 1)
-_CERTAIN = 40.0  # log-odds of a one that all rows have: its mass is that of the nodes
+_CERTAIN_LOG_ODDS = 40.0  # log-odds of a one that all rows have: its mass is that of the nodes
 _DF = 2
 
 
-class GroupTests(NamedTuple):
+class GroupTestResults(NamedTuple):
     """What the tests find.
 
     Attributes
@@ -73,8 +78,8 @@ class GroupParams:
         Mean and logarithm of the standard deviation of the focal group's trait.
     """
 
-    items: Array = array("item", "moment")
-    focal: Array = array("moment")
+    items: Array = array_field("item", "moment")
+    focal: Array = array_field("moment")
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class GroupTraits(Model):
     """
 
     name: ClassVar[str] = "group-traits"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[GroupParams]] = GroupParams
     column: str
@@ -103,13 +108,13 @@ class GroupTraits(Model):
     max_iter: int = 1000
     tol: float = 1e-9
 
-    def reads_columns(self) -> tuple[str, ...]:
+    def list_required_columns(self) -> tuple[str, ...]:
         """Name the column of the groups."""
         return (self.column,)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin with equal slopes and groups."""
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         offsets = scipy.special.logit(np.clip(ones, 0.5, observed - 0.5) / observed)
         return FitState(GroupParams(np.column_stack([np.ones(len(ones)), offsets]), np.zeros(2)))
 
@@ -118,7 +123,7 @@ class GroupTraits(Model):
     ) -> Sums:
         """Do the E-step of each group's rows on its own nodes."""
         parts = []
-        for group, (rows, *given) in enumerate(self._by_group(params, block)):
+        for group, (rows, *given) in enumerate(self._iter_groups(params, block)):
             found = node_statistics(*given)
             focal = found.mass[-1] * group
             sums = {"ones": found.ones[:-1], "mass": found.mass[:-1], "focal": focal}
@@ -130,21 +135,21 @@ class GroupTraits(Model):
     ) -> Mapping[str, NDArray[Any]]:
         """Give the posterior mean of x, (n_samples, 1); 0 of rows of neither group."""
         mean = np.zeros((block.n_samples, 1))
-        for rows, *given in self._by_group(params, block):
+        for rows, *given in self._iter_groups(params, block):
             mean[rows] = node_posterior(*given).mean
         return {"mean": mean}
 
-    def _by_group(self, params: GroupParams, block: BinaryBlock) -> Iterator[Any]:
+    def _iter_groups(self, params: GroupParams, block: BinaryBlock) -> Iterator[Any]:
         """Give each group's rows, their bits and mask, slopes, offsets and nodes."""
-        X, observed, labels = block.dense(), block.observed(), block.column(self.column)
+        X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(self.column)
         seen = np.ones_like(X) if observed is None else observed
-        slopes, offsets = np.vstack([params.items, [0.0, _CERTAIN]]).T
+        slopes, offsets = np.vstack([params.items, [0.0, _CERTAIN_LOG_ODDS]]).T
         for group, value in enumerate(self.groups):
             rows = np.flatnonzero(labels == value)
-            columns = self._columns(X[rows], seen[rows], group)
-            yield rows, *columns, slopes[:, None], offsets, _nodes(params.focal * group)
+            columns = self._append_group_columns(X[rows], seen[rows], group)
+            yield rows, *columns, slopes[:, None], offsets, _weigh_nodes(params.focal * group)
 
-    def _columns(
+    def _append_group_columns(
         self, X: NDArray[np.uint8], seen: NDArray[np.uint8], group: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Add the tested item's copy for the focal group, and a one that all rows have."""
@@ -157,7 +162,7 @@ class GroupTraits(Model):
         return bits, mask
 
     def update(
-        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Do the M-step."""
         sums, (slopes, offsets) = statistics.values, state.params.items.T
@@ -168,16 +173,16 @@ class GroupTraits(Model):
         items = np.column_stack([found.weights, found.offsets])
         return replace(state, params=GroupParams(items, focal))
 
-    def packed(self, params: GroupParams) -> Array:
+    def pack_params(self, params: GroupParams) -> Array:
         """Give all parameters as a vector."""
         return np.append(params.items, params.focal)
 
-    def unpacked(self, params: GroupParams, packed: Array, n_samples: int) -> Any:
-        """Undo `packed`."""
+    def unpack_params(self, params: GroupParams, packed: Array, n_samples: int) -> Any:
+        """Undo `pack_matrix`."""
         return GroupParams(packed[:-2].reshape(-1, 2).copy(), packed[-2:].copy())
 
 
-def _nodes(focal: Array) -> Nodes:
+def _weigh_nodes(focal: Array) -> Nodes:
     """Weigh the nodes by the focal group's density."""
     mean, log_sd = focal
     x = _NODES.points[:, 0]
@@ -185,9 +190,9 @@ def _nodes(focal: Array) -> Nodes:
     return Nodes(_NODES.points, _NODES.log_weights + log_ratio)
 
 
-def group_tests(
-    column: str, groups: tuple[int, int], rows: Rows, executor: Executor, progress: Progress
-) -> tuple[GroupTests, Array]:
+def run_group_tests(
+    column: str, groups: tuple[int, int], rows: RowSource, executor: Executor, progress: Progress
+) -> tuple[GroupTestResults, Array]:
     """Test every item by a fit of its own, all others being shared by the groups.
 
     Parameters
@@ -195,7 +200,7 @@ def group_tests(
     column, groups
         As of `GroupTraits`.
     rows, executor, progress
-        As of `pipeline.fitting.loop.fit`.
+        As of `pipeline.fitting.loop.fit_model`.
 
     Returns
     -------
@@ -205,12 +210,12 @@ def group_tests(
     """
 
     def fitted(model: GroupTraits, state: FitState) -> tuple[GroupParams, float]:
-        done = fit(model, rows, executor, state=state, progress=progress)
-        reached = collect_pass(model, done, rows, executor, 0, progress)
+        done = fit_model(model, rows, executor, state=state, progress=progress)
+        reached = collect_pass_statistics(model, done, rows, executor, 0, progress)
         return done.params, float(reached.objective)
 
     shared = GroupTraits(column, groups)
-    begun = start(shared, collect_first(shared, rows, executor, 0, progress), 0)
+    begun = initialize_fit(shared, collect_first_statistics(shared, rows, executor, 0, progress), 0)
     at, least = fitted(shared, begun)
     chi2, own = np.zeros(len(at.items)), np.zeros((len(at.items), 2, 2))
     for item, both in enumerate(at.items):
@@ -219,4 +224,4 @@ def group_tests(
         chi2[item], own[item] = max(2 * (reached - least), 0.0), found.items[[item, -1]]
     focal = np.array([at.focal[0], np.exp(at.focal[1])])
     p = scipy.stats.chi2.sf(chi2, _DF)
-    return GroupTests(chi2, p, own[:, :, 0], own[:, :, 1]), focal
+    return GroupTestResults(chi2, p, own[:, :, 0], own[:, :, 1]), focal

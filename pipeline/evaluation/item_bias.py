@@ -24,7 +24,7 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_ETS, _SMALL, _LARGE, _LEVEL = -2.35, 1.0, 1.5, 0.05
+_ETS_DELTA_FACTOR, _SMALL_DELTA, _LARGE_DELTA, _SIGNIFICANCE_LEVEL = -2.35, 1.0, 1.5, 0.05
 
 
 class ItemBias(NamedTuple):
@@ -54,7 +54,7 @@ def count_by_score(column: str, groups: tuple[int, int], block: BinaryBlock) -> 
     Sums
         `rows` (2, n_features + 1) and `ones` (2, n_features + 1, n_features).
     """
-    X, observed, labels = block.dense(), block.observed(), block.column(column)
+    X, observed, labels = block.unpack_values(), block.unpack_mask(), block.column(column)
     whole = np.ones(len(X), bool) if observed is None else observed.all(axis=1)
     n_features = block.n_features
     rows = np.zeros((2, n_features + 1), np.int64)
@@ -83,8 +83,8 @@ def mantel_haenszel(rows: Counts, ones: Counts) -> ItemBias:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (a * d / total).sum(axis=0) / (b * c / total).sum(axis=0)
         ratio = np.where(np.isnan(ratio), 1.0, ratio)
-        delta = _ETS * np.log(ratio)
+        delta = _ETS_DELTA_FACTOR * np.log(ratio)
     p = scipy.stats.chi2.sf(chi2, 1)
-    size = np.where(p < _LEVEL, abs(delta), 0.0)
-    grade = np.where(size < _SMALL, "A", np.where(size < _LARGE, "B", "C"))
+    size = np.where(p < _SIGNIFICANCE_LEVEL, abs(delta), 0.0)
+    grade = np.where(size < _SMALL_DELTA, "A", np.where(size < _LARGE_DELTA, "B", "C"))
     return ItemBias(ratio, chi2, p, delta, grade)

@@ -16,24 +16,29 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from pipeline.errors import FitError
-from pipeline.evaluation.evaluate import Subject
-from pipeline.evaluation.neighbours import FindNearest
-from pipeline.evaluation.sampled_rows import Drawn, code_rows
+from pipeline.evaluation.evaluate import EvaluatedModel
+from pipeline.evaluation.neighbours import NearestRowSearch
+from pipeline.evaluation.sampled_rows import SampledRows, code_rows
 from pipeline.executors.base import Executor
-from pipeline.executors.progress import Progress, silent
+from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.numerics.graphs.gaussian_kernel import squared_distances
-from pipeline.numerics.graphs.neighbourhoods import NOBODY, nearest, trustworthiness, voted
+from pipeline.numerics.graphs.neighbourhoods import (
+    NOT_AMONG_OTHERS,
+    find_nearest_places,
+    majority_label,
+    trustworthiness,
+)
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 N_NEIGHBORS = 5
-MOST_JUDGED, MOST_FITTED = 2000, 20_000
+MAX_QUERY_ROWS, MAX_REFERENCE_ROWS = 2000, 20_000
 _PAIRS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Vote:
+class NeighbourVote:
     """Labels of rows, told by those of the nearest rows among others.
 
     Attributes
@@ -49,12 +54,12 @@ class Vote:
     """
 
     column: str
-    judged: Drawn
-    fitted: Drawn
-    apart: bool
+    queries: SampledRows
+    references: SampledRows
+    is_other_data: bool
 
     @property
-    def k(self) -> int:
+    def n_neighbors(self) -> int:
         """Neighbours that vote.
 
         Raises
@@ -62,7 +67,7 @@ class Vote:
         FitError
             If there are not two rows that could be one.
         """
-        n_fitted = self.fitted.block.n_samples
+        n_fitted = self.references.block.n_samples
         if n_fitted < 2:
             raise FitError(
                 f"--label: Expected at least 2 rows with a label among those fitted, "
@@ -71,13 +76,13 @@ class Vote:
         return min(N_NEIGHBORS, n_fitted - 1)
 
     @cached_property
-    def by_bits(self) -> float:
+    def accuracy_by_bits(self) -> float:
         """Share of labels that the rows with the nearest bits tell."""
-        search = FindNearest("hamming", self.k, itself=self.apart)
-        found = search(self.judged.block, self.fitted.block, None)
-        return self._share(np.searchsorted(self.fitted.block.rows, found["indices"]))
+        search = NearestRowSearch("hamming", self.n_neighbors, include_self=self.is_other_data)
+        found = search(self.queries.block, self.references.block, None)
+        return self._vote_accuracy(np.searchsorted(self.references.block.rows, found["indices"]))
 
-    def by_codes(self, judged: Array, fitted: Array) -> float:
+    def score_codes(self, judged: Array, fitted: Array) -> float:
         """Give the share of labels that the rows with the nearest codes tell.
 
         Parameters
@@ -85,35 +90,38 @@ class Vote:
         judged, fitted
             Codes of the rows, (n_judged, n_components) and (n_fitted, n_components).
         """
-        own, size = self._own(), max(1, _PAIRS_AT_ONCE // len(fitted))
+        own, size = self._find_own_places(), max(1, _PAIRS_AT_ONCE // len(fitted))
         cuts = [slice(start, start + size) for start in range(0, len(judged), size)]
         parts = [
-            nearest(cdist(judged[some], fitted, "sqeuclidean"), self.k, own[some]) for some in cuts
+            find_nearest_places(
+                cdist(judged[some], fitted, "sqeuclidean"), self.n_neighbors, own[some]
+            )
+            for some in cuts
         ]
-        return self._share(np.concatenate(parts))
+        return self._vote_accuracy(np.concatenate(parts))
 
-    def _own(self) -> Indices:
+    def _find_own_places(self) -> Indices:
         """Give the place of each row among those fitted."""
-        rows, among = self.judged.block.rows, self.fitted.block.rows
+        rows, among = self.queries.block.rows, self.references.block.rows
         places = np.searchsorted(among, rows)
         is_there = np.append(among, -1)[places] == rows
-        return np.where(is_there & (not self.apart), places, NOBODY)
+        return np.where(is_there & (not self.is_other_data), places, NOT_AMONG_OTHERS)
 
-    def _share(self, neighbours: Indices) -> float:
-        both = np.concatenate([self.judged.labels, self.fitted.labels])
+    def _vote_accuracy(self, neighbours: Indices) -> float:
+        both = np.concatenate([self.queries.labels, self.references.labels])
         labels = np.unique(both, return_inverse=True)[1]
-        own, others = np.split(labels, [len(self.judged.labels)])
-        return float((voted(others[neighbours]) == own).mean())
+        own, others = np.split(labels, [len(self.queries.labels)])
+        return float((majority_label(others[neighbours]) == own).mean())
 
 
-def code_summary(
-    subject: Subject,
-    there: Subject,
-    judged: Drawn,
-    vote: Vote | None,
+def describe_code_quality(
+    subject: EvaluatedModel,
+    there: EvaluatedModel,
+    judged: SampledRows,
+    vote: NeighbourVote | None,
     executor: Executor,
     seed: int,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
 ) -> dict[str, Any]:
     """Describe how well the codes of a model keep neighbourhoods, and tell labels.
 
@@ -133,8 +141,8 @@ def code_summary(
     Returns
     -------
     dict
-        `neighbourhoods`, as `neighbourhood_summary` has it; and `neighbour_labels`: the `column`,
-        `rows_without` a label, and what `vote_summary` has. Both are left out where empty.
+        `neighbourhoods`, as `describe_neighbourhoods` has it; and `neighbour_labels`: the `column`,
+        `rows_without` a label, and what `describe_vote` has. Both are left out where empty.
 
     Raises
     ------
@@ -142,23 +150,23 @@ def code_summary(
         If a code is not finite.
     """
     how = (executor, seed, progress)
-    kept = neighbourhood_summary(judged, code_rows(subject, judged, *how))
+    kept = describe_neighbourhoods(judged, code_rows(subject, judged, *how))
     found = {"neighbourhoods": kept} if kept else {}
     if vote is None:
         return found
-    codes = code_rows(subject, vote.judged, *how), code_rows(there, vote.fitted, *how)
-    without = judged.n_rows - vote.judged.n_rows
-    told = vote_summary(vote, *codes)
+    codes = code_rows(subject, vote.queries, *how), code_rows(there, vote.references, *how)
+    without = judged.n_rows - vote.queries.n_rows
+    told = describe_vote(vote, *codes)
     labels = {"column": vote.column, "rows_without": without, **told}
     return {**found, "neighbour_labels": labels} if told else found
 
 
-def are_told_apart(codes: Array) -> bool:
+def has_distinct_codes(codes: Array) -> bool:
     """Tell whether codes differ: else no row is nearer than another."""
     return bool((codes != codes[:1]).any())
 
 
-def neighbourhood_summary(drawn: Drawn, codes: Array) -> dict[str, Any]:
+def describe_neighbourhoods(drawn: SampledRows, codes: Array) -> dict[str, Any]:
     """Describe how far neighbours in the codes are neighbours in the bits, and the other way.
 
     Returns
@@ -169,9 +177,9 @@ def neighbourhood_summary(drawn: Drawn, codes: Array) -> dict[str, Any]:
         bits exchanged; 0.5 is chance. Empty where all codes are the same or rows fewer than 11.
     """
     n = drawn.block.n_samples
-    if n <= 2 * N_NEIGHBORS or not are_told_apart(codes):
+    if n <= 2 * N_NEIGHBORS or not has_distinct_codes(codes):
         return {}
-    bits = drawn.block.packed_rows()
+    bits = drawn.block.to_packed_rows()
     by_bits = squared_distances(bits, bits)
     by_codes = cdist(codes, codes, "sqeuclidean")
     return {
@@ -183,7 +191,7 @@ def neighbourhood_summary(drawn: Drawn, codes: Array) -> dict[str, Any]:
     }
 
 
-def vote_summary(vote: Vote, judged: Array, fitted: Array) -> dict[str, Any]:
+def describe_vote(vote: NeighbourVote, judged: Array, fitted: Array) -> dict[str, Any]:
     """Describe how well the labels of rows with near codes tell those of other rows.
 
     Parameters
@@ -202,14 +210,14 @@ def vote_summary(vote: Vote, judged: Array, fitted: Array) -> dict[str, Any]:
         distances; and `commonest`, the share of the commonest label. Empty where all codes are the
         same.
     """
-    if not are_told_apart(fitted):
+    if not has_distinct_codes(fitted):
         return {}
-    own, others = vote.judged, vote.fitted
+    own, others = vote.queries, vote.references
     n = own.block.n_samples
-    accuracy, by_bits = vote.by_codes(judged, fitted), vote.by_bits
+    accuracy, by_bits = vote.score_codes(judged, fitted), vote.accuracy_by_bits
     _, counts = np.unique(own.labels, return_counts=True)
     return {
-        "n_neighbors": vote.k,
+        "n_neighbors": vote.n_neighbors,
         "rows": n,
         "of": own.n_rows,
         "neighbours": others.block.n_samples,

@@ -9,10 +9,10 @@ import numpy as np
 from pipeline.data.blocks import BinaryBlock
 from pipeline.numerics.graphs.nearest_rows import (
     Metric,
-    Nearest,
+    NearestRows,
     NumberedRows,
-    none_found,
-    take_nearer,
+    empty_nearest,
+    merge_nearest,
 )
 from pipeline.passes.row_ranges import Arrays
 
@@ -21,8 +21,8 @@ NO_PART = -1
 
 
 @dataclass(frozen=True)
-class FindNearest:
-    """Folds one more block into the nearest neighbours of rows, for `pair_work.Pairs`.
+class NearestRowSearch:
+    """Folds one more block into the nearest neighbours of rows, for `pair_work.RowPairJob`.
 
     Attributes
     ----------
@@ -37,16 +37,16 @@ class FindNearest:
 
     metric: Metric
     k: int
-    itself: bool
+    include_self: bool
 
     def __call__(self, left: BinaryBlock, right: BinaryBlock, before: Arrays | None) -> Arrays:
         """Give `distances` and `indices`, (n rows on the left, k), nearest first."""
         if before is None:
-            found = none_found(left.n_samples, self.k)
+            found = empty_nearest(left.n_samples, self.k)
         else:
-            found = Nearest(before["distances"], before["indices"])
-        own = left.rows if not self.itself else np.full(left.n_samples, NO_PART)
-        rows = NumberedRows(left.packed_rows(), left.rows, own)
-        others = NumberedRows(right.packed_rows(), right.rows, right.rows)
-        take_nearer(self.metric, rows, others, found)
+            found = NearestRows(before["distances"], before["indices"])
+        own = left.rows if not self.include_self else np.full(left.n_samples, NO_PART)
+        rows = NumberedRows(left.to_packed_rows(), left.rows, own)
+        others = NumberedRows(right.to_packed_rows(), right.rows, right.rows)
+        merge_nearest(self.metric, rows, others, found)
         return found._asdict()

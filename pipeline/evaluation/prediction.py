@@ -16,17 +16,22 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.models.base import Model
-from pipeline.models.capabilities import Supervised
+from pipeline.models.capabilities import CanPredict
 from pipeline.random import RowRandom
-from pipeline.statistics.labels import SEGMENT, as_numbers, columns_to_read, labels_of
+from pipeline.statistics.labels import (
+    SEGMENT,
+    convert_labels_to_numbers,
+    get_labels,
+    list_columns_to_read,
+)
 
 Array = NDArray[np.float64]
-Sums = dict[str, NDArray[Any]]
+PredictionSums = dict[str, NDArray[Any]]
 
-_UNSEEN = -1
+_UNSEEN_CATEGORY = -1
 
 
-class Labelled(Protocol):
+class HasLabels(Protocol):
     """What holds labels: a dataset."""
 
     @property
@@ -39,7 +44,7 @@ class Labelled(Protocol):
 
 
 @dataclass(frozen=True)
-class Labels:
+class TargetLabels:
     """The labels of a dataset, as a model was fitted to them.
 
     Attributes
@@ -59,20 +64,20 @@ class Labels:
     @property
     def columns(self) -> tuple[str, ...]:
         """Per-row columns to read along."""
-        return columns_to_read(self.column)
+        return list_columns_to_read(self.column)
 
-    def of(self, block: BinaryBlock) -> Array:
+    def encode_labels(self, block: BinaryBlock) -> Array:
         """Give the category of each row, -1 where it was not fitted, or its number; NaN: none."""
-        found = as_numbers(labels_of(block, self.column))
+        found = convert_labels_to_numbers(get_labels(block, self.column))
         if self.categories is None:
             return np.where(np.isfinite(found), found, np.nan)
         places = np.searchsorted(self.values, found)
         known = np.append(self.values, np.inf)[places] == found
-        categories = np.append(self.categories, _UNSEEN)[np.where(known, places, -1)]
+        categories = np.append(self.categories, _UNSEEN_CATEGORY)[np.where(known, places, -1)]
         return np.where(np.isfinite(found), categories, np.nan)
 
 
-def category_names(model: Model, params: Any, data: Labelled) -> tuple[str, ...]:
+def name_categories(model: Model, params: Any, data: HasLabels) -> tuple[str, ...]:
     """Name the categories that a model was fitted to; none where it predicts none.
 
     Parameters
@@ -82,13 +87,13 @@ def category_names(model: Model, params: Any, data: Labelled) -> tuple[str, ...]
     data
         The dataset fitted.
     """
-    values = model.categories(params) if isinstance(model, Supervised) else None
-    if values is None or not isinstance(model, Supervised):
+    values = model.categories(params) if isinstance(model, CanPredict) else None
+    if values is None or not isinstance(model, CanPredict):
         return ()
-    return label_names(values, model.column, data)
+    return name_labels(values, model.column, data)
 
 
-def label_names(values: Array, column: str, data: Labelled) -> tuple[str, ...]:
+def name_labels(values: Array, column: str, data: HasLabels) -> tuple[str, ...]:
     """Name labels of a dataset, which are codes of texts, indices of segments or whole numbers.
 
     Parameters
@@ -100,7 +105,7 @@ def label_names(values: Array, column: str, data: Labelled) -> tuple[str, ...]:
     data
         The dataset.
     """
-    texts = _texts(column, data)
+    texts = _find_label_texts(column, data)
     if texts is None:
         return tuple(f"{value:.17g}" for value in values.tolist())
     wanted = {int(value) for value in values}
@@ -108,7 +113,9 @@ def label_names(values: Array, column: str, data: Labelled) -> tuple[str, ...]:
     return tuple(found[int(value)] for value in values)
 
 
-def labels_for(model: Model, params: Any, names: Sequence[str], data: Labelled) -> Labels | None:
+def find_target_labels(
+    model: Model, params: Any, names: Sequence[str], data: HasLabels
+) -> TargetLabels | None:
     """Find the labels that a model predicts in a dataset; None of a model that predicts none.
 
     Parameters
@@ -116,7 +123,7 @@ def labels_for(model: Model, params: Any, names: Sequence[str], data: Labelled) 
     model, params
         What was fitted.
     names
-        Of its categories, from `category_names`.
+        Of its categories, from `name_categories`.
     data
         The dataset to judge it by, which has the column.
 
@@ -126,9 +133,9 @@ def labels_for(model: Model, params: Any, names: Sequence[str], data: Labelled) 
         If the model predicts numbers and the dataset has texts, or the names are not as many as
         its categories.
     """
-    if not isinstance(model, Supervised):
+    if not isinstance(model, CanPredict):
         return None
-    texts = _texts(model.column, data)
+    texts = _find_label_texts(model.column, data)
     values = model.categories(params)
     if values is None:
         if texts is not None:
@@ -136,28 +143,28 @@ def labels_for(model: Model, params: Any, names: Sequence[str], data: Labelled) 
                 f"column {model.column!r}: Expected numbers, as were fitted, got texts. Keep the "
                 "column as numbers."
             )
-        return Labels(model.column, np.zeros(0), None)
+        return TargetLabels(model.column, np.zeros(0), None)
     if not len(names) == len({*names}) == len(values):
         raise FitError(
             f"Expected a name of each of {len(values)} categories, got {len({*names})}. Fit again."
         )
     index = {name: k for k, name in enumerate(names)}
-    found = _numbered(index) if texts is None else _named(index, texts)
+    found = _categories_by_number(index) if texts is None else _categories_by_code(index, texts)
     known = sorted(found)
     categories = np.array([found[value] for value in known], np.int64)
-    return Labels(model.column, np.array(known, np.float64), categories)
+    return TargetLabels(model.column, np.array(known, np.float64), categories)
 
 
-def _texts(column: str, data: Labelled) -> Iterable[str] | None:
+def _find_label_texts(column: str, data: HasLabels) -> Iterable[str] | None:
     """Give what whole numbers stand for in a dataset; None where for themselves."""
     return data.segment_names if column == SEGMENT else data.levels.get(column)
 
 
-def _named(index: Mapping[str, int], texts: Iterable[str]) -> dict[float, int]:
+def _categories_by_code(index: Mapping[str, int], texts: Iterable[str]) -> dict[float, int]:
     return {float(code): index[text] for code, text in enumerate(texts) if text in index}
 
 
-def _numbered(index: Mapping[str, int]) -> dict[float, int]:
+def _categories_by_number(index: Mapping[str, int]) -> dict[float, int]:
     """Give the numbers that names spell."""
     found = {}
     for name, category in index.items():
@@ -166,31 +173,33 @@ def _numbered(index: Mapping[str, int]) -> dict[float, int]:
     return found
 
 
-def prediction_sums(
-    labels: Labels | None, model: Model, params: Any, block: BinaryBlock, rng: RowRandom
-) -> Sums:
+def summarize_predictions(
+    labels: TargetLabels | None, model: Model, params: Any, block: BinaryBlock, rng: RowRandom
+) -> PredictionSums:
     """Sum what tells how well labels are predicted; nothing of a model that predicts none."""
-    if labels is None or not isinstance(model, Supervised):
+    if labels is None or not isinstance(model, CanPredict):
         return {}
-    wanted = labels.of(block)
+    wanted = labels.encode_labels(block)
     at = np.flatnonzero(~np.isnan(wanted))
-    taken, wanted = block.taken(at), wanted[at]
+    taken, wanted = block.take_rows(at), wanted[at]
     given = model.predict(params, taken, rng)
     counts = {"labelled": np.array(len(at)), "unlabelled": np.array(block.n_samples - len(at))}
     if labels.categories is None:
-        return {**counts, **_moments(wanted, given[:, 0])}
+        return {**counts, **_sum_squared_errors(wanted, given[:, 0])}
     of_category = np.bincount(wanted[wanted >= 0].astype(np.int64), minlength=given.shape[1])
     hits = wanted == given.argmax(axis=1)
     return {**counts, "hits": np.array(hits.sum()), "of_category": of_category}
 
 
-def _moments(wanted: Array, given: Array) -> Sums:
+def _sum_squared_errors(wanted: Array, given: Array) -> PredictionSums:
     """Sum labels, their squares and the squared errors."""
     sums = {"labels": wanted, "squares": wanted**2, "squared_errors": (wanted - given) ** 2}
     return {name: np.array(values.sum()) for name, values in sums.items()}
 
 
-def prediction_summary(labels: Labels | None, sums: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def describe_prediction(
+    labels: TargetLabels | None, sums: Mapping[str, NDArray[Any]]
+) -> dict[str, Any]:
     """Describe how well labels are predicted.
 
     Returns
@@ -215,11 +224,13 @@ def prediction_summary(labels: Labels | None, sums: Mapping[str, NDArray[Any]]) 
             f"column {labels.column!r}: Expected labels, got none in these rows. Choose others."
         )
     told = {"column": labels.column, "rows": n, "rows_without": int(sums["unlabelled"])}
-    found = _of_number(n, sums) if labels.categories is None else _of_categories(n, sums)
+    found = (
+        _describe_number_fit(n, sums) if labels.categories is None else _describe_accuracy(n, sums)
+    )
     return {"prediction": {**told, **found}}
 
 
-def _of_categories(n: int, sums: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def _describe_accuracy(n: int, sums: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     accuracy, seen = float(sums["hits"]) / n, sums["of_category"]
     return {
         "accuracy": accuracy,
@@ -229,7 +240,7 @@ def _of_categories(n: int, sums: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     }
 
 
-def _of_number(n: int, sums: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def _describe_number_fit(n: int, sums: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     lost = float(sums["squared_errors"])
     squares = float(sums["squares"])
     spread = squares - float(sums["labels"]) ** 2 / n

@@ -10,24 +10,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Rows, block_of
+from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
 from pipeline.errors import FitError
-from pipeline.evaluation.evaluate import Subject
-from pipeline.evaluation.prediction import Labelled, label_names
+from pipeline.evaluation.evaluate import EvaluatedModel
+from pipeline.evaluation.prediction import HasLabels, name_labels
 from pipeline.executors.base import Executor
-from pipeline.executors.progress import Progress, silent
-from pipeline.inference.transform import as_stored, portions_of
+from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.inference.transform import cast_for_storage, iter_portions
 from pipeline.models.base import Model
-from pipeline.passes.collect import collect
+from pipeline.passes.collect import collect_statistics
 from pipeline.random import RowRandom
-from pipeline.statistics.labels import as_numbers, labels_of
+from pipeline.statistics.labels import convert_labels_to_numbers, get_labels
 from pipeline.statistics.row_sample import RowSample
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
-class Drawn(NamedTuple):
+class SampledRows(NamedTuple):
     """Rows drawn from all.
 
     Attributes
@@ -48,15 +48,15 @@ class Drawn(NamedTuple):
     n_rows: int
 
 
-def draw_rows(
-    rows: Rows, size: int, executor: Executor, seed: int, progress: Progress = silent
-) -> Drawn:
+def draw_dataset_rows(
+    rows: RowSource, size: int, executor: Executor, seed: int, progress: Progress = ignore_progress
+) -> SampledRows:
     """Draw so many rows, or all where there are fewer.
 
     Parameters
     ----------
     rows, executor, seed, progress
-        As for `pipeline.passes.collect.collect`; the seed decides which rows.
+        As for `pipeline.passes.collect.collect_statistics`; the seed decides which rows.
     size
         Rows to draw at the most.
 
@@ -65,20 +65,20 @@ def draw_rows(
     FitError
         If there are no rows.
     """
-    draw = partial(RowSample.of_block, size=size, rng=RowRandom(seed))
-    return _in_order(collect(draw, rows, executor, "draw rows", progress=progress))
+    draw = partial(RowSample.from_block, size=size, rng=RowRandom(seed))
+    return _sort_sample(collect_statistics(draw, rows, executor, "draw rows", progress=progress))
 
 
-def draw_labelled(
-    rows: Rows,
+def draw_labelled_rows(
+    rows: RowSource,
     size: int,
     column: str,
-    data: Labelled,
+    data: HasLabels,
     executor: Executor,
     seed: int,
-    progress: Progress = silent,
-) -> Drawn:
-    """Draw from the rows that have a label; the parameters beside are those of `draw_rows`.
+    progress: Progress = ignore_progress,
+) -> SampledRows:
+    """Draw from the rows that have a label; the parameters beside are those of `draw_dataset_rows`.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ def draw_labelled(
     FitError
         If no row has a label, or labels are fractions.
     """
-    draw = partial(_draw_labelled, size, column, RowRandom(seed))
-    sample = collect(draw, rows, executor, "draw rows", progress=progress)
+    draw = partial(_draw_labelled_block, size, column, RowRandom(seed))
+    sample = collect_statistics(draw, rows, executor, "draw rows", progress=progress)
     values, places = np.unique(sample.labels, return_inverse=True)
     if not len(values):
         raise FitError(
@@ -105,26 +105,30 @@ def draw_labelled(
             f"--label: Expected texts or whole numbers in column {column!r}, got fractions. "
             "Choose another."
         )
-    labels = np.array(label_names(values, column, data), np.str_)[places]
-    return _in_order(sample, labels)
+    labels = np.array(name_labels(values, column, data), np.str_)[places]
+    return _sort_sample(sample, labels)
 
 
-def _draw_labelled(size: int, column: str, rng: RowRandom, block: BinaryBlock) -> RowSample:
-    labels = as_numbers(labels_of(block, column))
+def _draw_labelled_block(size: int, column: str, rng: RowRandom, block: BinaryBlock) -> RowSample:
+    labels = convert_labels_to_numbers(get_labels(block, column))
     at = np.flatnonzero(np.isfinite(labels))
-    return RowSample.of_block(block.taken(at), size, rng, labels[at])
+    return RowSample.from_block(block.take_rows(at), size, rng, labels[at])
 
 
-def _in_order(sample: RowSample, labels: NDArray[np.str_] | None = None) -> Drawn:
+def _sort_sample(sample: RowSample, labels: NDArray[np.str_] | None = None) -> SampledRows:
     at = np.argsort(sample.rows)
     observed = None if sample.observed.all() else sample.observed[at]
-    block = replace(block_of(sample.X[at], observed), rows=sample.rows[at])
+    block = replace(pack_block(sample.X[at], observed), rows=sample.rows[at])
     told = np.empty(0, np.str_) if labels is None else labels[at]
-    return Drawn(block, sample.segments[at], told, sample.n_samples)
+    return SampledRows(block, sample.segments[at], told, sample.n_samples)
 
 
 def code_rows(
-    subject: Subject, drawn: Drawn, executor: Executor, seed: int, progress: Progress = silent
+    subject: EvaluatedModel,
+    drawn: SampledRows,
+    executor: Executor,
+    seed: int,
+    progress: Progress = ignore_progress,
 ) -> Array:
     """Give the codes of rows, (n_drawn, n_components), as `flows.transform` would.
 
@@ -135,15 +139,15 @@ def code_rows(
     drawn
         The rows.
     executor, seed, progress
-        As for `pipeline.passes.collect.collect`; the seed is that of the codes.
+        As for `pipeline.passes.collect.collect_statistics`; the seed is that of the codes.
 
     Raises
     ------
     FitError
         If a code is not finite.
     """
-    pieces = list(_pieces(subject, drawn))
-    code = partial(_codes_of, subject.model, subject.params, RowRandom(seed))
+    pieces = list(_split_by_segment(subject, drawn))
+    code = partial(_code_piece, subject.model, subject.params, RowRandom(seed))
     codes, done = [], 0
     for k, part in enumerate(executor.map(code, [piece for _, piece in pieces]), start=1):
         codes.append(part)
@@ -154,17 +158,19 @@ def code_rows(
     return found
 
 
-def _pieces(subject: Subject, drawn: Drawn) -> Iterator[tuple[Indices, BinaryBlock]]:
+def _split_by_segment(
+    subject: EvaluatedModel, drawn: SampledRows
+) -> Iterator[tuple[Indices, BinaryBlock]]:
     """Cut rows into blocks of one segment of the model's, and say where each row belongs."""
     own = (
         subject.segments[drawn.segments] if len(subject.segments) else np.zeros_like(drawn.segments)
     )
     for segment in np.unique(own):
         at = np.flatnonzero(own == segment)
-        for some in portions_of(len(at), drawn.block.n_features):
-            yield at[some], replace(drawn.block.taken(at[some]), segment=int(segment))
+        for some in iter_portions(len(at), drawn.block.n_features):
+            yield at[some], replace(drawn.block.take_rows(at[some]), segment=int(segment))
 
 
-def _codes_of(model: Model, params: Any, rng: RowRandom, block: BinaryBlock) -> Array:
+def _code_piece(model: Model, params: Any, rng: RowRandom, block: BinaryBlock) -> Array:
     codes = model.transform(params, block, rng)["mean"]
-    return as_stored("mean", codes, block.rows, "float64")
+    return cast_for_storage("mean", codes, block.rows, "float64")

@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeVar
 
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.cancellation import check_cancelled
 
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F")
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+MapFunction = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 """What central work is handed to split itself with: `Executor.map`, or `map`."""
 
 
@@ -31,14 +31,14 @@ class Executor(Protocol):
         """
 
 
-def in_order(
+def iter_results_in_order(
     submit: Callable[[T], F],
     result: Callable[[F], R],
     items: Iterable[T],
     ahead: int,
     drop: Callable[[F], object] = lambda left: None,
 ) -> Generator[R]:
-    """Keep up to `ahead` submitted items under way, so that memory does not grow with them.
+    """Keep up to `read_ahead` submitted items under way, so that memory does not grow with them.
 
     Those that are left when a result fails, or nobody takes them, are dropped. Whether the results
     are wanted at all is asked after each.
@@ -49,16 +49,16 @@ def in_order(
             pending.append(submit(item))
             if len(pending) >= ahead:
                 yield result(pending.popleft())
-            check_wanted()
+            check_cancelled()
         while pending:
             yield result(pending.popleft())
-            check_wanted()
+            check_cancelled()
     finally:
         for left in pending:
             drop(left)
 
 
-class _OneThread:
+class _BlasThreadLimit:
     """Limits are of the whole process: the first user sets them, the last restores them."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _OneThread:
             if self._users == 0:
                 # The limit obeys the thread alone that set one first, and says nothing to others.
                 OpenBLASController.clear_controlling_thread(force=True)
-                self._limits = _libraries(len(sys.modules)).limit(limits=1)
+                self._limits = _find_blas_libraries(len(sys.modules)).limit(limits=1)
             self._users += 1
 
     def __exit__(self, *error: object) -> None:
@@ -84,14 +84,14 @@ class _OneThread:
 
 
 @lru_cache(maxsize=1)
-def _libraries(n_modules: int) -> ThreadpoolController:
+def _find_blas_libraries(n_modules: int) -> ThreadpoolController:
     """Find the libraries that are loaded, again whenever something was imported."""
     return ThreadpoolController()
 
 
-_one_thread = _OneThread()
+_blas_thread_limit = _BlasThreadLimit()
 
 
-def one_blas_thread() -> AbstractContextManager[None]:
+def limit_blas_threads() -> AbstractContextManager[None]:
     """Limit BLAS to one thread inside a `with`: sums have the same bytes in every executor."""
-    return _one_thread
+    return _blas_thread_limit

@@ -9,28 +9,28 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
+_should_continue: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
 
 
-class Unwanted(RuntimeError):
+class Cancelled(RuntimeError):
     """Nobody waits for the task any more."""
 
 
-def while_wanted(wanted: Callable[[], bool], function: Callable[[T], R], item: T) -> R:
-    """Apply a function that `check_wanted` ends once this tells so."""
-    token = _wanted.set(wanted)
+def run_cancellable(wanted: Callable[[], bool], function: Callable[[T], R], item: T) -> R:
+    """Apply a function that `check_cancelled` ends once this tells so."""
+    token = _should_continue.set(wanted)
     try:
         return function(item)
     finally:
-        _wanted.reset(token)
+        _should_continue.reset(token)
 
 
-def asked() -> Callable[[], bool]:
+def current_check() -> Callable[[], bool]:
     """Give what tells whether the work of now is wanted: to be asked by other threads for it."""
-    return _wanted.get()
+    return _should_continue.get()
 
 
-def check_wanted() -> None:
+def check_cancelled() -> None:
     """End a task whose run was interrupted or failed elsewhere; to be asked every second or so.
 
     Raises
@@ -38,5 +38,5 @@ def check_wanted() -> None:
     Unwanted
         If that is so.
     """
-    if not asked()():
-        raise Unwanted("Expected the run to go on, but it was interrupted.")
+    if not current_check()():
+        raise Cancelled("Expected the run to go on, but it was interrupted.")

@@ -19,7 +19,7 @@ _FROM = re.compile(
 
 
 @cache  # what a process has loaded does not change when its files do
-def code_digest(*modules: str) -> str:
+def digest_modules(*modules: str) -> str:
     """Digest of the source files of modules and of all that they import.
 
     What lies outside `pipeline` and the modules' own packages is left out: versions tell of that.
@@ -30,19 +30,22 @@ def code_digest(*modules: str) -> str:
     ModuleNotFoundError
         If a package is not there.
     """
-    roots = {top: _root(top) for top in ("pipeline", *(m.partition(".")[0] for m in modules))}
+    roots = {
+        top: _find_package_root(top)
+        for top in ("pipeline", *(m.partition(".")[0] for m in modules))
+    }
     found: dict[str, bytes] = {}
-    pending = [path for module in modules for path in _files(module, roots)]
+    pending = [path for module in modules for path in _iter_source_files(module, roots)]
     while pending:
         path = pending.pop()
         if str(path) not in found:
             found[str(path)] = path.read_bytes()
-            names = _imported(found[str(path)].decode())
-            pending += [file for name in names for file in _files(name, roots)]
-    return _digest(found[path] for path in sorted(found))
+            names = _iter_imports(found[str(path)].decode())
+            pending += [file for name in names for file in _iter_source_files(name, roots)]
+    return _digest_sources(found[path] for path in sorted(found))
 
 
-def _imported(source: str) -> Iterator[str]:
+def _iter_imports(source: str) -> Iterator[str]:
     """Name all that a file imports, wherever it does; of what it takes from modules each name.
 
     By patterns: parsing fifty files takes as long as a small fit. A line of text that looks like
@@ -55,7 +58,7 @@ def _imported(source: str) -> Iterator[str]:
         yield from (f"{found['module']}.{n.split()[0]}" for n in names if n.strip())
 
 
-def _files(name: str, roots: dict[str, Path]) -> Iterator[Path]:
+def _iter_source_files(name: str, roots: dict[str, Path]) -> Iterator[Path]:
     """Give the files that importing a name loads: packages on the way, and the module."""
     parts = name.split(".")
     if parts[0] not in roots:
@@ -66,7 +69,7 @@ def _files(name: str, roots: dict[str, Path]) -> Iterator[Path]:
 
 
 @cache
-def package_digest(package: str) -> str:
+def digest_package(package: str) -> str:
     """Digest of all source files of a package.
 
     Raises
@@ -74,10 +77,12 @@ def package_digest(package: str) -> str:
     ModuleNotFoundError
         If the package is not there.
     """
-    return _digest(path.read_bytes() for path in sorted(_root(package).rglob("*.py")))
+    return _digest_sources(
+        path.read_bytes() for path in sorted(_find_package_root(package).rglob("*.py"))
+    )
 
 
-def _root(package: str) -> Path:
+def _find_package_root(package: str) -> Path:
     found = find_spec(package)
     if found is None or found.origin is None:  # a mere folder of that name has no origin
         raise ModuleNotFoundError(f"No module named {package!r}")
@@ -85,15 +90,15 @@ def _root(package: str) -> Path:
     return path.parent if path.name == "__init__.py" else path.with_suffix("")
 
 
-def _digest(sources: Iterator[bytes]) -> str:
+def _digest_sources(sources: Iterator[bytes]) -> str:
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source)
     return digest.hexdigest()
 
 
-def computing_with(packages: Sequence[str]) -> dict[str, str]:
+def describe_environment(packages: Sequence[str]) -> dict[str, str]:
     """Versions of Python and libraries, and digests of our own packages, in this process."""
     versions = {name: version(name) for name in _LIBRARIES}
-    digests = {f"latentbits ({name}/)": package_digest(name)[:12] for name in packages}
+    digests = {f"latentbits ({name}/)": digest_package(name)[:12] for name in packages}
     return {"python": ".".join(platform.python_version_tuple()[:2]), **versions, **digests}

@@ -20,9 +20,9 @@ from distributed import Client, Future, KilledWorker, get_worker
 from distributed.comm import CommClosedError
 
 from pipeline.errors import ClusterLost, FitError
-from pipeline.executors.base import in_order, one_blas_thread
-from pipeline.executors.cancellation import while_wanted
-from pipeline.executors.code_digest import computing_with
+from pipeline.executors.base import iter_results_in_order, limit_blas_threads
+from pipeline.executors.cancellation import run_cancellable
+from pipeline.executors.code_digest import describe_environment
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,16 +52,16 @@ class DaskExecutor:
         ClusterLost
             If the scheduler went away, or an item took several workers with it.
         """
-        name = f"{_name(function)}-{uuid.uuid4().hex[:8]}"
-        homes = self._threads()
+        name = f"{_get_function_name(function)}-{uuid.uuid4().hex[:8]}"
+        homes = self._list_thread_addresses()
         # Twice as many items as threads keeps workers busy while results come back in order.
         ahead = max(4, 2 * len(homes))
-        held = self._submitted(_itself, function, key=f"{name}-function")
+        held = self._submit(_return_function, function, key=f"{name}-function")
 
         def submit(numbered: tuple[int, T]) -> Future:
             index, item = numbered
-            return self._submitted(
-                _run,
+            return self._submit(
+                _run_task,
                 held,
                 item,
                 key=f"{name}-{index}",
@@ -72,60 +72,64 @@ class DaskExecutor:
             )
 
         try:
-            yield from in_order(submit, self._result, enumerate(items), ahead, Future.release)
+            yield from iter_results_in_order(
+                submit, self._wait_for_result, enumerate(items), ahead, Future.release
+            )
         finally:
             held.release()
 
-    def _submitted(self, function: Callable[..., Any], *arguments: Any, **where: Any) -> Future:
+    def _submit(self, function: Callable[..., Any], *arguments: Any, **where: Any) -> Future:
         """Submit a task; of large arguments Dask would say that they are sent again and again."""
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": sys.maxsize}):
             return self.client.submit(function, *arguments, pure=False, **where)
 
-    def workers(self) -> dict[str, dict[str, Any]]:
+    def describe_workers(self) -> dict[str, dict[str, Any]]:
         """Describe the workers there are, by address."""
-        with self._losing(OSError):
+        with self._raise_cluster_lost(OSError):
             found: dict[str, dict[str, Any]]
-            found = self._connected().scheduler_info(n_workers=-1)["workers"]
+            found = self._get_client().scheduler_info(n_workers=-1)["workers"]
         return found
 
-    def on_workers(self, function: Callable[[], R]) -> dict[str, R]:
+    def run_on_workers(self, function: Callable[[], R]) -> dict[str, R]:
         """Call a function on every worker; one that does not answer has no result."""
-        client = self._connected()
+        client = self._get_client()
         found: dict[str, R] = {}
         with suppress(OSError):  # a cluster that is lost now is missed by the next map, if at all
             found = client.run(function, on_error="ignore")
         return found
 
-    def _connected(self) -> Client:
+    def _get_client(self) -> Client:
         """Give the client, a new one after the cluster was lost."""
         if self.client.status == "closed" and self.connect is not None:
             self.client = self.connect()
         return self.client
 
-    def _threads(self) -> list[str]:
+    def _list_thread_addresses(self) -> list[str]:
         """Address of the worker of every thread."""
-        counts = sorted((address, worker["nthreads"]) for address, worker in self.workers().items())
+        counts = sorted(
+            (address, worker["nthreads"]) for address, worker in self.describe_workers().items()
+        )
         return [address for address, n_threads in counts for _ in range(n_threads)]
 
-    def _result(self, future: Future) -> Any:
-        with self._losing(CommClosedError):
+    def _wait_for_result(self, future: Future) -> Any:
+        with self._raise_cluster_lost(CommClosedError):
             value = future.result()
         future.release()
         return value
 
     @contextmanager
-    def _losing(self, silence: type[OSError]) -> Iterator[None]:
+    def _raise_cluster_lost(self, silence: type[OSError]) -> Iterator[None]:
         """Say that the cluster is lost, and close the client, which would wait for it to return."""
         try:
             yield
         except KilledWorker as error:
-            raise _lost(error) from error
+            raise _make_cluster_lost(error) from error
         except (CancelledError, silence) as error:
             self.client.close(_CLOSE_SECONDS)
-            raise _lost(error) from error
+            raise _make_cluster_lost(error) from error
 
 
-def _lost(error: BaseException) -> ClusterLost:
+def _make_cluster_lost(error: BaseException) -> ClusterLost:
     reason = " ".join(str(error).split())[:200]
     return ClusterLost(
         f"Expected the cluster to stay, lost it or its workers ({reason}). "
@@ -141,8 +145,8 @@ def check_workers(client: Client, packages: Sequence[str]) -> None:
     FitError
         Naming a worker, what it has and what is expected.
     """
-    expected = computing_with(packages)
-    for worker, found in client.run(computing_with, packages, on_error="return").items():
+    expected = describe_environment(packages)
+    for worker, found in client.run(describe_environment, packages, on_error="return").items():
         if isinstance(found, Exception):
             raise FitError(
                 f"worker {worker}: Expected latentbits as it is here, got none or another version "
@@ -156,11 +160,11 @@ def check_workers(client: Client, packages: Sequence[str]) -> None:
                 )
 
 
-def _itself(function: Callable[[T], R]) -> Callable[[T], R]:
+def _return_function(function: Callable[[T], R]) -> Callable[[T], R]:
     return function
 
 
-def _run(function: Callable[[T], R], item: T) -> R:
+def _run_task(function: Callable[[T], R], item: T) -> R:
     worker = get_worker()
     key = worker.get_current_task()
 
@@ -169,11 +173,11 @@ def _run(function: Callable[[T], R], item: T) -> R:
         task = worker.state.tasks.get(key)
         return task is not None and task.state != "cancelled"
 
-    with one_blas_thread():
-        return while_wanted(wanted, function, item)
+    with limit_blas_threads():
+        return run_cancellable(wanted, function, item)
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _get_function_name(function: Callable[..., Any]) -> str:
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)

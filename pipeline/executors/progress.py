@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pipeline.executors.base import Map
+from pipeline.executors.base import MapFunction
 
 
 class Progress(Protocol):
@@ -20,13 +20,13 @@ class Progress(Protocol):
         """
 
 
-def silent(label: str, done: int, total: int, rows: int) -> None:
+def ignore_progress(label: str, done: int, total: int, rows: int) -> None:
     """Say nothing."""
 
 
 @dataclass(frozen=True)
-class ToldMap:
-    """A map for central work, which `labelled` lets tell how many of its items are back.
+class ProgressMap:
+    """A map for central work, which `label_map` lets tell how many of its items are back.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class ToldMap:
         What the items are and how many; without a label nothing is told.
     """
 
-    map_items: Map
+    map_items: MapFunction
     progress: Progress
     label: str = ""
     total: int = 0
@@ -46,22 +46,22 @@ class ToldMap:
     def __call__(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         """Map, results in the items' order."""
         found = self.map_items(function, items)
-        return self._counted(found) if self.label else found
+        return self._iter_with_progress(found) if self.label else found
 
-    def _counted(self, found: Iterator[Any]) -> Iterator[Any]:
+    def _iter_with_progress(self, found: Iterator[Any]) -> Iterator[Any]:
         self.progress(self.label, 0, self.total, 0)
         for done, result in enumerate(found, 1):
             self.progress(self.label, done, self.total, 0)
             yield result
 
 
-def labelled(map_items: Map, label: str, total: int) -> Map:
+def label_map(map_items: MapFunction, label: str, total: int) -> MapFunction:
     """Say what the next `total` items are, where anybody listens."""
-    if not isinstance(map_items, ToldMap):
+    if not isinstance(map_items, ProgressMap):
         return map_items
     return replace(map_items, label=label, total=total)
 
 
-def in_this_process(map_items: Map) -> Map:
+def make_local_map(map_items: MapFunction) -> MapFunction:
     """Map here, one item after the other, and tell it as `map_items` would."""
-    return replace(map_items, map_items=map) if isinstance(map_items, ToldMap) else map
+    return replace(map_items, map_items=map) if isinstance(map_items, ProgressMap) else map

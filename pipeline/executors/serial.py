@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
-from pipeline.executors.base import one_blas_thread
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.base import limit_blas_threads
+from pipeline.executors.cancellation import check_cancelled
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -17,7 +17,7 @@ class SerialExecutor:
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield results in the items' order."""
-        with one_blas_thread():
+        with limit_blas_threads():
             for item in items:
                 yield function(item)
-                check_wanted()
+                check_cancelled()

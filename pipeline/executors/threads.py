@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor, in_order, one_blas_thread
-from pipeline.executors.cancellation import asked, while_wanted
+from pipeline.executors.base import Executor, iter_results_in_order, limit_blas_threads
+from pipeline.executors.cancellation import current_check, run_cancellable
 from pipeline.executors.serial import SerialExecutor
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def n_cpus() -> int:
+def count_cpus() -> int:
     """Count the CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
@@ -29,28 +29,30 @@ def n_cpus() -> int:
 class ThreadsExecutor:
     """The executor of one machine without a cluster."""
 
-    n_threads: int = field(default_factory=n_cpus)
+    n_threads: int = field(default_factory=count_cpus)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Apply a function to every item; yield results in the items' order."""
-        ended, is_wanted = threading.Event(), asked()
+        ended, is_wanted = threading.Event(), current_check()
 
         def wanted() -> bool:
             """Ask the caller too: an interrupt may come to its thread late, or be dropped there."""
             return not ended.is_set() and is_wanted()
 
-        with one_blas_thread(), ThreadPoolExecutor(self.n_threads) as pool:
+        with limit_blas_threads(), ThreadPoolExecutor(self.n_threads) as pool:
 
             def submit(item: T) -> Future[R]:
-                return pool.submit(while_wanted, wanted, function, item)
+                return pool.submit(run_cancellable, wanted, function, item)
 
             try:
-                yield from in_order(submit, Future.result, items, 2 * self.n_threads, Future.cancel)
+                yield from iter_results_in_order(
+                    submit, Future.result, items, 2 * self.n_threads, Future.cancel
+                )
             finally:
                 ended.set()  # what is under way need not be finished; leaving the pool waits for it
 
 
-def executor_of(n_jobs: int | None) -> Executor:
+def make_executor(n_jobs: int | None) -> Executor:
     """Give so many threads, counted as scikit-learn counts jobs: -1 is all CPUs, -2 all but one.
 
     Raises
@@ -62,5 +64,5 @@ def executor_of(n_jobs: int | None) -> Executor:
         raise FitError("n_jobs: Expected a number of threads, or -1 for all CPUs, got 0.")
     n_threads = n_jobs or 1
     if n_threads < 0:
-        n_threads = max(1, n_cpus() + 1 + n_threads)
+        n_threads = max(1, count_cpus() + 1 + n_threads)
     return SerialExecutor() if n_threads == 1 else ThreadsExecutor(n_threads)

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
-_STATUS = Path("/proc/self/status")
+_PROC_STATUS = Path("/proc/self/status")
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """What a process has used since its start; bytes None where the system does not count them.
 
     Attributes
@@ -35,24 +35,24 @@ class Usage(NamedTuple):
     peak_memory: int
 
 
-def usage_here() -> Usage:
+def measure_usage() -> ProcessUsage:
     """Give what this process has used."""
     process = psutil.Process()
     times = process.cpu_times()
     counters = process.io_counters() if hasattr(process, "io_counters") else None
-    return Usage(
+    return ProcessUsage(
         f"{socket.gethostname()} {process.pid} {process.create_time()}",
         times.user + times.system,
         getattr(counters, "read_chars", None),
         getattr(counters, "write_chars", None),
-        _peak_memory(),
+        _read_peak_memory(),
     )
 
 
-def _peak_memory() -> int:
-    if not _STATUS.exists():  # macOS counts in bytes
+def _read_peak_memory() -> int:
+    if not _PROC_STATUS.exists():  # macOS counts in bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # `getrusage` would count what a process was before it became another program: workers began
     # as copies of this one.
-    found = re.search(r"^VmHWM:\s+(\d+)", _STATUS.read_text(), re.MULTILINE)
+    found = re.search(r"^VmHWM:\s+(\d+)", _PROC_STATUS.read_text(), re.MULTILINE)
     return 1024 * int(found[1]) if found else 0

@@ -8,14 +8,14 @@ from typing import Any, get_type_hints
 
 from numpy.typing import NDArray
 
-from pipeline.data.segments import fitted_segments
+from pipeline.data.segments import get_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
-from pipeline.models.registry import VARIABLE, models
-from pipeline.models.settings import recorded_model
-from pipeline.params import named_arrays, odd_arrays, params_from_arrays
+from pipeline.models.registry import MODELS_VARIABLE, find_models
+from pipeline.models.settings import restore_model
+from pipeline.params import find_unexpected_arrays, get_named_arrays, params_from_arrays
 
-RECORDED = (
+REQUIRED_KEYS = (
     *("model", "hyperparameters", "seed", "split", "versions", "code", "dataset"),
     *("feature_names", "segment_names", "n_components", "iterations", "converged"),
     *("history", "diagnostics", "warnings"),
@@ -23,7 +23,7 @@ RECORDED = (
 """What every fit records."""
 
 
-def stored_objective(manifest: Mapping[str, Any]) -> float | None:
+def objective_from_artifact(manifest: Mapping[str, Any]) -> float | None:
     """Give the objective of the parameters that were kept; None of a fit without passes.
 
     Artifacts of before record those of all passes alone, of which they kept the last.
@@ -33,7 +33,7 @@ def stored_objective(manifest: Mapping[str, Any]) -> float | None:
     return objective
 
 
-def stored_model(
+def model_from_artifact(
     manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[Model, Any]:
     """Give hyperparameters and parameters.
@@ -51,27 +51,27 @@ def stored_model(
         If it is not of a fit, of a model that is not known here or of another version of it, or
         if its parts do not go together.
     """
-    if missing := [name for name in RECORDED if name not in manifest]:
+    if missing := [name for name in REQUIRED_KEYS if name not in manifest]:
         raise FitError(
             f"Expected the artifact of a fit, got another without {', '.join(missing)}. "
             "Give one that `flows.fit` wrote."
         )
-    kind = models().get(manifest["model"])
+    kind = find_models().get(manifest["model"])
     if kind is None:
         raise FitError(
-            f"Expected a model among {', '.join(sorted(models()))}, got {manifest['model']!r}. "
-            f"Upgrade latentbits to read it, or name the model's class in {VARIABLE} if you trust "
+            f"Expected a model among {', '.join(sorted(find_models()))}, got {manifest['model']!r}. "
+            f"Upgrade latentbits to read it, or name the model's class in {MODELS_VARIABLE} if you trust "
             "its code."
         )
     known = {f.name for f in fields(kind)} | {*kind.former}  # type: ignore[arg-type]
-    _refuse(kind, "setting", {*manifest["hyperparameters"]} - known)
-    _refuse(kind, "array", odd_arrays(kind.params, arrays))
+    _check_no_unknown(kind, "setting", {*manifest["hyperparameters"]} - known)
+    _check_no_unknown(kind, "array", find_unexpected_arrays(kind.params, arrays))
     params = params_from_arrays(kind.params, arrays)
     _check_sizes(manifest, params)
-    return _rebuilt(kind, manifest["hyperparameters"]), params
+    return _rebuild_model(kind, manifest["hyperparameters"]), params
 
 
-def _refuse(kind: type[Model], what: str, odd: Collection[str]) -> None:
+def _check_no_unknown(kind: type[Model], what: str, odd: Collection[str]) -> None:
     """Refuse what another version of the model has and this one has not, or the reverse."""
     if odd:
         raise FitError(
@@ -80,7 +80,7 @@ def _refuse(kind: type[Model], what: str, odd: Collection[str]) -> None:
         )
 
 
-def _rebuilt(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
+def _rebuild_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
     """Make the model again, of settings of the declared types; tuples were recorded as lists."""
     from pydantic import TypeAdapter, ValidationError  # it takes its time to be imported
 
@@ -97,19 +97,19 @@ def _rebuilt(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
                 f"Expected {reason} for the setting {name} of {kind.name}, got {value!r:.60}. "
                 "Fit again."
             ) from None
-    return recorded_model(kind, recorded)
+    return restore_model(kind, recorded)
 
 
 def _check_sizes(manifest: Mapping[str, Any], params: Any) -> None:
     """Refuse arrays that are not of as many as are named, or not as many as each other."""
     expected = {"feature": len(manifest["feature_names"]), "component": manifest["n_components"]}
-    for name, (dims, values) in named_arrays(params).items():
+    for name, (dims, values) in get_named_arrays(params).items():
         if values.ndim != len(dims):
             raise FitError(f"Expected {name} of {len(dims)} dimensions, got {values.ndim}.")
         for dim, size in zip(dims, values.shape, strict=True):
             if (number := expected.setdefault(dim, size)) != size:
                 raise FitError(f"Expected {name} of {number} {dim}s, got {size}. Fit again.")
-    indices, _ = fitted_segments(params)
+    indices, _ = get_fitted_segments(params)
     n_segments = len(manifest["segment_names"])
     if len(indices) and not 0 <= indices.min() <= indices.max() < n_segments:
         raise FitError(

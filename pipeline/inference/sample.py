@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.segments import fitted_segments
+from pipeline.data.segments import get_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
-from pipeline.models.capabilities import sampler
+from pipeline.models.capabilities import check_can_sample
 from pipeline.params import params_from_arrays
 
 _CELLS_AT_ONCE = 1 << 21
 
 
-class Draw(NamedTuple):
+class SamplingTask(NamedTuple):
     """The work of one task.
 
     Attributes
@@ -35,11 +35,11 @@ class Draw(NamedTuple):
     segments: tuple[int, ...] = ()
 
 
-def draw_rows(
+def draw_model_rows(
     model: Model,
     arrays: Callable[[], Mapping[str, NDArray[Any]]],
     seed: int,
-    draw: Draw,
+    draw: SamplingTask,
 ) -> NDArray[np.uint8]:
     """Draw the rows of a run, packed in little bit order: (n_rows, n_bytes).
 
@@ -62,11 +62,11 @@ def draw_rows(
     params = params_from_arrays(model.params, arrays())
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(draw.key,)))
     segments = np.repeat(draw.segments, draw.n_rows) if draw.segments else None
-    X = sampler(model).sample(params, sum(draw.n_rows), rng, segments)
+    X = check_can_sample(model).sample(params, sum(draw.n_rows), rng, segments)
     return np.packbits(X, axis=1, bitorder="little")
 
 
-def segments_to_draw(params: Any, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def divide_among_segments(params: Any, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Divide rows among the segments of a fitted model as the rows fitted were.
 
     Returns
@@ -79,15 +79,15 @@ def segments_to_draw(params: Any, n_rows: int) -> tuple[NDArray[np.int64], NDArr
     FitError
         If there are fewer than two rows a segment.
     """
-    indices, fitted_rows = fitted_segments(params)
+    indices, fitted_rows = get_fitted_segments(params)
     if not len(indices):
         return np.array([n_rows]), indices
-    return rows_by_segment(fitted_rows.astype(np.float64), n_rows), indices
+    return count_rows_by_segment(fitted_rows.astype(np.float64), n_rows), indices
 
 
-def draws_of(
+def iter_sampling_tasks(
     n_rows: NDArray[np.int64], segments: NDArray[np.int64], n_features: int
-) -> Iterator[Draw]:
+) -> Iterator[SamplingTask]:
     """Cut rows, segment after segment, into runs that do not depend on where they are drawn.
 
     Parameters
@@ -105,10 +105,10 @@ def draws_of(
         inside = np.diff(np.clip(edges, start, start + size))
         here = np.flatnonzero(inside)
         indices = tuple(segments[here].tolist()) if len(segments) else ()
-        yield Draw(key, tuple(inside[here].tolist()), indices)
+        yield SamplingTask(key, tuple(inside[here].tolist()), indices)
 
 
-def rows_by_segment(shares: NDArray[np.float64], n_rows: int) -> NDArray[np.int64]:
+def count_rows_by_segment(shares: NDArray[np.float64], n_rows: int) -> NDArray[np.int64]:
     """Divide rows among segments by their shares; each gets two at least, from the largest.
 
     Raises

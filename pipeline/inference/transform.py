@@ -9,13 +9,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Chunk, block_of
+from pipeline.data.blocks import BinaryBlock, PackedChunk, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.base import Model
-from pipeline.models.capabilities import reconstructor
+from pipeline.models.capabilities import check_can_reconstruct
 from pipeline.params import params_from_arrays
-from pipeline.passes.row_ranges import ROW, Described, Run, put, rows_of_run
+from pipeline.passes.row_ranges import (
+    ROW,
+    ArrayDescriptions,
+    RowRange,
+    fill_places,
+    iter_range_rows,
+)
 from pipeline.random import RowRandom
 
 Reconstruction = Literal["probabilities", "bits"]
@@ -25,7 +31,7 @@ _CELLS_AT_ONCE = 1 << 18  # seconds of work even where a row takes a millisecond
 
 
 @dataclass(frozen=True)
-class Transform:
+class TransformTask:
     """What all tasks share; small enough to send with every one.
 
     Attributes
@@ -49,12 +55,12 @@ class Transform:
     model: Model
     arrays: Callable[[], Mapping[str, NDArray[Any]]]
     rng: RowRandom
-    read: Callable[[int], Chunk]
+    read: Callable[[int], PackedChunk]
     segments: NDArray[np.int64]
     dtype: str
     reconstruction: Reconstruction | None = None
 
-    def __call__(self, run: Run) -> dict[str, NDArray[Any]]:
+    def __call__(self, run: RowRange) -> dict[str, NDArray[Any]]:
         """Give the codes of a run in original row order, and `row`, the original rows.
 
         With a reconstruction also its array, (n_samples, n_features).
@@ -68,44 +74,46 @@ class Transform:
         """
         params = params_from_arrays(self.model.params, self.arrays())
         codes: dict[str, NDArray[Any]] = {}
-        for block, places in self._parts(run):
-            check_wanted()
+        for block, places in self._iter_blocks(run):
+            check_cancelled()
             rows = block.rows
-            coded = _coded(self.model, params, block, self.rng, self.reconstruction)
+            coded = _code_block(self.model, params, block, self.rng, self.reconstruction)
             found = {ROW: rows, **coded}
-            stored = {name: as_stored(name, a, rows, self.dtype) for name, a in found.items()}
-            put(codes, run, places, stored)
+            stored = {
+                name: cast_for_storage(name, a, rows, self.dtype) for name, a in found.items()
+            }
+            fill_places(codes, run, places, stored)
         return codes
 
-    def _parts(self, run: Run) -> Iterator[tuple[BinaryBlock, NDArray[np.int64]]]:
+    def _iter_blocks(self, run: RowRange) -> Iterator[tuple[BinaryBlock, NDArray[np.int64]]]:
         """Cut out the run's rows, few at a time, and say where each belongs."""
-        for block, at, places in rows_of_run(self.read, run):
+        for block, at, places in iter_range_rows(self.read, run):
             segment = int(self.segments[block.segment])
-            for some in portions_of(len(at), block.n_features):
-                yield replace(block.taken(at[some]), segment=segment), places[some]
+            for some in iter_portions(len(at), block.n_features):
+                yield replace(block.take_rows(at[some]), segment=segment), places[some]
 
 
-def described_codes(
+def describe_codes(
     model: Model,
     params: Any,
     n_features: int,
     dtype: str,
     reconstruction: Reconstruction | None = None,
-) -> Described:
-    """Describe the arrays that `Transform` gives, without data."""
-    nothing = block_of(np.empty((0, n_features), np.uint8))
-    found = _coded(model, params, nothing, RowRandom(0), reconstruction)
+) -> ArrayDescriptions:
+    """Describe the arrays that `TransformTask` gives, without data."""
+    nothing = pack_block(np.empty((0, n_features), np.uint8))
+    found = _code_block(model, params, nothing, RowRandom(0), reconstruction)
     return {
         name: (
             ("feature",) if name == reconstruction else model.codes[name],
             values.shape[1:],
-            str(as_stored(name, values, nothing.rows, dtype).dtype),
+            str(cast_for_storage(name, values, nothing.rows, dtype).dtype),
         )
         for name, values in found.items()
     }
 
 
-def _coded(
+def _code_block(
     model: Model,
     params: Any,
     block: BinaryBlock,
@@ -117,20 +125,22 @@ def _coded(
     if reconstruction is None:
         return codes
     segments = np.full(block.n_samples, block.segment)
-    made: NDArray[Any] = reconstructor(model).reconstruct(params, codes["mean"], segments)
+    made: NDArray[Any] = check_can_reconstruct(model).reconstruct(params, codes["mean"], segments)
     if reconstruction == "bits":
         made = (made > 0.5).astype(np.uint8)
     return {**codes, reconstruction: made}
 
 
-def portions_of(n_rows: int, n_features: int) -> Iterator[slice]:
+def iter_portions(n_rows: int, n_features: int) -> Iterator[slice]:
     """Cut rows so that coding a portion takes seconds at the most."""
     size = max(64, _CELLS_AT_ONCE // n_features)
     for start in range(0, n_rows, size):
         yield slice(start, start + size)
 
 
-def as_stored(name: str, values: NDArray[Any], rows: NDArray[np.int64], dtype: str) -> NDArray[Any]:
+def cast_for_storage(
+    name: str, values: NDArray[Any], rows: NDArray[np.int64], dtype: str
+) -> NDArray[Any]:
     """Give values in the type that they are stored in.
 
     Raises

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Memory = Mapping[str, NDArray[np.float64]]
+AccelerationMemory = Mapping[str, NDArray[np.float64]]
 
 _FIRST_LIMIT, _GROWTH = 4.0, 4.0
 
 
-class Step(NamedTuple):
+class SquaremStep(NamedTuple):
     """Where the next pass is made.
 
     Attributes
@@ -34,11 +34,13 @@ class Step(NamedTuple):
     """
 
     parameters: Array
-    memory: Memory
+    memory: AccelerationMemory
     accepted: bool
 
 
-def squarem_step(at: Array, mapped: Array, objective: float, memory: Memory) -> Step:
+def choose_squarem_step(
+    at: Array, mapped: Array, objective: float, memory: AccelerationMemory
+) -> SquaremStep:
     """Choose the next parameters.
 
     Parameters
@@ -52,23 +54,25 @@ def squarem_step(at: Array, mapped: Array, objective: float, memory: Memory) -> 
     """
     place, limit = int(memory.get("place", 0)), float(memory.get("limit", _FIRST_LIMIT))
     if place == 0:
-        return Step(mapped, _memory(1, limit, start=at), True)
+        return SquaremStep(mapped, _make_memory(1, limit, start=at), True)
     if place == 1:
-        return _extrapolated(memory["start"], at, mapped, objective, limit)
+        return _extrapolate(memory["start"], at, mapped, objective, limit)
     if objective < float(memory["objective"]):
-        return Step(memory["fallback"], _memory(0, max(limit / _GROWTH, 1.0)), False)
-    return Step(mapped, _memory(0, limit), True)
+        return SquaremStep(memory["fallback"], _make_memory(0, max(limit / _GROWTH, 1.0)), False)
+    return SquaremStep(mapped, _make_memory(0, limit), True)
 
 
-def _extrapolated(start: Array, middle: Array, end: Array, objective: float, limit: float) -> Step:
+def _extrapolate(
+    start: Array, middle: Array, end: Array, objective: float, limit: float
+) -> SquaremStep:
     r, v = middle - start, end - 2 * middle + start
     length = float(np.linalg.norm(r) / max(np.linalg.norm(v), np.finfo(float).tiny))
     alpha = -float(np.clip(length, 1.0, limit))
     if alpha == -limit:
         limit *= _GROWTH
-    memory = _memory(2, limit, fallback=end, objective=np.array(objective))
-    return Step(start - 2 * alpha * r + alpha**2 * v, memory, True)
+    memory = _make_memory(2, limit, fallback=end, objective=np.array(objective))
+    return SquaremStep(start - 2 * alpha * r + alpha**2 * v, memory, True)
 
 
-def _memory(place: int, limit: float, **more: Array) -> Memory:
+def _make_memory(place: int, limit: float, **more: Array) -> AccelerationMemory:
     return {"place": np.array(float(place)), "limit": np.array(limit), **more}

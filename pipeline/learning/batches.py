@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.random import RowRandom
 
 Bits = NDArray[np.uint8]
 
-_CELLS_AT_ONCE = 1 << 22
+_MAX_UNPACKED_CELLS = 1 << 22
 """Values that are unpacked at once."""
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Some rows, unpacked.
 
     Attributes
@@ -40,7 +40,9 @@ class Batch(NamedTuple):
     columns: Mapping[str, NDArray[Any]]
 
 
-def batches(blocks: Iterable[BinaryBlock], size: int, rng: RowRandom) -> Iterator[Batch]:
+def iter_batches(
+    blocks: Iterable[BinaryBlock], size: int, rng: RowRandom
+) -> Iterator[TrainingBatch]:
     """Cut rows into batches, shuffled among those that are unpacked at once.
 
     Parameters
@@ -53,19 +55,19 @@ def batches(blocks: Iterable[BinaryBlock], size: int, rng: RowRandom) -> Iterato
         Decides the order, by its stream `order`.
     """
     order = rng.stream("order")
-    for portion in _portions(blocks, size):
+    for portion in _iter_portions(blocks, size):
         rows = np.concatenate([block.rows for block in portion])
-        shuffled = _unpacked(portion, np.argsort(order.uniform(rows, 1)[:, 0], kind="stable"))
+        shuffled = _unpack_blocks(portion, np.argsort(order.uniform(rows, 1)[:, 0], kind="stable"))
         for first in range(0, len(rows), size):
-            check_wanted()
-            yield taken(shuffled, slice(first, first + size))
+            check_cancelled()
+            yield take_batch_rows(shuffled, slice(first, first + size))
 
 
-def _portions(blocks: Iterable[BinaryBlock], size: int) -> Iterator[list[BinaryBlock]]:
+def _iter_portions(blocks: Iterable[BinaryBlock], size: int) -> Iterator[list[BinaryBlock]]:
     """Gather small blocks, and cut large ones, to what is unpacked at once."""
     gathered: list[BinaryBlock] = []
     for block in blocks:
-        most = size * max(1, _CELLS_AT_ONCE // (size * block.n_features))
+        most = size * max(1, _MAX_UNPACKED_CELLS // (size * block.n_features))
         if gathered and sum(b.n_samples for b in gathered) + block.n_samples > most:
             yield gathered
             gathered = []
@@ -73,22 +75,22 @@ def _portions(blocks: Iterable[BinaryBlock], size: int) -> Iterator[list[BinaryB
             gathered.append(block)
             continue
         for first in range(0, block.n_samples, most):
-            yield [block.taken(np.arange(first, min(first + most, block.n_samples)))]
+            yield [block.take_rows(np.arange(first, min(first + most, block.n_samples)))]
     if gathered:
         yield gathered
 
 
-def _unpacked(blocks: list[BinaryBlock], order: NDArray[np.intp]) -> Batch:
+def _unpack_blocks(blocks: list[BinaryBlock], order: NDArray[np.intp]) -> TrainingBatch:
     """Unpack blocks, and bring their rows into an order."""
-    masks = [block.observed() for block in blocks]
+    masks = [block.unpack_mask() for block in blocks]
     observed = None
     if any(mask is not None for mask in masks):
         pairs = zip(blocks, masks, strict=True)
-        whole = [np.ones_like(b.dense()) if m is None else m for b, m in pairs]
+        whole = [np.ones_like(b.unpack_values()) if m is None else m for b, m in pairs]
         observed = np.concatenate(whole)[order]
     names = blocks[0].columns
-    return Batch(
-        np.concatenate([block.dense() for block in blocks])[order],
+    return TrainingBatch(
+        np.concatenate([block.unpack_values() for block in blocks])[order],
         observed,
         np.concatenate([block.rows for block in blocks])[order],
         np.repeat([b.segment for b in blocks], [b.n_samples for b in blocks])[order],
@@ -96,9 +98,9 @@ def _unpacked(blocks: list[BinaryBlock], order: NDArray[np.intp]) -> Batch:
     )
 
 
-def taken(batch: Batch, at: NDArray[np.int64] | slice) -> Batch:
+def take_batch_rows(batch: TrainingBatch, at: NDArray[np.int64] | slice) -> TrainingBatch:
     """Take some rows of a batch."""
-    return Batch(
+    return TrainingBatch(
         batch.X[at],
         None if batch.observed is None else batch.observed[at],
         batch.rows[at],
@@ -107,10 +109,10 @@ def taken(batch: Batch, at: NDArray[np.int64] | slice) -> Batch:
     )
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
+def concatenate_batches(parts: Sequence[TrainingBatch]) -> TrainingBatch:
     """Put batches together that all have a mask, or none has."""
     X, observed, rows, segments, columns = zip(*parts, strict=True)
-    return Batch(
+    return TrainingBatch(
         np.concatenate(X),
         None if observed[0] is None else np.concatenate(observed),
         np.concatenate(rows),

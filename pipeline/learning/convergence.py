@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-_CYCLE = 3  # passes
-_SLOWEST = 0.99  # ratio of gains; a slower one cannot be told from rounding
+_CYCLE_PASSES = 3  # passes
+_MAX_GAIN_RATIO = 0.99  # ratio of gains; a slower one cannot be told from rounding
 
 
-class Convergence(Protocol):
+class ConvergenceCriterion(Protocol):
     """Judges the history of objectives of one stage, maximised."""
 
     @property
@@ -23,15 +23,15 @@ class Convergence(Protocol):
         """Whether the stage ends with the parameters of its best pass instead of its last."""
 
     @property
-    def stalled(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether no further pass can bring anything, though the fit has not converged."""
 
-    def converged(self, history: Sequence[float]) -> bool:
+    def has_converged(self, history: Sequence[float]) -> bool:
         """Tell whether further passes would change nothing that matters."""
 
 
 @dataclass(frozen=True)
-class ByObjective:
+class ObjectiveCriterion:
     """Converged once a cycle of passes, and all that are to come, hardly change the objective.
 
     Gains of EM shrink by a steady ratio in the end, so that those to come are a geometric series
@@ -51,9 +51,9 @@ class ByObjective:
     max_iter: int
     tol: float
     keeps_best: bool = False
-    stalled: ClassVar[bool] = False
+    is_stalled: ClassVar[bool] = False
 
-    def converged(self, history: Sequence[float]) -> bool:
+    def has_converged(self, history: Sequence[float]) -> bool:
         """Tell whether the last cycle changed nothing that matters, nor would all further ones."""
         if self.max_iter == 1 and self.tol == 0:
             return len(history) >= 1
@@ -61,33 +61,33 @@ class ByObjective:
             return False
         least = self.tol * max(1.0, abs(history[-1]))
         if len(history) == 2:  # one plain step, as of a warm start: any ratio may follow
-            return abs(history[1] - history[0]) * _SLOWEST / (1 - _SLOWEST) <= least
-        if len(history) <= _CYCLE:
+            return abs(history[1] - history[0]) * _MAX_GAIN_RATIO / (1 - _MAX_GAIN_RATIO) <= least
+        if len(history) <= _CYCLE_PASSES:
             return False
-        change = abs(history[-1] - history[-1 - _CYCLE])
-        return change <= least and gain_to_come(history) <= least
+        change = abs(history[-1] - history[-1 - _CYCLE_PASSES])
+        return change <= least and estimate_remaining_gain(history) <= least
 
 
-def gain_to_come(history: Sequence[float]) -> float:
+def estimate_remaining_gain(history: Sequence[float]) -> float:
     """Expect how much further passes would raise the objective, by its last two cycles.
 
     0 where there are not as many, or the last one raised nothing.
     """
-    if len(history) <= 2 * _CYCLE:
+    if len(history) <= 2 * _CYCLE_PASSES:
         return 0.0
-    before, last = (history[-1 - k] - history[-1 - k - _CYCLE] for k in (_CYCLE, 0))
+    before, last = (history[-1 - k] - history[-1 - k - _CYCLE_PASSES] for k in (_CYCLE_PASSES, 0))
     if last <= 0:
         return 0.0
-    ratio = min(last / before, _SLOWEST) if before > 0 else _SLOWEST
+    ratio = min(last / before, _MAX_GAIN_RATIO) if before > 0 else _MAX_GAIN_RATIO
     return last * ratio / (1 - ratio)
 
 
-def _never(best: float, score: float) -> bool:
+def _is_never_lost(best: float, score: float) -> bool:
     return False
 
 
 @dataclass(frozen=True)
-class ByPatience:
+class PatienceCriterion:
     """Converged once so many passes brought nothing better: for scores of rows held out.
 
     Attributes
@@ -108,12 +108,12 @@ class ByPatience:
     max_iter: int
     patience: int
     tol: float = 0.0
-    is_lost: Callable[[float, float], bool] = _never
-    comes_to_rest: bool = False
+    is_lost: Callable[[float, float], bool] = _is_never_lost
+    converges_at_max_iter: bool = False
     keeps_best: bool = True
-    stalled: ClassVar[bool] = False
+    is_stalled: ClassVar[bool] = False
 
-    def waited(self, history: Sequence[float]) -> int:
+    def count_waiting_passes(self, history: Sequence[float]) -> int:
         """Count the passes since the last that was better."""
         best, n_passes = -math.inf, 0
         for k, score in enumerate(history):
@@ -123,30 +123,30 @@ class ByPatience:
                 n_passes += 1
         return n_passes
 
-    def converged(self, history: Sequence[float]) -> bool:
+    def has_converged(self, history: Sequence[float]) -> bool:
         """Tell whether the best pass is that long ago."""
         if not history:
             return False
-        if self.comes_to_rest and len(history) >= self.max_iter:
+        if self.converges_at_max_iter and len(history) >= self.max_iter:
             return True
-        return self.waited(history) >= self.patience
+        return self.count_waiting_passes(history) >= self.patience
 
 
 @dataclass(frozen=True)
-class ByPasses:
+class PassCountCriterion:
     """Converged after a fixed number of passes."""
 
     max_iter: int
     keeps_best: bool = False
-    stalled: ClassVar[bool] = False
+    is_stalled: ClassVar[bool] = False
 
-    def converged(self, history: Sequence[float]) -> bool:
+    def has_converged(self, history: Sequence[float]) -> bool:
         """Tell whether all passes are done."""
         return len(history) >= self.max_iter
 
 
 @dataclass(frozen=True)
-class ByExpectedGain:
+class ExpectedGainCriterion:
     """Converged once the step that led to the last pass had next to nothing to gain.
 
     Attributes
@@ -164,31 +164,31 @@ class ByExpectedGain:
     max_iter: int
     tol: float
     gain: float
-    stalled: bool
+    is_stalled: bool
     keeps_best: bool = False
 
-    def converged(self, history: Sequence[float]) -> bool:
+    def has_converged(self, history: Sequence[float]) -> bool:
         """Tell whether the last step was too small to matter."""
         return bool(history) and self.gain <= self.tol
 
 
-def ended(convergence: Convergence, history: Sequence[float]) -> bool:
+def is_stage_over(convergence: ConvergenceCriterion, history: Sequence[float]) -> bool:
     """Tell whether a stage is over, converged or not."""
     is_last = len(history) >= convergence.max_iter
-    return convergence.stalled or is_last or convergence.converged(history)
+    return convergence.is_stalled or is_last or convergence.has_converged(history)
 
 
-def kept_objective(convergence: Convergence, history: Sequence[float]) -> float:
+def find_final_objective(convergence: ConvergenceCriterion, history: Sequence[float]) -> float:
     """Give the objective of the parameters that a stage ends with."""
     return max(history) if convergence.keeps_best else history[-1]
 
 
-def stop_warning(convergence: Convergence, history: Sequence[float]) -> str | None:
+def describe_early_stop(convergence: ConvergenceCriterion, history: Sequence[float]) -> str | None:
     """Say so when the fit stopped before it converged."""
-    if convergence.converged(history) or not ended(convergence, history):
+    if convergence.has_converged(history) or not is_stage_over(convergence, history):
         return None
     last = ", ".join(f"{value:.6f}" for value in history[-2:])
-    if convergence.stalled:
+    if convergence.is_stalled:
         return (
             "no step led higher any more, so the fit may have ended before the maximum; fewer "
             f"components may do better; last objectives: {last}"

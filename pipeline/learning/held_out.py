@@ -11,30 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.numerics.row_random import first_draws
-from pipeline.params import named_arrays, params_from_arrays
+from pipeline.numerics.row_random import draw_first_uniforms
+from pipeline.params import get_named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
 
-HELD_OUT = 0.1
+HELD_OUT_SHARE = 0.1
 """Share of the rows that the number of components is chosen on."""
 HELD_OUT_PASS = 1 << 32
 """Number of a pass that never comes."""
 
 
-def are_held_out(rows: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+def is_held_out(rows: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
     """Tell which original rows are held out, (n_rows,): the same in every pass."""
-    held_out: NDArray[np.bool_] = first_draws(_held_out_draws(seed).key, rows) < share
+    held_out: NDArray[np.bool_] = draw_first_uniforms(_make_held_out_draws(seed).key, rows) < share
     return held_out
 
 
 @lru_cache(maxsize=1)
-def _held_out_draws(seed: int) -> RowRandom:
+def _make_held_out_draws(seed: int) -> RowRandom:
     """Keep the draws from batch to batch: a key takes longer than those of a batch."""
     return RowRandom(seed, HELD_OUT_PASS)
 
 
-def e_step_apart(
+def run_e_step_with_held_out(
     e_step: Callable[[BinaryBlock], Sums], share: float, block: BinaryBlock, rng: RowRandom
 ) -> Sums:
     """Do the E-step of a block's rows; score those held out instead.
@@ -58,9 +58,9 @@ def e_step_apart(
     """
     if share == 0:
         return e_step(block)
-    valid = are_held_out(block.rows, share, rng.seed)
-    scored = e_step(block.taken(np.flatnonzero(valid)))
-    fitted = e_step(block.taken(np.flatnonzero(~valid)))
+    valid = is_held_out(block.rows, share, rng.seed)
+    scored = e_step(block.take_rows(np.flatnonzero(valid)))
+    fitted = e_step(block.take_rows(np.flatnonzero(~valid)))
     held_out = {
         "held_out": np.array(scored.objective),
         "held_out_rows": np.array(scored.n_samples),
@@ -68,13 +68,13 @@ def e_step_apart(
     return replace(fitted, values={**fitted.values, **held_out})
 
 
-def held_out_score(statistics: Sums) -> float:
+def compute_held_out_score(statistics: Sums) -> float:
     """Give the mean score of the rows held out, nats; 0 where there are none."""
     rows = int(statistics.values["held_out_rows"])
     return float(statistics.values["held_out"]) / max(rows, 1)
 
 
-def judged(
+def record_held_out_score(
     params: Any, auxiliary: Mapping[str, NDArray[Any]], statistics: Sums
 ) -> tuple[dict[str, NDArray[Any]], bool]:
     """Judge a number of components by the rows held out, once its stage has ended.
@@ -94,18 +94,20 @@ def judged(
         `auxiliary` with the score noted, and the parameters kept if they are the best so far; and
         whether they are, so that more components are worth a try.
     """
-    scores = np.append(held_out_scores(auxiliary), held_out_score(statistics))
+    scores = np.append(get_held_out_scores(auxiliary), compute_held_out_score(statistics))
     is_best = bool(scores[-1] >= scores.max())
-    kept = {f"best-{name}": a for name, (_, a) in named_arrays(params).items()} if is_best else {}
+    kept = (
+        {f"best-{name}": a for name, (_, a) in get_named_arrays(params).items()} if is_best else {}
+    )
     return {**auxiliary, "held_out_scores": scores, **kept}, is_best
 
 
-def held_out_scores(auxiliary: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+def get_held_out_scores(auxiliary: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
     """Give the scores of all numbers of components that were judged, in their order."""
     return auxiliary.get("held_out_scores", np.zeros(0))
 
 
-def best_judged(kind: type[Any], auxiliary: Mapping[str, NDArray[Any]]) -> Any:
-    """Give the parameters that `judged` kept."""
+def get_best_params(kind: type[Any], auxiliary: Mapping[str, NDArray[Any]]) -> Any:
+    """Give the parameters that `record_held_out_score` kept."""
     kept = {n.removeprefix("best-"): a for n, a in auxiliary.items() if n.startswith("best-")}
     return params_from_arrays(kind, kept)

@@ -10,32 +10,32 @@ from numpy.typing import NDArray
 from scipy.special import logit
 
 from pipeline.errors import FitError
-from pipeline.learning.batches import Batch, taken
-from pipeline.learning.training import Arrays, Training
-from pipeline.numerics.logistic.logistic_units import fill_draws, states_of
-from pipeline.numerics.networks.gradient_steps import move_centred
+from pipeline.learning.batches import TrainingBatch, take_batch_rows
+from pipeline.learning.training import Arrays, GradientTraining
+from pipeline.numerics.logistic.logistic_units import fill_draws, row_states
+from pipeline.numerics.networks.gradient_steps import apply_centred_step
 from pipeline.numerics.networks.layered_network import (
     Layer,
     Layers,
-    cross_entropies,
-    downward,
-    flat_of,
-    layers_of,
-    squared_errors,
-    upward,
+    flatten_layers,
+    negative_cross_entropies,
+    negative_squared_errors,
+    propagate_down,
+    propagate_up,
+    split_into_layers,
 )
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Corruption = Literal["none", "flip", "mask"]
-Fill = Callable[[Batch, Layers, Layers], tuple[Singles, Singles] | None]
+FillSlopes = Callable[[TrainingBatch, Layers, Layers], tuple[Singles, Singles] | None]
 """Fills in the slopes of layers, summed over the rows of a batch: given batch, layers, slopes.
 
 Gives the means below and above that the slopes of a single layer are around, where they are.
 """
 
-RATES = {"adam": 0.03, "momentum": 0.1}
+DEFAULT_RATES = {"adam": 0.03, "momentum": 0.1}
 """Length of the first steps where none is given, by optimizer."""
 _STEEPNESS = 4.0  # a sigmoid rises by ¼: with flatter curves signals fade from layer to layer
 
@@ -46,39 +46,41 @@ class NetworkLearner:
     Attributes
     ----------
     theta
-        All of them, as `flat_of` puts them.
+        All of them, as `flatten_layers` puts them.
     memory
         Of the optimiser.
     n_rows
         Rows that steps were taken with.
     """
 
-    def __init__(self, training: Training, working: Arrays, layers: Layers, fill: Fill) -> None:
-        self.theta: Singles = flat_of(layers).astype(np.float32)
-        self.memory, self.n_rows = training.memory(working), 0
+    def __init__(
+        self, training: GradientTraining, working: Arrays, layers: Layers, fill: FillSlopes
+    ) -> None:
+        self.theta: Singles = flatten_layers(layers).astype(np.float32)
+        self.memory, self.n_rows = training.copy_memory(working), 0
         self._optimiser, self._rate, self._fill = training.optimiser, float(working["rate"]), fill
-        sizes = sizes_of(layers)
+        sizes = count_units(layers)
         self._slope, self._move = np.empty_like(self.theta), np.empty_like(self.theta)
         self._layers, self._slopes, self._moves = (
-            layers_of(flat, sizes) for flat in (self.theta, self._slope, self._move)
+            split_into_layers(flat, sizes) for flat in (self.theta, self._slope, self._move)
         )
 
-    def step(self, batch: Batch, at: NDArray[np.int64]) -> None:
+    def step(self, batch: TrainingBatch, at: NDArray[np.int64]) -> None:
         """Take the step of some rows of a batch; none where there are no rows."""
         if not len(at):
             return
-        around = self._fill(taken(batch, at), self._layers, self._slopes)
+        around = self._fill(take_batch_rows(batch, at), self._layers, self._slopes)
         self._slope /= np.float32(len(at))
         self._move[:] = 0
         self._optimiser.step(self._move, self._slope, self.memory, self._rate)
         if around is None:
             self.theta += self._move
         else:
-            move_centred(self._layers[0], self._moves[0], *around)
+            apply_centred_step(self._layers[0], self._moves[0], *around)
         self.n_rows += len(at)
 
 
-def first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> Layer:
+def draw_first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> Layer:
     """Give weights that tell units apart, and biases by which nothing is learnt yet.
 
     Units above are near ½ for the mean row, and what comes back is near the shares.
@@ -97,7 +99,7 @@ def first_layer(shares: Array, n_above: int, rng: np.random.Generator) -> Layer:
     return Layer(weights, logit(shares) - weights.sum(axis=1) / 2, -shares @ weights)
 
 
-def unlearnt_score(shares: Array, seen: Array, *, squared: bool = False) -> float:
+def compute_baseline_score(shares: Array, seen: Array, *, squared: bool = False) -> float:
     """Give the score of a row by shares of ones alone, nats.
 
     Parameters
@@ -107,19 +109,19 @@ def unlearnt_score(shares: Array, seen: Array, *, squared: bool = False) -> floa
     seen
         Of rows that the unit counts in, (n_units,).
     squared
-        As of `reconstruction_scores`.
+        As of `score_reconstructions`.
     """
     if squared:
         return float(-0.5 * seen @ (shares * (1 - shares)))
     return float(seen @ (shares * np.log(shares) + (1 - shares) * np.log1p(-shares)))
 
 
-def sizes_of(layers: Layers) -> tuple[int, ...]:
+def count_units(layers: Layers) -> tuple[int, ...]:
     """Count the units, from those of the data up."""
     return (len(layers[0].visible), *(len(layer.hidden) for layer in layers))
 
 
-def singles(batch: Batch) -> tuple[Singles, Singles | None]:
+def convert_batch_to_float32(batch: TrainingBatch) -> tuple[Singles, Singles | None]:
     """Give rows as numbers, 0 where a value is missing, and the mask: (n_samples, n_features)."""
     X = batch.X.astype(np.float32)
     if batch.observed is None:
@@ -128,7 +130,7 @@ def singles(batch: Batch) -> tuple[Singles, Singles | None]:
     return X * seen, seen
 
 
-def reconstruction_scores(
+def score_reconstructions(
     layers: Layers, given: NDArray[Any], seen: NDArray[Any] | None, *, squared: bool = False
 ) -> Array:
     """Give how well rows come back from their codes, nats, (n_samples,).
@@ -136,8 +138,8 @@ def reconstruction_scores(
     Cross-entropy, or else half the squared error, which is that of Gaussians of variance 1 but for
     a constant.
     """
-    inputs = downward(layers, upward(layers, given)[-1])[-1]
-    return (squared_errors if squared else cross_entropies)(inputs, given, seen)
+    inputs = propagate_down(layers, propagate_up(layers, given)[-1])[-1]
+    return (negative_squared_errors if squared else negative_cross_entropies)(inputs, given, seen)
 
 
 def check_noise(share: float) -> None:
@@ -152,7 +154,7 @@ def check_noise(share: float) -> None:
         raise FitError(f"noise: Expected above 0 and below 1, got {share}.")
 
 
-def corrupted(
+def corrupt_bits(
     X: Singles,
     seen: Singles | None,
     kind: Corruption,
@@ -165,7 +167,7 @@ def corrupted(
     Parameters
     ----------
     X, seen
-        As `singles` gives them.
+        As `convert_batch_to_float32` gives them.
     kind, share
         What to do, and with what share of the bits.
     rows
@@ -176,6 +178,6 @@ def corrupted(
     if kind == "none":
         return X
     hit = np.empty_like(X)
-    fill_draws(np.full_like(X, logit(share)), X.shape[1], states_of(draws.key, rows), 0, hit)
+    fill_draws(np.full_like(X, logit(share)), X.shape[1], row_states(draws.key, rows), 0, hit)
     given = np.abs(X - hit) if kind == "flip" else X * (1 - hit)
     return given if seen is None else given * seen

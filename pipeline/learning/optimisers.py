@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from pipeline.numerics.networks.gradient_steps import adam_step, momentum_step
 
 Numbers = NDArray[Any]
-Memory = Mapping[str, Numbers]
-Kind = Literal["adam", "momentum"]
+OptimiserMemory = Mapping[str, Numbers]
+OptimiserKind = Literal["adam", "momentum"]
 
-_KEPT_OF_SQUARES = 0.999
+_ADAM_BETA_2 = 0.999
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,20 @@ class Optimiser:
         as without Adam, instead of by the noise of their slopes.
     """
 
-    kind: Kind
+    kind: OptimiserKind
     momentum: float
     floor: float
 
-    def memory(self, n_numbers: int, dtype: str = "float32") -> Memory:
+    def make_memory(self, n_numbers: int, dtype: str = "float32") -> OptimiserMemory:
         """Give the memory before the first step of so many parameters."""
         if self.kind == "momentum":
             return {"velocity": np.zeros(n_numbers, dtype)}
         means = {name: np.zeros(n_numbers, dtype) for name in ("first", "second")}
         return {**means, "steps": np.zeros(1, dtype)}
 
-    def step(self, parameters: Numbers, slope: Numbers, memory: Memory, rate: float) -> None:
+    def step(
+        self, parameters: Numbers, slope: Numbers, memory: OptimiserMemory, rate: float
+    ) -> None:
         """Change parameters and memory in place.
 
         Parameters
@@ -68,7 +70,7 @@ class Optimiser:
             momentum_step(parameters, slope, memory["velocity"], number(rate), share)
             return
         memory["steps"][0] += 1
-        steps, kept = float(memory["steps"][0]), (self.momentum, _KEPT_OF_SQUARES)
+        steps, kept = float(memory["steps"][0]), (self.momentum, _ADAM_BETA_2)
         first, second = (1 - share**steps for share in kept)
         length, floor = rate * math.sqrt(second) / first, self.floor * math.sqrt(second)
         gains = (number(1 - kept[0]), number(1 - kept[1]))

@@ -26,27 +26,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.learning.batches import Batch, batches, joined, taken
-from pipeline.learning.convergence import ByPatience
-from pipeline.learning.held_out import are_held_out
-from pipeline.learning.optimisers import Kind, Memory, Optimiser
+from pipeline.errors import FitError, FitWarning
+from pipeline.learning.batches import (
+    TrainingBatch,
+    concatenate_batches,
+    iter_batches,
+    take_batch_rows,
+)
+from pipeline.learning.convergence import PatienceCriterion
+from pipeline.learning.held_out import is_held_out
+from pipeline.learning.optimisers import Optimiser, OptimiserKind, OptimiserMemory
 from pipeline.random import RowRandom
-from pipeline.statistics.sums import Steps, Sums
+from pipeline.statistics.sums import StepSums, Sums
 
 Arrays = Mapping[str, NDArray[Any]]
-Score = Callable[[Batch], NDArray[np.float64]]
+ScoreRows = Callable[[TrainingBatch], NDArray[np.float64]]
 
-_HELD_OUT, _MOST_HELD_OUT, _LEAST_ROWS = 0.1, 5000, 1000
-_FLOOR = 0.03  # a slope has about this deviation from batch to batch
-_MOST_LOST = 0.1  # of what was gained
-_LEAST_LOST = 0.01  # of the score where nothing was learnt
-_SHORTER = 3
-_MOST_BATCH, _LEAST_BATCH, _STEPS = 100, 10, 20
-_COUNTS = ("batch", "patience", "max_iter")
+_HELD_OUT_SHARE, _MAX_HELD_OUT_ROWS, _MIN_ROWS_TO_HOLD_OUT = 0.1, 5000, 1000
+_ADAM_FLOOR = 0.03  # a slope has about this deviation from batch to batch
+_MAX_LOST_SHARE = 0.1  # of what was gained
+_MIN_LOST_SHARE = 0.01  # of the score where nothing was learnt
+_RATE_DIVISOR = 3
+_MAX_BATCH, _MIN_BATCH, _STEPS_PER_PASS = 100, 10, 20
+_COUNT_SETTINGS = ("batch", "patience", "max_iter")
 
 
-class Learner(Protocol):
+class GradientLearner(Protocol):
     """Parameters on their way through the batches of a task.
 
     Attributes
@@ -60,15 +65,15 @@ class Learner(Protocol):
     """
 
     theta: NDArray[np.float32]
-    memory: Memory
+    memory: OptimiserMemory
     n_rows: int
 
-    def step(self, batch: Batch, at: NDArray[np.int64]) -> None:
+    def step(self, batch: TrainingBatch, at: NDArray[np.int64]) -> None:
         """Take a step with some rows of a batch."""
 
 
 @dataclass(frozen=True)
-class Training:
+class GradientTraining:
     """How steps are taken, and how long.
 
     Attributes
@@ -89,17 +94,17 @@ class Training:
         Gain of a row's score, relative where that is above 1, that counts as better.
     """
 
-    optimizer: Kind
+    optimizer: OptimiserKind
     momentum: float
     batch: int | None
     rate: float
-    usual_rate: float
+    default_rate: float
     max_iter: int
     patience: int
     tol: float
 
     @classmethod
-    def of(cls, model: Any, rates: Mapping[str, float]) -> Training:
+    def from_model(cls, model: Any, rates: Mapping[str, float]) -> GradientTraining:
         """Take the settings of a model, whose rate of None stands for one by optimizer.
 
         Raises
@@ -107,7 +112,7 @@ class Training:
         FitError
             Naming the first that is out of range.
         """
-        for name in _COUNTS:
+        for name in _COUNT_SETTINGS:
             value = getattr(model, name)
             if value is not None and value < 1:
                 raise FitError(f"{name}: Expected at least 1, got {value}. Give more.")
@@ -126,24 +131,24 @@ class Training:
     @property
     def optimiser(self) -> Optimiser:
         """What turns gradients into steps."""
-        return Optimiser(self.optimizer, self.momentum, _FLOOR)
+        return Optimiser(self.optimizer, self.momentum, _ADAM_FLOOR)
 
-    def first(self, n_samples: int, n_numbers: int) -> Arrays:
+    def make_working_state(self, n_samples: int, n_numbers: int) -> Arrays:
         """Give the working state before the first pass: rows of a step, rate, share held out and
         memory.
         """
-        is_large = n_samples >= _LEAST_ROWS
-        share = is_large * min(_HELD_OUT, _MOST_HELD_OUT / n_samples)
-        memory = self.optimiser.memory(n_numbers)
-        fewer = min(max(n_samples // _STEPS, _LEAST_BATCH), _MOST_BATCH)
+        is_large = n_samples >= _MIN_ROWS_TO_HOLD_OUT
+        share = is_large * min(_HELD_OUT_SHARE, _MAX_HELD_OUT_ROWS / n_samples)
+        memory = self.optimiser.make_memory(n_numbers)
+        fewer = min(max(n_samples // _STEPS_PER_PASS, _MIN_BATCH), _MAX_BATCH)
         steps = {"batch": np.array(self.batch or fewer), "rate": np.array(self.rate)}
         return {**steps, "held_out": np.array(share), **memory}
 
-    def memory(self, working: Arrays) -> Memory:
+    def copy_memory(self, working: Arrays) -> OptimiserMemory:
         """Copy the memory that a pass begins with."""
-        return {name: working[name].copy() for name in self.optimiser.memory(0)}
+        return {name: working[name].copy() for name in self.optimiser.make_memory(0)}
 
-    def moved(
+    def compute_mean_change(
         self, state: Any, statistics: Sums, unlearnt: float
     ) -> tuple[NDArray[np.float64] | None, Arrays]:
         """Give the mean change of Θ, and the working state of the next pass.
@@ -163,21 +168,21 @@ class Training:
             The change, or None where steps were so long that much of what was learnt is lost: then
             training goes on from the best pass, with shorter ones.
         """
-        history = (*state.history, finite_score(statistics, unlearnt))
+        history = (*state.history, compute_finite_score(statistics, unlearnt))
         n_lost = _count_lost(unlearnt, history)
         is_lost = n_lost > _count_lost(unlearnt, state.history)
         share = max(1 - len(history) / self.max_iter, 0.0)
         sums, n_rows = statistics.values, max(int(statistics.values["n_fitted"]), 1)
         longer = min(_count_tasks(sums), len(history))
-        steps = {"rate": np.array(self._rate_after(n_lost) * share * longer)}
+        steps = {"rate": np.array(self._compute_reduced_rate(n_lost) * share * longer)}
         if is_lost:
-            forgot = self.optimiser.memory(sums["theta"].size)
+            forgot = self.optimiser.make_memory(sums["theta"].size)
             return None, {**state.working, **steps, **forgot}
-        names = self.optimiser.memory(0)
+        names = self.optimiser.make_memory(0)
         memory = {name: (sums[name] / n_rows).astype(np.float32) for name in names}
         return sums["theta"] / n_rows, {**state.working, **steps, **memory}
 
-    def convergence(self, state: Any, unlearnt: float) -> ByPatience:
+    def get_convergence_criterion(self, state: Any, unlearnt: float) -> PatienceCriterion:
         """Wait for something better; passes that were lost do not count.
 
         Parameters
@@ -188,32 +193,32 @@ class Training:
             Score of a row where nothing was learnt, nats.
         """
         is_lost, at_rest = partial(_is_lost, unlearnt), not _has_diverged(state, unlearnt)
-        return ByPatience(self.max_iter, self.patience, self.tol, is_lost, at_rest)
+        return PatienceCriterion(self.max_iter, self.patience, self.tol, is_lost, at_rest)
 
-    def doubts(self, state: Any, unlearnt: float) -> tuple[Notice, ...]:
+    def make_warnings(self, state: Any, unlearnt: float) -> tuple[FitWarning, ...]:
         """Say so where steps were too long."""
         n_lost = _count_lost(unlearnt, state.history)
         if not n_lost:
             return ()
         if _has_diverged(state, unlearnt):
-            rate = min(self.usual_rate, self.rate / 10)
+            rate = min(self.default_rate, self.rate / 10)
             return (
-                Notice(
+                FitWarning(
                     "training diverged: no pass was better than before the first step. Take "
                     f"shorter steps: --set rate={rate:g}."
                 ),
             )
         times = "once" if n_lost == 1 else f"{n_lost} times"
         return (
-            Notice(
+            FitWarning(
                 f"steps were too long at first: {times} much of what was learnt was lost, and "
                 "training went on from the best pass with shorter ones. "
-                f"--set rate={min(self._rate_after(n_lost), self.usual_rate):.2g} begins with such."
+                f"--set rate={min(self._compute_reduced_rate(n_lost), self.default_rate):.2g} begins with such."
             ),
         )
 
-    def _rate_after(self, n_lost: int) -> float:
-        return float(self.rate / _SHORTER**n_lost)
+    def _compute_reduced_rate(self, n_lost: int) -> float:
+        return float(self.rate / _RATE_DIVISOR**n_lost)
 
 
 def _count_tasks(sums: Arrays) -> float:
@@ -225,7 +230,7 @@ def _has_diverged(state: Any, unlearnt: float) -> bool:
     """Tell whether passes were lost, and none was better than before the first step."""
     history = state.history or (-math.inf,)
     gained = max(history) - history[0]
-    return _count_lost(unlearnt, history) > 0 and not gained > _LEAST_LOST * abs(unlearnt)
+    return _count_lost(unlearnt, history) > 0 and not gained > _MIN_LOST_SHARE * abs(unlearnt)
 
 
 def _count_lost(unlearnt: float, history: Sequence[float]) -> int:
@@ -236,23 +241,23 @@ def _count_lost(unlearnt: float, history: Sequence[float]) -> int:
 
 def _is_lost(unlearnt: float, best: float, score: float) -> bool:
     """Tell whether a score fell far, measured by what was gained and by what there was to gain."""
-    most = _MOST_LOST * max(best - unlearnt, 0.0) + _LEAST_LOST * abs(unlearnt)
+    most = _MAX_LOST_SHARE * max(best - unlearnt, 0.0) + _MIN_LOST_SHARE * abs(unlearnt)
     return best - score > most
 
 
-def finite_score(statistics: Sums, unlearnt: float) -> float:
+def compute_finite_score(statistics: Sums, unlearnt: float) -> float:
     """Give the mean score of the rows that a pass is judged by; far down if it is no number."""
     score = statistics.objective / max(int(statistics.values["n_judged"]), 1)
     return score if math.isfinite(score) else 10 * unlearnt - 10
 
 
-def learnt(
-    learner: Learner,
-    score: Score,
+def train_on_blocks(
+    learner: GradientLearner,
+    score: ScoreRows,
     blocks: Iterable[BinaryBlock],
     working: Arrays,
     rng: RowRandom,
-) -> Steps | None:
+) -> StepSums | None:
     """Step through the rows of a task; None where there are none.
 
     Parameters
@@ -275,11 +280,11 @@ def learnt(
         with (`n_fitted`), and the square of their number. The objective is the score, summed over
         `n_judged` rows.
     """
-    before, judged, n_rows = learner.theta.copy(), _Judged(), 0
+    before, judged, n_rows = learner.theta.copy(), _ValidationRows(), 0
     held_out = float(working["held_out"])
-    for batch in batches(blocks, int(working["batch"]), rng):
-        apart = are_held_out(batch.rows, held_out, rng.seed)
-        judged.add(taken(batch, np.flatnonzero(apart if held_out else ~apart)))
+    for batch in iter_batches(blocks, int(working["batch"]), rng):
+        apart = is_held_out(batch.rows, held_out, rng.seed)
+        judged.add(take_batch_rows(batch, np.flatnonzero(apart if held_out else ~apart)))
         learner.step(batch, np.flatnonzero(~apart))
         n_rows += len(batch.rows)
     if not n_rows:
@@ -289,21 +294,23 @@ def learnt(
     values = {name: learner.n_rows * np.asarray(a, np.float64) for name, a in means.items()}
     counts = {"n_fitted": np.array(learner.n_rows), "n_judged": np.array(n_judged)}
     values["n_fitted_squared"] = np.array(float(learner.n_rows) ** 2)
-    return Steps(n_rows, nats, {**values, **counts})
+    return StepSums(n_rows, nats, {**values, **counts})
 
 
-class _Judged:
+class _ValidationRows:
     """Rows that a pass is judged by, kept until its last batch: scored at once they cost less."""
 
     def __init__(self) -> None:
-        self._whole: list[Batch] = []
-        self._masked: list[Batch] = []
+        self._whole: list[TrainingBatch] = []
+        self._masked: list[TrainingBatch] = []
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: TrainingBatch) -> None:
         """Take rows."""
         (self._whole if batch.observed is None else self._masked).append(batch)
 
-    def score(self, score: Score) -> tuple[int, float]:
+    def score(self, score: ScoreRows) -> tuple[int, float]:
         """Count the rows, and sum their scores."""
-        scores = [score(joined(parts)) for parts in (self._whole, self._masked) if parts]
+        scores = [
+            score(concatenate_batches(parts)) for parts in (self._whole, self._masked) if parts
+        ]
         return sum(map(len, scores)), float(sum(nats.sum() for nats in scores))

@@ -39,42 +39,42 @@ from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.learning.batches import Batch
+from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.layered import (
-    RATES,
+    DEFAULT_RATES,
     Corruption,
     NetworkLearner,
     check_noise,
-    corrupted,
-    first_layer,
-    reconstruction_scores,
-    singles,
-    unlearnt_score,
+    compute_baseline_score,
+    convert_batch_to_float32,
+    corrupt_bits,
+    draw_first_layer,
+    score_reconstructions,
 )
-from pipeline.learning.training import finite_score, learnt
+from pipeline.learning.training import compute_finite_score, train_on_blocks
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.networks.layer_rows import codes_of
+from pipeline.numerics.networks.layer_rows import encode_layers
 from pipeline.numerics.networks.layered_network import (
     Layer,
     Layers,
     Numbers,
-    fill_slopes,
-    flat_of,
-    layers_of,
-    upward,
+    fill_gradient,
+    flatten_layers,
+    propagate_up,
+    split_into_layers,
 )
-from pipeline.params import array
+from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
-from pipeline.statistics.sums import Steps
+from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
 
-MOST_BY_DEFAULT = 64
+MAX_DEFAULT_COMPONENTS = 64
 """Hidden units where no number is given."""
-_LEAST_SHARE = 1e-6
+_MIN_SHARE = 1e-6
 """Of ones of a hidden unit: beyond, the slope of KL(ρ ‖ h̄) is that of this share."""
 _SMOOTHING = 0.5
 
@@ -83,19 +83,19 @@ _SMOOTHING = 0.5
 class AutoencoderParams:
     """Parameters; the table of the module gives shapes."""
 
-    weights: Array = array("feature", "component")
-    visible_biases: Array = array("feature")
-    hidden_biases: Array = array("component")
+    weights: Array = array_field("feature", "component")
+    visible_biases: Array = array_field("feature")
+    hidden_biases: Array = array_field("component")
 
     @property
     def layers(self) -> tuple[Layer]:
         """As a network of one layer."""
         return (Layer(self.weights, self.visible_biases, self.hidden_biases),)
 
-    def moved(self, change: Array) -> AutoencoderParams:
-        """Add to all parameters, as `flat_of` puts them."""
+    def add_change(self, change: Array) -> AutoencoderParams:
+        """Add to all parameters, as `flatten_layers` puts them."""
         sizes = self.weights.shape
-        (layer,) = layers_of(flat_of(self.layers) + change, sizes)
+        (layer,) = split_into_layers(flatten_layers(self.layers) + change, sizes)
         return AutoencoderParams(*layer)
 
 
@@ -122,8 +122,8 @@ class Autoencoder(GradientModel):
     """
 
     name: ClassVar[str] = "autoencoder"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
-    rates: ClassVar[Mapping[str, float]] = RATES
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[AutoencoderParams]] = AutoencoderParams
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
     corruption: Corruption = "none"
@@ -144,9 +144,9 @@ class Autoencoder(GradientModel):
     def _is_squared(self) -> bool:
         return self.loss == "squared"
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
-        n_hidden = self.n_components or MOST_BY_DEFAULT
+        n_hidden = self.n_components or MAX_DEFAULT_COMPONENTS
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
         units = 40 * (self.batch or 100) * (n_features + n_hidden)
         return (n_threads + 1) * (10 * numbers + units)
@@ -159,16 +159,20 @@ class Autoencoder(GradientModel):
         FitError
             If a feature was never observed.
         """
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
-        n_hidden = self.n_components or min(len(shares), MOST_BY_DEFAULT)
-        params = AutoencoderParams(*first_layer(shares, n_hidden, rng))
-        unlearnt = unlearnt_score(shares, observed / first.n_samples, squared=self._is_squared)
-        working = self._training.first(first.n_samples, len(flat_of(params.layers)))
+        n_hidden = self.n_components or min(len(shares), MAX_DEFAULT_COMPONENTS)
+        params = AutoencoderParams(*draw_first_layer(shares, n_hidden, rng))
+        unlearnt = compute_baseline_score(
+            shares, observed / first.n_samples, squared=self._is_squared
+        )
+        working = self._training.make_working_state(
+            first.n_samples, len(flatten_layers(params.layers))
+        )
         begun = {**working, "unlearnt": np.array(unlearnt)}
-        return FitState(params, begun, warnings=notices_of_constants(observed, ones))
+        return FitState(params, begun, warnings=make_constant_feature_warnings(observed, ones))
 
-    def warm(self, state: FitState, params: AutoencoderParams) -> FitState:
+    def warm_start(self, state: FitState, params: AutoencoderParams) -> FitState:
         """Begin at the weights of an earlier fit."""
         return replace(state, params=params)
 
@@ -178,57 +182,59 @@ class Autoencoder(GradientModel):
         working: Arrays,
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
-    ) -> Steps | None:
+    ) -> StepSums | None:
         """Step through the rows; give the change of all parameters, and the score of others."""
-        fill = partial(self._fill, rng.stream("corruption"))
+        fill = partial(self._fill_slopes, rng.stream("corruption"))
         learner = NetworkLearner(self._training, working, params.layers, fill)
-        before = layers_of(learner.theta.copy(), params.weights.shape)
-        return learnt(learner, partial(self._score, before), blocks(), working, rng)
+        before = split_into_layers(learner.theta.copy(), params.weights.shape)
+        return train_on_blocks(learner, partial(self._score, before), blocks(), working, rng)
 
-    def _score(self, layers: Layers, batch: Batch) -> Array:
-        X, seen = singles(batch)
-        scores = reconstruction_scores(layers, X, seen, squared=self._is_squared)
-        return scores - self._penalties(upward(layers, X)[-1]) if self.sparsity else scores
+    def _score(self, layers: Layers, batch: TrainingBatch) -> Array:
+        X, seen = convert_batch_to_float32(batch)
+        scores = score_reconstructions(layers, X, seen, squared=self._is_squared)
+        return scores - self._penalties(propagate_up(layers, X)[-1]) if self.sparsity else scores
 
     def _penalties(self, h: Numbers) -> Array:
         """Give the penalty of each row, (n_samples,): one of means is the same for all."""
         if self.penalty == "l1":
             sums: Array = h.sum(axis=1, dtype=np.float64)
             return self.sparsity * sums
-        mean, rho = np.clip(h.mean(axis=0), _LEAST_SHARE, 1 - _LEAST_SHARE), self.target
+        mean, rho = np.clip(h.mean(axis=0), _MIN_SHARE, 1 - _MIN_SHARE), self.target
         divergences = rho * np.log(rho / mean) + (1 - rho) * np.log((1 - rho) / (1 - mean))
         return np.full(len(h), self.sparsity * float(divergences.sum()))
 
-    def _fill(self, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers) -> None:
+    def _fill_slopes(
+        self, draws: RowRandom, batch: TrainingBatch, layers: Layers, slopes: Layers
+    ) -> None:
         """Fill in the slopes of a batch."""
-        wanted, seen = singles(batch)
-        given = corrupted(wanted, seen, self.corruption, self.noise, batch.rows, draws)
-        pull = self._pull if self.sparsity else None
-        fill_slopes(layers, given, wanted, seen, slopes, squared=self._is_squared, pull=pull)
+        wanted, seen = convert_batch_to_float32(batch)
+        given = corrupt_bits(wanted, seen, self.corruption, self.noise, batch.rows, draws)
+        pull = self._penalty_gradient if self.sparsity else None
+        fill_gradient(layers, given, wanted, seen, slopes, squared=self._is_squared, pull=pull)
 
-    def _pull(self, means: Numbers) -> Numbers:
+    def _penalty_gradient(self, means: Numbers) -> Numbers:
         """Give the slope of minus the penalty, times the rows, by the hidden units of a row."""
         if self.penalty == "l1":
             return np.full_like(means, -self.sparsity)
-        kept = np.clip(means, _LEAST_SHARE, 1 - _LEAST_SHARE)
+        kept = np.clip(means, _MIN_SHARE, 1 - _MIN_SHARE)
         pull: Numbers = self.sparsity * (self.target / kept - (1 - self.target) / (1 - kept))
         return pull
 
-    def objective(self, params: AutoencoderParams, statistics: Steps) -> float:
+    def objective(self, params: AutoencoderParams, statistics: StepSums) -> float:
         """Give the score of a row held out, nats: minus its loss and penalty."""
-        return finite_score(statistics, -len(params.visible_biases))
+        return compute_finite_score(statistics, -len(params.visible_biases))
 
-    def finish(self, state: FitState, statistics: Steps) -> FitState:
+    def finish(self, state: FitState, statistics: StepSums) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         named = "reconstruction less penalty" if self.sparsity else "reconstruction"
         told = {"n_components": len(state.params.hidden_biases), "objective_is": named}
-        return replace(self._doubted(state), diagnostics=told)
+        return replace(self._add_training_warnings(state), diagnostics=told)
 
     def transform(
         self, params: AutoencoderParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Give the hidden units as `mean`, (n_samples, n_components)."""
-        return {"mean": codes_of(params.layers, block.dense(), block.observed())}
+        return {"mean": encode_layers(params.layers, block.unpack_values(), block.unpack_mask())}
 
     def reconstruct(
         self, params: AutoencoderParams, codes: Array, segments: NDArray[np.int64] | None = None

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
-from pipeline.executors.base import Map
-from pipeline.learning.convergence import ByObjective, Convergence
+from pipeline.executors.base import MapFunction
+from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.base import Statistics
@@ -30,14 +30,14 @@ class Model(Protocol):
     A model has parameters of single segments where an array of `params` has the dimension
     `segment`. It then has two whole-numbered arrays (segment,) that no other model has: `segments`,
     the index that each has in the data fitted, once each, and `segment_rows`, its rows there.
-    `known_segments.fitted_segments` reads them. A block's segment, and those that `sample` and
-    `reconstruct` take, are such indices; any other, `known_segments.UNKNOWN` for one, stands for
+    `map_fitted_segments.fitted_segments` reads them. A block's segment, and those that `sample` and
+    `reconstruct` take, are such indices; any other, `map_fitted_segments.UNKNOWN` for one, stands for
     the mean of the segments fitted. To other models segments do not matter.
     """
 
     name: ClassVar[str]
     """How options spell it."""
-    first: ClassVar[type[Any]]
+    first_statistics: ClassVar[type[Any]]
     """What `initialize` needs: statistics that need no parameters, such as `FeatureCounts`."""
     statistics: ClassVar[type[Statistics]]
     """What a pass gives; of a model without passes the same as `first`."""
@@ -46,9 +46,9 @@ class Model(Protocol):
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {"mean": ("component",)}
     """Arrays that `transform` gives and their dimensions after the row, each once: `component` or
     `feature`, or these with `_j`."""
-    shown: ClassVar[tuple[str, ...]] = ()
+    summary_diagnostics: ClassVar[tuple[str, ...]] = ()
     """Diagnostics that a summary of a fit shows, where it has them."""
-    blocks_apart: ClassVar[bool] = False
+    has_expensive_rows: ClassVar[bool] = False
     """Whether a row costs so much that few chunks are worth more tasks than they are groups."""
     former: ClassVar[tuple[str, ...]] = ()
     """Settings that artifacts of earlier versions record, and that no longer change anything."""
@@ -56,15 +56,15 @@ class Model(Protocol):
     tol: float
     n_components: int | None
 
-    def tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
+    def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut a pass by pairs of features so that a task's statistics stay within a budget."""
         return (None,)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes that the central step and the tasks of so many threads need at the most."""
         return 0
 
-    def reads_columns(self) -> tuple[str, ...]:
+    def list_required_columns(self) -> tuple[str, ...]:
         """Name the per-row columns that passes read: a block has them in `columns`.
 
         Texts are whole numbers there (int32), in the order of the dataset's list, -1 where empty;
@@ -72,13 +72,13 @@ class Model(Protocol):
         """
         return ()
 
-    def first_of(self, block: BinaryBlock, rng: RowRandom) -> Statistics:
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> Statistics:
         """MAP: summarize a block for `initialize`."""
-        first: Statistics = self.first.of_block(block)
+        first: Statistics = self.first_statistics.from_block(block)
         return first
 
-    def first_counted(self, seed: int) -> str:
-        """Name what `first_of` counts, by all that it depends on beside the block."""
+    def first_key(self, seed: int) -> str:
+        """Name what `summarize_first` counts, by all that it depends on beside the block."""
         return "first"
 
     def initialize(self, first: Any, rng: np.random.Generator) -> FitState:
@@ -91,14 +91,14 @@ class Model(Protocol):
         """MAP: the block's sufficient statistics under these parameters."""
         ...
 
-    def added(
+    def add_to(
         self, statistics: Any, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Statistics:
         """MAP: add what `summarize` gives to the sum of a task, which may be changed in place."""
         sum: Statistics = statistics.merge(self.summarize(params, working, block, rng))
         return sum
 
-    def counted(self, n_features: int) -> str | None:
+    def counts_key(self, n_features: int) -> str | None:
         """Name what `summarize` counts, where that depends on the block alone.
 
         Such statistics are kept beside the data and used again by whoever counts the same. The
@@ -107,12 +107,12 @@ class Model(Protocol):
         return None
 
     def update(
-        self, state: FitState, statistics: Any, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Any, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """CENTRAL: new parameters from the statistics of all rows.
 
         `rng` draws anew in every pass. It is the loop that extrapolates
-        (`capabilities.Accelerates`), judges convergence and goes through the stages.
+        (`capabilities.CanAccelerate`), judges convergence and goes through the stages.
         """
         ...
 
@@ -120,9 +120,9 @@ class Model(Protocol):
         """Give the objective of a row, maximised: nats."""
         return float(statistics.objective / statistics.n_samples)
 
-    def convergence(self, state: FitState) -> Convergence:
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Say how the stage that the state is in converges."""
-        return ByObjective(self.max_iter, self.tol)
+        return ObjectiveCriterion(self.max_iter, self.tol)
 
     def next_stage(self, state: FitState, statistics: Any) -> FitState | None:
         """Begin the next stage where one has ended, or give None after the last.
@@ -133,7 +133,7 @@ class Model(Protocol):
         """
         return None
 
-    def chosen(self, state: FitState) -> FitState:
+    def select_start(self, state: FitState) -> FitState:
         """Begin the stage that follows several starts with the best of them."""
         return state
 

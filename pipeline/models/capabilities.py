@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Chunk
+from pipeline.data.blocks import BinaryBlock, PackedChunk
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
+from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.state import Arrays, FitState
-from pipeline.passes.row_ranges import Results
+from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
 from pipeline.statistics.base import Statistics
 
@@ -43,7 +43,7 @@ class LogLikelihood(NamedTuple):
 
 
 @runtime_checkable
-class Likely(Protocol):
+class HasLogLikelihood(Protocol):
     """Gives log P(x), exact or estimated."""
 
     def log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> LogLikelihood:
@@ -52,7 +52,7 @@ class Likely(Protocol):
 
 
 @runtime_checkable
-class Bounded(Protocol):
+class HasLowerBound(Protocol):
     """Gives a bound below log P(x)."""
 
     def lower_bound(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
@@ -61,7 +61,7 @@ class Bounded(Protocol):
 
 
 @runtime_checkable
-class PseudoLikely(Protocol):
+class HasPseudoLikelihood(Protocol):
     """Gives a pseudo-likelihood: every feature given all others."""
 
     def pseudo_log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
@@ -70,7 +70,7 @@ class PseudoLikely(Protocol):
 
 
 @runtime_checkable
-class CompositeLikely(Protocol):
+class HasCompositeLikelihood(Protocol):
     """Gives a composite likelihood: every pair of features."""
 
     def composite_log_likelihood(self, params: Any, block: BinaryBlock, rng: RowRandom) -> Array:
@@ -79,7 +79,7 @@ class CompositeLikely(Protocol):
 
 
 @runtime_checkable
-class Samples(Protocol):
+class CanSample(Protocol):
     """Draws rows from the fitted model."""
 
     def sample(
@@ -98,7 +98,7 @@ class Samples(Protocol):
 
 
 @runtime_checkable
-class Reconstructs(Protocol):
+class CanReconstruct(Protocol):
     """Turns codes back into probabilities of ones."""
 
     def reconstruct(
@@ -106,12 +106,12 @@ class Reconstructs(Protocol):
     ) -> Array:
         """Give P(x = 1 | codes, segments), (n_samples, n_features).
 
-        `segments` is (n_samples,); without it all are `known_segments.UNKNOWN`.
+        `segments` is (n_samples,); without it all are `map_fitted_segments.UNKNOWN`.
         """
         ...
 
 
-class Causes(NamedTuple):
+class HiddenCauses(NamedTuple):
     """Layers of hidden units, the lowest first: the components are the units of all in this order.
 
     Attributes
@@ -127,16 +127,16 @@ class Causes(NamedTuple):
 
 
 @runtime_checkable
-class Causal(Protocol):
+class HasHiddenCauses(Protocol):
     """Has layers of hidden units, each of which may turn units below it on."""
 
-    def causes(self, params: Any) -> Causes:
+    def get_hidden_causes(self, params: Any) -> HiddenCauses:
         """Give what each unit turns on."""
         ...
 
 
 @runtime_checkable
-class Supervised(Protocol):
+class CanPredict(Protocol):
     """Predicts a label of each row: a per-row column, or `segment`, the index of its segment."""
 
     column: str
@@ -151,42 +151,42 @@ class Supervised(Protocol):
 
 
 @runtime_checkable
-class Prepares(Protocol):
+class CanPrepare(Protocol):
     """Completes its parameters once after the fit, such as by an estimate of log Z."""
 
-    def prepare(self, params: Any, rng: np.random.Generator, map_items: Map) -> Any:
+    def prepare(self, params: Any, rng: np.random.Generator, map_items: MapFunction) -> Any:
         """CENTRAL: give parameters with their optional arrays; they are stored and used by all."""
         ...
 
 
 @runtime_checkable
-class Informs(Protocol):
+class HasInformationPass(Protocol):
     """Learns in one pass after the fit how sure its parameters are, and how well they fit."""
 
-    def informing(self, state: FitState) -> Arrays | None:
+    def begin_information_pass(self, state: FitState) -> Arrays | None:
         """CENTRAL: give what tasks of this pass need; None where there is to be none."""
         ...
 
-    def inform(
+    def summarize_information(
         self, params: Any, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Statistics:
         """MAP: summarize a block at the fitted parameters."""
         ...
 
-    def informed(self, state: FitState, statistics: Any) -> FitState:
+    def finish_information_pass(self, state: FitState, statistics: Any) -> FitState:
         """CENTRAL: add to parameters and diagnostics what the pass tells."""
         ...
 
 
 @runtime_checkable
-class Warm(Protocol):
+class CanWarmStart(Protocol):
     """Can begin its passes at the parameters of an earlier fit.
 
     One-pass models need no start. Settings may differ between the two fits: they decide where
     passes lead, not where they begin.
     """
 
-    def warm(self, state: FitState, params: Any) -> FitState:
+    def warm_start(self, state: FitState, params: Any) -> FitState:
         """Begin the last stage at parameters of as many components.
 
         `state` is what `initialize` makes of the data to fit: its checks have been passed.
@@ -195,23 +195,23 @@ class Warm(Protocol):
 
 
 @runtime_checkable
-class Accelerates(Protocol):
+class CanAccelerate(Protocol):
     """Lets the loop extrapolate its steps by SQUAREM, as EM's may be."""
 
     acceleration: Any
     """`squarem`, or `none`."""
 
-    def packed(self, params: Any) -> Array:
+    def pack_params(self, params: Any) -> Array:
         """Give the parameters that passes move, as an array without bounds."""
         ...
 
-    def unpacked(self, params: Any, packed: Array, n_samples: int) -> Any:
-        """Undo `packed`, all else as in `params`; back within what so many rows allow."""
+    def unpack_params(self, params: Any, packed: Array, n_samples: int) -> Any:
+        """Undo `pack_matrix`, all else as in `params`; back within what so many rows allow."""
         ...
 
 
 @runtime_checkable
-class LearnsLocally(Protocol):
+class CanLearnLocally(Protocol):
     """Takes many steps in a pass: each task its own, over the rows of its chunks.
 
     `summarize` is never called. What a task gives is the change of the parameters over its steps,
@@ -231,7 +231,7 @@ class LearnsLocally(Protocol):
 
 
 @runtime_checkable
-class PairWork(Protocol):
+class CanCompareRows(Protocol):
     """Compares every row with all rows before its passes, such as to find nearest neighbours.
 
     Passes follow where `convergence` allows any; `ByPasses(0)` says that the model needs none.
@@ -268,8 +268,12 @@ class PairWork(Protocol):
         """
         ...
 
-    def compared(
-        self, state: FitState, results: Results, map_items: Map, rng: np.random.Generator
+    def update_from_pairs(
+        self,
+        state: FitState,
+        results: RangeResults,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """CENTRAL: take up what `compare` gave for all rows, read run by run.
 
@@ -280,18 +284,18 @@ class PairWork(Protocol):
 
 
 @runtime_checkable
-class FeaturePairWork(Protocol):
+class CanTabulatePairs(Protocol):
     """Counts all pairs of features strip by strip, where a table of them is too large for a task.
 
     No passes follow. The arrays are kept in the artifact, and read strip by strip.
     """
 
-    def tabulates(self, n_features: int) -> bool:
+    def has_pair_tables(self, n_features: int) -> bool:
         """Say whether data of so many features are counted this way."""
         ...
 
     def tabulate(
-        self, params: Any, working: Arrays, features: slice, chunks: Iterator[Chunk]
+        self, params: Any, working: Arrays, features: slice, chunks: Iterator[PackedChunk]
     ) -> Arrays:
         """MAP: give what there is to know of the pairs of a strip of features.
 
@@ -312,8 +316,12 @@ class FeaturePairWork(Protocol):
         """
         ...
 
-    def compared(
-        self, state: FitState, results: Results, map_items: Map, rng: np.random.Generator
+    def update_from_pairs(
+        self,
+        state: FitState,
+        results: RangeResults,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """CENTRAL: fit, given all strips, and say that all is done.
 
@@ -323,7 +331,7 @@ class FeaturePairWork(Protocol):
         ...
 
 
-def sampler(model: Model) -> Samples:
+def check_can_sample(model: Model) -> CanSample:
     """Give the model as one that draws rows.
 
     Raises
@@ -331,7 +339,7 @@ def sampler(model: Model) -> Samples:
     FitError
         If it does not.
     """
-    if isinstance(model, Samples):
+    if isinstance(model, CanSample):
         return model
     raise FitError(
         f"Expected a model that draws rows, got {model.name}, which only describes those it is "
@@ -339,7 +347,7 @@ def sampler(model: Model) -> Samples:
     )
 
 
-def reconstructor(model: Model) -> Reconstructs:
+def check_can_reconstruct(model: Model) -> CanReconstruct:
     """Give the model as one that turns codes back into probabilities.
 
     Raises
@@ -347,7 +355,7 @@ def reconstructor(model: Model) -> Reconstructs:
     FitError
         If it does not.
     """
-    if isinstance(model, Reconstructs):
+    if isinstance(model, CanReconstruct):
         return model
     raise FitError(
         f"Expected a model that turns codes back into probabilities of ones, got {model.name}, "

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from pipeline.executors.base import Map
-from pipeline.learning.convergence import Convergence
-from pipeline.learning.training import Training
+from pipeline.executors.base import MapFunction
+from pipeline.learning.convergence import ConvergenceCriterion
+from pipeline.learning.training import GradientTraining
 from pipeline.models.base import Model
 from pipeline.models.settings import check_choices, check_components
 from pipeline.models.state import FitState
-from pipeline.statistics.sums import Steps
+from pipeline.statistics.sums import StepSums
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class GradientModel(Model):
         Gain of the objective per row, relative where that is above 1, that counts as better.
     """
 
-    statistics: ClassVar[type[Steps]] = Steps
-    rates: ClassVar[Mapping[str, float]]
+    statistics: ClassVar[type[StepSums]] = StepSums
+    default_rates: ClassVar[Mapping[str, float]]
     """Length of the first steps where none is given, by optimizer."""
     n_components: int | None = None
     _: KW_ONLY
@@ -61,34 +61,40 @@ class GradientModel(Model):
     def __post_init__(self) -> None:
         check_components(self)
         check_choices(self)
-        Training.of(self, self.rates)
+        GradientTraining.from_model(self, self.default_rates)
 
     @property
-    def _training(self) -> Training:
-        return Training.of(self, self.rates)
+    def _training(self) -> GradientTraining:
+        return GradientTraining.from_model(self, self.default_rates)
 
-    def _training_now(self, state: FitState) -> Training:
+    def _get_stage_training(self, state: FitState) -> GradientTraining:
         """Give how steps are taken in the stage that the state is in."""
         return self._training
 
-    def convergence(self, state: FitState) -> Convergence:
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Wait for something better."""
-        return self._training_now(state).convergence(state, float(state.working["unlearnt"]))
+        return self._get_stage_training(state).get_convergence_criterion(
+            state, float(state.working["unlearnt"])
+        )
 
     def update(
-        self, state: FitState, statistics: Any, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Any, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks, or back; the next steps are shorter."""
         unlearnt = float(state.working["unlearnt"])
-        change, working = self._training_now(state).moved(state, statistics, unlearnt)
-        params = state.best if change is None else self._moved(state, change)
+        change, working = self._get_stage_training(state).compute_mean_change(
+            state, statistics, unlearnt
+        )
+        params = state.best if change is None else self._move_params(state, change)
         return replace(state, params=params, working=working)
 
-    def _moved(self, state: FitState, change: Any) -> Any:
+    def _move_params(self, state: FitState, change: Any) -> Any:
         """Give the parameters after a change of all numbers that are learnt."""
-        return state.params.moved(change)
+        return state.params.add_change(change)
 
-    def _doubted(self, state: FitState) -> FitState:
+    def _add_training_warnings(self, state: FitState) -> FitState:
         """Say what is in doubt of a stage, once where it is said of several."""
-        doubts = self._training_now(state).doubts(state, float(state.working["unlearnt"]))
+        doubts = self._get_stage_training(state).make_warnings(
+            state, float(state.working["unlearnt"])
+        )
         return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *doubts))))

@@ -44,28 +44,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.settings import (
     check_components,
-    notices_of_constants,
-    notices_of_unseen,
-    pooled_margins,
+    make_constant_feature_warnings,
+    make_unobserved_row_warnings,
+    pool_margins,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.bits.packed_rows import PackedRows, of_bytes
-from pipeline.numerics.graphs.gaussian_kernel import kernel_times, squared_distances
+from pipeline.numerics.bits.packed_rows import BitRows, unpack_bytes
+from pipeline.numerics.graphs.gaussian_kernel import multiply_kernel, squared_distances
 from pipeline.numerics.graphs.kernel_components import (
-    Found,
+    KernelDecomposition,
     KernelSums,
-    components_of_landmarks,
-    components_of_rows,
-    half_agrees,
-    kernel_sums,
-    spread_landmarks,
+    choose_landmarks,
+    decompose_landmarks,
+    decompose_rows,
+    half_agreement,
+    sum_kernel,
 )
-from pipeline.params import array, optional_array
+from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.distinct_rows import DistinctRows
@@ -74,17 +74,17 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 """Distinct rows of an exact fit, and those that landmarks are chosen from."""
-MOST_LANDMARKS = 5000
-EIGENVALUES = 10
+MAX_LANDMARKS = 5000
+N_EIGENVALUES = 10
 """Eigenvalues kept at the least, where there are so many."""
-_COMPARED = 1000  # rows, for the width
-_SAME = 0.9
-_MINUTES = 0.25  # of an exact fit of the most rows, 256 features
+_WIDTH_ROWS = 1000  # rows, for the width
+_MIN_AGREEMENT = 0.9
+_MINUTES_OF_MAX_FIT = 0.25  # of an exact fit of the most rows, 256 features
 
 
-class Kernels(Sums):
+class LandmarkSums(Sums):
     """Counts of features, and sums of kernels with landmarks where there are any."""
 
     label: ClassVar[str] = "kernel sums"
@@ -94,16 +94,16 @@ class Kernels(Sums):
 class KernelPCAParams:
     """Parameters; the module's table gives shapes."""
 
-    landmarks: Bytes = array("landmark", "byte")
-    width: Array = array()
-    directions: Array = array("landmark", "component")
-    offsets: Array = array("component")
-    eigenvalues: Array = array("eigenvalue")
-    observed: Bytes | None = optional_array("landmark", "byte")
+    landmarks: Bytes = array_field("landmark", "byte")
+    width: Array = array_field()
+    directions: Array = array_field("landmark", "component")
+    offsets: Array = array_field("component")
+    eigenvalues: Array = array_field("eigenvalue")
+    observed: Bytes | None = optional_array_field("landmark", "byte")
 
-    def rows(self, n_features: int) -> PackedRows:
+    def landmark_rows(self, n_features: int) -> BitRows:
         """Give the landmarks as kernels take them."""
-        return of_bytes(n_features, self.landmarks, self.observed)
+        return unpack_bytes(n_features, self.landmarks, self.observed)
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class KernelPCA(Model):
     """
 
     name: ClassVar[str] = "kernel-pca"
-    first: ClassVar[type[DistinctRows]] = DistinctRows
-    statistics: ClassVar[type[Kernels]] = Kernels
+    first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
+    statistics: ClassVar[type[LandmarkSums]] = LandmarkSums
     params: ClassVar[type[KernelPCAParams]] = KernelPCAParams
-    shown: ClassVar[tuple[str, ...]] = (
+    summary_diagnostics: ClassVar[tuple[str, ...]] = (
         *("width", "distinct_rows", "landmarks"),
         *("explained", "kernel_lost", "half_agrees"),
     )
@@ -140,27 +140,27 @@ class KernelPCA(Model):
         check_components(self)
         if self.width is not None and not 0 < self.width < np.inf:
             raise FitError(f"width: Expected a number above 0, got {self.width}.")
-        if self.landmarks is not None and not 2 <= self.landmarks <= MOST_LANDMARKS:
+        if self.landmarks is not None and not 2 <= self.landmarks <= MAX_LANDMARKS:
             raise FitError(
-                f"landmarks: Expected 2 to {MOST_LANDMARKS:,}, got {self.landmarks:,}. "
+                f"landmarks: Expected 2 to {MAX_LANDMARKS:,}, got {self.landmarks:,}. "
                 "Take 1,000 to begin with."
             )
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the distinct rows, the landmarks' matrices, and the Lanczos vectors."""
         n_words = -(-n_features // 64)
-        rows = 16 * MOST_ROWS * (n_words + 2)
+        rows = 16 * MAX_ROWS * (n_words + 2)
         matrices = 8 * (self.landmarks or 0) ** 2
-        vectors = 8 * MOST_ROWS * (3 * max(EIGENVALUES, self.n_components or 2) + 20)
+        vectors = 8 * MAX_ROWS * (3 * max(N_EIGENVALUES, self.n_components or 2) + 20)
         return (n_threads + 2) * (3 * rows + 4 * matrices) + vectors
 
-    def first_of(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
         """MAP: find the distinct rows."""
-        return DistinctRows.of_block(block, MOST_ROWS, rng)
+        return DistinctRows.from_block(block, MAX_ROWS, rng)
 
-    def first_counted(self, seed: int) -> str:
+    def first_key(self, seed: int) -> str:
         """Name the rows."""
-        return f"{MOST_ROWS} distinct rows by seed {seed}"
+        return f"{MAX_ROWS} distinct rows by seed {seed}"
 
     def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
         """Choose the width and the landmarks.
@@ -171,45 +171,51 @@ class KernelPCA(Model):
             If there are too many distinct rows without landmarks, or too few that differ.
         """
         if self.landmarks is None:
-            _check_number(first)
-        rows, times = first.seen
+            _check_distinct_rows(first)
+        rows, times = first.rows_with_values
         usual = _median_distance(rows)
         width = usual if self.width is None else self.width
         if self.landmarks is not None:
-            chosen = spread_landmarks(rows, times, width, self.landmarks, rng)
-            rows, times = rows.taken(chosen), times[chosen]
+            chosen = choose_landmarks(rows, times, width, self.landmarks, rng)
+            rows, times = rows.take(chosen), times[chosen]
         q = self.n_components or 2
         if q >= rows.n_rows:
             raise FitError(
                 f"--components: Expected fewer than {rows.n_rows:,}, the number of "
                 f"{'landmarks' if self.landmarks else 'distinct rows'}, got {q:,}. Ask for fewer."
             )
-        values, mask = rows.in_bytes()
+        values, mask = rows.pack_bytes()
         none = np.zeros(0)
         nothing = KernelPCAParams(
             values, np.array(width), np.zeros((rows.n_rows, 0)), none, none, mask
         )
-        return FitState(nothing, auxiliary={"times": times}, warnings=notices_of_unseen(first))
+        return FitState(
+            nothing, auxiliary={"times": times}, warnings=make_unobserved_row_warnings(first)
+        )
 
-    def counted(self, n_features: int) -> str | None:
+    def counts_key(self, n_features: int) -> str | None:
         """Name the counts of an exact fit, which sums nothing else."""
         return "feature counts" if self.landmarks is None else None
 
     def summarize(
         self, params: KernelPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
-    ) -> Kernels:
+    ) -> LandmarkSums:
         """MAP: count ones, and sum kernels with landmarks and their products."""
-        counts = FeatureCounts.of_block(block)
+        counts = FeatureCounts.from_block(block)
         values: dict[str, NDArray[Any]] = {"observed": counts.observed, "ones": counts.ones}
         if self.landmarks is not None:
-            rows = block.packed_rows()
-            some = rows.taken(np.flatnonzero(rows.have_values))
-            found = kernel_sums(some, params.rows(block.n_features), float(params.width))
+            rows = block.to_packed_rows()
+            some = rows.take(np.flatnonzero(rows.has_values))
+            found = sum_kernel(some, params.landmark_rows(block.n_features), float(params.width))
             values |= {name: np.asarray(array) for name, array in found._asdict().items()}
-        return Kernels(block.n_samples, 0.0, values)
+        return LandmarkSums(block.n_samples, 0.0, values)
 
     def update(
-        self, state: FitState, statistics: Kernels, map_items: Map, rng: np.random.Generator
+        self,
+        state: FitState,
+        statistics: LandmarkSums,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Find the components.
 
@@ -218,9 +224,9 @@ class KernelPCA(Model):
         FitError
             If a feature was never observed, or the rows do not span so many components.
         """
-        observed, ones = _margins(statistics)
-        rows, q = state.params.rows(len(ones)), self.n_components or 2
-        found, told, doubts = self._found(state, rows, statistics, map_items)
+        observed, ones = _feature_margins(statistics)
+        rows, q = state.params.landmark_rows(len(ones)), self.n_components or 2
+        found, told, doubts = self._find_components(state, rows, statistics, map_items)
         components, values = found.components, found.components.eigenvalues
         if len(values) < q:
             raise FitError(
@@ -235,7 +241,7 @@ class KernelPCA(Model):
         )
         told["width"] = float(params.width)
         told["explained"] = float(values[:q].sum() / found.total)
-        noted = *notices_of_constants(observed, ones, "they move no code"), *doubts
+        noted = *make_constant_feature_warnings(observed, ones, "they move no code"), *doubts
         return replace(
             state,
             params=params,
@@ -243,45 +249,49 @@ class KernelPCA(Model):
             warnings=(*state.warnings, *noted),
         )
 
-    def _found(
-        self, state: FitState, rows: PackedRows, statistics: Kernels, map_items: Map
-    ) -> tuple[Found, dict[str, float], tuple[Notice, ...]]:
+    def _find_components(
+        self, state: FitState, rows: BitRows, statistics: LandmarkSums, map_items: MapFunction
+    ) -> tuple[KernelDecomposition, dict[str, float], tuple[FitWarning, ...]]:
         """Find the components, what is to be told of them, and what is in doubt."""
         q, width = self.n_components or 2, float(state.params.width)
-        n_leading = min(max(q, EIGENVALUES), rows.n_rows - 1)
+        n_leading = min(max(q, N_EIGENVALUES), rows.n_rows - 1)
         if self.landmarks is None:
             times = state.auxiliary["times"]
-            found = components_of_rows(rows, times, width, n_leading, map_items)
+            found = decompose_rows(rows, times, width, n_leading, map_items)
             return found, {"distinct_rows": rows.n_rows}, ()
         sums = statistics.values
         summed = KernelSums(int(sums["n_rows"]), sums["sums"], sums["products"])
-        found = components_of_landmarks(rows, width, summed, n_leading)
-        agreement = half_agrees(found.components, rows, width, summed, q)
-        lost = {"kernel_lost": found.lost, "half_agrees": agreement}
-        return found, {"landmarks": rows.n_rows, **lost}, _doubts(rows.n_rows, agreement)
+        found = decompose_landmarks(rows, width, summed, n_leading)
+        agreement = half_agreement(found.components, rows, width, summed, q)
+        lost = {"kernel_lost": found.lost_share, "half_agrees": agreement}
+        return (
+            found,
+            {"landmarks": rows.n_rows, **lost},
+            _warn_about_landmarks(rows.n_rows, agreement),
+        )
 
     def transform(
         self, params: KernelPCAParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Give `mean`, (n_samples, n_components): 0 for rows without any value."""
-        rows, landmarks = block.packed_rows(), params.rows(block.n_features)
-        codes = kernel_times(rows, landmarks, float(params.width), params.directions)
-        return {"mean": np.where(rows.have_values[:, None], codes - params.offsets, 0.0)}
+        rows, landmarks = block.to_packed_rows(), params.landmark_rows(block.n_features)
+        codes = multiply_kernel(rows, landmarks, float(params.width), params.directions)
+        return {"mean": np.where(rows.has_values[:, None], codes - params.offsets, 0.0)}
 
 
-def _check_number(first: DistinctRows) -> None:
+def _check_distinct_rows(first: DistinctRows) -> None:
     """Refuse more distinct rows than an exact fit can take, with what it would cost."""
     if first.is_whole:
         return
-    minutes = _MINUTES * (first.n_distinct / MOST_ROWS) ** 2
+    minutes = _MINUTES_OF_MAX_FIT * (first.n_distinct / MAX_ROWS) ** 2
     raise FitError(
-        f"landmarks: Expected at most {MOST_ROWS:,} distinct rows to compare all with all, got "
+        f"landmarks: Expected at most {MAX_ROWS:,} distinct rows to compare all with all, got "
         f"about {first.n_distinct:,}, which would take some {minutes:,.0f} minutes. Give "
         "--set landmarks=1000, which takes one pass, or a --split with fewer rows."
     )
 
 
-def _median_distance(rows: PackedRows) -> float:
+def _median_distance(rows: BitRows) -> float:
     """Give the median distance of distinct rows: they are in random order.
 
     Raises
@@ -289,7 +299,7 @@ def _median_distance(rows: PackedRows) -> float:
     FitError
         If no two rows differ where both are observed.
     """
-    some = rows.taken(slice(_COMPARED))
+    some = rows.take(slice(_WIDTH_ROWS))
     squared = squared_distances(some, some)[np.triu_indices(some.n_rows, 1)]
     apart = squared[(squared > 0) & (squared < np.inf)]
     if not len(apart):
@@ -300,19 +310,19 @@ def _median_distance(rows: PackedRows) -> float:
     return float(np.sqrt(np.median(apart)))
 
 
-def _margins(statistics: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _feature_margins(statistics: LandmarkSums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     sums, n = statistics.values, np.array([statistics.n_samples])
-    return pooled_margins(FeatureCounts(np.zeros(1, np.int64), n, sums["observed"], sums["ones"]))
+    return pool_margins(FeatureCounts(np.zeros(1, np.int64), n, sums["observed"], sums["ones"]))
 
 
-def _doubts(n_landmarks: int, agreement: float) -> tuple[Notice, ...]:
+def _warn_about_landmarks(n_landmarks: int, agreement: float) -> tuple[FitWarning, ...]:
     """Say so where fewer landmarks would have given other codes: more might, too."""
-    if agreement >= _SAME:
+    if agreement >= _MIN_AGREEMENT:
         return ()
-    more = min(2 * n_landmarks, MOST_LANDMARKS)
+    more = min(2 * n_landmarks, MAX_LANDMARKS)
     advice = f": landmarks={more}" if more > n_landmarks else ""
     return (
-        Notice(
+        FitWarning(
             f"codes may change with more landmarks{advice}; half of these landmarks give codes "
             f"that share {agreement:.0%} of their variance with those of all"
         ),

@@ -44,27 +44,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.settings import (
     check_choices,
     check_components,
-    notices_of_constants,
-    notices_of_unseen,
-    pooled_margins,
+    make_constant_feature_warnings,
+    make_unobserved_row_warnings,
+    pool_margins,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.bits.packed_rows import PackedRows, like_rows, of_bytes
-from pipeline.numerics.graphs.nearest_rows import Nearest, NumberedRows, none_found, take_nearer
-from pipeline.numerics.graphs.neighbour_graph import (
-    joined,
-    nearest_vertices,
-    neighbour_links,
-    parts_of,
-    smoothest,
+from pipeline.numerics.bits.packed_rows import BitRows, find_equal_rows, unpack_bytes
+from pipeline.numerics.graphs.nearest_rows import (
+    NearestRows,
+    NumberedRows,
+    empty_nearest,
+    merge_nearest,
 )
-from pipeline.params import array, optional_array
+from pipeline.numerics.graphs.neighbour_graph import (
+    connect_components,
+    find_nearest_vertices,
+    label_connected_components,
+    laplacian_eigenvectors,
+    neighbour_edges,
+)
+from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.distinct_rows import DistinctRows
@@ -72,30 +77,30 @@ from pipeline.statistics.distinct_rows import DistinctRows
 Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
-Places = NDArray[np.int64]
+RowIndices = NDArray[np.int64]
 
-MOST_ROWS = 200_000
+MAX_ROWS = 200_000
 """Vertices of a graph at the most."""
-_LEAST_WEIGHT = 1e-4  # of a link: below it the graph would fall apart in the last digits
-_LEAST_EIGENVALUE = 0.1
-_PAIRS_A_SECOND = 6e9  # of words, one core
-_SHOWN = 5
+_MIN_WEIGHT = 1e-4  # of a link: below it the graph would fall apart in the last digits
+_MIN_EIGENVALUE = 0.1
+_PAIRS_PER_SECOND = 6e9  # of words, one core
+_MAX_NAMED_PARTS = 5
 
 
 @dataclass(frozen=True)
 class LaplacianEigenmapParams:
     """Parameters; the module's table gives shapes."""
 
-    rows: Bytes = array("row", "byte")
-    embedding: Array = array("row", "component")
-    eigenvalues: Array = array("eigenvalue")
-    observed: Bytes | None = optional_array("row", "byte")
-    width: Array | None = optional_array()
+    rows: Bytes = array_field("row", "byte")
+    embedding: Array = array_field("row", "component")
+    eigenvalues: Array = array_field("eigenvalue")
+    observed: Bytes | None = optional_array_field("row", "byte")
+    width: Array | None = optional_array_field()
 
     def vertices(self, n_features: int) -> NumberedRows:
         """Give the vertices, each a part of its own."""
         numbers = np.arange(len(self.rows))
-        return NumberedRows(of_bytes(n_features, self.rows, self.observed), numbers, numbers)
+        return NumberedRows(unpack_bytes(n_features, self.rows, self.observed), numbers, numbers)
 
 
 @dataclass(frozen=True)
@@ -118,10 +123,10 @@ class LaplacianEigenmap(Model):
     """
 
     name: ClassVar[str] = "laplacian-eigenmap"
-    first: ClassVar[type[DistinctRows]] = DistinctRows
+    first_statistics: ClassVar[type[DistinctRows]] = DistinctRows
     statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     params: ClassVar[type[LaplacianEigenmapParams]] = LaplacianEigenmapParams
-    shown: ClassVar[tuple[str, ...]] = ("vertices", "parts", "width")
+    summary_diagnostics: ClassVar[tuple[str, ...]] = ("vertices", "parts", "width")
     n_components: int | None = None
     k: int = 10
     weights: Literal["binary", "heat"] = "binary"
@@ -137,30 +142,30 @@ class LaplacianEigenmap(Model):
             raise FitError(f"k: Expected at least 1, got {self.k}.")
         if self.width is not None and not 0 < self.width < np.inf:
             raise FitError(f"width: Expected a number above 0, got {self.width}.")
-        if self.landmarks is not None and not self.k < self.landmarks <= MOST_ROWS:
-            text = f"landmarks: Expected more than k, {self.k}, and at most {MOST_ROWS}"
+        if self.landmarks is not None and not self.k < self.landmarks <= MAX_ROWS:
+            text = f"landmarks: Expected more than k, {self.k}, and at most {MAX_ROWS}"
             raise FitError(f"{text}, got {self.landmarks}.")
 
     @property
-    def _q(self) -> int:
+    def _dimension(self) -> int:
         return self.n_components or 2
 
     @property
-    def _most(self) -> int:
-        return self.landmarks or MOST_ROWS
+    def _max_vertices(self) -> int:
+        return self.landmarks or MAX_ROWS
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of as many vertices as there may be, their links and their eigenvectors."""
-        a_vertex = 80 * -(-n_features // 64) + 150 * self.k + 8 * (8 * self._q + 80)
-        return self._most * a_vertex
+        a_vertex = 80 * -(-n_features // 64) + 150 * self.k + 8 * (8 * self._dimension + 80)
+        return self._max_vertices * a_vertex
 
-    def first_of(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> DistinctRows:
         """MAP: find the distinct rows."""
-        return DistinctRows.of_block(block, self._most, rng)
+        return DistinctRows.from_block(block, self._max_vertices, rng)
 
-    def first_counted(self, seed: int) -> str:
+    def first_key(self, seed: int) -> str:
         """Name the distinct rows, which the seed draws and orders."""
-        return f"{self._most} distinct rows by seed {seed}"
+        return f"{self._max_vertices} distinct rows by seed {seed}"
 
     def initialize(self, first: DistinctRows, rng: np.random.Generator) -> FitState:
         """Take the rows of which something was observed for vertices.
@@ -171,8 +176,8 @@ class LaplacianEigenmap(Model):
             If there are too many, or too few for so many neighbours or components.
         """
         if self.landmarks is None and not first.is_whole:
-            raise self._too_many(first)
-        rows, _ = first.seen
+            raise self._make_size_error(first)
+        rows, _ = first.rows_with_values
         n = rows.n_rows
         if n < 2:
             raise FitError(
@@ -182,20 +187,22 @@ class LaplacianEigenmap(Model):
         told = f"the number of {'landmarks' if self.landmarks else 'distinct rows'}"
         if self.k >= n:
             raise FitError(f"k: Expected below {n}, {told}, got {self.k}. Give fewer by --set k.")
-        if self._q >= n:
-            raise FitError(f"--components: Expected below {n}, {told}, got {self._q}. Give fewer.")
-        values, mask = rows.in_bytes()
+        if self._dimension >= n:
+            raise FitError(
+                f"--components: Expected below {n}, {told}, got {self._dimension}. Give fewer."
+            )
+        values, mask = rows.pack_bytes()
         return FitState(
             LaplacianEigenmapParams(values, np.zeros((n, 0)), np.zeros(0), mask),
-            warnings=notices_of_unseen(first),
+            warnings=make_unobserved_row_warnings(first),
         )
 
-    def _too_many(self, first: DistinctRows) -> FitError:
+    def _make_size_error(self, first: DistinctRows) -> FitError:
         n = first.n_distinct
-        seconds = n**2 * first.words.shape[1] / _PAIRS_A_SECOND
-        size = n / self._most * self.memory(64 * first.words.shape[1], 1, 1)
+        seconds = n**2 * first.words.shape[1] / _PAIRS_PER_SECOND
+        size = n / self._max_vertices * self.estimate_memory(64 * first.words.shape[1], 1, 1)
         return FitError(
-            f"Expected at most {self._most:,} distinct rows, got about {n:,}, which a core would "
+            f"Expected at most {self._max_vertices:,} distinct rows, got about {n:,}, which a core would "
             f"compare in {seconds / 60:,.0f} minutes, within {size / 1e9:,.1f} GB. Draw some of "
             "them by --set landmarks=20000."
         )
@@ -208,14 +215,18 @@ class LaplacianEigenmap(Model):
         rng: RowRandom,
     ) -> FeatureCounts:
         """Count the features of a block."""
-        return FeatureCounts.of_block(block)
+        return FeatureCounts.from_block(block)
 
-    def counted(self, n_features: int) -> str:
+    def counts_key(self, n_features: int) -> str:
         """Name the counts of features."""
         return "features"
 
     def update(
-        self, state: FitState, statistics: FeatureCounts, map_items: Map, rng: np.random.Generator
+        self,
+        state: FitState,
+        statistics: FeatureCounts,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Find the neighbours, join what does not hold together, and solve for the codes.
 
@@ -224,16 +235,16 @@ class LaplacianEigenmap(Model):
         FitError
             If a feature was never observed, or rows cannot be compared with the others.
         """
-        observed, ones = pooled_margins(statistics)
+        observed, ones = pool_margins(statistics)
         vertices = state.params.vertices(len(ones))
         n = vertices.bits.n_rows
-        nearest = nearest_vertices(vertices, vertices.numbers, self.k, map_items)
-        links = neighbour_links(nearest)
-        sizes = np.sort(np.bincount(parts_of(links, n)))[::-1]
-        links = joined(links, vertices, map_items)
-        width = self._width(nearest)
-        weights = np.maximum(_weights(links.distances, width), _LEAST_WEIGHT)
-        eigenvalues, vectors = smoothest(links, weights, n, self._q)
+        nearest = find_nearest_vertices(vertices, vertices.numbers, self.k, map_items)
+        links = neighbour_edges(nearest)
+        sizes = np.sort(np.bincount(label_connected_components(links, n)))[::-1]
+        links = connect_components(links, vertices, map_items)
+        width = self._choose_width(nearest)
+        weights = np.maximum(_heat_weights(links.distances, width), _MIN_WEIGHT)
+        eigenvalues, vectors = laplacian_eigenvectors(links, weights, n, self._dimension)
         params = replace(
             state.params,
             embedding=vectors,
@@ -243,15 +254,18 @@ class LaplacianEigenmap(Model):
         told: dict[str, float] = {"vertices": n, "parts": len(sizes)}
         if width is not None:
             told["width"] = width
-        noted = (*notices_of_constants(observed, ones), *_judged(sizes, eigenvalues))
+        noted = (
+            *make_constant_feature_warnings(observed, ones),
+            *_warn_about_graph(sizes, eigenvalues),
+        )
         return replace(
             state,
             params=params,
-            diagnostics={"n_components": self._q, **told},
+            diagnostics={"n_components": self._dimension, **told},
             warnings=(*state.warnings, *noted),
         )
 
-    def _width(self, nearest: Nearest) -> float | None:
+    def _choose_width(self, nearest: NearestRows) -> float | None:
         """Give the width of the heat kernel: by default of the median of the k-th distances.
 
         Raises
@@ -264,7 +278,7 @@ class LaplacianEigenmap(Model):
         farthest = nearest.distances[:, -1]
         positive = farthest[np.isfinite(farthest) & (farthest > 0)]
         usual = float(np.sqrt(np.median(positive))) if positive.size else 1.0
-        if self.width is not None and _weights(np.array(usual**2), self.width) < _LEAST_WEIGHT:
+        if self.width is not None and _heat_weights(np.array(usual**2), self.width) < _MIN_WEIGHT:
             raise FitError(
                 f"width: Expected about {usual:.2g}, the root of the median distance to the "
                 f"neighbour number {self.k}, got {self.width}. Give more, or leave it out."
@@ -276,59 +290,59 @@ class LaplacianEigenmap(Model):
     ) -> Mapping[str, NDArray[Any]]:
         """Give the codes: a vertex's own, else by the nearest vertices."""
         vertices, nowhere = params.vertices(block.n_features), np.full(block.n_samples, -1)
-        rows = NumberedRows(block.packed_rows(), nowhere, nowhere)
-        nearest = none_found(block.n_samples, self.k)
-        take_nearer("hamming", rows, vertices, nearest)
-        codes = _extended(params, nearest)
-        same, at = _own_vertices(rows.bits, vertices.bits, nearest)
+        rows = NumberedRows(block.to_packed_rows(), nowhere, nowhere)
+        nearest = empty_nearest(block.n_samples, self.k)
+        merge_nearest("hamming", rows, vertices, nearest)
+        codes = _average_codes(params, nearest)
+        same, at = _find_vertices(rows.bits, vertices.bits, nearest)
         codes[same] = params.embedding[at]
         return {"mean": codes}
 
 
-def _weights(distances: Array, width: float | None) -> Array:
+def _heat_weights(distances: Array, width: float | None) -> Array:
     if width is None:
         return np.ones_like(distances)
     weights: Array = np.exp(-distances / (2 * width**2))
     return weights
 
 
-def _judged(sizes: NDArray[np.int64], eigenvalues: Array) -> tuple[Notice, ...]:
+def _warn_about_graph(sizes: NDArray[np.int64], eigenvalues: Array) -> tuple[FitWarning, ...]:
     """Say where the graph fell apart, and which components neighbours do not share."""
     found = []
     if len(sizes) > 1:
-        told = ", ".join(f"{size:,}" for size in sizes[:_SHOWN])
-        more = ", …" if len(sizes) > _SHOWN else ""
+        told = ", ".join(f"{size:,}" for size in sizes[:_MAX_NAMED_PARTS])
+        more = ", …" if len(sizes) > _MAX_NAMED_PARTS else ""
         text = f"neighbours fall into {len(sizes):,} parts, of {told}{more} distinct rows, which "
         text += "the shortest links join; codes may tell little but these parts: give more "
-        found.append(Notice(text + "neighbours by --set k"))
-    rough = int((eigenvalues > 1 - _LEAST_EIGENVALUE).sum())
+        found.append(FitWarning(text + "neighbours by --set k"))
+    rough = int((eigenvalues > 1 - _MIN_EIGENVALUE).sum())
     if rough:
         text = f"components that differ between neighbours as between any rows: the last {rough}; "
-        found.append(Notice(text + "give fewer by --components"))
+        found.append(FitWarning(text + "give fewer by --components"))
     return tuple(found)
 
 
-def _extended(params: LaplacianEigenmapParams, nearest: Nearest) -> Array:
+def _average_codes(params: LaplacianEigenmapParams, nearest: NearestRows) -> Array:
     """Average the codes of neighbours by their weights, over 1 − λ."""
     distances, width = nearest.distances, params.width
     there = np.isfinite(distances)
     beyond = np.where(there, distances - np.where(there, distances, 0)[:, :1], np.inf)
-    weights = np.where(there, _weights(beyond, None if width is None else float(width)), 0.0)
+    weights = np.where(there, _heat_weights(beyond, None if width is None else float(width)), 0.0)
     at = np.where(there, nearest.indices, 0)
     total = np.zeros((len(at), len(params.eigenvalues)))
     for one, weight in zip(at.T, weights.T, strict=True):
         total += weight[:, None] * params.embedding[one]
-    share = np.maximum(1 - params.eigenvalues, _LEAST_EIGENVALUE)
+    share = np.maximum(1 - params.eigenvalues, _MIN_EIGENVALUE)
     codes: Array = total / np.maximum(weights.sum(axis=1), 1.0)[:, None] / share
     return codes
 
 
-def _own_vertices(
-    rows: PackedRows, vertices: PackedRows, nearest: Nearest
-) -> tuple[Places, Places]:
+def _find_vertices(
+    rows: BitRows, vertices: BitRows, nearest: NearestRows
+) -> tuple[RowIndices, RowIndices]:
     """Find the rows that are vertices, and which these are."""
     if rows.observed is None and vertices.observed is None:
         near = np.flatnonzero(nearest.distances[:, 0] == 0)
         return near, nearest.indices[near, 0]
     # Rows may differ, and yet nowhere that both were observed.
-    return like_rows(rows, vertices)
+    return find_equal_rows(rows, vertices)

@@ -9,24 +9,24 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules
 
 import pipeline.models
-from pipeline.errors import FitError, suggestion
+from pipeline.errors import FitError, format_suggestion
 from pipeline.models.base import Model
 
-GROUP = "latentbits.models"
+ENTRY_POINT_GROUP = "latentbits.models"
 """Entry points that name models of other packages: NAME = "package.module:Class"."""
-VARIABLE = "LATENTBITS_MODELS"
+MODELS_VARIABLE = "LATENTBITS_MODELS"
 """Names further models, package.module:Class separated by commas: for fitted ones are used by
 name, and an artifact must not decide which code is imported."""
 
 
-def models() -> dict[str, type[Model]]:
+def find_models() -> dict[str, type[Model]]:
     """Give all models by name, those of this package first."""
-    for path in _declared():
-        imported(path)
-    return dict(sorted((_own() | _foreign).items()))
+    for path in _list_declared_paths():
+        import_model(path)
+    return dict(sorted((_find_own_models() | _imported_models).items()))
 
 
-def model_class(name: str) -> type[Model]:
+def find_model_class(name: str) -> type[Model]:
     """Find a model by its name, or by where it is: package.module:Class.
 
     Raises
@@ -34,10 +34,10 @@ def model_class(name: str) -> type[Model]:
     FitError
         If there is none; the message names the nearest.
     """
-    return imported(name) if ":" in name else known_model(name)
+    return import_model(name) if ":" in name else find_known_model(name)
 
 
-def known_model(name: str) -> type[Model]:
+def find_known_model(name: str) -> type[Model]:
     """Find a model by its name, and import nothing: names in artifacts are not to be trusted.
 
     Raises
@@ -45,15 +45,15 @@ def known_model(name: str) -> type[Model]:
     FitError
         If there is none; the message names the nearest.
     """
-    known = models()
+    known = find_models()
     if name not in known:
         raise FitError(
-            f"--model: Expected one of {', '.join(known)}, got {name!r}.{suggestion(name, known)}"
+            f"--model: Expected one of {', '.join(known)}, got {name!r}.{format_suggestion(name, known)}"
         )
     return known[name]
 
 
-def imported(path: str) -> type[Model]:
+def import_model(path: str) -> type[Model]:
     """Import a model from package.module:Class.
 
     Raises
@@ -71,15 +71,15 @@ def imported(path: str) -> type[Model]:
         ) from error
     if not _is_model(kind):
         raise FitError(f"--model: Expected a subclass of pipeline.models.base.Model, got {path!r}.")
-    if (_own() | _foreign).get(kind.name, kind) is not kind:
+    if (_find_own_models() | _imported_models).get(kind.name, kind) is not kind:
         raise FitError(
             f"--model: Expected a model with a name of its own, got {path!r}, which is called "
             f"{kind.name!r} as another is. Rename it."
         )
-    return _foreign.setdefault(kind.name, kind)
+    return _imported_models.setdefault(kind.name, kind)
 
 
-_foreign: dict[str, type[Model]] = {}
+_imported_models: dict[str, type[Model]] = {}
 
 
 def _is_model(value: object) -> bool:
@@ -88,7 +88,7 @@ def _is_model(value: object) -> bool:
 
 
 @cache
-def _own() -> dict[str, type[Model]]:
+def _find_own_models() -> dict[str, type[Model]]:
     """Find the models of this package: classes that its files and folders define."""
     found = {}
     for module in iter_modules(pipeline.models.__path__, "pipeline.models."):
@@ -98,11 +98,11 @@ def _own() -> dict[str, type[Model]]:
     return found
 
 
-def _declared() -> list[str]:
-    named = os.environ.get(VARIABLE, "").replace(" ", "").split(",")
-    return [*_entry_points(), *filter(None, named)]
+def _list_declared_paths() -> list[str]:
+    named = os.environ.get(MODELS_VARIABLE, "").replace(" ", "").split(",")
+    return [*_list_entry_points(), *filter(None, named)]
 
 
 @cache
-def _entry_points() -> tuple[str, ...]:
-    return tuple(point.value for point in entry_points(group=GROUP))
+def _list_entry_points() -> tuple[str, ...]:
+    return tuple(point.value for point in entry_points(group=ENTRY_POINT_GROUP))

@@ -9,7 +9,7 @@ from docstring_parser import DocstringStyle, parse
 from pipeline.models.base import Model
 
 
-def setting_descriptions(model: type[Model]) -> defaultdict[str, str]:
+def describe_settings(model: type[Model]) -> defaultdict[str, str]:
     """Take what the class, or one it inherits from, says of each setting under "Attributes"."""
     described: defaultdict[str, str] = defaultdict(str)
     docs = [kind.__doc__ or "" for kind in reversed(model.__mro__)]

@@ -11,23 +11,23 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from pipeline.errors import FitError, Notice
+from pipeline.errors import FitError, FitWarning
 from pipeline.models.base import Model
 from pipeline.statistics.counts import Counts, FeatureCounts
 from pipeline.statistics.distinct_rows import DistinctRows
 
 
-def hyperparameters(model: type[Model]) -> tuple[str, ...]:
+def list_hyperparameters(model: type[Model]) -> tuple[str, ...]:
     """Name the settings of a model, the structural ones left out, as it takes them."""
     return tuple(name for name in signature(model).parameters if name != "n_components")
 
 
-def takes_none(model: type[Model], name: str) -> bool:
+def can_be_none(model: type[Model], name: str) -> bool:
     """Tell whether a setting may be None, which callers spell `auto`; others have it as a text."""
     return type(None) in get_args(get_type_hints(model)[name])
 
 
-def recorded_model(model: type[Model], recorded: Mapping[str, Any]) -> Model:
+def restore_model(model: type[Model], recorded: Mapping[str, Any]) -> Model:
     """Make a model again from all fields of its dataclass; those that no caller sets are left.
 
     Tuples were recorded as lists.
@@ -51,7 +51,12 @@ def check_choices(model: Model) -> None:
             raise FitError(f"{name}: Expected one of {choices}, got {value!r}.")
 
 
-_SPOKEN = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+_TYPE_DESCRIPTIONS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+}
 
 
 def check_types(model: type[Model], values: Mapping[str, Any]) -> None:
@@ -65,26 +70,26 @@ def check_types(model: type[Model], values: Mapping[str, Any]) -> None:
     hints = get_type_hints(model)
     for name, value in values.items():
         kinds = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
-        if not any(_is_of(value, kind) for kind in kinds):
-            spoken = " or ".join(filter(None, map(_spoken, kinds)))
+        if not any(_has_type(value, kind) for kind in kinds):
+            spoken = " or ".join(filter(None, map(_describe_type, kinds)))
             option = "--components" if name == "n_components" else name
             raise FitError(f"{option}: Expected {spoken}, got {value!r}.")
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _has_type(value: Any, kind: Any) -> bool:
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
-        return isinstance(value, tuple | list) and all(_is_of(one, inner) for one in value)
+        return isinstance(value, tuple | list) and all(_has_type(one, inner) for one in value)
     if kind in (int, float):
         number = Integral if kind is int else Real
         return isinstance(value, number) and not isinstance(value, bool)
     return isinstance(value, kind) if isinstance(kind, type) else True  # as `check_choices` says
 
 
-def _spoken(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     if kind is NoneType:
         return "None"
-    return "whole numbers" if get_origin(kind) is tuple else _SPOKEN.get(kind, str(kind))
+    return "whole numbers" if get_origin(kind) is tuple else _TYPE_DESCRIPTIONS.get(kind, str(kind))
 
 
 def check_components(model: Model) -> None:
@@ -99,7 +104,7 @@ def check_components(model: Model) -> None:
         raise FitError(f"--components: Expected at least 1, got {model.n_components}.")
 
 
-def pooled_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
+def pool_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
     """Give observed values and ones of each feature in all segments, (n_features,) each.
 
     Raises
@@ -117,16 +122,16 @@ def pooled_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
     return observed, ones
 
 
-def notices_of_constants(
+def make_constant_feature_warnings(
     observed: Counts, ones: Counts, so: str = "nothing else depends on them"
-) -> tuple[Notice, ...]:
-    """Tell which features are constant, by the margins of `pooled_margins`, and what follows."""
+) -> tuple[FitWarning, ...]:
+    """Tell which features are constant, by the margins of `pool_margins`, and what follows."""
     constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-    return (Notice(f"constant, so that {so}: {{features}}", constant),) if constant else ()
+    return (FitWarning(f"constant, so that {so}: {{features}}", constant),) if constant else ()
 
 
-def notices_of_unseen(first: DistinctRows) -> tuple[Notice, ...]:
+def make_unobserved_row_warnings(first: DistinctRows) -> tuple[FitWarning, ...]:
     """Tell how many rows have no values, among the distinct ones that were kept."""
-    n_unseen = int(first.times.sum() - first.seen[1].sum())
+    n_unseen = int(first.times.sum() - first.rows_with_values[1].sum())
     text = f"rows of which nothing was observed are not fitted, and have the code 0: {n_unseen:,}"
-    return (Notice(text),) if n_unseen else ()
+    return (FitWarning(text),) if n_unseen else ()

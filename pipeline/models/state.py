@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pipeline.errors import Notice
+from pipeline.errors import FitWarning
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -53,11 +53,11 @@ class FitState:
     history: tuple[float, ...] = ()
     best: Any = None
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[Notice, ...] = ()
+    warnings: tuple[FitWarning, ...] = ()
     starts: tuple[FitState, ...] = ()
     done: bool = False
 
     @property
-    def running(self) -> tuple[FitState, ...]:
+    def running_states(self) -> tuple[FitState, ...]:
         """The states that the next pass is made with: the starts under way, or this one."""
         return tuple(start for start in self.starts if not start.done) or (self,)

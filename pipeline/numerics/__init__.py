@@ -8,7 +8,7 @@ import numba
 from platformdirs import user_cache_path
 
 
-def _sources_digest() -> str:
+def _digest_sources() -> str:
     """Digest of all kernels, here and beside models: a kernel compiles in functions of others."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
@@ -19,5 +19,5 @@ def _sources_digest() -> str:
 
 # Numba looks only at the file of the function called, so an edit elsewhere would go unnoticed.
 if "NUMBA_CACHE_DIR" not in os.environ:
-    folder = user_cache_path("latentbits") / f"kernels-{_sources_digest()}"
+    folder = user_cache_path("latentbits") / f"kernels-{_digest_sources()}"
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]

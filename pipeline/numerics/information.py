@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_SINGULAR = 1e-9  # of the largest eigenvalue of the information, its diagonal brought to 1
-_INVOLVED = 0.1  # a parameter's share of directions that rows tell nothing of
+_SINGULAR_SHARE = 1e-9  # of the largest eigenvalue of the information, its diagonal brought to 1
+_INVOLVED_SHARE = 0.1  # a parameter's share of directions that rows tell nothing of
 
 
-class Inverse(NamedTuple):
+class InformationInverse(NamedTuple):
     """Covariance of estimates, and which of them the data tell.
 
     Attributes
@@ -26,15 +26,15 @@ class Inverse(NamedTuple):
     """
 
     covariance: Array
-    lost: Array
+    unidentified_share: Array
 
-    def unknown(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    def find_unidentified(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
         """Tell which groups of parameters have no standard error, `shape` without its last axis."""
-        shares = self.lost.reshape(shape).sum(axis=-1)
-        return np.asarray(shares > _INVOLVED)
+        shares = self.unidentified_share.reshape(shape).sum(axis=-1)
+        return np.asarray(shares > _INVOLVED_SHARE)
 
 
-def inverse(information: Array, directions: Array) -> Inverse:
+def invert_information(information: Array, directions: Array) -> InformationInverse:
     """Invert information within the directions that parameters may take.
 
     Parameters
@@ -47,7 +47,7 @@ def inverse(information: Array, directions: Array) -> Inverse:
     along = directions.T @ information @ directions
     scale = 1 / np.sqrt(np.maximum(np.diag(along), 1e-300))
     values, vectors = scipy.linalg.eigh(scale[:, None] * along * scale)
-    known = values > _SINGULAR * values.max(initial=0.0)
+    known = values > _SINGULAR_SHARE * values.max(initial=0.0)
     root = directions @ (scale[:, None] * vectors[:, known]) / np.sqrt(values[known])
     lost = ((directions @ vectors[:, ~known]) ** 2).sum(axis=1)
-    return Inverse(root @ root.T, lost)
+    return InformationInverse(root @ root.T, lost)

@@ -8,7 +8,7 @@ from numba import types
 from numba.extending import intrinsic
 
 
-def fma_of(kind: Any) -> Any:
+def make_fma(kind: Any) -> Any:
     """Give a b + c, rounded once, for numbers of this kind."""
 
     def typed(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
@@ -20,7 +20,7 @@ def fma_of(kind: Any) -> Any:
     return intrinsic(typed)
 
 
-def power_of_two_of(kind: Any, n_bits_of_share: int, bias: int) -> Any:
+def make_power_of_two(kind: Any, n_bits_of_share: int, bias: int) -> Any:
     """Give 2**k for k whose low bits hold it, which become the exponent.
 
     Parameters

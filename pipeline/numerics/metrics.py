@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 
-LEAST_PROBABILITY = 1e-6
+MIN_PROBABILITY = 1e-6
 """Probabilities are kept this far from 0 and 1, so that one sure but wrong bit stays finite."""
 
 
@@ -27,7 +27,7 @@ def reconstruction_losses(
     dict
         `wrong_bits`, the share of bits on the other side of ½, and `nll_per_bit` in nats.
     """
-    certain = np.clip(probabilities, LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+    certain = np.clip(probabilities, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
     nats = -np.log(np.where(X == 1, certain, 1 - certain))
     wrong = (probabilities > 0.5) != (X == 1)
     return {
@@ -60,7 +60,10 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
     FitError
         If a matrix is empty or not finite, or the two differ in n_features.
     """
-    left, right = _directions(estimated, "estimated"), _directions(reference, "reference")
+    left, right = (
+        _normalize_columns(estimated, "estimated"),
+        _normalize_columns(reference, "reference"),
+    )
     if len(left) != len(right):
         raise FitError(
             f"Expected estimated and reference with the same n_features, got {len(left)} and "
@@ -71,7 +74,7 @@ def mean_cosine_similarity(estimated: NDArray[np.float64], reference: NDArray[np
     return float(min(matched.sum() / max(cosines.shape), 1.0))
 
 
-def matched_columns(
+def match_columns(
     estimated: NDArray[np.float64], reference: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Put columns into the order of a reference, with the signs that suit it.
@@ -86,12 +89,14 @@ def matched_columns(
     ndarray
         Columns of `estimated`, matched as in `mean_cosine_similarity`.
     """
-    cosines = _directions(reference, "reference").T @ _directions(estimated, "estimated")
+    cosines = _normalize_columns(reference, "reference").T @ _normalize_columns(
+        estimated, "estimated"
+    )
     here, there = scipy.optimize.linear_sum_assignment(np.abs(cosines), maximize=True)
     return estimated[:, there] * np.where(cosines[here, there] < 0, -1.0, 1.0)
 
 
-def _directions(mixing: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+def _normalize_columns(mixing: NDArray[np.float64], name: str) -> NDArray[np.float64]:
     """Scale every column to length 1, but leave zeros."""
     if mixing.ndim != 2 or mixing.size == 0:
         raise FitError(

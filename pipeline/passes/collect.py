@@ -9,27 +9,27 @@ from functools import partial, reduce
 from itertools import islice, product
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pipeline.data.blocks import BinaryBlock, Chunk, Rows, Tile, blocks_of
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, Tile, iter_blocks
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
-from pipeline.executors.cancellation import check_wanted
-from pipeline.executors.progress import Progress, silent
-from pipeline.passes.map_reduce import Folded, groups
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.executors.progress import Progress, ignore_progress
+from pipeline.passes.map_reduce import MergedChunks, split_chunks_into_groups
 from pipeline.statistics.base import Statistics
 
 S = TypeVar("S", bound=Statistics)
-Blocks = Callable[[], Iterator[BinaryBlock]]
+ReadBlocks = Callable[[], Iterator[BinaryBlock]]
 """Reads the blocks of a group that have rows, anew with every call."""
-Fold = Callable[[Blocks, S | None], S | None]
+GroupReducer = Callable[[ReadBlocks, S | None], S | None]
 """Sums a group, given what comes before it in the group; None where there are no rows."""
 
 TASK_MEMORY = 256 << 20
 """Bytes of statistics that one task may hold; wider data is counted in tiles of features."""
-_FEWEST_TASKS = 8
+_MIN_TASKS = 8
 
 
 @dataclass(frozen=True)
-class Kept(Generic[S]):
+class KeptSums(Generic[S]):
     """Where sums over leading chunks are kept between fits, so that only new chunks are read.
 
     Attributes
@@ -40,17 +40,17 @@ class Kept(Generic[S]):
         Keeps what a tile sums to now.
     """
 
-    load: Callable[[Tile | None], Folded[S]] = lambda tile: Folded()
-    save: Callable[[Tile | None, Folded[S]], None] = lambda tile, folded: None
+    load: Callable[[Tile | None], MergedChunks[S]] = lambda tile: MergedChunks()
+    save: Callable[[Tile | None, MergedChunks[S]], None] = lambda tile, folded: None
 
 
-NOTHING_KEPT: Kept[Any] = Kept()
+NO_KEPT_SUMS: KeptSums[Any] = KeptSums()
 
 
 class GroupTask(NamedTuple, Generic[S]):
     """Chunks to sum, and what comes before them in their group, if that was kept.
 
-    From the block `part` of the group on, every `n_parts`-th is summed.
+    From the block `select_prefix` of the group on, every `count_parts_per_group`-th is summed.
     """
 
     tile: Tile | None
@@ -60,14 +60,14 @@ class GroupTask(NamedTuple, Generic[S]):
     n_parts: int = 1
 
 
-def collect(
+def collect_statistics(
     summarize: Callable[[BinaryBlock], S],
-    rows: Rows,
+    rows: RowSource,
     executor: Executor,
     label: str,
     tiles: Sequence[Tile | None] = (None,),
-    progress: Progress = silent,
-    kept: Kept[S] = NOTHING_KEPT,
+    progress: Progress = ignore_progress,
+    kept: KeptSums[S] = NO_KEPT_SUMS,
 ) -> S:
     """Sum a statistic over all rows, block by block.
 
@@ -88,13 +88,13 @@ def collect(
 
 
 def collect_groups(
-    fold: Fold[S],
-    rows: Rows,
+    fold: GroupReducer[S],
+    rows: RowSource,
     executor: Executor,
     label: str,
     tiles: Sequence[Tile | None] = (None,),
-    progress: Progress = silent,
-    kept: Kept[S] = NOTHING_KEPT,
+    progress: Progress = ignore_progress,
+    kept: KeptSums[S] = NO_KEPT_SUMS,
     n_parts: int = 1,
 ) -> S:
     """Sum a statistic over all rows, group by group.
@@ -124,48 +124,52 @@ def collect_groups(
         If there are no rows.
     """
     known = [kept.load(tile) for tile in tiles]
-    by_tile = [_tasks(*pair, rows.n_chunks, n_parts) for pair in zip(tiles, known, strict=True)]
+    by_tile = [
+        _make_tasks(*pair, rows.n_chunks, n_parts) for pair in zip(tiles, known, strict=True)
+    ]
     tasks = [task for of_tile in by_tile for task in of_tile]
     parts = []
-    with closing(executor.map(partial(fold_group, fold, rows.read), tasks)) as found:
-        results = _joined(_counted(found, len(tasks), label, progress), n_parts)
+    with closing(executor.map(partial(reduce_group, fold, rows.read), tasks)) as found:
+        results = _merge_parts(_iter_with_progress(found, len(tasks), label, progress), n_parts)
         for tile, before, of_tile in zip(tiles, known, by_tile, strict=True):
             # The tasks come first: when they end no further result is taken.
             done = zip((task.keys for task in of_tile[::n_parts]), results, strict=False)
-            folded = before.extended(done)
+            folded = before.add_groups(done)
             kept.save(tile, folded)
-            parts.append(_merged(folded))
+            parts.append(_merge_all_chunks(folded))
     return type(parts[0]).stitch(parts)
 
 
-def n_parts(n_chunks: int) -> int:
+def count_parts_per_group(n_chunks: int) -> int:
     """Divide groups so that there are tasks for some threads, whatever the number of threads."""
-    return max(1, _FEWEST_TASKS // max(1, len(groups(n_chunks))))
+    return max(1, _MIN_TASKS // max(1, len(split_chunks_into_groups(n_chunks))))
 
 
-def _tasks(tile: Tile | None, known: Folded[S], n_chunks: int, n_parts: int) -> list[GroupTask[S]]:
-    cut = product(groups(n_chunks, known.n_chunks), range(n_parts))
+def _make_tasks(
+    tile: Tile | None, known: MergedChunks[S], n_chunks: int, n_parts: int
+) -> list[GroupTask[S]]:
+    cut = product(split_chunks_into_groups(n_chunks, known.n_chunks), range(n_parts))
     return [
-        GroupTask(tile, keys, None if k else known.open, part, n_parts)
+        GroupTask(tile, keys, None if k else known.open_group, part, n_parts)
         for k, (keys, part) in enumerate(cut)
     ]
 
 
-def _joined(results: Iterator[S | None], n_parts: int) -> Iterator[S | None]:
+def _merge_parts(results: Iterator[S | None], n_parts: int) -> Iterator[S | None]:
     """Merge the parts of each group."""
     while parts := list(islice(results, n_parts)):
         found = [part for part in parts if part is not None]
         yield reduce(lambda sum, part: sum.merge(part), found) if found else None
 
 
-def _merged(folded: Folded[S]) -> S:
-    merged = folded.merged()
+def _merge_all_chunks(folded: MergedChunks[S]) -> S:
+    merged = folded.merge_all()
     if merged is None:
         raise FitError("Expected at least one row, got none. Choose another --split.")
     return merged
 
 
-def _counted(
+def _iter_with_progress(
     results: Iterator[S | None], total: int, label: str, progress: Progress
 ) -> Iterator[S | None]:
     rows = 0
@@ -176,11 +180,13 @@ def _counted(
         yield part
 
 
-def fold_group(fold: Fold[S], read: Callable[[int], Chunk], task: GroupTask[S]) -> S | None:
+def reduce_group(
+    fold: GroupReducer[S], read: Callable[[int], PackedChunk], task: GroupTask[S]
+) -> S | None:
     """Sum a group, its chunks read one by one; None when no row is of the chosen split."""
 
     def blocks() -> Iterator[BinaryBlock]:
-        found = (replace(b, tile=task.tile) for key in task.keys for b in blocks_of(read(key)))
+        found = (replace(b, tile=task.tile) for key in task.keys for b in iter_blocks(read(key)))
         here = islice(found, task.part, None, task.n_parts)
         return (block for block in here if block.n_samples)
 
@@ -189,7 +195,7 @@ def fold_group(fold: Fold[S], read: Callable[[int], Chunk], task: GroupTask[S]) 
 
 def sum_blocks(
     summarize: Callable[[BinaryBlock], S],
-    blocks: Blocks,
+    blocks: ReadBlocks,
     before: S | None,
     add: Callable[[S, BinaryBlock], S] | None = None,
 ) -> S | None:
@@ -199,7 +205,7 @@ def sum_blocks(
     """
     total, is_own = before, False
     for block in blocks():
-        check_wanted()
+        check_cancelled()
         if add is not None and is_own and total is not None:
             total = add(total, block)
         else:

@@ -14,28 +14,28 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Chunk, Rows
+from pipeline.data.blocks import PackedChunk, RowSource
 from pipeline.executors.base import Executor
-from pipeline.executors.cancellation import check_wanted
-from pipeline.passes.row_ranges import Arrays, Described, Run
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.passes.row_ranges import ArrayDescriptions, Arrays, RowRange
 
-LEAST_HEIGHT = 16
-_MOST_HEIGHT, _CELLS = 512, 1 << 21
+MIN_STRIP_HEIGHT = 16
+_MAX_STRIP_HEIGHT, _STRIP_CELLS = 512, 1 << 21
 _CELL_BYTES = 32
 """Of a pair in a task: counts, the estimate in float64 and as it is stored, its status."""
-_JOINED_BYTES = 128 << 20
+_CONCATENATED_BYTES = 128 << 20
 """Of small chunks put together, their masks, and what the kernel copies of them."""
 
 
 @dataclass(frozen=True)
-class FeaturePairs:
+class FeaturePairJob:
     """What all tasks share; small enough to send with every one.
 
     Attributes
     ----------
     tabulate
         Makes the arrays of a strip, given its features and all chunks: see
-        `FeaturePairWork.tabulate`.
+        `CanTabulatePairs.tabulate`.
     rows
         The rows to count.
     height
@@ -43,11 +43,11 @@ class FeaturePairs:
     """
 
     label: ClassVar[str] = "pair tables"
-    tabulate: Callable[[slice, Iterator[Chunk]], Arrays]
-    rows: Rows
+    tabulate: Callable[[slice, Iterator[PackedChunk]], Arrays]
+    rows: RowSource
     height: int
 
-    def __call__(self, run: Run) -> Arrays:
+    def __call__(self, run: RowRange) -> Arrays:
         """Make a strip of each array, (n_strip, n_features − first).
 
         Raises
@@ -55,36 +55,36 @@ class FeaturePairs:
         Unwanted
             If the run was interrupted.
         """
-        return self.tabulate(slice(run.start, run.stop), self._chunks())
+        return self.tabulate(slice(run.start, run.stop), self._iter_chunks())
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _iter_chunks(self) -> Iterator[PackedChunk]:
         """Read the chunks one by one, but those that have no rows, as damaged ones left out."""
         for key in range(self.rows.n_chunks):
-            check_wanted()
+            check_cancelled()
             chunk = self.rows.read(key)
             if len(chunk.rows):
                 yield chunk
 
-    def described(self) -> Described:
+    def describe_arrays(self) -> ArrayDescriptions:
         """Describe the arrays that strips are stored in, by a strip of no features."""
         n = self.rows.n_features
         found = self.tabulate(slice(n, n), iter(()))
         return {name: (("feature_j",), (n,), str(a.dtype)) for name, a in found.items()}
 
-    def lengths(self, executor: Executor) -> list[int]:
+    def count_per_chunk(self, executor: Executor) -> list[int]:
         """Count what is cut into runs: features, that lie in one place."""
         return [self.rows.n_features]
 
-    def run_length(self, total: int) -> int:
+    def choose_range_length(self, total: int) -> int:
         """Count the features of a strip."""
         return self.height
 
-    def rows_done(self, stop: int) -> int:
+    def count_rows_done(self, stop: int) -> int:
         """Count the rows that are done with: none, as every task goes over all."""
         return 0
 
 
-def height_within(n_features: int, n_threads: int, spare: int | None) -> int:
+def choose_strip_height(n_features: int, n_threads: int, spare: int | None) -> int:
     """Count the features of a strip, by the number of features alone unless memory is short.
 
     So many that reading a chunk costs little beside counting it, and that sums in place stay small.
@@ -94,29 +94,29 @@ def height_within(n_features: int, n_threads: int, spare: int | None) -> int:
     n_features, n_threads
         Number of features, and of tasks at a time.
     spare
-        Bytes that tasks may take beyond those of strips of `LEAST_HEIGHT`; None is any.
+        Bytes that tasks may take beyond those of strips of `MIN_STRIP_HEIGHT`; None is any.
     """
-    height = max(_MOST_HEIGHT // 2, min(_MOST_HEIGHT, _CELLS // n_features))
-    least = strip_memory(LEAST_HEIGHT, n_features)
-    while spare is not None and height > LEAST_HEIGHT:
-        if n_threads * (strip_memory(height, n_features) - least) <= spare:
+    height = max(_MAX_STRIP_HEIGHT // 2, min(_MAX_STRIP_HEIGHT, _STRIP_CELLS // n_features))
+    least = estimate_strip_memory(MIN_STRIP_HEIGHT, n_features)
+    while spare is not None and height > MIN_STRIP_HEIGHT:
+        if n_threads * (estimate_strip_memory(height, n_features) - least) <= spare:
             break
         height //= 2
     return height
 
 
-def strip_memory(height: int, n_features: int) -> int:
+def estimate_strip_memory(height: int, n_features: int) -> int:
     """Bytes that a task needs for a strip."""
-    return _CELL_BYTES * height * n_features + _JOINED_BYTES
+    return _CELL_BYTES * height * n_features + _CONCATENATED_BYTES
 
 
-def widened(work: FeaturePairs, run: Run) -> dict[str, NDArray[Any]]:
+def make_square_rows(work: FeaturePairJob, run: RowRange) -> dict[str, NDArray[Any]]:
     """Make a strip as rows of square arrays, with 0 where other strips have the pairs."""
     n_features = work.rows.n_features
-    return {name: _widened(strip, n_features) for name, strip in work(run).items()}
+    return {name: _widen_strip(strip, n_features) for name, strip in work(run).items()}
 
 
-def _widened(strip: NDArray[Any], n_features: int) -> NDArray[Any]:
+def _widen_strip(strip: NDArray[Any], n_features: int) -> NDArray[Any]:
     wide = np.zeros((len(strip), n_features), strip.dtype)
     wide[:, n_features - strip.shape[1] :] = strip
     return wide

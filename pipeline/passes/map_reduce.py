@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, Protocol, Self, TypeVar
 
-GROUP_CHUNKS = 8
+CHUNKS_PER_GROUP = 8
 """Chunks a group: long enough that results are few, short enough that work spreads evenly."""
 
 
@@ -24,15 +24,15 @@ class Mergeable(Protocol):
 M = TypeVar("M", bound=Mergeable)
 
 
-def groups(n_chunks: int, first: int = 0) -> list[range]:
+def split_chunks_into_groups(n_chunks: int, first: int = 0) -> list[range]:
     """Cut the chunks from the first into fixed runs; appended chunks change only the last."""
-    cuts = range((first // GROUP_CHUNKS + 1) * GROUP_CHUNKS, n_chunks, GROUP_CHUNKS)
+    cuts = range((first // CHUNKS_PER_GROUP + 1) * CHUNKS_PER_GROUP, n_chunks, CHUNKS_PER_GROUP)
     edges = [first, *cuts, n_chunks]
     return [range(*pair) for pair in pairwise(edges)] if first < n_chunks else []
 
 
 @dataclass(frozen=True)
-class Folded(Generic[M]):
+class MergedChunks(Generic[M]):
     """The leading chunks, merged as far as the fixed tree goes whatever chunks are to come.
 
     Attributes
@@ -47,25 +47,25 @@ class Folded(Generic[M]):
 
     n_chunks: int = 0
     stack: tuple[tuple[int, M], ...] = ()
-    open: M | None = None
+    open_group: M | None = None
 
-    def extended(self, parts: Iterable[tuple[range, M | None]]) -> Folded[M]:
+    def add_groups(self, parts: Iterable[tuple[range, M | None]]) -> MergedChunks[M]:
         """Add groups: their chunks, and what these sum to with `open` in it; None is nothing."""
-        n_chunks, stack, still_open = self.n_chunks, list(self.stack), self.open
+        n_chunks, stack, still_open = self.n_chunks, list(self.stack), self.open_group
         for keys, part in parts:
             n_chunks = keys.stop
-            is_full = n_chunks % GROUP_CHUNKS == 0
+            is_full = n_chunks % CHUNKS_PER_GROUP == 0
             still_open = None if is_full else part
             if is_full and part is not None:
-                _push(stack, part)
-        return Folded(n_chunks, tuple(stack), still_open)
+                _push_part(stack, part)
+        return MergedChunks(n_chunks, tuple(stack), still_open)
 
-    def merged(self) -> M | None:
+    def merge_all(self) -> M | None:
         """Merge all; None where there is nothing."""
         stack = list(self.stack)
-        if self.open is not None:
-            _push(stack, self.open)
-        return _collapsed(stack) if stack else None
+        if self.open_group is not None:
+            _push_part(stack, self.open_group)
+        return _merge_stack(stack) if stack else None
 
 
 def tree_merge(parts: Iterable[M]) -> M:
@@ -80,13 +80,13 @@ def tree_merge(parts: Iterable[M]) -> M:
     """
     stack: list[tuple[int, M]] = []
     for part in parts:
-        _push(stack, part)
+        _push_part(stack, part)
     if not stack:
         raise ValueError("Expected at least one part, got none.")
-    return _collapsed(stack)
+    return _merge_stack(stack)
 
 
-def _push(stack: list[tuple[int, M]], part: M) -> None:
+def _push_part(stack: list[tuple[int, M]], part: M) -> None:
     """Add a part, and merge what is of one height."""
     height = 0
     while stack and stack[-1][0] == height:
@@ -95,7 +95,7 @@ def _push(stack: list[tuple[int, M]], part: M) -> None:
     stack.append((height, part))
 
 
-def _collapsed(stack: list[tuple[int, M]]) -> M:
+def _merge_stack(stack: list[tuple[int, M]]) -> M:
     _, merged = stack[-1]
     for _, earlier in reversed(stack[:-1]):
         merged = earlier.merge(merged)

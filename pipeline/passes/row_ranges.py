@@ -12,20 +12,20 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Chunk, Rows, blocks_of
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, iter_blocks
 from pipeline.executors.base import Executor
 
 ROW = "row"
 """Name of the array of original rows."""
-_RUNS_WANTED, _FEWEST_ROWS, _MOST_ROWS = 64, 1 << 12, 1 << 17
-_RUN_BYTES = 16 << 20
+_TARGET_RANGES, _MIN_ROWS, _MAX_ROWS = 64, 1 << 12, 1 << 17
+_RANGE_BYTES = 16 << 20
 
 Arrays = Mapping[str, NDArray[Any]]
-Described = Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]]
+ArrayDescriptions = Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]]
 """Dimensions, shape and type of what one row has, by the array's name."""
 
 
-class Run(NamedTuple):
+class RowRange(NamedTuple):
     """The work of one task.
 
     Attributes
@@ -44,10 +44,10 @@ class Run(NamedTuple):
     start: int
     stop: int
     chunks: tuple[tuple[int, int], ...]
-    done: Sequence[int] | None = None
+    checksums: Sequence[int] | None = None
 
 
-class RunRows(NamedTuple):
+class RangeBlockRows(NamedTuple):
     """Rows of a run that lie in one block.
 
     Attributes
@@ -65,24 +65,24 @@ class RunRows(NamedTuple):
     places: NDArray[np.int64]
 
 
-class Store(Protocol):
+class RangeStore(Protocol):
     """Where runs are written: `storage.codes.codes.CodesWriter` is one."""
 
     def __call__(self, key: int, arrays: Arrays) -> list[int]:
         """Write a run and give a checksum of each array."""
 
-    def holds(self, key: int, checksums: Sequence[int]) -> bool:
+    def has_range(self, key: int, checksums: Sequence[int]) -> bool:
         """Tell whether a run lies there as it was written."""
 
 
-class ReadRun(Protocol):
+class ReadRange(Protocol):
     """Gives the arrays of a run by its key, all or those named, in any process."""
 
     def __call__(self, key: int, names: Sequence[str] | None = None) -> Arrays:
         """Give the arrays of a run."""
 
 
-class Results(NamedTuple):
+class RangeResults(NamedTuple):
     """What all runs gave, read one by one.
 
     Attributes
@@ -93,29 +93,29 @@ class Results(NamedTuple):
         Reads one.
     """
 
-    n_runs: int
-    read: ReadRun
+    n_ranges: int
+    read: ReadRange
 
 
-def write_run(make: Callable[[Run], Arrays], store: Store, run: Run) -> list[int]:
+def write_range(make: Callable[[RowRange], Arrays], store: RangeStore, run: RowRange) -> list[int]:
     """Make and store a run, unless it lies there; give the checksum of each array."""
-    if run.done is not None and store.holds(run.key, run.done):
-        return list(run.done)
+    if run.checksums is not None and store.has_range(run.key, run.checksums):
+        return list(run.checksums)
     return store(run.key, make(run))
 
 
-def rows_per_run(arrays: Described, n_rows: int) -> int:
+def choose_rows_per_range(arrays: ArrayDescriptions, n_rows: int) -> int:
     """Give the rows of a run.
 
     Results take long to compute: small data are cut finer than their bytes ask for, so that all
     workers have some, and no run is so long that losing it hurts.
     """
     sizes = (np.dtype(dtype).itemsize * int(np.prod(shape)) for _, shape, dtype in arrays.values())
-    even = min(max(-(-n_rows // _RUNS_WANTED), _FEWEST_ROWS), _MOST_ROWS, n_rows)
-    return max(1, min(even, _RUN_BYTES // max(1, *sizes)))
+    even = min(max(-(-n_rows // _TARGET_RANGES), _MIN_ROWS), _MAX_ROWS, n_rows)
+    return max(1, min(even, _RANGE_BYTES // max(1, *sizes)))
 
 
-def runs_of(n_rows: Sequence[int], size: int) -> list[Run]:
+def split_into_ranges(n_rows: Sequence[int], size: int) -> list[RowRange]:
     """Cut the rows of all chunks, so many in each, into runs of one size, the last shorter."""
     edges = np.concatenate([[0], np.cumsum(n_rows)])
     runs = []
@@ -124,31 +124,33 @@ def runs_of(n_rows: Sequence[int], size: int) -> list[Run]:
         first = np.searchsorted(edges, start, side="right") - 1
         last = np.searchsorted(edges, stop, side="left")
         chunks = tuple((int(k), int(edges[k])) for k in range(first, last) if n_rows[k])
-        runs.append(Run(key, start, stop, chunks))
+        runs.append(RowRange(key, start, stop, chunks))
     return runs
 
 
-def rows_by_chunk(rows: Rows, executor: Executor) -> list[int]:
+def count_rows_by_chunk(rows: RowSource, executor: Executor) -> list[int]:
     """Count the rows of each chunk that are of the chosen split."""
-    return list(executor.map(partial(count_kept, rows.read), range(rows.n_chunks)))
+    return list(executor.map(partial(count_split_rows, rows.read), range(rows.n_chunks)))
 
 
-def count_kept(read: Callable[[int], Chunk], key: int) -> int:
+def count_split_rows(read: Callable[[int], PackedChunk], key: int) -> int:
     """Count the rows of a chunk that are of the chosen split."""
     chunk = read(key)
     return len(chunk.rows) if chunk.keep is None else int(np.count_nonzero(chunk.keep))
 
 
-def rows_of_run(read: Callable[[int], Chunk], run: Run) -> Iterator[RunRows]:
+def iter_range_rows(read: Callable[[int], PackedChunk], run: RowRange) -> Iterator[RangeBlockRows]:
     """Find the rows of a run, block by block."""
     for key, first in run.chunks:
-        blocks = [block for block in blocks_of(read(key)) if block.n_samples]
-        for block, places in zip(blocks, _places(blocks, first), strict=True):
+        blocks = [block for block in iter_blocks(read(key)) if block.n_samples]
+        for block, places in zip(blocks, _compute_places(blocks, first), strict=True):
             at = np.flatnonzero((places >= run.start) & (places < run.stop))
-            yield RunRows(block, at, places[at] - run.start)
+            yield RangeBlockRows(block, at, places[at] - run.start)
 
 
-def put(arrays: dict[str, NDArray[Any]], run: Run, places: NDArray[np.int64], part: Arrays) -> None:
+def fill_places(
+    arrays: dict[str, NDArray[Any]], run: RowRange, places: NDArray[np.int64], part: Arrays
+) -> None:
     """Put what some rows of a run have in its places."""
     for name, values in part.items():
         if name not in arrays:
@@ -156,7 +158,7 @@ def put(arrays: dict[str, NDArray[Any]], run: Run, places: NDArray[np.int64], pa
         arrays[name][places] = values
 
 
-def _places(blocks: Sequence[BinaryBlock], first: int) -> list[NDArray[np.int64]]:
+def _compute_places(blocks: Sequence[BinaryBlock], first: int) -> list[NDArray[np.int64]]:
     """Give the place of every row of a chunk's blocks, counted on from its first row's."""
     rows = np.concatenate([block.rows for block in blocks])
     offsets = rows - rows.min()

@@ -32,7 +32,7 @@ class Statistics(Protocol):
     def stitch(cls, parts: Sequence[Self]) -> Self:
         """Join the statistics of all tiles of features; one part is returned as it is."""
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Everything to store, by name."""
 
     @classmethod

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 Counts = NDArray[np.int64]
 
 
-def sums_by_segment(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
+def sum_by_segment(a: Any, b: Any, names: Sequence[str]) -> dict[str, Any]:
     """Sum the named arrays of two statistics, a row for each of their `segments`, by segment."""
     segments = np.union1d(a.segments, b.segments)
-    return {"segments": segments, **{name: _sum(segments, a, b, name) for name in names}}
+    return {"segments": segments, **{name: _sum_array(segments, a, b, name) for name in names}}
 
 
-def _sum(segments: Counts, a: Any, b: Any, name: str) -> NDArray[Any] | None:
+def _sum_array(segments: Counts, a: Any, b: Any, name: str) -> NDArray[Any] | None:
     parts = [(s.segments, getattr(s, name)) for s in (a, b) if getattr(s, name) is not None]
     if not parts:
         return None
@@ -30,7 +30,7 @@ def _sum(segments: Counts, a: Any, b: Any, name: str) -> NDArray[Any] | None:
     return total
 
 
-def sum_rows(counts: Counts, place: Counts, times: Counts, n_places: int) -> Counts:
+def sum_weighted_rows(counts: Counts, place: Counts, times: Counts, n_places: int) -> Counts:
     """Add row r of the counts, times[r] times, to row place[r] of the sum."""
     total = np.zeros((n_places, *counts.shape[1:]), np.int64)
     for row in np.flatnonzero(times):

@@ -9,16 +9,16 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.executors.base import Map
+from pipeline.executors.base import MapFunction
 from pipeline.numerics.gaussian.arcsine import arcsine_correlation
 from pipeline.numerics.gaussian.tetrachoric import PairStatus, tetrachoric
 from pipeline.numerics.spectra.linalg import leading_eigenvalues
 from pipeline.statistics.counts import Counts, PairCounts, PairTable
-from pipeline.statistics.independence import independent_pairs
+from pipeline.statistics.independence import draw_independent_pairs
 
 Array = NDArray[np.float64]
 Statuses = NDArray[np.uint8]
-Estimate = Callable[[PairTable], tuple[Array, Statuses]]
+CorrelationEstimator = Callable[[PairTable], tuple[Array, Statuses]]
 """Gives each pair's correlation, 0 where it is undefined, and its `PairStatus`."""
 
 
@@ -44,8 +44,8 @@ class PairTables(Protocol):
         """Give the tables of pairs (i in left, j in right) of the segment at this place."""
 
 
-_PAIRS_A_TASK = 1 << 18
-_BYTES_TO_SEND = 8 << 20
+_PAIRS_PER_TASK = 1 << 18
+_MAX_SENT_BYTES = 8 << 20
 
 
 def estimate_tetrachoric(
@@ -66,8 +66,8 @@ def estimate_arcsine(table: PairTable) -> tuple[Array, Statuses]:
     return arcsine_correlation(np.clip(clipped, -1.0, 1.0)), status.astype(np.uint8)
 
 
-def correlation_matrices(
-    counts: PairTables, estimate: Estimate, map_items: Map
+def estimate_correlations(
+    counts: PairTables, estimate: CorrelationEstimator, map_items: MapFunction
 ) -> tuple[Array, Statuses]:
     """Estimate all pairs of every segment.
 
@@ -87,22 +87,22 @@ def correlation_matrices(
     """
     shape = (len(counts.segments), counts.n_features, counts.n_features)
     correlation, status = np.zeros(shape), np.zeros(shape, np.uint8)
-    parts = list(_parts(*shape[:2]))
-    tables = (_tables(counts, segments, rows) for segments, rows in parts)
+    parts = list(_iter_parts(*shape[:2]))
+    tables = (_copy_tables(counts, segments, rows) for segments, rows in parts)
     for (segments, rows), found in zip(parts, map_items(estimate, tables), strict=True):
         correlation[segments, rows, rows.start :], status[segments, rows, rows.start :] = found
     for matrix, codes in zip(correlation, status, strict=True):
-        mirror(matrix, codes)
+        mirror_upper_triangle(matrix, codes)
     return correlation, status
 
 
-def null_spectra(
+def draw_null_spectra(
     counts: PairCounts,
     segment: int,
-    estimate: Estimate,
+    estimate: CorrelationEstimator,
     seeds: NDArray[np.int64],
     n_leading: int,
-    map_items: Map,
+    map_items: MapFunction,
 ) -> Array:
     """Compute leading eigenvalues for independent features with the same margins.
 
@@ -113,11 +113,11 @@ def null_spectra(
     """
     margins = counts.table(segment)._replace(joint=np.zeros(0))
     # Margins by pair (missing values) of many features are too large to send with each draw.
-    spread = map_items if sum(np.size(a) * 8 for a in margins) < _BYTES_TO_SEND else map
-    return np.array(list(spread(partial(_null_spectrum, estimate, margins, n_leading), seeds)))
+    spread = map_items if sum(np.size(a) * 8 for a in margins) < _MAX_SENT_BYTES else map
+    return np.array(list(spread(partial(_draw_null_spectrum, estimate, margins, n_leading), seeds)))
 
 
-class PairKinds(NamedTuple):
+class PairStatusCounts(NamedTuple):
     """What tables pairs i < j have, by `PairStatus`.
 
     Attributes
@@ -134,17 +134,19 @@ class PairKinds(NamedTuple):
     n_judged: NDArray[np.int64]
     involved: NDArray[np.bool_]
 
-    def named(self) -> dict[str, int]:
+    def count_by_status(self) -> dict[str, int]:
         """Count the pairs of each status, by name."""
         return {f"pairs_{code.name.lower()}": int(self.n_pairs[code]) for code in PairStatus}
 
-    def merge(self, other: PairKinds) -> PairKinds:
+    def merge(self, other: PairStatusCounts) -> PairStatusCounts:
         """Add further pairs."""
         n_pairs, n_judged = self.n_pairs + other.n_pairs, self.n_judged + other.n_judged
-        return PairKinds(n_pairs, n_judged, self.involved | other.involved)
+        return PairStatusCounts(n_pairs, n_judged, self.involved | other.involved)
 
 
-def pair_kinds(status: Statuses, left_out: NDArray[np.int64], n_features: int) -> PairKinds:
+def count_pair_statuses(
+    status: Statuses, left_out: NDArray[np.int64], n_features: int
+) -> PairStatusCounts:
     """Count the statuses of a strip of features with all from its first on.
 
     Parameters
@@ -169,11 +171,13 @@ def pair_kinds(status: Statuses, left_out: NDArray[np.int64], n_features: int) -
         found = (status == code) & pairs
         n_judged[code], involved[code, first:] = found.sum(), found.any(axis=0)
         involved[code, first : first + n_strip] |= found.any(axis=1)
-    return PairKinds(n_pairs, n_judged, involved)
+    return PairStatusCounts(n_pairs, n_judged, involved)
 
 
-def _null_spectrum(estimate: Estimate, margins: PairTable, n_leading: int, seed: int) -> Array:
-    pairs = independent_pairs(margins, np.random.default_rng(seed))
+def _draw_null_spectrum(
+    estimate: CorrelationEstimator, margins: PairTable, n_leading: int, seed: int
+) -> Array:
+    pairs = draw_independent_pairs(margins, np.random.default_rng(seed))
     n_features = margins.ones_i.shape[0]
     correlation = np.eye(n_features)
     upper = np.triu_indices(n_features, 1)
@@ -182,10 +186,10 @@ def _null_spectrum(estimate: Estimate, margins: PairTable, n_leading: int, seed:
     return leading_eigenvalues(correlation, n_leading)
 
 
-def _parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice]]:
+def _iter_parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice]]:
     """Cut segments and rows so that a task estimates about as many pairs as any other."""
-    together = max(1, _PAIRS_A_TASK // n_features**2)
-    height = max(1, min(n_features, _PAIRS_A_TASK // n_features))
+    together = max(1, _PAIRS_PER_TASK // n_features**2)
+    height = max(1, min(n_features, _PAIRS_PER_TASK // n_features))
     for segment in range(0, n_segments, together):
         for row in range(0, n_features, height):
             yield (
@@ -194,14 +198,14 @@ def _parts(n_segments: int, n_features: int) -> Iterator[tuple[slice, slice]]:
             )
 
 
-def _tables(counts: PairTables, segments: slice, rows: slice) -> PairTable:
+def _copy_tables(counts: PairTables, segments: slice, rows: slice) -> PairTable:
     """Copy the tables of some segments, so that not all counts are sent with them."""
     right = slice(rows.start, counts.n_features)
     each = (counts.table(u, rows, right) for u in range(segments.start, segments.stop))
     return PairTable(*(np.stack([*map(np.atleast_2d, parts)]) for parts in zip(*each, strict=True)))
 
 
-def mirror(correlation: Array, status: Statuses) -> None:
+def mirror_upper_triangle(correlation: Array, status: Statuses) -> None:
     """Copy what lies above the diagonal below it; the diagonal is sure."""
     lower = np.tri(len(correlation), k=-1, dtype=np.bool_)
     np.copyto(correlation, correlation.T, where=lower)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.numerics.bits import kernels
-from pipeline.statistics.by_segment import sum_rows, sums_by_segment
+from pipeline.statistics.by_segment import sum_by_segment, sum_weighted_rows
 
 Counts = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class FeatureCounts:
     ones: Counts
 
     @classmethod
-    def of_block(cls, block: BinaryBlock) -> Self:
+    def from_block(cls, block: BinaryBlock) -> Self:
         """Count one block."""
         mask = block.observed_words
         ones = kernels.popcounts(block.words)
@@ -64,7 +64,7 @@ class FeatureCounts:
 
     def merge(self, other: Self) -> Self:
         """Add further rows."""
-        return replace(self, **sums_by_segment(self, other, ("rows", "observed", "ones")))
+        return replace(self, **sum_by_segment(self, other, ("rows", "observed", "ones")))
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
@@ -72,7 +72,7 @@ class FeatureCounts:
         (part,) = parts
         return part
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
@@ -135,15 +135,15 @@ class PairCounts:
     tile: Tile | None = None
 
     @classmethod
-    def of_block(cls, block: BinaryBlock, *, pooled: bool) -> Self:
+    def from_block(cls, block: BinaryBlock, *, pooled: bool) -> Self:
         """Count the pairs of one block.
 
         `block.tile` says which; pooled are all segments counted as segment 0.
         """
-        return cls._of_parts([replace(block, segment=0) if pooled else block])
+        return cls._from_parts([replace(block, segment=0) if pooled else block])
 
     @classmethod
-    def _of_parts(cls, parts: Sequence[BinaryBlock]) -> Self:
+    def _from_parts(cls, parts: Sequence[BinaryBlock]) -> Self:
         """Count blocks of different segments, in rising order."""
         # Room for all is made once and filled, so that no other copy of them exists.
         first, n = parts[0], len(parts)
@@ -160,14 +160,14 @@ class PairCounts:
             **{name: np.zeros(shape, np.int64) for name in by_pair},
         )
         for at, part in enumerate(parts):
-            counts._add(at, part)
+            counts._add_part(at, part)
         return counts
 
-    def _add(self, at: int, block: BinaryBlock) -> None:
+    def _add_part(self, at: int, block: BinaryBlock) -> None:
         """Add a block to one row of counts, in place."""
         words, mask = block.words, block.observed_words
         self.rows[at] += block.n_samples
-        _add_joint(words, words, block.tile, self.joint[at])
+        _add_joint_counts(words, words, block.tile, self.joint[at])
         if mask is None:
             self.full_rows[at] += block.n_samples
             self.full_ones[at] += kernels.popcounts(words)
@@ -175,13 +175,13 @@ class PairCounts:
             assert self.pair_rows is not None
             assert self.ones_left is not None
             assert self.ones_right is not None
-            _add_joint(mask, mask, block.tile, self.pair_rows[at])
-            _add_joint(words, mask, block.tile, self.ones_left[at])
-            _add_joint(mask, words, block.tile, self.ones_right[at])
+            _add_joint_counts(mask, mask, block.tile, self.pair_rows[at])
+            _add_joint_counts(words, mask, block.tile, self.ones_left[at])
+            _add_joint_counts(mask, words, block.tile, self.ones_right[at])
 
     @classmethod
-    def of_groups(cls, block: BinaryBlock, n_groups: int) -> Self:
-        """Count the groups of one block, which `BinaryBlock.dealt` makes.
+    def from_groups(cls, block: BinaryBlock, n_groups: int) -> Self:
+        """Count the groups of one block, which `BinaryBlock.split_into_groups` makes.
 
         Parameters
         ----------
@@ -196,26 +196,26 @@ class PairCounts:
             One row for each group that has rows, under the index segment · n_groups + group. A
             block without rows keeps its first group, so that its segment counts as seen.
         """
-        return cls._of_parts(_grouped(block, n_groups))
+        return cls._from_parts(_split_into_groups(block, n_groups))
 
-    def with_block(self, block: BinaryBlock, *, pooled: bool) -> Self:
-        """Add a block, as `of_block` counts it: see `with_groups`."""
-        return self._with_parts([replace(block, segment=0) if pooled else block])
+    def add_block(self, block: BinaryBlock, *, pooled: bool) -> Self:
+        """Add a block, as `from_block` counts it: see `add_block_groups`."""
+        return self._add_parts([replace(block, segment=0) if pooled else block])
 
-    def with_groups(self, block: BinaryBlock, n_groups: int) -> Self:
+    def add_block_groups(self, block: BinaryBlock, n_groups: int) -> Self:
         """Add the groups of a block, in place where their segments were seen before.
 
         For counts that only the caller holds: `merge` would make two further tables of all pairs.
         """
-        return self._with_parts(_grouped(block, n_groups))
+        return self._add_parts(_split_into_groups(block, n_groups))
 
-    def _with_parts(self, parts: Sequence[BinaryBlock]) -> Self:
+    def _add_parts(self, parts: Sequence[BinaryBlock]) -> Self:
         segments = [part.segment for part in parts]
         has_room = parts[0].observed_words is None or self.pair_rows is not None
         if not has_room or not np.isin(segments, self.segments).all():
-            return self.merge(self._of_parts(parts))
+            return self.merge(self._from_parts(parts))
         for at, part in zip(np.searchsorted(self.segments, segments), parts, strict=True):
-            self._add(int(at), part)
+            self._add_part(int(at), part)
         return self
 
     @property
@@ -236,7 +236,7 @@ class PairCounts:
     def merge(self, other: Self) -> Self:
         """Add further rows of the same tile."""
         names = ("rows", "full_rows", "full_ones", "joint", "pair_rows", "ones_left", "ones_right")
-        return replace(self, **sums_by_segment(self, other, names))
+        return replace(self, **sum_by_segment(self, other, names))
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
@@ -250,10 +250,10 @@ class PairCounts:
             first.rows,
             first.full_rows,
             first.full_ones,
-            _square(parts, "joint", "joint"),
-            _square(parts, "pair_rows", "pair_rows") if masked else None,
-            _square(parts, "ones_left", "ones_right") if masked else None,
-            _square(parts, "ones_right", "ones_left") if masked else None,
+            _assemble_square(parts, "joint", "joint"),
+            _assemble_square(parts, "pair_rows", "pair_rows") if masked else None,
+            _assemble_square(parts, "ones_left", "ones_right") if masked else None,
+            _assemble_square(parts, "ones_right", "ones_left") if masked else None,
         )
 
     def margins(self) -> tuple[Counts, Counts]:
@@ -280,33 +280,33 @@ class PairCounts:
             self.joint[pairs],
         )
 
-    def grouped_segments(self, n_groups: int) -> Counts:
+    def list_grouped_segments(self, n_groups: int) -> Counts:
         """Give the segments that these groups belong to, sorted, (n_segments_seen,)."""
         return np.unique(self.segments // n_groups)
 
-    def weighted(self, n_groups: int, weights: Counts) -> Self:
+    def sum_weighted_groups(self, n_groups: int, weights: Counts) -> Self:
         """Sum the groups of every segment, each with its weight.
 
         Parameters
         ----------
         n_groups
-            What `of_groups` was given.
+            What `from_groups` was given.
         weights
             How often each group counts, at least 0: (n_segments_seen, n_groups), a row for each of
-            `grouped_segments`.
+            `list_grouped_segments`.
 
         Returns
         -------
         PairCounts
-            One row for each of `grouped_segments`, also where all weights are 0. With all weights
-            1 these are the counts of `of_block`.
+            One row for each of `list_grouped_segments`, also where all weights are 0. With all weights
+            1 these are the counts of `from_block`.
 
         Raises
         ------
         FitError
             If the weights are negative or of another shape.
         """
-        segments = self.grouped_segments(n_groups)
+        segments = self.list_grouped_segments(n_groups)
         expected = (len(segments), n_groups)
         if weights.shape != expected or weights.min(initial=0) < 0:
             raise FitError(
@@ -317,7 +317,9 @@ class PairCounts:
         place = np.searchsorted(segments, self.segments // n_groups)
         times = weights[place, self.segments % n_groups]
         sums = {
-            name: segments if name == "segments" else sum_rows(rows, place, times, len(segments))
+            name: segments
+            if name == "segments"
+            else sum_weighted_rows(rows, place, times, len(segments))
             for name, rows in self._counts.items()
         }
         return type(self)(tile=self.tile, **sums)
@@ -327,7 +329,7 @@ class PairCounts:
         names = (field.name for field in fields(self))
         return {name: a for name in names if isinstance(a := getattr(self, name), np.ndarray)}
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name."""
         tile = {} if self.tile is None else {"tile": np.array(self.tile, np.int64)}
         return {**self._counts, **tile}
@@ -340,7 +342,7 @@ class PairCounts:
         return cls(**counts, tile=tile)
 
 
-def tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, ...]:
+def make_tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, ...]:
     """Cut the pairs of features so that one task's counts stay within a budget.
 
     Parameters
@@ -363,18 +365,20 @@ def tiles(n_features: int, n_segments: int, budget: int) -> tuple[Tile | None, .
     return tuple(Tile(left, right) for k, left in enumerate(edges) for right in edges[k:])
 
 
-POOLED = "pooled"
+POOLED_KEY = "pooled"
 """What `Model.counted` calls the pairs of all segments as one."""
 
 
-def _grouped(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:
+def _split_into_groups(block: BinaryBlock, n_groups: int) -> list[BinaryBlock]:
     """Deal rows to groups; those without rows are left out, but for the first where all are."""
     key = block.segment * n_groups
-    dealt = [replace(part, segment=key + g) for g, part in enumerate(block.dealt(n_groups))]
+    dealt = [
+        replace(part, segment=key + g) for g, part in enumerate(block.split_into_groups(n_groups))
+    ]
     return [part for part in dealt if part.n_samples] or dealt[:1]
 
 
-def _add_joint(left: Any, right: Any, tile: Tile | None, counts: Counts) -> None:
+def _add_joint_counts(left: Any, right: Any, tile: Tile | None, counts: Counts) -> None:
     if tile is None:
         kernels.add_joint_counts(left, right, counts)
     elif left is right and tile.left == tile.right:
@@ -384,7 +388,7 @@ def _add_joint(left: Any, right: Any, tile: Tile | None, counts: Counts) -> None
         kernels.add_joint_counts(left[slice(*tile.left)], right[slice(*tile.right)], counts)
 
 
-def _square(parts: Sequence[PairCounts], upper: str, lower: str) -> Counts:
+def _assemble_square(parts: Sequence[PairCounts], upper: str, lower: str) -> Counts:
     """Lay tiles into the square: `upper` where they lie, `lower` transposed across the diagonal."""
     n, first = parts[0].n_features, parts[0].joint
     square = np.zeros((len(first), n, n), np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.numerics.bits.packed_rows import PackedRows, all_observed
+from pipeline.numerics.bits.packed_rows import BitRows, full_mask_words
 from pipeline.random import RowRandom
 
 Words = NDArray[np.uint64]
@@ -54,18 +54,18 @@ class DistinctRows:
     times: Counts
 
     @classmethod
-    def of_block(cls, block: BinaryBlock, size: int, rng: RowRandom) -> Self:
+    def from_block(cls, block: BinaryBlock, size: int, rng: RowRandom) -> Self:
         """Find those of one block, by the stream `distinct rows`."""
         n = block.n_samples
-        rows = block.packed_rows()
+        rows = block.to_packed_rows()
         words, observed = rows.words.T, rows.mask.T
-        hashes = rng.stream(cls.label).hashed(np.hstack([words, observed]))
-        return cls._kept(
+        hashes = rng.stream(cls.label).hash_rows(np.hstack([words, observed]))
+        return cls._keep_smallest(
             size, block.n_features, n, True, hashes, words, observed, np.ones(n, np.int64)
         )
 
     @classmethod
-    def _kept(
+    def _keep_smallest(
         cls,
         size: int,
         n_features: int,
@@ -78,10 +78,10 @@ class DistinctRows:
     ) -> Self:
         """Put like rows together, and keep those of the smallest hashes."""
         order = np.argsort(hashes, kind="stable")
-        is_new = _are_new(order, hashes, words, observed)
+        is_new = _is_new_row(order, hashes, words, observed)
         if (is_new[1:] & (np.diff(hashes[order]) == 0)).any():  # rows that differ have one hash
             order = np.lexsort((*observed.T, *words.T, hashes))
-            is_new = _are_new(order, hashes, words, observed)
+            is_new = _is_new_row(order, hashes, words, observed)
         first = np.flatnonzero(is_new)
         kept = order[first[:size]]
         summed = np.add.reduceat(times[order], first)[:size] if len(first) else times
@@ -107,23 +107,23 @@ class DistinctRows:
         return round((len(self.times) - 1) / (float(self.hashes[-1]) / 2.0**64))
 
     @property
-    def rows(self) -> PackedRows:
+    def rows(self) -> BitRows:
         """The rows."""
-        is_complete = (self.observed == all_observed(self.n_features)).all()
-        return PackedRows(self.n_features, self.words.T, None if is_complete else self.observed.T)
+        is_complete = (self.observed == full_mask_words(self.n_features)).all()
+        return BitRows(self.n_features, self.words.T, None if is_complete else self.observed.T)
 
     @property
-    def seen(self) -> tuple[PackedRows, Counts]:
+    def rows_with_values(self) -> tuple[BitRows, Counts]:
         """The rows of which something was observed, and how many are like each."""
         at = np.flatnonzero(self.observed.any(axis=1))
-        return self.rows.taken(at), self.times[at]
+        return self.rows.take(at), self.times[at]
 
     def merge(self, other: Self) -> Self:
         """Keep the smallest hashes of both."""
         both = (np.concatenate([getattr(self, n), getattr(other, n)]) for n in _ARRAYS)
         n_samples = self.n_samples + other.n_samples
         is_whole = self.is_whole and other.is_whole
-        return self._kept(self.size, self.n_features, n_samples, is_whole, *both)
+        return self._keep_smallest(self.size, self.n_features, n_samples, is_whole, *both)
 
     @classmethod
     def stitch(cls, parts: Sequence[Self]) -> Self:
@@ -131,7 +131,7 @@ class DistinctRows:
         (part,) = parts
         return part
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name."""
         return {name: np.asarray(value) for name, value in vars(self).items()}
 
@@ -143,7 +143,7 @@ class DistinctRows:
         return cls(*scalars, *(arrays[name] for name in _ARRAYS))
 
 
-def _are_new(order: Counts, hashes: Words, words: Words, observed: Words) -> NDArray[np.bool_]:
+def _is_new_row(order: Counts, hashes: Words, words: Words, observed: Words) -> NDArray[np.bool_]:
     """Tell which rows, in this order, differ from the one before."""
     both = np.column_stack([hashes, words, observed])[order]
     differ = np.full(len(order), True)

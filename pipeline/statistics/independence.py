@@ -9,7 +9,7 @@ from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
 from pipeline.statistics.counts import PairTable
 
 
-def independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTable:
+def draw_independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTable:
     """Draw joint counts as if the features were independent.
 
     Each count follows its exact law given the margins (hypergeometric; normal for large counts).
@@ -34,12 +34,12 @@ def independent_pairs(table: PairTable, rng: np.random.Generator) -> PairTable:
     upper = np.triu_indices(n_features, 1)
     margins = (np.broadcast_to(a, (n_features, n_features))[upper] for a in table[:3])
     n, ones_i, ones_j = (np.ascontiguousarray(a, dtype=np.float64) for a in margins)
-    n_rows = _coupling_rows(np.asarray(table.n))
-    scores = _gaussian_correlation(n_features, n_rows, rng)[upper] * np.sqrt(max(n_rows - 1, 1))
+    n_rows = _count_coupling_rows(np.asarray(table.n))
+    scores = _draw_correlation(n_features, n_rows, rng)[upper] * np.sqrt(max(n_rows - 1, 1))
     return PairTable(n, ones_i, ones_j, joint_count_quantiles(n, ones_i, ones_j, scores))
 
 
-def _coupling_rows(n: NDArray[np.int64]) -> int:
+def _count_coupling_rows(n: NDArray[np.int64]) -> int:
     """Rows that couple pairs: all rows if values are missing at random, however few a pair has."""
     if n.ndim == 0:
         return int(n)
@@ -48,7 +48,7 @@ def _coupling_rows(n: NDArray[np.int64]) -> int:
     return round(float((own[i] * own[j]).sum() / n[i, j].sum())) if len(i) else 1
 
 
-def _gaussian_correlation(
+def _draw_correlation(
     n_features: int, n_rows: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """Sample correlation matrix of independent normals."""

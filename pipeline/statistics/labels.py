@@ -17,22 +17,22 @@ Counts = NDArray[np.int64]
 
 SEGMENT = "segment"
 """What the segments are called where they are taken for a column."""
-MOST_CATEGORIES = 1000
+MAX_CATEGORIES = 1000
 
 
-def columns_to_read(column: str) -> tuple[str, ...]:
-    """Name the per-row columns that a block must have for `labels_of`."""
+def list_columns_to_read(column: str) -> tuple[str, ...]:
+    """Name the per-row columns that a block must have for `get_labels`."""
     return () if column == SEGMENT else (column,)
 
 
-def labels_of(block: BinaryBlock, column: str) -> NDArray[Any]:
+def get_labels(block: BinaryBlock, column: str) -> NDArray[Any]:
     """Give the labels of a block: a per-row column, or the index of its segment, (n_samples,)."""
     if column == SEGMENT:
         return np.full(block.n_samples, block.segment, np.int32)
     return block.column(column)
 
 
-def as_numbers(labels: NDArray[Any]) -> Array:
+def convert_labels_to_numbers(labels: NDArray[Any]) -> Array:
     """Give labels as numbers, not finite where they are missing: codes of texts below 0, or NaN."""
     numbers = labels.astype(np.float64)
     return np.where(labels < 0, np.nan, numbers) if labels.dtype == np.int32 else numbers
@@ -47,7 +47,7 @@ class LabelCounts:
     counts
         Of the features, of all rows.
     values, rows
-        Different labels, rising, and the rows of each; of more than `MOST_CATEGORIES` the smallest,
+        Different labels, rising, and the rows of each; of more than `MAX_CATEGORIES` the smallest,
         one more than these.
     moments
         Rows with a label, mean of the labels, and sum of their squared deviations from it, (3,).
@@ -63,17 +63,19 @@ class LabelCounts:
     kinds: Counts
 
     @classmethod
-    def of_block(cls, block: BinaryBlock, column: str) -> Self:
+    def from_block(cls, block: BinaryBlock, column: str) -> Self:
         """Count one block."""
-        labels = labels_of(block, column)
-        numbers = as_numbers(labels)
+        labels = get_labels(block, column)
+        numbers = convert_labels_to_numbers(labels)
         known = numbers[np.isfinite(numbers)]
         values, rows = np.unique(known, return_counts=True)
         mean = known.mean() if len(known) else 0.0
         moments = np.array([len(known), mean, ((known - mean) ** 2).sum()])
         n_texts = len(known) if labels.dtype == np.int32 else 0
         kinds = np.array([n_texts, (known != np.floor(known)).sum()])
-        return cls(FeatureCounts.of_block(block), *_fewest(values, rows), moments, kinds)
+        return cls(
+            FeatureCounts.from_block(block), *_keep_smallest_values(values, rows), moments, kinds
+        )
 
     @property
     def n_samples(self) -> int:
@@ -90,13 +92,13 @@ class LabelCounts:
         both, places = np.unique(np.append(self.values, other.values), return_inverse=True)
         rows = np.zeros(len(both), np.int64)
         np.add.at(rows, places, np.append(self.rows, other.rows))
-        values, rows = _fewest(both, rows)
+        values, rows = _keep_smallest_values(both, rows)
         return replace(
             self,
             counts=self.counts.merge(other.counts),
             values=values,
             rows=rows,
-            moments=_pooled(self.moments, other.moments),
+            moments=_pool_moments(self.moments, other.moments),
             kinds=self.kinds + other.kinds,
         )
 
@@ -106,28 +108,28 @@ class LabelCounts:
         (part,) = parts
         return part
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name."""
-        own = {name: getattr(self, name) for name in _OWN}
-        return {**self.counts.arrays(), **{f"label_{name}": a for name, a in own.items()}}
+        own = {name: getattr(self, name) for name in _LABEL_ARRAYS}
+        return {**self.counts.to_arrays(), **{f"label_{name}": a for name, a in own.items()}}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Undo `arrays`."""
         counted = {name: a for name, a in arrays.items() if not name.startswith("label_")}
-        own = {name: arrays[f"label_{name}"] for name in _OWN}
+        own = {name: arrays[f"label_{name}"] for name in _LABEL_ARRAYS}
         return cls(FeatureCounts.from_arrays(counted), **own)
 
 
-_OWN = ("values", "rows", "moments", "kinds")
+_LABEL_ARRAYS = ("values", "rows", "moments", "kinds")
 
 
-def _fewest(values: Array, rows: Counts) -> tuple[Array, Counts]:
+def _keep_smallest_values(values: Array, rows: Counts) -> tuple[Array, Counts]:
     """Keep the smallest values, so that what is kept does not depend on the order of merging."""
-    return values[: MOST_CATEGORIES + 1], rows[: MOST_CATEGORIES + 1].astype(np.int64)
+    return values[: MAX_CATEGORIES + 1], rows[: MAX_CATEGORIES + 1].astype(np.int64)
 
 
-def _pooled(a: Array, b: Array) -> Array:
+def _pool_moments(a: Array, b: Array) -> Array:
     """Pool rows, mean and sum of squared deviations (Chan, Golub & LeVeque 1983, eq. 1.5)."""
     n = a[0] + b[0]
     apart = b[1] - a[1]

@@ -1,6 +1,6 @@
 """Leading eigenvalues of the correlations of independent features, from their margins alone.
 
-`null_spectra` draws whole matrices of estimates; of many features none fits in memory. Here
+`draw_null_spectra` draws whole matrices of estimates; of many features none fits in memory. Here
 features are grouped by their margins, and each pair of groups is described by three numbers, summed
 over the law of the joint count c of two independent features, hypergeometric given the margins: the
 mean of the estimate r(c); Cov(r, c) / sd(c), which is the part of r that is linear in the sample
@@ -8,7 +8,7 @@ correlation of the two, and so hangs together over pairs; and the variance that 
 not. `noise_spectrum` gives the eigenvalues of such a matrix where features are many, `soft_edge`
 how they vary. More features cost no more, but for sorting them.
 
-With few expected joint ones this is nearer to data than `null_spectra`, which couples pairs by the
+With few expected joint ones this is nearer to data than `draw_null_spectra`, which couples pairs by the
 normal scores of their counts, not by the counts.
 """
 
@@ -28,26 +28,26 @@ from pipeline.numerics.spectra.noise_spectrum import (
     find_spikes,
     noise_eigenvalues,
 )
-from pipeline.numerics.spectra.soft_edge import edge_points
-from pipeline.statistics.correlations import Estimate
+from pipeline.numerics.spectra.soft_edge import draw_edge_points
+from pipeline.statistics.correlations import CorrelationEstimator
 from pipeline.statistics.counts import PairTable
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_GROUPS = 96
-_SMALLEST = 4
-_TABLES = 16
+_MAX_GROUPS = 96
+_MIN_GROUP_SIZE = 4
+_TABLES_PER_GROUP = 16
 _DRAWS = 400
 _NODES = 64
-_UNLIKELY = 1e-14
+_MIN_PROBABILITY = 1e-14
 
 
-def null_quantiles(
+def estimate_null_quantiles(
     n_rows: int,
     observed: Counts,
     ones: Counts,
-    estimate: Estimate,
+    estimate: CorrelationEstimator,
     n_leading: int,
     rng: np.random.Generator,
     quantile: float = 0.95,
@@ -83,11 +83,11 @@ def null_quantiles(
     k = min(n_leading, n_varying)
     if n_varying < 2:
         return np.ones(k)
-    noise = grouped_noise(n_rows, observed[varying], ones[varying], estimate, rng)
+    noise = make_grouped_noise(n_rows, observed[varying], ones[varying], estimate, rng)
     if not noise.variance().any():
-        return np.full(k, noise.centres.max())
+        return np.full(k, noise.diagonal_without_mean.max())
     edge = find_edge(noise)
-    values = noise_eigenvalues(noise, edge, edge_points(n_varying, k, _DRAWS, rng))
+    values = noise_eigenvalues(noise, edge, draw_edge_points(n_varying, k, _DRAWS, rng))
     positions, deviations = find_spikes(noise, edge)
     spikes = positions + deviations * rng.standard_normal((_DRAWS, len(positions)))
     leading = np.sort(np.hstack([spikes, values]), axis=1)[:, ::-1][:, :k]
@@ -95,15 +95,19 @@ def null_quantiles(
     return quantiles
 
 
-def grouped_noise(
-    n_rows: int, observed: Counts, ones: Counts, estimate: Estimate, rng: np.random.Generator
+def make_grouped_noise(
+    n_rows: int,
+    observed: Counts,
+    ones: Counts,
+    estimate: CorrelationEstimator,
+    rng: np.random.Generator,
 ) -> GroupedNoise:
     """Describe the estimates of all pairs of independent features by groups of their margins.
 
-    Parameters are those of `null_quantiles`; all features vary.
+    Parameters are those of `estimate_null_quantiles`; all features vary.
     """
-    groups = _group(np.array([scipy.special.ndtri(ones / observed), np.log(observed)]))
-    shares = (np.arange(_TABLES) + 0.5) / _TABLES
+    groups = _group_features(np.array([scipy.special.ndtri(ones / observed), np.log(observed)]))
+    shares = (np.arange(_TABLES_PER_GROUP) + 0.5) / _TABLES_PER_GROUP
     members = np.array([group[(shares * len(group)).astype(np.intp)] for group in groups])
     moments = np.zeros((3, len(groups), len(groups)))
     for a, left in enumerate(members):
@@ -111,24 +115,24 @@ def grouped_noise(
         tables = _draw_margins(
             n_rows, observed, ones, np.broadcast_to(left, right.shape), right, rng
         )
-        moments[:, a, a:] = moments[:, a:, a] = _moments(*tables, estimate).mean(axis=2)
+        moments[:, a, a:] = moments[:, a:, a] = _compute_moments(*tables, estimate).mean(axis=2)
     mean, linear, variance = moments
     sizes = np.array([len(group) for group in groups], np.float64)
     spread = np.maximum(variance - linear**2, 0.0)
     return GroupedNoise(sizes, mean, np.maximum(linear, 0.0), spread, n_rows - 1)
 
 
-def _group(coordinates: Array) -> list[NDArray[np.intp]]:
+def _group_features(coordinates: Array) -> list[NDArray[np.intp]]:
     """Halve groups of features, the widest and largest first, along what varies the most."""
 
     def entry(features: NDArray[np.intp]) -> tuple[float, int, int, NDArray[np.intp]]:
         spans = np.ptp(coordinates[:, features], axis=1)
-        may_split = len(features) >= 2 * _SMALLEST
+        may_split = len(features) >= 2 * _MIN_GROUP_SIZE
         weight = float(spans.max()) ** 2 * len(features) if may_split else 0.0
         return -weight, int(features[0]), int(spans.argmax()), features
 
     heap = [entry(np.arange(coordinates.shape[1]))]
-    while len(heap) < _GROUPS and heap[0][0] < 0:
+    while len(heap) < _MAX_GROUPS and heap[0][0] < 0:
         _, _, axis, features = heapq.heappop(heap)
         ordered = features[np.argsort(coordinates[axis, features], kind="stable")]
         for half in np.array_split(ordered, 2):
@@ -145,23 +149,31 @@ def _draw_margins(
     rng: np.random.Generator,
 ) -> tuple[Array, Array, Array]:
     """Draw rows and ones of the table of features i and j, which miss values independently."""
-    n = _thin(np.full(i.shape, n_rows), observed[i], observed[j], rng)
-    return n, _thin(observed[i], ones[i], n, rng), _thin(observed[j], ones[j], n, rng)
+    n = _draw_overlaps(np.full(i.shape, n_rows), observed[i], observed[j], rng)
+    return (
+        n,
+        _draw_overlaps(observed[i], ones[i], n, rng),
+        _draw_overlaps(observed[j], ones[j], n, rng),
+    )
 
 
-def _thin(n: NDArray[Any], some: Counts, others: NDArray[Any], rng: np.random.Generator) -> Array:
+def _draw_overlaps(
+    n: NDArray[Any], some: Counts, others: NDArray[Any], rng: np.random.Generator
+) -> Array:
     """Draw how many rows `some` and `others` of n have in common, where chance puts them."""
     rows, a, b = (np.ravel(x).astype(np.float64) for x in (n, some, others))
     return joint_count_quantiles(rows, a, b, rng.standard_normal(n.size)).reshape(n.shape)
 
 
-def _moments(n: Array, ones_i: Array, ones_j: Array, estimate: Estimate) -> Array:
+def _compute_moments(
+    n: Array, ones_i: Array, ones_j: Array, estimate: CorrelationEstimator
+) -> Array:
     """Give mean, linear part and variance of the estimate from each table, (3, *shape).
 
     Sums are over the law of the joint count; of a wide one, over evenly spaced counts.
     """
-    joint, chance = _joint_law(n, ones_i, ones_j)
-    likely = chance > _UNLIKELY
+    joint, chance = _compute_joint_law(n, ones_i, ones_j)
+    likely = chance > _MIN_PROBABILITY
     whole = np.broadcast_arrays(n[..., None], ones_i[..., None], ones_j[..., None], joint)
     values = np.zeros(joint.shape)
     values[likely], _ = estimate(PairTable(*(a[likely] for a in whole)))
@@ -174,8 +186,8 @@ def _moments(n: Array, ones_i: Array, ones_j: Array, estimate: Estimate) -> Arra
     return np.array([mean, linear, variance])
 
 
-def _joint_law(n: Array, ones_i: Array, ones_j: Array) -> tuple[Array, Array]:
-    """Give joint counts and their probabilities, one more axis of `_NODES`."""
+def _compute_joint_law(n: Array, ones_i: Array, ones_j: Array) -> tuple[Array, Array]:
+    """Give joint counts and their probabilities, one more axis of `_N_NODES`."""
     rows = np.maximum(n, 2.0)
     mean = ones_i * ones_j / rows
     deviation = np.sqrt(mean * (rows - ones_i) * (rows - ones_j) / (rows * (rows - 1)))

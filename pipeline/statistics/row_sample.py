@@ -49,7 +49,7 @@ class RowSample:
     labels: NDArray[np.float64]
 
     @classmethod
-    def of_block(
+    def from_block(
         cls,
         block: BinaryBlock,
         size: int,
@@ -59,12 +59,12 @@ class RowSample:
         """Draw from one block, by the stream `sample`; labels of its rows go along."""
         draws = rng.stream("sample").uniform(block.rows, 1)[:, 0]
         at = np.argsort(draws, kind="stable")[:size]
-        taken = block.taken(at)
-        X, mask = taken.dense(), taken.observed()
+        taken = block.take_rows(at)
+        X, mask = taken.unpack_values(), taken.unpack_mask()
         observed = np.ones_like(X) if mask is None else mask
         segments = np.full(len(at), block.segment, np.int64)
         drawn = np.zeros(len(at)) if labels is None else labels[at]
-        counts = FeatureCounts.of_block(block)
+        counts = FeatureCounts.from_block(block)
         return cls(counts, size, draws[at], taken.rows, X, observed, segments, drawn)
 
     @property
@@ -90,10 +90,10 @@ class RowSample:
         (part,) = parts
         return part
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name."""
         own = {f"sample_{name}": getattr(self, name) for name in _PER_ROW}
-        return {**self.counts.arrays(), "sample_size": np.array(self.size), **own}
+        return {**self.counts.to_arrays(), "sample_size": np.array(self.size), **own}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:

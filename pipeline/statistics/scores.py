@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.statistics.by_segment import sums_by_segment
+from pipeline.statistics.by_segment import sum_by_segment
 
 Array = NDArray[np.float64]
 
@@ -70,7 +70,7 @@ class ScoreSums:
             self.n_unsettled + other.n_unsettled,
             self.gradient + other.gradient,
             self.information + other.information,
-            **sums_by_segment(self, other, _BY_SEGMENT),
+            **sum_by_segment(self, other, _BY_SEGMENT),
         )
 
     @classmethod
@@ -79,7 +79,7 @@ class ScoreSums:
         (part,) = parts
         return part
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name."""
         return {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
 

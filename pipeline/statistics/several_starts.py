@@ -12,7 +12,7 @@ from pipeline.statistics.base import Statistics
 
 
 @dataclass(frozen=True)
-class Together:
+class MultiStartStatistics:
     """One part for each start, all of the same rows."""
 
     label: ClassVar[str] = "starts"
@@ -39,18 +39,20 @@ class Together:
         by_start = zip(*(part.parts for part in parts), strict=True)
         return cls(tuple(type(tiles[0]).stitch(tiles) for tiles in by_start))
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by the number of the start and their name."""
-        named = enumerate(part.arrays() for part in self.parts)
+        named = enumerate(part.to_arrays() for part in self.parts)
         return {f"{k}-{name}": values for k, arrays in named for name, values in arrays.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Refuse: the arrays do not say of what kind the parts are; `of_pass` is told."""
+        """Refuse: the arrays do not say of what kind the parts are; `pass_statistics_from_arrays` is told."""
         raise NotImplementedError
 
 
-def of_pass(kind: type[Statistics], arrays: Mapping[str, NDArray[Any]]) -> Statistics | Together:
+def pass_statistics_from_arrays(
+    kind: type[Statistics], arrays: Mapping[str, NDArray[Any]]
+) -> Statistics | MultiStartStatistics:
     """Undo `arrays` of the statistics of a pass, whether it was made with one start or several."""
     prefixes = {name.partition("-")[0] for name in arrays if name.partition("-")[0].isdigit()}
     if not prefixes:
@@ -59,4 +61,4 @@ def of_pass(kind: type[Statistics], arrays: Mapping[str, NDArray[Any]]) -> Stati
         {n.removeprefix(f"{k}-"): a for n, a in arrays.items() if n.startswith(f"{k}-")}
         for k in sorted(prefixes, key=int)
     ]
-    return Together(tuple(kind.from_arrays(part) for part in parts))
+    return MultiStartStatistics(tuple(kind.from_arrays(part) for part in parts))

@@ -43,7 +43,7 @@ class Sums:
         (part,) = parts
         return part
 
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
+    def to_arrays(self) -> Mapping[str, NDArray[Any]]:
         """Give all arrays by name."""
         scalars = {"n_samples": np.array(self.n_samples), "objective": np.array(self.objective)}
         return {**scalars, **{f"sum_{name}": value for name, value in self.values.items()}}
@@ -60,7 +60,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Steps(Sums):
+class StepSums(Sums):
     """What tasks give of the steps that they took."""
 
     label: ClassVar[str] = "steps"

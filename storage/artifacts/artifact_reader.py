@@ -27,7 +27,7 @@ class ArtifactReader:
     digest: str
 
     @classmethod
-    def of(cls, artifact: Artifact) -> ArtifactReader:
+    def from_artifact(cls, artifact: Artifact) -> ArtifactReader:
         """Read this artifact again."""
         return cls(str(artifact.path.resolve()), artifact.manifest["manifest_digest"])
 
@@ -39,11 +39,11 @@ class ArtifactReader:
         DataError
             If the artifact is not what it was.
         """
-        return _loaded(self.path, self.digest)
+        return _load_cached(self.path, self.digest)
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: str, digest: str) -> Artifact:
+def _load_cached(path: str, digest: str) -> Artifact:
     artifact = load_artifact(path)
     if artifact.manifest["manifest_digest"] != digest:
         raise DataError(f"{path}: Expected the artifact as it was at the start, got another.")

@@ -13,27 +13,33 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.codes.codes import Codes, open_codes
-from storage.display import Facts, Shown, artifact_facts, described
+from storage.display import Facts, StorageReprMixin, format_array_type, list_artifact_facts
 from storage.errors import DataError
 from storage.format.manifests import read_manifest, write_manifest
-from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION, ArraySpec, create_array, open_own
-from storage.labelled import to_xarray
+from storage.format.schema import (
+    ARTIFACT_FORMAT,
+    FORMAT_VERSION,
+    ArraySpec,
+    create_array,
+    open_checked_array,
+)
+from storage.labelled import build_xarray
 from storage.stores.locations import (
-    LATEST,
-    Place,
+    LATEST_NAME,
+    AnyPath,
     checksum,
     delete_tree,
     open_group,
-    place,
-    zarr_place,
+    parse_path,
+    to_zarr_store,
 )
-from storage.stores.object_path import AT_ONCE
-from storage.stores.object_store import store_error, told
+from storage.stores.object_path import CONCURRENT_REQUESTS
+from storage.stores.object_store import make_store_error, translate_store_errors
 
 if TYPE_CHECKING:
     import xarray
 
-PAIRS = "pairs"
+PAIRS_FOLDER = "pairs"
 """Folder of an artifact's arrays of all pairs of features."""
 _CHUNK_BYTES = 32 << 20
 A = TypeVar("A")
@@ -48,10 +54,10 @@ class NamedArray(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Artifact(Shown, Mapping[str, NDArray[Any]]):
+class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
     """A mapping of named arrays, with `.dims(name)` and `.manifest`; `load_artifact` makes it."""
 
-    path: Place
+    path: AnyPath
     manifest: Mapping[str, Any]
     _arrays: Mapping[str, NamedArray]
 
@@ -69,7 +75,7 @@ class Artifact(Shown, Mapping[str, NDArray[Any]]):
         """
         if (digest := self.manifest.get("pairs")) is None:
             return None
-        pairs = open_codes(self.path / PAIRS, "Fit again.")
+        pairs = open_codes(self.path / PAIRS_FOLDER, "Fit again.")
         if pairs.manifest["manifest_digest"] != digest:
             raise DataError(f"{pairs.path}: Expected the pairs of this fit, got others. Fit again.")
         return pairs
@@ -87,12 +93,12 @@ class Artifact(Shown, Mapping[str, NDArray[Any]]):
         """Name the dimensions of an array."""
         return self._arrays[name].dims
 
-    def _facts(self) -> Facts:
+    def _iter_display_items(self) -> Facts:
         arrays = {
-            name: described(self.dims(name), values.shape, str(values.dtype))
+            name: format_array_type(self.dims(name), values.shape, str(values.dtype))
             for name, values in self.items()
         }
-        return artifact_facts(str(self.path), self.manifest, arrays)
+        return list_artifact_facts(str(self.path), self.manifest, arrays)
 
     def to_xarray(self) -> xarray.Dataset:
         """Give all arrays with the names of features and segments."""
@@ -100,12 +106,12 @@ class Artifact(Shown, Mapping[str, NDArray[Any]]):
         if "segments" in self:
             segments = [segments[k] for k in self["segments"].tolist() if 0 <= k < len(segments)]
         names = {"feature": self.manifest.get("feature_names", ()), "segment": segments}
-        return to_xarray(self._arrays, names, {"path": str(self.path), **self.manifest})
+        return build_xarray(self._arrays, names, {"path": str(self.path), **self.manifest})
 
 
 def write_artifact(
-    path: str | Place, arrays: Mapping[str, NamedArray], manifest: Mapping[str, Any]
-) -> Place:
+    path: str | AnyPath, arrays: Mapping[str, NamedArray], manifest: Mapping[str, Any]
+) -> AnyPath:
     """Write arrays, then the manifest that makes them an artifact.
 
     Parameters
@@ -122,14 +128,15 @@ def write_artifact(
     DataError
         If an array holds anything but finite numbers.
     """
-    folder = place(path)
+    folder = parse_path(path)
     arrays = {
-        name: NamedArray(a.dims, storable(folder, name, a.values)) for name, a in arrays.items()
+        name: NamedArray(a.dims, prepare_for_storage(folder, name, a.values))
+        for name, a in arrays.items()
     }
-    with told(folder):
+    with translate_store_errors(folder):
         delete_tree(folder)
-        group = zarr.create_group(zarr_place(folder), attributes={"format": ARTIFACT_FORMAT})
-        _mapped(lambda item: _write_array(group, item[0], *item[1]), arrays.items())
+        group = zarr.create_group(to_zarr_store(folder), attributes={"format": ARTIFACT_FORMAT})
+        _map_in_threads(lambda item: _write_array(group, item[0], *item[1]), arrays.items())
     described = {
         name: {"dims": list(dims), "shape": list(values.shape), "checksum": checksum(values)}
         for name, (dims, values) in arrays.items()
@@ -139,7 +146,7 @@ def write_artifact(
     return folder
 
 
-def load_artifact(path: str | Place) -> Artifact:
+def load_artifact(path: str | AnyPath) -> Artifact:
     """Load an artifact, or the latest of a folder of runs.
 
     Raises
@@ -147,11 +154,11 @@ def load_artifact(path: str | Place) -> Artifact:
     DataError
         If there is no whole artifact of a known version.
     """
-    folder = _resolved(place(path))
+    folder = _resolve_latest(parse_path(path))
     manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
     described = manifest["arrays"]
-    group = _opened(folder)
-    values = _mapped(lambda item: _read_array(folder, group, *item), described.items())
+    group = _open_artifact_group(folder)
+    values = _map_in_threads(lambda item: _read_array(folder, group, *item), described.items())
     arrays = {
         name: NamedArray(tuple(described[name]["dims"]), array)
         for name, array in zip(described, values, strict=True)
@@ -159,14 +166,14 @@ def load_artifact(path: str | Place) -> Artifact:
     return Artifact(folder, manifest, arrays)
 
 
-def _mapped(each: Callable[[A], B], items: Iterable[A]) -> list[B]:
+def _map_in_threads(each: Callable[[A], B], items: Iterable[A]) -> list[B]:
     """Take several arrays at a time: each waits for a store or for its compression."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         return list(pool.map(each, items))
 
 
-def _resolved(path: Place) -> Place:
-    pointer = path / LATEST
+def _resolve_latest(path: AnyPath) -> AnyPath:
+    pointer = path / LATEST_NAME
     if not pointer.is_file():
         return path
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
@@ -185,35 +192,35 @@ def _write_array(group: zarr.Group, name: str, dims: tuple[str, ...], values: ND
         array[...] = values
 
 
-def _opened(folder: Place) -> zarr.Group:
+def _open_artifact_group(folder: AnyPath) -> zarr.Group:
     try:
         return open_group(folder)
     except Exception as error:
-        raise _damaged(folder, "the group", error) from error
+        raise _make_damage_error(folder, "the group", error) from error
 
 
-def _damaged(folder: Place, what: str, error: Exception) -> DataError:
+def _make_damage_error(folder: AnyPath, what: str, error: Exception) -> DataError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     damaged = DataError(f"{folder}: {what} is damaged ({reason}). Fit again.")
-    return store_error(str(folder), error) or damaged
+    return make_store_error(str(folder), error) or damaged
 
 
 def _read_array(
-    folder: Place, group: zarr.Group, name: str, described: Mapping[str, Any]
+    folder: AnyPath, group: zarr.Group, name: str, described: Mapping[str, Any]
 ) -> NDArray[Any]:
     try:
-        array = open_own(group, name, described["shape"])
+        array = open_checked_array(group, name, described["shape"])
         values = np.asarray(array[...])
     except DataError as error:
         raise DataError(f"{folder}: {error} Fit again.") from error
     except Exception as error:
-        raise _damaged(folder, name, error) from error
+        raise _make_damage_error(folder, name, error) from error
     if checksum(values) != described["checksum"]:
         raise DataError(f"{folder}: {name} is damaged or missing (checksum). Fit again.")
     return values
 
 
-def storable(folder: Place, name: str, values: NDArray[Any]) -> NDArray[Any]:
+def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDArray[Any]:
     """Give an array in the byte order that comes back.
 
     Standard errors, whose name ends in `_error`, are not a number where data tell nothing.
@@ -227,10 +234,12 @@ def storable(folder: Place, name: str, values: NDArray[Any]) -> NDArray[Any]:
         raise DataError(f"{folder}: {name}: Expected an array of numbers, got {values.dtype}.")
     may_lack = np.isnan(values) if name.endswith("_error") else np.False_
     if not (np.isfinite(values) | may_lack).all():
-        raise DataError(f"{folder}: {name}: Expected finite values, got {_first_bad(values)}.")
+        raise DataError(
+            f"{folder}: {name}: Expected finite values, got {_format_first_nonfinite(values)}."
+        )
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
 
 
-def _first_bad(values: NDArray[Any]) -> str:
+def _format_first_nonfinite(values: NDArray[Any]) -> str:
     at = np.argwhere(~np.isfinite(values))[0]
     return f"{values[tuple(at)]} at {tuple(int(i) for i in at)}"

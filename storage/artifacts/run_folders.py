@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from storage.stores.locations import (
-    LATEST,
-    Place,
-    children,
-    claimed,
-    clear,
+    LATEST_NAME,
+    AnyPath,
+    clear_folder,
     delete_tree,
+    list_children,
+    lock_folder,
     write_text,
 )
 
@@ -32,22 +32,22 @@ class RunFolder:
         Digest of everything that decides the result: the same fit, the same fingerprint.
     """
 
-    output: Place
+    output: AnyPath
     model: str
     fingerprint: str
 
     @property
-    def work(self) -> Place:
+    def work_folder(self) -> AnyPath:
         """Statistics and states of the unfinished fit."""
         return self.output / ".unfinished" / f"{self.model}-{self.fingerprint[:12]}"
 
     @property
-    def states(self) -> Place:
+    def states_folder(self) -> AnyPath:
         """State of the unfinished fit after its last pass."""
-        return self.work / "states"
+        return self.work_folder / "states"
 
     @contextmanager
-    def working(self, resume: bool) -> Iterator[None]:
+    def claim_work(self, resume: bool) -> Iterator[None]:
         """Claim the work folder; keep what an interrupted fit left there, or start anew.
 
         Raises
@@ -55,11 +55,15 @@ class RunFolder:
         DataError
             If the same fit is running already.
         """
-        made = [folder for folder in (self.work, *self.work.parents) if not folder.exists()]
+        made = [
+            folder
+            for folder in (self.work_folder, *self.work_folder.parents)
+            if not folder.exists()
+        ]
         try:
-            with claimed(self.work):
+            with lock_folder(self.work_folder):
                 if not resume:
-                    clear(self.work)
+                    clear_folder(self.work_folder)
                 yield
         finally:
             for folder in made:
@@ -68,19 +72,19 @@ class RunFolder:
 
     def has_states(self) -> bool:
         """Tell whether the unfinished fit has finished a pass."""
-        return bool(children(self.states))
+        return bool(list_children(self.states_folder))
 
-    def close_work(self) -> None:
+    def delete_work(self) -> None:
         """Remove the work of a finished fit."""
-        delete_tree(self.work)
+        delete_tree(self.work_folder)
         with suppress(OSError):  # another fit may be at work beside
-            self.work.parent.rmdir()
+            self.work_folder.parent.rmdir()
 
-    def new_artifact(self) -> Place:
+    def make_artifact_path(self) -> AnyPath:
         """Name the artifact after the model and the time."""
         time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
         return self.output / f"{self.model}-{time}"
 
-    def point_to(self, artifact: Place) -> None:
+    def set_latest(self, artifact: AnyPath) -> None:
         """Make an artifact, whole by now, the latest."""
-        write_text(self.output / LATEST, artifact.name + "\n")
+        write_text(self.output / LATEST_NAME, artifact.name + "\n")

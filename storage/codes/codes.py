@@ -11,20 +11,27 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.display import Facts, Shown, codes_facts
-from storage.errors import DataError, Unreachable
+from storage.display import Facts, StorageReprMixin, list_codes_facts
+from storage.errors import DataError, StoreUnreachableError
 from storage.format.manifests import read_manifest, write_manifest
 from storage.format.schema import (
     CODES_FORMAT,
     FORMAT_VERSION,
     ArraySpec,
-    chunk_exists,
     create_array,
-    open_own,
+    has_chunk,
+    open_checked_array,
 )
-from storage.labelled import to_xarray
-from storage.stores.locations import Place, checksum, open_array, open_group, place, zarr_place
-from storage.stores.object_store import store_error, told
+from storage.labelled import build_xarray
+from storage.stores.locations import (
+    AnyPath,
+    checksum,
+    open_array,
+    open_group,
+    parse_path,
+    to_zarr_store,
+)
+from storage.stores.object_store import make_store_error, translate_store_errors
 
 if TYPE_CHECKING:
     import xarray
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 _REMEDY = "Run again what wrote them."
 
 
-class CodeArray(NamedTuple):
+class CodeArraySpec(NamedTuple):
     """One array of codes: dimensions and shape of what a single row has, and the type."""
 
     dims: tuple[str, ...]
@@ -67,35 +74,35 @@ class CodesWriter:
 
     def write(self, name: str, key: int, values: NDArray[Any]) -> int:
         """Write a run of rows of one array and give its checksum."""
-        folder = place(self.folder)
+        folder = parse_path(self.folder)
         if values.size:
-            with told(folder):
+            with translate_store_errors(folder):
                 array = open_array(folder, name, "r+")
-                array.with_config({"write_empty_chunks": True})[self._rows(key)] = values
+                array.with_config({"write_empty_chunks": True})[self._slice_rows(key)] = values
         return checksum(values)
 
-    def holds(self, key: int, checksums: Sequence[int]) -> bool:
+    def has_range(self, key: int, checksums: Sequence[int]) -> bool:
         """Tell whether a run lies there as it was written."""
         if len(checksums) != len(self.names):
             return False
-        group = open_group(place(self.folder))
+        group = open_group(parse_path(self.folder))
         try:
             for name, recorded in zip(self.names, checksums, strict=True):
-                opened = partial(open_own, group, name)
-                _read(self.folder, opened, name, key, self._rows(key), recorded)
-        except Unreachable:
+                opened = partial(open_checked_array, group, name)
+                _read_checked_chunk(self.folder, opened, name, key, self._slice_rows(key), recorded)
+        except StoreUnreachableError:
             raise
         except DataError:
             return False
         return True
 
-    def _rows(self, key: int) -> slice:
-        return _rows_of(key, self.rows_per_chunk, self.n_rows)
+    def _slice_rows(self, key: int) -> slice:
+        return _slice_chunk_rows(key, self.rows_per_chunk, self.n_rows)
 
 
 def create_codes(
-    folder: Place,
-    arrays: Mapping[str, CodeArray],
+    folder: AnyPath,
+    arrays: Mapping[str, CodeArraySpec],
     n_rows: int,
     rows_per_chunk: int,
     *,
@@ -114,19 +121,19 @@ def create_codes(
     keep
         Leave the arrays that an interrupted writer of the same codes made.
     """
-    described = [*_described_chunks(arrays, n_rows, rows_per_chunk)]
-    if not (keep and _are_there(folder, described)):
-        with told(folder):
+    described = [*_iter_array_specs(arrays, n_rows, rows_per_chunk)]
+    if not (keep and _has_arrays(folder, described)):
+        with translate_store_errors(folder):
             group = zarr.create_group(
-                zarr_place(folder), overwrite=True, attributes={"format": CODES_FORMAT}
+                to_zarr_store(folder), overwrite=True, attributes={"format": CODES_FORMAT}
             )
             for spec, shape, chunks in described:
                 create_array(group, spec, shape, chunks)
     return CodesWriter(str(folder.resolve()), tuple(arrays), n_rows, rows_per_chunk)
 
 
-def _described_chunks(
-    arrays: Mapping[str, CodeArray], n_rows: int, rows_per_chunk: int
+def _iter_array_specs(
+    arrays: Mapping[str, CodeArraySpec], n_rows: int, rows_per_chunk: int
 ) -> Iterator[tuple[ArraySpec, tuple[int, ...], tuple[int, ...]]]:
     """Describe each array, its shape and that of its chunks."""
     for name, (dims, shape, dtype) in arrays.items():
@@ -134,15 +141,16 @@ def _described_chunks(
         yield spec, (n_rows, *shape), (rows_per_chunk, *(max(1, length) for length in shape))
 
 
-def _are_there(folder: Place, arrays: Iterable[Any]) -> bool:
+def _has_arrays(folder: AnyPath, arrays: Iterable[Any]) -> bool:
     """Tell whether arrays lie there as they would be made: their descriptions may be damaged."""
     try:
         group = open_group(folder)
         found = [
-            (open_own(group, spec.name, shape), spec, chunks) for spec, shape, chunks in arrays
+            (open_checked_array(group, spec.name, shape), spec, chunks)
+            for spec, shape, chunks in arrays
         ]
     except Exception as error:
-        if (unreachable := store_error(str(folder), error)) is not None:
+        if (unreachable := make_store_error(str(folder), error)) is not None:
             raise unreachable from error
         return False
     return all((a.chunks, a.dtype) == (chunks, spec.dtype) for a, spec, chunks in found)
@@ -162,10 +170,10 @@ def seal_codes(
     manifest
         What to record beside them, as JSON.
     """
-    folder = place(writer.folder)
+    folder = parse_path(writer.folder)
     group = open_group(folder)
     by_array = zip(writer.names, zip(*checksums, strict=True), strict=True)
-    described = {name: _described(group[name], column) for name, column in by_array}
+    described = {name: _describe_array(group[name], column) for name, column in by_array}
     body = {
         "format": CODES_FORMAT,
         "format_version": FORMAT_VERSION,
@@ -176,7 +184,7 @@ def seal_codes(
     write_manifest(folder, {**manifest, **body})
 
 
-def _described(array: Any, checksums: Sequence[int]) -> dict[str, Any]:
+def _describe_array(array: Any, checksums: Sequence[int]) -> dict[str, Any]:
     return {
         "dims": list(array.metadata.dimension_names),
         "shape": list(array.shape),
@@ -186,16 +194,16 @@ def _described(array: Any, checksums: Sequence[int]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class Codes(Shown, Mapping[str, NDArray[Any]]):
+class Codes(StorageReprMixin, Mapping[str, NDArray[Any]]):
     """A mapping of named arrays, each read when asked for; `open_codes` makes it."""
 
-    path: Place
+    path: AnyPath
     manifest: Mapping[str, Any]
     group: zarr.Group
     remedy: str = _REMEDY
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        parts = [self._part(name, key) for key in range(self.n_chunks)]
+        parts = [self._read_array_chunk(name, key) for key in range(self.n_chunks)]
         return np.concatenate(parts)
 
     def __iter__(self) -> Iterator[str]:
@@ -218,8 +226,8 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
         """Name the dimensions of an array."""
         return tuple(self.manifest["arrays"][name]["dims"])
 
-    def _facts(self) -> Facts:
-        return codes_facts(str(self.path), self.manifest)
+    def _iter_display_items(self) -> Facts:
+        return list_codes_facts(str(self.path), self.manifest)
 
     def read_chunk(self, key: int, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Read a run of rows, of all arrays or those named, and check it against the manifest.
@@ -229,14 +237,16 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
         DataError
             If it is missing or damaged.
         """
-        return {name: self._part(name, key) for name in (self if names is None else names)}
+        return {
+            name: self._read_array_chunk(name, key) for name in (self if names is None else names)
+        }
 
     def to_xarray(self) -> xarray.Dataset:
         """Give all codes, with the original row of each."""
         variables = {name: (self.dims(name), self[name]) for name in self if name != "row"}
         rows = self["row"].tolist() if "row" in self else range(self.n_rows)
         names = {"row": rows, "feature": self.manifest.get("feature_names", ())}
-        return to_xarray(variables, names, {"path": str(self.path)})
+        return build_xarray(variables, names, {"path": str(self.path)})
 
     def verify(self) -> None:
         """Read everything and check it.
@@ -249,21 +259,24 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
         for key in range(self.n_chunks):
             self.read_chunk(key)
 
-    def _part(self, name: str, key: int) -> NDArray[Any]:
-        rows = _rows_of(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
-        opened, checksums = partial(self._opened, name), self.manifest["arrays"][name]["checksums"]
+    def _read_array_chunk(self, name: str, key: int) -> NDArray[Any]:
+        rows = _slice_chunk_rows(key, int(self.manifest["rows_per_chunk"]), self.n_rows)
+        opened, checksums = (
+            partial(self._open_array, name),
+            self.manifest["arrays"][name]["checksums"],
+        )
         try:
-            return _read(str(self.path), opened, name, key, rows, checksums[key])
-        except Unreachable:
+            return _read_checked_chunk(str(self.path), opened, name, key, rows, checksums[key])
+        except StoreUnreachableError:
             raise
         except DataError as error:
             raise DataError(f"{self.path}: {error} {self.remedy}") from error
 
-    def _opened(self, name: str) -> Any:
+    def _open_array(self, name: str) -> Any:
         """Open an array once: that takes as long as to read a run of it."""
         if name not in self._arrays:
             shape = self.manifest["arrays"][name]["shape"]
-            self._arrays[name] = open_own(self.group, name, shape)
+            self._arrays[name] = open_checked_array(self.group, name, shape)
         return self._arrays[name]
 
     @cached_property
@@ -271,7 +284,7 @@ class Codes(Shown, Mapping[str, NDArray[Any]]):
         return {}
 
 
-def open_codes(path: str | Place, remedy: str = _REMEDY) -> Codes:
+def open_codes(path: str | AnyPath, remedy: str = _REMEDY) -> Codes:
     """Open codes after checking their manifest; the remedy is what to do where they are damaged.
 
     Raises
@@ -279,7 +292,7 @@ def open_codes(path: str | Place, remedy: str = _REMEDY) -> Codes:
     DataError
         If there are no whole codes of a known version.
     """
-    folder = place(path)
+    folder = parse_path(path)
     manifest = read_manifest(folder, CODES_FORMAT, FORMAT_VERSION)
     try:
         group = open_group(folder)
@@ -288,15 +301,15 @@ def open_codes(path: str | Place, remedy: str = _REMEDY) -> Codes:
         damaged = DataError(
             f"{folder}: Expected whole codes, got damaged ones ({reason}). {remedy}"
         )
-        raise store_error(str(folder), error) or damaged from error
+        raise make_store_error(str(folder), error) or damaged from error
     return Codes(folder, manifest, group, remedy)
 
 
-def _rows_of(key: int, rows_per_chunk: int, n_rows: int) -> slice:
+def _slice_chunk_rows(key: int, rows_per_chunk: int, n_rows: int) -> slice:
     return slice(key * rows_per_chunk, min((key + 1) * rows_per_chunk, n_rows))
 
 
-def _read(
+def _read_checked_chunk(
     folder: str, opened: Callable[[], Any], name: str, key: int, rows: slice, recorded: int
 ) -> NDArray[Any]:
     """Read a run of one array; Zarr reads a missing chunk as zeros, so look for it too."""
@@ -308,13 +321,13 @@ def _read(
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         damaged = DataError(f"{name}: chunk {key} is damaged ({reason}).")
-        raise store_error(folder, error) or damaged from error
+        raise make_store_error(folder, error) or damaged from error
     if checksum(values) != recorded:
         raise DataError(f"{name}: chunk {key} is damaged or missing (checksum).")
     if (
         values.size
         and not values.any()
-        and not chunk_exists(array, key, *(0 for _ in array.shape[1:]))
+        and not has_chunk(array, key, *(0 for _ in array.shape[1:]))
     ):
         raise DataError(f"{name}: chunk {key} is missing.")
     return values

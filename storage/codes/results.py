@@ -11,13 +11,13 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.stores.locations import Place, children, write_text
+from storage.stores.locations import AnyPath, list_children, write_text
 
-_PAGE = 64
+_RANGES_PER_PAGE = 64
 
 
 @dataclass(frozen=True)
-class WrittenRuns:
+class ResumableResults:
     """A folder of arrays and of notes, which of their runs of rows are done.
 
     Attributes
@@ -26,45 +26,45 @@ class WrittenRuns:
         The folder.
     """
 
-    folder: Place
+    folder: AnyPath
 
     @property
-    def codes(self) -> Place:
+    def codes_folder(self) -> AnyPath:
         """The arrays."""
         return self.folder / "codes"
 
-    def finished(self) -> list[list[int]]:
+    def read_finished(self) -> list[list[int]]:
         """Give the checksums of the runs that are done: the first so many.
 
         Those on a page that is damaged, and after it, count as not done.
         """
         done: list[list[int]] = []
-        for page in children(self.folder / "finished"):
+        for page in list_children(self.folder / "finished"):
             if page.suffix == ".partial":  # what a killed writer left
                 continue
-            noted = _noted(page)
-            if not noted or page.name != _page(len(done)):
+            noted = _read_page(page)
+            if not noted or page.name != _format_page_name(len(done)):
                 break
             done += noted
         return done
 
-    def note(self, finished: Sequence[Sequence[int]]) -> None:
+    def record_finished(self, finished: Sequence[Sequence[int]]) -> None:
         """Note the last of the runs that are done, given the checksums of all of them.
 
         They are noted on pages, of which the last one is written again.
         """
-        first = (len(finished) - 1) // _PAGE * _PAGE
-        page = self.folder / "finished" / _page(first)
+        first = (len(finished) - 1) // _RANGES_PER_PAGE * _RANGES_PER_PAGE
+        page = self.folder / "finished" / _format_page_name(first)
         page.parent.mkdir(parents=True, exist_ok=True)
         write_text(page, json.dumps([list(checksums) for checksums in finished[first:]]))
 
 
-def _page(first: int) -> str:
+def _format_page_name(first: int) -> str:
     """Name the page that begins with a run."""
     return f"{first:09d}"
 
 
-def _noted(page: Place) -> list[list[int]]:
+def _read_page(page: AnyPath) -> list[list[int]]:
     """Read a page; nothing where it is damaged."""
     try:
         noted = json.loads(page.read_text(encoding="utf-8"))

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from storage.codes.results import WrittenRuns
+from storage.codes.results import ResumableResults
 from storage.format.schema import CODES_FORMAT
 from storage.stores.locations import (
-    Place,
-    check_free,
-    claimed,
-    clear,
+    AnyPath,
+    check_target_folder,
+    clear_folder,
     delete_tree,
+    lock_folder,
     replace_folder,
     write_text,
 )
@@ -31,21 +31,21 @@ class UnfinishedCodes:
         Digest of everything that decides them: the same transform, the same fingerprint.
     """
 
-    target: Place
+    target: AnyPath
     fingerprint: str
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> AnyPath:
         """All that is unfinished."""
         return self.target.with_name(f".{self.target.name}.unfinished")
 
     @property
-    def runs(self) -> WrittenRuns:
+    def results(self) -> ResumableResults:
         """The arrays, and which of their runs are done."""
-        return WrittenRuns(self.folder)
+        return ResumableResults(self.folder)
 
     @contextmanager
-    def working(self, resume: bool) -> Iterator[None]:
+    def claim_work(self, resume: bool) -> Iterator[None]:
         """Claim the folder; keep what the same transform left there, or start anew.
 
         An error before the first run of rows is done leaves nothing behind.
@@ -57,30 +57,30 @@ class UnfinishedCodes:
         """
         made = [folder for folder in self.folder.parents if not folder.exists()]
         try:
-            with claimed(self.folder):
-                self._begin(resume)
+            with lock_folder(self.folder):
+                self._prepare_folder(resume)
                 try:
                     yield
                 finally:
-                    if not self.runs.finished():
+                    if not self.results.read_finished():
                         delete_tree(self.folder)
         finally:
             for folder in made:
                 with suppress(OSError):  # something lies there
                     folder.rmdir()
 
-    def _begin(self, resume: bool) -> None:
+    def _prepare_folder(self, resume: bool) -> None:
         mark = self.folder / "fingerprint"
         text = mark.read_text(encoding="utf-8", errors="replace") if mark.is_file() else ""
         if not resume or text != self.fingerprint:
-            clear(self.folder)
+            clear_folder(self.folder)
         if not mark.exists():
             write_text(mark, self.fingerprint)
 
     def publish(self, overwrite: bool) -> None:
         """Put the codes, sealed by now, in their place."""
-        check_free(self.target, CODES_FORMAT, overwrite)
-        replace_folder(self.runs.codes, self.target)
+        check_target_folder(self.target, CODES_FORMAT, overwrite)
+        replace_folder(self.results.codes_folder, self.target)
         self.discard()
 
     def discard(self) -> None:

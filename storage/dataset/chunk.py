@@ -52,14 +52,14 @@ class Chunk:
         return sum(array.nbytes for array in held)
 
 
-def with_missing_texts(chunk: Chunk, levels: Mapping[str, Levels]) -> Chunk:
+def mark_missing_texts(chunk: Chunk, levels: Mapping[str, Levels]) -> Chunk:
     """Give the columns of a chunk with -1 for the codes of empty texts."""
     coded = {name: a for name, a in chunk.columns.items() if name in levels}
-    marked = {name: levels[name].marked(codes) for name, codes in coded.items()}
+    marked = {name: levels[name].mark_missing(codes) for name, codes in coded.items()}
     return replace(chunk, columns={**chunk.columns, **marked})
 
 
-def empty_chunk(key: int) -> Chunk:
+def make_empty_chunk(key: int) -> Chunk:
     """Stand in for a chunk that is not read."""
     words, rows = np.empty((0, 0), np.uint64), np.empty(0, np.int64)
     return Chunk(key, words, None, np.empty((0, 3), np.int64), rows, {}, None)

@@ -13,26 +13,26 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.dataset.bits import unpack_slots
-from storage.dataset.chunk import Chunk, Words, empty_chunk, with_missing_texts
-from storage.dataset.damage import damaged_dataset, unreadable
-from storage.dataset.kept_chunks import kept
-from storage.dataset.layout import occupied_slots
+from storage.dataset.chunk import Chunk, Words, make_empty_chunk, mark_missing_texts
+from storage.dataset.damage import make_damaged_dataset_error, make_unreadable_error
+from storage.dataset.kept_chunks import get_or_read_chunk
+from storage.dataset.layout import list_occupied_slots
 from storage.dataset.levels import Levels
-from storage.dataset.table_checks import check_chunks, check_tables
+from storage.dataset.table_checks import check_chunk_shape, check_tables
 from storage.dataset.tables import read_table
-from storage.display import Facts, Shown, dataset_facts
-from storage.errors import Damaged, DataError
+from storage.display import Facts, StorageReprMixin, list_dataset_facts
+from storage.errors import DamagedChunkError, DataError
 from storage.format.manifests import read_manifest
 from storage.format.schema import (
     DATASET_FORMAT,
     DATASET_VERSION,
-    array_path,
-    chunk_exists,
-    open_own,
+    format_array_path,
+    has_chunk,
+    open_checked_array,
 )
-from storage.labelled import per_row, to_xarray
-from storage.stores.locations import Place, checksum, open_group, place
-from storage.stores.object_store import store_error
+from storage.labelled import build_row_variables, build_xarray
+from storage.stores.locations import AnyPath, checksum, open_group, parse_path
+from storage.stores.object_store import make_store_error
 
 if TYPE_CHECKING:
     import dask.array
@@ -43,10 +43,10 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, repr=False)
-class BinaryDataset(Shown):
+class BinaryDataset(StorageReprMixin):
     """An opened dataset; `open_dataset` makes it."""
 
-    path: Place
+    path: AnyPath
     manifest: Mapping[str, Any]
     group: zarr.Group
     chunks: NDArray[np.int64]
@@ -110,14 +110,16 @@ class BinaryDataset(Shown):
         """Names of the splits."""
         return tuple(self.levels.get("split", ()))
 
-    def texts(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    def decode_texts(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Give values of a per-row column as they were ingested: codes as their texts."""
-        return self.levels[name].texts(values) if name in self.levels else values
+        return self.levels[name].decode(values) if name in self.levels else values
 
-    def _facts(self) -> Facts:
+    def _iter_display_items(self) -> Facts:
         observed = self.checksums[:, self.manifest["stored"].index("observed")]
         tables = (self.chunks[:, 2], self.blocks, observed >= 0)
-        return dataset_facts(str(self.path), self.manifest, *tables, self.ones, lambda: self.splits)
+        return list_dataset_facts(
+            str(self.path), self.manifest, *tables, self.ones, lambda: self.splits
+        )
 
     def read_chunk(
         self, key: int, split: str | None = None, columns: tuple[str, ...] = ()
@@ -139,39 +141,41 @@ class BinaryDataset(Shown):
             If the chunk is missing or damaged, or the split or a column unknown.
         """
         n_words = int(self.chunks[key, 2])
-        blocks = self._blocks_of(key)
-        slots = occupied_slots(blocks)
+        blocks = self._find_blocks(key)
+        slots = list_occupied_slots(blocks)
         return Chunk(
             key=key,
-            words=self._required("bits", key, n_words),
-            observed=self._stored("observed", key, n_words),
+            words=self._read_words("bits", key, n_words),
+            observed=self._read_optional_words("observed", key, n_words),
             blocks=blocks,
-            rows=self.chunks[key, 0] + self._arrival(key, n_words, slots),
-            columns={name: self._column(name, key, n_words)[slots] for name in columns},
-            keep=None if split is None else self._in_split(split, key, n_words)[slots],
+            rows=self.chunks[key, 0] + self._read_arrival_order(key, n_words, slots),
+            columns={name: self._read_column_slots(name, key, n_words)[slots] for name in columns},
+            keep=None if split is None else self._read_split_mask(split, key, n_words)[slots],
         )
 
-    def _blocks_of(self, key: int) -> NDArray[np.int64]:
+    def _find_blocks(self, key: int) -> NDArray[np.int64]:
         first, last = np.searchsorted(self.blocks[:, 0], [key, key + 1])
         return self.blocks[first:last, 1:]
 
-    def row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
+    def read_row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
         """Read segments and per-row columns of a chunk in the original row order, and no bits."""
-        n_words, blocks = int(self.chunks[key, 2]), self._blocks_of(key)
-        slots = occupied_slots(blocks)
+        n_words, blocks = int(self.chunks[key, 2]), self._find_blocks(key)
+        slots = list_occupied_slots(blocks)
         at = np.empty_like(slots)
-        at[self._arrival(key, n_words, slots)] = np.arange(len(slots))
-        columns = {name: self._column(name, key, n_words)[slots[at]] for name in names}
+        at[self._read_arrival_order(key, n_words, slots)] = np.arange(len(slots))
+        columns = {name: self._read_column_slots(name, key, n_words)[slots[at]] for name in names}
         return np.repeat(blocks[:, 0], blocks[:, 2])[at], columns
 
     def column(self, name: str) -> Array:
         """Read a per-row column in the original row order."""
-        values = np.concatenate([self.row_labels(k, [name])[1][name] for k in range(self.n_chunks)])
-        return self.texts(name, values).astype(str) if name in self.levels else values
+        values = np.concatenate(
+            [self.read_row_labels(k, [name])[1][name] for k in range(self.n_chunks)]
+        )
+        return self.decode_texts(name, values).astype(str) if name in self.levels else values
 
     def segments(self) -> NDArray[Any]:
         """Name the segment of every row, (n_rows,), in the original row order."""
-        codes = np.concatenate([self.row_labels(key, [])[0] for key in range(self.n_chunks)])
+        codes = np.concatenate([self.read_row_labels(key, [])[0] for key in range(self.n_chunks)])
         return np.asarray(np.array(self.segment_names)[codes], str)
 
     def ones(self) -> NDArray[np.int64]:
@@ -184,9 +188,9 @@ class BinaryDataset(Shown):
         columns = {name: self.column(name) for name in self.column_names}
         names = {"feature": self.feature_names}
         about = {"path": str(self.path), "digest": self.digest}
-        return to_xarray(per_row(bits, self.segments(), columns), names, about)
+        return build_xarray(build_row_variables(bits, self.segments(), columns), names, about)
 
-    def reader(
+    def make_reader(
         self,
         split: str | None = None,
         memory: int = 0,
@@ -200,7 +204,7 @@ class BinaryDataset(Shown):
     def dense(self, key: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Unpack a chunk to values and mask, (n_rows, n_features) each, in original row order."""
         chunk = self.read_chunk(key)
-        slots, at = occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
+        slots, at = list_occupied_slots(chunk.blocks), chunk.rows - self.chunks[key, 0]
         X = np.empty((len(at), self.n_features), np.uint8)
         X[at] = unpack_slots(chunk.words, slots)
         observed = np.ones_like(X)
@@ -214,7 +218,7 @@ class BinaryDataset(Shown):
         import dask.array
 
         part = {"values": 0, "observed": 1}[name]
-        read = dask.delayed(_dense_part)
+        read = dask.delayed(_read_dense_part)
         parts = [
             dask.array.from_delayed(
                 read(str(self.path), self.digest, key, part),
@@ -242,22 +246,24 @@ class BinaryDataset(Shown):
         for levels in self.levels.values():
             deque(levels, maxlen=0)
 
-    def _stored(self, name: str, key: int, n_words: int) -> Words | None:
-        return None if self._recorded(name, key) < 0 else self._required(name, key, n_words)
+    def _read_optional_words(self, name: str, key: int, n_words: int) -> Words | None:
+        return None if self._get_checksum(name, key) < 0 else self._read_words(name, key, n_words)
 
-    def _required(self, name: str, key: int, n_words: int) -> Words:
+    def _read_words(self, name: str, key: int, n_words: int) -> Words:
         width = 8 * int(self.manifest["words_per_chunk"])
-        whole = self._checked(name, key, (slice(None), slice(key * width, (key + 1) * width)))
+        whole = self._read_checked(name, key, (slice(None), slice(key * width, (key + 1) * width)))
         return whole.view("<u8").astype(np.uint64, copy=False)[:, :n_words]
 
-    def _per_slot(self, name: str, key: int, n_words: int) -> NDArray[Any]:
+    def _read_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
         width = 64 * int(self.manifest["words_per_chunk"])
-        return self._checked(name, key, slice(key * width, (key + 1) * width))[: 64 * n_words]
+        return self._read_checked(name, key, slice(key * width, (key + 1) * width))[: 64 * n_words]
 
-    def _arrival(self, key: int, n_words: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        if self._recorded("order", key) < 0:
+    def _read_arrival_order(
+        self, key: int, n_words: int, slots: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        if self._get_checksum("order", key) < 0:
             return np.arange(self.chunks[key, 1])
-        return self._per_slot("order", key, n_words)[slots].astype(np.int64)
+        return self._read_slots("order", key, n_words)[slots].astype(np.int64)
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Refuse names that no per-row column has.
@@ -274,15 +280,15 @@ class BinaryDataset(Shown):
                     f"{self.path}: Expected a per-row column, got {name!r}. It has: {have}."
                 )
 
-    def _column(self, name: str, key: int, n_words: int) -> NDArray[Any]:
+    def _read_column_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
         self.check_columns([name])
-        return self._per_slot(f"columns/{name}", key, n_words)
+        return self._read_slots(f"columns/{name}", key, n_words)
 
-    def _in_split(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
-        code = self.split_code(split)
-        return np.asarray(self._column("split", key, n_words) == code, np.bool_)
+    def _read_split_mask(self, split: str, key: int, n_words: int) -> NDArray[np.bool_]:
+        code = self.find_split_code(split)
+        return np.asarray(self._read_column_slots("split", key, n_words) == code, np.bool_)
 
-    def split_code(self, split: str) -> int:
+    def find_split_code(self, split: str) -> int:
         """Give the code of a split.
 
         Raises
@@ -298,14 +304,14 @@ class BinaryDataset(Shown):
             )
         return self.splits.index(split)
 
-    def _recorded(self, name: str, key: int) -> int:
+    def _get_checksum(self, name: str, key: int) -> int:
         return int(self.checksums[key, self.manifest["stored"].index(name)])
 
-    def array(self, name: str) -> Any:
+    def open_array(self, name: str) -> Any:
         """Open an array of `stored` once: its description is an object of its own."""
         if name not in self._arrays:
-            array = open_own(self.group, array_path(name))
-            check_chunks(name, array, self.manifest)
+            array = open_checked_array(self.group, format_array_path(name))
+            check_chunk_shape(name, array, self.manifest)
             self._arrays[name] = array
         return self._arrays[name]
 
@@ -313,25 +319,29 @@ class BinaryDataset(Shown):
     def _arrays(self) -> dict[str, Any]:
         return {}
 
-    def _checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
+    def _read_checked(self, name: str, key: int, where: Any) -> NDArray[Any]:
         """Read a chunk of one array; Zarr reads a missing one as zeros, so look for it too."""
         try:
-            array = self.array(name)
+            array = self.open_array(name)
             values = np.ascontiguousarray(array[where])
         except DataError as error:
             raise DataError(f"{self.path}: {error} Ingest the dataset again.") from error
         except Exception as error:
-            found = store_error(str(self.path), error)
-            raise found or unreadable(f"{self.path}: {name}: chunk {key}", error) from error
+            found = make_store_error(str(self.path), error)
+            raise found or make_unreadable_error(
+                f"{self.path}: {name}: chunk {key}", error
+            ) from error
         at = (0, key) if array.ndim == 2 else (key,)
-        is_same = checksum(values) == self._recorded(name, key)
-        if is_same and (values.any() or chunk_exists(array, *at)):
+        is_same = checksum(values) == self._get_checksum(name, key)
+        if is_same and (values.any() or has_chunk(array, *at)):
             return values
-        state = "damaged (checksum)" if chunk_exists(array, *at) else "missing"
-        raise Damaged(f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again.")
+        state = "damaged (checksum)" if has_chunk(array, *at) else "missing"
+        raise DamagedChunkError(
+            f"{self.path}: {name}: chunk {key} is {state}. Ingest the dataset again."
+        )
 
 
-def open_dataset(path: str | Place) -> BinaryDataset:
+def open_dataset(path: str | AnyPath) -> BinaryDataset:
     """Open a dataset after checking its manifest.
 
     Raises
@@ -339,12 +349,12 @@ def open_dataset(path: str | Place) -> BinaryDataset:
     DataError
         If there is no whole dataset of a known version.
     """
-    folder = place(path)
+    folder = parse_path(path)
     manifest = read_manifest(folder, DATASET_FORMAT, DATASET_VERSION)
     try:
         group = open_group(folder)
     except Exception as error:
-        raise damaged_dataset(folder, error) from error
+        raise make_damaged_dataset_error(folder, error) from error
     names = ("chunks", "blocks", "checksums")
     tables = {name: read_table(folder, manifest, group, name) for name in names}
     check_tables(folder, manifest, **tables)
@@ -377,30 +387,30 @@ class ChunkReader:
     def __call__(self, key: int) -> Chunk:
         """Read a chunk, unless it was kept."""
         if key in self.skipped:
-            return empty_chunk(key)
+            return make_empty_chunk(key)
         rows = (self.path, self.digest, self.split, self.columns)
-        return kept(rows, key, self.memory, lambda: self._read(key))
+        return get_or_read_chunk(rows, key, self.memory, lambda: self._read(key))
 
-    def is_whole(self, key: int) -> bool:
+    def is_readable(self, key: int) -> bool:
         """Tell whether a chunk can be read; what keeps it from being read otherwise is raised."""
         try:
             self(key)
-        except Damaged:
+        except DamagedChunkError:
             return False
         return True
 
     def _read(self, key: int) -> Chunk:
-        dataset = _opened(self.path, self.digest)
-        return with_missing_texts(dataset.read_chunk(key, self.split, self.columns), dataset.levels)
+        dataset = _open_cached(self.path, self.digest)
+        return mark_missing_texts(dataset.read_chunk(key, self.split, self.columns), dataset.levels)
 
 
 @lru_cache(maxsize=8)
-def _opened(path: str, digest: str) -> BinaryDataset:
+def _open_cached(path: str, digest: str) -> BinaryDataset:
     dataset = open_dataset(path)
     if dataset.digest != digest:
         raise DataError(f"{path}: Expected the dataset as it was at the start, got a changed one.")
     return dataset
 
 
-def _dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
-    return _opened(path, digest).dense(key)[part]
+def _read_dense_part(path: str, digest: str, key: int, part: int) -> NDArray[np.uint8]:
+    return _open_cached(path, digest).dense(key)[part]

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Protocol, TypeVar
 
 
-class Sized(Protocol):
+class HasNbytes(Protocol):
     """Anything that knows its size in memory."""
 
     @property
@@ -15,14 +15,14 @@ class Sized(Protocol):
         """Bytes."""
 
 
-S = TypeVar("S", bound=Sized)
-Place = tuple[Hashable, int]
+S = TypeVar("S", bound=HasNbytes)
+CacheKey = tuple[Hashable, int]
 
-_kept: dict[Place, Sized] = {}
+_cache: dict[CacheKey, HasNbytes] = {}
 _lock = Lock()
 
 
-def kept(rows: Hashable, key: int, memory: int, read: Callable[[], S]) -> S:
+def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], S]) -> S:
     """Give a chunk from memory, or read it and keep it if there is room.
 
     Chunks of other rows make room, the oldest first; those of the same rows do not, since a pass
@@ -39,28 +39,28 @@ def kept(rows: Hashable, key: int, memory: int, read: Callable[[], S]) -> S:
     read
         Reads the chunk.
     """
-    found = _kept.get((rows, key))
+    found = _cache.get((rows, key))
     if found is not None:
         return found  # type: ignore[return-value]
     chunk = read()
     with _lock:
-        if _make_room(rows, memory - chunk.nbytes):
-            _kept[rows, key] = chunk
+        if _evict_other_chunks(rows, memory - chunk.nbytes):
+            _cache[rows, key] = chunk
     return chunk
 
 
-def forget_chunks() -> None:
+def clear_chunk_cache() -> None:
     """Drop all that this process has kept."""
     with _lock:
-        _kept.clear()
+        _cache.clear()
 
 
-def _make_room(rows: Hashable, memory: int) -> bool:
+def _evict_other_chunks(rows: Hashable, memory: int) -> bool:
     """Drop chunks of other rows until those kept take no more than this, if that can be."""
-    own = sum(chunk.nbytes for place, chunk in _kept.items() if place[0] == rows)
+    own = sum(chunk.nbytes for place, chunk in _cache.items() if place[0] == rows)
     if own > memory:
         return False
-    others = [place for place in _kept if place[0] != rows]
-    while sum(chunk.nbytes for chunk in _kept.values()) > memory:
-        del _kept[others.pop(0)]
+    others = [place for place in _cache if place[0] != rows]
+    while sum(chunk.nbytes for chunk in _cache.values()) > memory:
+        del _cache[others.pop(0)]
     return True

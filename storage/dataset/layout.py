@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 @dataclass
-class PackedRows:
+class PendingRows:
     """Row-packed rows that wait for their chunk."""
 
     values: NDArray[np.uint8]
@@ -21,14 +21,14 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self.values)
 
-    def part(self, rows: slice) -> PackedRows:
+    def slice_rows(self, rows: slice) -> PendingRows:
         """Cut out consecutive rows."""
         observed = None if self.observed is None else self.observed[rows]
         columns = {name: values[rows] for name, values in self.columns.items()}
-        return PackedRows(self.values[rows], observed, self.segments[rows], columns)
+        return PendingRows(self.values[rows], observed, self.segments[rows], columns)
 
 
-def joined(parts: list[PackedRows]) -> PackedRows:
+def concatenate_rows(parts: list[PendingRows]) -> PendingRows:
     """Put parts one behind the other."""
     if len(parts) == 1:
         return parts[0]
@@ -39,17 +39,17 @@ def joined(parts: list[PackedRows]) -> PackedRows:
         )
     columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
     values = np.concatenate([part.values for part in parts])
-    return PackedRows(values, observed, np.concatenate([part.segments for part in parts]), columns)
+    return PendingRows(values, observed, np.concatenate([part.segments for part in parts]), columns)
 
 
-def rows_that_fit(segments: NDArray[np.int32], n_words: int) -> int:
+def count_fitting_rows(segments: NDArray[np.int32], n_words: int) -> int:
     """Count the leading rows whose blocks, each from a word boundary, fit into a chunk."""
     segments = segments[: 64 * n_words]
-    opens_word = _rank_in_segment(segments) % 64 == 0
+    opens_word = _rank_within_segments(segments) % 64 == 0
     return int(np.searchsorted(np.cumsum(opens_word), n_words, side="right"))
 
 
-def _rank_in_segment(segments: NDArray[np.int32]) -> NDArray[np.int64]:
+def _rank_within_segments(segments: NDArray[np.int32]) -> NDArray[np.int64]:
     order = np.argsort(segments, kind="stable")
     _, starts, sizes = np.unique(segments[order], return_index=True, return_counts=True)
     rank = np.empty(len(segments), np.int64)
@@ -57,13 +57,13 @@ def _rank_in_segment(segments: NDArray[np.int32]) -> NDArray[np.int64]:
     return rank
 
 
-def blocks_of(segments: NDArray[np.int32]) -> NDArray[np.int64]:
+def lay_out_blocks(segments: NDArray[np.int32]) -> NDArray[np.int64]:
     """Lay out segments in index order: (segment, first word, number of rows) each."""
     names, sizes = np.unique(segments, return_counts=True)
     n_words = -(-sizes // 64)
     return np.column_stack([names, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
 
 
-def occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+def list_occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """List the slots of a chunk that hold rows, given its (segment, first_word, n_rows) blocks."""
     return np.concatenate([64 * first + np.arange(rows) for _, first, rows in blocks])

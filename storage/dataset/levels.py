@@ -18,27 +18,33 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.dataset.damage import damaged_dataset
+from storage.dataset.damage import make_damaged_dataset_error
 from storage.errors import DataError
-from storage.format.schema import SMALLEST_CHUNK, array_path, create_array, levels_spec, open_own
-from storage.stores.locations import Place, checksum, delete_tree
+from storage.format.schema import (
+    MIN_CHUNK_BYTES,
+    create_array,
+    format_array_path,
+    make_levels_spec,
+    open_checked_array,
+)
+from storage.stores.locations import AnyPath, checksum, delete_tree
 
-PAGE = 1 << 16
+PAGE_TEXTS = 1 << 16
 """Texts after which a page is full."""
-_MOST_CODES = (1 << 31) - 1
+_MAX_CODES = (1 << 31) - 1
 
 Codebook = defaultdict[str, int]
 """Codes of texts; one that is not there is added by being looked up."""
 
 
-def codebook(texts: Iterable[str] = ()) -> Codebook:
+def make_codebook(texts: Iterable[str] = ()) -> Codebook:
     """Give texts codes 0, 1, … in their order."""
     codes: Codebook = defaultdict(int, {text: code for code, text in enumerate(texts)})
     codes.default_factory = codes.__len__
     return codes
 
 
-def codes_of(values: NDArray[Any], codes: Codebook) -> NDArray[np.int32]:
+def encode_texts(values: NDArray[Any], codes: Codebook) -> NDArray[np.int32]:
     """Code values by what they are as text; new ones are added in order of appearance."""
     texts = values if values.dtype.kind == "O" else values.astype(str)
     return np.fromiter(map(codes.__getitem__, map(str, texts.tolist())), np.int32, len(texts))
@@ -61,18 +67,18 @@ class LevelsWriter:
     group: zarr.Group
     name: str
     pages: list[list[int]] = field(default_factory=list)
-    _open: Codebook = field(default_factory=codebook)
+    _open: Codebook = field(default_factory=make_codebook)
 
     @classmethod
-    def after(cls, levels: Levels, group: zarr.Group) -> LevelsWriter:
+    def continue_levels(cls, levels: Levels, group: zarr.Group) -> LevelsWriter:
         """Go on behind the levels that are there."""
-        if levels.are_arrays:
-            return cls(group, levels.name, levels.pages[:-1], codebook(levels.page(-1)))
+        if levels.is_stored_as_array:
+            return cls(group, levels.name, levels.pages[:-1], make_codebook(levels.read_page(-1)))
         writer = cls(group, levels.name)
-        writer.codes_of(np.array(levels.page(0), object))
+        writer.encode(np.array(levels.read_page(0), object))
         return writer
 
-    def codes_of(self, values: NDArray[Any]) -> NDArray[np.int32]:
+    def encode(self, values: NDArray[Any]) -> NDArray[np.int32]:
         """Code texts.
 
         Raises
@@ -80,16 +86,16 @@ class LevelsWriter:
         DataError
             If there are more different ones than can be coded.
         """
-        runs = [values[first : first + PAGE] for first in range(0, len(values), PAGE)]
-        return np.concatenate([self._codes_of_run(run) for run in runs])
+        runs = [values[first : first + PAGE_TEXTS] for first in range(0, len(values), PAGE_TEXTS)]
+        return np.concatenate([self._encode_part(run) for run in runs])
 
-    def _codes_of_run(self, values: NDArray[Any]) -> NDArray[np.int32]:
-        if len(self._open) >= PAGE:
-            self.pages.append(self._written())
-            self._open = codebook()
+    def _encode_part(self, values: NDArray[Any]) -> NDArray[np.int32]:
+        if len(self._open) >= PAGE_TEXTS:
+            self.pages.append(self._write_page())
+            self._open = make_codebook()
         n_before = self.pages[-1][0] if self.pages else 0
-        codes = codes_of(values, self._open)
-        most = PAGE if self.name == "split" else _MOST_CODES
+        codes = encode_texts(values, self._open)
+        most = PAGE_TEXTS if self.name == "split" else _MAX_CODES
         if n_before + len(self._open) > most:
             raise DataError(
                 f"column {self.name!r}: Expected at most {most:,} different texts, got more. "
@@ -99,15 +105,15 @@ class LevelsWriter:
 
     def finish(self) -> list[list[int]]:
         """Write the last page, and give what the manifest says of all."""
-        return [*self.pages, self._written()]
+        return [*self.pages, self._write_page()]
 
-    def _written(self) -> list[int]:
+    def _write_page(self) -> list[int]:
         n_before, begin = self.pages[-1][:2] if self.pages else (0, 0)
         text = json.dumps(list(self._open), separators=("\n", ":"))[1:-1] + "\n"
         lines = np.frombuffer(text.encode("ascii"), np.uint8)
-        end, spec = begin + len(lines), levels_spec(self.name)
+        end, spec = begin + len(lines), make_levels_spec(self.name)
         if spec.name not in self.group:
-            create_array(self.group, spec, (end,), (SMALLEST_CHUNK,))
+            create_array(self.group, spec, (end,), (MIN_CHUNK_BYTES,))
         array: Any = self.group[spec.name]
         array.resize((end,))
         array[begin:] = lines
@@ -128,44 +134,44 @@ class Levels:
         What the manifest says of it: `levels`, or in version 1 of the format all `categories`.
     """
 
-    folder: Place
+    folder: AnyPath
     group: zarr.Group
     name: str
-    described: Mapping[str, Any]
+    manifest_entry: Mapping[str, Any]
 
     def __iter__(self) -> Iterator[str]:
         for page in range(len(self.pages)):
-            yield from self.page(page)
+            yield from self.read_page(page)
 
     @property
-    def are_arrays(self) -> bool:
+    def is_stored_as_array(self) -> bool:
         """Whether they lie in an array, and not in the manifest."""
-        return "categories" not in self.described
+        return "categories" not in self.manifest_entry
 
     @cached_property
     def pages(self) -> list[list[int]]:
         """Number of texts and of bytes up to the end of each page, and its checksum."""
-        if self.are_arrays:
-            return list(self.described["levels"])
-        return [[len(self.described["categories"]), 0, 0]]
+        if self.is_stored_as_array:
+            return list(self.manifest_entry["levels"])
+        return [[len(self.manifest_entry["categories"]), 0, 0]]
 
-    def marked(self, codes: NDArray[Any]) -> NDArray[Any]:
+    def mark_missing(self, codes: NDArray[Any]) -> NDArray[Any]:
         """Give codes with -1 for those of the empty text, which stands for a missing one: (n,)."""
-        return np.where(np.isin(codes, self._empty), codes.dtype.type(-1), codes)
+        return np.where(np.isin(codes, self._empty_codes), codes.dtype.type(-1), codes)
 
     @cached_property
-    def _empty(self) -> NDArray[np.int64]:
+    def _empty_codes(self) -> NDArray[np.int64]:
         return np.array([code for code, text in enumerate(self) if not text], np.int64)
 
-    def texts(self, codes: NDArray[Any]) -> NDArray[np.object_]:
+    def decode(self, codes: NDArray[Any]) -> NDArray[np.object_]:
         """Give the text of each code, (n,), and read only the pages that these are on."""
-        found, (on_page, places) = np.empty(len(codes), object), self.places(codes)
+        found, (on_page, places) = np.empty(len(codes), object), self.locate(codes)
         for page in np.unique(on_page):
             at = on_page == page
-            found[at] = np.array(self.page(int(page)), object)[places[at]]
+            found[at] = np.array(self.read_page(int(page)), object)[places[at]]
         return found
 
-    def places(self, codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def locate(self, codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Give the page that each code is on, and its place there: (n,) each.
 
         Raises
@@ -176,10 +182,10 @@ class Levels:
         ends = np.array([0, *(end for end, _, _ in self.pages)])
         on_page = np.searchsorted(ends, codes, side="right") - 1
         if on_page.max(initial=0) == len(self.pages) or on_page.min(initial=0) < 0:
-            raise self._damaged()
+            raise self._make_damage_error()
         return on_page, codes - ends[on_page]
 
-    def page(self, page: int) -> list[str]:
+    def read_page(self, page: int) -> list[str]:
         """Read a page; -1 is the last.
 
         Raises
@@ -187,21 +193,21 @@ class Levels:
         DataError
             If it is missing or damaged.
         """
-        if not self.are_arrays:
-            return list(self.described["categories"])
+        if not self.is_stored_as_array:
+            return list(self.manifest_entry["categories"])
         page %= len(self.pages)
         n_before, begin, _ = self.pages[page - 1] if page else (0, 0, 0)
         n_after, end, recorded = self.pages[page]
         levels = self._read(begin, end, recorded)
         are_texts = {*map(type, levels)} <= {str}
         if not are_texts or not len(levels) == len({*levels}) == n_after - n_before:
-            raise self._damaged()
+            raise self._make_damage_error()
         return levels
 
-    def cut(self, group: zarr.Group) -> None:
+    def truncate(self, group: zarr.Group) -> None:
         """Drop what an interrupted append left behind these, given the group to write to."""
-        path = array_path(f"levels/{self.name}")
-        if not self.are_arrays:
+        path = format_array_path(f"levels/{self.name}")
+        if not self.is_stored_as_array:
             delete_tree(self.folder / "levels")
         elif path in group:
             array: Any = group[path]
@@ -209,24 +215,24 @@ class Levels:
 
     def _read(self, begin: int, end: int, recorded: int) -> list[Any]:
         try:
-            array = open_own(self.group, array_path(f"levels/{self.name}"))
-            if array.chunks != (SMALLEST_CHUNK,):
-                expected = f"{array.path}: Expected chunks of {(SMALLEST_CHUNK,)}"
+            array = open_checked_array(self.group, format_array_path(f"levels/{self.name}"))
+            if array.chunks != (MIN_CHUNK_BYTES,):
+                expected = f"{array.path}: Expected chunks of {(MIN_CHUNK_BYTES,)}"
                 raise DataError(f"{expected}, got {array.chunks}.")
             lines = np.asarray(array[begin:end])
         except DataError as error:
             raise DataError(f"{self.folder}: {error} Ingest the dataset again.") from error
         except Exception as error:
-            raise damaged_dataset(self.folder, error) from error
+            raise make_damaged_dataset_error(self.folder, error) from error
         if checksum(lines) != recorded:
-            raise self._damaged()
+            raise self._make_damage_error()
         try:
             levels: list[Any] = json.loads(b"[" + lines.tobytes()[:-1].replace(b"\n", b",") + b"]")
         except (ValueError, RecursionError):
-            raise self._damaged() from None
+            raise self._make_damage_error() from None
         return levels
 
-    def _damaged(self) -> DataError:
+    def _make_damage_error(self) -> DataError:
         return DataError(
             f"{self.folder}: levels/{self.name}: Expected the texts of the manifest, got others. "
             "Ingest the dataset again."

@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from storage.dataset.tables import Table
+from storage.dataset.tables import TableArray
 from storage.errors import DataError
 from storage.format.schema import BITS, OBSERVED
-from storage.stores.locations import Place
+from storage.stores.locations import AnyPath
 
 
 def check_tables(
-    folder: Place, manifest: Mapping[str, Any], chunks: Table, blocks: Table, checksums: Table
+    folder: AnyPath,
+    manifest: Mapping[str, Any],
+    chunks: TableArray,
+    blocks: TableArray,
+    checksums: TableArray,
 ) -> None:
     """Refuse tables that disagree with each other or with the manifest.
 
@@ -23,7 +27,7 @@ def check_tables(
     DataError
         Saying what does not agree.
     """
-    for expected, agrees in _agreements(manifest, chunks, blocks, checksums):
+    for expected, agrees in _iter_table_checks(manifest, chunks, blocks, checksums):
         if not agrees:
             raise DataError(
                 f"{folder}: Expected {expected}, got others. The manifest is not of these tables. "
@@ -31,8 +35,8 @@ def check_tables(
             )
 
 
-def _agreements(
-    manifest: Mapping[str, Any], chunks: Table, blocks: Table, checksums: Table
+def _iter_table_checks(
+    manifest: Mapping[str, Any], chunks: TableArray, blocks: TableArray, checksums: TableArray
 ) -> Iterator[tuple[str, Any]]:
     n_chunks, n_segments = manifest["n_chunks"], len(manifest["segment_names"])
     n_words, n_stored = manifest["words_per_chunk"], len(manifest["stored"])
@@ -57,7 +61,7 @@ def _agreements(
     yield "blocks with the rows of their chunks", np.array_equal(of_chunks, chunks[:, 1])
 
 
-def check_chunks(name: str, array: Any, manifest: Mapping[str, Any]) -> None:
+def check_chunk_shape(name: str, array: Any, manifest: Mapping[str, Any]) -> None:
     """Refuse an array that is not cut as the manifest says.
 
     Raises

@@ -9,15 +9,17 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.dataset.damage import damaged_dataset
+from storage.dataset.damage import make_damaged_dataset_error
 from storage.errors import DataError
-from storage.format.schema import open_own
-from storage.stores.locations import Place, checksum
+from storage.format.schema import open_checked_array
+from storage.stores.locations import AnyPath, checksum
 
-Table = NDArray[np.int64]
+TableArray = NDArray[np.int64]
 
 
-def read_table(folder: Place, manifest: Mapping[str, Any], group: zarr.Group, name: str) -> Table:
+def read_table(
+    folder: AnyPath, manifest: Mapping[str, Any], group: zarr.Group, name: str
+) -> TableArray:
     """Read as much of a table as the manifest counts.
 
     Raises
@@ -26,12 +28,12 @@ def read_table(folder: Place, manifest: Mapping[str, Any], group: zarr.Group, na
         If it is missing or damaged, or not that of the manifest.
     """
     try:
-        table = open_own(group, name)
+        table = open_checked_array(group, name)
         values = np.asarray(table[: manifest["n_blocks" if name == "blocks" else "n_chunks"]])
     except DataError as error:
         raise DataError(f"{folder}: {error} Ingest the dataset again.") from error
     except Exception as error:
-        raise damaged_dataset(folder, error) from error
+        raise make_damaged_dataset_error(folder, error) from error
     if checksum(values) != manifest["tables"][name]:
         raise DataError(
             f"{folder}: {name}: Expected the table of the manifest, got another. "

@@ -10,44 +10,44 @@ from typing import Any
 
 import zarr
 
-from storage.dataset.chunk_writer import DatasetWriter, resize
-from storage.dataset.damage import damaged_dataset
+from storage.dataset.chunk_writer import DatasetWriter, resize_arrays
+from storage.dataset.damage import make_damaged_dataset_error
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.levels import LevelsWriter, codebook
+from storage.dataset.levels import LevelsWriter, make_codebook
 from storage.errors import DataError
 from storage.format.schema import (
     BLOCKS,
     CHECKSUMS,
     CHUNKS,
     DATASET_FORMAT,
+    MIN_CHUNK_BYTES,
     ONES,
-    SMALLEST_CHUNK,
-    array_path,
+    format_array_path,
 )
 from storage.stores.locations import (
-    Place,
+    AnyPath,
     check_folder_name,
-    children,
-    claimed,
-    clear,
+    clear_folder,
     delete_tree,
-    is_ours,
+    has_format,
     is_unfinished,
+    list_children,
+    lock_folder,
     open_group,
-    place,
+    parse_path,
     replace_folder,
-    zarr_place,
+    to_zarr_store,
 )
-from storage.stores.object_store import told
+from storage.stores.object_store import translate_store_errors
 
 # Below 8 MiB a chunk's own cost starts to show, above 32 MiB a task's memory does.
 _CHUNK_BYTES = 8 << 20
-_LARGEST_CHUNK, _CHUNKS_WANTED = 32 << 20, 64
+_MAX_CHUNK_BYTES, _TARGET_CHUNKS = 32 << 20, 64
 
 
 @contextmanager
 def create_dataset(
-    path: str | Place,
+    path: str | AnyPath,
     feature_names: Sequence[str],
     *,
     columns: Sequence[str] = (),
@@ -84,20 +84,20 @@ def create_dataset(
         If the path is taken, or the features or the attributes cannot be used.
     """
     names = check_feature_names(feature_names)
-    described = _json_values(attributes or {})
-    target = place(path).resolve()  # what is replaced is the dataset, not a link to it
-    replaced_dataset(target, overwrite)  # a file in the way could not even be claimed
-    with claimed(target) as holds, told(target):
-        replaces = replaced_dataset(target, overwrite)
+    described = _copy_as_json(attributes or {})
+    target = parse_path(path).resolve()  # what is replaced is the dataset, not a link to it
+    check_dataset_target(target, overwrite)  # a file in the way could not even be claimed
+    with lock_folder(target) as holds, translate_store_errors(target):
+        replaces = check_dataset_target(target, overwrite)
         folder = target.with_name(f".{target.name}.replacing") if replaces else target
         folder.mkdir(exist_ok=True)
         try:
-            clear(folder)
+            clear_folder(folder)
             writer = DatasetWriter(
                 folder,
-                zarr.create_group(zarr_place(folder), attributes={"format": DATASET_FORMAT}),
+                zarr.create_group(to_zarr_store(folder), attributes={"format": DATASET_FORMAT}),
                 names,
-                words_per_chunk or _chunk_words(len(names), expected_rows),
+                words_per_chunk or _choose_chunk_words(len(names), expected_rows),
                 {name: {} for name in columns},
                 ingest=ingest or {},
                 attributes=described,
@@ -114,7 +114,7 @@ def create_dataset(
             replace_folder(folder, target)
 
 
-def replaced_dataset(path: Place, overwrite: bool) -> bool:
+def check_dataset_target(path: AnyPath, overwrite: bool) -> bool:
     """Tell whether a new dataset replaces one, or refuse a path that is taken.
 
     Raises
@@ -125,14 +125,14 @@ def replaced_dataset(path: Place, overwrite: bool) -> bool:
     check_folder_name(path)
     target = path.resolve()
     if target.exists() and not target.is_dir():
-        raise _taken(target, overwrite)
-    replaces = bool(children(target)) and not is_unfinished(target, DATASET_FORMAT)
-    if replaces and not (overwrite and is_ours(target, DATASET_FORMAT)):
-        raise _taken(target, overwrite)
+        raise _make_taken_error(target, overwrite)
+    replaces = bool(list_children(target)) and not is_unfinished(target, DATASET_FORMAT)
+    if replaces and not (overwrite and has_format(target, DATASET_FORMAT)):
+        raise _make_taken_error(target, overwrite)
     return replaces
 
 
-def _json_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_as_json(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Copy attributes as they will be read, so that what cannot be kept is refused at once."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(attributes, allow_nan=False))
@@ -144,7 +144,7 @@ def _json_values(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _taken(target: Place, overwrite: bool) -> DataError:
+def _make_taken_error(target: AnyPath, overwrite: bool) -> DataError:
     if overwrite:
         return DataError(f"{target}: Expected a dataset to replace, got something else.")
     return DataError(
@@ -154,7 +154,7 @@ def _taken(target: Place, overwrite: bool) -> DataError:
 
 
 @contextmanager
-def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[DatasetWriter]:
+def append_dataset(path: str | AnyPath, feature_names: Sequence[str]) -> Iterator[DatasetWriter]:
     """Add rows to a dataset as new chunks; until the end it stays what it was.
 
     Raises
@@ -163,7 +163,7 @@ def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[
         If the features are not those of the dataset, in its order.
     """
     folder = open_dataset(path).path
-    with claimed(folder) as holds, told(folder):
+    with lock_folder(folder) as holds, translate_store_errors(folder):
         base = open_dataset(path)
         _check_same_features(base, tuple(feature_names))
         _check_arrays(base)
@@ -175,8 +175,11 @@ def append_dataset(path: str | Place, feature_names: Sequence[str]) -> Iterator[
             base.feature_names,
             int(base.manifest["words_per_chunk"]),
             json.loads(json.dumps(base.manifest["columns"])),
-            codebook(base.segment_names),
-            {name: LevelsWriter.after(levels, group) for name, levels in base.levels.items()},
+            make_codebook(base.segment_names),
+            {
+                name: LevelsWriter.continue_levels(levels, group)
+                for name, levels in base.levels.items()
+            },
             base.manifest["ingest"],
             base,
             base.n_rows,
@@ -203,11 +206,11 @@ def _check_arrays(base: BinaryDataset) -> None:
     for name, recorded in zip(base.manifest["stored"], base.checksums.T, strict=True):
         try:
             if (recorded >= 0).any():
-                base.array(name)
+                base.open_array(name)
         except Exception as error:
-            raise damaged_dataset(base.path, error) from error
+            raise make_damaged_dataset_error(base.path, error) from error
     for levels in base.levels.values():
-        levels.page(-1)
+        levels.read_page(-1)
 
 
 def _drop_unfinished(dataset: BinaryDataset) -> None:
@@ -215,10 +218,10 @@ def _drop_unfinished(dataset: BinaryDataset) -> None:
     group = open_group(dataset.path, "r+")
     for name, recorded in zip(dataset.manifest["stored"], dataset.checksums.T, strict=True):
         if (recorded < 0).all():
-            delete_tree(dataset.path / array_path(name))
-    resize(group, dataset.manifest["stored"], dataset.n_chunks)
+            delete_tree(dataset.path / format_array_path(name))
+    resize_arrays(group, dataset.manifest["stored"], dataset.n_chunks)
     for levels in dataset.levels.values():
-        levels.cut(group)
+        levels.truncate(group)
     for spec in (CHUNKS, BLOCKS, ONES, CHECKSUMS):
         table: Any = group[spec.name]
         length = len(dataset.blocks) if spec is BLOCKS else dataset.n_chunks
@@ -261,9 +264,9 @@ def _check_same_features(base: BinaryDataset, names: tuple[str, ...]) -> None:
     )
 
 
-def _chunk_words(n_features: int, expected_rows: int | None) -> int:
+def _choose_chunk_words(n_features: int, expected_rows: int | None) -> int:
     size = _CHUNK_BYTES
     if expected_rows is not None:
-        even = expected_rows * n_features // 8 // _CHUNKS_WANTED
-        size = min(max(even, SMALLEST_CHUNK), _LARGEST_CHUNK)
+        even = expected_rows * n_features // 8 // _TARGET_CHUNKS
+        size = min(max(even, MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
     return max(1, size // (8 * n_features))

@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.examples import enumerated
-from storage.examples.enumerated import Cases, entropy
-from storage.sources import Batch
-from storage.sources.base import unnamed
+from storage.examples.enumerated import EnumeratedCases, entropy
+from storage.sources import SourceBatch
+from storage.sources.base import make_feature_names
 
-PREFIX = "example:"
-_CELLS_AT_ONCE = 1 << 22
-_FEW_FEATURES, _LARGEST_CONDITION = 20, 20.0
-_DARK, _LARGEST_LEAN = 10, 0.4  # of a pixel of the digits; of its share of ones from a half
+EXAMPLE_PREFIX = "example:"
+_BATCH_CELLS = 1 << 22
+_FEW_FEATURES, _MAX_CONDITION_NUMBER = 20, 20.0
+_INK_THRESHOLD, _MAX_IMBALANCE = (
+    10,
+    0.4,
+)  # of a pixel of the digits; of its share of ones from a half
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,14 @@ class Example:
 
     feature_names: tuple[str, ...]
     n_rows: int
-    make: Callable[[], Iterator[Batch]]
+    make: Callable[[], Iterator[SourceBatch]]
     column_names: tuple[str, ...] = ()
     default_segment: str | None = None
     default_split: str | None = None
     path: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Make the rows in order."""
         return self.make()
 
@@ -84,12 +87,12 @@ def open_example(name: str) -> Example:
     DataError
         If the name or a parameter is unknown, or a value cannot be used.
     """
-    kind, values = _parsed(name)
+    kind, values = _parse_example_name(name)
     make, _ = _EXAMPLES[kind]
     return replace(make(**values), path=name)
 
 
-def example_slug(name: str) -> str:
+def format_example_slug(name: str) -> str:
     """Name an example with all its parameters, fit for a file name; nothing is made.
 
     Raises
@@ -97,27 +100,27 @@ def example_slug(name: str) -> str:
     DataError
         If the name or a parameter is unknown, or a value is not a whole number above zero.
     """
-    kind, values = _parsed(name)
+    kind, values = _parse_example_name(name)
     return "-".join([kind, *(f"{key}{value}" for key, value in values.items())])
 
 
-def examples_digest() -> str:
+def compute_examples_digest() -> str:
     """Digest of the code that makes examples: what other code made is another dataset."""
     code = (Path(file).read_bytes() for file in (__file__, enumerated.__file__))
     return hashlib.sha256(b"".join(code)).hexdigest()[:12]
 
 
-def _parsed(name: str) -> tuple[str, dict[str, int]]:
+def _parse_example_name(name: str) -> tuple[str, dict[str, int]]:
     """Split a name into the kind of example and all its parameters."""
-    kind, _, given = name.removeprefix(PREFIX).partition(":")
+    kind, _, given = name.removeprefix(EXAMPLE_PREFIX).partition(":")
     if kind not in _EXAMPLES:
-        raise DataError(_unknown("example", kind, _EXAMPLES))
+        raise DataError(_format_unknown_name("example", kind, _EXAMPLES))
     _, defaults = _EXAMPLES[kind]
     values = dict(defaults)
     for part in filter(None, given.split(",")):
         key, _, value = part.partition("=")
         if key not in defaults:
-            raise DataError(_unknown(f"example:{kind} parameter", key, defaults))
+            raise DataError(_format_unknown_name(f"example:{kind} parameter", key, defaults))
         if not value.isdecimal() or (int(value) < 1 and key != "seed"):
             raise DataError(
                 f"example:{kind}: Expected {key} a whole number above 0, got {value!r}."
@@ -126,14 +129,14 @@ def _parsed(name: str) -> tuple[str, dict[str, int]]:
     return kind, values
 
 
-def _unknown(what: str, name: str, known: Mapping[str, Any]) -> str:
+def _format_unknown_name(what: str, name: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     have = ", ".join(known) or "none"
     return f"{what}: Expected one of {have}, got {name!r}.{hint}"
 
 
-def _digits() -> Example:
+def _make_digits() -> Example:
     """Handwritten digits, 8 x 8 pixels of grey 0 to 16: bit = grey >= 10; segments = digit.
 
     Pixels that are set in fewer than a tenth of the images, or in more than nine tenths, are left
@@ -143,15 +146,15 @@ def _digits() -> Example:
     from sklearn.datasets import load_digits  # half a second, and only here
 
     images = load_digits()
-    X = (images.data >= _DARK).astype(np.uint8)
-    kept = np.abs(X.mean(axis=0) - 0.5) <= _LARGEST_LEAN
+    X = (images.data >= _INK_THRESHOLD).astype(np.uint8)
+    kept = np.abs(X.mean(axis=0) - 0.5) <= _MAX_IMBALANCE
     names = np.array([f"r{row}c{column}" for row in range(8) for column in range(8)])[kept]
     digits = np.array([str(digit) for digit in images.target])
-    batch = Batch(np.ascontiguousarray(X[:, kept]), None, {"digit": digits})
+    batch = SourceBatch(np.ascontiguousarray(X[:, kept]), None, {"digit": digits})
     return Example(tuple(names.tolist()), len(X), lambda: iter([batch]), ("digit",), "digit")
 
 
-def _ring(features: int, rows: int, seed: int) -> Example:
+def _make_ring(features: int, rows: int, seed: int) -> Example:
     """Translation-invariant spins on a ring: s_i = sgn(cos θ_i y_1 + sin θ_i y_2), y ~ N(0, I).
 
     Lee & Sompolinsky (1999), section 5: the Gaussians' spectrum is two eigenvalues of half the
@@ -159,20 +162,20 @@ def _ring(features: int, rows: int, seed: int) -> Example:
     """
     angles = 2 * np.pi * np.arange(features) / features
     loadings = np.column_stack([np.cos(angles), np.sin(angles)])
-    return _gaussian(loadings, np.zeros(features), np.zeros(features), rows, seed)
+    return _make_thresholded_gaussian(loadings, np.zeros(features), np.zeros(features), rows, seed)
 
 
-def _probit(features: int, factors: int, rows: int, seed: int) -> Example:
+def _make_probit(features: int, factors: int, rows: int, seed: int) -> Example:
     """Low-rank probit data: x = W y + ε, communalities in (0.3, 0.9), thresholds in (−1, 1)."""
     rng = np.random.default_rng([seed, 1])
     loadings = rng.standard_normal((features, factors))
     communality = rng.uniform(0.3, 0.9, features)
     loadings *= (np.sqrt(communality) / np.linalg.norm(loadings, axis=1))[:, None]
     thresholds = rng.uniform(-1, 1, features)
-    return _gaussian(loadings, np.sqrt(1 - communality), thresholds, rows, seed)
+    return _make_thresholded_gaussian(loadings, np.sqrt(1 - communality), thresholds, rows, seed)
 
 
-def _gaussian(
+def _make_thresholded_gaussian(
     loadings: NDArray[np.float64],
     noise: NDArray[np.float64],
     thresholds: NDArray[np.float64],
@@ -181,42 +184,42 @@ def _gaussian(
 ) -> Example:
     n_features, n_factors = loadings.shape
 
-    def batches() -> Iterator[Batch]:
-        for rows, rng in _row_runs(n_rows, n_features, seed):
+    def batches() -> Iterator[SourceBatch]:
+        for rows, rng in _iter_row_batches(n_rows, n_features, seed):
             latent = rng.standard_normal((len(rows), n_factors)) @ loadings.T
             if noise.any():
                 latent += noise * rng.standard_normal(latent.shape)
-            yield Batch((latent > thresholds).astype(np.uint8), None, {})
+            yield SourceBatch((latent > thresholds).astype(np.uint8), None, {})
 
-    return Example(unnamed(n_features), n_rows, batches)
+    return Example(make_feature_names(n_features), n_rows, batches)
 
 
-def _row_runs(
+def _iter_row_batches(
     n_rows: int, n_features: int, seed: int
 ) -> Iterator[tuple[NDArray[np.int64], np.random.Generator]]:
     """Cut rows into batches: their row numbers, and draws of their own."""
-    height = max(1, _CELLS_AT_ONCE // n_features)
+    height = max(1, _BATCH_CELLS // n_features)
     for index, first in enumerate(range(0, n_rows, height)):
         rows = np.arange(first, min(first + height, n_rows))
         yield rows, np.random.default_rng([seed, 0, index])
 
 
-def _nonstationary(
+def _make_nonstationary(
     features: int, components: int, segments: int, rows_per_segment: int, seed: int
 ) -> Example:
     """Mixed Gaussian sources whose means and variances change from segment to segment."""
-    truth = nonstationary_truth(features, components, segments, seed)
+    truth = draw_nonstationary_truth(features, components, segments, seed)
     return Example(
-        unnamed(features),
+        make_feature_names(features),
         segments * rows_per_segment,
-        lambda: nonstationary_rows(truth, rows_per_segment, seed),
+        lambda: draw_nonstationary_rows(truth, rows_per_segment, seed),
         ("segment",),
         "segment",
         attributes={"truth": {name: a.tolist() for name, a in truth._asdict().items()}},
     )
 
 
-def nonstationary_truth(
+def draw_nonstationary_truth(
     features: int, components: int, segments: int, seed: int
 ) -> NonstationaryTruth:
     """Draw what non-stationary data are drawn from.
@@ -236,12 +239,12 @@ def nonstationary_truth(
             f"got {components}. Give components={features} or fewer."
         )
     rng = np.random.default_rng([seed, 1])
-    mixing = _mixing(features, components, rng)
+    mixing = _draw_mixing(features, components, rng)
     means = rng.uniform(-0.5, 0.5, (segments, components))
     return NonstationaryTruth(mixing, means, rng.uniform(0.5, 3, (segments, components)) ** 2)
 
 
-def _mixing(features: int, components: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _draw_mixing(features: int, components: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw a mixing matrix until its condition number is below the limit.
 
     That is 20, or from 20 features on, where this is rare, what three in four draws stay below.
@@ -250,7 +253,7 @@ def _mixing(features: int, components: int, rng: np.random.Generator) -> NDArray
     def draw() -> NDArray[np.float64]:
         return rng.uniform(-3, 3, (features, components))
 
-    limit = _LARGEST_CONDITION
+    limit = _MAX_CONDITION_NUMBER
     if features >= _FEW_FEATURES:
         limit = float(np.percentile([np.linalg.cond(draw()) for _ in range(1000)], 75))
     # A single column has condition number 1, which is its percentile too.
@@ -259,9 +262,9 @@ def _mixing(features: int, components: int, rng: np.random.Generator) -> NDArray
     return mixing
 
 
-def nonstationary_rows(
+def draw_nonstationary_rows(
     truth: NonstationaryTruth, rows_per_segment: int, seed: int
-) -> Iterator[Batch]:
+) -> Iterator[SourceBatch]:
     """Draw rows segment by segment: x = [√(π/8) A z + ε > 0], so P(x = 1 | z) = Φ(√(π/8) A z).
 
     z ~ N(source_means[u], diag(source_variances[u])) in segment u and ε ~ N(0, I). The per-row
@@ -271,38 +274,46 @@ def nonstationary_rows(
     names = np.array([str(segment) for segment in range(n_segments)])
     deviations = np.sqrt(truth.source_variances)
     scaled = np.sqrt(np.pi / 8) * truth.mixing
-    for rows, rng in _row_runs(n_segments * rows_per_segment, len(scaled), seed):
+    for rows, rng in _iter_row_batches(n_segments * rows_per_segment, len(scaled), seed):
         segment = rows // rows_per_segment
         sources = rng.standard_normal((len(rows), n_components))
         sources *= deviations[segment]
         sources += truth.source_means[segment]
         latent = sources @ scaled.T
         latent += rng.standard_normal(latent.shape)
-        yield Batch((latent > 0).astype(np.uint8), None, {"segment": names[segment]})
+        yield SourceBatch((latent > 0).astype(np.uint8), None, {"segment": names[segment]})
 
 
-def _drawn(cases_of: Callable[[], Cases], rows: int, seed: int) -> Example:
+def _make_enumerated_example(
+    cases_of: Callable[[], EnumeratedCases], rows: int, seed: int
+) -> Example:
     """Draw cases independently: the dataset stores their labels and states the entropy of a row."""
     cases = cases_of()
     n_cases, n_features = cases.X.shape
 
-    def batches() -> Iterator[Batch]:
-        for run, rng in _row_runs(rows, n_features, seed):
+    def batches() -> Iterator[SourceBatch]:
+        for run, rng in _iter_row_batches(rows, n_features, seed):
             drawn = rng.choice(n_cases, len(run), p=cases.probabilities)
-            yield Batch(cases.X[drawn], None, {cases.column: cases.labels[drawn]})
+            yield SourceBatch(cases.X[drawn], None, {cases.column: cases.labels[drawn]})
 
     known = {"entropy_bits": entropy(cases)}
     return Example(cases.feature_names, rows, batches, (cases.column,), attributes=known)
 
 
 _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
-    "digits": (_digits, {}),
-    "ring": (_ring, {"features": 256, "rows": 100_000, "seed": 0}),
+    "digits": (_make_digits, {}),
+    "ring": (_make_ring, {"features": 256, "rows": 100_000, "seed": 0}),
     "nonstationary": (
-        _nonstationary,
+        _make_nonstationary,
         {"features": 10, "components": 10, "segments": 40, "rows_per_segment": 1000, "seed": 0},
     ),
-    "probit": (_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
-    "lines": (partial(_drawn, enumerated.lines), {"rows": 10_000, "seed": 0}),
-    "shifter": (partial(_drawn, enumerated.shifter), {"rows": 10_000, "seed": 0}),
+    "probit": (_make_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
+    "lines": (
+        partial(_make_enumerated_example, enumerated.enumerate_lines),
+        {"rows": 10_000, "seed": 0},
+    ),
+    "shifter": (
+        partial(_make_enumerated_example, enumerated.enumerate_shifter),
+        {"rows": 10_000, "seed": 0},
+    ),
 }

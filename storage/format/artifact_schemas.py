@@ -8,18 +8,18 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
 from storage.format.manifest_types import (
-    LARGEST,
+    MAX_INT64,
     Checksum,
     Count,
-    Names,
+    JsonValue,
     Number,
-    PackedArray,
-    Plain,
-    Texts,
+    PackedArrayRecord,
+    UniqueNames,
+    UniqueTexts,
 )
 
 
-class ArtifactArray(TypedDict):
+class ArtifactArrayRecord(TypedDict):
     """An array of an artifact."""
 
     dims: list[str]
@@ -30,11 +30,11 @@ class ArtifactArray(TypedDict):
 class ArtifactManifest(TypedDict):
     """What every artifact has."""
 
-    arrays: dict[str, ArtifactArray]
-    packed: NotRequired[list[PackedArray]]
+    arrays: dict[str, ArtifactArrayRecord]
+    packed: NotRequired[list[PackedArrayRecord]]
 
 
-class Dataset(TypedDict):
+class DatasetRecord(TypedDict):
     """The dataset of a fit."""
 
     path: str
@@ -44,14 +44,14 @@ class Dataset(TypedDict):
     n_chunks: Count
 
 
-class Start(TypedDict):
+class WarmStartRecord(TypedDict):
     """The fit that another began at."""
 
     path: str
     digest: str
 
 
-class Skipped(TypedDict):
+class SkippedChunkRecord(TypedDict):
     """A chunk that was left out."""
 
     chunk: Count
@@ -59,7 +59,7 @@ class Skipped(TypedDict):
     n_rows: Count
 
 
-class Used(TypedDict):
+class StageUsageRecord(TypedDict):
     """What a stage took."""
 
     seconds: Number
@@ -69,7 +69,7 @@ class Used(TypedDict):
     peak_memory_of_largest_worker: Count | None
 
 
-class Move(TypedDict):
+class ParameterMoveRecord(TypedDict):
     """The parameter that moved most."""
 
     array: str
@@ -78,15 +78,15 @@ class Move(TypedDict):
     now: Number
 
 
-class Moved(TypedDict, total=False):
+class ParameterDriftRecord(TypedDict, total=False):
     """How parameters moved."""
 
     array: str
     similarity: Number
-    largest_move: Move
+    largest_move: ParameterMoveRecord
 
 
-class MovedPair(TypedDict):
+class PairDriftRecord(TypedDict):
     """A pair of features whose correlation moved."""
 
     features: list[str]
@@ -95,17 +95,17 @@ class MovedPair(TypedDict):
     z: Number
 
 
-class Correlations(TypedDict):
+class CorrelationDriftRecord(TypedDict):
     """How correlations moved."""
 
     pairs: Count
     rms: Number
     rms_by_chance: Number
     chance: str
-    largest: list[MovedPair]
+    find_largest: list[PairDriftRecord]
 
 
-class Likelihood(TypedDict):
+class LikelihoodDriftRecord(TypedDict):
     """How likely new rows are."""
 
     measure: str
@@ -115,49 +115,49 @@ class Likelihood(TypedDict):
     now: Number
 
 
-class Note(TypedDict):
+class OmissionRecord(TypedDict):
     """Why something was left out."""
 
     note: str
 
 
-class Drift(TypedDict):
+class DriftRecord(TypedDict):
     """What changed since the fit before."""
 
     path: str
     digest: str
     created: str
     rows_then: Count
-    rows_new: Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+    rows_new: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
     new_segments: list[str]
     settings_changed: list[str]
-    parameters: Moved
-    correlations: NotRequired[Note | Correlations]
-    likelihood: NotRequired[Note | Likelihood]
+    parameters: ParameterDriftRecord
+    correlations: NotRequired[OmissionRecord | CorrelationDriftRecord]
+    likelihood: NotRequired[OmissionRecord | LikelihoodDriftRecord]
 
 
-def _named(diagnostics: dict[str, Any]) -> dict[str, Any]:
+def _check_objective_name(diagnostics: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(diagnostics.get("objective_is", ""), str):
         raise ValueError("text in objective_is")
     return diagnostics
 
 
-Diagnostics = Annotated[dict[str, Plain], AfterValidator(_named)]
+Diagnostics = Annotated[dict[str, JsonValue], AfterValidator(_check_objective_name)]
 
 
 class FitManifest(ArtifactManifest, total=False):
     """What the artifact of a fit has; `from_artifact` says which parts every one needs."""
 
     model: str
-    hyperparameters: dict[str, Plain]
+    hyperparameters: dict[str, JsonValue]
     seed: Count
     split: str | None
     versions: dict[str, str]
     code: str
-    dataset: Dataset
-    feature_names: Names
-    segment_names: Names
-    warm_start: Start | None
+    dataset: DatasetRecord
+    feature_names: UniqueNames
+    segment_names: UniqueNames
+    warm_start: WarmStartRecord | None
     iterations: Count
     converged: bool
     history: list[Number]
@@ -165,10 +165,10 @@ class FitManifest(ArtifactManifest, total=False):
     diagnostics: Diagnostics
     warnings: list[str]
     n_components: Count
-    labels: Texts
+    labels: UniqueTexts
     n_samples: Count
     created: str
-    skipped_chunks: list[Skipped]
-    drift: Drift | None
-    usage_by_stage: dict[str, Used]
+    skipped_chunks: list[SkippedChunkRecord]
+    drift: DriftRecord | None
+    usage_by_stage: dict[str, StageUsageRecord]
     pairs: str | None

@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.errors import DataError
 
-HARMLESS = frozenset(
+SAFE_CODECS = frozenset(
     {
         *("bytes", "transpose", "sharding_indexed", "endian"),
         *("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd", "pcodec", "zfpy"),
@@ -35,7 +35,7 @@ def check_codecs(path: str, described: Mapping[str, Any], known: Set[str]) -> No
     DataError
         Naming the first that is not known.
     """
-    for name in _names(described):
+    for name in _iter_codec_names(described):
         if name not in known:
             raise DataError(
                 f"{path}: Expected an array of numbers with codecs that only compute, got the "
@@ -43,7 +43,7 @@ def check_codecs(path: str, described: Mapping[str, Any], known: Set[str]) -> No
             )
 
 
-def _names(part: Mapping[str, Any]) -> Iterator[str]:
+def _iter_codec_names(part: Mapping[str, Any]) -> Iterator[str]:
     """Name the codecs that a description lists, and those within codecs such as shards."""
     listed = [part.get(name) for name in ("codecs", "index_codecs", "filters")]
     flat = [codec for codecs in listed for codec in codecs or ()]
@@ -52,4 +52,4 @@ def _names(part: Mapping[str, Any]) -> Iterator[str]:
             yield codec
             continue
         yield str(codec.get("name", codec.get("id"))).removeprefix("numcodecs.")
-        yield from _names(codec.get("configuration") or {})
+        yield from _iter_codec_names(codec.get("configuration") or {})

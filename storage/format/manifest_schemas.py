@@ -13,22 +13,29 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
 from storage.errors import DataError
-from storage.format.artifact_schemas import ArtifactManifest, Dataset, FitManifest
-from storage.format.manifest_types import LARGEST, Checksum, Count, Names, Pages, Texts
-from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, DATASET_FORMAT, stored_names
+from storage.format.artifact_schemas import ArtifactManifest, DatasetRecord, FitManifest
+from storage.format.manifest_types import (
+    MAX_INT64,
+    Checksum,
+    Count,
+    TextPages,
+    UniqueNames,
+    UniqueTexts,
+)
+from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, DATASET_FORMAT, list_stored_arrays
 
-_LONGEST_SHOWN = 60
+_MAX_VALUE_LENGTH = 60
 
 
-class Column(TypedDict):
+class ColumnRecord(TypedDict):
     """A per-row column of a dataset: where its texts are, in version 1 of the format the texts."""
 
     kind: Literal["int", "float", "category"]
-    categories: NotRequired[Texts]
-    levels: NotRequired[Pages]
+    categories: NotRequired[UniqueTexts]
+    levels: NotRequired[TextPages]
 
 
-class Tables(TypedDict):
+class TableChecksums(TypedDict):
     """Checksums of a dataset's tables."""
 
     chunks: Checksum
@@ -45,16 +52,16 @@ class DatasetManifest(TypedDict):
     n_chunks: Count
     n_blocks: Count
     words_per_chunk: Annotated[int, Field(ge=1, le=1 << 40)]
-    feature_names: Names
-    segment_names: Names
-    columns: dict[str, Column]
+    feature_names: UniqueNames
+    segment_names: UniqueNames
+    columns: dict[str, ColumnRecord]
     stored: list[str]
-    tables: Tables
+    tables: TableChecksums
     ingest: dict[str, Any]
     attributes: NotRequired[dict[str, Any]]
 
 
-class CodesArray(TypedDict):
+class CodeArrayRecord(TypedDict):
     """An array of codes."""
 
     dims: list[str]
@@ -67,12 +74,12 @@ class CodesManifest(TypedDict):
     """What codes have; those of pairs have no more."""
 
     n_rows: Count
-    rows_per_chunk: Annotated[int, Field(ge=1, le=LARGEST)]
-    arrays: Annotated[dict[str, CodesArray], Field(min_length=1)]
+    rows_per_chunk: Annotated[int, Field(ge=1, le=MAX_INT64)]
+    arrays: Annotated[dict[str, CodeArrayRecord], Field(min_length=1)]
     model: NotRequired[str]
     artifact_path: NotRequired[str]
-    dataset: NotRequired[Dataset]
-    queries: NotRequired[Dataset | None]
+    dataset: NotRequired[DatasetRecord]
+    queries: NotRequired[DatasetRecord | None]
     split: NotRequired[str | None]
     feature_names: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
@@ -98,15 +105,15 @@ def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
     schema: Any = _SCHEMAS[kind]
     if kind == ARTIFACT_FORMAT and "model" in manifest:
         schema = FitManifest
-    check_parts(path, schema, manifest, _REMEDIES[kind])
+    check_schema(path, schema, manifest, _REMEDIES[kind])
     try:
-        _CONSISTENT[kind](manifest)
-    except _Inconsistent as error:
+        _CONSISTENCY_CHECKS[kind](manifest)
+    except _InconsistentManifest as error:
         at, reason, got = error.args
-        raise DataError(_refusal(path, at, reason, got, _REMEDIES[kind])) from None
+        raise DataError(_format_error(path, at, reason, got, _REMEDIES[kind])) from None
 
 
-def check_parts(path: str, schema: Any, values: Any, remedy: str) -> None:
+def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
     """Refuse what JSON gave where it is not what a type says.
 
     Parameters
@@ -126,88 +133,96 @@ def check_parts(path: str, schema: Any, values: Any, remedy: str) -> None:
         Naming the part, what was expected and what came.
     """
     try:
-        _adapter(schema).validate_python(values, strict=True)
+        _build_type_adapter(schema).validate_python(values, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
-        got = "nothing" if found["type"] == "missing" else _shown(found["input"])
+        got = "nothing" if found["type"] == "missing" else _format_value(found["input"])
         at = ".".join(map(str, found["loc"]))
-        raise DataError(_refusal(path, at, _reason(found), got, remedy)) from None
+        raise DataError(_format_error(path, at, _format_expected(found), got, remedy)) from None
 
 
-def _refusal(path: str, at: str, reason: str, got: str, remedy: str) -> str:
-    where = f"{path}: {_line(at)}" if at else path
-    return f"{where}: Expected {_line(reason)}, got {got}. {remedy}"
+def _format_error(path: str, at: str, reason: str, got: str, remedy: str) -> str:
+    where = f"{path}: {_make_printable(at)}" if at else path
+    return f"{where}: Expected {_make_printable(reason)}, got {got}. {remedy}"
 
 
-class _Inconsistent(Exception):
+class _InconsistentManifest(Exception):
     """Parts do not go together: where, what was expected, what came."""
 
 
-def _reason(found: Any) -> str:
+def _format_expected(found: Any) -> str:
     if found["type"] == "missing":
         return "a value"
     said: str = found["msg"]
     return said.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     try:
-        text = _line(repr(value))
+        text = _make_printable(repr(value))
     except (ValueError, RecursionError):  # a number too long to be written, lists too deep
         return f"a {type(value).__name__}"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"
 
 
-def _line(text: str) -> str:
+def _make_printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 @cache
-def _adapter(schema: Any) -> TypeAdapter[Any]:
+def _build_type_adapter(schema: Any) -> TypeAdapter[Any]:
     return TypeAdapter(schema)
 
 
-def _dataset(manifest: Mapping[str, Any]) -> None:
+def _check_dataset(manifest: Mapping[str, Any]) -> None:
     if len(manifest["feature_names"]) < 2:
-        raise _Inconsistent("feature_names", "at least two", str(len(manifest["feature_names"])))
+        raise _InconsistentManifest(
+            "feature_names", "at least two", str(len(manifest["feature_names"]))
+        )
     for name in ("n_rows", "n_chunks", "n_blocks"):
         if not manifest[name]:
-            raise _Inconsistent(name, "at least 1", "0")
-    expected = stored_names(manifest["columns"])
+            raise _InconsistentManifest(name, "at least 1", "0")
+    expected = list_stored_arrays(manifest["columns"])
     if manifest["stored"] != expected:
-        raise _Inconsistent("stored", ", ".join(expected)[:200], _shown(manifest["stored"]))
+        raise _InconsistentManifest(
+            "stored", ", ".join(expected)[:200], _format_value(manifest["stored"])
+        )
     for name, column in manifest["columns"].items():
-        if {*column} & {"categories", "levels"} != _texts_of(column["kind"], manifest):
-            raise _Inconsistent(f"columns.{name}", "texts of a category", _shown(column))
+        if {*column} & {"categories", "levels"} != _find_text_keys(column["kind"], manifest):
+            raise _InconsistentManifest(
+                f"columns.{name}", "texts of a category", _format_value(column)
+            )
 
 
-def _texts_of(kind: str, manifest: Mapping[str, Any]) -> set[str]:
+def _find_text_keys(kind: str, manifest: Mapping[str, Any]) -> set[str]:
     """Name what tells the texts of a per-row column."""
     if kind != "category":
         return set()
     return {"levels"} if manifest["format_version"] > 1 else {"categories"}
 
 
-def _artifact(manifest: Mapping[str, Any]) -> None:
+def _check_artifact(manifest: Mapping[str, Any]) -> None:
     for name, array in manifest["arrays"].items():
-        _named_axes(name, array)
+        _check_dims(name, array)
 
 
-def _codes(manifest: Mapping[str, Any]) -> None:
+def _check_codes(manifest: Mapping[str, Any]) -> None:
     n_rows, a_run = manifest["n_rows"], manifest["rows_per_chunk"]
     for name, array in manifest["arrays"].items():
-        _named_axes(name, array)
+        _check_dims(name, array)
         if array["dims"][:1] != ["row"] or array["shape"][0] != n_rows:
-            raise _Inconsistent(f"arrays.{name}", f"{n_rows} rows", _shown(array["shape"]))
+            raise _InconsistentManifest(
+                f"arrays.{name}", f"{n_rows} rows", _format_value(array["shape"])
+            )
         if len(array["checksums"]) != -(-n_rows // a_run):
             many = str(len(array["checksums"]))
-            raise _Inconsistent(f"arrays.{name}.checksums", f"{-(-n_rows // a_run)}", many)
+            raise _InconsistentManifest(f"arrays.{name}.checksums", f"{-(-n_rows // a_run)}", many)
 
 
-def _named_axes(name: str, array: Mapping[str, Any]) -> None:
+def _check_dims(name: str, array: Mapping[str, Any]) -> None:
     if len(array["dims"]) != len(array["shape"]):
-        raise _Inconsistent(
-            f"arrays.{name}.dims", f"{len(array['shape'])} names", _shown(array["dims"])
+        raise _InconsistentManifest(
+            f"arrays.{name}.dims", f"{len(array['shape'])} names", _format_value(array["dims"])
         )
 
 
@@ -216,10 +231,10 @@ _SCHEMAS = {
     ARTIFACT_FORMAT: ArtifactManifest,
     CODES_FORMAT: CodesManifest,
 }
-_CONSISTENT: dict[str, Callable[[Mapping[str, Any]], None]] = {
-    DATASET_FORMAT: _dataset,
-    ARTIFACT_FORMAT: _artifact,
-    CODES_FORMAT: _codes,
+_CONSISTENCY_CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    DATASET_FORMAT: _check_dataset,
+    ARTIFACT_FORMAT: _check_artifact,
+    CODES_FORMAT: _check_codes,
 }
 _REMEDIES = {
     DATASET_FORMAT: "Ingest the dataset again.",

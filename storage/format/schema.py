@@ -14,7 +14,7 @@ from zarr.core.sync import sync
 
 from storage.errors import DataError
 from storage.format.codecs import check_codecs
-from storage.stores.object_store import told
+from storage.stores.object_store import translate_store_errors
 
 DATASET_FORMAT = "latentbits-dataset"
 ARTIFACT_FORMAT = "latentbits-artifact"
@@ -22,9 +22,9 @@ CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1
 DATASET_VERSION = 2
 """2: texts of per-row columns are arrays; in 1 the manifest holds them."""
-_LONGEST_NAME = 200
-_CODECS = frozenset({"bytes", "zstd", "crc32c"})
-SMALLEST_CHUNK = 1 << 20
+_MAX_NAME_LENGTH = 200
+_OWN_CODECS = frozenset({"bytes", "zstd", "crc32c"})
+MIN_CHUNK_BYTES = 1 << 20
 """Bytes below which a chunk is not worth an object of its own."""
 
 
@@ -80,35 +80,35 @@ CHECKSUMS = ArraySpec(
 COLUMN_DTYPES = {"int": "int64", "float": "float64", "category": "int32"}
 
 
-def column_spec(name: str, kind: str) -> ArraySpec:
+def make_column_spec(name: str, kind: str) -> ArraySpec:
     """The array of one per-row column, in slot order."""
     doc = f"Per-row column {name!r} ({kind}), in slot order; 0 in padding slots."
-    return ArraySpec(array_path(f"columns/{name}"), ("slot",), COLUMN_DTYPES[kind], doc)
+    return ArraySpec(format_array_path(f"columns/{name}"), ("slot",), COLUMN_DTYPES[kind], doc)
 
 
-def levels_spec(name: str) -> ArraySpec:
+def make_levels_spec(name: str) -> ArraySpec:
     """The array of the texts that the codes of one per-row column stand for."""
     doc = f"Texts of per-row column {name!r}: code k is line k, a JSON string in ASCII."
-    return ArraySpec(array_path(f"levels/{name}"), ("byte",), "uint8", doc)
+    return ArraySpec(format_array_path(f"levels/{name}"), ("byte",), "uint8", doc)
 
 
-def array_path(name: str) -> str:
+def format_array_path(name: str) -> str:
     """Give the Zarr path of a stored array; a column's name may hold any character."""
     folder, _, column = name.partition("/")
     if not column:
         return name
     safe = quote(column, safe=" ").replace(".", "%2E")
-    if len(safe) > _LONGEST_NAME:
+    if len(safe) > _MAX_NAME_LENGTH:
         safe = hashlib.sha256(safe.encode()).hexdigest()
     return f"{folder}/{safe}"
 
 
-def stored_names(columns: Iterable[str]) -> list[str]:
+def list_stored_arrays(columns: Iterable[str]) -> list[str]:
     """Name the arrays that hold the data of chunks, given the per-row columns."""
     return [BITS.name, OBSERVED.name, ORDER.name, *(f"columns/{name}" for name in columns)]
 
 
-def open_own(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -> Any:
+def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -> Any:
     """Open an array that `create_array` made.
 
     Parameters
@@ -127,7 +127,7 @@ def open_own(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -
         whoever wrote them. Or if its shape is not that of the manifest.
     """
     array: Any = group[path]
-    check_codecs(path, array.metadata.to_dict(), _CODECS)
+    check_codecs(path, array.metadata.to_dict(), _OWN_CODECS)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{path}: Expected numbers, got {array.dtype}.")
     if shape is not None and tuple(array.shape) != tuple(shape):
@@ -135,10 +135,10 @@ def open_own(group: zarr.Group, path: str, shape: Sequence[int] | None = None) -
     return array
 
 
-def chunk_exists(array: Any, *coordinates: int) -> bool:
+def has_chunk(array: Any, *coordinates: int) -> bool:
     """Tell whether a chunk lies there: Zarr reads a missing one as zeros."""
     chunk = array.store_path / array.metadata.encode_chunk_key(coordinates)
-    with told(chunk):
+    with translate_store_errors(chunk):
         return bool(sync(chunk.exists()))
 
 

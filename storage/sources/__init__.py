@@ -13,39 +13,39 @@ from pathlib import Path
 
 from storage.errors import DataError
 from storage.sources.arrays import open_npy, open_npz
-from storage.sources.base import Batch, Source
-from storage.sources.baskets import basket_items, open_baskets
-from storage.sources.columns import with_choice
-from storage.sources.folders import folder_columns, is_partitioned, with_folder_columns
+from storage.sources.base import Source, SourceBatch
+from storage.sources.baskets import find_basket_items, open_baskets
+from storage.sources.columns import select_features
+from storage.sources.folders import add_folder_columns, is_partitioned, parse_folder_columns
 from storage.sources.matrix_market import open_matrix_market
-from storage.sources.new_files import Arrivals, arrivals, tags_of
-from storage.sources.remote import matching, open_remote
-from storage.sources.spool import Duplicates
+from storage.sources.new_files import NewFiles, collect_tags, list_new_files
+from storage.sources.remote import find_matching_urls, open_remote
+from storage.sources.spool import DuplicateRule
 from storage.sources.value_codes import ReadOptions
-from storage.sources.value_maps import map_text, parse_map, plain_map
+from storage.sources.value_maps import format_map, format_plain_map, parse_map
 from storage.sources.zarr_arrays import is_zarr, open_zarr
-from storage.stores.object_path import is_url, object_path
+from storage.stores.object_path import is_url, parse_object_url
 
 __all__ = [
-    "Arrivals",
-    "Batch",
-    "Duplicates",
+    "DuplicateRule",
+    "NewFiles",
     "ReadOptions",
     "Source",
-    "basket_items",
+    "SourceBatch",
+    "collect_tags",
     "expand_sources",
-    "is_baskets",
-    "map_text",
-    "new_files",
+    "find_basket_items",
+    "find_new_files",
+    "format_map",
+    "format_plain_map",
+    "is_basket_file",
     "open_long",
     "open_source",
     "parse_map",
-    "plain_map",
-    "tags_of",
 ]
 
 
-def _opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
+def _make_lazy_opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
     """Open by a module that is imported when it is needed: what it imports takes its time."""
 
     def opened(path: str, options: ReadOptions) -> Source:
@@ -56,29 +56,29 @@ def _opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
     return opened
 
 
-_CSV = _opener("csv", "open_csv")
-_STATISTICS = _opener("records", "open_statistics")
+_OPEN_CSV = _make_lazy_opener("csv", "open_csv")
+_OPEN_STATISTICS = _make_lazy_opener("records", "open_statistics")
 _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".npy": open_npy,
     ".npz": open_npz,
-    ".csv": _CSV,
-    ".csv.gz": _CSV,
-    ".tsv": _CSV,
-    ".tsv.gz": _CSV,
-    ".parquet": _opener("records", "open_parquet"),
+    ".csv": _OPEN_CSV,
+    ".csv.gz": _OPEN_CSV,
+    ".tsv": _OPEN_CSV,
+    ".tsv.gz": _OPEN_CSV,
+    ".parquet": _make_lazy_opener("records", "open_parquet"),
     ".mtx": open_matrix_market,
     ".mtx.gz": open_matrix_market,
     ".dat": open_baskets,
     ".dat.gz": open_baskets,
-    ".xlsx": _opener("records", "open_excel"),
-    ".sav": _STATISTICS,
-    ".zsav": _STATISTICS,
-    ".dta": _STATISTICS,
-    ".bed": _opener("genotypes", "open_bed"),
-    ".h5ad": _opener("cells", "open_cells"),
+    ".xlsx": _make_lazy_opener("records", "open_excel"),
+    ".sav": _OPEN_STATISTICS,
+    ".zsav": _OPEN_STATISTICS,
+    ".dta": _OPEN_STATISTICS,
+    ".bed": _make_lazy_opener("genotypes", "open_bed"),
+    ".h5ad": _make_lazy_opener("cells", "open_cells"),
 }
 # Whose names lie in files beside them.
-_LOCAL = (".bed",)
+_LOCAL_SUFFIXES = (".bed",)
 
 
 def open_source(
@@ -93,7 +93,7 @@ def open_source(
     options
         How values become bits and which columns are not features.
     items
-        The common items of several basket files, see `basket_items`; other formats name
+        The common items of several basket files, see `find_basket_items`; other formats name
         their own features and leave it aside.
 
     Raises
@@ -102,42 +102,44 @@ def open_source(
         If the path cannot be read, or its kind is unknown.
     """
     options = options or ReadOptions()
-    values = {n: v for n, v in folder_columns(path).items() if n in options.row_columns}
+    values = {n: v for n, v in parse_folder_columns(path).items() if n in options.row_columns}
     columns = tuple(name for name in options.row_columns if name not in values)
     opened = _open(path, replace(options, row_columns=columns), items)
-    return with_folder_columns(opened if opened.chooses else with_choice(opened), values)
+    return add_folder_columns(
+        opened if opened.can_select_columns else select_features(opened), values
+    )
 
 
 def _open(path: str, options: ReadOptions, items: Sequence[str] | None) -> Source:
-    if is_url(path) and _suffix(path) in _LOCAL:
+    if is_url(path) and _find_suffix(path) in _LOCAL_SUFFIXES:
         raise DataError(f"{path}: Expected a file of this machine, got a URL. Download it.")
-    if is_url(path) and _suffix(path):
+    if is_url(path) and _find_suffix(path):
         return open_remote(path, partial(open_source, options=options, items=items))
     place = Path(path)
     if is_url(path):
-        raise _unknown(path)
+        raise _make_unknown_error(path)
     if not place.exists():
         raise DataError(f"{path}: Expected a file or a Zarr array, got nothing there.")
     if place.is_dir():
         if is_zarr(path):
             return open_zarr(path, options)
-        raise _a_folder(place)
-    if is_baskets(path):
+        raise _make_folder_error(place)
+    if is_basket_file(path):
         return open_baskets(path, options, items)
-    suffix = _suffix(path)
+    suffix = _find_suffix(path)
     if suffix is None:
-        raise _unknown(path)
+        raise _make_unknown_error(path)
     return _OPENERS[suffix](path, options)
 
 
-def open_long(
+def open_long_tables(
     paths: Sequence[str],
     long: str,
-    duplicates: Duplicates | None,
+    duplicates: DuplicateRule | None,
     options: ReadOptions,
     features: Sequence[str] | None = None,
 ) -> Source:
-    """Open long tables together; see `long_tables.open_long`.
+    """Open long tables together; see `long_tables.open_tables`.
 
     Raises
     ------
@@ -145,31 +147,31 @@ def open_long(
         If a file or a line cannot be used.
     """
     from storage.sources import long_tables  # Arrow takes its time to be imported
-    from storage.sources.long_lines import parse_long
+    from storage.sources.long_lines import parse_long_columns
 
-    columns = parse_long(long)
-    return with_choice(long_tables.open_long(paths, columns, options, duplicates, features))
+    columns = parse_long_columns(long)
+    return select_features(long_tables.open_tables(paths, columns, options, duplicates, features))
 
 
-def _a_folder(folder: Path) -> DataError:
+def _make_folder_error(folder: Path) -> DataError:
     """Say of a folder how to name the files in it, by the kind that most of them are."""
-    found = Counter(filter(None, (_suffix(entry.name) for entry in folder.iterdir())))
+    found = Counter(filter(None, (_find_suffix(entry.name) for entry in folder.iterdir())))
     hint = f"No file in it ends in {', '.join(_OPENERS)}."
     if found:
         hint = f"Name its files, for example '{folder}/*{found.most_common(1)[0][0]}'."
     return DataError(f"{folder}: Expected a file or a Zarr array, got a directory. {hint}")
 
 
-def _unknown(path: str) -> DataError:
+def _make_unknown_error(path: str) -> DataError:
     return DataError(
         f"{path}: Expected a suffix of {', '.join(_OPENERS)} or a Zarr directory, got "
         f"{Path(path).suffix or 'none'!r}. Convert the file, or rename it."
     )
 
 
-def is_baskets(path: str) -> bool:
+def is_basket_file(path: str) -> bool:
     """Tell whether a path names FIMI baskets, which need a common list of items."""
-    return _suffix(path) in (".dat", ".dat.gz")
+    return _find_suffix(path) in (".dat", ".dat.gz")
 
 
 def expand_sources(patterns: Sequence[str]) -> list[str]:
@@ -183,16 +185,16 @@ def expand_sources(patterns: Sequence[str]) -> list[str]:
     return [path for pattern in patterns for path in _expand(pattern)]
 
 
-def new_files(folders: Sequence[str], known: Mapping[str, str]) -> Arrivals:
-    """Find the files below folders or prefixes whose tags are not known yet; see `arrivals`."""
-    return arrivals(folders, known, _OPENERS)
+def find_new_files(folders: Sequence[str], known: Mapping[str, str]) -> NewFiles:
+    """Find the files below folders or prefixes whose tags are not known yet; see `list_new_files`."""
+    return list_new_files(folders, known, _OPENERS)
 
 
 def _expand(pattern: str) -> list[str]:
     if is_url(pattern):
         return _expand_url(pattern)
     if Path(pattern).is_dir() and not is_zarr(pattern) and is_partitioned(Path(pattern)):
-        return _below(Path(pattern))
+        return _list_partitioned_files(Path(pattern))
     if Path(pattern).exists():
         return [pattern]
     found = sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
@@ -205,25 +207,25 @@ def _expand(pattern: str) -> list[str]:
     raise DataError(f"{pattern}: Expected an existing path, got nothing there. {hint}")
 
 
-def _below(folder: Path) -> list[str]:
+def _list_partitioned_files(folder: Path) -> list[str]:
     """Give the files of a partitioned folder, as arrivals would come."""
-    found = new_files([str(folder)], {})
+    found = find_new_files([str(folder)], {})
     if not (found.new or found.waiting):
-        raise _a_folder(folder)
+        raise _make_folder_error(folder)
     return sorted([*found.new, *found.waiting])
 
 
 def _expand_url(pattern: str) -> list[str]:
     if has_magic(pattern):
-        if found := matching(pattern):
+        if found := find_matching_urls(pattern):
             return found
-    elif object_path(pattern).is_file():
+    elif parse_object_url(pattern).is_file():
         return [pattern]
     raise DataError(
         f"{pattern}: Expected a file of the store, got nothing there. "
-        f"Name files, for example '{object_path(pattern).root}/folder/*.parquet'."
+        f"Name files, for example '{parse_object_url(pattern).root}/folder/*.parquet'."
     )
 
 
-def _suffix(path: str) -> str | None:
+def _find_suffix(path: str) -> str | None:
     return next((suffix for suffix in _OPENERS if path.lower().endswith(suffix)), None)

@@ -12,30 +12,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import Batch, Source, reading, unnamed
-from storage.sources.members import Header, member_headers, member_rows, read_header, read_member
+from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
+from storage.sources.members import (
+    NpyHeader,
+    open_member_rows,
+    read_header,
+    read_member,
+    read_member_headers,
+)
 from storage.sources.sparse import open_sparse
 from storage.sources.value_codes import MISSING, ReadOptions, check_numeric, encode_features
 
-_SPLITS = ("train", "valid", "test")
+_SPLIT_LABELS = ("train", "valid", "test")
 # Arrays of the packed form that are never per-row columns.
-_DESCRIPTIONS = ("X", "M", "G", "shape", "cols", "segnames")
+_RESERVED_ARRAYS = ("X", "M", "G", "shape", "cols", "segnames")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NpySource(Source):
     """A `.npy` matrix."""
 
-    streams = True
+    is_streaming = True
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read the rows of the memory-mapped array."""
         if not self.n_rows:
             return
-        with reading(self.path):
+        with translate_read_errors(self.path):
             array = np.load(self.path, mmap_mode="r")
-            for first, n_rows in self.row_runs(self.n_rows):
-                yield number_batch(self, array[first : first + n_rows], first)
+            for first, n_rows in self.iter_row_ranges(self.n_rows):
+                yield make_number_batch(self, array[first : first + n_rows], first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,36 +60,38 @@ class NpzSource(Source):
         Names of a column's values 0, 1, …, by column.
     """
 
-    streams = True
+    is_streaming = True
 
     array: str
     packed: bool
     masked: bool
     labels: Mapping[str, tuple[str, ...]]
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Stream the matrix and its columns side by side."""
         if not self.n_rows:
             return
-        with reading(self.path), ZipFile(self.path) as archive, ExitStack() as stack:
+        with translate_read_errors(self.path), ZipFile(self.path) as archive, ExitStack() as stack:
             streams = {
-                name: stack.enter_context(member_rows(archive, name))
+                name: stack.enter_context(open_member_rows(archive, name))
                 for name in (self.array, *self.column_names, *(["M"] if self.masked else []))
             }
-            for first, n_rows in self.row_runs(self.n_rows):
+            for first, n_rows in self.iter_row_ranges(self.n_rows):
                 parts = {name: take(first, n_rows) for name, take in streams.items()}
-                yield self._batch(parts, first)
+                yield self._make_batch(parts, first)
 
-    def _batch(self, parts: Mapping[str, NDArray[Any]], first_row: int) -> Batch:
-        columns = {name: self._column(name, parts[name], first_row) for name in self.column_names}
-        values = self._unpacked(parts[self.array])
-        observed = self._unpacked(parts["M"]) if self.masked else None
-        return number_batch(self, values, first_row, columns, observed)
+    def _make_batch(self, parts: Mapping[str, NDArray[Any]], first_row: int) -> SourceBatch:
+        columns = {
+            name: self._decode_column(name, parts[name], first_row) for name in self.column_names
+        }
+        values = self._unpack(parts[self.array])
+        observed = self._unpack(parts["M"]) if self.masked else None
+        return make_number_batch(self, values, first_row, columns, observed)
 
-    def _unpacked(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _unpack(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.unpackbits(values, axis=1, count=self.n_features) if self.packed else values
 
-    def _column(self, name: str, values: NDArray[Any], first_row: int) -> NDArray[Any]:
+    def _decode_column(self, name: str, values: NDArray[Any], first_row: int) -> NDArray[Any]:
         if values.dtype.kind == "b":
             return values.astype(np.int8)
         if values.dtype.kind == "S":
@@ -95,20 +103,20 @@ class NpzSource(Source):
         if outside.any():
             row = int(outside.argmax())
             raise DataError(
-                f"{self.row_place(first_row + row)}: Expected {name} from 0 to "
+                f"{self.format_row_place(first_row + row)}: Expected {name} from 0 to "
                 f"{len(labels) - 1}, got {values[row]}. Correct the array {name!r}."
             )
         named: NDArray[np.str_] = np.array(labels)[values]
         return named
 
 
-def number_batch(
+def make_number_batch(
     source: Source,
     values: NDArray[Any],
     first_row: int,
     columns: Mapping[str, NDArray[Any]] | None = None,
     observed: NDArray[np.uint8] | None = None,
-) -> Batch:
+) -> SourceBatch:
     """Make a batch of numbers, (n_rows, n_features), and an optional mask of the same shape."""
     codes = encode_features(values, source.options, source.feature_names)
     if observed is not None:
@@ -117,43 +125,47 @@ def number_batch(
     def texts(rows: slice, feature: int) -> list[str]:
         return [str(value) for value in values[rows, feature]]
 
-    return source.batch(codes, first_row, texts, columns)
+    return source.make_batch(codes, first_row, texts, columns)
 
 
 def open_npy(path: str, options: ReadOptions) -> NpySource:
     """Open a `.npy` file."""
-    with reading(path), open(path, "rb") as stream:
+    with translate_read_errors(path), open(path, "rb") as stream:
         header = read_header(stream)
     if len(header.shape) != 2:
         raise DataError(f"{path}: Expected a matrix (2 dimensions), got {len(header.shape)}.")
     check_numeric(path, header.dtype)
     n_rows, n_features = header.shape
-    return NpySource(path=path, options=options, feature_names=unnamed(n_features), n_rows=n_rows)
+    return NpySource(
+        path=path, options=options, feature_names=make_feature_names(n_features), n_rows=n_rows
+    )
 
 
 def open_npz(path: str, options: ReadOptions) -> Source:
     """Open an `.npz` archive: SciPy sparse, packed, or dense."""
-    with reading(path), ZipFile(path) as archive:
-        headers = member_headers(archive)
+    with translate_read_errors(path), ZipFile(path) as archive:
+        headers = read_member_headers(archive)
         if "format" in headers:
             return open_sparse(path, options, archive, headers)
         return _open_matrix(path, options, archive, headers)
 
 
 def _open_matrix(
-    path: str, options: ReadOptions, archive: ZipFile, headers: Mapping[str, Header]
+    path: str, options: ReadOptions, archive: ZipFile, headers: Mapping[str, NpyHeader]
 ) -> NpzSource:
     packed = {"X", "shape"} <= headers.keys() and headers["shape"].shape == (2,)
-    array = "X" if packed else _matrix_name(path, headers)
+    array = "X" if packed else _find_matrix_name(path, headers)
     check_numeric(path, headers[array].dtype)
     n_rows, n_features = read_member(archive, "shape") if packed else headers[array].shape
     if packed:
         _check_packed(path, headers, int(n_rows), int(n_features))
-    columns = _column_names(path, headers, int(n_rows), _DESCRIPTIONS if packed else ("cols",))
+    columns = _list_column_names(
+        path, headers, int(n_rows), _RESERVED_ARRAYS if packed else ("cols",)
+    )
     return NpzSource(
         path=path,
         options=options,
-        feature_names=_feature_names(path, archive, headers, int(n_features)),
+        feature_names=_read_feature_names(path, archive, headers, int(n_features)),
         n_rows=int(n_rows),
         column_names=columns,
         default_segment="seg" if packed and "seg" in columns else None,
@@ -161,11 +173,11 @@ def _open_matrix(
         array=array,
         packed=packed,
         masked=packed and "M" in headers,
-        labels=_labels(path, archive, headers) if packed else {},
+        labels=_read_labels(path, archive, headers) if packed else {},
     )
 
 
-def _matrix_name(path: str, headers: Mapping[str, Header]) -> str:
+def _find_matrix_name(path: str, headers: Mapping[str, NpyHeader]) -> str:
     matrices = [name for name, header in headers.items() if len(header.shape) == 2]
     if "X" in matrices:
         return "X"
@@ -177,7 +189,9 @@ def _matrix_name(path: str, headers: Mapping[str, Header]) -> str:
     return matrices[0]
 
 
-def _check_packed(path: str, headers: Mapping[str, Header], n_rows: int, n_features: int) -> None:
+def _check_packed(
+    path: str, headers: Mapping[str, NpyHeader], n_rows: int, n_features: int
+) -> None:
     expected = (n_rows, -(-n_features // 8))
     for name in ("X", "M"):
         header = headers.get(name)
@@ -188,43 +202,43 @@ def _check_packed(path: str, headers: Mapping[str, Header], n_rows: int, n_featu
             )
 
 
-def _column_names(
-    path: str, headers: Mapping[str, Header], n_rows: int, others: tuple[str, ...]
+def _list_column_names(
+    path: str, headers: Mapping[str, NpyHeader], n_rows: int, others: tuple[str, ...]
 ) -> tuple[str, ...]:
     names = [
         name for name, header in headers.items() if header.shape == (n_rows,) and name not in others
     ]
     for name in names:
         if headers[name].dtype.kind not in "biufUS":
-            raise DataError(_wrong_column_type(path, name, headers[name]))
+            raise DataError(_format_column_type_error(path, name, headers[name]))
     return tuple(names)
 
 
-def _wrong_column_type(path: str, name: str, header: Header) -> str:
+def _format_column_type_error(path: str, name: str, header: NpyHeader) -> str:
     return (
         f"{path}: Expected numbers or text in array {name!r}, got {header.dtype}. "
         f"Store it as text: {name}.astype(str)."
     )
 
 
-def _texts(
-    path: str, archive: ZipFile, headers: Mapping[str, Header], name: str
+def _read_texts(
+    path: str, archive: ZipFile, headers: Mapping[str, NpyHeader], name: str
 ) -> tuple[str, ...]:
     """Read an array of names."""
     if headers[name].dtype.kind not in "iuUS":
-        raise DataError(_wrong_column_type(path, name, headers[name]))
+        raise DataError(_format_column_type_error(path, name, headers[name]))
     values = read_member(archive, name).ravel()
     return tuple(
         value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist()
     )
 
 
-def _feature_names(
-    path: str, archive: ZipFile, headers: Mapping[str, Header], n_features: int
+def _read_feature_names(
+    path: str, archive: ZipFile, headers: Mapping[str, NpyHeader], n_features: int
 ) -> tuple[str, ...]:
     if "cols" not in headers:
-        return unnamed(n_features)
-    names = _texts(path, archive, headers, "cols")
+        return make_feature_names(n_features)
+    names = _read_texts(path, archive, headers, "cols")
     if len(names) == 1 < n_features:
         names = tuple(names[0].rstrip(",").split(","))
     if len(names) != n_features:
@@ -235,9 +249,9 @@ def _feature_names(
     return names
 
 
-def _labels(
-    path: str, archive: ZipFile, headers: Mapping[str, Header]
+def _read_labels(
+    path: str, archive: ZipFile, headers: Mapping[str, NpyHeader]
 ) -> dict[str, tuple[str, ...]]:
     if "segnames" not in headers:
-        return {"split": _SPLITS}
-    return {"split": _SPLITS, "seg": _texts(path, archive, headers, "segnames")}
+        return {"split": _SPLIT_LABELS}
+    return {"split": _SPLIT_LABELS, "seg": _read_texts(path, archive, headers, "segnames")}

@@ -12,23 +12,26 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source
-from storage.sources.numbers import float_of, number_of
-from storage.sources.value_codes import BAD, MISSING, Codes, ReadOptions, encode_numbers
-from storage.sources.value_maps import ValueMap, map_of
+from storage.sources.numbers import parse_float, parse_number
+from storage.sources.value_codes import INVALID, MISSING, ReadOptions, ValueCodes, encode_numbers
+from storage.sources.value_maps import ValueMap, find_map
 
 # Compared without regard to case.
 MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
 
 
-def _any_case(word: str) -> list[str]:
+def _list_case_variants(word: str) -> list[str]:
     return ["".join(letters) for letters in product(*({c, c.upper()} for c in word))]
 
 
-_TRUE, _FALSE = ["1", "1.0", *_any_case("true")], ["0", "0.0", *_any_case("false")]
+_TRUE_WORDS, _FALSE_WORDS = (
+    ["1", "1.0", *_list_case_variants("true")],
+    ["0", "0.0", *_list_case_variants("false")],
+)
 
 
 def is_feature_type(kind: pa.DataType) -> bool:
-    """Tell whether `column_codes` takes columns of this type."""
+    """Tell whether `encode_column` takes columns of this type."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (
@@ -47,33 +50,35 @@ def is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
-def table_codes(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOptions) -> Codes:
+def encode_table(columns: Mapping[str, pa.Array], n_rows: int, options: ReadOptions) -> ValueCodes:
     """Code the columns of a table, (n_rows, n_columns), by their names."""
     by_column = np.empty((len(columns), n_rows), np.uint8)
     for codes, (name, column) in zip(by_column, columns.items(), strict=True):
-        codes[:] = column_codes(column, options, map_of(options.maps, name))
+        codes[:] = encode_column(column, options, find_map(options.maps, name))
     return by_column.T
 
 
-def column_codes(
+def encode_column(
     column: pa.Array, options: ReadOptions, value_map: ValueMap | None = None
-) -> Codes:
+) -> ValueCodes:
     """Code one column, (n_rows,): null is missing, text is read once per distinct value."""
     if is_text(column.type):
         column = column.dictionary_encode()
     if not pa.types.is_dictionary(column.type):
-        return _number_codes(column, options, value_map)
+        return _encode_number_column(column, options, value_map)
     distinct = column.dictionary
     if is_text(distinct.type):
-        codes = token_codes(distinct.to_pylist(), options, value_map)
+        codes = encode_tokens(distinct.to_pylist(), options, value_map)
     else:
-        codes = _number_codes(distinct, options, value_map)
+        codes = _encode_number_column(distinct, options, value_map)
     last = pa.scalar(len(codes), pa.int64())
     places: NDArray[np.int64] = column.indices.cast(pa.int64()).fill_null(last).to_numpy()
     return np.append(codes, np.uint8(MISSING))[places]
 
 
-def _number_codes(column: pa.Array, options: ReadOptions, value_map: ValueMap | None) -> Codes:
+def _encode_number_column(
+    column: pa.Array, options: ReadOptions, value_map: ValueMap | None
+) -> ValueCodes:
     if pa.types.is_null(column.type):
         return np.full(len(column), MISSING, np.uint8)
     if pa.types.is_decimal(column.type):
@@ -88,71 +93,71 @@ def _number_codes(column: pa.Array, options: ReadOptions, value_map: ValueMap | 
     return codes
 
 
-def token_codes(
+def encode_tokens(
     tokens: Sequence[str | None], options: ReadOptions, value_map: ValueMap | None = None
-) -> Codes:
+) -> ValueCodes:
     """Code words: missing tokens, numbers, true and false; anything else is BAD."""
     if value_map is not None:
-        return np.array([_mapped(token, options, value_map) for token in tokens], np.uint8)
-    numbers = [_token_number(token, options) for token in tokens]
+        return np.array([_encode_by_map(token, options, value_map) for token in tokens], np.uint8)
+    numbers = [_parse_token(token, options) for token in tokens]
     unreadable = [number is None for number in numbers]
     values = np.array([0.0 if number is None else number for number in numbers])
     codes = encode_numbers(values, options)
-    codes[unreadable] = BAD
+    codes[unreadable] = INVALID
     return codes
 
 
-def _mapped(token: str | None, options: ReadOptions, value_map: ValueMap) -> int:
+def _encode_by_map(token: str | None, options: ReadOptions, value_map: ValueMap) -> int:
     """Code a word by a map, which may name what else would be missing."""
-    code = None if token is None else value_map.code_of(token)
+    code = None if token is None else value_map.find_code(token)
     if code is not None:
         return code
-    return MISSING if is_missing(token, options) else BAD
+    return MISSING if is_missing(token, options) else INVALID
 
 
 def is_missing(token: str | None, options: ReadOptions) -> bool:
     """Tell whether a word stands for no value."""
     if token is None or token.strip().lower() in MISSING_TOKENS:
         return True
-    number = float_of(token)
+    number = parse_float(token)
     return token.strip() in options.missing or number in options.missing_numbers
 
 
-def _token_number(token: str | None, options: ReadOptions) -> float | None:
+def _parse_token(token: str | None, options: ReadOptions) -> float | None:
     """NaN stands for missing, None for a word that is no number."""
     if token is None or is_missing(token, options):
         return float("nan")
-    return number_of(token)
+    return parse_number(token)
 
 
-def bit_words(options: ReadOptions, value_map: ValueMap | None) -> dict[str, list[str]]:
+def make_csv_word_options(options: ReadOptions, value_map: ValueMap | None) -> dict[str, list[str]]:
     """Give the words that Arrow's CSV reader can take for bits and for missing, as its options."""
     return {
-        "null_values": _missing_words(options, value_map),
-        "true_values": _TRUE if value_map is None else _words_of(value_map, 1),
-        "false_values": _FALSE if value_map is None else _words_of(value_map, 0),
+        "null_values": _list_missing_words(options, value_map),
+        "true_values": _TRUE_WORDS if value_map is None else _list_words(value_map, 1),
+        "false_values": _FALSE_WORDS if value_map is None else _list_words(value_map, 0),
     }
 
 
-def _missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
+def _list_missing_words(options: ReadOptions, value_map: ValueMap | None) -> list[str]:
     """Give the spellings of missing values that need no closer look."""
-    usual = [word for token in MISSING_TOKENS for word in _spellings(token)]
+    usual = [word for token in MISSING_TOKENS for word in _list_spellings(token)]
     mapped = [
-        word for value in (value_map.words if value_map else ()) for word in _spellings(value)
+        word for value in (value_map.words if value_map else ()) for word in _list_spellings(value)
     ]
     return sorted({*usual, "NaN", *options.missing} - {*mapped})
 
 
-def _words_of(value_map: ValueMap, code: int) -> list[str]:
+def _list_words(value_map: ValueMap, code: int) -> list[str]:
     """Give the spellings of values that need no closer look."""
-    return [w for value, c in value_map.words.items() if c == code for w in _spellings(value)]
+    return [w for value, c in value_map.words.items() if c == code for w in _list_spellings(value)]
 
 
-def _spellings(token: str) -> tuple[str, ...]:
+def _list_spellings(token: str) -> tuple[str, ...]:
     return token, token.upper(), token.title()
 
 
-def row_column(source: Source, name: str, column: pa.Array, first_row: int) -> NDArray[Any]:
+def convert_row_column(source: Source, name: str, column: pa.Array, first_row: int) -> NDArray[Any]:
     """Take a per-row column: integers, floats, or text for every other type."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -161,7 +166,7 @@ def row_column(source: Source, name: str, column: pa.Array, first_row: int) -> N
     if pa.types.is_integer(column.type) and column.null_count:
         row = first_row + int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise DataError(
-            f"{source.row_place(row)}, column {name!r}: Expected an integer, got no value. "
+            f"{source.format_row_place(row)}, column {name!r}: Expected an integer, got no value. "
             "Fill the column, or store it as text."
         )
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):

@@ -21,18 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.advice import advice, shown
-from storage.sources.selection import chosen
-from storage.sources.value_codes import BAD, MISSING, Codes, ReadOptions, in_row_order
-from storage.sources.value_maps import map_of
+from storage.sources.advice import shorten_value, suggest_remedy
+from storage.sources.selection import select_feature_names
+from storage.sources.value_codes import INVALID, MISSING, ReadOptions, ValueCodes, copy_to_row_order
+from storage.sources.value_maps import find_map
 
 # Large enough to hide the cost of a batch, small enough that a few of them fit any machine.
 BATCH_CELLS = 1 << 22
-LONG = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+LONG_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 """Suffixes of files that may have a line a value."""
-_FEWEST_ROWS = 64
-_LOOKED_AT = 5000
-_UNREADABLE = (
+_MIN_BATCH_ROWS = 64
+_CONTEXT_ROWS = 5000
+_READ_ERRORS = (
     OSError,
     ValueError,
     LookupError,
@@ -42,11 +42,11 @@ _UNREADABLE = (
     zlib.error,
     csv.Error,
 )
-_OWN_ERRORS = {"pyarrow": "ArrowException", "pyreadstat": "ReadstatError"}
+_LIBRARY_ERRORS = {"pyarrow": "ArrowException", "pyreadstat": "ReadstatError"}
 
 
 @dataclass(frozen=True)
-class Batch:
+class SourceBatch:
     """A run of consecutive rows of one source.
 
     Attributes
@@ -84,11 +84,11 @@ class Source(ABC):
         The per-row columns that the format itself calls segment and split.
     """
 
-    streams: ClassVar[bool] = False
+    is_streaming: ClassVar[bool] = False
     """Whether the first batch costs no more than itself."""
-    chooses: ClassVar[bool] = False
+    can_select_columns: ClassVar[bool] = False
     """Whether columns that the options leave out are not even read."""
-    one_entry: ClassVar[str] = "Sum or remove duplicate entries first."
+    duplicate_remedy: ClassVar[str] = "Sum or remove duplicate entries first."
     """What to do about a cell that is given twice."""
 
     path: str
@@ -102,13 +102,13 @@ class Source(ABC):
     def __post_init__(self) -> None:
         if not self.feature_names:
             raise DataError(f"{self.path}: Expected at least one feature, got none.")
-        check_names(self.path, self.feature_names)
+        check_column_names(self.path, self.feature_names)
         for name in self.options.row_columns:
             if name not in self.column_names:
-                raise DataError(self._no_such_column(name))
+                raise DataError(self._format_unknown_column(name))
 
     @abstractmethod
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read the rows in order, about four million cells at a time.
 
         Raises
@@ -117,7 +117,7 @@ class Source(ABC):
             If the file is damaged or a value is not binary.
         """
 
-    def check_first(self) -> None:
+    def check_first_rows(self) -> None:
         """Read the first rows, where that is quick: what is wrong with most is told at once.
 
         Raises
@@ -125,8 +125,8 @@ class Source(ABC):
         DataError
             If one of their values is not binary.
         """
-        if self.streams:
-            next(iter(self.batches()), None)
+        if self.is_streaming:
+            next(iter(self.iter_batches()), None)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -137,12 +137,12 @@ class Source(ABC):
     def tags(self) -> Mapping[str, str]:
         """What tells the files from the same files with other content, by full path or URL."""
         files = (Path(file) for file in self.files)
-        return {str(file.resolve()): file_tag(file) for file in files if file.is_file()}
+        return {str(file.resolve()): compute_file_tag(file) for file in files if file.is_file()}
 
     @cached_property
-    def is_chosen(self) -> NDArray[np.bool_]:
+    def feature_mask(self) -> NDArray[np.bool_]:
         """Whether each feature is one by the options, (n_features,)."""
-        wanted = set(chosen(self.path, self.feature_names, self.options))
+        wanted = set(select_feature_names(self.path, self.feature_names, self.options))
         return np.array([name in wanted for name in self.feature_names])
 
     @property
@@ -154,20 +154,20 @@ class Source(ABC):
     def batch_rows(self) -> int:
         """Rows of a batch, a multiple of 64."""
         rows = BATCH_CELLS // self.n_features
-        return max(_FEWEST_ROWS, rows - rows % _FEWEST_ROWS)
+        return max(_MIN_BATCH_ROWS, rows - rows % _MIN_BATCH_ROWS)
 
-    def row_runs(self, n_rows: int) -> Iterator[tuple[int, int]]:
+    def iter_row_ranges(self, n_rows: int) -> Iterator[tuple[int, int]]:
         """Cut rows into batches: (first row, number of rows)."""
         for first in range(0, n_rows, self.batch_rows):
             yield first, min(self.batch_rows, n_rows - first)
 
-    def batch(
+    def make_batch(
         self,
-        codes: Codes,
+        codes: ValueCodes,
         first_row: int,
         texts: Callable[[slice, int], Sequence[str]],
         columns: Mapping[str, NDArray[Any]] | None = None,
-    ) -> Batch:
+    ) -> SourceBatch:
         """Turn codes into a batch, or refuse the first bad value.
 
         Parameters
@@ -181,43 +181,47 @@ class Source(ABC):
         columns
             Per-row columns of these rows.
         """
-        codes = in_row_order(codes)
-        if not (self.chooses or self.is_chosen.all()):
-            codes[:, ~self.is_chosen] = 0
+        codes = copy_to_row_order(codes)
+        if not (self.can_select_columns or self.feature_mask.all()):
+            codes[:, ~self.feature_mask] = 0
         highest = codes.max(initial=0)
-        if highest == BAD:
-            row, feature = divmod(int((codes == BAD).argmax()), self.n_features)
-            around = texts(slice(max(0, row - _LOOKED_AT), row + _LOOKED_AT), feature)
-            raise self.not_binary(first_row + row, feature, around[min(row, _LOOKED_AT)], around)
+        if highest == INVALID:
+            row, feature = divmod(int((codes == INVALID).argmax()), self.n_features)
+            around = texts(slice(max(0, row - _CONTEXT_ROWS), row + _CONTEXT_ROWS), feature)
+            raise self.make_not_binary_error(
+                first_row + row, feature, around[min(row, _CONTEXT_ROWS)], around
+            )
         if highest < MISSING:
-            return Batch(codes, None, columns or {})
+            return SourceBatch(codes, None, columns or {})
         X, observed = (codes == 1).view(np.uint8), (codes != MISSING).view(np.uint8)
-        return Batch(X, observed, columns or {})
+        return SourceBatch(X, observed, columns or {})
 
-    def not_binary(self, row: int, feature: int, value: str, column: Sequence[str]) -> DataError:
+    def make_not_binary_error(
+        self, row: int, feature: int, value: str, column: Sequence[str]
+    ) -> DataError:
         """Build the error about one value of a column; `row` counts from 0."""
         name, options = self.feature_names[feature], self.options
-        value_map = map_of(options.maps, name)
+        value_map = find_map(options.maps, name)
         expected = "0, 1, true, false" if value_map is None else str(value_map)
         if options.threshold is not None:
             expected = "a number, true, false"
         given = "--threshold" if options.threshold is not None else "--map" if value_map else None
-        columns = (*self.column_names, *self.feature_names) if self.chooses else ()
-        remedy = advice(name, column, given, columns)
+        columns = (*self.column_names, *self.feature_names) if self.can_select_columns else ()
+        remedy = suggest_remedy(name, column, given, columns)
         return DataError(
-            f"{self.place(row, feature)}: Expected {expected} or a missing value, "
-            f"got {shown(value)}. {remedy}"
+            f"{self.format_place(row, feature)}: Expected {expected} or a missing value, "
+            f"got {shorten_value(value)}. {remedy}"
         )
 
-    def place(self, row: int, feature: int) -> str:
+    def format_place(self, row: int, feature: int) -> str:
         """Say where a value stands; `row` counts from 0."""
-        return f"{self.row_place(row)}, column {self.feature_names[feature]!r}"
+        return f"{self.format_row_place(row)}, column {self.feature_names[feature]!r}"
 
-    def row_place(self, row: int) -> str:
+    def format_row_place(self, row: int) -> str:
         """Say where a row stands; `row` counts from 0."""
         return f"{self.path}: row {row + 1} (data rows counted from 1)"
 
-    def _no_such_column(self, name: str) -> str:
+    def _format_unknown_column(self, name: str) -> str:
         known = [*self.column_names, *self.feature_names]
         near = get_close_matches(name, [other for other in known if other != name], n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -227,7 +231,7 @@ class Source(ABC):
         )
 
 
-def needed(path: str, package: str, extra: str) -> None:
+def check_installed(path: str, package: str, extra: str) -> None:
     """Refuse a file whose reader is not installed."""
     if find_spec(package) is None:
         raise DataError(
@@ -236,12 +240,12 @@ def needed(path: str, package: str, extra: str) -> None:
         )
 
 
-def unnamed(n_features: int) -> tuple[str, ...]:
+def make_feature_names(n_features: int) -> tuple[str, ...]:
     """Give the names f0, f1, … to features that have none."""
     return tuple(f"f{feature}" for feature in range(n_features))
 
 
-def check_names(path: str, names: Sequence[str]) -> None:
+def check_column_names(path: str, names: Sequence[str]) -> None:
     """Refuse empty and repeated column names."""
     if "" in names:
         raise DataError(
@@ -254,26 +258,26 @@ def check_names(path: str, names: Sequence[str]) -> None:
         raise DataError(f"{path}: Expected distinct names, got repeated {shown}. Rename them.")
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
+def _list_read_errors() -> tuple[type[Exception], ...]:
     """Give what bad files raise; a library's own errors only where somebody has imported it."""
-    modules = ((sys.modules.get(module), error) for module, error in _OWN_ERRORS.items())
-    return (*_UNREADABLE, *(getattr(module, error) for module, error in modules if module))
+    modules = ((sys.modules.get(module), error) for module, error in _LIBRARY_ERRORS.items())
+    return (*_READ_ERRORS, *(getattr(module, error) for module, error in modules if module))
 
 
-def file_tag(file: Path) -> str:
+def compute_file_tag(file: Path) -> str:
     """Tell a file of this machine from the same with other content: size and time of writing."""
     found = file.stat()
     return f"{found.st_size}-{found.st_mtime_ns}"
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
+def translate_read_errors(path: str) -> Iterator[None]:
     """Turn what a library raises about a bad file into one line that names the file."""
     try:
         yield
     except DataError:
         raise
-    except _unreadable() as error:
+    except _list_read_errors() as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise DataError(
             f"{path}: Expected a readable file, got an error: {reason or type(error).__name__}. "

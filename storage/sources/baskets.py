@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import Batch, Source, reading
-from storage.sources.remote import local_copy
-from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
+from storage.sources.base import Source, SourceBatch, translate_read_errors
+from storage.sources.remote import open_local_copy
+from storage.sources.text import NUMBER_BLOCK_BYTES, iter_line_blocks, open_text, parse_numbers
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros, encode_numbers
 
 
@@ -19,32 +19,32 @@ from storage.sources.value_codes import ReadOptions, check_implicit_zeros, encod
 class BasketSource(Source):
     """A `.dat` file of baskets; an item listed twice counts once."""
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read runs of baskets."""
-        known = np.array([_item(name) for name in self.feature_names])
+        known = np.array([_parse_item(name) for name in self.feature_names])
         order = np.argsort(known)
         first_row = 0
-        for items, counts in _baskets(self.path):
+        for items, counts in _iter_baskets(self.path):
             nearest = np.searchsorted(known, items, sorter=order).clip(max=len(known) - 1)
             features = order[nearest]
             unknown = known[features] != items
             if unknown.any():
-                raise self._unknown_item(items, counts, int(unknown.argmax()), first_row)
-            yield from self._dense(features, counts, first_row)
+                raise self._make_unknown_item_error(items, counts, int(unknown.argmax()), first_row)
+            yield from self._iter_dense_batches(features, counts, first_row)
             first_row += len(counts)
 
-    def _dense(
+    def _iter_dense_batches(
         self, features: NDArray[np.int64], counts: NDArray[np.int64], first_row: int
-    ) -> Iterator[Batch]:
+    ) -> Iterator[SourceBatch]:
         ends = np.concatenate([[0], np.cumsum(counts)])
         one = encode_numbers(np.ones(1), self.options)[0]
-        for first, n_rows in self.row_runs(len(counts)):
+        for first, n_rows in self.iter_row_ranges(len(counts)):
             codes = np.zeros((n_rows, self.n_features), np.uint8)
             rows = np.repeat(np.arange(n_rows), counts[first : first + n_rows])
             codes[rows, features[ends[first] : ends[first + n_rows]]] = one
-            yield self.batch(codes, first_row + first, lambda rows, feature: ["1"])
+            yield self.make_batch(codes, first_row + first, lambda rows, feature: ["1"])
 
-    def _unknown_item(
+    def _make_unknown_item_error(
         self, items: NDArray[np.int64], counts: NDArray[np.int64], number: int, first_row: int
     ) -> DataError:
         line = first_row + int(np.searchsorted(np.cumsum(counts), number, side="right")) + 1
@@ -69,25 +69,25 @@ def open_baskets(
         The features; by default the file's own items, which takes a first pass over it.
     """
     check_implicit_zeros(path, options)
-    names = basket_items([path]) if items is None else tuple(items)
+    names = find_basket_items([path]) if items is None else tuple(items)
     return BasketSource(path=path, options=options, feature_names=names)
 
 
-def basket_items(paths: Sequence[str]) -> tuple[str, ...]:
+def find_basket_items(paths: Sequence[str]) -> tuple[str, ...]:
     """Find the items of one or more basket files, in numeric order: reads them all once."""
     known = np.empty(0, np.int64)
     for path in paths:
-        with local_copy(path) as (copy, _):
-            for items, _ in _baskets(copy):
+        with open_local_copy(path) as (copy, _):
+            for items, _ in _iter_baskets(copy):
                 known = np.union1d(known, items)
     return tuple(str(item) for item in known.tolist())
 
 
-def _baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _iter_baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Items of a run of lines, and how many each line has."""
     first_line = 0
-    with reading(path), open_text(path) as stream:
-        for block in line_blocks(stream, NUMBER_BLOCK_BYTES):
+    with translate_read_errors(path), open_text(path) as stream:
+        for block in iter_line_blocks(stream, NUMBER_BLOCK_BYTES):
             items, counts = parse_numbers(path, block, first_line, np.int64)
             if items.min(initial=0) < 0:
                 number = int((items < 0).argmax())
@@ -102,7 +102,7 @@ def _baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]
         raise DataError(f"{path}: Expected baskets, got an empty file.")
 
 
-def _item(name: str) -> int:
+def _parse_item(name: str) -> int:
     """Give the item number that a feature's name stands for; -1, which no item has, if none."""
     fits = name.isdecimal() and len(name) < 19 and str(int(name)) == name
     return int(name) if fits else -1

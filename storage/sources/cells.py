@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from storage.sources.arrays import number_batch
-from storage.sources.arrow_columns import row_column
-from storage.sources.base import Batch, Source, needed, reading
-from storage.sources.spool import Entries, spooled_batches
+from storage.sources.arrays import make_number_batch
+from storage.sources.arrow_columns import convert_row_column
+from storage.sources.base import Source, SourceBatch, check_installed, translate_read_errors
+from storage.sources.spool import Entries, spool_entries
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros, check_numeric
 
-_NAMES = "obs_names"
+_CELL_NAMES = "obs_names"
 """Column of the cells' own names."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellSource(Source):
+class AnnDataSource(Source):
     """The matrix X: cells are rows, and what was measured of them features.
 
     Attributes
@@ -32,42 +32,42 @@ class CellSource(Source):
         The per-row columns wanted, (n_rows,) each.
     """
 
-    streams = True
+    is_streaming = True
 
     n_rows: int
     encoding: str
     columns: Mapping[str, pa.Array] = field(repr=False)
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read runs of cells; values that do not come by cells are put in order on disk."""
         import h5py
 
-        with reading(self.path), h5py.File(self.path) as file:
+        with translate_read_errors(self.path), h5py.File(self.path) as file:
             X = file["X"]
             if self.encoding != "csc_matrix":
-                take = _dense_rows if self.encoding == "array" else _sparse_rows
-                for first, n_rows in self.row_runs(self.n_rows):
+                take = _read_dense_rows if self.encoding == "array" else _read_sparse_rows
+                for first, n_rows in self.iter_row_ranges(self.n_rows):
                     values = take(X, first, n_rows, self.n_features)
-                    yield number_batch(self, values, first, self._columns(first, n_rows))
+                    yield make_number_batch(self, values, first, self._slice_columns(first, n_rows))
                 return
             first = 0
-            for batch in spooled_batches(self, self.n_rows, _entries(X)):
-                yield Batch(batch.X, batch.observed, self._columns(first, len(batch.X)))
+            for batch in spool_entries(self, self.n_rows, _iter_column_entries(X)):
+                yield SourceBatch(batch.X, batch.observed, self._slice_columns(first, len(batch.X)))
                 first += len(batch.X)
 
-    def _columns(self, first: int, n_rows: int) -> dict[str, NDArray[Any]]:
+    def _slice_columns(self, first: int, n_rows: int) -> dict[str, NDArray[Any]]:
         return {
-            name: row_column(self, name, column.slice(first, n_rows), first)
+            name: convert_row_column(self, name, column.slice(first, n_rows), first)
             for name, column in self.columns.items()
         }
 
 
-def _dense_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArray[Any]:
+def _read_dense_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArray[Any]:
     rows: NDArray[Any] = X[first : first + n_rows]
     return rows
 
 
-def _sparse_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArray[Any]:
+def _read_sparse_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArray[Any]:
     from scipy.sparse import csr_array
 
     pointers = X["indptr"][first : first + n_rows + 1]
@@ -79,7 +79,7 @@ def _sparse_rows(X: Any, first: int, n_rows: int, n_features: int) -> NDArray[An
     return rows
 
 
-def _entries(X: Any) -> Iterator[Entries]:
+def _iter_column_entries(X: Any) -> Iterator[Entries]:
     """Give the entries of compressed columns, a run of columns at a time."""
     pointers = X["indptr"][:]
     step = 1 << 20
@@ -89,13 +89,13 @@ def _entries(X: Any) -> Iterator[Entries]:
         yield rows, columns, values
 
 
-def open_cells(path: str, options: ReadOptions) -> CellSource:
+def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
     """Open an `.h5ad` file: reads the names of cells and features, and the columns wanted."""
-    needed(path, "anndata", "cells")
+    check_installed(path, "anndata", "cells")
     import h5py
     from anndata.io import read_elem
 
-    with reading(path), h5py.File(path) as file:
+    with translate_read_errors(path), h5py.File(path) as file:
         X = file["X"]
         encoding = str(X.attrs.get("encoding-type", "array"))
         names = tuple(map(str, read_elem(file["var"]).index))
@@ -103,9 +103,9 @@ def open_cells(path: str, options: ReadOptions) -> CellSource:
         check_numeric(path, (X if encoding == "array" else X["data"]).dtype)
         if encoding != "array":
             check_implicit_zeros(path, options)
-    known = {_NAMES: obs.index, **obs}
+    known = {_CELL_NAMES: obs.index, **obs}
     columns = {n: pa.Array.from_pandas(known[n]) for n in options.row_columns if n in known}
-    return CellSource(
+    return AnnDataSource(
         path=path,
         options=options,
         feature_names=names,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage.sources.base import Batch, Source
+from storage.sources.base import Source, SourceBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenSource(Source):
+class SelectedSource(Source):
     """Some features of another source."""
 
     source: Source
@@ -21,24 +21,24 @@ class ChosenSource(Source):
         """Those of the whole source."""
         return self.source.tags
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read all features and leave out the others."""
-        at = np.flatnonzero(self.source.is_chosen)
-        for batch in self.source.batches():
+        at = np.flatnonzero(self.source.feature_mask)
+        for batch in self.source.iter_batches():
             observed = None if batch.observed is None else batch.observed[:, at]
-            yield Batch(np.ascontiguousarray(batch.X[:, at]), observed, batch.columns)
+            yield SourceBatch(np.ascontiguousarray(batch.X[:, at]), observed, batch.columns)
 
-    def check_first(self) -> None:
+    def check_first_rows(self) -> None:
         """Read the first rows as the whole source does."""
-        self.source.check_first()
+        self.source.check_first_rows()
 
 
-def with_choice(source: Source) -> Source:
+def select_features(source: Source) -> Source:
     """Leave features out of a source that reads all of them."""
-    if source.is_chosen.all():
+    if source.feature_mask.all():
         return source
-    names = tuple(np.array(source.feature_names)[source.is_chosen].tolist())
-    return ChosenSource(
+    names = tuple(np.array(source.feature_names)[source.feature_mask].tolist())
+    return SelectedSource(
         path=source.path,
         options=source.options,
         feature_names=names,

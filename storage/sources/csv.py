@@ -14,13 +14,19 @@ import pyarrow.compute
 import pyarrow.csv
 
 from storage.errors import DataError
-from storage.sources.arrow_columns import bit_words, token_codes
-from storage.sources.base import Batch, Source, check_names, reading, unnamed
-from storage.sources.records import table_batch
-from storage.sources.selection import chosen
-from storage.sources.text import TABLE_BLOCK_BYTES, line_blocks, open_text
-from storage.sources.value_codes import BAD, ReadOptions
-from storage.sources.value_maps import ValueMap, map_of
+from storage.sources.arrow_columns import encode_tokens, make_csv_word_options
+from storage.sources.base import (
+    Source,
+    SourceBatch,
+    check_column_names,
+    make_feature_names,
+    translate_read_errors,
+)
+from storage.sources.records import make_table_batch
+from storage.sources.selection import select_feature_names
+from storage.sources.text import TABLE_BLOCK_BYTES, iter_line_blocks, open_text
+from storage.sources.value_codes import INVALID, ReadOptions
+from storage.sources.value_maps import ValueMap, find_map
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -39,30 +45,30 @@ class CsvSource(Source):
         Whether the first line holds them.
     """
 
-    streams = True
-    chooses = True
+    is_streaming = True
+    can_select_columns = True
 
     delimiter: str
     header: tuple[str, ...]
     has_header: bool
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Parse blocks of lines: as bits or numbers if that goes, as text otherwise."""
         first_row = 0
-        with reading(self.path), open_text(self.path) as stream:
+        with translate_read_errors(self.path), open_text(self.path) as stream:
             if self.has_header:
                 stream.readline()
-            for block in line_blocks(stream, TABLE_BLOCK_BYTES):
+            for block in iter_line_blocks(stream, TABLE_BLOCK_BYTES):
                 table, options = self._parse(block, first_row)
                 self._refuse_line_breaks(table, first_row)
                 for rows in table.to_batches():
-                    yield table_batch(self, rows, first_row, options)
+                    yield make_table_batch(self, rows, first_row, options)
                     first_row += rows.num_rows
 
     def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
         """Give the values, and how they become bits: those that Arrow mapped are bits."""
         typed = pa.bool_() if self.options.threshold is None else pa.float64()
-        if not self.options.maps or self._map is not None:
+        if not self.options.maps or self._common_map is not None:
             with suppress(pa.ArrowInvalid):
                 return self._read(typed, block), replace(self.options, maps=())
         try:
@@ -70,14 +76,14 @@ class CsvSource(Source):
         except pa.ArrowInvalid as error:
             self._refuse_ragged(block, first_row)
             raise DataError(
-                f"{self.row_place(first_row)} or after: Expected UTF-8 text of delimited values, "
+                f"{self.format_row_place(first_row)} or after: Expected UTF-8 text of delimited values, "
                 f"got an error: {' '.join(str(error).split())}. Correct the file."
             ) from error
 
     @cached_property
-    def _map(self) -> ValueMap | None:
+    def _common_map(self) -> ValueMap | None:
         """The map of all features, if they have the same."""
-        maps = {map_of(self.options.maps, name) for name in self.feature_names}
+        maps = {find_map(self.options.maps, name) for name in self.feature_names}
         return maps.pop() if len(maps) == 1 else None
 
     def _read(
@@ -100,7 +106,7 @@ class CsvSource(Source):
             pa.csv.ConvertOptions(
                 column_types=features | columns,
                 include_columns=[*features, *columns],
-                **bit_words(self.options, self._map),
+                **make_csv_word_options(self.options, self._common_map),
             ),
         )
 
@@ -116,7 +122,7 @@ class CsvSource(Source):
             self._read(pa.string(), block, note)
         for row in ragged[:1]:
             raise DataError(
-                f"{self.row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
+                f"{self.format_row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
                 f"columns, got {row.actual_columns}. Correct the row."
             )
 
@@ -127,7 +133,7 @@ class CsvSource(Source):
             if broken.any():
                 row = first_row + int(broken.argmax())
                 raise DataError(
-                    f"{self.row_place(row)}, column {name!r}: Expected text on one line, got a "
+                    f"{self.format_row_place(row)}, column {name!r}: Expected text on one line, got a "
                     "line break inside quotes. Close the quote, or remove the break."
                 )
 
@@ -137,20 +143,22 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
 
     A first line of nothing but values and missing tokens is a row, not a header.
     """
-    delimiter, words = header_of(path)
-    has_header = bool((token_codes(words, ReadOptions(options.missing)) == BAD).any())
+    delimiter, words = read_csv_header(path)
+    has_header = bool((encode_tokens(words, ReadOptions(options.missing)) == INVALID).any())
     if has_header and _is_row(words, options):
         raise DataError(
             f"{path}: Expected names in the first line, got values, which the options would read. "
             "Add a line with the columns' names."
         )
-    header = tuple(words) if has_header else unnamed(len(words))
-    check_names(path, header)
+    header = tuple(words) if has_header else make_feature_names(len(words))
+    check_column_names(path, header)
     wanted = dict.fromkeys(options.row_columns)
     return CsvSource(
         path=path,
         options=options,
-        feature_names=chosen(path, [name for name in header if name not in wanted], options),
+        feature_names=select_feature_names(
+            path, [name for name in header if name not in wanted], options
+        ),
         column_names=tuple(name for name in wanted if name in header),
         delimiter=delimiter,
         header=header,
@@ -158,7 +166,7 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
     )
 
 
-def header_of(path: str) -> tuple[str, list[str]]:
+def read_csv_header(path: str) -> tuple[str, list[str]]:
     """Read the first line: what cuts it, and its words.
 
     Raises
@@ -166,17 +174,17 @@ def header_of(path: str) -> tuple[str, list[str]]:
     DataError
         If there is none, several marks may cut it, or one that such a file does not have.
     """
-    with reading(path), open_text(path) as stream:
+    with translate_read_errors(path), open_text(path) as stream:
         lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]
-        delimiter = _delimiter(path, lines)
-        words = [word.strip() for word in _cut(lines[0], delimiter)]
+        delimiter = _find_delimiter(path, lines)
+        words = [word.strip() for word in _split_line(lines[0], delimiter)]
     if not words:
         raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
     _refuse_other_marks(path, words, delimiter)
     return delimiter, words
 
 
-def _delimiter(path: str, lines: Sequence[str]) -> str:
+def _find_delimiter(path: str, lines: Sequence[str]) -> str:
     """Tell what cuts the first two lines: a tab in a `.tsv`, else what cuts both into as many.
 
     Raises
@@ -187,7 +195,8 @@ def _delimiter(path: str, lines: Sequence[str]) -> str:
     if path.lower().removesuffix(".gz").endswith(".tsv"):
         return "\t"
     counts = {
-        mark: {len(_cut(line, mark)) for line in lines if line.strip()} for mark in _DELIMITERS
+        mark: {len(_split_line(line, mark)) for line in lines if line.strip()}
+        for mark in _DELIMITERS
     }
     fit = [mark for mark, n in counts.items() if len(n) == 1 and n != {1}]
     if len(fit) > 1:
@@ -210,11 +219,11 @@ def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None
         )
 
 
-def _cut(line: str, delimiter: str) -> list[str]:
+def _split_line(line: str, delimiter: str) -> list[str]:
     return next(csv.reader([line], delimiter=delimiter), [])
 
 
 def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
     """Tell whether the first line, were it a row, could be read."""
-    codes = [token_codes([word], options, map_of(options.maps, word)) for word in words]
-    return BAD not in np.concatenate(codes)
+    codes = [encode_tokens([word], options, find_map(options.maps, word)) for word in words]
+    return INVALID not in np.concatenate(codes)

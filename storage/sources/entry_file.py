@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.value_codes import Codes
+from storage.sources.value_codes import ValueCodes
 
-_TYPES = (np.int32, np.int32, np.uint8)
+_ENTRY_DTYPES = (np.int32, np.int32, np.uint8)
 
 
 class EntryFile:
@@ -28,7 +28,7 @@ class EntryFile:
     def _path(self) -> Path:
         return Path(self._folder.name) / "entries"
 
-    def add(self, rows: NDArray[Any], columns: NDArray[Any], codes: Codes) -> None:
+    def add(self, rows: NDArray[Any], columns: NDArray[Any], codes: ValueCodes) -> None:
         """Add a run of entries, (n_entries,) each.
 
         Raises
@@ -38,7 +38,7 @@ class EntryFile:
         """
         try:
             with self._path.open("ab") as file:
-                for values, kind in zip((rows, columns, codes), _TYPES, strict=True):
+                for values, kind in zip((rows, columns, codes), _ENTRY_DTYPES, strict=True):
                     file.write(np.ascontiguousarray(values, kind).data)
         except OSError as error:
             n_entries = sum(self._counts) + len(rows)
@@ -48,11 +48,11 @@ class EntryFile:
             ) from error
         self._counts.append(len(rows))
 
-    def renumber(self, columns: NDArray[np.int64]) -> None:
+    def renumber_columns(self, columns: NDArray[np.int64]) -> None:
         """Give each column the number that stands at its old one."""
         self._columns = columns
 
-    def __iter__(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], Codes]]:
+    def __iter__(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], ValueCodes]]:
         """Give the runs in order."""
         if not self._counts:
             return

@@ -10,13 +10,13 @@ from urllib.parse import unquote
 import numpy as np
 
 from storage.errors import DataError
-from storage.sources.base import Batch, Source
+from storage.sources.base import Source, SourceBatch
 
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderSource(Source):
+class PartitionedSource(Source):
     """Another source, with per-row columns of one value each.
 
     Attributes
@@ -27,7 +27,7 @@ class FolderSource(Source):
         Values by names of columns.
     """
 
-    chooses = True  # as the other does
+    can_select_columns = True  # as the other does
 
     source: Source
     values: Mapping[str, str]
@@ -37,22 +37,22 @@ class FolderSource(Source):
         """Those of the other."""
         return self.source.tags
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Add the columns to every batch."""
-        for batch in self.source.batches():
+        for batch in self.source.iter_batches():
             more = {name: np.full(len(batch.X), text) for name, text in self.values.items()}
             yield replace(batch, columns={**batch.columns, **more})
 
-    def check_first(self) -> None:
+    def check_first_rows(self) -> None:
         """Read the first rows as the other does."""
-        self.source.check_first()
+        self.source.check_first_rows()
 
 
-def folder_columns(path: str) -> dict[str, str]:
+def parse_folder_columns(path: str) -> dict[str, str]:
     """Read the `name=value` parts of a path; what Hive writes for no value is empty."""
     pairs = (part.partition("=") for part in PurePosixPath(path).parts[:-1])
     found = {name: unquote(value) for name, equals, value in pairs if equals and name}
-    return {name: "" if value == _NO_VALUE else value for name, value in found.items()}
+    return {name: "" if value == _HIVE_NULL else value for name, value in found.items()}
 
 
 def is_partitioned(folder: Path) -> bool:
@@ -60,7 +60,7 @@ def is_partitioned(folder: Path) -> bool:
     return any("=" in entry.name and entry.is_dir() for entry in folder.iterdir())
 
 
-def refuse_both(path: str, told: Iterable[str], names: Container[str]) -> None:
+def check_column_in_one_place(path: str, told: Iterable[str], names: Container[str]) -> None:
     """Refuse a file that has a column which its folder tells too."""
     if twice := next((name for name in told if name in names), None):
         raise DataError(
@@ -69,7 +69,7 @@ def refuse_both(path: str, told: Iterable[str], names: Container[str]) -> None:
         )
 
 
-def with_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
+def add_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
     """Add columns to a source that was opened without them.
 
     Raises
@@ -77,10 +77,10 @@ def with_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
     DataError
         If the file has a column of that name too.
     """
-    refuse_both(source.path, values, (*source.column_names, *source.feature_names))
+    check_column_in_one_place(source.path, values, (*source.column_names, *source.feature_names))
     if not values:
         return source
-    return FolderSource(
+    return PartitionedSource(
         path=source.path,
         options=replace(source.options, row_columns=(*source.options.row_columns, *values)),
         feature_names=source.feature_names,

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from storage.errors import DataError
-from storage.sources.arrays import number_batch
-from storage.sources.base import Batch, Source, needed, reading
+from storage.sources.arrays import make_number_batch
+from storage.sources.base import Source, SourceBatch, check_installed, translate_read_errors
 from storage.sources.value_codes import ReadOptions
 
 # A run of individuals is spread over the whole file, so a run should be long.
-_CELLS = 1 << 27
-_COLUMNS = ("fid", "iid", "father", "mother", "sex", "pheno")
-_MISSING = -127
+_READ_CELLS = 1 << 27
+_FAM_COLUMNS = ("fid", "iid", "father", "mother", "sex", "pheno")
+_MISSING_COUNT = -127
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,46 +31,46 @@ class BedSource(Source):
         """The three files."""
         return tuple(str(Path(self.path).with_suffix(s)) for s in (".bed", ".bim", ".fam"))
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read long runs of individuals, and give them in short ones."""
-        step = max(self.batch_rows, _CELLS // self.n_features)
-        with reading(self.path), _bed(self.path) as bed:
-            columns = {name: _texts(bed, name) for name in self.column_names}
+        step = max(self.batch_rows, _READ_CELLS // self.n_features)
+        with translate_read_errors(self.path), _open_bed_reader(self.path) as bed:
+            columns = {name: _read_fam_column(bed, name) for name in self.column_names}
             for start in range(0, self.n_rows, step):
                 counts = bed.read(np.s_[start : start + step, :], dtype="int8", order="C")
-                for first, n_rows in self.row_runs(len(counts)):
+                for first, n_rows in self.iter_row_ranges(len(counts)):
                     values = counts[first : first + n_rows]
                     rows = slice(start + first, start + first + n_rows)
                     kept = {name: column[rows] for name, column in columns.items()}
-                    observed = (values != _MISSING).view(np.uint8)
-                    yield number_batch(self, values, start + first, kept, observed)
+                    observed = (values != _MISSING_COUNT).view(np.uint8)
+                    yield make_number_batch(self, values, start + first, kept, observed)
 
 
 def open_bed(path: str, options: ReadOptions) -> BedSource:
     """Open a `.bed` file: reads the names beside it."""
-    needed(path, "bed_reader", "genotypes")
+    check_installed(path, "bed_reader", "genotypes")
     if options.threshold is None and not options.maps:
         raise DataError(
             f"{path}: Expected to be told which counts of an allele are 1. Use --genotypes "
             "dominant (one or two) or --genotypes recessive (two)."
         )
-    with reading(path), _bed(path) as bed:
+    with translate_read_errors(path), _open_bed_reader(path) as bed:
         return BedSource(
             path=path,
             options=options,
             feature_names=tuple(bed.sid.tolist()),
             n_rows=bed.iid_count,
-            column_names=tuple(name for name in _COLUMNS if name in options.row_columns),
+            column_names=tuple(name for name in _FAM_COLUMNS if name in options.row_columns),
         )
 
 
-def _bed(path: str) -> Any:
+def _open_bed_reader(path: str) -> Any:
     import bed_reader
 
     return bed_reader.open_bed(path)
 
 
-def _texts(bed: Any, name: str) -> Any:
+def _read_fam_column(bed: Any, name: str) -> Any:
     """Give a column of the .fam; what it leaves out is empty."""
     values = getattr(bed, name)
     if name == "sex":

@@ -11,21 +11,21 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from storage.errors import DataError
-from storage.sources.arrow_columns import bit_words, is_feature_type, is_text
-from storage.sources.base import reading
-from storage.sources.folders import folder_columns, refuse_both
-from storage.sources.remote import local_copy
-from storage.sources.text import line_blocks, open_text
-from storage.sources.threads import on_all_cpus
+from storage.sources.arrow_columns import is_feature_type, is_text, make_csv_word_options
+from storage.sources.base import translate_read_errors
+from storage.sources.folders import check_column_in_one_place, parse_folder_columns
+from storage.sources.remote import open_local_copy
+from storage.sources.text import iter_line_blocks, open_text
+from storage.sources.threads import map_on_all_cpus
 from storage.sources.value_codes import ReadOptions
 from storage.stores.object_path import is_url
 
 # Enough lines to hide what a run costs: names known so far are looked through once a run.
 _BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
-_PARTS = ("row", "feature", "value")
+_ROLES = ("row", "feature", "value")
 
 
-class Columns(NamedTuple):
+class LongColumns(NamedTuple):
     """Columns of a long table.
 
     Attributes
@@ -41,7 +41,7 @@ class Columns(NamedTuple):
     value: str | None = None
 
 
-def parse_long(text: str) -> Columns:
+def parse_long_columns(text: str) -> LongColumns:
     """Read `row=COLUMN,feature=COLUMN,value=COLUMN`.
 
     Raises
@@ -51,7 +51,7 @@ def parse_long(text: str) -> Columns:
     """
     pairs = [pair.partition("=")[::2] for pair in text.split(",")]
     found = {name.strip(): column.strip() for name, column in pairs}
-    if len(found) < len(pairs) or not {"row", "feature"} <= found.keys() <= {*_PARTS}:
+    if len(found) < len(pairs) or not {"row", "feature"} <= found.keys() <= {*_ROLES}:
         raise DataError(
             f"--long {text}: Expected row=COLUMN,feature=COLUMN and value=COLUMN where there are "
             "values."
@@ -60,10 +60,10 @@ def parse_long(text: str) -> Columns:
         raise DataError(f"--long {text}: Expected a column behind every =, got none.")
     if len({*found.values()}) < len(found):
         raise DataError(f"--long {text}: Expected a column for each, got one for two of them.")
-    return Columns(**found)
+    return LongColumns(**found)
 
 
-class Lines(NamedTuple):
+class LineBatch(NamedTuple):
     """A run of lines of one file, from `first` on."""
 
     path: str
@@ -74,18 +74,18 @@ class Lines(NamedTuple):
         """Give a column's texts."""
         return self.table.column(name)
 
-    def place(self, at: int) -> str:
+    def format_place(self, at: int) -> str:
         """Say where a line stands."""
         return f"{self.path}: row {self.first + at + 1} (data rows counted from 1)"
 
 
 def read_lines(
     paths: Sequence[str],
-    columns: Columns,
+    columns: LongColumns,
     others: Sequence[str],
     options: ReadOptions,
     seen: dict[str, str],
-) -> Iterator[Lines]:
+) -> Iterator[LineBatch]:
     """Read the columns wanted, a run of lines at a time; notes tags of remote files.
 
     Names come as dictionaries, values as booleans or numbers where that goes, all else as text.
@@ -93,19 +93,23 @@ def read_lines(
     wanted = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
     for path in paths:
         first = 0
-        told = {name: text for name, text in folder_columns(path).items() if name in wanted}
-        layout = _Layout(path, columns, [name for name in wanted if name not in told], told)
-        with reading(path), local_copy(path) as (copy, tag):
+        told = {name: text for name, text in parse_folder_columns(path).items() if name in wanted}
+        layout = _FileColumns(path, columns, [name for name in wanted if name not in told], told)
+        with translate_read_errors(path), open_local_copy(path) as (copy, tag):
             if is_url(path):
                 seen[path] = tag
             parquet = path.lower().endswith(".parquet")
-            batches = _parquet(copy, layout) if parquet else _csv(copy, layout, options)
+            batches = (
+                _iter_parquet_batches(copy, layout)
+                if parquet
+                else _iter_csv_batches(copy, layout, options)
+            )
             for batch in batches:
-                yield Lines(path, first, layout.completed(batch))
+                yield LineBatch(path, first, layout.add_folder_values(batch))
                 first += batch.num_rows
 
 
-class _Layout(NamedTuple):
+class _FileColumns(NamedTuple):
     """Where the columns that are wanted of a file come from.
 
     Attributes
@@ -121,44 +125,46 @@ class _Layout(NamedTuple):
     """
 
     path: str
-    columns: Columns
-    wanted: list[str]
-    told: Mapping[str, str]
+    columns: LongColumns
+    file_columns: list[str]
+    folder_values: Mapping[str, str]
 
-    def check(self, names: Sequence[str]) -> None:
+    def check_header(self, names: Sequence[str]) -> None:
         """Refuse a file by the names of its columns."""
-        for name in self.wanted:
+        for name in self.file_columns:
             if name not in names:
                 raise DataError(
                     f"{self.path}: Expected a column {name!r}, got none of that name among "
                     f"{', '.join(names[:8])}. Check --long and --keep."
                 )
-        refuse_both(self.path, self.told, names)
+        check_column_in_one_place(self.path, self.folder_values, names)
 
-    def for_role(self, name: str, column: pa.Array) -> pa.Array:
+    def convert_for_role(self, name: str, column: pa.Array) -> pa.Array:
         """Encode names of rows and features, leave values that are numbers, and give texts else."""
         if name in (self.columns.row, self.columns.feature):
-            return _names(column)
+            return _encode_names(column)
         is_value = name == self.columns.value and is_feature_type(column.type)
         if pa.types.is_dictionary(column.type) and not is_value:
             column = column.dictionary_decode()
         return column if is_value else column.cast(pa.string())
 
-    def coded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def convert_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Give all columns as their roles ask."""
         names = batch.schema.names
-        arrays = [self.for_role(n, column) for n, column in zip(names, batch.columns, strict=True)]
+        arrays = [
+            self.convert_for_role(n, column) for n, column in zip(names, batch.columns, strict=True)
+        ]
         return pa.record_batch(arrays, names=names)
 
-    def completed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def add_folder_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add the columns that folders tell."""
-        for name, text in self.told.items():
-            column = self.for_role(name, pa.repeat(pa.scalar(text), batch.num_rows))
+        for name, text in self.folder_values.items():
+            column = self.convert_for_role(name, pa.repeat(pa.scalar(text), batch.num_rows))
             batch = batch.append_column(name, column)
         return batch
 
 
-def _names(column: pa.Array) -> pa.DictionaryArray:
+def _encode_names(column: pa.Array) -> pa.DictionaryArray:
     """Encode texts in the order in which they come, each that is there and no other."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()  # before there are texts of every line
@@ -168,17 +174,19 @@ def _names(column: pa.Array) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(found.indices, names)
 
 
-def _parquet(path: str, layout: _Layout) -> Iterator[pa.RecordBatch]:
+def _iter_parquet_batches(path: str, layout: _FileColumns) -> Iterator[pa.RecordBatch]:
     """Encode runs of lines on all CPUs; texts come as codes, as they mostly are in the file."""
     schema = pa.parquet.read_schema(path, memory_map=True)
-    layout.check(schema.names)
-    texts = [name for name in layout.wanted if is_text(schema.field(name).type)]
+    layout.check_header(schema.names)
+    texts = [name for name in layout.file_columns if is_text(schema.field(name).type)]
     with pa.parquet.ParquetFile(path, memory_map=True, read_dictionary=texts) as file:
-        batches = file.iter_batches(_BATCH_LINES, columns=layout.wanted)
-        yield from on_all_cpus(lambda run: layout.coded(_one_batch(run)), _runs(batches))
+        batches = file.iter_batches(_BATCH_LINES, columns=layout.file_columns)
+        yield from map_on_all_cpus(
+            lambda run: layout.convert_columns(_merge_batches(run)), _group_batches(batches)
+        )
 
 
-def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Put batches together: those with codes end with a row group, which may be small."""
     run: list[pa.RecordBatch] = []
     for batch in batches:
@@ -190,7 +198,7 @@ def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
         yield run
 
 
-def _one_batch(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _merge_batches(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Make one of several, true and false as numbers, which a map still may turn round."""
     table = pa.Table.from_batches(run)
     kinds = (pa.int8() if pa.types.is_boolean(f.type) else f.type for f in table.schema)
@@ -198,13 +206,15 @@ def _one_batch(run: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return table.unify_dictionaries().combine_chunks().to_batches()[0]
 
 
-def _csv(path: str, layout: _Layout, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def _iter_csv_batches(
+    path: str, layout: _FileColumns, options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
     """Parse blocks of lines on all CPUs."""
-    from storage.sources.csv import header_of  # which imports Arrow's CSV reader too
+    from storage.sources.csv import read_csv_header  # which imports Arrow's CSV reader too
 
-    delimiter, header = header_of(path)
-    layout.check(header)
-    wanted = layout.wanted
+    delimiter, header = read_csv_header(path)
+    layout.check_header(header)
+    wanted = layout.file_columns
     types = dict.fromkeys(wanted, pa.string())
     bits = types | {name: pa.bool_() for name in wanted if name == layout.columns.value}
     value_map = options.maps[0] if options.maps else None
@@ -215,10 +225,12 @@ def _csv(path: str, layout: _Layout, options: ReadOptions) -> Iterator[pa.Record
             pa.csv.ReadOptions(column_names=header, use_threads=False, block_size=len(block) + 1),
             pa.csv.ParseOptions(delimiter=delimiter),
             pa.csv.ConvertOptions(
-                column_types=types, include_columns=wanted, **bit_words(options, value_map)
+                column_types=types,
+                include_columns=wanted,
+                **make_csv_word_options(options, value_map),
             ),
         )
-        return layout.coded(table.combine_chunks().to_batches()[0])
+        return layout.convert_columns(table.combine_chunks().to_batches()[0])
 
     def parsed(block: bytes) -> pa.RecordBatch:
         if options.threshold is None:
@@ -228,4 +240,4 @@ def _csv(path: str, layout: _Layout, options: ReadOptions) -> Iterator[pa.Record
 
     with open_text(path) as stream:
         stream.readline()
-        yield from on_all_cpus(parsed, line_blocks(stream, _BLOCK_BYTES))
+        yield from map_on_all_cpus(parsed, iter_line_blocks(stream, _BLOCK_BYTES))

@@ -16,26 +16,26 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.advice import advice, shown
-from storage.sources.arrow_columns import column_codes
-from storage.sources.base import LONG, Batch, Source
+from storage.sources.advice import shorten_value, suggest_remedy
+from storage.sources.arrow_columns import encode_column
+from storage.sources.base import LONG_SUFFIXES, Source, SourceBatch
 from storage.sources.entry_file import EntryFile
-from storage.sources.long_lines import Columns, Lines, read_lines
-from storage.sources.selection import wanted
-from storage.sources.spool import Duplicates, coded_batches
-from storage.sources.value_codes import BAD, MISSING, Codes, ReadOptions
+from storage.sources.long_lines import LineBatch, LongColumns, read_lines
+from storage.sources.selection import match_feature_names
+from storage.sources.spool import DuplicateRule, spool_codes
+from storage.sources.value_codes import INVALID, MISSING, ReadOptions, ValueCodes
 from storage.stores.object_path import is_url
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongSource(Source):
+class LongTableSource(Source):
     """One or more long tables, whose lines may name the same rows.
 
     Attributes
     ----------
     paths
         The files, in order.
-    seen
+    remote_tags
         Tags of those in object stores.
     columns
         What their columns are for.
@@ -43,18 +43,18 @@ class LongSource(Source):
         Which of several lines of one row and feature counts; without it they are refused.
     entries
         What the lines say.
-    per_row
+    row_values
         Names of the rows, in the order in which they come, and other columns, (n_rows,) each.
     """
 
-    one_entry = "Remove one of the lines, or say --duplicates last or any."
+    duplicate_remedy = "Remove one of the lines, or say --duplicates last or any."
 
     paths: tuple[str, ...]
-    seen: Mapping[str, str]
-    columns: Columns
-    duplicates: Duplicates | None
+    remote_tags: Mapping[str, str]
+    columns: LongColumns
+    duplicates: DuplicateRule | None
     entries: EntryFile = field(repr=False)
-    per_row: Mapping[str, NDArray[Any]] = field(repr=False)
+    row_values: Mapping[str, NDArray[Any]] = field(repr=False)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -64,31 +64,31 @@ class LongSource(Source):
     @property
     def tags(self) -> Mapping[str, str]:
         """Those of all tables."""
-        return {**super().tags, **self.seen}
+        return {**super().tags, **self.remote_tags}
 
-    def row_place(self, row: int) -> str:
+    def format_row_place(self, row: int) -> str:
         """Name a row as its lines do."""
-        return f"{self.path}: row {self.per_row[self.columns.row][row]!r}"
+        return f"{self.path}: row {self.row_values[self.columns.row][row]!r}"
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Put the values in their places on disk, then read the rows."""
-        n_rows, first = len(self.per_row[self.columns.row]), 0
+        n_rows, first = len(self.row_values[self.columns.row]), 0
         absent = 0 if self.columns.value is None else MISSING
-        for batch in coded_batches(self, n_rows, self.entries, absent, self.duplicates):
+        for batch in spool_codes(self, n_rows, self.entries, absent, self.duplicates):
             rows = slice(first, first + len(batch.X))
             first = rows.stop
-            columns = {name: values[rows] for name, values in self.per_row.items()}
-            yield Batch(batch.X, batch.observed, columns)
+            columns = {name: values[rows] for name, values in self.row_values.items()}
+            yield SourceBatch(batch.X, batch.observed, columns)
 
 
-class _Names:
+class _NameIndex:
     """Names that lines give, numbered in the order in which they come."""
 
     def __init__(self, known: Sequence[str] = ()) -> None:
         self.names = pa.array(known, pa.string())
 
-    def numbers(
-        self, lines: Lines, column: str, check: Callable[[Lines, str, pa.Array], None]
+    def encode(
+        self, lines: LineBatch, column: str, check: Callable[[LineBatch, str, pa.Array], None]
     ) -> NDArray[np.int32]:
         """Number the names of a run of lines; new ones are checked."""
         coded = lines.column(column)
@@ -103,14 +103,14 @@ class _Names:
         return numbers
 
 
-class _Facts:
+class _RowTexts:
     """What lines say of their rows: one text each, the same in all lines of a row."""
 
     def __init__(self) -> None:
         self.values = np.zeros(0, object)
         self.is_known = np.zeros(0, np.bool_)
 
-    def learn(self, lines: Lines, name: str, rows: NDArray[np.int32], n_rows: int) -> None:
+    def update(self, lines: LineBatch, name: str, rows: NDArray[np.int32], n_rows: int) -> None:
         """Take a run of lines over; rows are `n_rows` by now."""
         n_new = n_rows - len(self.values)
         self.values = np.append(self.values, np.full(n_new, "", object))
@@ -124,18 +124,18 @@ class _Facts:
         if differ.any():
             at = int(differ.argmax())
             raise DataError(
-                f"{lines.place(at)}, column {name!r}: Expected {self.values[rows[at]]!r}, as in "
+                f"{lines.format_place(at)}, column {name!r}: Expected {self.values[rows[at]]!r}, as in "
                 f"other lines of the same row, got {texts[at]!r}. Do not keep the column."
             )
 
 
-def open_long(
+def open_tables(
     paths: Sequence[str],
-    columns: Columns,
+    columns: LongColumns,
     options: ReadOptions,
-    duplicates: Duplicates | None = None,
+    duplicates: DuplicateRule | None = None,
     features: Sequence[str] | None = None,
-) -> LongSource:
+) -> LongTableSource:
     """Open long tables: reads all lines.
 
     Parameters
@@ -163,86 +163,88 @@ def open_long(
                 "one of some."
             )
     for path in paths:
-        if not path.lower().endswith(LONG):
+        if not path.lower().endswith(LONG_SUFFIXES):
             raise DataError(
-                f"{path}: --long: Expected a suffix of {', '.join(LONG)}, got another. "
+                f"{path}: --long: Expected a suffix of {', '.join(LONG_SUFFIXES)}, got another. "
                 "Save the table as one of these."
             )
     others = tuple(name for name in options.row_columns if name != columns.row)
-    rows, named = _Names(), _Names(features or ())
-    facts = {name: _Facts() for name in others}
+    rows, named = _NameIndex(), _NameIndex(features or ())
+    facts = {name: _RowTexts() for name in others}
     entries, seen = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
 
-    def check(lines: Lines, column: str, new: pa.Array) -> None:
+    def check(lines: LineBatch, column: str, new: pa.Array) -> None:
         """Take new names, but no features that the dataset does not have or leave out."""
         if features is not None and column == columns.feature:
-            _refuse_new(lines, column, wanted(paths[0], new.to_pylist(), options))
+            _refuse_new(lines, column, match_feature_names(paths[0], new.to_pylist(), options))
 
     for lines in read_lines(paths, columns, others, options, seen):
-        numbers = rows.numbers(lines, columns.row, check)
+        numbers = rows.encode(lines, columns.row, check)
         for name, fact in facts.items():
-            fact.learn(lines, name, numbers, len(rows.names))
+            fact.update(lines, name, numbers, len(rows.names))
         entries.add(
-            numbers, named.numbers(lines, columns.feature, check), _codes(lines, columns, options)
+            numbers,
+            named.encode(lines, columns.feature, check),
+            _encode_values(lines, columns, options),
         )
     names = named.names.to_pylist()
     if features is None:
         order = sorted(range(len(names)), key=names.__getitem__)
         names = [names[k] for k in order]
-        entries.renumber(np.argsort(order))
-    return LongSource(
+        entries.renumber_columns(np.argsort(order))
+    return LongTableSource(
         path=paths[0],
         options=options,
         feature_names=tuple(names),
         n_rows=len(rows.names),
         column_names=(columns.row, *others),
         paths=tuple(paths),
-        seen=seen,
+        remote_tags=seen,
         columns=columns,
         duplicates=duplicates if columns.value is not None else "any",
         entries=entries,
-        per_row={
+        row_values={
             columns.row: rows.names.to_numpy(zero_copy_only=False),
             **{name: fact.values for name, fact in facts.items()},
         },
     )
 
 
-def _codes(lines: Lines, columns: Columns, options: ReadOptions) -> Codes:
+def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions) -> ValueCodes:
     if columns.value is None:
         return np.ones(lines.table.num_rows, np.uint8)
     column, value_map = lines.column(columns.value), options.maps[0] if options.maps else None
     if pa.types.is_boolean(column.type):  # by the map already
-        return column_codes(column, ReadOptions())
-    codes = column_codes(column, options, value_map)
-    if codes.max(initial=0) == BAD:
-        at = int((codes == BAD).argmax())
+        return encode_column(column, ReadOptions())
+    codes = encode_column(column, options, value_map)
+    if codes.max(initial=0) == INVALID:
+        at = int((codes == INVALID).argmax())
         around = [repr(value) for value in column[max(0, at - 5000) : at + 5000].to_pylist()]
         given = "--map" if value_map else "--threshold" if options.threshold else None
         raise DataError(
-            f"{lines.place(at)}, column {columns.value!r}: Expected "
+            f"{lines.format_place(at)}, column {columns.value!r}: Expected "
             f"{value_map or '0, 1, true, false'} or a missing value, got "
-            f"{shown(repr(column[at].as_py()))}. {advice(columns.value, around, given)}"
+            f"{shorten_value(repr(column[at].as_py()))}. {suggest_remedy(columns.value, around, given)}"
         )
     return codes
 
 
-def _refuse_nameless(lines: Lines, name: str, coded: pa.DictionaryArray) -> None:
+def _refuse_nameless(lines: LineBatch, name: str, coded: pa.DictionaryArray) -> None:
     """Refuse lines without a name: an empty text, or none."""
     empty = pc.index(coded.dictionary, "").as_py()
     if empty < 0 and not coded.null_count:
         return
     is_empty = pc.equal(coded.indices, empty).fill_null(True).to_numpy(False)
     raise DataError(
-        f"{lines.place(int(is_empty.argmax()))}, column {name!r}: Expected a name, got none. "
+        f"{lines.format_place(int(is_empty.argmax()))}, column {name!r}: Expected a name, got none. "
         "Fill it in, or leave the line out."
     )
 
 
-def _refuse_new(lines: Lines, column: str, names: Sequence[str]) -> None:
+def _refuse_new(lines: LineBatch, column: str, names: Sequence[str]) -> None:
     if names:
         at = pc.index(lines.column(column).dictionary_decode(), names[0]).as_py()
         raise DataError(
-            f"{lines.place(at)}, column {column!r}: Expected a feature of the dataset, "
+            f"{lines.format_place(at)}, column {column!r}: Expected a feature of the dataset, "
             f"got {names[0]!r}. Ingest all rows anew with --overwrite."
         )

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import Batch, Source, reading, unnamed
-from storage.sources.spool import Entries, spooled_batches
-from storage.sources.text import NUMBER_BLOCK_BYTES, line_blocks, open_text, parse_numbers
+from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
+from storage.sources.spool import Entries, spool_entries
+from storage.sources.text import NUMBER_BLOCK_BYTES, iter_line_blocks, open_text, parse_numbers
 from storage.sources.value_codes import ReadOptions, check_implicit_zeros
 
 _LAYOUTS = ("coordinate", "array")
@@ -37,23 +37,23 @@ class MatrixMarketSource(Source):
 
     header: _Header
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Put the entries in order on disk, then read the rows."""
         n_rows = self.header.sizes[0]
-        with reading(self.path), open_text(self.path) as stream:
+        with translate_read_errors(self.path), open_text(self.path) as stream:
             for _ in range(self.header.n_lines):
                 stream.readline()
             is_array = self.header.layout == "array"
-            entries = self._array(stream) if is_array else self._coordinates(stream)
+            entries = self._iter_array(stream) if is_array else self._iter_coordinates(stream)
             if self.header.symmetry == "symmetric":
-                entries = _mirrored(entries)
-            yield from spooled_batches(self, n_rows, entries)
+                entries = _mirror_entries(entries)
+            yield from spool_entries(self, n_rows, entries)
 
-    def _coordinates(self, stream: BinaryIO) -> Iterator[Entries]:
+    def _iter_coordinates(self, stream: BinaryIO) -> Iterator[Entries]:
         """Lines `row column [value]`, counted from 1."""
         n_words = 2 if self.header.field == "pattern" else 3
         n_entries = 0
-        for values, counts, first_line in self._numbers(stream):
+        for values, counts, first_line in self._iter_numbers(stream):
             wrong = (counts != n_words) & (counts != 0)
             if wrong.any():
                 line = int(wrong.argmax())
@@ -63,19 +63,19 @@ class MatrixMarketSource(Source):
                 )
             table = values.reshape(-1, n_words)
             n_entries += len(table)
-            self._check_whole(table[:, :2])
+            self._check_integers(table[:, :2])
             ones = np.ones(len(table))
             yield table[:, 0] - 1, table[:, 1] - 1, ones if n_words == 2 else table[:, 2]
         self._check_count(self.header.sizes[2], n_entries)
 
-    def _array(self, stream: BinaryIO) -> Iterator[Entries]:
+    def _iter_array(self, stream: BinaryIO) -> Iterator[Entries]:
         """Values column by column; of a symmetric matrix only the lower triangle."""
         n_rows, n_columns = self.header.sizes
         columns = np.arange(n_columns)
         skipped = columns if self.header.symmetry == "symmetric" else 0 * columns
         starts = np.concatenate([[0], np.cumsum(n_rows - skipped)])
         n_values = 0
-        for values, _, _ in self._numbers(stream):
+        for values, _, _ in self._iter_numbers(stream):
             place = np.arange(n_values, n_values + len(values))
             n_values += len(values)
             if n_values > starts[-1]:
@@ -84,15 +84,17 @@ class MatrixMarketSource(Source):
             yield place - starts[column] + skipped[column], column, values
         self._check_count(int(starts[-1]), n_values)
 
-    def _numbers(self, stream: BinaryIO) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
+    def _iter_numbers(
+        self, stream: BinaryIO
+    ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
         """Numbers, numbers a line, and the lines before them."""
         first_line = self.header.n_lines
-        for block in line_blocks(stream, NUMBER_BLOCK_BYTES):
+        for block in iter_line_blocks(stream, NUMBER_BLOCK_BYTES):
             values, counts = parse_numbers(self.path, block, first_line, np.float64)
             yield values, counts, first_line
             first_line += len(counts)
 
-    def _check_whole(self, places: NDArray[Any]) -> None:
+    def _check_integers(self, places: NDArray[Any]) -> None:
         fraction = places != np.floor(places)
         if fraction.any():
             raise DataError(
@@ -111,7 +113,7 @@ class MatrixMarketSource(Source):
 
 def open_matrix_market(path: str, options: ReadOptions) -> MatrixMarketSource:
     """Open a `.mtx` file: reads its first lines."""
-    with reading(path), open_text(path) as stream:
+    with translate_read_errors(path), open_text(path) as stream:
         header = _read_header(path, stream)
     if header.layout == "coordinate":
         check_implicit_zeros(path, options)
@@ -119,7 +121,7 @@ def open_matrix_market(path: str, options: ReadOptions) -> MatrixMarketSource:
     return MatrixMarketSource(
         path=path,
         options=options,
-        feature_names=unnamed(n_features),
+        feature_names=make_feature_names(n_features),
         n_rows=n_rows,
         header=header,
     )
@@ -148,7 +150,7 @@ def _read_header(path: str, stream: BinaryIO) -> _Header:
     return _Header(layout, field, symmetry, sizes, n_lines)
 
 
-def _mirrored(entries: Iterator[Entries]) -> Iterator[Entries]:
+def _mirror_entries(entries: Iterator[Entries]) -> Iterator[Entries]:
     """Each entry off the diagonal stands for two."""
     for rows, columns, values in entries:
         yield rows, columns, values

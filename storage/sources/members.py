@@ -13,11 +13,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-TakeRows = Callable[[int, int], NDArray[Any]]
+ReadRows = Callable[[int, int], NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Header:
+class NpyHeader:
     """Shape, order and type of a stored array."""
 
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class Header:
     dtype: np.dtype[Any]
 
 
-def member_headers(archive: ZipFile) -> dict[str, Header]:
+def read_member_headers(archive: ZipFile) -> dict[str, NpyHeader]:
     """Read the header of every array of an `.npz` archive, by array name."""
     headers = {}
     for member in archive.namelist():
@@ -35,11 +35,11 @@ def member_headers(archive: ZipFile) -> dict[str, Header]:
     return headers
 
 
-def read_header(stream: IO[bytes]) -> Header:
+def read_header(stream: IO[bytes]) -> NpyHeader:
     """Read the header of a `.npy` file or member; the stream then stands at the values."""
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    return Header(*read(stream))
+    return NpyHeader(*read(stream))
 
 
 def read_member(archive: ZipFile, name: str) -> NDArray[Any]:
@@ -50,7 +50,7 @@ def read_member(archive: ZipFile, name: str) -> NDArray[Any]:
 
 
 @contextmanager
-def member_rows(archive: ZipFile, name: str) -> Iterator[TakeRows]:
+def open_member_rows(archive: ZipFile, name: str) -> Iterator[ReadRows]:
     """Open an array for reading by consecutive runs of rows: `take(first, n_rows)`.
 
     A Fortran-ordered matrix has no rows to stream: it is unpacked to a temporary file.
@@ -60,7 +60,7 @@ def member_rows(archive: ZipFile, name: str) -> Iterator[TakeRows]:
         if header.dtype.hasobject:
             raise ValueError(f"array {name!r} holds Python objects")
         if not header.fortran_order:
-            yield lambda first, n_rows: _take(stream, name, header, first, n_rows)
+            yield lambda first, n_rows: _read_rows(stream, name, header, first, n_rows)
             return
     with TemporaryDirectory() as folder:
         path = archive.extract(name + ".npy", folder)
@@ -68,7 +68,9 @@ def member_rows(archive: ZipFile, name: str) -> Iterator[TakeRows]:
         yield lambda first, n_rows: array[first : first + n_rows]
 
 
-def _take(stream: IO[bytes], name: str, header: Header, first: int, n_rows: int) -> NDArray[Any]:
+def _read_rows(
+    stream: IO[bytes], name: str, header: NpyHeader, first: int, n_rows: int
+) -> NDArray[Any]:
     """Read the next rows; the archive's checksum is checked after the last one."""
     shape = (n_rows, *header.shape[1:])
     n_bytes = int(np.prod(shape, dtype=np.int64)) * header.dtype.itemsize

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from storage.errors import DataError
-from storage.sources.base import Source, file_tag
-from storage.stores.object_path import is_url, object_path
+from storage.sources.base import Source, compute_file_tag
+from storage.stores.object_path import is_url, parse_object_url
 
 SETTLE_SECONDS = 60.0
 """A local file is taken for whole when it was not written to for so long; objects appear whole."""
 
 
-class Arrival(NamedTuple):
+class SourceFile(NamedTuple):
     """A file, and what tells it from the same file with other content.
 
     Attributes
@@ -33,7 +33,7 @@ class Arrival(NamedTuple):
     written: float = 0.0
 
 
-class Arrivals(NamedTuple):
+class NewFiles(NamedTuple):
     """What lies below some folders, each in name order.
 
     Attributes
@@ -51,7 +51,9 @@ class Arrivals(NamedTuple):
     n_known: int
 
 
-def arrivals(folders: Sequence[str], known: Mapping[str, str], suffixes: Iterable[str]) -> Arrivals:
+def list_new_files(
+    folders: Sequence[str], known: Mapping[str, str], suffixes: Iterable[str]
+) -> NewFiles:
     """Find the files that were not read before.
 
     Parameters
@@ -69,7 +71,7 @@ def arrivals(folders: Sequence[str], known: Mapping[str, str], suffixes: Iterabl
     DataError
         If a folder is none, or a file that was read before has changed since.
     """
-    found = [one for folder in folders for one in _below(folder, tuple(suffixes))]
+    found = [one for folder in folders for one in _list_data_files(folder, tuple(suffixes))]
     for one in found:
         if known.get(one.path, one.tag) != one.tag:
             raise DataError(
@@ -78,52 +80,53 @@ def arrivals(folders: Sequence[str], known: Mapping[str, str], suffixes: Iterabl
             )
     new = [one for one in found if one.path not in known]
     settled = time.time() - SETTLE_SECONDS
-    return Arrivals(
+    return NewFiles(
         [one.path for one in new if one.written <= settled],
         [one.path for one in new if one.written > settled],
         len(found) - len(new),
     )
 
 
-def tags_of(sources: Iterable[Source]) -> dict[str, str]:
+def collect_tags(sources: Iterable[Source]) -> dict[str, str]:
     """Give the tags of the files among opened sources, by full path or URL."""
     return {
         path: tag for source in sources for path, tag in getattr(source, "tags", {}).items()
     }  # an example has none
 
 
-def _below(folder: str, suffixes: tuple[str, ...]) -> list[Arrival]:
+def _list_data_files(folder: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     """List the data files below, in name order."""
-    found = _objects(folder) if is_url(folder) else _files(Path(folder))
+    found = _list_objects(folder) if is_url(folder) else _list_local_files(Path(folder))
     names = {name: one for name, one in found if name.lower().endswith(suffixes)}
     hidden = {name for name in names if any(part[:1] in "._" for part in name.split("/"))}
     return [names[name] for name in sorted(names.keys() - hidden)]
 
 
-def _objects(url: str) -> list[tuple[str, Arrival]]:
-    folder = object_path(url)
+def _list_objects(url: str) -> list[tuple[str, SourceFile]]:
+    folder = parse_object_url(url)
     start = len(folder.key) + 1
     found = [
-        (key[start:], Arrival(f"{folder.root}/{key}", tag)) for key, tag in folder.tags().items()
+        (key[start:], SourceFile(f"{folder.root}/{key}", tag))
+        for key, tag in folder.list_tags().items()
     ]
     if not found and folder.is_file():
-        raise _no_folder(url)
+        raise _make_no_folder_error(url)
     return found
 
 
-def _files(folder: Path) -> list[tuple[str, Arrival]]:
+def _list_local_files(folder: Path) -> list[tuple[str, SourceFile]]:
     if not folder.is_dir():
-        raise _no_folder(str(folder))
+        raise _make_no_folder_error(str(folder))
     files = (path for path in folder.rglob("*") if path.is_file())
-    return [(path.relative_to(folder).as_posix(), _local(path)) for path in files]
+    return [(path.relative_to(folder).as_posix(), _describe_local_file(path)) for path in files]
 
 
-def _no_folder(path: str) -> DataError:
+def _make_no_folder_error(path: str) -> DataError:
     return DataError(
         f"{path}: Expected a folder that files arrive in, got none. Check the path, or leave out "
         "--new to read one file."
     )
 
 
-def _local(path: Path) -> Arrival:
-    return Arrival(str(path.resolve()), file_tag(path), path.stat().st_mtime)
+def _describe_local_file(path: Path) -> SourceFile:
+    return SourceFile(str(path.resolve()), compute_file_tag(path), path.stat().st_mtime)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 
-def number_of(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Read a number, true or false; None if it is none of them."""
     word = text.strip().lower()
     if word in ("true", "false"):
         return float(word == "true")
-    return float_of(word)
+    return parse_float(word)
 
 
-def float_of(word: str) -> float | None:
+def parse_float(word: str) -> float | None:
     """Read a number; None if it is none."""
     try:
         return float(word)

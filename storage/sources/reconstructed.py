@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from storage.codes.codes import Codes, open_codes
 from storage.errors import DataError
-from storage.sources.arrays import number_batch
-from storage.sources.base import Batch, Source
+from storage.sources.arrays import make_number_batch
+from storage.sources.base import Source, SourceBatch
 from storage.sources.value_codes import ReadOptions
 
 
@@ -22,17 +22,17 @@ class ReconstructedSource(Source):
         Its name.
     """
 
-    streams = True
+    is_streaming = True
 
     array: str
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read run by run."""
         codes, first = open_codes(self.path), 0
         for key in range(codes.n_chunks):
             values = codes.read_chunk(key, (self.array,))[self.array]
-            for start, count in self.row_runs(len(values)):
-                yield number_batch(self, values[start : start + count], first + start)
+            for start, count in self.iter_row_ranges(len(values)):
+                yield make_number_batch(self, values[start : start + count], first + start)
             first += len(values)
 
 
@@ -47,13 +47,13 @@ def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
     codes, array = open_codes(path), "bits" if options.threshold is None else "probabilities"
     names = tuple(codes.manifest.get("feature_names", ()))
     if array not in codes or codes.manifest["arrays"][array]["shape"][1:] != [len(names)]:
-        raise _not_there(codes, array)
+        raise _make_missing_array_error(codes, array)
     return ReconstructedSource(
         path=path, options=options, feature_names=names, n_rows=codes.n_rows, array=array
     )
 
 
-def _not_there(codes: Codes, array: str) -> DataError:
+def _make_missing_array_error(codes: Codes, array: str) -> DataError:
     return DataError(
         f"{codes.path}: Expected codes with {array} of all features, got {', '.join(codes)}. "
         f"Transform again with --reconstruct {array}."

@@ -12,12 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from storage.errors import DataError
-from storage.sources.arrow_columns import is_feature_type, row_column, table_codes
-from storage.sources.base import Batch, Source, check_names, needed, reading
-from storage.sources.selection import chosen
+from storage.sources.arrow_columns import convert_row_column, encode_table, is_feature_type
+from storage.sources.base import (
+    Source,
+    SourceBatch,
+    check_column_names,
+    check_installed,
+    translate_read_errors,
+)
+from storage.sources.selection import select_feature_names
 from storage.sources.value_codes import ReadOptions
 
-Records = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
+RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
 """Reads columns of a file, so many rows at a time."""
 
 
@@ -31,61 +37,62 @@ class RecordSource(Source):
         Reads it.
     """
 
-    streams = True
-    chooses = True
+    is_streaming = True
+    can_select_columns = True
 
-    records: Records
+    read_records: RecordReader
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read runs of rows."""
         names, first_row = [*self.feature_names, *self.column_names], 0
-        with reading(self.path), closing(self._records(names)) as records:
+        with translate_read_errors(self.path), closing(self._iter_records(names)) as records:
             for rows in records:
-                yield table_batch(self, rows, first_row, self.options)
+                yield make_table_batch(self, rows, first_row, self.options)
                 first_row += rows.num_rows
 
-    def _records(self, names: Sequence[str]) -> Any:
-        return self.records(self.path, names, self.batch_rows)
+    def _iter_records(self, names: Sequence[str]) -> Any:
+        return self.read_records(self.path, names, self.batch_rows)
 
 
-def table_batch(
+def make_table_batch(
     source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
-) -> Batch:
+) -> SourceBatch:
     """Make a batch of rows of a table, of which the first is `first_row` of the source."""
     features = {name: rows.column(name) for name in source.feature_names}
-    codes = table_codes(features, rows.num_rows, options)
+    codes = encode_table(features, rows.num_rows, options)
 
     def texts(part: slice, feature: int) -> list[str]:
         column = features[source.feature_names[feature]]
         return [repr(value) for value in column[part].to_pylist()]
 
     columns = {
-        name: row_column(source, name, rows.column(name), first_row) for name in source.column_names
+        name: convert_row_column(source, name, rows.column(name), first_row)
+        for name in source.column_names
     }
-    return source.batch(codes, first_row, texts, columns)
+    return source.make_batch(codes, first_row, texts, columns)
 
 
-def _opened(
-    path: str, options: ReadOptions, names: Sequence[str], n_rows: int | None, records: Records
+def _make_source(
+    path: str, options: ReadOptions, names: Sequence[str], n_rows: int | None, records: RecordReader
 ) -> RecordSource:
-    check_names(path, names)
+    check_column_names(path, names)
     wanted = dict.fromkeys(options.row_columns)
-    features = chosen(path, [name for name in names if name not in wanted], options)
+    features = select_feature_names(path, [name for name in names if name not in wanted], options)
     return RecordSource(
         path=path,
         options=options,
         feature_names=features,
         n_rows=n_rows,
         column_names=tuple(name for name in wanted if name in names),
-        records=records,
+        read_records=records,
     )
 
 
 def open_parquet(path: str, options: ReadOptions) -> RecordSource:
     """Open a `.parquet` file: reads its footer."""
-    with reading(path), pa.parquet.ParquetFile(path) as file:
+    with translate_read_errors(path), pa.parquet.ParquetFile(path) as file:
         schema, n_rows = file.schema_arrow, file.metadata.num_rows
-    source = _opened(path, options, schema.names, n_rows, _parquet_records)
+    source = _make_source(path, options, schema.names, n_rows, _iter_parquet)
     for name in source.feature_names:
         if not is_feature_type(schema.field(name).type):
             raise DataError(
@@ -95,7 +102,7 @@ def open_parquet(path: str, options: ReadOptions) -> RecordSource:
     return source
 
 
-def _parquet_records(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
+def _iter_parquet(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
     with pa.parquet.ParquetFile(path, memory_map=True) as file:
         yield from file.iter_batches(n_rows, columns=[*names])
 
@@ -105,24 +112,24 @@ def open_statistics(path: str, options: ReadOptions) -> RecordSource:
 
     Values are the codes, not their labels; what SPSS calls user-missing is missing.
     """
-    needed(path, "pyreadstat", "statistics")
-    with reading(path):
-        _, header = _statistics_reader(path)(path, metadataonly=True)
+    check_installed(path, "pyreadstat", "statistics")
+    with translate_read_errors(path):
+        _, header = _get_statistics_reader(path)(path, metadataonly=True)
     # The number of rows is not always in the header, and may be wrong there.
-    return _opened(path, options, header.column_names, None, _statistics_records)
+    return _make_source(path, options, header.column_names, None, _iter_statistics)
 
 
-def _statistics_reader(path: str) -> Any:
+def _get_statistics_reader(path: str) -> Any:
     import pyreadstat
 
     return pyreadstat.read_dta if path.lower().endswith(".dta") else pyreadstat.read_sav
 
 
-def _statistics_records(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
+def _iter_statistics(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
     import pyreadstat
 
     read = pyreadstat.read_file_in_chunks(
-        _statistics_reader(path), path, chunksize=n_rows, usecols=[*names], output_format="dict"
+        _get_statistics_reader(path), path, chunksize=n_rows, usecols=[*names], output_format="dict"
     )
     for values, _ in read:
         columns = (pa.array(values[name], from_pandas=True) for name in names)
@@ -132,23 +139,23 @@ def _statistics_records(path: str, names: Sequence[str], n_rows: int) -> Iterato
 
 def open_excel(path: str, options: ReadOptions) -> RecordSource:
     """Open the one sheet of an `.xlsx` file that is not empty: reads its first row."""
-    needed(path, "openpyxl", "excel")
-    with reading(path), closing(_excel_rows(path)) as rows:
+    check_installed(path, "openpyxl", "excel")
+    with translate_read_errors(path), closing(_iter_excel_rows(path)) as rows:
         names = [str(name).strip() if name is not None else "" for name in next(rows, ())]
     while names and not names[-1]:
         names.pop()
     if not names:
         raise DataError(f"{path}: Expected names in the first row, got none.")
-    return _opened(path, options, names, None, _excel_records)
+    return _make_source(path, options, names, None, _iter_excel)
 
 
-def _excel_rows(path: str) -> Any:
+def _iter_excel_rows(path: str) -> Any:
     """Give the cells of a sheet, row by row."""
     import openpyxl
 
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     try:
-        sheets = [sheet for sheet in book.worksheets if any(_filled(sheet))]
+        sheets = [sheet for sheet in book.worksheets if any(_iter_nonblank_rows(sheet))]
         if len(sheets) > 1:
             titles = ", ".join(repr(sheet.title) for sheet in sheets)
             raise DataError(
@@ -156,27 +163,27 @@ def _excel_rows(path: str) -> Any:
                 "file of its own."
             )
         for sheet in sheets:
-            yield from _filled(sheet)
+            yield from _iter_nonblank_rows(sheet)
     finally:
         book.close()
 
 
-def _filled(sheet: Any) -> Iterator[tuple[Any, ...]]:
+def _iter_nonblank_rows(sheet: Any) -> Iterator[tuple[Any, ...]]:
     """Give the rows of a sheet that are not blank."""
     rows = sheet.iter_rows(values_only=True)
     return (row for row in rows if any(cell is not None for cell in row))
 
 
-def _excel_records(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
-    with closing(_excel_rows(path)) as rows:
+def _iter_excel(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
+    with closing(_iter_excel_rows(path)) as rows:
         header = [str(name).strip() if name is not None else "" for name in next(rows)]
         places = [header.index(name) for name in names]
         while run := list(islice(rows, n_rows)):
-            columns = ([_cell(row, place) for row in run] for place in places)
+            columns = ([_format_cell(row, place) for row in run] for place in places)
             yield pa.record_batch([pa.array(c, pa.string()) for c in columns], names=[*names])
 
 
-def _cell(row: Sequence[Any], place: int) -> str | None:
+def _format_cell(row: Sequence[Any], place: int) -> str | None:
     """Give a cell as a CSV would: rows end with their last cell."""
     value = row[place] if place < len(row) else None
     return None if value is None else str(value)

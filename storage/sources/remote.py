@@ -12,8 +12,8 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from storage.errors import DataError
-from storage.sources.base import Batch, Source
-from storage.stores.object_path import ObjectPath, is_url, object_path
+from storage.sources.base import Source, SourceBatch
+from storage.stores.object_path import ObjectPath, is_url, parse_object_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class RemoteSource(Source):
         Opens the copy.
     """
 
-    chooses = True  # as the copy does
+    can_select_columns = True  # as the copy does
 
     tag: str
     opener: Callable[[str], Source]
@@ -38,15 +38,15 @@ class RemoteSource(Source):
         """The store's tag."""
         return {self.path: self.tag}
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read the rows of a copy made now."""
-        with local_copy(self.path, self.tag) as (copy, _):
-            yield from self.opener(copy).batches()
+        with open_local_copy(self.path, self.tag) as (copy, _):
+            yield from self.opener(copy).iter_batches()
 
 
 def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
     """Open a file of an object store by its URL."""
-    with local_copy(url) as (copy, tag):
+    with open_local_copy(url) as (copy, tag):
         found = opener(copy)
         return RemoteSource(
             path=url,
@@ -62,7 +62,7 @@ def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
 
 
 @contextmanager
-def local_copy(path: str, expected: str | None = None) -> Iterator[tuple[str, str]]:
+def open_local_copy(path: str, expected: str | None = None) -> Iterator[tuple[str, str]]:
     """Give a file of this machine with what a URL names, and its tag; a path is given back.
 
     Parameters
@@ -84,7 +84,7 @@ def local_copy(path: str, expected: str | None = None) -> Iterator[tuple[str, st
         copy = str(Path(folder) / ("source" + "".join(PurePosixPath(path).suffixes[-2:]).lower()))
         try:
             with open(copy, "wb") as file:
-                tag = object_path(path).download(file)
+                tag = parse_object_url(path).download(file)
             if expected not in (None, tag):
                 raise DataError(
                     f"{path}: Expected the file as it was at first, got a changed one. "
@@ -97,20 +97,20 @@ def local_copy(path: str, expected: str | None = None) -> Iterator[tuple[str, st
             raise DataError(str(error).replace(copy, path)) from error
 
 
-def matching(pattern: str) -> list[str]:
+def find_matching_urls(pattern: str) -> list[str]:
     """List the URLs that match one with wildcards, in order; as in a shell `*` ends at `/`."""
-    wanted = object_path(pattern)
+    wanted = parse_object_url(pattern)
     parts = PurePosixPath(wanted.key).parts
     fixed = tuple(takewhile(lambda part: not has_magic(part), parts))
-    keys = ObjectPath(wanted.root, "/".join(fixed)).all_keys()
-    return sorted(f"{wanted.root}/{key}" for key in keys if _match(key, parts))
+    keys = ObjectPath(wanted.root, "/".join(fixed)).list_keys()
+    return sorted(f"{wanted.root}/{key}" for key in keys if _is_key_match(key, parts))
 
 
-def _match(key: str, wanted: tuple[str, ...]) -> bool:
+def _is_key_match(key: str, wanted: tuple[str, ...]) -> bool:
     parts = PurePosixPath(key).parts
-    return len(parts) == len(wanted) and all(map(_matches, parts, wanted))
+    return len(parts) == len(wanted) and all(map(_is_part_match, parts, wanted))
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _is_part_match(name: str, pattern: str) -> bool:
     """Match one part of a path; a leading dot must be named."""
     return fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))

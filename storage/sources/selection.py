@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from storage.errors import DataError
 from storage.sources.value_codes import ReadOptions
 
-_NAMED = 5
+_MAX_NAMED = 5
 
 
-def chosen(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
+def select_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
     """Leave out what the options drop, and what they do not name where they name some.
 
     Raises
@@ -20,7 +20,7 @@ def chosen(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, 
     DataError
         If a name or pattern fits no column, or none is left.
     """
-    found = wanted(path, names, options)
+    found = match_feature_names(path, names, options)
     if names and not found:
         raise DataError(
             f"{path}: Expected at least one feature, got none: --features and --drop leave nothing."
@@ -28,14 +28,14 @@ def chosen(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, 
     return found
 
 
-def wanted(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
+def match_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
     """Do the same, and leave nothing where that is what the options say."""
-    named = _fitting(path, "--features", options.features, names, options.goes_on)
-    dropped = _fitting(path, "--drop", options.drop, names, options.goes_on)
+    named = _match_columns(path, "--features", options.features, names, options.is_append)
+    dropped = _match_columns(path, "--drop", options.drop, names, options.is_append)
     return tuple(n for n in names if (n in named or not options.features) and n not in dropped)
 
 
-def _fitting(
+def _match_columns(
     path: str, option: str, patterns: Sequence[str], names: Sequence[str], may_miss: bool
 ) -> set[str]:
     """Find the columns of that name, or, where there is none, those that fit the pattern."""
@@ -45,7 +45,7 @@ def _fitting(
         fit = {pattern} & known or {name for name in names if fnmatchcase(name, pattern)}
         if not (fit or may_miss):
             near = get_close_matches(pattern, names, n=1)
-            some = ", ".join(names[:_NAMED]) + ", …" * (len(names) > _NAMED)
+            some = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
             hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {some}"
             raise DataError(f"{path}: {option}: Expected a column {pattern!r}, got none. {hint}")
         found |= fit

@@ -14,51 +14,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import Batch, Source
-from storage.sources.value_codes import BAD, MISSING, Codes, encode_numbers
+from storage.sources.base import Source, SourceBatch
+from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_numbers
 
-Duplicates = Literal["last", "any"]
+DuplicateRule = Literal["last", "any"]
 """Which entry of several counts: the last, or 1 if any is 1, else 0 if any is 0."""
 # Ranks of the codes 0, 1 and MISSING, of which the greatest counts under "any"; 0 is no entry.
-_RANKS = np.array([2, 3, 1], np.uint8)
+_CODE_RANKS = np.array([2, 3, 1], np.uint8)
 # Cells an entry, up to which all cells between the entries of a run are laid out.
-_DENSE = 16
+_DENSE_CELLS_PER_ENTRY = 16
 # Rows, columns and values of a run of entries, each (n_entries,); rows and columns from 0.
 Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class _Planes:
+class _BitPlanes:
     """The lower and the higher bit of each cell's rank."""
 
     low: NDArray[np.uint8]
     high: NDArray[np.uint8]
 
     def add(
-        self, cells: NDArray[np.int64], codes: Codes, duplicates: Duplicates | None = None
+        self, cells: NDArray[np.int64], codes: ValueCodes, duplicates: DuplicateRule | None = None
     ) -> int | None:
         """Enter codes; gives a cell that has two entries by now.
 
         Where `duplicates` says which entry of several counts, none is given.
         """
         if duplicates == "last":
-            cells, codes = _last_of_each(cells, codes)
-        part, places = _laid_out(cells)
-        ranks = self._ranks(part)
+            cells, codes = _keep_last_entries(cells, codes)
+        part, places = _locate_cells(cells)
+        ranks = self._read_ranks(part)
         n_before = np.count_nonzero(ranks)
         if duplicates == "any":
-            np.maximum.at(ranks, places, _RANKS[codes])
+            np.maximum.at(ranks, places, _CODE_RANKS[codes])
         else:
-            ranks[places] = _RANKS[codes]
+            ranks[places] = _CODE_RANKS[codes]
         if duplicates is None and np.count_nonzero(ranks) < n_before + len(cells):
-            return _twice(cells, self._ranks(part)[places] > 0)
+            return _find_duplicate(cells, self._read_ranks(part)[places] > 0)
         self.low[part], self.high[part] = np.packbits(ranks & 1), np.packbits(ranks & 2)
         return None
 
-    def _ranks(self, part: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
+    def _read_ranks(self, part: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
         return np.unpackbits(self.low[part]) | np.unpackbits(self.high[part]) << np.uint8(1)
 
-    def codes(self, part: slice, n_rows: int, n_features: int, absent: int) -> Codes:
+    def read_codes(self, part: slice, n_rows: int, n_features: int, absent: int) -> ValueCodes:
         """Give the codes of rows, which lie in a part of the bytes."""
         low, high = (plane[part].reshape(n_rows, -1) for plane in (self.low, self.high))
         ones, missing = low & high, ~high if absent == MISSING else low & ~high
@@ -68,7 +68,7 @@ class _Planes:
         return found
 
 
-def _laid_out(
+def _locate_cells(
     cells: NDArray[np.int64],
 ) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
     """Give the bytes of a plane that have some cells, and where in them the cells are.
@@ -77,13 +77,13 @@ def _laid_out(
     """
     numbers = cells >> 3
     first, stop = int(numbers.min()), int(numbers.max()) + 1
-    if 8 * (stop - first) <= _DENSE * len(cells):
+    if 8 * (stop - first) <= _DENSE_CELLS_PER_ENTRY * len(cells):
         return slice(first, stop), cells - 8 * first
     distinct, places = np.unique(numbers, return_inverse=True)
     return distinct, 8 * places + (cells & 7)
 
 
-def _twice(cells: NDArray[np.int64], before: NDArray[np.bool_]) -> int:
+def _find_duplicate(cells: NDArray[np.int64], before: NDArray[np.bool_]) -> int:
     """Give a cell that had an entry before, or has two of these."""
     if before.any():
         return int(cells[before.argmax()])
@@ -91,14 +91,16 @@ def _twice(cells: NDArray[np.int64], before: NDArray[np.bool_]) -> int:
     return int(ordered[np.flatnonzero(ordered[1:] == ordered[:-1])[0]])
 
 
-def _last_of_each(cells: NDArray[np.int64], codes: Codes) -> tuple[NDArray[np.int64], Codes]:
+def _keep_last_entries(
+    cells: NDArray[np.int64], codes: ValueCodes
+) -> tuple[NDArray[np.int64], ValueCodes]:
     order = np.argsort(cells, kind="stable")
     cells, codes = cells[order], codes[order]
     last = np.flatnonzero(np.diff(cells, append=-1))
     return cells[last], codes[last]
 
 
-def spooled_batches(source: Source, n_rows: int, entries: Iterable[Entries]) -> Iterator[Batch]:
+def spool_entries(source: Source, n_rows: int, entries: Iterable[Entries]) -> Iterator[SourceBatch]:
     """Spool all entries, then read the rows; a cell without an entry is 0.
 
     Raises
@@ -107,19 +109,19 @@ def spooled_batches(source: Source, n_rows: int, entries: Iterable[Entries]) -> 
         If an entry lies outside the matrix, is not binary, or is given twice.
     """
     coded = (
-        (rows, columns, _checked_codes(source, n_rows, rows, columns, values))
+        (rows, columns, _encode_entries(source, n_rows, rows, columns, values))
         for rows, columns, values in entries
     )
-    return coded_batches(source, n_rows, coded)
+    return spool_codes(source, n_rows, coded)
 
 
-def coded_batches(
+def spool_codes(
     source: Source,
     n_rows: int,
-    entries: Iterable[tuple[NDArray[Any], NDArray[Any], Codes]],
+    entries: Iterable[tuple[NDArray[Any], NDArray[Any], ValueCodes]],
     absent: int = 0,
-    duplicates: Duplicates | None = None,
-) -> Iterator[Batch]:
+    duplicates: DuplicateRule | None = None,
+) -> Iterator[SourceBatch]:
     """Spool codes, then read the rows.
 
     Parameters
@@ -141,32 +143,32 @@ def coded_batches(
         If an entry is given twice.
     """
     row_bytes = -(-source.n_features // 8)
-    with _temporary_planes(n_rows * row_bytes) as planes:
+    with _open_temporary_planes(n_rows * row_bytes) as planes:
         for rows, columns, codes in entries:
             cells = rows.astype(np.int64) * (8 * row_bytes) + columns.astype(np.int64)
             twice = planes.add(cells, codes, duplicates) if len(cells) else None
             if twice is not None:
                 row, column = divmod(twice, 8 * row_bytes)
-                raise DataError(given_twice(source, row, column))
-        for first, count in source.row_runs(n_rows):
+                raise DataError(format_duplicate(source, row, column))
+        for first, count in source.iter_row_ranges(n_rows):
             part = slice(first * row_bytes, (first + count) * row_bytes)
-            found = planes.codes(part, count, source.n_features, absent)
+            found = planes.read_codes(part, count, source.n_features, absent)
             # Bad values were refused on entry, so there is none to show.
-            yield source.batch(found, first, lambda rows, feature: [])
+            yield source.make_batch(found, first, lambda rows, feature: [])
 
 
-def given_twice(source: Source, row: int, column: int) -> str:
+def format_duplicate(source: Source, row: int, column: int) -> str:
     """Say that a sparse format gives a cell twice: SciPy would add the two."""
-    return f"{source.place(row, column)}: Expected one entry, got two. {source.one_entry}"
+    return f"{source.format_place(row, column)}: Expected one entry, got two. {source.duplicate_remedy}"
 
 
-def _checked_codes(
+def _encode_entries(
     source: Source,
     n_rows: int,
     rows: NDArray[Any],
     columns: NDArray[Any],
     values: NDArray[Any],
-) -> Codes:
+) -> ValueCodes:
     inside = (rows >= 0) & (rows < n_rows) & (columns >= 0) & (columns < source.n_features)
     if not inside.all():
         entry = int((~inside).argmax())
@@ -177,16 +179,16 @@ def _checked_codes(
             "Check the shape."
         )
     codes = encode_numbers(values, source.options)
-    if codes.max(initial=0) == BAD:
-        entry = int((codes == BAD).argmax())
+    if codes.max(initial=0) == INVALID:
+        entry = int((codes == INVALID).argmax())
         others = [str(value) for value in values[columns == columns[entry]]]
         row, feature, value = int(rows[entry]), int(columns[entry]), str(values[entry])
-        raise source.not_binary(row, feature, value, others)
+        raise source.make_not_binary_error(row, feature, value, others)
     return codes
 
 
 @contextmanager
-def _temporary_planes(n_bytes: int) -> Iterator[_Planes]:
+def _open_temporary_planes(n_bytes: int) -> Iterator[_BitPlanes]:
     free = shutil.disk_usage(tempfile.gettempdir()).free
     # A full disk would kill the process at the next write to the mapped file.
     if free < 2 * n_bytes:
@@ -199,4 +201,4 @@ def _temporary_planes(n_bytes: int) -> Iterator[_Planes]:
             np.memmap(Path(folder) / name, np.uint8, mode="w+", shape=(max(1, n_bytes),))
             for name in ("low", "high")
         )
-        yield _Planes(low.view(np.ndarray), high.view(np.ndarray))
+        yield _BitPlanes(low.view(np.ndarray), high.view(np.ndarray))

@@ -23,7 +23,7 @@ def open_text(path: str) -> BinaryIO:
     return open(path, "rb")
 
 
-def line_blocks(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
+def iter_line_blocks(stream: BinaryIO, n_bytes: int) -> Iterator[bytes]:
     """Read whole lines, about `n_bytes` at a time; every block ends in a line break."""
     rest = b""
     while data := stream.read(n_bytes):
@@ -73,13 +73,13 @@ def parse_numbers(
     line_begins = np.concatenate([[0], line_ends[:-1] + 1])
     counts = np.add.reduceat(begins, line_begins, dtype=np.int64)
     # NumPy reads blank text as one zero.
-    values = _numbers(block, dtype) if counts.any() else np.empty(0, dtype)
+    values = _parse_block(block, dtype) if counts.any() else np.empty(0, dtype)
     if values is None or len(values) != counts.sum():
-        raise _not_a_number(path, block, first_line, dtype)
+        raise _make_not_a_number_error(path, block, first_line, dtype)
     return values, counts
 
 
-def _numbers(block: bytes, dtype: type[np.int64] | type[np.float64]) -> NDArray[Any] | None:
+def _parse_block(block: bytes, dtype: type[np.int64] | type[np.float64]) -> NDArray[Any] | None:
     """All numbers, or None if some word is none or too large."""
     try:
         values: NDArray[Any] = np.fromstring(block, dtype=dtype, sep=" ")
@@ -90,7 +90,7 @@ def _numbers(block: bytes, dtype: type[np.int64] | type[np.float64]) -> NDArray[
     return None if too_large else values
 
 
-def _not_a_number(
+def _make_not_a_number_error(
     path: str, block: bytes, first_line: int, dtype: type[np.int64] | type[np.float64]
 ) -> DataError:
     noun = "whole numbers" if dtype is np.int64 else "numbers"

@@ -13,7 +13,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-def on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[U]:
+def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[U]:
     """Give what a function that lets go of the interpreter makes of each part, in order."""
     n_threads = pa.cpu_count()
     with ThreadPoolExecutor(n_threads) as pool:

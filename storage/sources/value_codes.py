@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.numbers import float_of
-from storage.sources.value_maps import ValueMap, map_of
+from storage.sources.numbers import parse_float
+from storage.sources.value_maps import ValueMap, find_map
 
-Codes = NDArray[np.uint8]
+ValueCodes = NDArray[np.uint8]
 
 # A value's code is 0 or 1, or one of these two.
-MISSING, BAD = 2, 3
+MISSING, INVALID = 2, 3
 # Columns copied at once: their source rows and one target line each stay in the first-level cache.
-_TILE = 16
+_TILE_COLUMNS = 16
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ReadOptions:
     maps: tuple[ValueMap, ...] = ()
     features: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
-    goes_on: bool = False
+    is_append: bool = False
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not math.isfinite(self.threshold):
@@ -64,7 +64,7 @@ class ReadOptions:
                 "Name all values in one."
             )
         for value_map in self.maps:
-            if both := [t for t in self.missing if value_map.code_of(t) is not None]:
+            if both := [t for t in self.missing if value_map.find_code(t) is not None]:
                 raise DataError(
                     f"--missing {both[0]}: Expected a value that no map makes 0 or 1, got one. "
                     "Leave it out of one of them."
@@ -73,19 +73,19 @@ class ReadOptions:
     @property
     def missing_numbers(self) -> list[float]:
         """The numbers among the missing tokens."""
-        numbers = [float_of(token) for token in self.missing]
+        numbers = [parse_float(token) for token in self.missing]
         return [number for number in numbers if number is not None and not math.isnan(number)]
 
 
 def encode_numbers(
     values: NDArray[Any], options: ReadOptions, value_map: ValueMap | None = None
-) -> Codes:
+) -> ValueCodes:
     """Code an array of booleans, integers or floats: 0, 1, MISSING or BAD, in the same shape."""
     values = np.asarray(values)
     if values.dtype.kind == "b":
         values = values.view(np.uint8)
     if value_map is not None:
-        codes = np.full(values.shape, BAD, np.uint8)
+        codes = np.full(values.shape, INVALID, np.uint8)
         for number, code in value_map.numbers.items():
             codes[values == number] = code
     elif options.threshold is not None:
@@ -95,7 +95,7 @@ def encode_numbers(
         binary = ones | (values == 0)
         codes = ones.view(np.uint8)
         if not binary.all():
-            codes[~binary] = BAD
+            codes[~binary] = INVALID
     if values.dtype.kind == "f":
         codes[np.isnan(values)] = MISSING
     for number in options.missing_numbers:
@@ -105,13 +105,13 @@ def encode_numbers(
 
 def encode_features(
     values: NDArray[Any], options: ReadOptions, feature_names: Sequence[str]
-) -> Codes:
+) -> ValueCodes:
     """Code numbers whose columns are features, (n_rows, n_features), each by its own map."""
     if not options.maps:
         return encode_numbers(values, options)
     codes = np.empty(values.shape, np.uint8)
     for k, name in enumerate(feature_names):
-        codes[:, k] = encode_numbers(values[:, k], options, map_of(options.maps, name))
+        codes[:, k] = encode_numbers(values[:, k], options, find_map(options.maps, name))
     return codes
 
 
@@ -136,11 +136,11 @@ def check_implicit_zeros(path: str, options: ReadOptions) -> None:
         )
 
 
-def in_row_order(codes: Codes) -> Codes:
+def copy_to_row_order(codes: ValueCodes) -> ValueCodes:
     """Copy to C order in narrow tiles, three times as fast as in one go."""
     if codes.flags.c_contiguous:
         return codes
     ordered = np.empty(codes.shape, codes.dtype)
-    for start in range(0, codes.shape[1], _TILE):
-        ordered[:, start : start + _TILE] = codes[:, start : start + _TILE]
+    for start in range(0, codes.shape[1], _TILE_COLUMNS):
+        ordered[:, start : start + _TILE_COLUMNS] = codes[:, start : start + _TILE_COLUMNS]
     return ordered

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from storage.errors import DataError
-from storage.sources.numbers import number_of
+from storage.sources.numbers import parse_number
 
-_ALL = "*:"  # of all features, whatever colons are in their values
+_ALL_FEATURES = "*:"  # of all features, whatever colons are in their values
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ValueMap:
     @property
     def numbers(self) -> dict[float, int]:
         """Codes of the values that are numbers, true or false."""
-        found = ((number_of(value), code) for value, code in self.codes)
+        found = ((parse_number(value), code) for value, code in self.codes)
         return {number: code for number, code in found if number is not None}
 
     @property
@@ -38,12 +38,12 @@ class ValueMap:
         """Codes by value in lower case."""
         return {value.casefold(): code for value, code in self.codes}
 
-    def code_of(self, word: str) -> int | None:
+    def find_code(self, word: str) -> int | None:
         """Give the code of a word, None where it has none."""
         plain = word.strip().casefold()
         if (code := self.words.get(plain)) is not None:
             return code
-        number = number_of(plain)
+        number = parse_number(plain)
         return None if number is None else self.numbers.get(number)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ def parse_map(text: str) -> ValueMap:
             raise DataError(
                 f"--map {text}: Expected VALUE=1 or VALUE=0 between commas, got {pair!r}."
             )
-        value, number = value.strip(), number_of(value)
+        value, number = value.strip(), parse_number(value)
         codes[value.casefold()] = int(code)
         if meant.setdefault(value.casefold() if number is None else number, int(code)) != int(code):
             raise DataError(f"--map {text}: Expected one meaning of {value!r}, got 1 and 0.")
@@ -83,7 +83,7 @@ def parse_map(text: str) -> ValueMap:
     return found
 
 
-def map_text(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
+def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
     """Write what `--yes` and `--no` say as a map; nothing where they say nothing.
 
     Raises
@@ -100,14 +100,14 @@ def map_text(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
     if both := {value.casefold() for value in yes} & {value.casefold() for value in no}:
         raise DataError(f"--yes, --no: Expected a value in one of them, got {min(both)!r} in both.")
     listed = [f"{value}=1" for value in yes] + [f"{value}=0" for value in no]
-    return (f"{_ALL}{','.join(listed)}",) if ones else ()
+    return (f"{_ALL_FEATURES}{','.join(listed)}",) if ones else ()
 
 
-def plain_map(text: str) -> str:
+def format_plain_map(text: str) -> str:
     """Write a map as a reader of messages would."""
-    return text.removeprefix(_ALL)
+    return text.removeprefix(_ALL_FEATURES)
 
 
-def map_of(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:
+def find_map(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:
     """Give the first map that holds for a feature."""
     return next((m for m in maps if feature == m.columns or fnmatchcase(feature, m.columns)), None)

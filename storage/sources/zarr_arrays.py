@@ -13,13 +13,13 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.format.codecs import HARMLESS, check_codecs
+from storage.format.codecs import SAFE_CODECS, check_codecs
 from storage.format.schema import CODES_FORMAT, DATASET_FORMAT
-from storage.sources.arrays import number_batch
-from storage.sources.base import Batch, Source, reading, unnamed
+from storage.sources.arrays import make_number_batch
+from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
 from storage.sources.reconstructed import open_reconstructed
 from storage.sources.value_codes import ReadOptions, check_numeric
-from storage.stores.locations import MANIFEST
+from storage.stores.locations import MANIFEST_NAME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +32,20 @@ class ZarrSource(Source):
         Its path inside the store.
     """
 
-    streams = True
+    is_streaming = True
 
     array: str
 
-    def batches(self) -> Iterator[Batch]:
+    def iter_batches(self) -> Iterator[SourceBatch]:
         """Read whole rows of chunks, so that each chunk is decoded once."""
-        with reading(self.path):
+        with translate_read_errors(self.path):
             array: zarr.Array[Any] = zarr.open_array(self.path, path=self.array, mode="r")
             n_rows, chunk_rows = array.shape[0], array.chunks[0]
             step = chunk_rows * max(1, self.batch_rows // chunk_rows)
             for first in range(0, n_rows, step):
                 values: NDArray[Any] = np.asarray(array[first : min(first + step, n_rows)])
-                for start, count in self.row_runs(len(values)):
-                    yield number_batch(self, values[start : start + count], first + start)
+                for start, count in self.iter_row_ranges(len(values)):
+                    yield make_number_batch(self, values[start : start + count], first + start)
 
 
 def is_zarr(path: str) -> bool:
@@ -55,41 +55,41 @@ def is_zarr(path: str) -> bool:
 
 def open_zarr(path: str, options: ReadOptions) -> Source:
     """Open a Zarr array, the array `X` of a Zarr group, or rows that codes were turned into."""
-    with reading(path):
+    with translate_read_errors(path):
         try:
-            _check_described(path)
+            _check_metadata(path)
             node = zarr.open(path, mode="r")
             if node.attrs.get("format") == CODES_FORMAT:
                 return open_reconstructed(path, options)
-            array, name = _matrix(path, node)
+            array, name = _find_matrix(path, node)
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no description of an array ({error})") from error
     if array.ndim != 2:
         raise DataError(f"{path}: Expected a matrix (2 dimensions), got {array.ndim}.")
-    check_codecs(path, array.metadata.to_dict(), HARMLESS)
+    check_codecs(path, array.metadata.to_dict(), SAFE_CODECS)
     check_numeric(path, array.dtype)
     n_rows, n_features = array.shape
     return ZarrSource(
         path=path,
         options=options,
-        feature_names=unnamed(n_features),
+        feature_names=make_feature_names(n_features),
         n_rows=n_rows,
         array=name,
     )
 
 
-def _check_described(path: str) -> None:
+def _check_metadata(path: str) -> None:
     """Refuse codecs by name where Zarr would say that it has no such type."""
     for folder in (Path(path), Path(path) / "X"):
         for file in (folder / ".zarray", folder / "zarr.json"):
             if file.is_file():
-                check_codecs(path, json.loads(file.read_text(encoding="utf-8")), HARMLESS)
+                check_codecs(path, json.loads(file.read_text(encoding="utf-8")), SAFE_CODECS)
 
 
-def _matrix(path: str, node: zarr.Array[Any] | zarr.Group) -> tuple[zarr.Array[Any], str]:
+def _find_matrix(path: str, node: zarr.Array[Any] | zarr.Group) -> tuple[zarr.Array[Any], str]:
     if isinstance(node, zarr.Array):
         return node, ""
-    if node.attrs.get("format") == DATASET_FORMAT or (Path(path) / MANIFEST).exists():
+    if node.attrs.get("format") == DATASET_FORMAT or (Path(path) / MANIFEST_NAME).exists():
         raise DataError(
             f"{path}: Expected data to ingest, got what is already a dataset. "
             "Use it as it is: --dataset."

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from storage.errors import Busy, DataError
-from storage.stores.object_path import ObjectPath, Stored, Version
+from storage.errors import DataError, FolderInUseError
+from storage.stores.object_path import ObjectPath, ObjectVersion, StoredObject
 
 RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
 """A claim is given up when it was not renewed for the latter; clocks may differ by less."""
 
 
 @contextmanager
-def leased(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
+def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
     """Be the only writer of a folder; the claim of a writer that died is given up soon after.
 
     Gives a function that tells whether nobody has taken over, to be asked before what was written
@@ -35,17 +35,19 @@ def leased(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
         If another process is writing there, or has taken over since.
     """
     lease = _Lease(folder)
-    lease.take()
+    lease.acquire()
     renewing = threading.Thread(target=lease.renew, daemon=True)
     renewing.start()
     try:
-        yield lease.holds
+        yield lease.is_held
     finally:
         lease.ended.set()
         renewing.join()
-        kept = lease.give_up()
+        kept = lease.release()
     if not kept:
-        raise Busy(f"{folder}: Expected no other writer, got one that took over. Run it again.")
+        raise FolderInUseError(
+            f"{folder}: Expected no other writer, got one that took over. Run it again."
+        )
 
 
 class _Lease:
@@ -56,17 +58,17 @@ class _Lease:
         self._folder = folder
         self._claim = folder.with_name(f".{folder.name}.claim")
         self._token = uuid.uuid4().hex
-        self._version: Version = {}
+        self._version: ObjectVersion = {}
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Write the claim, unless another writer holds one."""
         while not self._write(None):
-            held = self._claim.read()
+            held = self._claim.read_object()
             if held is None:
                 continue
             if not _is_stale(held):
-                wait = round(max(STALE_SECONDS - _age(held), 1))
-                raise Busy(
+                wait = round(max(STALE_SECONDS - _measure_age(held), 1))
+                raise FolderInUseError(
                     f"{self._folder}: Expected no other writer, got one. Wait for it; if it "
                     f"died, its claim ends in {wait} s."
                 )
@@ -80,22 +82,26 @@ class _Lease:
                 if not self._write(self._version):
                     return
 
-    def holds(self) -> bool:
+    def is_held(self) -> bool:
         """Tell whether nobody has taken over."""
-        held = self._claim.read()
+        held = self._claim.read_object()
         return held is not None and self._is_ours(held)
 
-    def give_up(self) -> bool:
+    def release(self) -> bool:
         """Delete the claim; tell whether it was held to the end."""
         with suppress(DataError):  # what is not deleted will be stale
-            if not self.holds():
+            if not self.is_held():
                 return False
             self._claim.unlink()
         return True
 
-    def _write(self, replaces: Version | None) -> bool:
+    def _write(self, replaces: ObjectVersion | None) -> bool:
         """Write the claim if nobody else did meanwhile."""
-        writer = [*_writer(), self._token, time.time()]  # the time makes every version another
+        writer = [
+            *_identify_writer(),
+            self._token,
+            time.time(),
+        ]  # the time makes every version another
         content = json.dumps(writer).encode()
         try:
             if replaces is None:
@@ -104,23 +110,23 @@ class _Lease:
                 self._version = self._claim.write_bytes(content, replaces)
         except FileExistsError:
             # A request whose answer was lost is repeated and finds what it wrote itself.
-            held = self._claim.read()
+            held = self._claim.read_object()
             if held is None or not self._is_ours(held):
                 return False
             self._version = held.version
         return True
 
-    def _is_ours(self, held: Stored) -> bool:
+    def _is_ours(self, held: StoredObject) -> bool:
         return self._token.encode() in held.content
 
 
-def _writer() -> tuple[str, int, float]:
+def _identify_writer() -> tuple[str, int, float]:
     """Say who writes: the machine, and the process by its number and time of birth."""
     pid = os.getpid()
-    return _machine(), pid, psutil.Process(pid).create_time()
+    return _identify_machine(), pid, psutil.Process(pid).create_time()
 
 
-def _machine() -> str:
+def _identify_machine() -> str:
     """Name what a process number belongs to: containers share a host's name, not its numbers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -129,18 +135,18 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _is_stale(held: Stored) -> bool:
+def _is_stale(held: StoredObject) -> bool:
     try:
         machine, pid, born, *_ = json.loads(held.content)
     except (ValueError, TypeError):
         machine = pid = born = None
-    if machine != _machine():
-        return _age(held) > STALE_SECONDS
+    if machine != _identify_machine():
+        return _measure_age(held) > STALE_SECONDS
     try:
         return bool(psutil.Process(pid).create_time() != born)
     except psutil.Error:
         return True
 
 
-def _age(held: Stored) -> float:
+def _measure_age(held: StoredObject) -> float:
     return (datetime.now(UTC) - held.written).total_seconds()

@@ -16,24 +16,24 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.errors import Busy, DataError, Unreachable
-from storage.stores.leases import leased
-from storage.stores.object_path import ObjectPath, is_url, object_path
-from storage.stores.object_store import KINDS, told
+from storage.errors import DataError, FolderInUseError, StoreUnreachableError
+from storage.stores.leases import claim_lease
+from storage.stores.object_path import ObjectPath, is_url, parse_object_url
+from storage.stores.object_store import STORE_KINDS, translate_store_errors
 
-MANIFEST = "manifest.json"
-LATEST = "latest"
+MANIFEST_NAME = "manifest.json"
+LATEST_NAME = "latest"
 _CHECKSUM_BYTES = 1 << 20
-_FILES = (
+_FILE_SUFFIXES = (
     *(".csv", ".tsv", ".txt", ".dat", ".json", ".parquet", ".feather", ".npy", ".npz", ".mtx"),
     *(".h5", ".hdf5", ".mat", ".pkl", ".xlsx", ".html", ".gz", ".zip"),
 )
 
-Place = Path | ObjectPath
+AnyPath = Path | ObjectPath
 """Where something lies: on this machine or in an object store."""
 
 
-def place(text: str | Place) -> Place:
+def parse_path(text: str | AnyPath) -> AnyPath:
     """Take a path, or the URL of an object store such as `s3://bucket/votes.zarr`.
 
     Raises
@@ -42,35 +42,35 @@ def place(text: str | Place) -> Place:
         If it is a URL that cannot be used.
     """
     if isinstance(text, str) and is_url(text):
-        return object_path(text)
-    if isinstance(text, Path) and text.parts[:1] in [(f"{scheme}:",) for scheme in KINDS]:
+        return parse_object_url(text)
+    if isinstance(text, Path) and text.parts[:1] in [(f"{scheme}:",) for scheme in STORE_KINDS]:
         raise DataError(
             f"{text}: Expected a URL as text, got one made a path. Give {text.parts[0]}//…."
         )
     return Path(text) if isinstance(text, str) else text
 
 
-def zarr_place(folder: Place) -> Any:
+def to_zarr_store(folder: AnyPath) -> Any:
     """Give what Zarr takes for a folder."""
-    return folder.zarr_store() if isinstance(folder, ObjectPath) else folder
+    return folder.open_zarr_store() if isinstance(folder, ObjectPath) else folder
 
 
-def open_group(folder: Place, mode: Literal["r", "r+"] = "r") -> zarr.Group:
+def open_group(folder: AnyPath, mode: Literal["r", "r+"] = "r") -> zarr.Group:
     """Open a group without looking for what older formats have."""
-    return zarr.open_group(zarr_place(folder), mode=mode, zarr_format=3, use_consolidated=False)
+    return zarr.open_group(to_zarr_store(folder), mode=mode, zarr_format=3, use_consolidated=False)
 
 
-def open_array(folder: Place, name: str, mode: Literal["r", "r+"] = "r") -> Any:
+def open_array(folder: AnyPath, name: str, mode: Literal["r", "r+"] = "r") -> Any:
     """Open one array of a group, and not the group."""
-    return zarr.open_array(zarr_place(folder), path=name, mode=mode, zarr_format=3)
+    return zarr.open_array(to_zarr_store(folder), path=name, mode=mode, zarr_format=3)
 
 
-def children(folder: Place) -> list[Any]:
+def list_children(folder: AnyPath) -> list[Any]:
     """List what lies in a folder by name; nothing where there is no folder."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def delete_tree(folder: Place) -> None:
+def delete_tree(folder: AnyPath) -> None:
     """Delete a folder and all that lies in it."""
     if isinstance(folder, ObjectPath):
         folder.delete_tree()
@@ -78,7 +78,7 @@ def delete_tree(folder: Place) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_text(path: Place, text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
     """Replace a file's text so that a reader sees the old text or the new one, never a part."""
     if isinstance(path, ObjectPath):
         path.write_bytes(text.encode("utf-8"))
@@ -89,7 +89,7 @@ def write_text(path: Place, text: str) -> None:
 def _replace_text(path: Path, text: str) -> None:
     side = path.with_name(path.name + ".partial")
     try:
-        with told(path), side.open("w", encoding="utf-8") as file:
+        with translate_store_errors(path), side.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -99,7 +99,7 @@ def _replace_text(path: Path, text: str) -> None:
         raise
 
 
-def named_kind(kind: str, adjective: str = "") -> str:
+def format_kind(kind: str, adjective: str = "") -> str:
     """Name what a format holds, such as `an artifact` or `whole codes`."""
     noun = f"{adjective} {kind.removeprefix('latentbits-')}".strip()
     if noun.endswith("s"):
@@ -107,7 +107,7 @@ def named_kind(kind: str, adjective: str = "") -> str:
     return f"an {noun}" if noun.startswith("a") else f"a {noun}"
 
 
-def check_free(target: Place, kind: str, overwrite: bool) -> None:
+def check_target_folder(target: AnyPath, kind: str, overwrite: bool) -> None:
     """Refuse to write where something lies, unless it is to be replaced and of this kind.
 
     What an interrupted writer of this kind left counts as nothing.
@@ -125,11 +125,11 @@ def check_free(target: Place, kind: str, overwrite: bool) -> None:
         raise DataError(
             f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
         )
-    if not is_ours(target, kind):
-        raise DataError(f"{target}: Expected {named_kind(kind)} to replace, got something else.")
+    if not has_format(target, kind):
+        raise DataError(f"{target}: Expected {format_kind(kind)} to replace, got something else.")
 
 
-def check_folder_name(target: Place) -> None:
+def check_folder_name(target: AnyPath) -> None:
     """Refuse to give a folder the name of a file.
 
     Raises
@@ -137,14 +137,14 @@ def check_folder_name(target: Place) -> None:
     DataError
         If its suffix is that of another format.
     """
-    if target.name.lower().endswith(_FILES):
+    if target.name.lower().endswith(_FILE_SUFFIXES):
         raise DataError(
             f"{target}: Expected the name of a folder, as Zarr arrays are written, got that of a "
             f"file. Name it {target.name.partition('.')[0]}.zarr."
         )
 
 
-def check_free_file(target: Place, overwrite: bool) -> None:
+def check_target_file(target: AnyPath, overwrite: bool) -> None:
     """Refuse a file that is there and not to be replaced, or is no file.
 
     Raises
@@ -161,7 +161,7 @@ def check_free_file(target: Place, overwrite: bool) -> None:
 
 
 @contextmanager
-def claimed(folder: Place) -> Iterator[Callable[[], bool]]:
+def lock_folder(folder: AnyPath) -> Iterator[Callable[[], bool]]:
     """Be the only writer of a folder; a writer that dies gives up its claim with its life.
 
     Gives a function that tells whether the claim still holds, as it may not in an object store.
@@ -172,17 +172,17 @@ def claimed(folder: Place) -> Iterator[Callable[[], bool]]:
         If another process is writing there.
     """
     if isinstance(folder, ObjectPath):
-        with leased(folder) as holds:
+        with claim_lease(folder) as holds:
             yield holds
         return
-    handle = _locked(folder)
+    handle = _open_locked_folder(folder)
     try:
         yield lambda: True
     finally:
         os.close(handle)
 
 
-def _locked(folder: Path) -> int:
+def _open_locked_folder(folder: Path) -> int:
     """Open a folder, made if it is not there, and lock it."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,9 @@ def _locked(folder: Path) -> int:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise Busy(f"{folder}: Expected no other writer, got one. Wait for it.") from None
+            raise FolderInUseError(
+                f"{folder}: Expected no other writer, got one. Wait for it."
+            ) from None
         except OSError:
             return handle  # a file system without locks of folders, as NFS
         if folder.is_dir() and os.fstat(handle).st_ino == folder.stat().st_ino:
@@ -199,7 +201,7 @@ def _locked(folder: Path) -> int:
         os.close(handle)  # the writer before deleted the folder that was locked
 
 
-def clear(folder: Place) -> None:
+def clear_folder(folder: AnyPath) -> None:
     """Delete what lies in a folder, but not the folder, which may be claimed."""
     if isinstance(folder, ObjectPath):
         folder.delete_tree()
@@ -208,17 +210,17 @@ def clear(folder: Place) -> None:
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
-def is_unfinished(folder: Place, kind: str) -> bool:
+def is_unfinished(folder: AnyPath, kind: str) -> bool:
     """Tell whether the folder is one of ours whose manifest was never written."""
-    return is_ours(folder, kind) and not (folder / MANIFEST).exists()
+    return has_format(folder, kind) and not (folder / MANIFEST_NAME).exists()
 
 
-def is_ours(folder: Place, kind: str) -> bool:
+def has_format(folder: AnyPath, kind: str) -> bool:
     """Tell whether the folder was made for this kind of content, whole or not."""
     try:
         group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
         ours: bool = group.get("attributes", {}).get("format") == kind
-    except Unreachable:
+    except StoreUnreachableError:
         raise
     except (OSError, ValueError, AttributeError):
         return False
@@ -234,7 +236,7 @@ def checksum(values: NDArray[Any]) -> int:
     return int(found)
 
 
-def replace_folder(new: Place, target: Place) -> None:
+def replace_folder(new: AnyPath, target: AnyPath) -> None:
     """Put a finished folder in the place of another.
 
     Object stores cannot rename: there the old is deleted and the new copied, manifest last, so

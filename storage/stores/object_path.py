@@ -13,25 +13,30 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from storage.errors import DataError
-from storage.stores.object_store import KINDS, SCHEMES, bucket, told
+from storage.stores.object_store import (
+    SCHEMES_TEXT,
+    STORE_KINDS,
+    open_bucket,
+    translate_store_errors,
+)
 
 if TYPE_CHECKING:
     import zarr.storage
 
-_INSTALLED = find_spec("obstore") is not None
-AT_ONCE = 16
+_HAS_OBSTORE = find_spec("obstore") is not None
+CONCURRENT_REQUESTS = 16
 """Requests under way at once where many are to be made: each takes its time, few take any work."""
 
 
-Version = Mapping[str, str]
+ObjectVersion = Mapping[str, str]
 """What identifies one writing of an object: its tag, and its number where a store has such."""
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """What an object held at a time, and when it was written."""
 
     content: bytes
-    version: Version
+    version: ObjectVersion
     written: datetime
 
 
@@ -80,7 +85,7 @@ class ObjectPath:
     @property
     def parent(self) -> ObjectPath:
         """The folder; that of the first part is the bucket."""
-        return ObjectPath(self.root, _key(str(self._pure.parent)))
+        return ObjectPath(self.root, _normalize_key(str(self._pure.parent)))
 
     @property
     def _prefix(self) -> str:
@@ -113,8 +118,8 @@ class ObjectPath:
         """Tell whether an object is there."""
         from obstore import head
 
-        with told(self), suppress(FileNotFoundError):
-            return bool(head(bucket(self.root), self.key))
+        with translate_store_errors(self), suppress(FileNotFoundError):
+            return bool(head(open_bucket(self.root), self.key))
         return False
 
     def is_dir(self) -> bool:
@@ -129,24 +134,24 @@ class ObjectPath:
         """List what lies directly below."""
         from obstore import list_with_delimiter
 
-        with told(self):
-            found = list_with_delimiter(bucket(self.root), self._prefix)
+        with translate_store_errors(self):
+            found = list_with_delimiter(open_bucket(self.root), self._prefix)
         for folder in found["common_prefixes"]:
             yield ObjectPath(self.root, folder)
         for described in found["objects"]:
             yield ObjectPath(self.root, described["path"])
 
-    def all_keys(self) -> list[str]:
+    def list_keys(self) -> list[str]:
         """List the keys of all objects below."""
-        return list(self.tags())
+        return list(self.list_tags())
 
-    def tags(self) -> dict[str, str]:
+    def list_tags(self) -> dict[str, str]:
         """List the tags of all objects below by their keys."""
         from obstore import list as list_objects
 
-        with told(self):
-            pages = list_objects(bucket(self.root), self._prefix)
-            return {found["path"]: _tag(found) for page in pages for found in page}
+        with translate_store_errors(self):
+            pages = list_objects(open_bucket(self.root), self._prefix)
+            return {found["path"]: _normalize_tag(found) for page in pages for found in page}
 
     def read_bytes(self) -> bytes:
         """Read the object.
@@ -158,18 +163,20 @@ class ObjectPath:
         DataError
             If the store refuses or cannot be reached.
         """
-        found = self.read()
+        found = self.read_object()
         if found is None:
             raise FileNotFoundError(str(self))
         return found.content
 
-    def read(self) -> Stored | None:
+    def read_object(self) -> StoredObject | None:
         """Read the object, if there is one, and what identifies it."""
         from obstore import get
 
-        with told(self), suppress(FileNotFoundError):
-            found = get(bucket(self.root), self.key)
-            return Stored(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"])
+        with translate_store_errors(self), suppress(FileNotFoundError):
+            found = get(open_bucket(self.root), self.key)
+            return StoredObject(
+                bytes(found.bytes()), _extract_version(found.meta), found.meta["last_modified"]
+            )
         return None
 
     def download(self, file: BinaryIO) -> str:
@@ -182,17 +189,17 @@ class ObjectPath:
         """
         from obstore import get
 
-        with told(self):
-            found = get(bucket(self.root), self.key)
+        with translate_store_errors(self):
+            found = get(open_bucket(self.root), self.key)
             for part in found.stream():
                 file.write(part)
-        return _tag(found.meta)
+        return _normalize_tag(found.meta)
 
     def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """Read the object as text."""
         return self.read_bytes().decode(encoding, errors)
 
-    def write_bytes(self, content: bytes, replaces: Version | None = None) -> Version:
+    def write_bytes(self, content: bytes, replaces: ObjectVersion | None = None) -> ObjectVersion:
         """Write the object; with `replaces` only if it is still that version.
 
         Raises
@@ -202,7 +209,7 @@ class ObjectPath:
         """
         return self._put(content, replaces)
 
-    def create(self, content: bytes) -> Version:
+    def create(self, content: bytes) -> ObjectVersion:
         """Write the object if there is none.
 
         Raises
@@ -212,13 +219,13 @@ class ObjectPath:
         """
         return self._put(content, "create")
 
-    def _put(self, content: bytes, mode: Any) -> Version:
+    def _put(self, content: bytes, mode: Any) -> ObjectVersion:
         from obstore import put
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with told(self):
+        with translate_store_errors(self):
             try:
-                return _version(put(bucket(self.root), self.key, content, mode=mode))
+                return _extract_version(put(open_bucket(self.root), self.key, content, mode=mode))
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 raise FileExistsError(str(self)) from None  # or deleted since it was seen
 
@@ -232,15 +239,15 @@ class ObjectPath:
 
     def delete_tree(self) -> None:
         """Delete everything below, manifests first: what is left does not look whole."""
-        for keys in filter(None, self._manifests_and_others()):
+        for keys in filter(None, self._split_manifests()):
             self._delete(keys)
 
     def _delete(self, keys: Sequence[str]) -> None:
         """Delete objects; one that is gone is not missed, and may have been deleted twice."""
         from obstore import delete
 
-        store = bucket(self.root)
-        with told(self):
+        store = open_bucket(self.root)
+        with translate_store_errors(self):
             with suppress(FileNotFoundError):
                 delete(store, keys)
                 return
@@ -252,23 +259,23 @@ class ObjectPath:
         """Copy everything below within the store, manifests last."""
         from obstore import copy
 
-        store = bucket(self.root)
-        manifests, others = self._manifests_and_others()
-        with told(self), ThreadPoolExecutor(AT_ONCE) as pool:
+        store = open_bucket(self.root)
+        manifests, others = self._split_manifests()
+        with translate_store_errors(self), ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
             for keys in (others, manifests):
                 names = [target.key + key.removeprefix(self.key) for key in keys]
                 list(pool.map(copy, [store] * len(keys), keys, names))
 
-    def _manifests_and_others(self) -> tuple[list[str], list[str]]:
-        keys = self.all_keys()
+    def _split_manifests(self) -> tuple[list[str], list[str]]:
+        keys = self.list_keys()
         manifests = [key for key in keys if key.endswith("/manifest.json")]
         return manifests, [key for key in keys if not key.endswith("/manifest.json")]
 
-    def zarr_store(self) -> zarr.storage.ObjectStore[Any]:
+    def open_zarr_store(self) -> zarr.storage.ObjectStore[Any]:
         """Give the store that Zarr reads and writes below this path, and nowhere else."""
         from zarr.storage import ObjectStore
 
-        return ObjectStore(bucket(self.root, self.key))
+        return ObjectStore(open_bucket(self.root, self.key))
 
 
 def is_url(text: str) -> bool:
@@ -276,7 +283,7 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
-def object_path(url: str) -> ObjectPath:
+def parse_object_url(url: str) -> ObjectPath:
     """Take a URL of an object store.
 
     Raises
@@ -286,12 +293,12 @@ def object_path(url: str) -> ObjectPath:
         not installed.
     """
     parts = urlsplit(url)
-    if parts.scheme not in KINDS:
+    if parts.scheme not in STORE_KINDS:
         raise DataError(
-            f"{parts.scheme}://: Expected a path or a URL with one of {SCHEMES}, got another."
+            f"{parts.scheme}://: Expected a path or a URL with one of {SCHEMES_TEXT}, got another."
         )
-    kind, root = KINDS[parts.scheme], f"{parts.scheme}://{parts.netloc}"
-    form = f"{parts.scheme}://{kind.bucket.upper()}/PATH"
+    kind, root = STORE_KINDS[parts.scheme], f"{parts.scheme}://{parts.netloc}"
+    form = f"{parts.scheme}://{kind.bucket_word.upper()}/PATH"
     if "@" in parts.netloc:
         raise DataError(
             f"{parts.scheme}://: Expected a URL without credentials, got some. "
@@ -299,10 +306,10 @@ def object_path(url: str) -> ObjectPath:
         )
     if parts.query or parts.fragment:  # which may hold a signature
         raise DataError(f"{root}{parts.path}: Expected {form}, got more behind it (? or #).")
-    key = _key(str(PurePosixPath(parts.path.lstrip("/"))))
+    key = _normalize_key(str(PurePosixPath(parts.path.lstrip("/"))))
     if not parts.netloc or not key or ".." in key.split("/"):
         raise DataError(f"{root}{parts.path}: Expected {form}, got something else.")
-    if not _INSTALLED:
+    if not _HAS_OBSTORE:
         raise DataError(
             f"{root}{parts.path}: Expected obstore for URLs, got none. "
             "pip install 'latentbits[stores]'"
@@ -310,14 +317,14 @@ def object_path(url: str) -> ObjectPath:
     return ObjectPath(root, key)
 
 
-def _key(path: str) -> str:
+def _normalize_key(path: str) -> str:
     return "" if path == "." else path
 
 
-def _tag(described: Any) -> str:
+def _normalize_tag(described: Any) -> str:
     """Give a tag in the form that is the same wherever it was read: some lists leave out quotes."""
     return '"' + cast(str, described["e_tag"]).strip('"') + '"'
 
 
-def _version(described: Any) -> Version:
+def _extract_version(described: Any) -> ObjectVersion:
     return {name: described[name] for name in ("e_tag", "version") if described.get(name)}

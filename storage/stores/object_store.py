@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from storage.errors import Unreachable
+from storage.errors import StoreUnreachableError
 
 # The pauses are of random length, four times as long each time: about a minute in all.
-_PATIENT = {
+_RETRY_CONFIG = {
     "max_retries": 15,
     "retry_timeout": timedelta(seconds=180),
     "backoff": {
@@ -24,18 +24,18 @@ _PATIENT = {
         "base": 4,
     },
 }
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says of a disk without room; writing says so without a name."""
-_CURIOUS = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-_NO_CREDENTIALS = (
+_PROBE_RETRY_CONFIG = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
+_NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
+_NO_CREDENTIALS_SIGNS = (
     "/latest/api/token",  # where a machine of Amazon has them
     "/latest/meta-data/",
     "Error performing token request",
 )
 
 
-class Kind(NamedTuple):
+class StoreKind(NamedTuple):
     """What differs between object stores.
 
     Attributes
@@ -52,149 +52,157 @@ class Kind(NamedTuple):
         The variable that names the account, where buckets belong to one.
     """
 
-    opens: str
-    bucket: str
+    store_class: str
+    bucket_word: str
     credentials: str
     endpoints: tuple[str, ...]
     account: str | None = None
 
 
-KINDS = {
-    "s3": Kind(
+STORE_KINDS = {
+    "s3": StoreKind(
         "S3Store",
         "bucket",
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
     ),
-    "az": Kind(
+    "az": StoreKind(
         "AzureStore",
         "container",
         "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
         ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
         "AZURE_STORAGE_ACCOUNT_NAME",
     ),
-    "gs": Kind("GCSStore", "bucket", "GOOGLE_SERVICE_ACCOUNT", ("GOOGLE_BASE_URL",)),
+    "gs": StoreKind("GCSStore", "bucket", "GOOGLE_SERVICE_ACCOUNT", ("GOOGLE_BASE_URL",)),
 }
 """The object stores there are, by the scheme of their URLs."""
-SCHEMES = ", ".join(f"{scheme}://" for scheme in KINDS)
+SCHEMES_TEXT = ", ".join(f"{scheme}://" for scheme in STORE_KINDS)
 
 
-def kind_of(url: str) -> Kind:
+def get_store_kind(url: str) -> StoreKind:
     """Tell what kind of store a URL is of."""
-    return KINDS[url.partition("://")[0]]
+    return STORE_KINDS[url.partition("://")[0]]
 
 
 @lru_cache(maxsize=32)
-def bucket(root: str, prefix: str = "") -> Any:
+def open_bucket(root: str, prefix: str = "") -> Any:
     """Open a bucket, or what lies below a prefix of its keys.
 
     Credentials and endpoint are those of the environment. Whether it answers is asked with little
     patience, so that a mistake is told within seconds; later requests are repeated after
     throttling, server errors and lost connections.
     """
-    with told(root):
+    with translate_store_errors(root):
         if prefix:
-            bucket(root)
+            open_bucket(root)
         else:
-            _ask(_opened(root, prefix, _CURIOUS))
-        return _opened(root, prefix, _PATIENT)
+            _probe_bucket(_open_store(root, prefix, _PROBE_RETRY_CONFIG))
+        return _open_store(root, prefix, _RETRY_CONFIG)
 
 
-def _ask(store: Any) -> None:
+def _probe_bucket(store: Any) -> None:
     """Read an object that is not there: other than the outcome of HEAD, an answer has a body."""
     from obstore import get
 
     try:
         get(store, ".latentbits")
     except FileNotFoundError as error:
-        if _code(str(error)) in _NO_BUCKET:
+        if _find_error_code(str(error)) in _NO_BUCKET_CODES:
             raise
     except Exception as error:
-        if _code(str(error)) != "AccessDenied":  # this one object may be forbidden
+        if _find_error_code(str(error)) != "AccessDenied":  # this one object may be forbidden
             raise
 
 
-def _opened(root: str, prefix: str, retries: Any) -> Any:
+def _open_store(root: str, prefix: str, retries: Any) -> Any:
     from obstore import store
 
     _check_endpoint(root)
-    opens = getattr(store, kind_of(root).opens)
+    opens = getattr(store, get_store_kind(root).store_class)
     # An endpoint in plain HTTP is asked for by naming it so.
     return opens(
         root.partition("://")[2],
         prefix=prefix or None,
         client_options={"allow_http": True},
         retry_config=retries,
-        **_account(root),
+        **_find_account(root),
     )
 
 
-def _account(root: str) -> dict[str, str]:
+def _find_account(root: str) -> dict[str, str]:
     """Name the account: obstore finds it by itself, but panics where it describes such a store."""
-    kind = kind_of(root)
+    kind = get_store_kind(root)
     if kind.account is None:
         return {}
     if name := os.environ.get(kind.account):
         return {"account_name": name}
-    raise Unreachable(f"{root}: Expected credentials, got none. Give {kind.credentials}.")
+    raise StoreUnreachableError(f"{root}: Expected credentials, got none. Give {kind.credentials}.")
 
 
 def _check_endpoint(root: str) -> None:
     """Refuse an address that obstore would panic at."""
-    for name in kind_of(root).endpoints:
+    for name in get_store_kind(root).endpoints:
         parts = urlsplit(os.environ.get(name) or "http://none")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Unreachable(f"{root}: {name}: Expected http://HOST or https://HOST, got another.")
+            raise StoreUnreachableError(
+                f"{root}: {name}: Expected http://HOST or https://HOST, got another."
+            )
 
 
 @contextmanager
-def told(path: object) -> Iterator[None]:
+def translate_store_errors(path: object) -> Iterator[None]:
     """Turn errors of a store or a full disk into one line; a missing object is for the caller."""
     try:
         yield
     except Exception as error:
-        if found := store_error(str(path), error):
+        if found := make_store_error(str(path), error):
             raise found from error
-        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+        if (
+            isinstance(error, OSError)
+            and error.errno in DISK_FULL_ERRNOS
+            and error.filename is None
+        ):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
-def store_error(path: str, error: BaseException) -> Unreachable | None:
+def make_store_error(path: str, error: BaseException) -> StoreUnreachableError | None:
     """Describe an error of an object store, or None if this is none or a missing object."""
-    lost = isinstance(error, FileNotFoundError) and _code(str(error)) in _NO_BUCKET
+    lost = isinstance(error, FileNotFoundError) and _find_error_code(str(error)) in _NO_BUCKET_CODES
     if not lost and not type(error).__module__.startswith("obstore"):
         return None
-    return Unreachable(f"{path}: {_remedy(kind_of(path), type(error).__name__, str(error))}")
+    return StoreUnreachableError(
+        f"{path}: {_explain_error(get_store_kind(path), type(error).__name__, str(error))}"
+    )
 
 
-def _remedy(kind: Kind, error: str, text: str) -> str:
-    if _code(text) in _NO_BUCKET:
-        return f"Expected a {kind.bucket} that exists, got none. Create it, or mend the URL."
-    if any(sign in text for sign in _NO_CREDENTIALS):
+def _explain_error(kind: StoreKind, error: str, text: str) -> str:
+    if _find_error_code(text) in _NO_BUCKET_CODES:
+        return f"Expected a {kind.bucket_word} that exists, got none. Create it, or mend the URL."
+    if any(sign in text for sign in _NO_CREDENTIALS_SIGNS):
         return f"Expected credentials, got none. Give {kind.credentials}."
     if "RequestTimeTooSkewed" in text:
         return "Expected the clock of the store, got another one here. Set the time."
     if error in ("PermissionDeniedError", "UnauthenticatedError") or "403 Forbidden" in text:
         return (
-            f"Expected access to the store, was refused ({_code(text) or error}). Check the "
+            f"Expected access to the store, was refused ({_find_error_code(text) or error}). Check the "
             f"credentials in the environment, such as {kind.credentials}, and what they may do."
         )
     if "error sending request" in text:
         return (
             f"Expected an answer of the store, got none. Check {kind.endpoints[0]} and the network."
         )
-    return f"Expected an answer of the store, got {_reason(text)}."
+    return f"Expected an answer of the store, got {_format_reason(text)}."
 
 
-def _code(text: str) -> str:
+def _find_error_code(text: str) -> str:
     """Find the store's own name of an error in its answer."""
     _, found, after = text.partition("<Code>")
     return after.partition("</Code>")[0] if found else ""
 
 
-def _reason(error: Exception | str) -> str:
+def _format_reason(error: Exception | str) -> str:
     text = str(error)
     line = text.partition("\n")[0].partition("<?xml")[0].strip()
     line = re.sub(r"\w+://\S+", "URL", line)  # which may hold a password
-    return _code(text) or line[:200].rstrip(".")
+    return _find_error_code(text) or line[:200].rstrip(".")

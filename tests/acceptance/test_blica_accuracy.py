@@ -14,12 +14,16 @@ import numpy as np
 import pytest
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
-from storage.examples.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
-from tests.support.data import rows_of, write
+from storage.examples.examples import (
+    NonstationaryTruth,
+    draw_nonstationary_rows,
+    draw_nonstationary_truth,
+)
+from tests.support.data import make_test_row_source, write_arrays
 
 N_SEGMENTS, N_SEEDS = 40, 10
 
@@ -37,12 +41,14 @@ def refit(
     folder: Path, shape: Shape, seed: int, n_components: int | None
 ) -> tuple[FitState, NonstationaryTruth]:
     """Draw data of this shape and fit them."""
-    truth = nonstationary_truth(shape.n_features, shape.n_components, N_SEGMENTS, seed)
-    batches = list(nonstationary_rows(truth, shape.rows_per_segment, seed))
+    truth = draw_nonstationary_truth(shape.n_features, shape.n_components, N_SEGMENTS, seed)
+    batches = list(draw_nonstationary_rows(truth, shape.rows_per_segment, seed))
     X = np.concatenate([batch.X for batch in batches])
     segments = np.concatenate([batch.columns["segment"] for batch in batches])
-    dataset = write(folder / f"{seed}.zarr", X, segments=segments)
-    return fit(BLICA(n_components=n_components), rows_of(dataset), SerialExecutor()), truth
+    dataset = write_arrays(folder / f"{seed}.zarr", X, segments=segments)
+    return fit_model(
+        BLICA(n_components=n_components), make_test_row_source(dataset), SerialExecutor()
+    ), truth
 
 
 def similarities(folder: Path, shape: Shape, n_seeds: int) -> np.ndarray:

@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.dataset.dataset import BinaryDataset
 from storage.sources import open_source
-from tests.support.data import rows_of, shared, write
+from tests.support.data import find_shared_data, make_test_row_source, write_arrays
 
 CHANNELS = "AF3 F7 F3 FC5 T7 P7 O1 O2 P8 T8 FC6 F4 F8 AF4"
 
 
 def ingested(folder: Path, name: str, names: Sequence[str] | None = None) -> BinaryDataset:
     """Write a shared data set with its segments; column `split` deals its rows to two halves."""
-    source = open_source(str(shared(f"{name}.npz")))
-    (batch,) = source.batches()
+    source = open_source(str(find_shared_data(f"{name}.npz")))
+    (batch,) = source.iter_batches()
     half = np.where(np.arange(len(batch.X)) % 2, "odd", "even")
-    return write(
+    return write_arrays(
         folder / f"{name}.zarr",
         batch.X,
         batch.observed,
@@ -38,7 +38,9 @@ def ingested(folder: Path, name: str, names: Sequence[str] | None = None) -> Bin
 
 
 def refit(dataset: BinaryDataset, n_components: int | None, split: str | None = None) -> FitState:
-    return fit(BLICA(n_components=n_components), rows_of(dataset, split), SerialExecutor())
+    return fit_model(
+        BLICA(n_components=n_components), make_test_row_source(dataset, split), SerialExecutor()
+    )
 
 
 def similarity_of_halves(dataset: BinaryDataset, n_components: int) -> float:
@@ -198,9 +200,9 @@ def test_the_united_states_do_not_share_what_all_others_agree_on(assembly, blocs
 
 @pytest.mark.slow
 def test_the_assembly_has_as_many_components_whatever_the_seed(assembly):
-    rows = rows_of(assembly)
-    fits = [fit(BLICA(), rows, SerialExecutor(), seed) for seed in range(10)]
-    fits.append(fit(BLICA(bootstrap=50), rows, SerialExecutor(), 0))
+    rows = make_test_row_source(assembly)
+    fits = [fit_model(BLICA(), rows, SerialExecutor(), seed) for seed in range(10)]
+    fits.append(fit_model(BLICA(bootstrap=50), rows, SerialExecutor(), 0))
     chosen = [(f.diagnostics["n_components"], f.diagnostics["regularization"]) for f in fits]
     print(f"components and regularization: {chosen}")
     assert len(set(chosen)) == 1

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
 
-from pipeline.data.blocks import Rows, block_of
+from pipeline.data.blocks import RowSource, pack_block
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.bottleneck import Bottleneck
 from pipeline.random import RowRandom
-from tests.support.data import shared
-from tests.support.strategies import Data, MemoryReader, memory_rows
+from tests.support.data import find_shared_data
+from tests.support.strategies import DenseData, StrategyReader, make_memory_rows
 
 N_COMPONENTS, N_NEIGHBOURS = 10, 5
 Bits = NDArray[np.uint8]
@@ -36,15 +36,15 @@ class Digits(NamedTuple):
     y_new: NDArray[np.int64]
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> RowSource:
         """What is fitted, with its labels."""
-        rows = memory_rows(Data(self.X))
+        rows = make_memory_rows(DenseData(self.X))
         chunk = replace(rows.read(0), columns={"digit": self.y})
-        return replace(rows, read=MemoryReader((chunk,)))
+        return replace(rows, read=StrategyReader((chunk,)))
 
 
 def digits(seed: int) -> Digits:
-    with np.load(shared("usps16_train.npz")) as saved:
+    with np.load(find_shared_data("usps16_train.npz")) as saved:
         X = np.unpackbits(saved["X"], axis=1)[:, : saved["shape"][1]]
         y = saved["y"].astype(np.int64)
     order = np.random.default_rng(seed).permutation(len(X))
@@ -59,8 +59,8 @@ def by_neighbours(data: Digits, codes: NDArray[np.float64], new: NDArray[np.floa
 def accuracies(seed: int) -> tuple[float, float, float]:
     """By neighbours of codes, by the network itself, by neighbours of principal components."""
     data, model = digits(seed), Bottleneck(n_components=N_COMPONENTS, column="digit")
-    params = fit(model, data.rows, SerialExecutor(), seed).params
-    blocks = [block_of(X) for X in (data.X, data.X_new)]
+    params = fit_model(model, data.rows, SerialExecutor(), seed).params
+    blocks = [pack_block(X) for X in (data.X, data.X_new)]
     codes = [model.transform(params, block, RowRandom(0))["mean"] for block in blocks]
     predicted = model.predict(params, blocks[1], RowRandom(0)).argmax(axis=1)
     linear = PCA(N_COMPONENTS, random_state=0).fit(data.X)

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Rows
-from pipeline.evaluation.evaluate import Subject, baselines, score_rows
+from pipeline.data.blocks import RowSource
+from pipeline.evaluation.evaluate import EvaluatedModel, make_baseline_models, score_rows
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.noisy_or import NoisyOr
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from tests.acceptance import chow_liu
-from tests.support.data import shared
-from tests.support.strategies import Data, memory_rows
+from tests.support.data import find_shared_data
+from tests.support.strategies import DenseData, make_memory_rows
 
 SPLITS = {"train": 0, "test": 2}
 FILES = {"groceries": "groceries.npz", "semeion": "semeion16.npz", "sun09": "sun09_objects.npz"}
@@ -58,7 +58,7 @@ class Score(NamedTuple):
 @lru_cache
 def split_bits(name: str, split: str) -> NDArray[np.uint8]:
     """Give the rows of a split; every fifth is a test row of data without one."""
-    with np.load(shared(FILES.get(name, f"debd_{name}.npz"))) as saved:
+    with np.load(find_shared_data(FILES.get(name, f"debd_{name}.npz"))) as saved:
         bits = np.unpackbits(saved["X"], axis=1)[:, : saved["shape"][1]]
         parts = saved["split"] if "split" in saved else 2 * (np.arange(len(bits)) % 5 == 4)
     chosen: NDArray[np.uint8] = bits[parts == SPLITS[split]]
@@ -66,18 +66,18 @@ def split_bits(name: str, split: str) -> NDArray[np.uint8]:
 
 
 @lru_cache
-def split_rows(name: str, split: str) -> Rows:
+def split_rows(name: str, split: str) -> RowSource:
     chosen = split_bits(name, split)
     sizes = [len(part) for part in np.array_split(chosen, 4)]
-    return memory_rows(Data(chosen), sizes)
+    return make_memory_rows(DenseData(chosen), sizes)
 
 
 @lru_cache
 def score(name: str, model: Model) -> Score:
     """Fit to the split `train` and evaluate on both."""
     executor = ThreadsExecutor(2)
-    state = fit(model, split_rows(name, "train"), executor)
-    subject = Subject(model, state.params, np.zeros(0, np.int64))
+    state = fit_model(model, split_rows(name, "train"), executor)
+    subject = EvaluatedModel(model, state.params, np.zeros(0, np.int64))
     means, error = {}, 0.0
     for split in SPLITS:
         sums = score_rows(subject, "log_likelihood", split_rows(name, split), executor, 0)
@@ -107,7 +107,7 @@ def trait(n_components: int) -> Model:
 
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_independence_has_its_known_likelihood(name: str) -> None:
-    model = next(iter(baselines(10_000).values()))
+    model = next(iter(make_baseline_models(10_000).values()))
     assert score(name, model).test == pytest.approx(INDEPENDENT[name], abs=1e-4)
 
 
@@ -130,7 +130,7 @@ def test_a_boltzmann_machine_of_50_is_good_on_plants() -> None:
 @pytest.mark.parametrize("name", ["nltcs", "plants", "groceries", "semeion"])
 def test_density_of_all_models(name: str) -> None:
     """Print the table; a machine knows more than independent features do."""
-    flat = score(name, next(iter(baselines(10_000).values())))
+    flat = score(name, next(iter(make_baseline_models(10_000).values())))
     score(name, mixture(20))
     score(name, trait(2))
     machine = score(name, RestrictedBoltzmannMachine(50))
@@ -142,7 +142,7 @@ def test_density_of_all_models(name: str) -> None:
 def test_causes_say_more_than_independent_features_do(name: str, gain: float) -> None:
     network = score(name, NoisyOr(16, leaks="learned"))
     score(name, mixture(16))
-    assert network.test > score(name, next(iter(baselines(10_000).values()))).test + gain
+    assert network.test > score(name, next(iter(make_baseline_models(10_000).values()))).test + gain
 
 
 @pytest.mark.parametrize("name", ["nltcs", "plants"])
@@ -194,7 +194,7 @@ def test_a_number_chosen_by_rows_held_out_is_as_good_on_others(name: str, least:
 def bound(name: str, n_components: int | None) -> tuple[float, int]:
     """Fit variationally; give the bound on training rows, and the number of traits."""
     model = LatentTrait(n_components, estimator="variational", constant_features="pin")
-    state = fit(model, split_rows(name, "train"), ThreadsExecutor(2))
+    state = fit_model(model, split_rows(name, "train"), ThreadsExecutor(2))
     return state.history[-1], state.params.weights.shape[1]
 
 

@@ -31,12 +31,12 @@ from flows.data.ingesting import ingest_sources
 from pipeline.api import functions as api
 from pipeline.executors.serial import SerialExecutor
 from storage import load_artifact, open_codes, open_dataset
-from storage.stores.locations import place
-from storage.stores.object_path import object_path
-from tests.support.cluster_processes import certificates
-from tests.support.compose import compose, service
-from tests.support.data import probit_rows
-from tests.support.object_servers import Server
+from storage.stores.locations import parse_path
+from storage.stores.object_path import parse_object_url
+from tests.support.cluster_processes import write_certificates
+from tests.support.compose import load_compose, run_service
+from tests.support.data import draw_probit_rows
+from tests.support.object_servers import StoreServer
 
 DATA, PASSWORD = "s3://latentbits/data", "PREFECT_USER_PASSWORD"
 SECRETS = {
@@ -117,21 +117,21 @@ def healthy(url: str) -> bool:
 @pytest.fixture
 def parts() -> dict[str, np.ndarray]:
     """The rows of two files, by their names."""
-    X, _ = probit_rows(3000, 20, 3, seed=5)
+    X, _ = draw_probit_rows(3000, 20, 3, seed=5)
     return {"a.npy": X[:1000], "b.npy": X[1000:]}
 
 
 @pytest.fixture
 def deployed(
-    s3: str, s3_store: Server, parts: dict[str, np.ndarray], tmp_path: Path
+    s3: str, s3_store: StoreServer, parts: dict[str, np.ndarray], tmp_path: Path
 ) -> Iterator[SyncPrefectClient]:
     """Start the services in the order of their dependencies."""
     s3_store.create("latentbits")
     for name, rows in parts.items():
         np.save(file := BytesIO(), rows)
-        object_path(f"s3://latentbits/incoming/{name}").write_bytes(file.getvalue())
+        parse_object_url(f"s3://latentbits/incoming/{name}").write_bytes(file.getvalue())
     api, cluster, health = free_port(), free_port(), free_port()
-    services = compose(SECRETS)["services"]
+    services = load_compose(SECRETS)["services"]
     here = {
         "http://store:9000": s3_store.address,
         "scheduler:8786": f"127.0.0.1:{cluster}",
@@ -141,7 +141,7 @@ def deployed(
         "4200": str(api),
         "8080": str(health),
         "0.0.0.0": "127.0.0.1",
-        "/run/secrets": str(certificates(tmp_path / "certificates")),
+        "/run/secrets": str(write_certificates(tmp_path / "certificates")),
     }
     database = f"sqlite+aiosqlite:///{tmp_path}/server.db"
     here[services["server"]["environment"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]] = database
@@ -151,7 +151,7 @@ def deployed(
         def started(name: str, log: str = "") -> subprocess.Popen[bytes]:
             home = tmp_path / f"{log or name}-home"
             return stack.enter_context(
-                service(
+                run_service(
                     services[name],
                     here,
                     tmp_path / f"{log or name}.log",
@@ -201,4 +201,4 @@ def test_a_schedule_fires_and_its_fit_has_the_bytes_of_one_by_hand(
         assert got[name].tobytes() == np.asarray(getattr(expected, name)).tobytes(), name
     assert open_dataset(f"{DATA}/votes.zarr").digest == here.digest
     assert open_codes(f"{DATA}/codes/votes.zarr").n_rows == here.n_rows
-    assert place(f"{DATA}/reports/votes.html").is_file()
+    assert parse_path(f"{DATA}/reports/votes.html").is_file()

@@ -26,12 +26,12 @@ import pytest
 from distributed import Client
 
 from storage import load_artifact, open_codes
-from storage.dataset.kept_chunks import forget_chunks
-from storage.stores.locations import place
-from tests.support.cluster_processes import running, scheduler, worker
-from tests.support.data import probit_rows, write
-from tests.support.faults import Trap, fill, flip, lay
-from tests.support.processes import Command, command, throttled, wait_for
+from storage.dataset.kept_chunks import clear_chunk_cache
+from storage.stores.locations import parse_path
+from tests.support.cluster_processes import run_command, start_scheduler, start_worker
+from tests.support.data import draw_probit_rows, write_arrays
+from tests.support.faults import SchedulerTrap, fill_disk, flip_middle_bit, install_trap
+from tests.support.processes import CommandProcess, start_command, throttle_process, wait_for_file
 
 N_CHUNKS, N_FEATURES = 160, 10
 FIRST, PASS, FIT, TRANSFORM, WRITE = STAGES = (
@@ -86,8 +86,8 @@ def _marks(cell: tuple[str, str, str]) -> Sequence[pytest.MarkDecorator]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(N_CHUNKS * 64, N_FEATURES, 2, seed=7)
-    return write(tmp_path_factory.mktemp("faults") / "d.zarr", X, words_per_chunk=1).path
+    X, _ = draw_probit_rows(N_CHUNKS * 64, N_FEATURES, 2, seed=7)
+    return write_arrays(tmp_path_factory.mktemp("faults") / "d.zarr", X, words_per_chunk=1).path
 
 
 @dataclass
@@ -106,10 +106,10 @@ class Cluster:
             self.workers.clear()
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir()
-            self.address = self.stack.enter_context(scheduler(self.folder))
+            self.address = self.stack.enter_context(start_scheduler(self.folder))
         self.workers = [process for process in self.workers if process.poll() is None]
         while len(self.workers) < 2:
-            self.workers.append(self.stack.enter_context(worker(self.address)))
+            self.workers.append(self.stack.enter_context(start_worker(self.address)))
         with Client(self.address, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
 
@@ -117,7 +117,7 @@ class Cluster:
     def trapped(self, stage: str, act: Callable[[], object]) -> Iterator[Client]:
         """Let something happen in the middle of a stage; it must have happened in the end."""
         with Client(self.address, set_as_default=False) as client:
-            lay(client, Trap(*SWEEPS[stage], act))
+            install_trap(client, SchedulerTrap(*SWEEPS[stage], act))
             yield client
             assert client.run_on_scheduler(_trap).sprung
 
@@ -134,7 +134,7 @@ def _answers(address: str) -> bool:
     return True
 
 
-def _trap(dask_scheduler: Any) -> Trap:
+def _trap(dask_scheduler: Any) -> SchedulerTrap:
     return dask_scheduler.plugins["trap"]
 
 
@@ -174,7 +174,7 @@ class Work:
     def started(self, cluster: Cluster, *more: str) -> Any:
         name, *options = self.words
         where = ["--cluster", cluster.address, "--workers", 2]
-        return command(f"flows.{name}", *options, *where, *more)
+        return start_command(f"flows.{name}", *options, *where, *more)
 
     def here(self, *more: object) -> Any:
         return self.cli(*self.words, "--executor", "serial", *more)
@@ -236,7 +236,7 @@ def test_a_worker_is_killed(work, cluster, stage, model):
     cell = work(stage, model)
     kill = partial(os.kill, cluster.workers[0].pid, signal.SIGKILL)
     with cluster.trapped(stage, kill), cell.started(cluster) as run:
-        assert run.ended()[0] == 0
+        assert run.wait()[0] == 0
     cell.check()
 
 
@@ -247,7 +247,7 @@ def test_the_client_is_killed(work, cluster, stage, model):
         cell.started(cluster) as run,
         cluster.trapped(stage, partial(os.killpg, run.pid, signal.SIGKILL)),
     ):
-        assert run.ended()[0] == -signal.SIGKILL
+        assert run.wait()[0] == -signal.SIGKILL
     cell.resume()
 
 
@@ -272,23 +272,23 @@ def test_the_disk_is_full(work, cluster, small_disk, stage, model):
     with cell.started(cluster) as run:
         if stage == WRITE:
             _fill_before_writing(run, cell)
-            code, message = run.ended()
+            code, message = run.wait()
         else:
-            with cluster.trapped(stage, partial(fill, small_disk)):
-                code, message = run.ended()
+            with cluster.trapped(stage, partial(fill_disk, small_disk)):
+                code, message = run.wait()
     assert (code, message.count("No space left")) == (2, 1), message
     assert str(small_disk) in message
     (small_disk / "filler").unlink()
     cell.resume()
 
 
-def _fill_before_writing(run: Command, cell: Work) -> None:
+def _fill_before_writing(run: CommandProcess, cell: Work) -> None:
     """Hold the process once its last state is there, and fill the disk."""
     passes = load_artifact(cell.dataset.parent / cell.model).manifest["iterations"]
-    wait_for(run.process, cell.output, f".unfinished/*/states/{passes:06d}/manifest.json")
+    wait_for_file(run.process, cell.output, f".unfinished/*/states/{passes:06d}/manifest.json")
     os.kill(run.pid, signal.SIGSTOP)
     assert not list(cell.output.glob(f"{cell.model}-*"))
-    fill(cell.output.parent)
+    fill_disk(cell.output.parent)
     os.kill(run.pid, signal.SIGCONT)
 
 
@@ -297,14 +297,14 @@ def test_a_chunk_is_damaged(work, cluster, stage, model):
     cell = work(stage, model)
     chunk = cell.dataset / "bits" / "c" / "0" / str(N_CHUNKS - 2)
     with Client(cluster.address, set_as_default=False) as client:
-        client.run(forget_chunks)  # a worker that has the chunk in memory would not notice
-    with cell.started(cluster) as run, cluster.trapped(stage, partial(flip, chunk)):
-        code, message = run.ended()
+        client.run(clear_chunk_cache)  # a worker that has the chunk in memory would not notice
+    with cell.started(cluster) as run, cluster.trapped(stage, partial(flip_middle_bit, chunk)):
+        code, message = run.wait()
     try:
         assert code == 2
         assert f"{cell.dataset}: bits: chunk {N_CHUNKS - 2} is damaged" in message
     finally:
-        flip(chunk)
+        flip_middle_bit(chunk)
     cell.resume()
 
 
@@ -314,9 +314,9 @@ def test_a_worker_is_slow(work, cluster, stage, model):
     with (
         cluster.trapped(stage, bool),
         cell.started(cluster) as run,
-        throttled(cluster.workers[0].pid),
+        throttle_process(cluster.workers[0].pid),
     ):
-        assert run.ended()[0] == 0
+        assert run.wait()[0] == 0
     cell.check()
 
 
@@ -327,7 +327,7 @@ def test_it_is_interrupted_on_a_cluster(work, cluster, stage, model):
         cell.started(cluster) as run,
         cluster.trapped(stage, partial(os.killpg, run.pid, signal.SIGINT)) as client,
     ):
-        assert run.ended() == (130, "error: interrupted")
+        assert run.wait() == (130, "error: interrupted")
         assert not client.run_on_scheduler(_tasks)
     cell.resume()
 
@@ -343,8 +343,8 @@ def test_it_is_interrupted_on_threads(work, tmp_path, stage, model):
     block = {FIRST: 0.5, PASS: 1.5, FIT: 3.5, TRANSFORM: 0.5}[stage] * N_CHUNKS
     name, *options = cell.words
     where = ["--executor", "threads", "--workers", 2]
-    with command("tests.support.faults", name, int(block), log, *options, *where) as run:
-        assert run.ended() == (130, "error: interrupted")
+    with start_command("tests.support.faults", name, int(block), log, *options, *where) as run:
+        assert run.wait() == (130, "error: interrupted")
     assert 1 <= log.stat().st_size <= 4
     cell.resume()
 
@@ -362,7 +362,7 @@ def test_a_second_writer_is_refused(work, cluster, stage, model):
             assert refused.code == 2
             assert "Expected no other writer, got one." in refused.message
         os.kill(run.pid, signal.SIGCONT)
-        assert run.ended()[0] == 0
+        assert run.wait()[0] == 0
     cell.check()
 
 
@@ -379,7 +379,7 @@ def test_two_fits_share_a_folder(work, cluster, request, kind):
     runs = f"{request.getfixturevalue('s3')}/runs" if kind == "s3" else str(cell.output)
     name, *options = cell.words
     options = [runs if word == str(cell.output) else word for word in options]
-    held = command(f"flows.{name}", *options, "--cluster", cluster.address, "--workers", 2)
+    held = start_command(f"flows.{name}", *options, "--cluster", cluster.address, "--workers", 2)
     with (
         held as run,
         cluster.trapped(PASS, partial(os.kill, run.pid, signal.SIGSTOP)) as client,
@@ -390,13 +390,13 @@ def test_two_fits_share_a_folder(work, cluster, request, kind):
         assert (refused.code, "got one. Wait for it" in refused.message) == (2, True)
         other = cell.cli(name, *options, "--seed", 1, *here)
         assert other.code == 0, other.err
-        assert load_artifact(runs).path.name == place(other.json["artifact"]).name
+        assert load_artifact(runs).path.name == parse_path(other.json["artifact"]).name
         os.kill(run.pid, signal.SIGCONT)
-        assert run.ended()[0] == 0
+        assert run.wait()[0] == 0
     assert load_artifact(runs).manifest["seed"] == 0
     assert arrays_of(load_artifact(runs)) == cell.expected
     assert load_artifact(other.json["artifact"]).manifest["seed"] == 1
-    names = [path.name for path in place(runs).iterdir()]
+    names = [path.name for path in parse_path(runs).iterdir()]
     assert len(names) == 3
     assert not [found for found in names if found.startswith(".")]
 
@@ -408,11 +408,11 @@ def test_an_interrupt_while_connecting(work):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         name, *options = cell.words
-        with command(f"flows.{name}", *options, "--cluster", address) as run:
+        with start_command(f"flows.{name}", *options, "--cluster", address) as run:
             silent.settimeout(120)
             with silent.accept()[0]:
                 os.killpg(run.pid, signal.SIGINT)
-                assert run.ended() == (130, "error: interrupted")
+                assert run.wait() == (130, "error: interrupted")
     assert not cell.output.exists()
     cell.resume()
 
@@ -422,9 +422,14 @@ def test_the_scheduler_is_killed(work, cluster, stage, model):
     """After the others, as a cluster has to be started anew."""
     cell = work(stage, model)
     with Client(cluster.address, set_as_default=False) as client:
-        lay(client, Trap(*SWEEPS[stage], partial(os.kill, cluster.scheduler_pid(), signal.SIGKILL)))
+        install_trap(
+            client,
+            SchedulerTrap(
+                *SWEEPS[stage], partial(os.kill, cluster.scheduler_pid(), signal.SIGKILL)
+            ),
+        )
     with cell.started(cluster) as run:
-        code, message = run.ended()
+        code, message = run.wait()
     assert (code, message[:42]) == (1, "error: Expected the cluster to stay, lost ")
     assert "--resume" in message
     assert not _answers(cluster.address)
@@ -444,25 +449,27 @@ def test_a_scheduled_run_outlives_its_scheduler(work, model):
 
     @contextmanager
     def started(stack: ExitStack) -> Iterator[tuple[Client, int]]:
-        process = stack.enter_context(running("-m", "dask", "scheduler", *options))
+        process = stack.enter_context(run_command("-m", "dask", "scheduler", *options))
         for _ in range(2):
-            stack.enter_context(worker(address))
+            stack.enter_context(start_worker(address))
         with Client(address, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
             yield client, process.pid
 
     with first, second:
         with started(first) as (client, pid):
-            lay(client, Trap(*SWEEPS[stage], partial(os.kill, pid, signal.SIGKILL)))
+            install_trap(
+                client, SchedulerTrap(*SWEEPS[stage], partial(os.kill, pid, signal.SIGKILL))
+            )
         name, *words = cell.words
-        with command(f"flows.{name}", *words, "--cluster", address, **scheduled) as run:
+        with start_command(f"flows.{name}", *words, "--cluster", address, **scheduled) as run:
             while _answers(address):
-                assert run.process.poll() is None, run.ended()
+                assert run.process.poll() is None, run.wait()
             first.close()
             states = sorted(path.name for path in cell.output.glob(".unfinished/*/states/*"))
             with started(second) as (client, _):
-                lay(client, Trap("fold_group", 99, 0, bool))
-                assert run.ended()[0] == 0
+                install_trap(client, SchedulerTrap("fold_group", 99, 0, bool))
+                assert run.wait()[0] == 0
                 swept = len(client.run_on_scheduler(_trap).sweeps)
     passes = load_artifact(cell.output).manifest["iterations"]
     assert swept == (1 if model == PCA else passes - int(states[-1]))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from latentbits import fit, from_numpy
-from pipeline.api.fitted import Fitted
+from pipeline.api.fitted import FittedModel
 from pipeline.models.latent_trait.rotation import principal_axes
 from tests.acceptance.test_two_tables import saved
 
@@ -29,7 +29,7 @@ LSAT_7 = (
 )
 
 
-def fitted(name: str, errors: str = "louis") -> Fitted:
+def fitted(name: str, errors: str = "louis") -> FittedModel:
     data = from_numpy(saved(name)["X"])
     return fit(data, "latent-trait", components=1, errors=errors)
 
@@ -77,7 +77,7 @@ def test_more_rows_than_the_information_takes_give_the_same_errors(
     rng = np.random.default_rng(5)
     X = drawn(rng.uniform(0.5, 2, (10, 1)), rng.uniform(-1, 1, 10), 20_000, rng)
     whole = fit(from_numpy(X), "latent-trait", components=1).params
-    monkeypatch.setattr("pipeline.models.latent_trait.information.MOST_ROWS", 5000)
+    monkeypatch.setattr("pipeline.models.latent_trait.information.MAX_ROWS", 5000)
     sampled = fit(from_numpy(X), "latent-trait", components=1).params
     assert not np.array_equal(sampled.weights_error, whole.weights_error)
     np.testing.assert_allclose(sampled.weights_error, whole.weights_error, rtol=0.05)

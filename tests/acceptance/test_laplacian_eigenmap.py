@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.laplacian_eigenmap import LaplacianEigenmap
 from pipeline.random import RowRandom
 from tests.acceptance.test_bottleneck import N_COMPONENTS, by_neighbours, digits
@@ -24,9 +24,9 @@ def accuracy(seed: int, weights: str = "binary", landmarks: int | None = None) -
         weights=weights,  # type: ignore[arg-type]
         landmarks=landmarks,
     )
-    params = fit(model, data.rows, SerialExecutor(), seed).params
+    params = fit_model(model, data.rows, SerialExecutor(), seed).params
     codes = (
-        model.transform(params, block_of(X), RowRandom(0))["mean"] for X in (data.X, data.X_new)
+        model.transform(params, pack_block(X), RowRandom(0))["mean"] for X in (data.X, data.X_new)
     )
     return by_neighbours(data, *codes)
 

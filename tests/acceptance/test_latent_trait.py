@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.model import LatentTrait
 from storage.dataset.writer import create_dataset
 from tests.acceptance.test_memory import watched
-from tests.support.data import Batch
-from tests.support.strategies import Data, memory_rows
+from tests.support.data import ArrayBatch
+from tests.support.strategies import DenseData, make_memory_rows
 
 Floats = NDArray[np.float64]
 N_ROWS, N_FEATURES = 2_000_000, 128
@@ -44,9 +44,9 @@ def test_two_factors_behind_twenty_items_are_recovered(seed: int) -> None:
     rng = np.random.default_rng(seed)
     weights, offsets = rng.uniform(0.4, 1.4, (20, 2)), rng.uniform(-1, 1, 20)
     weights *= rng.choice([-1, 1], weights.shape)
-    rows = memory_rows(Data(drawn(weights, offsets, 100_000, rng)), [10_000] * 10)
-    exact = fit(LatentTrait(estimator="quadrature"), rows, ThreadsExecutor(2)).params.weights
-    bound = fit(LatentTrait(estimator="variational"), rows, ThreadsExecutor(2)).params.weights
+    rows = make_memory_rows(DenseData(drawn(weights, offsets, 100_000, rng)), [10_000] * 10)
+    exact = fit_model(LatentTrait(estimator="quadrature"), rows, ThreadsExecutor(2)).params.weights
+    bound = fit_model(LatentTrait(estimator="variational"), rows, ThreadsExecutor(2)).params.weights
     assert np.sqrt(((turned(exact, weights) - weights) ** 2).mean()) <= 0.014
     assert 0.75 < np.linalg.norm(bound) / np.linalg.norm(weights) < 0.95
 
@@ -59,7 +59,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [f"f{i}" for i in range(N_FEATURES)]
     with create_dataset(path, names, expected_rows=N_ROWS) as writer:
         for _ in range(0, N_ROWS, 50_000):
-            writer.add(Batch(drawn(weights, offsets, 50_000, rng)))
+            writer.add(ArrayBatch(drawn(weights, offsets, 50_000, rng)))
     return path
 
 

@@ -22,7 +22,7 @@ import pytest
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.transform import clipped_pca, latent_trait, tiled
-from tests.support.data import Batch
+from tests.support.data import ArrayBatch
 
 N_ROWS, N_FEATURES = 64_000_000, 256
 
@@ -40,7 +40,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
             half = N_FEATURES // 16
             mixed[:, :half] ^= common[:, :1]
             mixed[:, half:] ^= common[:, 1:]
-            writer.add(Batch(np.unpackbits(mixed, axis=1)))
+            writer.add(ArrayBatch(np.unpackbits(mixed, axis=1)))
     return open_dataset(path)
 
 

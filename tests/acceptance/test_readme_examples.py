@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.data import shared
+from tests.support.data import find_shared_data
 
 ROOT = Path(__file__).parents[2]
 PICTURES = {
@@ -42,7 +42,7 @@ def run_commands(cli: Callable[..., Any], text: str, folder: Path) -> None:
     for name, words in re.findall(r"^    python -m flows\.(\w+) (.+)$", text, re.MULTILINE):
         for source in re.findall(r"\w+\.npz", words):
             if not (folder / source).exists():
-                (folder / source).symlink_to(shared(source))
+                (folder / source).symlink_to(find_shared_data(source))
         done = cli(name, *shlex.split(words))
         assert done.code == 0, f"{name} {words}\n{done.err[-2000:]}"
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from flows.data.datasets import open_named
+from flows.data.datasets import open_dataset_or_example
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import collect_pass, fit
+from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from pipeline.statistics.counts import PairCounts
-from tests.support.data import rows_of
+from tests.support.data import make_test_row_source
 
 N_FEATURES = 256
 
@@ -28,14 +28,14 @@ def spin_eigenvalues(counts: PairCounts) -> np.ndarray:
 
 def test_two_eigenvalues_stand_out_at_a_million_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    dataset = open_named("example:ring:rows=1000000")
-    rows, executor, model = rows_of(dataset), ThreadsExecutor(2), ClippedPCA()
-    fitted = fit(model, rows, executor)
+    dataset = open_dataset_or_example("example:ring:rows=1000000")
+    rows, executor, model = make_test_row_source(dataset), ThreadsExecutor(2), ClippedPCA()
+    fitted = fit_model(model, rows, executor)
     values = fitted.params.eigenvalues
     np.testing.assert_allclose(values[:2], N_FEATURES / 2, rtol=0.02)
     assert np.abs(values[2:]).max() <= 0.01 * N_FEATURES / 2
     assert fitted.params.loadings.shape == (N_FEATURES, 2)
 
-    counts = collect_pass(model, FitState(None), rows, executor, seed=0)
+    counts = collect_pass_statistics(model, FitState(None), rows, executor, seed=0)
     continuum = 4 * N_FEATURES / (np.pi * np.repeat([1, 3, 5, 7, 9], 2)) ** 2
     np.testing.assert_allclose(spin_eigenvalues(counts)[:10], continuum, rtol=0.02)

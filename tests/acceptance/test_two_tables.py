@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.data import shared
+from tests.support.data import find_shared_data
 
 ROOT = Path(__file__).parents[2]
 EVERY = 40  # roll call of the General Assembly, of 6,203
@@ -33,7 +33,7 @@ def run_all(cli: Callable[..., Any], file: str) -> None:
 
 def saved(name: str) -> dict[str, Any]:
     """Values, what is observed, and names of the features."""
-    with np.load(shared(f"{name}.npz")) as file:
+    with np.load(find_shared_data(f"{name}.npz")) as file:
         n_columns = int(file["shape"][1])
         names = file["cols"].tolist() if "cols" in file else [f"f{k}" for k in range(n_columns)]
         if len(names) == 1:

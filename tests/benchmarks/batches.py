@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.blocks import Rows, blocks_of
-from pipeline.executors.base import Executor, one_blas_thread
+from pipeline.data.blocks import RowSource, iter_blocks
+from pipeline.executors.base import Executor, limit_blas_threads
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, start
+from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.statistics.sums import Sums
 from tests.benchmarks.workers import worker_processes
 from tests.models.coder import Coder, gradient
-from tests.support.data import write
+from tests.support.data import write_arrays
 
 N_ROWS, N_FEATURES, N_HIDDEN, BATCH = 1 << 14, 256, 64, 128
 N_BATCHES = N_ROWS // BATCH
@@ -36,15 +36,15 @@ def plain(X: np.ndarray, layer: Any, rate: float) -> None:
         layer = tuple(a + rate / BATCH * g for a, g in zip(layer, slope, strict=True))
 
 
-def _slope(layer: Any, rows: Rows, key: int) -> Sums:
+def _slope(layer: Any, rows: RowSource, key: int) -> Sums:
     """One round's work: the gradient of the rows of one range."""
-    (block,) = blocks_of(rows.read(key))
-    dense = block.dense().astype(np.float64)
+    (block,) = iter_blocks(rows.read(key))
+    dense = block.unpack_values().astype(np.float64)
     gained, slope = gradient(layer, dense, dense)
     return Sums(len(dense), gained, {str(k): g for k, g in enumerate(slope)})
 
 
-def rounds(rows: Rows, layer: Any, rate: float, executor: Executor) -> None:
+def rounds(rows: RowSource, layer: Any, rate: float, executor: Executor) -> None:
     """One map over the executor for every update."""
     for key in range(rows.n_chunks):
         (found,) = executor.map(partial(_slope, layer, rows), [key])
@@ -52,10 +52,10 @@ def rounds(rows: Rows, layer: Any, rate: float, executor: Executor) -> None:
         layer = tuple(a + rate / BATCH * g for a, g in zip(layer, slope, strict=True))
 
 
-def rows_in(folder: Path, X: np.ndarray, words_per_chunk: int) -> Rows:
+def rows_in(folder: Path, X: np.ndarray, words_per_chunk: int) -> RowSource:
     """Rows on disk that every process keeps once it has read them."""
-    dataset = write(folder / f"{words_per_chunk}.zarr", X, words_per_chunk=words_per_chunk)
-    return Rows(dataset.reader(memory=1 << 30), dataset.n_chunks, N_FEATURES, 1)
+    dataset = write_arrays(folder / f"{words_per_chunk}.zarr", X, words_per_chunk=words_per_chunk)
+    return RowSource(dataset.make_reader(memory=1 << 30), dataset.n_chunks, N_FEATURES, 1)
 
 
 def main() -> None:
@@ -65,15 +65,19 @@ def main() -> None:
     print(f"{N_ROWS:,} rows x {N_FEATURES}, {N_HIDDEN} units, batches of {BATCH}, one chunk")
     with (
         tempfile.TemporaryDirectory() as folder,
-        one_blas_thread(),
+        limit_blas_threads(),
         worker_processes(1) as dask,
     ):
         whole, ranges = (rows_in(Path(folder), X, n // 64) for n in (N_ROWS, BATCH))
-        state = start(model, collect_first(model, whole, SerialExecutor(), 0), 0)
+        state = initialize_fit(
+            model, collect_first_statistics(model, whole, SerialExecutor(), 0), 0
+        )
         layer, rate = state.params.layer(0), model.rate
         ways: dict[str, Callable[[], object]] = {
             "plain loop": lambda: plain(X, layer, rate),
-            "steps of a task": lambda: collect_pass(model, state, whole, SerialExecutor(), 0),
+            "steps of a task": lambda: collect_pass_statistics(
+                model, state, whole, SerialExecutor(), 0
+            ),
             "rounds, serial": lambda: rounds(ranges, layer, rate, SerialExecutor()),
             "rounds, one Dask worker": lambda: rounds(ranges, layer, rate, dask),
         }

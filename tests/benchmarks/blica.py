@@ -3,7 +3,7 @@
 python -m tests.benchmarks.blica [--large | --wide]
 
 `correlate_features_with_codes` are the tetrachoric ones of all segments and `starts` three maximisations; both are
-parts of `fit`, which takes a given regularization and has the wall seconds beside it. `auto` is the
+parts of `fit_model`, which takes a given regularization and has the wall seconds beside it. `auto` is the
 fit that chooses the regularization, 2 halves at a time. `peak` is the largest size of the process
 until then, counting included, and `stated` what the latter fit says that it takes, in GB. `--large`
 adds 1000 features: some minutes and 3 GB; `--wide` has 3000 features alone.
@@ -19,18 +19,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, start
+from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
-from pipeline.models.binary_ica.moment_matching.segments import segments_of
+from pipeline.models.binary_ica.moment_matching.segments import estimate_segments
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
-from storage.examples.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
-from tests.support.data import rows_of, write
+from storage.examples.examples import (
+    NonstationaryTruth,
+    draw_nonstationary_rows,
+    draw_nonstationary_truth,
+)
+from tests.support.data import make_test_row_source, write_arrays
 
 RNG = np.random.default_rng(0)
 THREADS = ThreadsExecutor(2)
@@ -61,23 +65,23 @@ class Spent(NamedTuple):
 def timed(work: Callable[[], Any]) -> tuple[Any, Spent]:
     """Seconds of all threads, and on the clock."""
     cpu, wall = time.process_time(), time.perf_counter()
-    with one_blas_thread():
+    with limit_blas_threads():
         result = work()
     return result, Spent(time.process_time() - cpu, time.perf_counter() - wall)
 
 
 def written(path: Path, shape: Shape) -> tuple[BinaryDataset, NonstationaryTruth]:
-    truth = nonstationary_truth(shape.n_features, shape.n_components, shape.n_segments, seed=0)
-    batches = list(nonstationary_rows(truth, shape.rows_per_segment, seed=0))
+    truth = draw_nonstationary_truth(shape.n_features, shape.n_components, shape.n_segments, seed=0)
+    batches = list(draw_nonstationary_rows(truth, shape.rows_per_segment, seed=0))
     X = np.concatenate([batch.X for batch in batches])
     segments = np.concatenate([batch.columns["segment"] for batch in batches])
-    return write(path, X, segments=segments), truth
+    return write_arrays(path, X, segments=segments), truth
 
 
 def counted(model: BLICA, dataset: BinaryDataset) -> tuple[FitState, PairCounts]:
-    rows = rows_of(dataset)
-    state = start(model, collect_first(model, rows, THREADS, 0), seed=0)
-    counts = collect_pass(model, state, rows, THREADS, seed=0)
+    rows = make_test_row_source(dataset)
+    state = initialize_fit(model, collect_first_statistics(model, rows, THREADS, 0), seed=0)
+    counts = collect_pass_statistics(model, state, rows, THREADS, seed=0)
     assert isinstance(counts, PairCounts)
     return state, counts
 
@@ -85,7 +89,7 @@ def counted(model: BLICA, dataset: BinaryDataset) -> tuple[FitState, PairCounts]
 def in_parts(model: BLICA, dataset: BinaryDataset, n_components: int) -> tuple[Any, list[Spent]]:
     """Fit with all given, after parts of it alone; the state, and what each took."""
     state, counts = counted(model, dataset)
-    segments, correlations = timed(lambda: segments_of(counts, model.min_rows, THREADS.map))
+    segments, correlations = timed(lambda: estimate_segments(counts, model.min_rows, THREADS.map))
     moments, seeds = segments.moments(REGULARIZATION), state.auxiliary["starts"].tolist()
     _, starts = timed(lambda: maximise_from_seeds(moments, n_components, seeds, THREADS.map))
     fitted, whole = timed(lambda: model.update(state, counts, THREADS.map, RNG))
@@ -103,7 +107,7 @@ def measure(shape: Shape) -> str:
     chosen, choosing = timed(lambda: auto.update(*halves, THREADS.map, RNG))
     similar = [mean_cosine_similarity(f.params.mixing, truth.mixing) for f in (fitted, chosen)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    stated = auto.memory(shape.n_features, shape.n_segments, THREADS.n_threads)
+    stated = auto.estimate_memory(shape.n_features, shape.n_segments, THREADS.n_threads)
     return (
         f"{shape.n_features:8d} {shape.n_components:10d} {shape.n_segments:8d} "
         f"{correlations.cpu:12.2f} {starts.cpu:7.2f} {whole.cpu:7.2f} {whole.wall:7.2f} "

@@ -31,7 +31,7 @@ def seconds(read: Callable[[], object]) -> float:
 
 
 def read_batches(path: Path) -> int:
-    return sum(int(batch.X.sum()) for batch in open_source(str(path)).batches())
+    return sum(int(batch.X.sum()) for batch in open_source(str(path)).iter_batches())
 
 
 def main() -> None:

@@ -10,17 +10,17 @@ mixings are, and how alike each is to the truth.
 
 import numpy as np
 
-from flows.experiments.binary_ica.trials import rows_in_memory
+from flows.experiments.binary_ica.trials import pack_rows_in_memory
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import BinaryICALikelihood
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.params import PROBIT_SCALE
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.orthant import log_orthant_probability
-from pipeline.numerics.probit.probit_scores import propagation_scores
-from storage.examples.examples import nonstationary_rows, nonstationary_truth
+from pipeline.numerics.probit.probit_scores import ep_scores
+from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
 
 SHAPES = ((6, 2), (6, 6), (10, 10), (20, 10))
 SEGMENTS, ROWS, TOL = 40, 3, 3e-5
@@ -29,8 +29,8 @@ FITTED, FITTED_ROWS, SEEDS = 6, 1000, 2
 
 def drawn(n_features, n_components, rows, seed):
     """Give a true model, and rows of it, segment by segment."""
-    truth = nonstationary_truth(n_features, n_components, SEGMENTS, seed)
-    return truth, np.concatenate([batch.X for batch in nonstationary_rows(truth, rows, seed)])
+    truth = draw_nonstationary_truth(n_features, n_components, SEGMENTS, seed)
+    return truth, np.concatenate([batch.X for batch in draw_nonstationary_rows(truth, rows, seed)])
 
 
 def errors(n_features, n_components):
@@ -46,7 +46,7 @@ def errors(n_features, n_components):
             rows, model.correlation(), thresholds, tol=TOL, max_points=1 << 17
         )
         scaled, zero = weights * np.sqrt(variances), np.zeros(n_components)
-        raw = propagation_scores(rows, scaled, offsets).log_likelihood
+        raw = ep_scores(rows, scaled, offsets).log_likelihood
         corrected = probit_posterior(rows, scaled, offsets, zero, zero + 1).log_evidence
         found.append(np.array([raw, corrected]) - exact.log_probability)
     return np.hstack(found)
@@ -56,7 +56,7 @@ def fitted(seed, likelihood):
     """Give the mixing of a fit, and the true one."""
     truth, X = drawn(FITTED, FITTED, FITTED_ROWS, seed)
     model = BinaryICALikelihood(FITTED, likelihood)
-    done = fit(model, rows_in_memory(X, SEGMENTS), SerialExecutor(), 0)
+    done = fit_model(model, pack_rows_in_memory(X, SEGMENTS), SerialExecutor(), 0)
     return done.params.mixing, truth.mixing
 
 

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from flows.exporting.codes import code_table
-from flows.exporting.files import Table, write_table
-from flows.fitting.provenance import dataset_named
-from pipeline.passes.row_ranges import rows_per_run
-from storage.codes.codes import CodeArray, Codes, create_codes, open_codes, seal_codes
+from flows.exporting.codes import make_code_table
+from flows.exporting.files import BatchedTable, write_table
+from flows.fitting.provenance import describe_dataset
+from pipeline.passes.row_ranges import choose_rows_per_range
+from storage.codes.codes import CodeArraySpec, Codes, create_codes, open_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
-from tests.support.data import Batch
+from tests.support.data import ArrayBatch
 
 N_ROWS, N_COMPONENTS, TIMES = 1_000_000, 5, 3
 
@@ -34,7 +34,7 @@ def dataset_of(folder: Path, n_rows: int, rng: np.random.Generator) -> BinaryDat
     names = [f"f{i}" for i in range(16)]
     path = folder / "d.zarr"
     with create_dataset(path, names, columns=list(columns), expected_rows=n_rows) as writer:
-        writer.add(Batch(X, None, columns), rng.choice(["u", "v"], n_rows))
+        writer.add(ArrayBatch(X, None, columns), rng.choice(["u", "v"], n_rows))
     return open_dataset(path)
 
 
@@ -45,14 +45,16 @@ def codes_of(folder: Path, dataset: BinaryDataset, rng: np.random.Generator) -> 
         "mean": rng.standard_normal((n_rows, N_COMPONENTS)).astype(np.float32),
         "variance": rng.random((n_rows, N_COMPONENTS)).astype(np.float32),
     }
-    shapes = {name: CodeArray(("component",), a.shape[1:], "float32") for name, a in values.items()}
-    size = rows_per_run({name: tuple(shape) for name, shape in shapes.items()}, n_rows)
+    shapes = {
+        name: CodeArraySpec(("component",), a.shape[1:], "float32") for name, a in values.items()
+    }
+    size = choose_rows_per_range({name: tuple(shape) for name, shape in shapes.items()}, n_rows)
     writer = create_codes(folder / "codes.zarr", shapes, n_rows, size)
     checksums = [
         writer(key, {name: a[first : first + size] for name, a in values.items()})
         for key, first in enumerate(range(0, n_rows, size))
     ]
-    seal_codes(writer, checksums, {"dataset": dataset_named(dataset)})
+    seal_codes(writer, checksums, {"dataset": describe_dataset(dataset)})
     return open_codes(folder / "codes.zarr")
 
 
@@ -73,15 +75,15 @@ def main() -> None:
         folder, rng = Path(name), np.random.default_rng(0)
         dataset = dataset_of(folder, n_rows, rng)
         codes = codes_of(folder, dataset, rng)
-        made = code_table(codes, dataset)
+        made = make_code_table(codes, dataset)
         whole = pa.Table.from_batches(list(made.batches), made.schema)
         print(f"{n_rows:,} rows, {N_COMPONENTS} components, {whole.nbytes / 1e6:,.0f} MB in memory")
         bare = {".csv": pa.csv.write_csv, ".parquet": pa.parquet.write_table}
         for suffix, write in bare.items():
             own, other = folder / f"own{suffix}", folder / f"other{suffix}"
             alone = least(lambda write=write, other=other: write(whole, other))
-            took = least(lambda own=own: write_table(code_table(codes, dataset), own, True))
-            in_memory = Table(whole.schema, n_rows, whole.to_batches())
+            took = least(lambda own=own: write_table(make_code_table(codes, dataset), own, True))
+            in_memory = BatchedTable(whole.schema, n_rows, whole.to_batches())
             writing = least(lambda own=own, t=in_memory: write_table(t, own, True))
             print(f"  {suffix[1:]:8} pyarrow {alone:6.2f} s, export {took:6.2f} s", end=", ")
             print(f"{alone / took:.0%} of its speed; writing alone {alone / writing:.0%}")

@@ -13,19 +13,19 @@ import numpy as np
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
-from pipeline.data.blocks import Rows
+from pipeline.data.blocks import RowSource
 from pipeline.executors.base import Executor
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import collect_pass
+from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from pipeline.numerics.bits.kernels import symmetric_joint_counts
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.workers import worker_processes
-from tests.support.data import Batch, rows_of
+from tests.support.data import ArrayBatch, make_test_row_source
 
 N_ROWS, N_FEATURES, REPEATS = 2_000_000, 512, 5
 
@@ -38,7 +38,7 @@ def write_dataset(path: Path) -> BinaryDataset:
     with create_dataset(path, names, expected_rows=N_ROWS) as writer:
         for _ in range(0, N_ROWS, 50_000):
             rows = rng.random((50_000, N_FEATURES), np.float32) < shares
-            writer.add(Batch(rows.view(np.uint8)))
+            writer.add(ArrayBatch(rows.view(np.uint8)))
     return open_dataset(path)
 
 
@@ -58,9 +58,9 @@ def median_seconds(work: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def pass_seconds(rows: Rows, executor: Executor) -> float:
+def pass_seconds(rows: RowSource, executor: Executor) -> float:
     return median_seconds(
-        lambda: collect_pass(ClippedPCA(), FitState(None), rows, executor, seed=0)
+        lambda: collect_pass_statistics(ClippedPCA(), FitState(None), rows, executor, seed=0)
     )
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     """Print a line for each executor; the bare run is on one thread."""
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "d.zarr")
-        rows = rows_of(dataset)
+        rows = make_test_row_source(dataset)
         bare = median_seconds(lambda: read_and_count(dataset))
         print(f"{N_ROWS:,} rows x {N_FEATURES} features, {dataset.n_chunks} chunks")
         print(f"read and bare kernel, one thread       {bare:.3f} s")

@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.writer import DatasetWriter, append_dataset, create_dataset
-from tests.support.data import Batch
+from tests.support.data import ArrayBatch
 
 MILLIONS, N_FEATURES, N_SEGMENTS, BATCH = 8.0, 256, 4, 100_000
 NAMES = [f"f{i}" for i in range(N_FEATURES)]
@@ -36,7 +36,7 @@ def add(writer: DatasetWriter, n_rows: int, seed: int) -> None:
         drawn = np.frombuffer(rng.bytes(size * N_FEATURES), np.uint8).reshape(size, N_FEATURES)
         segments = np.array([f"s{k}" for k in range(N_SEGMENTS)])
         labels = segments[np.arange(size) * N_SEGMENTS // size]
-        writer.add(Batch((drawn < 256 * shares).view(np.uint8)), labels)
+        writer.add(ArrayBatch((drawn < 256 * shares).view(np.uint8)), labels)
 
 
 def fitted(folder: Path, model: str) -> dict[str, float]:

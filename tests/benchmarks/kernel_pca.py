@@ -21,14 +21,14 @@ from threadpoolctl import threadpool_limits
 from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.kernel_pca import KernelPCA
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.neighbours import alternate
 from tests.benchmarks.workers import worker_processes
-from tests.support.data import Batch, rows_of
-from tests.support.strategies import Data, memory_rows
+from tests.support.data import ArrayBatch, make_test_row_source
+from tests.support.strategies import DenseData, make_memory_rows
 
 N_EXACT, N_ROWS, N_COMPONENTS, WIDTH = 5000, 50_000, 10, 6.0
 
@@ -43,7 +43,7 @@ def drawn(n_rows: int, n_features: int) -> NDArray[np.uint8]:
 
 def own(X: NDArray[np.uint8], **settings: Any) -> Any:
     model = KernelPCA(n_components=N_COMPONENTS, width=WIDTH, **settings)
-    return fit(model, memory_rows(Data(X)), SerialExecutor())
+    return fit_model(model, make_memory_rows(DenseData(X)), SerialExecutor())
 
 
 def told(title: str, seconds: dict[str, list[float]]) -> None:
@@ -87,12 +87,12 @@ def compare_workers(n_rows: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, names = Path(folder) / "d.zarr", [f"f{i}" for i in range(64)]
         with create_dataset(path, names, words_per_chunk=n_rows // 1024) as writer:
-            writer.add(Batch(drawn(n_rows, 64)))
-        rows = rows_of(open_dataset(path))
+            writer.add(ArrayBatch(drawn(n_rows, 64)))
+        rows = make_test_row_source(open_dataset(path))
         model = KernelPCA(n_components=N_COMPONENTS, width=WIDTH, landmarks=1000)
 
         def fitted(executor: Executor) -> Any:
-            return fit(model, rows, executor)
+            return fit_model(model, rows, executor)
 
         with worker_processes(1) as one, worker_processes(2) as two:
             found = alternate(

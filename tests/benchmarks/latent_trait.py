@@ -21,18 +21,18 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.executors.base import Executor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import fit
-from pipeline.models.latent_trait.em import LatentTraitParams, bare_params
+from pipeline.fitting.loop import fit_model
+from pipeline.models.latent_trait.em import LatentTraitParams, make_params
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.numerics.logistic.logistic_bound import bound_statistics
-from pipeline.passes.collect import collect
+from pipeline.numerics.logistic.logistic_bound import variational_e_step
+from pipeline.passes.collect import collect_statistics
 from pipeline.statistics.sums import Sums
 from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset
-from storage.dataset.kept_chunks import forget_chunks
+from storage.dataset.kept_chunks import clear_chunk_cache
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.workers import worker_processes
-from tests.support.data import Batch, rows_of
-from tests.support.strategies import Data, memory_rows
+from tests.support.data import ArrayBatch, make_test_row_source
+from tests.support.strategies import DenseData, make_memory_rows
 
 N_ROWS, N_FEATURES, REPEATS, STEP = 2_000_000, 128, 3, 50_000
 FORCED, RESTED = {"tol": 0.0, "max_rounds": 3}, {"tol": 1e-4, "max_rounds": 20}
@@ -41,7 +41,7 @@ FORCED, RESTED = {"tol": 0.0, "max_rounds": 3}, {"tol": 1e-4, "max_rounds": 20}
 def truth(n_features: int, rng: np.random.Generator) -> LatentTraitParams:
     """Two components that explain about half of the logits."""
     weights = 1.5 / np.sqrt(2) * rng.standard_normal((n_features, 2))
-    return bare_params(weights, rng.standard_normal(n_features))
+    return make_params(weights, rng.standard_normal(n_features))
 
 
 def drawn(params: LatentTraitParams, n_rows: int, rng: np.random.Generator) -> np.ndarray:
@@ -55,13 +55,13 @@ def write_dataset(path: Path, params: LatentTraitParams, n_rows: int) -> BinaryD
     names = [f"f{i}" for i in range(len(params.weights))]
     with create_dataset(path, names, expected_rows=n_rows) as writer:
         for _ in range(0, n_rows, STEP):
-            writer.add(Batch(drawn(params, STEP, rng)))
+            writer.add(ArrayBatch(drawn(params, STEP, rng)))
     return open_dataset(path)
 
 
 def e_step(params: LatentTraitParams, rounds: dict[str, float], block: BinaryBlock) -> Sums:
     """The model's own E-step with rounds of our choice."""
-    found = bound_statistics(
+    found = variational_e_step(
         block.words, None, block.n_samples, params.weights, params.offsets, **rounds
     )
     values = {"curvature": found.curvature, "target": found.target}
@@ -89,12 +89,12 @@ def time_passes(folder: Path) -> None:
     def bare(rounds: dict[str, float]) -> None:
         for chunk in chunks:
             args = (chunk.words, None, len(chunk.rows), params.weights, params.offsets)
-            bound_statistics(*args, **rounds)
+            variational_e_step(*args, **rounds)
 
     def one_pass(dataset: BinaryDataset, executor: Executor, rounds: dict[str, float]) -> Sums:
         read = ChunkReader(str(dataset.path), dataset.digest, memory=1 << 30)
-        rows = replace(rows_of(dataset), read=read)
-        return collect(partial(e_step, params, rounds), rows, executor, "pass")
+        rows = replace(make_test_row_source(dataset), read=read)
+        return collect_statistics(partial(e_step, params, rounds), rows, executor, "pass")
 
     kernel = {
         name: seconds(partial(bare, r)) for name, r in (("forced", FORCED), ("rested", RESTED))
@@ -122,20 +122,20 @@ def time_passes(folder: Path) -> None:
         f"worker processes, until rows rest: {times[0]:.2f} s on one, {times[1]:.2f} s on two, "
         f"{times[0] / times[1]:.2f} times as fast"
     )
-    forget_chunks()
+    clear_chunk_cache()
 
 
 def recover() -> None:
     """Print what it costs to find two factors behind 20 items in 10^5 rows, and the errors."""
     rng = np.random.default_rng(0)
     params = truth(20, rng)
-    rows = memory_rows(Data(drawn(params, 100_000, rng)), [5000] * 20)
+    rows = make_memory_rows(DenseData(drawn(params, 100_000, rng)), [5000] * 20)
     for estimator in ("quadrature", "variational", "ep", "auto"):
         settings: dict[str, Any] = {"estimator": estimator}
         model = LatentTrait(**settings)
-        fit(LatentTrait(**{**settings, "max_iter": 2}), rows, SerialExecutor())
+        fit_model(LatentTrait(**{**settings, "max_iter": 2}), rows, SerialExecutor())
         start = time.process_time()
-        found = fit(model, rows, SerialExecutor())
+        found = fit_model(model, rows, SerialExecutor())
         spent = time.process_time() - start
         left, _, right = np.linalg.svd(found.params.weights.T @ params.weights)
         gaps = found.params.weights @ left @ right - params.weights

@@ -13,13 +13,18 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    collect_pass_statistics,
+    fit_model,
+    initialize_fit,
+)
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.numerics.metrics import mean_cosine_similarity
 from tests.benchmarks.blica import Shape, written
 from tests.benchmarks.flow_pass import median_seconds
 from tests.benchmarks.workers import worker_processes
-from tests.support.data import rows_of
+from tests.support.data import make_test_row_source
 
 
 def main() -> None:
@@ -28,15 +33,17 @@ def main() -> None:
     model = BinaryICALikelihood(n_components)
     with tempfile.TemporaryDirectory() as folder:
         dataset, truth = written(Path(folder) / "data.zarr", Shape(n_features, n_components))
-        rows = rows_of(dataset)
+        rows = make_test_row_source(dataset)
         rows = replace(rows, read=replace(rows.read, memory=1 << 28))  # as fits keep chunks
-        state = start(model, collect_first(model, rows, SerialExecutor(), 0), 0)
+        state = initialize_fit(model, collect_first_statistics(model, rows, SerialExecutor(), 0), 0)
         passes, fits = {}, {}
         for n in (1, 2):
             with worker_processes(n) as executor:
-                passes[n] = median_seconds(partial(collect_pass, model, state, rows, executor, 0))
+                passes[n] = median_seconds(
+                    partial(collect_pass_statistics, model, state, rows, executor, 0)
+                )
                 begun = time.perf_counter()
-                done = fit(model, rows, executor, 0)
+                done = fit_model(model, rows, executor, 0)
                 fits[n] = time.perf_counter() - begun
             print(f"{n} worker processes: {passes[n]:.2f} s a pass, {fits[n]:.1f} s a fit")
     print(f"two against one: {passes[1] / passes[2]:.2f}, {fits[1] / fits[2]:.2f} times as fast")

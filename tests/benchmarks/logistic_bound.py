@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import expit
 
 from pipeline.numerics.bits.kernels import pack_rows, unpack_rows
-from pipeline.numerics.logistic.logistic_bound import bound_posterior, bound_statistics
+from pipeline.numerics.logistic.logistic_bound import variational_e_step, variational_row_posterior
 
 REPEATS = 5
 VALUES = 2_000_000  # bits of a measurement at one or two components
@@ -60,13 +60,13 @@ def compare(rng, n_features, q):
     n_samples = 64 * max(1, int(VALUES / n_features / 64 * 6 / max(6, (q + 1) * (q + 2))))
     rows = problem(rng, n_samples, n_features, q)
     one, three, nine = (
-        core_seconds(lambda: bound_posterior(*rows, tol=0, max_rounds=n))  # noqa: B023
+        core_seconds(lambda: variational_row_posterior(*rows, tol=0, max_rounds=n))  # noqa: B023
         for n in (1, 3, 9)
     )
-    sums = core_seconds(lambda: bound_statistics(*rows, tol=0, max_rounds=3))
+    sums = core_seconds(lambda: variational_e_step(*rows, tol=0, max_rounds=3))
     naive = core_seconds(lambda: numpy_rounds(*rows, 3), 2)
     mean, _, bound = numpy_rounds(*rows, 3)
-    posterior = bound_posterior(*rows, tol=0, max_rounds=3)
+    posterior = variational_row_posterior(*rows, tol=0, max_rounds=3)
     np.testing.assert_allclose(posterior.mean, mean, atol=1e-10)
     np.testing.assert_allclose(posterior.bound, bound, atol=1e-9)
     unit = 1e9 / (n_samples * n_features)
@@ -82,9 +82,9 @@ def extrapolate(rng, n_features=128, q=2, n_samples=2**16):
     """Print core seconds for two million rows."""
     rows = problem(rng, n_samples, n_features, q)
     scale = 2e6 / n_samples
-    forced = core_seconds(lambda: bound_statistics(*rows, tol=0, max_rounds=3), 3)
-    rested = core_seconds(lambda: bound_statistics(*rows), 3)
-    rounds = bound_posterior(*rows).rounds
+    forced = core_seconds(lambda: variational_e_step(*rows, tol=0, max_rounds=3), 3)
+    rested = core_seconds(lambda: variational_e_step(*rows), 3)
+    rounds = variational_row_posterior(*rows).rounds
     print(
         f"2 million rows of {n_features} features, {q} components: "
         f"{forced * scale:.1f} core seconds for three rounds and sums, {rested * scale:.1f} until "
@@ -94,7 +94,7 @@ def extrapolate(rng, n_features=128, q=2, n_samples=2**16):
 
 def main():
     rng = np.random.default_rng(0)
-    bound_statistics(*problem(rng, 64, 4, 1))
+    variational_e_step(*problem(rng, 64, 4, 1))
     for q in (1, 2, 3, 5, 10):
         for n_features in (16, 128, 256):
             compare(rng, n_features, q)

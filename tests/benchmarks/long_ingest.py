@@ -16,11 +16,11 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from flows.data.ingesting import ingest_sources
-from flows.data.roles import Roles
+from flows.data.roles import ColumnRoles
 from tests.benchmarks.csv_ingest import REPEATS, seconds
 
 N_FEATURES = 100
-ROLES = Roles(long="row=voter,feature=item,value=vote")
+ROLES = ColumnRoles(long="row=voter,feature=item,value=vote")
 WRITERS = {"csv": pa.csv.CSVWriter, "parquet": pa.parquet.ParquetWriter}
 READERS = {"csv": pa.csv.read_csv, "parquet": pa.parquet.read_table}
 

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
-from pipeline.data.blocks import BinaryBlock, block_of
-from pipeline.evaluation.neighbours import FindNearest
+from pipeline.data.blocks import BinaryBlock, pack_block
+from pipeline.evaluation.neighbours import NearestRowSearch
 from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.pair_work import Pairs, in_memory
+from pipeline.fitting.pair_work import RowPairJob, run_in_memory
 from pipeline.numerics.graphs.nearest_rows import Metric
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.workers import worker_processes
-from tests.support.data import Batch, rows_of, write
+from tests.support.data import ArrayBatch, make_test_row_source, write_arrays
 
 N_ROWS, N_FEATURES, K, REPEATS = 20_000, 256, 10, 5
 
@@ -43,7 +43,7 @@ def drawn(n_rows: int) -> NDArray[np.uint8]:
 
 
 def by_bits(block: BinaryBlock, metric: Metric = "hamming") -> Any:
-    return FindNearest(metric, K, itself=False)(block, block, None)
+    return NearestRowSearch(metric, K, include_self=False)(block, block, None)
 
 
 def by_scikit_learn(X: NDArray[np.float32]) -> Any:
@@ -75,9 +75,9 @@ def alternate(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
 def compare_on_one_core() -> None:
     """Print how much longer others take."""
     X = drawn(N_ROWS)
-    block, packed, floats = block_of(X), np.packbits(X, axis=1), X.astype(np.float32)
+    block, packed, floats = pack_block(X), np.packbits(X, axis=1), X.astype(np.float32)
     observed = np.random.default_rng(1).random(X.shape) < 0.9
-    missing = block_of(X, observed.view(np.uint8))
+    missing = pack_block(X, observed.view(np.uint8))
     calls: dict[str, Callable[[], Any]] = {
         "packed bits": lambda: by_bits(block),
         "packed bits, jaccard": lambda: by_bits(block, "jaccard"),
@@ -90,7 +90,7 @@ def compare_on_one_core() -> None:
         print("faiss is not installed")
     else:
         calls["faiss"] = lambda: by_faiss(packed)
-    by_bits(block.taken(np.arange(99)))
+    by_bits(block.take_rows(np.arange(99)))
     with threadpool_limits(1):
         np.testing.assert_array_equal(by_bits(block)["distances"], by_scikit_learn(floats)[0])
         seconds = {name: median(own) for name, own in alternate(calls).items()}
@@ -102,14 +102,16 @@ def compare_on_one_core() -> None:
 def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
     names = [f"f{i}" for i in range(N_FEATURES)]
     with create_dataset(path, names, expected_rows=n_rows) as writer:
-        writer.add(Batch(drawn(n_rows)))
+        writer.add(ArrayBatch(drawn(n_rows)))
     return open_dataset(path)
 
 
 def search(executor: Executor, dataset: BinaryDataset) -> None:
     """Find the neighbours of all rows of a stored dataset."""
-    rows = rows_of(dataset)
-    in_memory(Pairs(FindNearest("hamming", K, itself=False), rows, rows), executor)
+    rows = make_test_row_source(dataset)
+    run_in_memory(
+        RowPairJob(NearestRowSearch("hamming", K, include_self=False), rows, rows), executor
+    )
 
 
 def compare_workers(n_rows: int) -> None:
@@ -138,7 +140,7 @@ def compare_segments() -> None:
         calls = {}
         for n in (1, 500):
             segments = [str(row % n) for row in range(N_ROWS)]
-            dataset = write(Path(folder) / f"{n}.zarr", X, segments=segments)
+            dataset = write_arrays(Path(folder) / f"{n}.zarr", X, segments=segments)
             calls[f"{n} segments"] = partial(search, ThreadsExecutor(1), dataset)
         seconds = {name: median(own) for name, own in alternate(calls).items()}
     print(f"{N_ROWS:,} stored rows: " + ", ".join(f"{n} {s:.2f} s" for n, s in seconds.items()))

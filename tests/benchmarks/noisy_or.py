@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.fitting.loop import collect_pass
+from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.gibbs import sample_states
 from pipeline.models.state import FitState
@@ -17,7 +17,7 @@ from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.flow_pass import median_seconds
 from tests.benchmarks.workers import worker_processes
-from tests.support.data import Batch, rows_of
+from tests.support.data import ArrayBatch, make_test_row_source
 
 N_ROWS, N_FEATURES, N_UNITS, N_CHUNKS = 100_000, 64, 16, 16
 MODEL = NoisyOr(n_components=N_UNITS)
@@ -26,14 +26,14 @@ MODEL = NoisyOr(n_components=N_UNITS)
 def network(rng: np.random.Generator) -> NoisyOrParams:
     """Units that turn a third of the features on."""
     f = rng.random((N_FEATURES, N_UNITS)) * (rng.random((N_FEATURES, N_UNITS)) < 0.3)
-    return NoisyOrParams.of([f], [np.full(N_FEATURES, 1e-3), np.full(N_UNITS, 0.2)])
+    return NoisyOrParams.from_probabilities([f], [np.full(N_FEATURES, 1e-3), np.full(N_UNITS, 0.2)])
 
 
 def write_dataset(path: Path, X: np.ndarray) -> BinaryDataset:
     """Write rows in chunks of equal size."""
     names, words = [f"f{i}" for i in range(N_FEATURES)], -(-len(X) // (64 * N_CHUNKS))
     with create_dataset(path, names, words_per_chunk=words) as writer:
-        writer.add(Batch(X))
+        writer.add(ArrayBatch(X))
     return open_dataset(path)
 
 
@@ -65,7 +65,11 @@ def pass_seconds(dataset: BinaryDataset, params: NoisyOrParams, n_workers: int) 
     working = {name: np.array(value) for name, value in values.items()}
     state = FitState(params, working)
     with worker_processes(n_workers) as executor:
-        return median_seconds(partial(collect_pass, MODEL, state, rows_of(dataset), executor, 0))
+        return median_seconds(
+            partial(
+                collect_pass_statistics, MODEL, state, make_test_row_source(dataset), executor, 0
+            )
+        )
 
 
 if __name__ == "__main__":

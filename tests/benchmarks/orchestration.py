@@ -12,21 +12,26 @@ from pathlib import Path
 import psutil
 
 from pipeline.executors.base import Executor
-from pipeline.executors.progress import Progress, silent
+from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_pass
+from pipeline.fitting.loop import collect_pass_statistics
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset
 from tests.benchmarks.workers import worker_processes
-from tests.support.data import probit_rows, rows_of, write
+from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 
 N_CHUNKS, N_FEATURES = 10_000, 16
 
 
-def sweep(dataset: BinaryDataset, executor: Executor, progress: Progress = silent) -> None:
-    collect_pass(
-        ClippedPCA(), FitState(None), rows_of(dataset), executor, seed=0, progress=progress
+def sweep(dataset: BinaryDataset, executor: Executor, progress: Progress = ignore_progress) -> None:
+    collect_pass_statistics(
+        ClippedPCA(),
+        FitState(None),
+        make_test_row_source(dataset),
+        executor,
+        seed=0,
+        progress=progress,
     )
 
 
@@ -58,8 +63,8 @@ def main() -> None:
     """Print milliseconds a chunk, and the client's memory."""
     n_chunks = int(sys.argv[1]) if len(sys.argv) > 1 else N_CHUNKS
     with tempfile.TemporaryDirectory() as folder:
-        X, _ = probit_rows(n_chunks * 64, N_FEATURES, 2, seed=1)
-        dataset = write(Path(folder) / "d.zarr", X, words_per_chunk=1)
+        X, _ = draw_probit_rows(n_chunks * 64, N_FEATURES, 2, seed=1)
+        dataset = write_arrays(Path(folder) / "d.zarr", X, words_per_chunk=1)
         print(f"{dataset.n_chunks:,} chunks of 64 rows x {N_FEATURES} features")
 
         def show(name: str, taken: float, more: str = "") -> None:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 from sklearn.neural_network import BernoulliRBM
 
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, start
+from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.rbm import RestrictedBoltzmannMachine
-from tests.support.strategies import Data, memory_rows
+from tests.support.strategies import DenseData, make_memory_rows
 
 N_ROWS, N_FEATURES, N_HIDDEN, BATCH = 100_000, 200, 50, 100
 _ROUNDS = 5
@@ -42,16 +42,16 @@ def main() -> None:
     """Print core seconds of an epoch, and the ratio of medians."""
     X = rows_of_factors(np.random.default_rng(0))
     model = RestrictedBoltzmannMachine(n_components=N_HIDDEN, batch=BATCH)
-    rows, serial = memory_rows(Data(X), [N_ROWS // 10] * 10), SerialExecutor()
-    state = start(model, collect_first(model, rows, serial, 0), 0)
+    rows, serial = make_memory_rows(DenseData(X), [N_ROWS // 10] * 10), SerialExecutor()
+    state = initialize_fit(model, collect_first_statistics(model, rows, serial, 0), 0)
     theirs = BernoulliRBM(N_HIDDEN, batch_size=BATCH, n_iter=1, random_state=0)
     floats = X.astype(np.float32)
     ways: dict[str, Callable[[], object]] = {
         "scikit-learn": lambda: theirs.fit(floats),
-        "rbm": lambda: collect_pass(model, state, rows, serial, 0),
+        "rbm": lambda: collect_pass_statistics(model, state, rows, serial, 0),
     }
     taken: dict[str, list[float]] = {name: [] for name in ways}
-    with one_blas_thread():
+    with limit_blas_threads():
         for name in [*ways] * _ROUNDS:
             taken[name].append(core_seconds(ways[name]))
     medians = {name: statistics.median(seconds) for name, seconds in taken.items()}

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from pipeline.data.blocks import Rows
+from pipeline.data.blocks import RowSource
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, start
+from pipeline.fitting.loop import collect_first_statistics, collect_pass_statistics, initialize_fit
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.flow_pass import median_seconds
 from tests.benchmarks.workers import worker_processes
-from tests.support.data import Batch, rows_of
+from tests.support.data import ArrayBatch, make_test_row_source
 
 N_FEATURES, N_CHUNKS = 256, 16
 MODEL = RestrictedBoltzmannMachine(64)
@@ -40,7 +40,7 @@ def write_dataset(path: Path, n_rows: int) -> BinaryDataset:
             n = min(50_000, n_rows - first)
             inputs = 0.5 * rng.standard_normal((n, 10), np.float32) @ mixing
             rows = inputs + rng.standard_normal((n, N_FEATURES), np.float32) > 0.7
-            writer.add(Batch(rows.view(np.uint8)))
+            writer.add(ArrayBatch(rows.view(np.uint8)))
     return open_dataset(path)
 
 
@@ -60,8 +60,8 @@ def main() -> None:
     n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data.zarr", n_rows)
-        rows = rows_of(dataset)
-        state = start(MODEL, collect_first(MODEL, rows, SerialExecutor(), 0), 0)
+        rows = make_test_row_source(dataset)
+        state = initialize_fit(MODEL, collect_first_statistics(MODEL, rows, SerialExecutor(), 0), 0)
         taken = {n: pass_seconds(rows, state, n) for n in (1, 2)}
         with worker_processes(2) as executor:
             reading = median_seconds(partial(read_all, dataset, executor))
@@ -73,10 +73,10 @@ def main() -> None:
     )
 
 
-def pass_seconds(rows: Rows, state: FitState, n_workers: int) -> tuple[float, float]:
+def pass_seconds(rows: RowSource, state: FitState, n_workers: int) -> tuple[float, float]:
     """Time passes, and give the largest resident memory of the workers then."""
     with worker_processes(n_workers) as executor:
-        seconds = median_seconds(partial(collect_pass, MODEL, state, rows, executor, 0))
+        seconds = median_seconds(partial(collect_pass_statistics, MODEL, state, rows, executor, 0))
         workers = psutil.Process().children(recursive=True)
         return seconds, max(worker.memory_info().rss for worker in workers) / 1e6
 

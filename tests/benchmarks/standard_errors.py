@@ -13,9 +13,15 @@ import numpy as np
 from scipy.special import expit
 
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, fit, fit_pass, start
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    collect_pass_statistics,
+    fit_model,
+    fit_pass,
+    initialize_fit,
+)
 from pipeline.models.latent_trait.model import LatentTrait
-from tests.support.strategies import Data, memory_rows
+from tests.support.strategies import DenseData, make_memory_rows
 
 SIZES = ((20, 1, 200_000), (24, 3, 100_000), (100, 1, 200_000), (250, 2, 100_000))
 LARGEST = (500, 1, 1_000_000)
@@ -29,18 +35,18 @@ def measured(n_features: int, q: int, n_rows: int) -> tuple[float, float]:
     for at in np.array_split(np.arange(n_rows), max(1, n_rows // 50_000)):
         chances = expit(rng.standard_normal((len(at), q)) @ weights.T + offsets)
         X[at] = rng.random(chances.shape, np.float32) < chances
-    rows = memory_rows(Data(X), [n_rows // 20] * 20)
+    rows = make_memory_rows(DenseData(X), [n_rows // 20] * 20)
     model, executor = LatentTrait(n_components=q, estimator="quadrature"), ThreadsExecutor(2)
-    begun = start(model, collect_first(model, rows, executor, 0), 0)
-    state = model.warm(begun, replace(begun.params, weights=weights, offsets=offsets))
+    begun = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
+    state = model.warm_start(begun, replace(begun.params, weights=weights, offsets=offsets))
     for _ in range(2):  # the first compiles
         clock = time.process_time()
-        statistics = collect_pass(model, state, rows, executor, 0)
+        statistics = collect_pass_statistics(model, state, rows, executor, 0)
         moved = fit_pass(model, state, rows, executor, 0, statistics)
         a_pass = time.process_time() - clock
     done = replace(model.finish(replace(state, auxiliary=moved.auxiliary), statistics), done=True)
     clock = time.process_time()
-    fit(model, rows, executor, 0, state=done)
+    fit_model(model, rows, executor, 0, state=done)
     return a_pass, time.process_time() - clock
 
 

@@ -13,30 +13,30 @@ from typing import Any
 
 import numpy as np
 
-from flows.cli.options import Where
-from flows.data.fitted import Fitted, load_fitted
-from flows.running.server import with_server
+from flows.cli.options import ExecutorOptions
+from flows.data.fitted import LoadedModel, load_fitted_model
+from flows.running.server import run_with_server
 from flows.transform import transform
-from pipeline.data.blocks import BinaryBlock, block_of
-from pipeline.executors.base import one_blas_thread
+from pipeline.data.blocks import BinaryBlock, pack_block
+from pipeline.executors.base import limit_blas_threads
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
-from pipeline.models.latent_trait.em import bare_params
+from pipeline.models.latent_trait.em import make_params
 from pipeline.models.latent_trait.model import LatentTrait
-from pipeline.params import named_arrays
+from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.writer import create_dataset
-from tests.support.data import Batch
+from tests.support.data import ArrayBatch
 
 N_ROWS, N_FEATURES, N_COMPONENTS = 20_000, 128, 2
 
 
-def latent_trait(folder: Path, rng: np.random.Generator) -> Fitted:
+def latent_trait(folder: Path, rng: np.random.Generator) -> LoadedModel:
     weights = 1.5 / np.sqrt(2) * rng.standard_normal((N_FEATURES, N_COMPONENTS))
-    return saved(folder, LatentTrait(), bare_params(weights, rng.standard_normal(N_FEATURES)))
+    return saved(folder, LatentTrait(), make_params(weights, rng.standard_normal(N_FEATURES)))
 
 
-def clipped_pca(folder: Path, rng: np.random.Generator) -> Fitted:
+def clipped_pca(folder: Path, rng: np.random.Generator) -> LoadedModel:
     loadings = rng.standard_normal((N_FEATURES, N_COMPONENTS))
     loadings *= np.sqrt(0.6) / np.linalg.norm(loadings, axis=1, keepdims=True)
     thresholds, square = rng.uniform(-1, 1, N_FEATURES), np.eye(N_FEATURES)
@@ -45,42 +45,44 @@ def clipped_pca(folder: Path, rng: np.random.Generator) -> Fitted:
     return saved(folder, ClippedPCA(), params)
 
 
-def saved(folder: Path, model: Any, params: Any) -> Fitted:
+def saved(folder: Path, model: Any, params: Any) -> LoadedModel:
     """Parameters as if they had been fitted."""
     names = [f"f{i}" for i in range(N_FEATURES)]
     recorded = {"model": model.name, "hyperparameters": {}, "segment_names": ["all"]}
-    arrays = {name: NamedArray(*a) for name, a in named_arrays(params).items()}
-    return load_fitted(write_artifact(folder, arrays, {**recorded, "feature_names": names}))
+    arrays = {name: NamedArray(*a) for name, a in get_named_arrays(params).items()}
+    return load_fitted_model(write_artifact(folder, arrays, {**recorded, "feature_names": names}))
 
 
-def drawn(fitted: Fitted, n_rows: int, path: Path) -> BinaryBlock:
+def drawn(fitted: LoadedModel, n_rows: int, path: Path) -> BinaryBlock:
     """Rows of the model: as a dataset, and in memory."""
     X = fitted.model.sample(fitted.params, n_rows, np.random.default_rng(1))
     with create_dataset(path, fitted.feature_names, expected_rows=n_rows) as writer:
-        writer.add(Batch(X))
-    return block_of(X)
+        writer.add(ArrayBatch(X))
+    return pack_block(X)
 
 
-def bare_seconds(fitted: Fitted, block: BinaryBlock) -> float:
+def bare_seconds(fitted: LoadedModel, block: BinaryBlock) -> float:
     """One thread, one call."""
-    with one_blas_thread():
+    with limit_blas_threads():
         begun = time.perf_counter()
         fitted.model.transform(fitted.params, block, RowRandom(0))
         return time.perf_counter() - begun
 
 
-def flow_seconds(folder: Path, n_rows: int, name: str, where: Where) -> tuple[float, float]:
+def flow_seconds(
+    folder: Path, n_rows: int, name: str, where: ExecutorOptions
+) -> tuple[float, float]:
     """The command from its start to its end, without the Prefect server, and its main stage."""
     paths = (folder / f"{name}-{n_rows}.zarr", folder / name, folder / "codes.zarr")
     summary = transform(*map(str, paths), overwrite=True, where=where)
     return summary["seconds"], summary["stages"]["transform"]
 
 
-def compare(folder: Path, fitted: Fitted, n_rows: int) -> float:
+def compare(folder: Path, fitted: LoadedModel, n_rows: int) -> float:
     """Print how the command fares against the bare kernel, whose rows a second are given."""
     name = fitted.artifact.path.name
     block = drawn(fitted, n_rows, folder / f"{name}-{n_rows}.zarr")
-    bare_seconds(fitted, block.taken(np.arange(64)))
+    bare_seconds(fitted, block.take_rows(np.arange(64)))
     bare = bare_seconds(fitted, block)
     whole, stage = flow_seconds(folder, n_rows, name, {"name": "serial"})
     print(f"{name}, {n_rows:,} rows x {N_FEATURES} features, {N_COMPONENTS} components")
@@ -90,21 +92,21 @@ def compare(folder: Path, fitted: Fitted, n_rows: int) -> float:
     return n_rows / bare
 
 
-def tiled(fitted: Fitted, n_rows: int, path: Path) -> None:
+def tiled(fitted: LoadedModel, n_rows: int, path: Path) -> None:
     """Many rows, of which a million are drawn; the time of a row depends on its values."""
     X = fitted.model.sample(fitted.params, min(n_rows, 1_000_000), np.random.default_rng(1))
     with create_dataset(path, fitted.feature_names, expected_rows=n_rows) as writer:
         for first in range(0, n_rows, len(X)):
-            writer.add(Batch(X[: n_rows - first]))
+            writer.add(ArrayBatch(X[: n_rows - first]))
 
 
-def compare_workers(folder: Path, fitted: Fitted, n_rows: int, bare: float) -> None:
+def compare_workers(folder: Path, fitted: LoadedModel, n_rows: int, bare: float) -> None:
     """Print rows a second of threads and worker processes."""
     name = fitted.artifact.path.name
     tiled(fitted, n_rows, folder / f"{name}-{n_rows}.zarr")
     print(f"{name}, {n_rows:,} rows, the transform stage")
     found = {}
-    ways: dict[str, Where] = {
+    ways: dict[str, ExecutorOptions] = {
         "2 threads": {"name": "threads", "workers": 2},
         "1 worker process": {"workers": 1},
         "2 worker processes": {"workers": 2},
@@ -132,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with_server(main)
+    run_with_server(main)

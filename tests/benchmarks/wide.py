@@ -20,11 +20,11 @@ import numpy as np
 import psutil
 
 from pipeline.numerics.bits.kernels import symmetric_joint_counts
-from pipeline.passes.feature_strips import height_within
+from pipeline.passes.feature_strips import choose_strip_height
 from pipeline.statistics.strips import count_strip
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import create_dataset
-from tests.support.data import Batch, rows_of
+from tests.support.data import ArrayBatch, make_test_row_source
 
 N_COMPONENTS, ROWS_AT_ONCE = 20, 4096
 
@@ -59,7 +59,7 @@ def write(folder: Path, n_rows: int, n_features: int) -> None:
         for first in range(0, n_rows, ROWS_AT_ONCE):
             X = drawn(min(ROWS_AT_ONCE, n_rows - first), n_features, rng)
             unpacked[first : first + len(X)] = X
-            writer.add(Batch(X))
+            writer.add(ArrayBatch(X))
 
 
 def measured(*words: str) -> tuple[float, float]:
@@ -99,14 +99,14 @@ def compare_commands(folder: Path) -> None:
 
 def compare_counting(folder: Path) -> None:
     """Print what counting all strips takes beside reading and the bare kernel, on one core."""
-    rows = rows_of(open_dataset(folder / "d.zarr"))
+    rows = make_test_row_source(open_dataset(folder / "d.zarr"))
     rows = replace(rows, read=replace(rows.read, memory=1 << 30))  # as fits keep chunks
     chunks = [rows.read(key) for key in range(rows.n_chunks)]
     words = np.concatenate([chunk.words for chunk in chunks], axis=1)
     symmetric_joint_counts(words[:64])
 
     n, n_samples = rows.n_features, sum(len(chunk.rows) for chunk in chunks)
-    height = height_within(n, 1, None)
+    height = choose_strip_height(n, 1, None)
 
     def counted() -> None:
         for first in range(0, n, height):

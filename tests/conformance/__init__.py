@@ -9,7 +9,7 @@ The file of a model `my-model` is `test_my_model.py`, and often no more than thi
 
     FACTS = Facts("my-model")
 
-`HoverFacts` has what else the laws may need to know: settings to try, codes to integrate over, what no
+`Facts` has what else the laws may need to know: settings to try, codes to integrate over, what no
 data can tell. `pytest tests/conformance/test_my_model.py` checks that model alone.
 """
 

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.fitting.loop import FitState
-from pipeline.models.capabilities import LearnsLocally
-from pipeline.params import named_arrays
+from pipeline.models.capabilities import CanLearnLocally
+from pipeline.params import get_named_arrays
 from tests.conformance.facts import Facts
 from tests.support.strategies import (
     Bits,
@@ -31,11 +31,14 @@ def offered(facts: Facts, *capabilities: type) -> None:
 def has_sums(facts: Facts) -> bool:
     """Whether passes of the model sum what `summarize` gives of blocks."""
     model, state = facts.make(), FitState(None)
-    return not isinstance(model, LearnsLocally) and model.convergence(state).max_iter > 0
+    return (
+        not isinstance(model, CanLearnLocally)
+        and model.get_convergence_criterion(state).max_iter > 0
+    )
 
 
 def params_of(state: FitState) -> dict[str, NDArray[Any]]:
-    return {name: values for name, (_, values) in named_arrays(state.params).items()}
+    return {name: values for name, (_, values) in get_named_arrays(state.params).items()}
 
 
 def assert_same(a: Arrays, b: Arrays, rtol: float = 0.0) -> None:

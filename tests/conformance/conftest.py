@@ -8,7 +8,7 @@ import pytest
 from storage.artifacts.artifacts import Artifact, load_artifact
 from tests.conformance.facts import Facts
 from tests.conformance.rows import varied
-from tests.support.data import write
+from tests.support.data import write_arrays
 from tests.support.fits import write_fit
 
 
@@ -25,5 +25,5 @@ def stored(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     folder, data = tmp_path_factory.mktemp("stored"), varied(facts.n_varied)
     named = [f"s{k}" for k in data.labels]
     label = (data.X.sum(axis=1) > 5).astype(np.int64)
-    dataset = write(folder / "rows.zarr", data.X, segments=named, columns={"label": label})
+    dataset = write_arrays(folder / "rows.zarr", data.X, segments=named, columns={"label": label})
     return load_artifact(write_fit(folder / "fit", facts.make(**facts.consistent), dataset))

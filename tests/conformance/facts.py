@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.models.registry import model_class
-from pipeline.params import named_arrays
+from pipeline.models.registry import find_model_class
+from pipeline.params import get_named_arrays
 
 Floats = NDArray[np.float64]
 Pairs = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
@@ -44,7 +44,8 @@ def codes_by_segment(params: Any) -> tuple[Floats, Floats, NDArray[np.int64]]:
 def every_array(found: Any, truth: Any) -> Pairs:
     """All arrays as they are, of a model that says nothing of what is not identifiable."""
     return {
-        name: (getattr(found, name), values) for name, (_, values) in named_arrays(truth).items()
+        name: (getattr(found, name), values)
+        for name, (_, values) in get_named_arrays(truth).items()
     }
 
 
@@ -106,7 +107,7 @@ class Facts:
     @property
     def model(self) -> type[Any]:
         """The class."""
-        return model_class(self.name)
+        return find_model_class(self.name)
 
     def make(self, **more: Any) -> Any:
         """The model with 2 components and plain settings."""

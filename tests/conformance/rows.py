@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pipeline.api.functions import Fitted
+from pipeline.api.functions import FittedModel
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import FitState, fit
-from pipeline.inference.sample import draw_rows, draws_of, segments_to_draw
+from pipeline.fitting.loop import FitState, fit_model
+from pipeline.inference.sample import divide_among_segments, draw_model_rows, iter_sampling_tasks
 from storage.artifacts.artifact_reader import ArtifactReader
 from storage.artifacts.artifacts import Artifact
 from storage.dataset.bits import unpack_rows
 from tests.conformance.facts import Facts
-from tests.support.strategies import Data, memory_rows, probit_data, tables
+from tests.support.strategies import DenseData, draw_probit_data, make_memory_rows, tables
 
 N_FEATURES = 6
 MANY = 40  # enough for estimates that are right only for many features, such as those of PCA
@@ -28,18 +28,18 @@ small_tables = tables(st.just(N_FEATURES))
 
 
 @lru_cache
-def probit(n_features: int = N_FEATURES) -> Data:
+def probit(n_features: int = N_FEATURES) -> DenseData:
     rng = np.random.default_rng(11)
-    X, *_ = probit_data(4000, n_features, 2, rng, (0.4, 0.8), 0.7)
-    return Data(X, None, rng.integers(0, 3, len(X)))
+    X, *_ = draw_probit_data(4000, n_features, 2, rng, (0.4, 0.8), 0.7)
+    return DenseData(X, None, rng.integers(0, 3, len(X)))
 
 
 @lru_cache
 def fitted(facts: Facts, n_features: int = N_FEATURES, **more: Any) -> FitState:
-    return fit(facts.make(**more), memory_rows(probit(n_features), [1000] * 4), SERIAL)
+    return fit_model(facts.make(**more), make_memory_rows(probit(n_features), [1000] * 4), SERIAL)
 
 
-def with_column(kind: str) -> Data:
+def with_column(kind: str) -> DenseData:
     """Rows whose column 2 is degenerate, by itself or beside column 1."""
     X, mask = probit().X[:400].copy(), np.ones((400, N_FEATURES), np.uint8)
     first_half = np.arange(400) < 200
@@ -58,11 +58,11 @@ def with_column(kind: str) -> Data:
         X[~first_half, 2] = 1
     else:
         X[:, 2] = {"zeros": 0, "ones": 1, "a single one": np.arange(400) == 7}[kind]
-    return Data(X, None if mask.all() else mask, np.arange(400) % 3)
+    return DenseData(X, None if mask.all() else mask, np.arange(400) % 3)
 
 
 @lru_cache
-def varied(n_rows: int = 20_000) -> Data:
+def varied(n_rows: int = 20_000) -> DenseData:
     """Rows of 4 segments, whose 2 sources are the stronger ones by turns."""
     rng = np.random.default_rng(3)
     mixing = rng.uniform(0.6, 1.2, (10, 2)) * np.where(np.arange(10)[:, None] % [2, 3], 1, -1)
@@ -70,22 +70,24 @@ def varied(n_rows: int = 20_000) -> Data:
     segments = rng.choice(4, n_rows, p=[0.35, 0.3, 0.2, 0.15])
     y = rng.standard_normal((len(segments), 2)) * deviations[segments] @ mixing.T
     noise = rng.standard_normal(y.shape)
-    return Data((y + noise > np.linspace(-0.6, 0.6, 10)).astype(np.uint8), None, segments)
+    return DenseData((y + noise > np.linspace(-0.6, 0.6, 10)).astype(np.uint8), None, segments)
 
 
-def sampled(artifact: Artifact, n_rows: int) -> Data:
+def sampled(artifact: Artifact, n_rows: int) -> DenseData:
     """Draw rows as `flows.sample` does."""
-    fit_ = Fitted.of(artifact)
-    draws = [*draws_of(*segments_to_draw(fit_.params, n_rows), len(fit_.feature_names))]
-    reader = ArtifactReader.of(artifact)
-    rows = np.vstack([draw_rows(fit_.model, reader, 0, drawn) for drawn in draws])
+    fit_ = FittedModel.from_artifact(artifact)
+    draws = [
+        *iter_sampling_tasks(*divide_among_segments(fit_.params, n_rows), len(fit_.feature_names))
+    ]
+    reader = ArtifactReader.from_artifact(artifact)
+    rows = np.vstack([draw_model_rows(fit_.model, reader, 0, drawn) for drawn in draws])
     segments = [np.repeat(drawn.segments or 0, drawn.n_rows) for drawn in draws]
-    return Data(unpack_rows(rows, len(fit_.feature_names)), None, np.concatenate(segments))
+    return DenseData(unpack_rows(rows, len(fit_.feature_names)), None, np.concatenate(segments))
 
 
-def outcome(model: Any, data: Data, sizes: Sequence[int] | None = None) -> FitState | FitError:
+def outcome(model: Any, data: DenseData, sizes: Sequence[int] | None = None) -> FitState | FitError:
     """A fit, or why it is refused."""
     try:
-        return fit(model, memory_rows(data, sizes), SERIAL)
+        return fit_model(model, make_memory_rows(data, sizes), SERIAL)
     except FitError as error:
         return error

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.numerics.metrics import matched_columns
+from pipeline.numerics.metrics import match_columns
 from tests.conformance.facts import Facts, Floats, Pairs, codes_by_segment
 from tests.conformance.laws import *  # noqa: F403
 
@@ -16,8 +16,8 @@ def nonstationary_sources(found: Any, truth: Any) -> Pairs:
     signals = [signal_correlations(params) for params in (found, truth)]
     return {
         "thresholds": (found.thresholds, truth.thresholds),
-        "mixing": (matched_columns(found.mixing, truth.mixing), truth.mixing),
-        "source_variances": (matched_columns(*signals), signals[1]),
+        "mixing": (match_columns(found.mixing, truth.mixing), truth.mixing),
+        "source_variances": (match_columns(*signals), signals[1]),
     }
 
 

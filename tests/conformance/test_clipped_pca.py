@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.numerics.metrics import matched_columns
+from pipeline.numerics.metrics import match_columns
 from tests.conformance.facts import Facts, Pairs
 from tests.conformance.laws import *  # noqa: F403
 from tests.conformance.rows import N_FEATURES
@@ -21,7 +21,7 @@ def principal_components(found: Any, truth: Any) -> Pairs:
     return {
         "thresholds": (found.thresholds, truth.thresholds),
         "correlation": (found.correlation, correlation),
-        "loadings": (matched_columns(found.loadings, components), components),
+        "loadings": (match_columns(found.loadings, components), components),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.numerics.metrics import matched_columns
+from pipeline.numerics.metrics import match_columns
 from tests.conformance.facts import Facts, Pairs
 from tests.conformance.laws import *  # noqa: F403
 
@@ -12,7 +12,7 @@ from tests.conformance.laws import *  # noqa: F403
 def principal_axes_of_weights(found: Any, truth: Any) -> Pairs:
     """Latent trait: rotations are fixed by the principal axes, up to order and signs."""
     return {
-        "weights": (matched_columns(found.weights, truth.weights), truth.weights),
+        "weights": (match_columns(found.weights, truth.weights), truth.weights),
         "offsets": (found.offsets, truth.offsets),
     }
 

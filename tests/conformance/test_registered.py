@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from tests.conformance import laws
 from tests.conformance.facts import module_of
 
@@ -22,11 +22,11 @@ def without_file(names: Collection[str]) -> list[str]:
 
 
 def test_every_model_has_a_file() -> None:
-    assert without_file(models()) == []
-    assert without_file([*models(), "no-such-model"]) == ["no-such-model"]
+    assert without_file(find_models()) == []
+    assert without_file([*find_models(), "no-such-model"]) == ["no-such-model"]
 
 
-@pytest.mark.parametrize("name", sorted(models()))
+@pytest.mark.parametrize("name", sorted(find_models()))
 def test_a_file_takes_every_law(name: str) -> None:
     module = importlib.import_module(module_of(name))
     assert name == module.FACTS.name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from distributed import LocalCluster
 
-from tests.support.object_servers import Server
+from tests.support.object_servers import StoreServer
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -47,6 +47,8 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, object_server: Callable[[str], Server]) -> Server:
+def store(
+    request: pytest.FixtureRequest, object_server: Callable[[str], StoreServer]
+) -> StoreServer:
     """An S3 store, unless a test asks for another kind: differences are tested below commands."""
     return object_server(getattr(request, "param", "s3"))

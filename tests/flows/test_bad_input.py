@@ -15,13 +15,13 @@ import pytest
 from distributed import LocalCluster
 
 from flows.running import clusters, tls
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(1000, 12, 2, seed=2)
-    return write(tmp_path_factory.mktemp("whole") / "d.zarr", X, words_per_chunk=4).path
+    X, _ = draw_probit_rows(1000, 12, 2, seed=2)
+    return write_arrays(tmp_path_factory.mktemp("whole") / "d.zarr", X, words_per_chunk=4).path
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def refused(cli, tmp_path):
 
     def call(name: str, *arguments: object) -> str:
         before = set(tmp_path.rglob("*"))
-        line = cli(name, *arguments).refusal()
+        line = cli(name, *arguments).check_refused()
         left = set(tmp_path.rglob("*")) - before
         assert not left
         return line
@@ -115,18 +115,18 @@ def test_a_newer_format_version(refused, dataset):
 
 
 def test_a_constant_feature(refused, tmp_path):
-    X, _ = probit_rows(300, 5, 2, seed=3)
+    X, _ = draw_probit_rows(300, 5, 2, seed=3)
     X[:, 2] = 1
-    write(tmp_path / "c.zarr", X, names=["a", "b", "always", "d", "e"])
+    write_arrays(tmp_path / "c.zarr", X, names=["a", "b", "always", "d", "e"])
     message = refused("fit", "--dataset", "c.zarr")
     assert "'always'" in message
     assert "constant_features=keep" in message
 
 
 def test_a_constant_feature_can_be_kept(cli, tmp_path):
-    X, _ = probit_rows(300, 5, 2, seed=3)
+    X, _ = draw_probit_rows(300, 5, 2, seed=3)
     X[:, 2] = 1
-    write(tmp_path / "c.zarr", X, names=["a", "b", "always", "d", "e"])
+    write_arrays(tmp_path / "c.zarr", X, names=["a", "b", "always", "d", "e"])
     keep = ("--set", "constant_features=keep", "--components", 2)
     done = cli("fit", "--dataset", "c.zarr", *keep, "--json")
     assert done.code == 0, done.err
@@ -134,10 +134,10 @@ def test_a_constant_feature_can_be_kept(cli, tmp_path):
 
 
 def test_a_feature_with_all_values_missing(refused, tmp_path):
-    X, _ = probit_rows(300, 5, 2, seed=3)
+    X, _ = draw_probit_rows(300, 5, 2, seed=3)
     observed = np.ones_like(X)
     observed[:, 3] = 0
-    write(tmp_path / "m.zarr", X * observed, observed, names=["a", "b", "c", "gone", "e"])
+    write_arrays(tmp_path / "m.zarr", X * observed, observed, names=["a", "b", "c", "gone", "e"])
     assert "'gone'" in refused("fit", "--dataset", "m.zarr")
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.artifacts.artifacts import load_artifact
-from storage.examples.examples import nonstationary_rows, nonstationary_truth
-from tests.support.data import write
+from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from tests.support.data import write_arrays
 
 BLICA = ("--model", "blica")
 # Where it matters not what is chosen.
@@ -22,8 +22,8 @@ def drawn(
     n_features: int, n_segments: int, rows_per_segment: int = 300
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of two sources, and the name of the segment of each."""
-    truth = nonstationary_truth(n_features, 2, n_segments, seed=3)
-    (batch,) = nonstationary_rows(truth, rows_per_segment, seed=3)
+    truth = draw_nonstationary_truth(n_features, 2, n_segments, seed=3)
+    (batch,) = draw_nonstationary_rows(truth, rows_per_segment, seed=3)
     return batch.X, np.char.add("year ", batch.columns["segment"])
 
 
@@ -36,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(folder: Path) -> Path:
     """More chunks than one task reads."""
     X, segments = drawn(6, 10)
-    return write(folder / "w.zarr", X, segments=segments, words_per_chunk=4, names=NAMES).path
+    return write_arrays(
+        folder / "w.zarr", X, segments=segments, words_per_chunk=4, names=NAMES
+    ).path
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def gaps(folder: Path) -> Path:
     observed = np.ones_like(X)
     observed[1000:] = np.random.default_rng(0).random((len(X) - 1000, 6)) < 0.9
     path = folder / "g.zarr"
-    return write(path, X, observed, segments=segments, words_per_chunk=4, names=NAMES).path
+    return write_arrays(path, X, observed, segments=segments, words_per_chunk=4, names=NAMES).path
 
 
 @pytest.fixture(scope="module", params=[pytest.param("whole", marks=pytest.mark.matrix), "gaps"])
@@ -84,7 +86,7 @@ def test_missing_values_change_little(cli, whole, gaps):
 
 def test_auto_is_the_default(cli, tmp_path):
     X, segments = drawn(4, 3)
-    write(tmp_path / "d.zarr", X, segments=segments)
+    write_arrays(tmp_path / "d.zarr", X, segments=segments)
     given = ("--components", "auto", "--set", "regularization=auto")
     command = ("fit", "--dataset", "d.zarr", *BLICA, *GIVEN[-2:], "--json")
     commands = [(*command, *more) for more in ((), given)]
@@ -142,7 +144,7 @@ def test_bad_settings(refused, whole, options, message):
 @pytest.mark.parametrize("n_segments", [1, 2])
 def test_fewer_than_three_segments(refused, tmp_path, n_segments):
     X, segments = drawn(6, n_segments)
-    write(tmp_path / "d.zarr", X, segments=segments)
+    write_arrays(tmp_path / "d.zarr", X, segments=segments)
     assert refused("--dataset", "d.zarr") == (
         f"Expected at least 3 segments, got {n_segments}. "
         "Ingest with --segment-by COLUMN, or fit another model."
@@ -152,7 +154,7 @@ def test_fewer_than_three_segments(refused, tmp_path, n_segments):
 def test_segments_with_too_few_rows_are_named(refused, tmp_path):
     X, segments = drawn(6, 3)
     few = np.r_[0:310, 600:900]
-    write(tmp_path / "d.zarr", X[few], segments=segments[few])
+    write_arrays(tmp_path / "d.zarr", X[few], segments=segments[few])
     message = refused("--dataset", "d.zarr")
     assert "Expected at least 3 segments to use, got 2" in message
     assert "'year 1'" in message
@@ -163,7 +165,7 @@ def test_segments_with_too_few_rows_are_named(refused, tmp_path):
 def test_a_feature_that_varies_nowhere_is_named(refused, tmp_path):
     X, segments = drawn(6, 4)
     X[:, 3] = segments == "year 0"
-    write(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
+    write_arrays(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
     message = refused("--dataset", "d.zarr")
     assert "'tea'" in message
     assert "'milk'" not in message
@@ -189,7 +191,7 @@ def warned(cli):
 def test_what_cannot_be_identified(warned, tmp_path):
     """Three segments of 6 correlations each, for 4 variances a segment and a mixing of 16."""
     X, segments = drawn(4, 3)
-    write(tmp_path / "d.zarr", X, segments=segments)
+    write_arrays(tmp_path / "d.zarr", X, segments=segments)
     warning = warned(
         "more unknowns than correlations", "--dataset", "d.zarr", *GIVEN[2:], "--components", 4
     )
@@ -199,7 +201,7 @@ def test_what_cannot_be_identified(warned, tmp_path):
 def test_a_feature_constant_within_a_segment(warned, tmp_path):
     X, segments = drawn(6, 5)
     X[segments == "year 2", 4] = 1
-    write(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
+    write_arrays(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
     warning = warned("constant within a segment", "--dataset", "d.zarr", *GIVEN)
     assert "'rice'" in warning
     assert "'year 2'" in warning
@@ -209,7 +211,7 @@ def test_a_feature_constant_within_a_segment(warned, tmp_path):
 
 def test_a_segment_with_few_rows(cli, warned, tmp_path):
     X, segments = drawn(6, 5)
-    write(tmp_path / "d.zarr", X[:1215], segments=segments[:1215], names=NAMES)
+    write_arrays(tmp_path / "d.zarr", X[:1215], segments=segments[:1215], names=NAMES)
     command = ("--dataset", "d.zarr", *GIVEN)
     assert "'year 4'" in warned("fewer than 20 rows", *command)
     assert "'year 4'" in warned("fewer than 16 rows", *command, "--set", "min_rows=16")
@@ -223,7 +225,7 @@ def test_a_pair_that_is_never_observed_together(warned, tmp_path):
     third = segments == "year 3"
     observed[third & (np.arange(len(X)) % 2 == 0), 0] = 0
     observed[third & (np.arange(len(X)) % 2 == 1), 1] = 0
-    write(tmp_path / "d.zarr", X * observed, observed, segments=segments, names=NAMES)
+    write_arrays(tmp_path / "d.zarr", X * observed, observed, segments=segments, names=NAMES)
     warning = warned("pairs without a correlation", "--dataset", "d.zarr", *GIVEN)
     assert "'bread', 'milk'" in warning
     assert "'year 3'" in warning

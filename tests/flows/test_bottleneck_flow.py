@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.api import functions as api
 from storage import load_artifact, open_codes, open_dataset
-from tests.support.data import write
+from tests.support.data import write_arrays
 
 SETTINGS = {"max_iter": 30, "batch": 20}
 SPELLED = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
@@ -41,9 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "none": np.full(N_ROWS, np.nan),
         "split": np.where(np.arange(N_ROWS) % 3, "train", "test"),
     }
-    write(folder / "d.zarr", X, words_per_chunk=2, columns=columns)
+    write_arrays(folder / "d.zarr", X, words_per_chunk=2, columns=columns)
     segments = [f"s{k}" for k in kind]
-    write(folder / "parts.zarr", X, segments=segments, words_per_chunk=16)
+    write_arrays(folder / "parts.zarr", X, segments=segments, words_per_chunk=16)
     return folder
 
 
@@ -111,13 +111,13 @@ def test_categories_are_found_by_name_in_another_dataset(cli, folder, fitted, tm
     same = evaluated(cli, folder / "d.zarr", fitted("kind"))["prediction"]["accuracy"]
     for order in (slice(None), slice(None, None, -1)):  # codes are given in order of appearance
         path = tmp_path / f"{order.step}.zarr"
-        write(path, X[order], columns={"kind": KINDS[kind][order]})
+        write_arrays(path, X[order], columns={"kind": KINDS[kind][order]})
         told = evaluated(cli, path, fitted("kind"))["prediction"]
         assert told["accuracy"] == pytest.approx(same, abs=0.02)
         assert told["unseen"] == 0
     swapped = np.where(kind == 1, "dog", KINDS[kind])
     found = evaluated(
-        cli, write(tmp_path / "new.zarr", X, columns={"kind": swapped}).path, fitted("kind")
+        cli, write_arrays(tmp_path / "new.zarr", X, columns={"kind": swapped}).path, fitted("kind")
     )
     n_new = int((kind == 1).sum())
     assert found["prediction"]["unseen"] == n_new
@@ -144,7 +144,7 @@ def test_segments_are_predicted_unless_a_column_is_told(cli, folder, fitted):
 
 def test_a_notebook_finds_the_same(folder, fitted, cli):
     dataset = open_dataset(folder / "d.zarr")
-    found = api.Fitted.of(load_artifact(fitted("kind")))
+    found = api.FittedModel.from_artifact(load_artifact(fitted("kind")))
     expected = evaluated(cli, folder / "d.zarr", fitted("kind"))["prediction"]
     assert api.evaluate(found, dataset, split="test")["prediction"] == expected
     settings: dict[str, Any] = {"column": "kind", **SETTINGS}
@@ -198,7 +198,7 @@ def test_no_components_are_refused(cli, folder):
 
 def test_rows_that_are_all_the_same_are_refused(cli, tmp_path):
     X, kind = rows()
-    write(tmp_path / "same.zarr", np.ones_like(X), columns={"kind": KINDS[kind]})
+    write_arrays(tmp_path / "same.zarr", np.ones_like(X), columns={"kind": KINDS[kind]})
     done = cli("fit", "--dataset", tmp_path / "same.zarr", *BOTTLENECK, "--set", "column=kind")
     assert done.code == 2
     assert "Expected rows that differ, got the same values in all of them" in done.message
@@ -217,9 +217,11 @@ def test_training_that_diverges_is_told(cli, folder):
 
 def test_rows_without_labels_cannot_be_judged_by(cli, folder, fitted, tmp_path):
     X, kind = rows()
-    bare = write(tmp_path / "bare.zarr", X).path
-    empty = write(tmp_path / "empty.zarr", X, columns={"kind": np.full(N_ROWS, "", object)}).path
-    texts = write(tmp_path / "texts.zarr", X, columns={"size": KINDS[kind]}).path
+    bare = write_arrays(tmp_path / "bare.zarr", X).path
+    empty = write_arrays(
+        tmp_path / "empty.zarr", X, columns={"kind": np.full(N_ROWS, "", object)}
+    ).path
+    texts = write_arrays(tmp_path / "texts.zarr", X, columns={"size": KINDS[kind]}).path
     for path, column, message in (
         (bare, "kind", "Expected a per-row column, got 'kind'. It has: none."),
         (empty, "kind", "column 'kind': Expected labels, got none in these rows"),

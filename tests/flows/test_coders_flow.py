@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.api import functions as api
 from storage import load_artifact, open_codes, open_dataset
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 MODELS = {
     "autoencoder": ("--components", 3, "--set", "corruption=flip", "--set", "max_iter=3"),
@@ -30,9 +30,9 @@ MODELS = {
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """Rows in ten chunks, so that two tasks have some, and a few missing values."""
-    X, _ = probit_rows(1200, 8, 2, seed=4)
+    X, _ = draw_probit_rows(1200, 8, 2, seed=4)
     observed = (np.random.default_rng(1).random(X.shape) < 0.95).astype(np.uint8)
-    return write(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=2).path
+    return write_arrays(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=2).path
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -80,7 +80,7 @@ def test_codes_of_a_stack_have_as_many_units_as_its_last_layer(cli: Any, dataset
     assert artifact.dims("weights_0") == ("feature", "unit_1")
     assert artifact.dims("weights_1") == ("unit_1", "unit_2")
     refused = cli("sample", "--artifact", "runs/d", "--rows", 10, "--output", "s.zarr")
-    assert "got stack, which only describes" in refused.refusal()
+    assert "got stack, which only describes" in refused.check_refused()
 
 
 def test_a_notebook_takes_layers_as_a_setting(dataset: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import COMMANDS, all_commands, overview
-from flows.cli.completion import completion
-from flows.cli.hyperparameters import build_model, settings_help
-from flows.data.datasets import open_named
-from pipeline.models.registry import models
+from flows.__main__ import COMMANDS, format_overview, list_commands
+from flows.cli.completion import generate_completion_script
+from flows.cli.hyperparameters import build_model, format_settings_help
+from flows.data.datasets import open_dataset_or_example
+from pipeline.models.registry import find_models
 from tests.support.fits import write_fit
 
 
@@ -30,15 +30,15 @@ def test_the_overview_names_all_commands_that_there_are():
     here = Path(import_module("flows").__file__).parent
     files = {file.stem for file in here.glob("*.py")} - {"__init__", "__main__"}
     folders = {file.parent.name for file in here.glob("*/__main__.py")}
-    assert set(all_commands()) == files | folders
+    assert set(list_commands()) == files | folders
     for group in COMMANDS.values():
         for name, told in group.items():
-            assert f"  {name:<12}  {told}\n" in overview()
+            assert f"  {name:<12}  {told}\n" in format_overview()
             assert len(told) < 64
 
 
 def test_help_and_version():
-    assert typed("--help").stdout == typed().stdout == overview()
+    assert typed("--help").stdout == typed().stdout == format_overview()
     assert typed("--version").stdout == f"latentbits {version('latentbits')}\n"
 
 
@@ -56,7 +56,7 @@ def test_files_of_the_same_names_are_not_in_the_way(tmp_path):
         (tmp_path / name).write_text("raise SystemExit('taken')\n")
     done = typed("models", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)) == set(models())
+    assert set(json.loads(done.stdout)) == set(find_models())
 
 
 @pytest.mark.parametrize(
@@ -74,22 +74,22 @@ def test_what_is_no_command_is_refused(words, message):
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_completion_knows_commands_and_options(shell):
-    script = completion(all_commands(), shell)
-    for word in (*all_commands(), "warm-start", "drop-constant", "clipped-pca"):
+    script = generate_completion_script(list_commands(), shell)
+    for word in (*list_commands(), "warm-start", "drop-constant", "clipped-pca"):
         assert word in script
 
 
 def test_help_lists_the_settings_of_the_model_named():
-    all_of_them = settings_help()
-    assert all(f"Settings of {name}, by --set" in all_of_them for name in models())
+    all_of_them = format_settings_help()
+    assert all(f"Settings of {name}, by --set" in all_of_them for name in find_models())
     for words in (["--model", "blica"], ["--seed", "1", "--model=blica", "--help"]):
-        assert settings_help(words).count("Settings of") == 1
-        assert "Settings of blica" in settings_help(words)
-    assert settings_help(["--model", "nothing"]) == all_of_them
+        assert format_settings_help(words).count("Settings of") == 1
+        assert "Settings of blica" in format_settings_help(words)
+    assert format_settings_help(["--model", "nothing"]) == all_of_them
 
 
 def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
-    dataset = open_named("example:digits")
+    dataset = open_dataset_or_example("example:digits")
     write_fit(tmp_path / "runs" / "digits" / "old", build_model("clipped-pca", "2", []), dataset)
     write_fit(tmp_path / "runs" / "digits" / "new", build_model("clipped-pca", "3", []), dataset)
     (tmp_path / "runs" / "digits" / "latest").write_text("new\n")
@@ -110,7 +110,7 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
     assert "Damaged" in fits["damaged"]["refused"]
     lines = plain_cli("runs", "runs/digits").out.splitlines()
     assert [line.split()[0] for line in lines if "clipped-pca" in line] == ["*", "runs/digits/old"]
-    assert "Expected a folder of runs" in plain_cli("runs", "nowhere").refusal()
+    assert "Expected a folder of runs" in plain_cli("runs", "nowhere").check_refused()
     (tmp_path / "empty").mkdir()
     assert plain_cli("runs", "empty").out == "no fits below empty\n"
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from flows.evaluating.comparison_tables import print_evaluation
-from flows.fitting.provenance import outcome, provenance
+from flows.fitting.provenance import describe_outcome, describe_provenance
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
-from pipeline.models.registry import models
-from pipeline.params import named_arrays
+from pipeline.fitting.loop import fit_model
+from pipeline.models.registry import find_models
+from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import append_dataset
-from storage.examples.examples import nonstationary_rows, nonstationary_truth
-from tests.support.data import Batch, probit_rows, rows_of, write
+from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from tests.support.data import ArrayBatch, draw_probit_rows, make_test_row_source, write_arrays
 
 NAMES = [f"item {i}" for i in range(8)]
 
@@ -32,11 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset(folder: Path) -> Path:
     """Sixteen chunks, half of the rows to train on."""
-    X, _ = probit_rows(1000, 8, 2, seed=4)
+    X, _ = draw_probit_rows(1000, 8, 2, seed=4)
     split = np.where(np.arange(len(X)) % 2, "test", "train")
     columns = {"split": split, "kind": kinds(X, "", ""), "score": X.sum(axis=1) / 2}
     path = folder / "d.zarr"
-    return write(path, X, words_per_chunk=1, columns=columns, names=NAMES).path
+    return write_arrays(path, X, words_per_chunk=1, columns=columns, names=NAMES).path
 
 
 def kinds(X: np.ndarray, *first: str) -> np.ndarray:
@@ -48,10 +48,13 @@ def kinds(X: np.ndarray, *first: str) -> np.ndarray:
 
 def fitted(dataset: Path, name: str, split: str | None = None, **settings: Any) -> str:
     """An artifact beside the dataset, as a fit would leave it."""
-    model, opened = models()[name](**settings), open_dataset(dataset)  # type: ignore[call-arg]
-    state = fit(model, rows_of(opened, split), SerialExecutor())
-    arrays = {key: NamedArray(*a) for key, a in named_arrays(state.params).items()}
-    described = {**provenance(model, opened, split, 0), **outcome(model, opened, state)}
+    model, opened = find_models()[name](**settings), open_dataset(dataset)  # type: ignore[call-arg]
+    state = fit_model(model, make_test_row_source(opened, split), SerialExecutor())
+    arrays = {key: NamedArray(*a) for key, a in get_named_arrays(state.params).items()}
+    described = {
+        **describe_provenance(model, opened, split, 0),
+        **describe_outcome(model, opened, state),
+    }
     return str(write_artifact(dataset.parent / f"{dataset.stem}-{name}", arrays, described))
 
 
@@ -129,11 +132,11 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     cli, tmp_path, capsys
 ):
     """Of two datasets with other margins, so that baselines of the wrong one would show."""
-    X, _ = probit_rows(1200, 8, 2, seed=4)
+    X, _ = draw_probit_rows(1200, 8, 2, seed=4)
     old, new = X[:600], np.where(np.arange(8) < 3, 1 - X[600:], X[600:]).astype(np.uint8)
     kind = [{"kind": kinds(part, name)} for part, name in ((old, "few"), (new, "many"))]
-    train = write(tmp_path / "train.zarr", old, None, None, 1, kind[0], NAMES)
-    test = write(tmp_path / "test.zarr", new, None, None, 1, kind[1], NAMES).path
+    train = write_arrays(tmp_path / "train.zarr", old, None, None, 1, kind[0], NAMES)
+    test = write_arrays(tmp_path / "test.zarr", new, None, None, 1, kind[1], NAMES).path
     model = fitted(train.path, "bernoulli-mixture", n_components=3)
 
     def judged(dataset: Path) -> tuple[dict[str, Any], list[str], float]:
@@ -163,7 +166,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     assert nats == pytest.approx(nats_of_independent_features(old, old))
 
     with append_dataset(train.path, NAMES) as writer:  # the rows fitted are the leading ones
-        writer.add(Batch(new, None, kind[1]))
+        writer.add(ArrayBatch(new, None, kind[1]))
     grown, head, nats = judged(train.path)
     assert grown == dict.fromkeys((model, *simple), "some")
     assert head[0].startswith("partly in-sample, fitted to some of these rows: ")
@@ -191,13 +194,13 @@ def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, clu
 def test_baselines_can_be_left_out_or_fail_alone(cli, folder, dataset, mixture):
     alone = evaluated(cli, "--dataset", dataset, "--artifact", mixture, "--no-baselines")
     assert [model["name"] for model in alone["models"]] == [mixture]
-    X, _ = probit_rows(200, 8, 2, seed=5)
-    other = write(folder / "other.zarr", X, names=NAMES).path
+    X, _ = draw_probit_rows(200, 8, 2, seed=5)
+    other = write_arrays(folder / "other.zarr", X, names=NAMES).path
     orphan = fitted(other, "bernoulli-mixture", n_components=4)
     shutil.rmtree(other)
     observed = np.ones_like(X)
     observed[:, 3] = 0
-    path = write(folder / "gone.zarr", X * observed, observed, names=NAMES).path
+    path = write_arrays(folder / "gone.zarr", X * observed, observed, names=NAMES).path
     found = evaluated(cli, "--dataset", path, "--artifact", orphan)
     assert [model["name"] for model in found["models"]] == [orphan]
     assert len(found["warnings"]) == 2
@@ -207,12 +210,12 @@ def test_baselines_can_be_left_out_or_fail_alone(cli, folder, dataset, mixture):
 
 def segmented(path: Path, n_features: int, order: list[int], extra: bool = False) -> Path:
     """Rows of three segments, in this order; the names stay with their rows."""
-    truth = nonstationary_truth(n_features, 2, 3, seed=3)
-    (batch,) = nonstationary_rows(truth, 400, seed=3)
+    truth = draw_nonstationary_truth(n_features, 2, 3, seed=3)
+    (batch,) = draw_nonstationary_rows(truth, 400, seed=3)
     labels = batch.columns["segment"]
     at = np.concatenate([np.flatnonzero(labels == name) for name in np.unique(labels)[order]])
     labels = np.where((labels == labels[-1]) & extra, "new", labels)
-    return write(path, batch.X[at], segments=labels[at]).path
+    return write_arrays(path, batch.X[at], segments=labels[at]).path
 
 
 def test_segments_are_found_by_name(cli, tmp_path):
@@ -245,14 +248,14 @@ def test_blica_is_ranked_by_its_likelihood_however_many_features(cli, tmp_path):
 @pytest.fixture
 def refused(cli):
     def call(*arguments: object) -> str:
-        return cli("evaluate", *arguments).refusal()
+        return cli("evaluate", *arguments).check_refused()
 
     return call
 
 
 def test_other_features_are_refused_by_name(refused, mixture, tmp_path):
-    X, _ = probit_rows(50, 8, 2, seed=4)
-    path = write(tmp_path / "o.zarr", X, names=[*NAMES[:5], "other", *NAMES[6:]]).path
+    X, _ = draw_probit_rows(50, 8, 2, seed=4)
+    path = write_arrays(tmp_path / "o.zarr", X, names=[*NAMES[:5], "other", *NAMES[6:]]).path
     message = refused("--dataset", path, "--artifact", mixture)
     assert "'item 5'" in message
     assert "'other'" in message

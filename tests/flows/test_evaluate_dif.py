@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from tests.acceptance.test_two_tables import saved
-from tests.support.data import write
+from tests.support.data import write_arrays
 from tests.support.fits import write_fit
 
 # R 4.2.2, mantelhaen.test(table(gender, answer, score), correct = TRUE), strata with both genders:
@@ -30,8 +30,8 @@ def evaluated(cli: Any, tmp_path: Path) -> Any:
         "few": np.where(np.arange(316) < 9, "a", "b"),
         "many": (np.arange(316) % 3).astype(str),
     }
-    dataset = write(tmp_path / "d.zarr", data["X"], names=data["names"], columns=columns)
-    fitted = write_fit(tmp_path / "f", models()["clipped-pca"](n_components=1), dataset)
+    dataset = write_arrays(tmp_path / "d.zarr", data["X"], names=data["names"], columns=columns)
+    fitted = write_fit(tmp_path / "f", find_models()["clipped-pca"](n_components=1), dataset)
     line = ("evaluate", "--dataset", tmp_path / "d.zarr", "--artifact", fitted, "--no-baselines")
     return lambda *words: cli(*line, *words)
 

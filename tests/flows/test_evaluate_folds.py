@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 
 from flows.evaluating.comparison_tables import print_evaluation
-from pipeline.data.blocks import block_of
-from pipeline.evaluation.folds import fold_of
+from pipeline.data.blocks import pack_block
+from pipeline.evaluation.folds import assign_folds
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from pipeline.random import RowRandom
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from tests.support.data import probit_rows, rows_of, shared, write
+from tests.support.data import (
+    draw_probit_rows,
+    find_shared_data,
+    make_test_row_source,
+    write_arrays,
+)
 from tests.support.fits import write_fit
 
 FOLDS = 5
@@ -34,18 +39,18 @@ def evaluated(cli):
 
 @pytest.fixture(scope="module")
 def rows() -> np.ndarray:
-    return probit_rows(403, 6, 2, seed=3)[0]
+    return draw_probit_rows(403, 6, 2, seed=3)[0]
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory, rows: np.ndarray) -> BinaryDataset:
     """Seven chunks."""
     path = tmp_path_factory.mktemp("folds") / "d.zarr"
-    return write(path, rows, words_per_chunk=1, columns={"kind": rows[:, 0].astype(str)})
+    return write_arrays(path, rows, words_per_chunk=1, columns={"kind": rows[:, 0].astype(str)})
 
 
 def fitted(dataset: BinaryDataset, name: str, **settings: object) -> Path:
-    model = models()[name](**settings)  # type: ignore[call-arg]
+    model = find_models()[name](**settings)  # type: ignore[call-arg]
     return write_fit(dataset.path.parent / f"{name}-{dataset.path.stem}", model, dataset)
 
 
@@ -57,12 +62,12 @@ def test_rows_are_judged_by_fits_to_the_others(evaluated, dataset, rows, tmp_pat
     assert (found["folds"], found["n_samples"], found["split"]) == (FOLDS, len(rows), None)
     (told,) = found["models"]
 
-    folds, nats = fold_of(np.arange(len(rows)), FOLDS, 4), np.empty(len(rows))
+    folds, nats = assign_folds(np.arange(len(rows)), FOLDS, 4), np.empty(len(rows))
     for k in range(FOLDS):  # rows without the fold, as a dataset of their own
         apart = folds == k
-        others = write(tmp_path / f"{k}.zarr", rows[~apart], words_per_chunk=1)
-        state = fit(model, rows_of(others), SerialExecutor(), 0)
-        judged = block_of(rows[apart])
+        others = write_arrays(tmp_path / f"{k}.zarr", rows[~apart], words_per_chunk=1)
+        state = fit_model(model, make_test_row_source(others), SerialExecutor(), 0)
+        judged = pack_block(rows[apart])
         nats[apart] = model.log_likelihood(state.params, judged, RowRandom(0)).nats
         assert told["folds"][k]["rows"] == apart.sum()
     assert told["log_likelihood"] == pytest.approx(nats.mean(), abs=0.01)
@@ -85,7 +90,7 @@ def test_every_executor_gives_the_same_numbers(evaluated, dataset, cluster):
 
 def test_the_rows_are_those_that_a_fit_takes(evaluated, rows, tmp_path):
     split = {"split": np.where(np.arange(len(rows)) < 200, "train", "test")}
-    dataset = write(tmp_path / "d.zarr", rows, columns=split)
+    dataset = write_arrays(tmp_path / "d.zarr", rows, columns=split)
     artifact = fitted(dataset, "clipped-pca", n_components=1)
     command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
     found = evaluated(*command, "--no-baselines")
@@ -97,9 +102,9 @@ def test_the_rows_are_those_that_a_fit_takes(evaluated, rows, tmp_path):
 
 
 def test_segments_keep_their_parameters(evaluated, tmp_path):
-    X, _ = probit_rows(900, 6, 2, seed=1)
+    X, _ = draw_probit_rows(900, 6, 2, seed=1)
     segments = np.repeat(["a", "b", "c"], 300)
-    dataset = write(tmp_path / "d.zarr", X, segments=segments)
+    dataset = write_arrays(tmp_path / "d.zarr", X, segments=segments)
     artifact = fitted(dataset, "blica", n_components=1, regularization=20.0)
     command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
     found = {one["name"]: one for one in evaluated(*command)["models"]}
@@ -109,7 +114,7 @@ def test_segments_keep_their_parameters(evaluated, tmp_path):
 
 def test_the_order_in_sample_is_not_the_order_of_held_out_rows(evaluated, cli, tmp_path, capsys):
     """A mixture of five knows the 316 persons of a questionnaire better than the next ones."""
-    source = str(shared("verbal_aggression.npz"))
+    source = str(find_shared_data("verbal_aggression.npz"))
     done = cli("ingest", source, "--dataset", tmp_path / "anger.zarr")
     assert done.code == 0, done.err
     dataset = open_dataset(tmp_path / "anger.zarr")
@@ -145,11 +150,11 @@ def test_a_fold_without_which_nothing_can_be_fitted_is_named(cli, rows, tmp_path
     """A feature that is observed in one row alone cannot be fitted without that row."""
     observed = np.ones_like(rows)
     observed[1:, 2] = 0
-    dataset = write(tmp_path / "d.zarr", rows, observed)
+    dataset = write_arrays(tmp_path / "d.zarr", rows, observed)
     artifact = fitted(dataset, "bernoulli-mixture", n_components=2)
-    fold = int(fold_of(np.arange(1), 2, 0)[0]) + 1
+    fold = int(assign_folds(np.arange(1), 2, 0)[0]) + 1
     command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
-    message = cli("evaluate", *command).refusal()
+    message = cli("evaluate", *command).check_refused()
     assert f"{artifact}: fold {fold}: " in message
     assert "'f2'" in message
 
@@ -167,11 +172,13 @@ def test_what_cannot_be_done_is_refused(cli, dataset, options, message):
     artifact = fitted(dataset, "bernoulli-mixture", n_components=2)
     assert (
         message
-        in cli("evaluate", "--dataset", dataset.path, "--artifact", artifact, *options).refusal()
+        in cli(
+            "evaluate", "--dataset", dataset.path, "--artifact", artifact, *options
+        ).check_refused()
     )
 
 
 def test_models_of_labels_are_refused(cli, dataset):
     artifact = fitted(dataset, "bottleneck", column="kind")
     command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 2)
-    assert "got bottleneck, which predicts labels" in cli("evaluate", *command).refusal()
+    assert "got bottleneck, which predicts labels" in cli("evaluate", *command).check_refused()

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.acceptance.test_two_tables import saved
-from tests.support.data import write
+from tests.support.data import write_arrays
 
 
 @pytest.fixture
 def fits(cli: Any, tmp_path: Path) -> Any:
     """Fit LSAT-6 as each pair of a name and settings says."""
-    write(tmp_path / "lsat6.zarr", saved("lsat6")["X"])
-    write(tmp_path / "half.zarr", saved("lsat6")["X"][:500])
+    write_arrays(tmp_path / "lsat6.zarr", saved("lsat6")["X"])
+    write_arrays(tmp_path / "half.zarr", saved("lsat6")["X"][:500])
 
     def fitted(name: str, *settings: str, dataset: str = "lsat6") -> str:
         path = str(tmp_path / name)

@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 from flows.cli.hyperparameters import build_model
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from storage import load_artifact, open_codes, open_dataset
 from storage.dataset.dataset import BinaryDataset
 from tests.conformance.facts import facts_of
-from tests.support.data import probit_rows, shared, write
+from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
 from tests.support.fits import write_fit
 
 NAMES = ["=1+1", "b, c", 'say "d"', "é", "http://e", "0"]
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset(folder: Path) -> BinaryDataset:
     """Nine chunks of rows in three segments, with columns of every kind."""
-    X, _ = probit_rows(600, 6, 2, seed=2)
+    X, _ = draw_probit_rows(600, 6, 2, seed=2)
     observed = (np.random.default_rng(0).random(X.shape) < 0.95).astype(np.uint8)
     columns = {
         "person": np.char.add("p", np.arange(600).astype(str)),
@@ -41,7 +41,7 @@ def dataset(folder: Path) -> BinaryDataset:
         "split": np.where(np.arange(600) % 3, "train", "test"),
     }
     segments = np.array(["south", "north", "all of it"])[np.arange(600) % 3]
-    return write(folder / "d.zarr", X * observed, observed, segments, 1, columns, NAMES)
+    return write_arrays(folder / "d.zarr", X * observed, observed, segments, 1, columns, NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ SLOWER = ("autoencoder", "bottleneck", "linear-ivae", "rbm", "stack")
     "name",
     [
         pytest.param(name, marks=pytest.mark.matrix if name in SLOWER else ())
-        for name in sorted(models())
+        for name in sorted(find_models())
     ],
 )
 def test_all_parameters_of_features_are_there(exported, cli, artifact, name):
@@ -105,7 +105,7 @@ def test_all_parameters_of_features_are_there(exported, cli, artifact, name):
     }
     if not over_features:
         command = ("export", "--what", "items", "--artifact", path, "--output", "t.csv")
-        assert "Expected an artifact with parameters of features" in cli(*command).refusal()
+        assert "Expected an artifact with parameters of features" in cli(*command).check_refused()
         assert not Path("t.csv").exists()
         return
     found = exported("items", "--artifact", path)
@@ -149,11 +149,11 @@ def test_standard_errors_stand_beside(exported, artifact):
 
 
 def test_every_pair_has_a_line(exported, folder):
-    X, _ = probit_rows(300, 5, 2, seed=2)
+    X, _ = draw_probit_rows(300, 5, 2, seed=2)
     X[:, 3] = 1
     X[:, 1] &= X[:, 0]
     model = build_model("clipped-pca", "2", ["constant_features=keep"])
-    path = write_fit(folder / "constant", model, write(folder / "constant.zarr", X))
+    path = write_fit(folder / "constant", model, write_arrays(folder / "constant.zarr", X))
     saved, found = load_artifact(path), exported("correlations", "--artifact", path)
     of_each = ("correlation", "status", "correlation_error")
     assert [*found.columns] == ["feature_1", "feature_2", *of_each]
@@ -171,7 +171,7 @@ def test_every_pair_has_a_line(exported, folder):
 
 @pytest.mark.parametrize("at_once", [1, 13, 1 << 17])
 def test_segments_have_correlations_of_their_own(exported, artifact, monkeypatch, at_once):
-    monkeypatch.setattr("flows.exporting.correlations._PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr("flows.exporting.correlations._PAIRS_PER_BATCH", at_once)
     saved = load_artifact(artifact("blica", "regularization=20"))
     found = exported("correlations", "--artifact", saved.path, output="t.parquet")
     assert [*found.columns] == ["feature_1", "feature_2", "segment", "correlation", "status"]
@@ -207,7 +207,7 @@ def test_a_fit_is_told_in_names_and_values(exported, artifact):
 @pytest.fixture
 def transformed(cli, dataset, artifact, monkeypatch):
     """Call the transform command, whose runs end elsewhere than chunks."""
-    monkeypatch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", 50)
+    monkeypatch.setattr("pipeline.passes.row_ranges._MIN_ROWS", 50)
 
     def call(name: str, output: str, *options: object) -> None:
         command = ("--dataset", dataset.path, "--artifact", artifact(name), "--output", output)
@@ -265,9 +265,9 @@ def test_transform_writes_the_same_table(transformed, cli, output):
 
 
 def test_no_column_takes_the_place_of_another(cli, exported, tmp_path):
-    X, _ = probit_rows(80, 4, 1, seed=0)
+    X, _ = draw_probit_rows(80, 4, 1, seed=0)
     columns = {"column_row": np.arange(80) + 1, "row": np.arange(80) + 2}
-    dataset = write(tmp_path / "d.zarr", X, columns=columns)
+    dataset = write_arrays(tmp_path / "d.zarr", X, columns=columns)
     path = write_fit(tmp_path / "a", build_model("bernoulli-mixture", "2", []), dataset)
     command = ("transform", "--dataset", dataset.path, "--artifact", path, "--output", "z.zarr")
     assert cli(*command).code == 0
@@ -294,7 +294,7 @@ def test_neighbours_are_rows_too(cli, exported, dataset):
 
 def test_real_answers_keep_the_gender_of_who_gave_them(cli, exported, tmp_path):
     """The two-parameter model of a questionnaire, from the source to the table."""
-    path = str(shared("verbal_aggression.npz"))
+    path = str(find_shared_data("verbal_aggression.npz"))
     assert cli("ingest", path, "--dataset", "anger.zarr").code == 0
     dataset = open_dataset("anger.zarr")
     fitted = write_fit(tmp_path / "trait", build_model("latent-trait", "1", []), dataset)
@@ -335,7 +335,7 @@ def test_a_file_that_is_there_is_replaced_on_request_alone(cli, artifact):
         "t.csv",
     )
     Path("t.csv").write_text("mine")
-    assert "--overwrite" in cli(*command).refusal()
+    assert "--overwrite" in cli(*command).check_refused()
     assert Path("t.csv").read_text() == "mine"
     assert cli(*command, "--overwrite").code == 0
     assert Path("t.csv").read_text().startswith('"name","value"')
@@ -347,35 +347,35 @@ def test_nothing_is_left_of_a_table_that_cannot_be_made(transformed, cli):
     damaged = sorted(Path("z.zarr/mean/c").iterdir())[-1] / "0"
     damaged.write_bytes(damaged.read_bytes()[:-9])
     command = ("export", "--what", "codes", "--codes", "z.zarr", "--output", "t.csv")
-    assert "mean: chunk" in cli(*command).refusal()
+    assert "mean: chunk" in cli(*command).check_refused()
     assert [path.name for path in Path().iterdir()] == ["z.zarr"]
 
 
 def test_excel_has_no_room_for_more_rows(cli, transformed, monkeypatch, dataset, artifact):
-    monkeypatch.setattr("flows.exporting.formats._EXCEL", (599, 100))
+    monkeypatch.setattr("flows.exporting.formats._MAX_EXCEL_SHAPE", (599, 100))
     transformed("clipped-pca", "z.zarr")
     expected = "Expected at most 599 rows and 100 columns, as many as Excel takes, got 600"
     export = ("export", "--what", "codes", "--codes", "z.zarr", "--output", "t.xlsx")
-    assert expected in cli(*export).refusal()
+    assert expected in cli(*export).check_refused()
     command = ("transform", "--dataset", dataset.path, "--artifact", artifact("clipped-pca"))
-    assert expected in cli(*command, "--output", "t.xlsx").refusal()
+    assert expected in cli(*command, "--output", "t.xlsx").check_refused()
     assert cli(*command, "--output", "t.xlsx", "--split", "test").code == 0
 
 
 def test_the_extra_is_named_where_excel_cannot_be_written(cli, artifact, monkeypatch):
     monkeypatch.setattr("flows.exporting.formats.find_spec", lambda name: None)
     command = ("export", "--what", "fit", "--artifact", artifact("clipped-pca"))
-    assert "pip install 'latentbits[excel]'" in cli(*command, "--output", "t.xlsx").refusal()
+    assert "pip install 'latentbits[excel]'" in cli(*command, "--output", "t.xlsx").check_refused()
 
 
 def test_codes_of_other_fits_and_rows_are_refused(transformed, cli, artifact, tmp_path):
     transformed("clipped-pca", "z.zarr")
-    X, _ = probit_rows(600, 6, 2, seed=9)
-    other = write(tmp_path / "o.zarr", X, names=NAMES).path
+    X, _ = draw_probit_rows(600, 6, 2, seed=9)
+    other = write_arrays(tmp_path / "o.zarr", X, names=NAMES).path
     command = ("export", "--what", "codes", "--codes", "z.zarr", "--output", "t.csv")
-    message = cli(*command, "--dataset", other).refusal()
+    message = cli(*command, "--dataset", other).check_refused()
     assert f"{other}: Expected the dataset whose rows z.zarr has codes of, got another" in message
-    message = cli(*command, "--artifact", artifact("latent-trait")).refusal()
+    message = cli(*command, "--artifact", artifact("latent-trait")).check_refused()
     assert "got those of another fit" in message
     assert cli(*command, "--artifact", artifact("clipped-pca")).code == 0
 
@@ -391,12 +391,15 @@ def test_codes_of_other_fits_and_rows_are_refused(transformed, cli, artifact, tm
     ],
 )
 def test_what_cannot_be_written_is_refused(cli, options, message):
-    assert message in cli("export", *options).refusal()
+    assert message in cli("export", *options).check_refused()
 
 
 def test_options_of_other_tables_are_refused(cli, artifact):
     path = artifact("latent-trait")
     command = ("export", "--artifact", path, "--output", "t.csv", "--what")
-    assert "--codes: Expected none for --what fit" in cli(*command, "fit", "--codes", "z").refusal()
-    message = cli(*command, "correlations").refusal()
+    assert (
+        "--codes: Expected none for --what fit"
+        in cli(*command, "fit", "--codes", "z").check_refused()
+    )
+    message = cli(*command, "correlations").check_refused()
     assert "Expected an artifact with correlations of features, got one of latent-trait" in message

@@ -15,7 +15,7 @@ import pytest
 
 from storage import load_artifact
 from storage.errors import DataError
-from tests.support.data import probit_rows, shared, write
+from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
 from tests.support.processes import kill_fit_at
 
 SUMMARY_KEYS = {
@@ -26,10 +26,10 @@ SUMMARY_KEYS = {
 
 @pytest.fixture(scope="module")
 def probit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(3000, 40, 4, seed=11)
+    X, _ = draw_probit_rows(3000, 40, 4, seed=11)
     split = np.where(np.arange(len(X)) % 3 == 0, "test", "train")
     path = tmp_path_factory.mktemp("fit") / "probit.zarr"
-    write(path, X, words_per_chunk=4, columns={"split": split})
+    write_arrays(path, X, words_per_chunk=4, columns={"split": split})
     return path
 
 
@@ -89,8 +89,8 @@ def test_the_split_train_is_fitted_unless_another_is_named(cli, probit):
 
 
 def test_a_split_called_all_is_meant_by_that(cli):
-    X, _ = probit_rows(400, 6, 2, seed=1)
-    write(Path("a.zarr"), X, columns={"split": np.repeat(["all", "other"], 200)})
+    X, _ = draw_probit_rows(400, 6, 2, seed=1)
+    write_arrays(Path("a.zarr"), X, columns={"split": np.repeat(["all", "other"], 200)})
     for options, rows in (((), 400), (("--split", "all"), 200)):
         done = cli("fit", "--dataset", "a.zarr", *options, "--components", 1, "--json")
         assert done.json["n_samples"] == rows
@@ -99,9 +99,9 @@ def test_a_split_called_all_is_meant_by_that(cli):
 def test_a_split_fits_its_own_rows(cli, probit):
     done = cli("fit", "--dataset", probit, "--split", "train", "--json")
     assert done.json["n_samples"] == 2000
-    X, _ = probit_rows(3000, 40, 4, seed=11)
+    X, _ = draw_probit_rows(3000, 40, 4, seed=11)
     train = np.arange(len(X)) % 3 != 0
-    path = write(Path("train.zarr"), X[train]).path
+    path = write_arrays(Path("train.zarr"), X[train]).path
     alone = cli("fit", "--dataset", path, "--json")
     loadings = [load_artifact(d.json["artifact"])["loadings"] for d in (done, alone)]
     assert loadings[0].tobytes() == loadings[1].tobytes()
@@ -116,7 +116,7 @@ def test_latest_points_to_the_last_fit(cli, probit):
 
 
 def test_usps_digits_through_both_commands(cli):
-    source = shared("usps16_train.npz")
+    source = find_shared_data("usps16_train.npz")
     assert cli("ingest", source, "--dataset", "usps.zarr").code == 0
     done = cli("fit", "--dataset", "usps.zarr", "--components", 25, "--json")
     assert done.code == 0, done.err

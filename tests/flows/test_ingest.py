@@ -13,7 +13,7 @@ import pytest
 
 from storage import open_dataset
 from storage.errors import DataError
-from tests.support.data import shared
+from tests.support.data import find_shared_data
 
 
 def dense(dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +125,7 @@ def test_overwrite_replaces_the_dataset(cli, bits):
 
 
 def test_the_packed_form_brings_its_own_roles(cli):
-    source = shared("unvotes_core.npz")
+    source = find_shared_data("unvotes_core.npz")
     assert cli("ingest", source, "--dataset", "un.zarr").code == 0
     dataset = open_dataset("un.zarr")
     packed = np.load(source)

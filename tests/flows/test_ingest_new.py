@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from flows.data import ingesting as ingest
-from flows.data.roles import Roles
-from pipeline.executors.progress import silent
+from flows.data.roles import ColumnRoles
+from pipeline.executors.progress import ignore_progress
 from storage import open_dataset
-from storage.errors import Busy, DataError
-from storage.sources.new_files import Arrivals
-from storage.stores.locations import Place, place
-from storage.stores.object_path import object_path
+from storage.errors import DataError, FolderInUseError
+from storage.sources.new_files import NewFiles
+from storage.stores.locations import AnyPath, parse_path
+from storage.stores.object_path import parse_object_url
 from tests.flows.test_ingest import dense, write_csv
 
 
@@ -37,11 +37,11 @@ def arrive(name: str, X: np.ndarray, seconds_ago: float = 3600) -> Path:
     return path
 
 
-def take_in(folders: list[str], path: Place) -> Arrivals:
+def take_in(folders: list[str], path: AnyPath) -> NewFiles:
     """Ingest what is new, without a command."""
-    intake = ingest.open_new(folders, path, Roles())
+    intake = ingest.open_new_sources(folders, path, ColumnRoles())
     if intake.sources:
-        ingest.write_rows(intake, silent)
+        ingest.write_rows(intake, ignore_progress)
     return intake.arrivals
 
 
@@ -149,18 +149,18 @@ def test_what_cannot_be_meant_is_refused(cli, bits, arguments, words):
 def test_a_writer_in_between_keeps_a_file_from_being_taken_twice(bits, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arrive("a.csv", bits[:100])
-    take_in(["incoming"], place("v.zarr"))
+    take_in(["incoming"], parse_path("v.zarr"))
     arrive("b.csv", bits[100:])
     opened = ingest._open_sources
 
     def other_writer_first(*arguments):
         monkeypatch.setattr(ingest, "_open_sources", opened)
-        take_in(["incoming"], place("v.zarr"))
+        take_in(["incoming"], parse_path("v.zarr"))
         return opened(*arguments)
 
     monkeypatch.setattr(ingest, "_open_sources", other_writer_first)
-    with pytest.raises(Busy, match="in between"):
-        take_in(["incoming"], place("v.zarr"))
+    with pytest.raises(FolderInUseError, match="in between"):
+        take_in(["incoming"], parse_path("v.zarr"))
     np.testing.assert_array_equal(dense(open_dataset("v.zarr"))[0], bits)
 
 
@@ -168,7 +168,7 @@ def test_a_writer_in_between_keeps_a_file_from_being_taken_twice(bits, tmp_path,
 def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, monkeypatch, step):
     monkeypatch.chdir(tmp_path)
     arrive("a.csv", bits[:100])
-    take_in(["incoming"], place("v.zarr"))
+    take_in(["incoming"], parse_path("v.zarr"))
     arrive("b.csv", bits[100:])
     program = (
         "import os\n"
@@ -183,18 +183,18 @@ def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, 
         "take_in(['incoming'], place('v.zarr'))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 9
-    found = take_in(["incoming"], place("v.zarr"))
+    found = take_in(["incoming"], parse_path("v.zarr"))
     assert len(found.new) == (step == "before")
     np.testing.assert_array_equal(dense(open_dataset("v.zarr"))[0], bits)
 
 
 def test_objects_below_a_prefix(bits, tmp_path, monkeypatch, s3):
     monkeypatch.chdir(tmp_path)
-    folder, dataset = f"{s3}/incoming", place(f"{s3}/v.zarr")
+    folder, dataset = f"{s3}/incoming", parse_path(f"{s3}/v.zarr")
 
     def put(name: str, X: np.ndarray) -> None:
         write_csv(Path("part.csv"), X)
-        object_path(f"{folder}/{name}").write_bytes(Path("part.csv").read_bytes())
+        parse_object_url(f"{folder}/{name}").write_bytes(Path("part.csv").read_bytes())
 
     put("b.csv", bits[100:200])
     put("2026/a.csv", bits[:100])

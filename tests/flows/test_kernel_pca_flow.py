@@ -10,7 +10,7 @@ import pytest
 import pipeline.models.kernel_pca as module
 from storage import load_artifact, open_codes
 from tests.storage.conftest import files_of
-from tests.support.data import write
+from tests.support.data import write_arrays
 
 N_ROWS = 900
 KERNEL = ("--model", "kernel-pca", "--components", 3)
@@ -18,14 +18,14 @@ KERNEL = ("--model", "kernel-pca", "--components", 3)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`d.zarr` in several chunks with three values missing in each row, `same.zarr` of one row."""
+    """`d.zarr` in several chunks with three values missing in each row, `is_same_result.zarr` of one row."""
     folder = tmp_path_factory.mktemp("kernel")
     rng = np.random.default_rng(0)
     y = rng.standard_normal((N_ROWS, 2)) @ rng.standard_normal((2, 30))
     X = (y + rng.standard_normal(y.shape) > 0).astype(np.uint8)
     mask = (rng.random(X.shape).argsort(axis=1) >= 3).astype(np.uint8)
-    write(folder / "d.zarr", X & mask, mask, words_per_chunk=4)
-    write(folder / "same.zarr", np.tile(X[:1], (100, 1)))
+    write_arrays(folder / "d.zarr", X & mask, mask, words_per_chunk=4)
+    write_arrays(folder / "same.zarr", np.tile(X[:1], (100, 1)))
     return folder
 
 
@@ -58,7 +58,7 @@ def test_worker_processes_give_the_same_bytes(cli, folder, landmarks):
     ],
 )
 def test_what_cannot_be_fitted_is_told_in_one_line(cli, folder, monkeypatch, data, more, told):
-    monkeypatch.setattr(module, "MOST_ROWS", 100)
+    monkeypatch.setattr(module, "MAX_ROWS", 100)
     done = cli("fit", "--dataset", folder / f"{data}.zarr", *KERNEL, *more, "--output", "runs")
     assert done.code == 2
     assert told in done.err

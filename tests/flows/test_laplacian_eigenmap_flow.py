@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.models import laplacian_eigenmap
 from storage import load_artifact, open_codes
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 FIT = ("--model", "laplacian-eigenmap", "--no-report")
 
@@ -18,9 +18,9 @@ FIT = ("--model", "laplacian-eigenmap", "--no-report")
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """Rows in ten chunks with a few missing values."""
-    X, _ = probit_rows(1200, 12, 2, seed=4)
+    X, _ = draw_probit_rows(1200, 12, 2, seed=4)
     observed = (np.random.default_rng(1).random(X.shape) < 0.95).astype(np.uint8)
-    return write(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=2).path
+    return write_arrays(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=2).path
 
 
 def test_workers_give_the_bytes_of_serial(cli: Any, dataset: Path, cluster: str) -> None:
@@ -39,7 +39,7 @@ def test_workers_give_the_bytes_of_serial(cli: Any, dataset: Path, cluster: str)
 
 
 def refused(cli: Any, dataset: Path, *settings: object) -> str:
-    message: str = cli("fit", "--dataset", dataset, *FIT, *settings).refusal()
+    message: str = cli("fit", "--dataset", dataset, *FIT, *settings).check_refused()
     assert not Path("runs").exists()
     return message
 
@@ -47,13 +47,13 @@ def refused(cli: Any, dataset: Path, *settings: object) -> str:
 def test_rows_that_make_no_graph_are_refused(
     cli: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alike = write(Path("alike.zarr"), np.tile([0, 1, 1], (50, 1)).astype(np.uint8)).path
+    alike = write_arrays(Path("alike.zarr"), np.tile([0, 1, 1], (50, 1)).astype(np.uint8)).path
     assert "Expected rows that differ, got 50 that are all the same" in refused(cli, alike)
-    few = write(Path("few.zarr"), np.eye(8, dtype=np.uint8)).path
+    few = write_arrays(Path("few.zarr"), np.eye(8, dtype=np.uint8)).path
     assert "k: Expected below 8, the number of distinct rows" in refused(cli, few)
     X = np.random.default_rng(0).integers(0, 2, (200, 12), dtype=np.uint8)
     halves = np.repeat(np.kron(np.eye(2, dtype=np.uint8), np.ones(6, np.uint8)), 100, axis=0)
-    apart = write(Path("apart.zarr"), X * halves, halves).path
+    apart = write_arrays(Path("apart.zarr"), X * halves, halves).path
     assert "Expected rows that have observed features in common" in refused(cli, apart)
-    monkeypatch.setattr(laplacian_eigenmap, "MOST_ROWS", 500)
+    monkeypatch.setattr(laplacian_eigenmap, "MAX_ROWS", 500)
     assert "--set landmarks=20000" in refused(cli, dataset)

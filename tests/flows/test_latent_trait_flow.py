@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.model import LatentTrait
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from tests.support.data import probit_rows, rows_of, write
-from tests.support.processes import fit_reaching, kill_a_worker, kill_fit_at
+from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
+from tests.support.processes import kill_busiest_worker, kill_fit_at, run_fit_until
 
 LATENT_TRAIT = ("--model", "latent-trait")
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(20_000, 12, 2, seed=3)
-    return write(tmp_path_factory.mktemp("trait") / "d.zarr", X, words_per_chunk=10).path
+    X, _ = draw_probit_rows(20_000, 12, 2, seed=3)
+    return write_arrays(tmp_path_factory.mktemp("trait") / "d.zarr", X, words_per_chunk=10).path
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """More chunks than one task reads, but fewer rows."""
-    X, _ = probit_rows(6000, 12, 2, seed=3)
-    return write(tmp_path_factory.mktemp("short") / "d.zarr", X, words_per_chunk=10).path
+    X, _ = draw_probit_rows(6000, 12, 2, seed=3)
+    return write_arrays(tmp_path_factory.mktemp("short") / "d.zarr", X, words_per_chunk=10).path
 
 
 def weights(artifact: str) -> bytes:
@@ -67,7 +67,9 @@ SLOW = [*LATENT_TRAIT, *SPELLED, "--no-report"]
 
 @pytest.fixture(scope="module")
 def undisturbed(dataset) -> bytes:
-    done = fit(LatentTrait(**SETTINGS), rows_of(open_dataset(dataset)), SerialExecutor())
+    done = fit_model(
+        LatentTrait(**SETTINGS), make_test_row_source(open_dataset(dataset)), SerialExecutor()
+    )
     assert done.iteration > 3
     return done.params.weights.tobytes()
 
@@ -76,7 +78,7 @@ def undisturbed(dataset) -> bytes:
 def test_a_worker_killed_during_a_pass_changes_nothing(cli, dataset, undisturbed):
     """The third pass is under way when the state after the second lies on disk."""
     command = ["--dataset", str(dataset), *SLOW, "--workers", "2"]
-    assert fit_reaching("states/000002/manifest.json", command, kill_a_worker) == 0
+    assert run_fit_until("states/000002/manifest.json", command, kill_busiest_worker) == 0
     assert weights("runs/d") == undisturbed
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.models import registry
 from storage import load_artifact, open_codes, open_dataset
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 CODER, CLIMBER = "tests.models.coder:Coder", "tests.models.climber:Climber"
 LABELLED, PREPARED = "tests.models.labelled:Labelled", "tests.models.prepared:PreparedMixture"
@@ -39,10 +39,10 @@ every_model = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    X = probit_rows(600, 8, 2, seed=1)[0]
+    X = draw_probit_rows(600, 8, 2, seed=1)[0]
     party = np.array(["left", "right"])[(X.sum(axis=1) > 4).astype(int)]
     path = tmp_path_factory.mktemp("elsewhere") / "d.zarr"
-    return str(write(path, X, words_per_chunk=1, columns={"party": party}).path)
+    return str(write_arrays(path, X, words_per_chunk=1, columns={"party": party}).path)
 
 
 def fitted(cli, data, model, *more):
@@ -110,9 +110,9 @@ def arrays_of(artifact):
 
 @pytest.mark.parametrize("model", [CODER])
 def test_settings_survive_the_artifact(artifact):
-    from flows.data.fitted import load_fitted
+    from flows.data.fitted import load_fitted_model
 
-    found = load_fitted(artifact).model
+    found = load_fitted_model(artifact).model
     assert (found.layers, found.denoise, found.rate) == ((5, 4), True, 0.5)
 
 
@@ -151,10 +151,10 @@ def test_what_is_no_model_is_refused(cli, data, name, message):
 @pytest.fixture
 def as_in_a_new_process(monkeypatch) -> Iterator[None]:
     """Forget which models were named."""
-    monkeypatch.setattr(registry, "_foreign", {})
-    registry._entry_points.cache_clear()
+    monkeypatch.setattr(registry, "_imported_models", {})
+    registry._list_entry_points.cache_clear()
     yield
-    registry._entry_points.cache_clear()
+    registry._list_entry_points.cache_clear()
 
 
 def test_a_package_declares_its_model_by_an_entry_point(
@@ -171,7 +171,7 @@ def test_a_package_declares_its_model_by_an_entry_point(
     for words in (fit, transform):  # by its name alone
         done = cli(*words)
         assert done.code == 0, done.err
-        monkeypatch.setattr(registry, "_foreign", {})
+        monkeypatch.setattr(registry, "_imported_models", {})
     assert open_codes("codes.zarr").n_rows == 600
 
 

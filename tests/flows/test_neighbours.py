@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from storage import open_codes
-from storage.codes.results import WrittenRuns
+from storage.codes.results import ResumableResults
 from tests.pipeline.numerics.graphs.test_nearest_rows import all_distances, nearest
 from tests.storage.conftest import files_of, write_dataset
-from tests.support.strategies import Data
+from tests.support.strategies import DenseData
 
 N_ROWS, N_QUERIES, RUN = 300, 70, 60
 
 
-def drawn(n_rows: int, seed: int) -> Data:
+def drawn(n_rows: int, seed: int) -> DenseData:
     rng = np.random.default_rng(seed)
     X, mask = (rng.random((2, n_rows, 9)) < [[[0.4]], [[0.8]]]).astype(np.uint8)
-    return Data(X * mask, mask, rng.integers(0, 3, n_rows))
+    return DenseData(X * mask, mask, rng.integers(0, 3, n_rows))
 
 
 DATA, QUERIES = drawn(N_ROWS, 0), drawn(N_QUERIES, 1)
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", RUN)
+    monkeypatch.setattr("pipeline.passes.row_ranges._MIN_ROWS", RUN)
 
 
 @pytest.fixture
@@ -86,15 +86,15 @@ def test_every_executor_gives_the_same_bytes(found, cluster):
 
 
 def test_an_interrupted_search_resumes_to_the_same_bytes(cli, found, folder, monkeypatch):
-    note = WrittenRuns.note
+    note = ResumableResults.record_finished
 
-    def interrupted(self: WrittenRuns, checksums: list[list[int]]) -> None:
+    def interrupted(self: ResumableResults, checksums: list[list[int]]) -> None:
         note(self, checksums)
         if len(checksums) == 3:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(WrittenRuns, "note", interrupted)
+        patch.setattr(ResumableResults, "record_finished", interrupted)
         given = ("--dataset", folder / "d.zarr", "--output", "n.zarr")
         assert cli("neighbours", *given).code == 130
     assert [path.name for path in Path().iterdir()] == [".n.zarr.unfinished"]
@@ -121,7 +121,7 @@ def test_an_interrupted_search_resumes_to_the_same_bytes(cli, found, folder, mon
 def test_what_it_refuses(cli, folder, options, message):
     given = [folder / word if str(word).endswith(".zarr") else word for word in options]
     done = cli("neighbours", "--dataset", folder / "d.zarr", *given, "--output", "n.zarr")
-    assert message in done.refusal()
+    assert message in done.check_refused()
     assert not [*Path().iterdir()]
 
 
@@ -129,7 +129,7 @@ def test_what_lies_there_stays_and_damage_is_told(cli, found, folder):
     found()
     before = files_of(Path("n.zarr"))
     done = cli("neighbours", "--dataset", folder / "d.zarr", "--output", "n.zarr")
-    assert "n.zarr: Expected a new path" in done.refusal()
+    assert "n.zarr: Expected a new path" in done.check_refused()
     assert files_of(Path("n.zarr")) == before
     Path("n.zarr/distances/c/1/0").write_bytes(b"")
     with pytest.raises(Exception, match="distances: chunk 1 is damaged"):

@@ -13,18 +13,18 @@ import pytest
 
 from storage import load_artifact, open_codes, open_dataset
 from storage.errors import DataError
-from storage.stores.locations import place
+from storage.stores.locations import parse_path
 from storage.stores.object_path import ObjectPath
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.object_proxy import (
     AFTER,
     BEFORE,
     BROKEN,
     DENIED,
     THROTTLED,
-    always,
-    every,
-    writes,
+    fail_always,
+    fail_every,
+    fail_writes,
 )
 from tests.support.object_servers import SERVERS
 
@@ -35,7 +35,7 @@ MIXTURE = (*MIXTURE, "--set", "max_iter=4", "--set", "tol=1e-12")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(900, 12, 2, seed=3)
+    X, _ = draw_probit_rows(900, 12, 2, seed=3)
     path = tmp_path_factory.mktemp("source") / "night.npz"
     np.savez(path, X=X, split=np.where(np.arange(900) % 4, "train", "test"))
     return path
@@ -96,7 +96,7 @@ def test_everything_in_the_store_is_as_on_disk(cli, bucket, source, where):
     done = cli("report", "--artifact", f"{root}/runs", "--output", "page.html")
     assert done.code == 0, done.err
     assert Path("page.html").is_file()
-    left = {path.name for path in place(root).iterdir()}
+    left = {path.name for path in parse_path(root).iterdir()}
     assert left == {"d.zarr", "runs", "drawn.zarr", "z"}  # no claims, nothing unfinished
     assert not any(Path(f"{scheme}:").exists() for scheme in SERVERS)
 
@@ -105,7 +105,7 @@ def test_everything_in_the_store_is_as_on_disk(cli, bucket, source, where):
 def test_a_killed_fit_resumes_to_the_same_bytes(cli, s3, source):
     data = f"{s3}/d.zarr"
     ingest(cli, source, data)
-    runs = place(f"{s3}/runs")
+    runs = parse_path(f"{s3}/runs")
     options = [*map(str, MIXTURE[:-4]), "--set", "max_iter=9", "--set", "tol=1e-300"]
     options = ["--dataset", data, *options, "--executor", "serial", "--no-report"]
     kill_fit_in_a_pass([*options, "--output", str(runs)], runs)
@@ -115,14 +115,14 @@ def test_a_killed_fit_resumes_to_the_same_bytes(cli, s3, source):
     assert resumed["iterations"] > 3
     fresh = worked(cli("fit", *options, "--output", f"{s3}/fresh", "--json"))
     assert arrays_of(resumed["artifact"]) == arrays_of(fresh["artifact"])
-    assert not any("/." in key for key in runs.all_keys())
+    assert not any("/." in key for key in runs.list_keys())
 
 
 def kill_fit_in_a_pass(arguments: list[str], runs: ObjectPath) -> None:
     """Start a fit and kill it once two passes have left their state."""
     process = subprocess.Popen([sys.executable, "-m", "flows.fit", *arguments])
     deadline = time.monotonic() + 120
-    while not any("/states/000003/manifest.json" in key for key in runs.all_keys()):
+    while not any("/states/000003/manifest.json" in key for key in runs.list_keys()):
         assert process.poll() is None, "the fit ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -131,7 +131,7 @@ def kill_fit_in_a_pass(arguments: list[str], runs: ObjectPath) -> None:
 
 
 def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
-    faulty.fault = every(5, THROTTLED, BEFORE, BROKEN, AFTER)
+    faulty.fault = fail_every(5, THROTTLED, BEFORE, BROKEN, AFTER)
     found = []
     for root in ("local", faulty_bucket):
         data, runs = f"{root}/d.zarr", f"{root}/runs"
@@ -148,24 +148,24 @@ def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
 
 def test_a_state_that_cannot_be_read_now_is_kept(cli, faulty_bucket, faulty, source):
     """A fit that took it for missing would begin anew and delete it."""
-    data, runs = f"{faulty_bucket}/d.zarr", place(f"{faulty_bucket}/runs")
+    data, runs = f"{faulty_bucket}/d.zarr", parse_path(f"{faulty_bucket}/runs")
     ingest(cli, source, data)
     options = ("--dataset", data, *MIXTURE, "--executor", "serial", "--output", runs)
-    faulty.fault = lambda r: DENIED if r.writes and "/states/000003/" in r.path else None
+    faulty.fault = lambda r: DENIED if r.is_write and "/states/000003/" in r.path else None
     assert cli("fit", *options).code == 2
-    kept = [key for key in runs.all_keys() if "/states/000002/" in key]
+    kept = [key for key in runs.list_keys() if "/states/000002/" in key]
     assert kept
     faulty.fault = lambda r: DENIED if r.path.endswith("/states/000002/manifest.json") else None
     done = cli("fit", *options, "--resume")
     assert done.code == 2
     assert "AccessDenied" in done.message
-    assert [key for key in runs.all_keys() if "/states/000002/" in key] == kept
+    assert [key for key in runs.list_keys() if "/states/000002/" in key] == kept
 
 
 def test_a_store_that_fails_for_good_midway_is_told(cli, faulty_bucket, faulty, source):
     data = f"{faulty_bucket}/d.zarr"
     ingest(cli, source, data)
-    faulty.fault = lambda r: DENIED if r.writes and "/states/" in r.path else None
+    faulty.fault = lambda r: DENIED if r.is_write and "/states/" in r.path else None
     runs = f"{faulty_bucket}/runs"
     done = cli("fit", "--dataset", data, "--output", runs, "--executor", "serial")
     assert done.code == 2
@@ -201,10 +201,10 @@ def test_files_of_the_store_are_ingested(cli, s3, source):
     X, split = (np.load(source)[name] for name in ("X", "split"))
     for name, rows in (("2.npz", slice(400, None)), ("1.npz", slice(400)), ("0.csv", None)):
         if rows is None:
-            place(f"{s3}/in/{name}").write_bytes(b"no,source\n")
+            parse_path(f"{s3}/in/{name}").write_bytes(b"no,source\n")
             continue
         np.savez("part.npz", X=X[rows], split=split[rows])
-        place(f"{s3}/in/{name}").write_bytes(Path("part.npz").read_bytes())
+        parse_path(f"{s3}/in/{name}").write_bytes(Path("part.npz").read_bytes())
     whole = ingest(cli, source, "whole.zarr")
     from_store = ingest(cli, f"{s3}/in/*.npz", f"{s3}/d.zarr")
     assert from_store["n_rows"] == whole["n_rows"] == 900
@@ -214,8 +214,8 @@ def test_files_of_the_store_are_ingested(cli, s3, source):
 
 
 def test_baskets_of_the_store_have_common_items(cli, s3):
-    place(f"{s3}/in/a.dat").write_bytes(b"1 2\n2 3\n1\n")
-    place(f"{s3}/in/b.dat").write_bytes(b"7\n1 7\n")
+    parse_path(f"{s3}/in/a.dat").write_bytes(b"1 2\n2 3\n1\n")
+    parse_path(f"{s3}/in/b.dat").write_bytes(b"7\n1 7\n")
     done = cli("ingest", f"{s3}/in/*.dat", "--dataset", "b.zarr", "--json")
     assert worked(done)["n_features"] == 4
     assert open_dataset("b.zarr").feature_names == ("1", "2", "3", "7")
@@ -223,7 +223,7 @@ def test_baskets_of_the_store_have_common_items(cli, s3):
 
 @pytest.mark.timeout(300)
 def test_columns_of_a_source_in_a_store_are_left_out_too(cli, s3):
-    place(f"{s3}/in/ids.csv").write_bytes(b"id,x,y,z\n7,yes,no,yes\n8,no,yes,yes\n")
+    parse_path(f"{s3}/in/ids.csv").write_bytes(b"id,x,y,z\n7,yes,no,yes\n8,no,yes,yes\n")
     options = ("--drop", "id", "--yes", "yes", "--no", "no", "--drop-constant", "--json")
     done = worked(cli("ingest", f"{s3}/in/ids.csv", "--dataset", "d.zarr", *options))
     assert done["left_out"] == ["id", "z"]
@@ -234,8 +234,8 @@ LONG = ("--long", "row=who,feature=page", "--json")
 
 
 def test_long_tables_of_the_store(cli, s3):
-    place(f"{s3}/in/1.csv").write_bytes(b"who,page\n7,b\n7,c\n")
-    place(f"{s3}/in/2.csv").write_bytes(b"page,who\nb,9\na,7\n")
+    parse_path(f"{s3}/in/1.csv").write_bytes(b"who,page\n7,b\n7,c\n")
+    parse_path(f"{s3}/in/2.csv").write_bytes(b"page,who\nb,9\na,7\n")
     worked(cli("ingest", f"{s3}/in/*.csv", "--dataset", "d.zarr", *LONG))
     data = open_dataset("d.zarr")
     assert data.feature_names == ("a", "b", "c")
@@ -244,14 +244,14 @@ def test_long_tables_of_the_store(cli, s3):
     assert (done["n_rows"], done["n_known"]) == (2, 0)
     done = worked(cli("ingest", f"{s3}/in", "--dataset", "n.zarr", "--new", *LONG))
     assert (done["n_rows"], done["n_known"]) == (2, 2)
-    place(f"{s3}/in/3.csv").write_bytes(b"who,page\n8,\n")
+    parse_path(f"{s3}/in/3.csv").write_bytes(b"who,page\n8,\n")
     done = cli("ingest", f"{s3}/in/3.csv", "--dataset", "e.zarr", *LONG)
     assert done.code == 2
     assert f"{s3}/in/3.csv: row 1" in done.message
 
 
 def test_a_bad_value_names_the_url(cli, s3):
-    place(f"{s3}/in/a.csv").write_bytes(b"x,y\n0,1\n2,1\n")
+    parse_path(f"{s3}/in/a.csv").write_bytes(b"x,y\n0,1\n2,1\n")
     done = cli("ingest", f"{s3}/in/a.csv", "--dataset", "d.zarr")
     assert done.code == 2
     assert f"{s3}/in/a.csv: row 2" in done.message
@@ -269,15 +269,15 @@ def refused(cli):
         done = cli(*arguments)
         assert "a-secret-of-tests" not in done.err
         assert "hunter2" not in done.err
-        return done.refusal()
+        return done.check_refused()
 
     return call
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
-    X, _ = probit_rows(300, 6, 2, seed=2)
-    return write(tmp_path / "data" / "d.zarr", X).path
+    X, _ = draw_probit_rows(300, 6, 2, seed=2)
+    return write_arrays(tmp_path / "data" / "d.zarr", X).path
 
 
 BAD_URLS = ["s3://me:hunter2@bucket/d", "s3://bucket", "s3://bucket/d?sign=hunter2"]
@@ -303,7 +303,7 @@ def test_an_unreachable_store_is_told(refused, s3, local, monkeypatch):
     from storage.stores import object_store
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    object_store.bucket.cache_clear()
+    object_store.open_bucket.cache_clear()
     for arguments in (
         ("fit", "--dataset", f"{s3}/d.zarr"),
         ("fit", "--dataset", local, "--output", f"{s3}/runs"),
@@ -325,8 +325,8 @@ def test_a_missing_bucket_is_told(refused, s3, local):
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (always((403, "InvalidAccessKeyId")), "InvalidAccessKeyId"),
-        (writes(DENIED), "AccessDenied"),
+        (fail_always((403, "InvalidAccessKeyId")), "InvalidAccessKeyId"),
+        (fail_writes(DENIED), "AccessDenied"),
     ],
     ids=["wrong credentials", "read-only"],
 )

@@ -17,7 +17,7 @@ from storage import load_artifact
 from storage.artifacts import artifacts
 from storage.artifacts.artifact_reader import ArtifactReader
 from storage.dataset import dataset
-from tests.support.data import probit_rows, rows_of, write
+from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 
 SERIAL = ("--executor", "serial", "--no-report")
 ITERATIVE = ("--model", "latent-trait", "--components", 1, "--set", "max_iter=6")
@@ -26,8 +26,10 @@ ITERATIVE = ("--model", "latent-trait", "--components", 1, "--set", "max_iter=6"
 @pytest.fixture
 def data(cli, tmp_path):
     """A dataset that tasks, which open it for themselves, have seen before."""
-    made = write(tmp_path / "d.zarr", probit_rows(600, 8, 2, seed=3)[0], words_per_chunk=4)
-    rows_of(made).read(0)
+    made = write_arrays(
+        tmp_path / "d.zarr", draw_probit_rows(600, 8, 2, seed=3)[0], words_per_chunk=4
+    )
+    make_test_row_source(made).read(0)
     return "d.zarr"
 
 
@@ -134,8 +136,8 @@ def test_another_try_goes_on_from_memory(cli, data, reads, monkeypatch):
 
         return run_passes(*arguments, checkpoint=save, **more)
 
-    monkeypatch.setattr(stages, "fit", losing)
-    monkeypatch.setitem(running.RETRIES, "retry_delay_seconds", [0.1] * 4)
+    monkeypatch.setattr(stages, "fit_model", losing)
+    monkeypatch.setitem(running.RETRY_OPTIONS, "retry_delay_seconds", [0.1] * 4)
     monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
     got = cli("fit", "--dataset", data, *SERIAL, *ITERATIVE, "--json", "--output", "again")
     assert got.code == 0, got.err
@@ -146,7 +148,7 @@ def test_another_try_goes_on_from_memory(cli, data, reads, monkeypatch):
 
 
 def test_a_cluster_lost_after_the_work_costs_no_work(cli, data, monkeypatch):
-    counted, read_usage, collect = [], running.read_usage, stages.collect_pass
+    counted, read_usage, collect = [], running.read_usage, stages.collect_pass_statistics
 
     def losing(executor):
         if counted == ["pass"]:
@@ -159,8 +161,8 @@ def test_a_cluster_lost_after_the_work_costs_no_work(cli, data, monkeypatch):
         return collect(*arguments)
 
     monkeypatch.setattr(running, "read_usage", losing)
-    monkeypatch.setattr(stages, "collect_pass", collect_pass)
-    monkeypatch.setitem(running.RETRIES, "retry_delay_seconds", [0.1] * 4)
+    monkeypatch.setattr(stages, "collect_pass_statistics", collect_pass)
+    monkeypatch.setitem(running.RETRY_OPTIONS, "retry_delay_seconds", [0.1] * 4)
     monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
     done = cli("fit", "--dataset", data, *SERIAL, "--json")
     assert done.code == 0, done.err
@@ -169,7 +171,7 @@ def test_a_cluster_lost_after_the_work_costs_no_work(cli, data, monkeypatch):
 
 def test_artifacts_are_loaded_once(cli, data, reads):
     fitted = cli("fit", "--dataset", data, *SERIAL, "--json").json["artifact"]
-    ArtifactReader.of(load_artifact(fitted))()  # as tasks do, each process once
+    ArtifactReader.from_artifact(load_artifact(fitted))()  # as tasks do, each process once
     here = ("--artifact", "runs/d", "--executor", "serial")
     commands = {
         # What it writes is looked at by the writer, and opened for the summary.

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.data.fitted import load_fitted
-from pipeline.models.capabilities import Samples
-from pipeline.models.registry import models
+from flows.data.fitted import load_fitted_model
+from pipeline.models.capabilities import CanSample
+from pipeline.models.registry import find_models
 from storage import load_artifact, open_dataset
 from storage.dataset.dataset import BinaryDataset
 from tests.conformance.facts import facts_of
 from tests.storage.conftest import files_of
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
 NAMES = ["bread", "milk", "eggs", "tea", "rice", "salt"]
@@ -26,11 +26,11 @@ NAMES = ["bread", "milk", "eggs", "tea", "rice", "salt"]
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Path of the fit of a model to segments of 500, 300 and 200 rows."""
     folder = tmp_path_factory.mktemp("sample")
-    X, _ = probit_rows(1000, 6, 2, seed=1)
+    X, _ = draw_probit_rows(1000, 6, 2, seed=1)
     segments = np.random.default_rng(0).permutation(
         ["night"] * 500 + ["day"] * 300 + ["dusk"] * 200
     )
-    dataset = write(folder / "d.zarr", X, segments=segments, names=NAMES)
+    dataset = write_arrays(folder / "d.zarr", X, segments=segments, names=NAMES)
     return lru_cache(lambda name: write_fit(folder / name, facts_of(name).make(), dataset))
 
 
@@ -67,12 +67,12 @@ def pair_shares(X: np.ndarray) -> np.ndarray:
         name
         if name in {"bernoulli-mixture", "blica"}
         else pytest.param(name, marks=pytest.mark.matrix)
-        for name in sorted(models())
-        if isinstance(facts_of(name).make(), Samples)
+        for name in sorted(find_models())
+        if isinstance(facts_of(name).make(), CanSample)
     ],
 )
 def test_a_sample_has_the_pair_shares_of_the_model(sampled, fitted, name):
-    dataset, source = sampled(name), load_fitted(fitted(name))
+    dataset, source = sampled(name), load_fitted_model(fitted(name))
     dataset.verify()
     assert dataset.feature_names == tuple(NAMES)
     drawn = source.model.sample(source.params, 20_000, np.random.default_rng(5))
@@ -90,7 +90,7 @@ def test_a_sample_has_the_pair_shares_of_the_model(sampled, fitted, name):
 
 
 def test_segments_are_as_large_as_they_were(sampled, fitted):
-    dataset, source = sampled("blica"), load_fitted(fitted("blica"))
+    dataset, source = sampled("blica"), load_fitted_model(fitted("blica"))
     rows = np.bincount(dataset.blocks[:, 1], dataset.blocks[:, 3])
     found = dict(zip(dataset.segment_names, rows.tolist(), strict=True))
     assert found == {"night": 2000, "day": 1200, "dusk": 800}

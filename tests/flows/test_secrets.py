@@ -21,8 +21,14 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.running.server import check_server
 from pipeline.errors import FitError
-from tests.support.cluster_processes import certificates, running, scheduler, tls_options, worker
-from tests.support.data import probit_rows, write
+from tests.support.cluster_processes import (
+    make_tls_options,
+    run_command,
+    start_scheduler,
+    start_worker,
+    write_certificates,
+)
+from tests.support.data import draw_probit_rows, write_arrays
 
 AUTH, WRONG = "operator:auth-8c1f5e27", "operator:wrong-51d0a9b3"
 STORAGE_KEY = "storage-3f9a6d42b7"
@@ -33,7 +39,7 @@ from flows.cli.options import run
 def broken(*_):
     raise RuntimeError("broken on purpose")
 
-flows.fitting.stages._manifest = broken
+flows.fitting.stages._make_manifest = broken
 run(flows.fit.app, sys.argv[1:])
 """
 
@@ -83,9 +89,9 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder, tls = tmp_path_factory.mktemp("place"), tmp_path_factory.mktemp("tls") / "files"
-    certificates(tls)
-    X, _ = probit_rows(1000, 12, 2, seed=2)
-    write(folder / "d.zarr", X, words_per_chunk=4)
+    write_certificates(tls)
+    X, _ = draw_probit_rows(1000, 12, 2, seed=2)
+    write_arrays(folder / "d.zarr", X, words_per_chunk=4)
     settings = {
         "PREFECT_HOME": str(folder / "server"),
         "PREFECT_SERVER_API_AUTH_STRING": AUTH,
@@ -94,9 +100,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     }
     with ExitStack() as stack:
         url = _served(stack, settings)
-        address = stack.enter_context(scheduler(tls.parent, tls))
-        stack.enter_context(worker(address, tls))
-        options = ["--dataset", "d.zarr", "--cluster", address, *tls_options(tls)]
+        address = stack.enter_context(start_scheduler(tls.parent, tls))
+        stack.enter_context(start_worker(address, tls))
+        options = ["--dataset", "d.zarr", "--cluster", address, *make_tls_options(tls)]
         yield Place(folder, url, (tls / "node-key.pem").read_text(), options)
 
 
@@ -117,7 +123,7 @@ def _served(stack: ExitStack, settings: dict[str, str]) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        server = stack.enter_context(running(*command, str(port), **settings))
+        server = stack.enter_context(run_command(*command, str(port), **settings))
         if _answers(url := f"http://127.0.0.1:{port}/api", server):
             return url
     raise AssertionError("the server ended three times")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flows import serve
-from flows.cli.options import run
+from flows.cli.options import run_app
 from storage.errors import DataError
 
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
@@ -28,7 +28,7 @@ def test_every_deployment_is_served_as_the_file_says(places):
     for name, value in PLACES.items():
         text = text.replace("{{ $" + name + " }}", value)
     told = yaml.safe_load(text)["deployments"]
-    served = serve.deployments(FILE)
+    served = serve.load_deployments(FILE)
     assert [one.name for one in served] == [one["name"] for one in told]
     for one, said in zip(served, told, strict=True):
         assert one.entrypoint == said["entrypoint"]
@@ -48,7 +48,7 @@ def test_intervals_are_seconds_as_prefect_reads_them(tmp_path):
     file = tmp_path / "prefect.yaml"
     one = {"name": "n", "entrypoint": "flows.fit.fit", "schedules": [{"interval": 30}]}
     file.write_text(yaml.safe_dump({"deployments": [one]}))
-    (served,) = serve.deployments(file)
+    (served,) = serve.load_deployments(file)
     assert served.schedules[0].schedule.interval == timedelta(seconds=30)
 
 
@@ -56,7 +56,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch):
     monkeypatch.setenv("LATENTBITS_DATA", "/data")
     monkeypatch.delenv("LATENTBITS_INCOMING", raising=False)
     with pytest.raises(DataError, match="variables LATENTBITS_INCOMING, got none"):
-        serve.deployments(FILE)
+        serve.load_deployments(FILE)
 
 
 @pytest.mark.parametrize("text", ["", "deployments", "deployments: [", "other: 1"])
@@ -64,7 +64,7 @@ def test_what_is_no_prefect_yaml_is_refused(tmp_path, text):
     file = tmp_path / "prefect.yaml"
     file.write_text(text)
     with pytest.raises(DataError, match=r"Expected a prefect\.yaml with deployments"):
-        serve.deployments(file)
+        serve.load_deployments(file)
 
 
 def test_a_server_is_needed(monkeypatch, tmp_path, capsys):
@@ -72,7 +72,7 @@ def test_a_server_is_needed(monkeypatch, tmp_path, capsys):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     with pytest.raises(SystemExit) as leaving:
-        run(serve.app, ["--file", str(FILE)])
+        run_app(serve.app, ["--file", str(FILE)])
     assert leaving.value.code == 2
     assert "PREFECT_API_URL: Expected a configured Prefect server" in capsys.readouterr().err
 
@@ -81,6 +81,6 @@ def test_one_run_at_a_time(places, prefect_server, monkeypatch):
     given = {}
     monkeypatch.setattr(prefect, "serve", lambda *served, **more: given.update(more, n=len(served)))
     with pytest.raises(SystemExit) as leaving:
-        run(serve.app, ["--file", str(FILE)])
+        run_app(serve.app, ["--file", str(FILE)])
     assert not leaving.value.code
     assert given == {"limit": 1, "n": 4}

@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.data.fitted import load_fitted
-from pipeline.data.blocks import block_of
-from pipeline.data.segments import UNKNOWN
-from pipeline.models.capabilities import Reconstructs
-from pipeline.models.registry import model_class, models
+from flows.data.fitted import load_fitted_model
+from pipeline.data.blocks import pack_block
+from pipeline.data.segments import UNKNOWN_SEGMENT
+from pipeline.models.capabilities import CanReconstruct
+from pipeline.models.registry import find_model_class, find_models
 from pipeline.random import RowRandom
 from storage import load_artifact, open_codes, open_dataset
 from storage.artifacts.artifacts import NamedArray, write_artifact
-from storage.codes.codes import CodeArray, create_codes, seal_codes
-from storage.codes.results import WrittenRuns
+from storage.codes.codes import CodeArraySpec, create_codes, seal_codes
+from storage.codes.results import ResumableResults
 from storage.codes.unfinished_codes import UnfinishedCodes
 from tests.conformance.facts import facts_of
 from tests.storage.conftest import files_of, write_dataset
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
 N_FITTED, N_ROWS, APPENDED, RUN = 300, 400, 70, 30
@@ -36,7 +36,7 @@ N_FITTED, N_ROWS, APPENDED, RUN = 300, 400, 70, 30
 def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Values, mask, segments and splits; the last rows have a segment of their own."""
     rng = np.random.default_rng(0)
-    X, _ = probit_rows(N_ROWS, 6, 2, seed=1)
+    X, _ = draw_probit_rows(N_ROWS, 6, 2, seed=1)
     observed = (rng.random(X.shape) < 0.9).astype(np.uint8)
     segments = rng.choice(["night", "day", "dusk"], N_ROWS)
     segments[:3], segments[-APPENDED:] = ["day", "night", "dusk"], "new"
@@ -71,7 +71,7 @@ def artifact(folder: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", RUN)
+    monkeypatch.setattr("pipeline.passes.row_ranges._MIN_ROWS", RUN)
 
 
 @pytest.fixture
@@ -89,13 +89,13 @@ def transformed(cli, folder, artifact):
 
 def row_by_row(path: Path) -> dict[str, np.ndarray]:
     """Codes by the model itself, of each original row alone."""
-    fitted = load_fitted(path)
+    fitted = load_fitted_model(path)
     X, observed, segments, _ = rows()
     blocks = (
-        block_of(
+        pack_block(
             X[n : n + 1],
             observed[n : n + 1],
-            fitted.segments.get(segments[n], UNKNOWN),
+            fitted.segments.get(segments[n], UNKNOWN_SEGMENT),
             first_row=n,
         )
         for n in range(N_ROWS)
@@ -108,7 +108,7 @@ def row_by_row(path: Path) -> dict[str, np.ndarray]:
     "name",
     [
         name if name in {"blica", "latent-trait"} else pytest.param(name, marks=pytest.mark.matrix)
-        for name in sorted(models())
+        for name in sorted(find_models())
     ],
 )
 def test_every_row_has_its_own_code(transformed, artifact, name):
@@ -120,7 +120,7 @@ def test_every_row_has_its_own_code(transformed, artifact, name):
     for key, values in expected.items():
         stored = values.astype(np.float32) if values.dtype == np.float64 else values
         np.testing.assert_array_equal(codes[key], stored, err_msg=key)
-    has_segments = bool(load_fitted(artifact(name)).segments)
+    has_segments = bool(load_fitted_model(artifact(name)).segments)
     assert [warning.endswith(": 'new'") for warning in summary["warnings"]] == [True] * has_segments
 
 
@@ -156,8 +156,8 @@ def test_the_table_ends_with_the_codes(cli, folder, artifact):
 
 def reconstructed(path: Path, codes: dict[str, np.ndarray]) -> np.ndarray:
     """P(x = 1) of each row, by the model itself."""
-    fitted, (*_, segments, _) = load_fitted(path), rows()
-    indices = np.array([fitted.segments.get(name, UNKNOWN) for name in segments])
+    fitted, (*_, segments, _) = load_fitted_model(path), rows()
+    indices = np.array([fitted.segments.get(name, UNKNOWN_SEGMENT) for name in segments])
     return fitted.model.reconstruct(fitted.params, codes["mean"], indices)
 
 
@@ -165,8 +165,8 @@ def reconstructed(path: Path, codes: dict[str, np.ndarray]) -> np.ndarray:
     "name",
     [
         name if name in {"blica", "rbm"} else pytest.param(name, marks=pytest.mark.matrix)
-        for name in sorted(models())
-        if isinstance(facts_of(name).make(), Reconstructs)
+        for name in sorted(find_models())
+        if isinstance(facts_of(name).make(), CanReconstruct)
     ],
 )
 def test_rows_are_made_of_codes_again(transformed, artifact, name):
@@ -192,11 +192,13 @@ def test_bits_made_of_codes_are_data_again(cli, transformed, folder):
     again = open_dataset("again.zarr")
     assert again.feature_names == names
     np.testing.assert_array_equal(again.dense(0)[0], found["bits"])
-    refusal = cli("ingest", "z.zarr", "--dataset", "t.zarr", "--threshold", 0.3).refusal()
+    refusal = cli("ingest", "z.zarr", "--dataset", "t.zarr", "--threshold", 0.3).check_refused()
     assert "Expected codes with probabilities of all features, got mean, variance" in refusal
     assert "--reconstruct probabilities" in refusal
     Path("z.zarr/bits/c/3/0").write_bytes(b"")
-    assert "bits: chunk 3 is damaged" in cli("ingest", "z.zarr", "--dataset", "o.zarr").refusal()
+    assert (
+        "bits: chunk 3 is damaged" in cli("ingest", "z.zarr", "--dataset", "o.zarr").check_refused()
+    )
 
 
 def test_probabilities_are_data_by_a_threshold(cli, transformed):
@@ -207,9 +209,9 @@ def test_probabilities_are_data_by_a_threshold(cli, transformed):
 
 
 def test_what_is_reconstructed_resumes_to_the_same_bytes(cli, folder, artifact, transformed):
-    note = WrittenRuns.note
+    note = ResumableResults.record_finished
 
-    def interrupted(self: WrittenRuns, checksums: list[list[int]]) -> None:
+    def interrupted(self: ResumableResults, checksums: list[list[int]]) -> None:
         note(self, checksums)
         if len(checksums) == 5:
             signal.raise_signal(signal.SIGINT)
@@ -217,7 +219,7 @@ def test_what_is_reconstructed_resumes_to_the_same_bytes(cli, folder, artifact, 
     given = ("--dataset", folder / "d.zarr", "--artifact", artifact("clipped-pca"))
     made = ("--reconstruct", "bits")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WrittenRuns, "note", interrupted)
+        patch.setattr(ResumableResults, "record_finished", interrupted)
         assert cli("transform", *given, "--output", "z.zarr", *made).code == 130
     kept = Path(".z.zarr.unfinished/codes/bits/c/0/0")
     assert (inode := kept.stat().st_ino)
@@ -244,7 +246,7 @@ def deadly(self, checksums):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    pipeline.passes.row_ranges._FEWEST_ROWS = 30
+    pipeline.passes.row_ranges._MIN_ROWS = 30
     WrittenRuns.note = deadly
     run(transform.app, sys.argv[1:])
 """
@@ -252,7 +254,7 @@ if __name__ == "__main__":
 
 def write_codes(path: Path) -> Path:
     """Codes of a single row."""
-    writer = create_codes(path, {"mean": CodeArray((), (), "float32")}, 1, 1)
+    writer = create_codes(path, {"mean": CodeArraySpec((), (), "float32")}, 1, 1)
     seal_codes(writer, [writer(0, {"mean": np.ones(1, np.float32)})], {})
     return path
 
@@ -276,7 +278,7 @@ def test_a_killed_transform_resumes_to_the_same_bytes(transformed, folder, artif
 
     def watched(self: UnfinishedCodes, overwrite: bool) -> None:
         resumed.extend(inodes(codes))
-        assert len(self.runs.finished()) == len([*(codes / "mean/c").iterdir()])
+        assert len(self.results.read_finished()) == len([*(codes / "mean/c").iterdir()])
         publish(self, overwrite)
 
     monkeypatch.setattr(UnfinishedCodes, "publish", watched)
@@ -292,19 +294,21 @@ def test_ctrl_c_keeps_what_is_done(cli, folder, artifact, transformed, monkeypat
     given = ("--dataset", folder / "d.zarr", "--artifact", artifact("clipped-pca"))
     command = ("transform", *given, "--output", "z.zarr")
     with monkeypatch.context() as patch:
-        patch.setattr(WrittenRuns, "note", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(
+            ResumableResults, "record_finished", lambda *_: signal.raise_signal(signal.SIGINT)
+        )
         done = cli(*command)
     assert (done.code, done.message, done.out) == (130, "error: interrupted", "")
     assert "Traceback" not in done.err
     assert not [*Path().iterdir()]  # no run was done
-    note = WrittenRuns.note
+    note = ResumableResults.record_finished
 
-    def interrupted(self: WrittenRuns, checksums: list[int]) -> None:
+    def interrupted(self: ResumableResults, checksums: list[int]) -> None:
         note(self, checksums)
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(WrittenRuns, "note", interrupted)
+        patch.setattr(ResumableResults, "record_finished", interrupted)
         assert cli(*command).code == 130
     assert [path.name for path in Path().iterdir()] == [".z.zarr.unfinished"]
     (mark := Path(".z.zarr.unfinished/codes/mark")).touch()
@@ -345,7 +349,7 @@ def refused(cli, folder, artifact, tmp_path):
 )
 def test_other_features(refused, tmp_path, names, expected, position, got):
     X = np.random.default_rng(0).integers(0, 2, (20, len(names)), np.uint8)
-    write(tmp_path / "o.zarr", X, names=names)
+    write_arrays(tmp_path / "o.zarr", X, names=names)
     message = refused(dataset="o.zarr")
     assert f"o.zarr: Expected {expected} of " in message
     assert f"at position {position}, got {got}. " in message
@@ -370,7 +374,7 @@ def test_an_artifact_with_a_setting_that_is_gone(artifact, tmp_path):
     recorded = load_artifact(made).manifest["hyperparameters"]
     of_before = {**recorded, "estimator": "variational", "polish": "quadrature"}
     other = changed(made, tmp_path / "a", hyperparameters=of_before)
-    assert load_fitted(str(other)).model.estimator == "variational"
+    assert load_fitted_model(str(other)).model.estimator == "variational"
 
 
 def test_an_artifact_with_unknown_settings_or_arrays(refused, artifact, tmp_path):
@@ -427,7 +431,7 @@ def test_options_that_cannot_be(refused, monkeypatch, options, word):
 
 
 def test_a_model_that_turns_no_codes_back(refused, folder):
-    model = model_class("tests.models.neighbours:Neighbours")(n_components=2)
+    model = find_model_class("tests.models.neighbours:Neighbours")(n_components=2)
     other = write_fit(folder / "neighbours", model, open_dataset(folder / "fitted.zarr"))
     message = refused("--reconstruct", "bits", artifact=other)
     assert "Expected a model that turns codes back into probabilities of ones" in message

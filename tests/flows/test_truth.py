@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.cli.summary import print_table
+from flows.cli.summary import print_fit
 from flows.data import datasets
-from flows.data.datasets import open_named, true_mixing
+from flows.data.datasets import open_dataset_or_example, read_true_mixing
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import create_dataset
 from storage.errors import DataError
-from storage.examples.examples import nonstationary_truth, open_example
-from tests.support.data import Batch, probit_rows, write
+from storage.examples.examples import draw_nonstationary_truth, open_example
+from tests.support.data import ArrayBatch, draw_probit_rows, write_arrays
 
 SMALL = "example:nonstationary:features=4,components=2,segments=3,rows_per_segment=50"
 
@@ -22,39 +22,41 @@ SMALL = "example:nonstationary:features=4,components=2,segments=3,rows_per_segme
 @pytest.fixture(autouse=True)
 def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of examples that holds none from earlier."""
-    monkeypatch.setattr(datasets, "examples_path", lambda: tmp_path / "examples")
+    monkeypatch.setattr(datasets, "find_examples_folder", lambda: tmp_path / "examples")
     return tmp_path / "examples"
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A dataset of unknown origin."""
-    return write(tmp_path / "plain.zarr", probit_rows(300, 4, 2, seed=2)[0]).path
+    return write_arrays(tmp_path / "plain.zarr", draw_probit_rows(300, 4, 2, seed=2)[0]).path
 
 
 def test_an_example_becomes_a_dataset_that_knows_its_truth(examples):
-    dataset = open_named(f"{SMALL},seed=7")
+    dataset = open_dataset_or_example(f"{SMALL},seed=7")
     assert dataset.path.parent.parent == examples
     assert dataset.segment_names == ("0", "1", "2")
     assert np.bincount(dataset.blocks[:, 1], dataset.blocks[:, 3]).tolist() == [50, 50, 50]
-    for name, drawn in nonstationary_truth(4, 2, 3, seed=7)._asdict().items():
+    for name, drawn in draw_nonstationary_truth(4, 2, 3, seed=7)._asdict().items():
         np.testing.assert_array_equal(dataset.attributes["truth"][name], drawn)
-    np.testing.assert_array_equal(true_mixing(dataset), nonstationary_truth(4, 2, 3, 7).mixing)
+    np.testing.assert_array_equal(
+        read_true_mixing(dataset), draw_nonstationary_truth(4, 2, 3, 7).mixing
+    )
 
 
 def test_an_example_drawn_from_known_cases_keeps_their_labels_and_its_entropy(examples):
-    dataset = open_named("example:shifter:rows=90,seed=7")
-    (batch,) = open_example("example:shifter:rows=90,seed=7").batches()
+    dataset = open_dataset_or_example("example:shifter:rows=90,seed=7")
+    (batch,) = open_example("example:shifter:rows=90,seed=7").iter_batches()
     np.testing.assert_array_equal(dataset.dense(0)[0], batch.X)
     assert dataset.column("shift").tolist() == batch.columns["shift"].tolist()
     assert (dataset.attributes, dataset.n_segments) == ({"entropy_bits": 9 - 1 / 64}, 1)
 
 
 def test_an_example_that_other_code_made_is_made_again(monkeypatch):
-    before = open_named(SMALL)
-    assert open_named(SMALL).path == before.path
-    monkeypatch.setattr(datasets, "examples_digest", lambda: "another")
-    assert open_named(SMALL).path != before.path
+    before = open_dataset_or_example(SMALL)
+    assert open_dataset_or_example(SMALL).path == before.path
+    monkeypatch.setattr(datasets, "compute_examples_digest", lambda: "another")
+    assert open_dataset_or_example(SMALL).path != before.path
 
 
 def test_the_truth_survives_further_rows(cli):
@@ -115,19 +117,19 @@ def test_a_model_without_mixing_is_refused(cli):
 def test_a_truth_of_other_features_is_refused(tmp_path, mixing):
     attributes = {"truth": {"mixing": mixing}}
     with create_dataset(tmp_path / "d.zarr", ["a", "b", "c"], attributes=attributes) as writer:
-        writer.add(Batch(np.eye(3, dtype=np.uint8)))
+        writer.add(ArrayBatch(np.eye(3, dtype=np.uint8)))
     with pytest.raises(
         DataError, match=r"--truth: Expected a mixing of the 3 features of .*d.zarr"
     ):
-        true_mixing(open_dataset(tmp_path / "d.zarr"))
+        read_true_mixing(open_dataset(tmp_path / "d.zarr"))
 
 
 def test_the_table_shows_the_similarity(cli, plain, capsys):
     summary = cli("fit", "--dataset", plain, "--components", 2, "--json").json
     assert "mcs" not in summary
-    print_table(summary)
+    print_fit(summary)
     assert "truth" not in capsys.readouterr().out
-    print_table({**summary, "mcs": 0.99567})
+    print_fit({**summary, "mcs": 0.99567})
     shown = capsys.readouterr().out.splitlines()
     assert ["truth", "mean", "cosine", "similarity", "0.9957"] in [line.split() for line in shown]
 

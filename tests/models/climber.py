@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, pooled_margins
+from pipeline.models.settings import check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.params import array
+from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 
@@ -31,7 +31,7 @@ from pipeline.statistics.counts import FeatureCounts
 class ClimberParams:
     """Log-odds."""
 
-    log_odds: NDArray[np.float64] = array("feature")
+    log_odds: NDArray[np.float64] = array_field("feature")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Climber(Model):
     """
 
     name: ClassVar[str] = "climber"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     params: ClassVar[type[ClimberParams]] = ClimberParams
     n_components: int | None = None
@@ -65,12 +65,12 @@ class Climber(Model):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin at random."""
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-        noted = (Notice("constant: {features}", constant),) if constant else ()
+        noted = (FitWarning("constant: {features}", constant),) if constant else ()
         return FitState(ClimberParams(rng.standard_normal(len(ones))), warnings=noted)
 
-    def counted(self, n_features: int) -> str:
+    def counts_key(self, n_features: int) -> str:
         """Name the margins."""
         return "margins"
 
@@ -78,19 +78,23 @@ class Climber(Model):
         self, params: ClimberParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> FeatureCounts:
         """Count ones."""
-        return FeatureCounts.of_block(block)
+        return FeatureCounts.from_block(block)
 
     def objective(self, params: ClimberParams, statistics: FeatureCounts) -> float:
         """Give the log-likelihood of a row with a pseudo-count of each value."""
-        observed, ones = pooled_margins(statistics)
+        observed, ones = pool_margins(statistics)
         nats = (ones + 1) * params.log_odds - (observed + 2) * np.logaddexp(0, params.log_odds)
         return float(nats.sum()) / statistics.n_samples
 
     def update(
-        self, state: FitState, statistics: FeatureCounts, map_items: Map, rng: np.random.Generator
+        self,
+        state: FitState,
+        statistics: FeatureCounts,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Take one step uphill."""
-        observed, ones = pooled_margins(statistics)
+        observed, ones = pool_margins(statistics)
         slope = (ones + 1) / (observed + 2) - expit(state.params.log_odds)
         return replace(state, params=ClimberParams(state.params.log_odds + 2 * slope))
 
@@ -103,5 +107,5 @@ class Climber(Model):
     ) -> Mapping[str, NDArray[Any]]:
         """Sum the log-odds of the ones of each group."""
         q = self.n_components or 2
-        each = block.dense() * params.log_odds
+        each = block.unpack_values() * params.log_odds
         return {"mean": np.stack([each[:, k::q].sum(axis=1) for k in range(q)], axis=1)}

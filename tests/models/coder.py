@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
-from pipeline.learning.batches import Batch, batches
-from pipeline.learning.convergence import ByPatience, Convergence
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
+from pipeline.learning.batches import TrainingBatch, iter_batches
+from pipeline.learning.convergence import ConvergenceCriterion, PatienceCriterion
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, pooled_margins
+from pipeline.models.settings import check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.params import array_per_layer
+from pipeline.params import layer_arrays_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -38,9 +38,9 @@ Array = NDArray[np.float64]
 class CoderParams:
     """Weights and biases, upwards and back, of every layer."""
 
-    weights: tuple[Array, ...] = array_per_layer("above", "below")
-    biases: tuple[Array, ...] = array_per_layer("above")
-    back: tuple[Array, ...] = array_per_layer("below")
+    weights: tuple[Array, ...] = layer_arrays_field("above", "below")
+    biases: tuple[Array, ...] = layer_arrays_field("above")
+    back: tuple[Array, ...] = layer_arrays_field("below")
 
     def up(self, x: Array, n_layers: int) -> Array:
         """Code rows by the first layers."""
@@ -79,7 +79,7 @@ class Coder(Model):
     """
 
     name: ClassVar[str] = "coder"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[CoderParams]] = CoderParams
     n_components: int | None = None
@@ -101,7 +101,7 @@ class Coder(Model):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin with small random weights."""
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         sizes = [len(ones), *self.layers, self.n_components or 2]
         pairs = [*pairwise(sizes)]
         params = CoderParams(
@@ -111,7 +111,7 @@ class Coder(Model):
         )
         working = {"layer": np.array(0), "rate": np.array(self.rate)}
         constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-        noted = (Notice("constant: {features}", constant),) if constant else ()
+        noted = (FitWarning("constant: {features}", constant),) if constant else ()
         return FitState(params, working, warnings=noted)
 
     def learn(
@@ -124,7 +124,7 @@ class Coder(Model):
         """Step through the rows; give the change of the layer times the rows."""
         k, rate, flips = int(working["layer"]), float(working["rate"]), rng.stream("flips")
         n_rows, objective, now = 0, 0.0, params.layer(k)
-        for batch in batches(blocks(), self.batch, rng):
+        for batch in iter_batches(blocks(), self.batch, rng):
             clean = inputs(batch)
             given = clean
             if self.denoise:
@@ -143,7 +143,7 @@ class Coder(Model):
         return Sums(n_rows, objective, changes)
 
     def update(
-        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Move by the mean change of all tasks; the next pass takes shorter steps."""
         k = int(state.working["layer"])
@@ -154,9 +154,9 @@ class Coder(Model):
             state, params=params, working={**state.working, "rate": 0.9 * state.working["rate"]}
         )
 
-    def convergence(self, state: FitState) -> Convergence:
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Wait two passes for something better."""
-        return ByPatience(self.max_iter, patience=2)
+        return PatienceCriterion(self.max_iter, patience=2)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Go on with the next layer."""
@@ -173,7 +173,7 @@ class Coder(Model):
         self, params: CoderParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Give the units of the last layer."""
-        x, mask = block.dense().astype(np.float64), block.observed()
+        x, mask = block.unpack_values().astype(np.float64), block.unpack_mask()
         x = x if mask is None else np.where(mask, x, 0.5)
         # Row by row: products of matrices round by the number of rows.
         codes = [params.up(row[None], len(params.weights))[0] for row in x]
@@ -188,7 +188,7 @@ class Coder(Model):
         return codes
 
 
-def inputs(batch: Batch) -> Array:
+def inputs(batch: TrainingBatch) -> Array:
     """Rows as numbers; a missing value is one half."""
     x = batch.X.astype(np.float64)
     return x if batch.observed is None else np.where(batch.observed, x, 0.5)

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.settings import check_components, pooled_margins
+from pipeline.models.settings import check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.params import array
+from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
@@ -35,8 +35,8 @@ Array = NDArray[np.float64]
 class LabelledParams:
     """Shares of ones and of rows by class."""
 
-    probabilities: Array = array("component", "feature")
-    weights: Array = array("component")
+    probabilities: Array = array_field("component", "feature")
+    weights: Array = array_field("component")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Labelled(Model):
     """
 
     name: ClassVar[str] = "labelled"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LabelledParams]] = LabelledParams
     n_components: int | None = None
@@ -65,19 +65,19 @@ class Labelled(Model):
         if not self.column:
             raise FitError("column: Expected a name, got ''. Give one.")
 
-    def reads_columns(self) -> tuple[str, ...]:
+    def list_required_columns(self) -> tuple[str, ...]:
         """Name the labels."""
         return (self.column,)
 
-    def counted(self, n_features: int) -> str:
+    def counts_key(self, n_features: int) -> str:
         """Name the sums by class."""
         return f"ones of {self.n_components or 2} classes of {self.column}"
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin with no classes."""
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-        noted = (Notice("constant: {features}", constant),) if constant else ()
+        noted = (FitWarning("constant: {features}", constant),) if constant else ()
         n = self.n_components or 2
         even = LabelledParams(np.full((n, len(ones)), 0.5), np.full(n, 1 / n))
         return FitState(even, warnings=noted)
@@ -88,13 +88,13 @@ class Labelled(Model):
         """Count ones and values of each class."""
         n = self.n_components or 2
         member = np.eye(n)[np.clip(block.column(self.column), 0, n - 1).astype(int)].T
-        X, mask = block.dense(), block.observed()
+        X, mask = block.unpack_values(), block.unpack_mask()
         observed = np.ones_like(X) if mask is None else mask
         values = {"ones": member @ X, "observed": member @ observed, "rows": member.sum(axis=1)}
         return Sums(block.n_samples, 0.0, values)
 
     def update(
-        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Take the shares."""
         sums = statistics.values
@@ -118,7 +118,7 @@ class Labelled(Model):
 
 def _joint(params: LabelledParams, block: BinaryBlock) -> Array:
     """Give log P(x, y), (n_samples, n_classes), by sums that no other row changes."""
-    X, mask = block.dense(), block.observed()
+    X, mask = block.unpack_values(), block.unpack_mask()
     p = params.probabilities
     each = np.where(X[:, None], np.log(p), np.log1p(-p))
     if mask is not None:

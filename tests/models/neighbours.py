@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
-from pipeline.learning.convergence import ByPasses, Convergence
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
+from pipeline.learning.convergence import ConvergenceCriterion, PassCountCriterion
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, pooled_margins
+from pipeline.models.settings import check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.params import array
-from pipeline.passes.row_ranges import Results
+from pipeline.params import array_field
+from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 
@@ -41,9 +41,9 @@ _PAIRS_AT_ONCE = 1 << 16
 class NeighboursParams:
     """The training rows in their order, eight features a byte, and what was smoothed."""
 
-    bits: Bits = array("row", "byte")
-    observed: Bits = array("row", "byte")
-    smoothed: NDArray[np.float64] = array("row", "component")
+    bits: Bits = array_field("row", "byte")
+    observed: Bits = array_field("row", "byte")
+    smoothed: NDArray[np.float64] = array_field("row", "component")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Neighbours(Model):
     """
 
     name: ClassVar[str] = "neighbours"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     params: ClassVar[type[NeighboursParams]] = NeighboursParams
     n_components: int | None = None
@@ -74,16 +74,16 @@ class Neighbours(Model):
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin with no rows."""
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-        noted = (Notice("constant: {features}", constant),) if constant else ()
+        noted = (FitWarning("constant: {features}", constant),) if constant else ()
         nothing = np.empty((0, -(-len(ones) // 8)), np.uint8)
         empty = NeighboursParams(nothing, nothing, np.empty((0, self.n_components or 2)))
         return FitState(empty, warnings=noted)
 
-    def convergence(self, state: FitState) -> Convergence:
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Need no passes."""
-        return ByPasses(0)
+        return PassCountCriterion(0)
 
     def compare(
         self,
@@ -102,11 +102,15 @@ class Neighbours(Model):
         nearest = merged(nearest, bits, observed, *rows_in_bytes(right), right.rows)
         return {"bits": bits, "observed": observed, "nearest": nearest}
 
-    def compared(
-        self, state: FitState, results: Results, map_items: Map, rng: np.random.Generator
+    def update_from_pairs(
+        self,
+        state: FitState,
+        results: RangeResults,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Smooth the shares of each run's rows by those of its neighbours."""
-        runs = [*map_items(results.read, range(results.n_runs))]
+        runs = [*map_items(results.read, range(results.n_ranges))]
         rows, bits, observed = (
             np.concatenate([run[name] for run in runs]) for name in ("row", "bits", "observed")
         )
@@ -136,7 +140,7 @@ class Neighbours(Model):
 
 def rows_in_bytes(block: BinaryBlock) -> tuple[Bits, Bits]:
     """Give a block's bits and what was observed, (n_samples, n_bytes) each."""
-    X, mask = block.dense(), block.observed()
+    X, mask = block.unpack_values(), block.unpack_mask()
     observed = np.ones_like(X) if mask is None else mask
     ones, seen = (np.packbits(a, axis=1, bitorder="little") for a in (X & observed, observed))
     return ones, seen

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.executors.base import Map
+from pipeline.executors.base import MapFunction
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.state import FitState
-from pipeline.params import optional_array
+from pipeline.params import optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.row_sample import RowSample
 
@@ -31,8 +31,8 @@ _DRAWS, _TASKS = 2000, 4
 class PreparedParams(BernoulliMixtureParams):
     """As of the mixture, with log Z and its standard error once these are known."""
 
-    log_z: NDArray[np.float64] | None = optional_array()
-    log_z_error: NDArray[np.float64] | None = optional_array()
+    log_z: NDArray[np.float64] | None = optional_array_field()
+    log_z_error: NDArray[np.float64] | None = optional_array_field()
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class PreparedMixture(BernoulliMixture):
     """Hyperparameters, as of the mixture."""
 
     name: ClassVar[str] = "prepared-mixture"
-    first: ClassVar[type[Any]] = RowSample
+    first_statistics: ClassVar[type[Any]] = RowSample
     params: ClassVar[type[Any]] = PreparedParams
 
-    def first_of(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
         """Draw rows to begin at."""
-        return RowSample.of_block(block, 20, rng)
+        return RowSample.from_block(block, 20, rng)
 
-    def first_counted(self, seed: int) -> str:
+    def first_key(self, seed: int) -> str:
         """Name the draw."""
         return f"20 rows by seed {seed}"
 
@@ -76,7 +76,9 @@ class PreparedMixture(BernoulliMixture):
         """Sort the components."""
         return _typed(super().finish(*given))
 
-    def prepare(self, params: PreparedParams, rng: np.random.Generator, map_items: Map) -> Any:
+    def prepare(
+        self, params: PreparedParams, rng: np.random.Generator, map_items: MapFunction
+    ) -> Any:
         """Estimate log Z = log Σ_k π_k, by drawing components evenly."""
         seeds = rng.integers(2**63, size=_TASKS).tolist()
         drawn = np.concatenate([*map_items(_Draw(params.weights), seeds)])

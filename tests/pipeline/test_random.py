@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.numerics.row_random import row_state, uniform_at
+from pipeline.numerics.row_random import draw_uniform, make_row_state
 from pipeline.random import RowRandom
 
 ROWS = np.arange(20_000)
@@ -85,6 +85,6 @@ def test_compiled_code_draws_the_same_numbers(
     seed: int, pass_index: int, row: int, name: str
 ) -> None:
     rng = RowRandom(seed, pass_index).stream(name)
-    state = np.uint64(row_state(rng.key, row))
-    found = [uniform_at(state, draw) for draw in range(3)]
+    state = np.uint64(make_row_state(rng.key, row))
+    found = [draw_uniform(state, draw) for draw in range(3)]
     assert found == rng.uniform(np.array([row]), 3)[0].tolist()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import append_dataset, create_dataset
-from tests.support.data import Batch
+from tests.support.data import ArrayBatch
 
 Array = NDArray[Any]
 
@@ -42,7 +42,7 @@ def write_dataset(
         opened = create_dataset(path, names, columns=list(columns), **options)
     with opened as writer:
         for part in (slice(*edges) for edges in pairwise([0, *cuts, len(X)])):
-            batch = Batch(
+            batch = ArrayBatch(
                 X[part],
                 None if observed is None else observed[part],
                 {name: values[part] for name, values in columns.items()},

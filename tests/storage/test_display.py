@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
-from storage.codes.codes import CodeArray, create_codes, open_codes, seal_codes
+from storage.codes.codes import CodeArraySpec, create_codes, open_codes, seal_codes
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from tests.support.data import write
+from tests.support.data import write_arrays
 
 SCRIPT = "<script>window.harmed = 1</script>"
 ESCAPE = "red\x1b[31m\nline"
@@ -50,7 +50,7 @@ def dataset(tmp_path: Path, X: np.ndarray) -> BinaryDataset:
     columns = {"age": np.arange(N_ROWS), "split": np.where(np.arange(N_ROWS) % 2, "train", "test")}
     names = [SCRIPT, ESCAPE, "always", "rare", "x" * 100, *(f"f{i}" for i in range(5, 12))]
     path = tmp_path / "d.zarr"
-    return write(path, X * observed, observed, segments, 2, columns, names)
+    return write_arrays(path, X * observed, observed, segments, 2, columns, names)
 
 
 def test_a_dataset(dataset: BinaryDataset, X: np.ndarray) -> None:
@@ -72,7 +72,7 @@ def test_a_dataset(dataset: BinaryDataset, X: np.ndarray) -> None:
 
 
 def test_a_dataset_without_names_columns_or_gaps(tmp_path: Path) -> None:
-    said = facts(write(tmp_path / "d.zarr", np.eye(4, dtype=np.uint8)))
+    said = facts(write_arrays(tmp_path / "d.zarr", np.eye(4, dtype=np.uint8)))
     assert said["features"] == "4: f0, f1, f2, f3"
     assert said["segments"] == "1: all (4)"
     assert said["missing"] == "none"
@@ -93,7 +93,7 @@ def test_no_chunk_is_read_and_a_damaged_dataset_still_says_what_it_is(
 def test_many_counts_are_left_alone(
     dataset: BinaryDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.display._MOST_COUNTS", 12 * dataset.n_chunks - 1)
+    monkeypatch.setattr("storage.display._MAX_COUNTS", 12 * dataset.n_chunks - 1)
     assert {"ones", "constant"}.isdisjoint(facts(dataset))
 
 
@@ -134,8 +134,8 @@ def test_an_artifact(tmp_path: Path) -> None:
 
 def test_codes(tmp_path: Path) -> None:
     arrays = {
-        "mean": CodeArray(("component",), (2,), "float32"),
-        "row": CodeArray((), (), "int64"),
+        "mean": CodeArraySpec(("component",), (2,), "float32"),
+        "row": CodeArraySpec((), (), "int64"),
     }
     writer = create_codes(tmp_path / "z.zarr", arrays, 2500, 2500)
     values = {"mean": np.ones((2500, 2), np.float32), "row": np.arange(2500)}

@@ -10,7 +10,7 @@ import pytest
 
 from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
 from storage.errors import DataError
-from tests.support.data import write
+from tests.support.data import write_arrays
 
 
 def test_a_dataset_has_its_rows_in_the_order_they_came(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_dataset_has_its_rows_in_the_order_they_came(tmp_path: Path) -> None:
     observed = (rng.random(X.shape) < 0.9).astype(np.uint8)
     segments = np.array(["b", "a", "c"])[rng.integers(0, 3, 500)]
     columns = {"age": rng.integers(0, 90, 500), "segment": segments}
-    dataset = write(
+    dataset = write_arrays(
         tmp_path / "d.zarr", X, observed, segments, words_per_chunk=4, columns=columns, names="xyz"
     )
     labelled = dataset.to_xarray()
@@ -49,7 +49,7 @@ def test_an_artifact_has_the_names_of_features_and_of_the_segments_it_knows(tmp_
 
 
 def test_without_xarray_there_is_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = write(tmp_path / "d.zarr", np.eye(3, dtype=np.uint8))
+    dataset = write_arrays(tmp_path / "d.zarr", np.eye(3, dtype=np.uint8))
     monkeypatch.setitem(sys.modules, "xarray", None)
     with pytest.raises(DataError, match=r"pip install latentbits\[notebooks\]"):
         dataset.to_xarray()

@@ -13,32 +13,32 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from flows.certificates import CA, CERTIFICATE, KEY, issued
+from flows.certificates import CA_FILE, CERTIFICATE_FILE, KEY_FILE, issue_certificates
 
 ROOT = Path(__file__).parents[2]
 
 
-def certificates(folder: Path, age: timedelta = timedelta(hours=1)) -> Path:
+def write_certificates(folder: Path, age: timedelta = timedelta(hours=1)) -> Path:
     """Leave certificates of a CA of their own in a new folder."""
     folder.mkdir()
-    for name, content in issued([], datetime.now(UTC) - age).items():
+    for name, content in issue_certificates([], datetime.now(UTC) - age).items():
         (folder / name).write_bytes(content)
     return folder
 
 
-def tls_options(folder: Path) -> list[str]:
+def make_tls_options(folder: Path) -> list[str]:
     """What a command is told of certificates."""
-    files = {"--tls-ca": CA, "--tls-cert": CERTIFICATE, "--tls-key": KEY}
+    files = {"--tls-ca": CA_FILE, "--tls-cert": CERTIFICATE_FILE, "--tls-key": KEY_FILE}
     return [word for option, name in files.items() for word in (option, str(folder / name))]
 
 
-def _dask_options(folder: Path) -> list[str]:
+def _make_dask_options(folder: Path) -> list[str]:
     """What `dask scheduler` and `dask worker` are told of the same."""
-    return ["--tls-ca-file" if word == "--tls-ca" else word for word in tls_options(folder)]
+    return ["--tls-ca-file" if word == "--tls-ca" else word for word in make_tls_options(folder)]
 
 
 @contextmanager
-def running(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def run_command(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command for a while, silently."""
     process = subprocess.Popen(
         [sys.executable, "-P", *command],  # what is installed, not what lies in this folder
@@ -56,14 +56,14 @@ def running(*command: str, **environment: str) -> Iterator[subprocess.Popen[byte
 
 
 @contextmanager
-def scheduler(folder: Path, tls: Path | None = None) -> Iterator[str]:
+def start_scheduler(folder: Path, tls: Path | None = None) -> Iterator[str]:
     """Start `dask scheduler` on loopback and give its address."""
     file = folder / "scheduler.json"
     loopback = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
-    options = [*loopback, "--scheduler-file", str(file), *(_dask_options(tls) if tls else [])]
+    options = [*loopback, "--scheduler-file", str(file), *(_make_dask_options(tls) if tls else [])]
     if tls:
         options += ["--protocol", "tls"]
-    with running("-m", "dask", "scheduler", *options) as process:
+    with run_command("-m", "dask", "scheduler", *options) as process:
         deadline = time.monotonic() + 60
         while not file.exists() or not file.read_text():
             assert process.poll() is None
@@ -73,14 +73,14 @@ def scheduler(folder: Path, tls: Path | None = None) -> Iterator[str]:
 
 
 @contextmanager
-def worker(
+def start_worker(
     address: str, tls: Path | None = None, **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start `dask worker` with one thread, without waiting for it."""
     options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1"]
-    files = _dask_options(tls) if tls else []
+    files = _make_dask_options(tls) if tls else []
     # A worker's own folder, first on its path, has a folder `storage`; that must not come before
     # what an editable installation finds in its own way.
     environment = {"PYTHONPATH": str(ROOT), **environment}
-    with running("-m", "dask", "worker", address, *options, *files, **environment) as process:
+    with run_command("-m", "dask", "worker", address, *options, *files, **environment) as process:
         yield process

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.executors.cancellation import Unwanted, check_wanted
+from pipeline.executors.cancellation import Cancelled, check_cancelled
 from storage.dataset.chunk import Chunk
 from storage.dataset.dataset import ChunkReader
 
@@ -53,26 +53,26 @@ class LoggedReader(ChunkReader):
 
 
 @dataclass(frozen=True)
-class Endless:
+class EndlessTask:
     """Gives back numbers below 1 at once; with others it goes on until nobody wants the result."""
 
     log: str
 
     def __call__(self, number: int) -> int:
-        self.file("gave" if number < 1 else "began", number).touch()
+        self.mark_path("gave" if number < 1 else "began", number).touch()
         while number > 0:
             try:
-                check_wanted()
-            except Unwanted:
-                self.file("ended", number).touch()
+                check_cancelled()
+            except Cancelled:
+                self.mark_path("ended", number).touch()
                 raise
             time.sleep(0.01)
         return number
 
-    def file(self, what: str, number: int | str) -> Path:
+    def mark_path(self, what: str, number: int | str) -> Path:
         return Path(f"{self.log}-{what}-{number}")
 
-    def numbers(self, what: str) -> set[str]:
+    def list_numbers(self, what: str) -> set[str]:
         """Tell which numbers began or ended."""
-        pattern = self.file(what, "*")
+        pattern = self.mark_path(what, "*")
         return {found.name.rpartition("-")[2] for found in pattern.parent.glob(pattern.name)}

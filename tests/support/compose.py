@@ -16,10 +16,10 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = re.compile(r"\$\{(\w+):\?\}")
-_OURS = ("PREFECT_", "LATENTBITS_", "AWS_", "DASK_")
+_OWN_PREFIXES = ("PREFECT_", "LATENTBITS_", "AWS_", "DASK_")
 
 
-def compose(variables: Mapping[str, str]) -> dict[str, Any]:
+def load_compose(variables: Mapping[str, str]) -> dict[str, Any]:
     """Read the file; a variable that is not given is an error, as it is for Compose."""
     text = (ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8")
     told: dict[str, Any] = yaml.safe_load(_VARIABLE.sub(lambda at: variables[at[1]], text))
@@ -27,7 +27,7 @@ def compose(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 @contextmanager
-def service(
+def run_service(
     told: Mapping[str, Any], here: Mapping[str, str], log: Path, **more: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a service's command in a session of its own, with no variables of ours but its own.
@@ -43,9 +43,13 @@ def service(
     more
         Further variables, such as a folder of its own.
     """
-    command = [_replaced(word, here) for word in told["command"]]
-    names = {name: _replaced(value, here) for name, value in told.get("environment", {}).items()}
-    found = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    command = [_substitute_names(word, here) for word in told["command"]]
+    names = {
+        name: _substitute_names(value, here) for name, value in told.get("environment", {}).items()
+    }
+    found = {
+        name: value for name, value in os.environ.items() if not name.startswith(_OWN_PREFIXES)
+    }
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{found['PATH']}"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -60,10 +64,10 @@ def service(
     try:
         yield process
     finally:
-        end(process)
+        stop_service(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def stop_service(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a service, as its runs end with it then, and kill what is left."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -74,7 +78,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait(10)
 
 
-def _replaced(word: str, here: Mapping[str, str]) -> str:
+def _substitute_names(word: str, here: Mapping[str, str]) -> str:
     for name, value in here.items():
         word = word.replace(name, value)
     return word

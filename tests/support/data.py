@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.data.blocks import Rows
+from pipeline.data.blocks import RowSource
 from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset
 from storage.dataset.writer import create_dataset
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
-def shared(name: str) -> Path:
+def find_shared_data(name: str) -> Path:
     """Path of a shared data set; skips the test where it is absent."""
     path = SHARED / name
     if not path.exists():
@@ -26,13 +26,13 @@ def shared(name: str) -> Path:
 
 
 @dataclass
-class Batch:
+class ArrayBatch:
     X: np.ndarray
     observed: np.ndarray | None = None
     columns: dict[str, Any] = field(default_factory=dict)
 
 
-def probit_rows(
+def draw_probit_rows(
     n_rows: int, n_features: int, n_factors: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Low-rank probit rows and the loadings behind them, unit variance each."""
@@ -44,7 +44,7 @@ def probit_rows(
     return (x > rng.uniform(-1, 1, n_features)).astype(np.uint8), loadings
 
 
-def write(
+def write_arrays(
     path: Path,
     X: np.ndarray,
     observed: np.ndarray | None = None,
@@ -59,10 +59,10 @@ def write(
         path, names, columns=list(columns), words_per_chunk=words_per_chunk
     ) as writer:
         labels = None if segments is None else np.asarray(segments)
-        writer.add(Batch(X, observed, columns), labels)
+        writer.add(ArrayBatch(X, observed, columns), labels)
     return open_dataset(path)
 
 
-def rows_of(dataset: BinaryDataset, split: str | None = None) -> Rows:
+def make_test_row_source(dataset: BinaryDataset, split: str | None = None) -> RowSource:
     read = ChunkReader(str(dataset.path), dataset.digest, split)
-    return Rows(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)
+    return RowSource(read, dataset.n_chunks, dataset.n_features, dataset.n_segments)

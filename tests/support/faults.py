@@ -19,7 +19,7 @@ import cloudpickle
 from distributed import Client, SchedulerPlugin
 
 
-class Trap(SchedulerPlugin):
+class SchedulerTrap(SchedulerPlugin):
     """Acts once a task of a sweep over the chunks is done; counts the tasks that each worker did.
 
     `act` runs in the scheduler's process before the next task is given out.
@@ -45,7 +45,7 @@ class Trap(SchedulerPlugin):
             self.act()
 
 
-def lay(client: Client, trap: Trap) -> None:
+def install_trap(client: Client, trap: SchedulerTrap) -> None:
     """Put a trap in the place of the one before; the scheduler does not know this module."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     if trap.name in client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins)):
@@ -53,7 +53,7 @@ def lay(client: Client, trap: Trap) -> None:
     client.register_plugin(trap)
 
 
-def fill(folder: Path) -> None:
+def fill_disk(folder: Path) -> None:
     """Leave no room on the disk of a folder."""
     with (folder / "filler").open("wb", buffering=0) as file:
         while True:
@@ -63,7 +63,7 @@ def fill(folder: Path) -> None:
                 return
 
 
-def flip(path: Path) -> None:
+def flip_middle_bit(path: Path) -> None:
     """Change a bit; doing so again mends it."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -91,12 +91,12 @@ def interrupt_at(block: int, log: Path) -> None:
     for module in map(
         importlib.import_module, ("pipeline.passes.collect", "pipeline.inference.transform")
     ):
-        module.check_wanted = watched(module.check_wanted)
+        module.check_cancelled = watched(module.check_cancelled)
 
 
 if __name__ == "__main__":
-    from flows.cli.options import run
+    from flows.cli.options import run_app
 
     command, block, log, *arguments = sys.argv[1:]
     interrupt_at(int(block), Path(log))
-    run(importlib.import_module(f"flows.{command}").app, arguments)
+    run_app(importlib.import_module(f"flows.{command}").app, arguments)

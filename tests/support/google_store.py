@@ -14,27 +14,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from tests.support.object_proxy import Answer, forwarded, refusal, serving
+from tests.support.object_proxy import HttpAnswer, forward_request, make_error_answer, serve_answers
 
 TOKEN = "a-token-of-tests"
 _SIGNED = (
     "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, "
     "SignedHeaders=host, Signature=0"
 )
-_WRITES = ("PUT", "POST", "DELETE")
-_NONE = "0"
+_WRITE_METHODS = ("PUT", "POST", "DELETE")
+_NO_GENERATION = "0"
 """Generation of an object that is not there."""
 
 
 @contextmanager
-def google_front(s3_address: str) -> Iterator[str]:
+def serve_google_front(s3_address: str) -> Iterator[str]:
     """Serve Google's interface; gives its address."""
-    with serving(_Front(urlsplit(s3_address).netloc).answer) as address:
+    with serve_answers(_GoogleFront(urlsplit(s3_address).netloc).answer) as address:
         yield address
 
 
 @dataclass
-class _Front:
+class _GoogleFront:
     """Objects of an S3 store and their generations; writes come one after another."""
 
     target: str
@@ -42,44 +42,46 @@ class _Front:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next: Iterator[int] = field(default_factory=lambda: itertools.count(time.time_ns() // 1000))
 
-    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
         asked = {name.lower(): value for name, value in headers.items()}
         if asked.get("authorization") != f"Bearer {TOKEN}":
-            return refusal(401, "AuthenticationRequired")
+            return make_error_answer(401, "AuthenticationRequired")
         url = urlsplit(path)
         name = quote(unquote(url.path))  # Google's clients encode more than S3 decodes
         path = f"{name}?{url.query}" if url.query else name
         part_of_upload = {"uploads", "partNumber"} & parse_qs(url.query, True).keys()
         if name.count("/") < 2 or part_of_upload:
-            return forwarded(self.target, method, path, _for_s3(asked), body)
+            return forward_request(self.target, method, path, _convert_headers(asked), body)
         with self._lock:
-            refused = self._refused(method, name, asked) if method in _WRITES else None
-            return refused or self._done(method, path, asked, body)
+            refused = self._find_refusal(method, name, asked) if method in _WRITE_METHODS else None
+            return refused or self._perform(method, path, asked, body)
 
-    def _refused(self, method: str, name: str, asked: Mapping[str, str]) -> Answer | None:
+    def _find_refusal(self, method: str, name: str, asked: Mapping[str, str]) -> HttpAnswer | None:
         bucket = "/" + name.split("/")[1]
-        if self._status(bucket) != 200:
-            return refusal(404, "NoSuchBucket")
-        found = self._status(name) == 200
-        now = self.generations.get(name, _NONE) if found else _NONE
+        if self._get_status(bucket) != 200:
+            return make_error_answer(404, "NoSuchBucket")
+        found = self._get_status(name) == 200
+        now = self.generations.get(name, _NO_GENERATION) if found else _NO_GENERATION
         if asked.get("x-goog-if-generation-match", now) != now:
-            return refusal(412, "PreconditionFailed")
-        return refusal(404, "NoSuchKey") if method == "DELETE" and not found else None
+            return make_error_answer(412, "PreconditionFailed")
+        return make_error_answer(404, "NoSuchKey") if method == "DELETE" and not found else None
 
-    def _done(self, method: str, path: str, asked: Mapping[str, str], body: bytes) -> Answer:
+    def _perform(self, method: str, path: str, asked: Mapping[str, str], body: bytes) -> HttpAnswer:
         name = urlsplit(path).path
-        status, headers, text = forwarded(self.target, method, path, _for_s3(asked), body)
+        status, headers, text = forward_request(
+            self.target, method, path, _convert_headers(asked), body
+        )
         if status == 200 and method in ("PUT", "POST"):
             self.generations[name] = str(next(self._next))
         if status in (200, 206) and name in self.generations:
             headers = {**headers, "x-goog-generation": self.generations[name]}
         return status, headers, text
 
-    def _status(self, path: str) -> int:
-        return forwarded(self.target, "HEAD", path, {"Authorization": _SIGNED})[0]
+    def _get_status(self, path: str) -> int:
+        return forward_request(self.target, "HEAD", path, {"Authorization": _SIGNED})[0]
 
 
-def _for_s3(asked: Mapping[str, str]) -> dict[str, str]:
+def _convert_headers(asked: Mapping[str, str]) -> dict[str, str]:
     """Give the headers of a request as S3 has them."""
     kept = {name: value for name, value in asked.items() if not name.startswith("x-goog-")}
     if "x-goog-copy-source" in asked:

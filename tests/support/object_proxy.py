@@ -14,12 +14,12 @@ from urllib.parse import unquote, urlsplit
 
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
-Fault = Callable[["Request"], "str | tuple[int, str] | None"]
+Fault = Callable[["ProxyRequest"], "str | tuple[int, str] | None"]
 """Gives a status and an error code, or says when to drop the connection: before or after."""
 
 
 @dataclass(frozen=True)
-class Request:
+class ProxyRequest:
     """One request that reached the proxy."""
 
     number: int
@@ -27,26 +27,26 @@ class Request:
     path: str
 
     @property
-    def writes(self) -> bool:
+    def is_write(self) -> bool:
         return self.method in ("PUT", "POST", "DELETE")
 
 
-def every(n: int, *answers: str | tuple[int, str]) -> Fault:
+def fail_every(n: int, *answers: str | tuple[int, str]) -> Fault:
     """Fail every n-th request, in turn by each of these."""
 
-    def fault(request: Request) -> str | tuple[int, str] | None:
+    def fault(request: ProxyRequest) -> str | tuple[int, str] | None:
         turn, rest = divmod(request.number, n)
         return None if rest else answers[turn % len(answers)]
 
     return fault
 
 
-def writes(answer: tuple[int, str]) -> Fault:
+def fail_writes(answer: tuple[int, str]) -> Fault:
     """Refuse every request that changes something."""
-    return lambda request: answer if request.writes else None
+    return lambda request: answer if request.is_write else None
 
 
-def always(answer: tuple[int, str]) -> Fault:
+def fail_always(answer: tuple[int, str]) -> Fault:
     """Refuse every request."""
     return lambda request: answer
 
@@ -57,62 +57,64 @@ BEFORE, AFTER = "before", "after"
 
 
 @dataclass
-class Proxy:
+class FaultyProxy:
     """A server that passes requests on to the store, or does not."""
 
     target: str
     fault: Fault = lambda request: None
     delay: float = 0.0
-    seen: list[Request] = field(default_factory=list)
+    seen: list[ProxyRequest] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def methods(self) -> dict[str, int]:
+    def counts_by_method(self) -> dict[str, int]:
         """Number of requests by method."""
         found = [request.method for request in self.seen]
         return {method: found.count(method) for method in sorted(set(found))}
 
-    def received(self, method: str, path: str) -> Request:
+    def record_request(self, method: str, path: str) -> ProxyRequest:
         with self._lock:
-            request = Request(len(self.seen) + 1, method, path)
+            request = ProxyRequest(len(self.seen) + 1, method, path)
             self.seen.append(request)
         return request
 
 
-Answer = tuple[int, Mapping[str, str], bytes]
-Answering = Callable[[str, str, Mapping[str, str], bytes], Answer | None]
+HttpAnswer = tuple[int, Mapping[str, str], bytes]
+AnswerFunction = Callable[[str, str, Mapping[str, str], bytes], HttpAnswer | None]
 """Gives status, headers and body of the answer to method, path, headers and body; or drops it."""
 
 
 @contextmanager
-def proxied(address: str) -> Iterator[tuple[Proxy, str]]:
+def start_proxy(address: str) -> Iterator[tuple[FaultyProxy, str]]:
     """Put a proxy before a store; gives it and its address."""
-    proxy = Proxy(urlsplit(address).netloc)
+    proxy = FaultyProxy(urlsplit(address).netloc)
 
-    def answer(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer | None:
-        fault = proxy.fault(proxy.received(method, unquote(path)))
+    def answer(
+        method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> HttpAnswer | None:
+        fault = proxy.fault(proxy.record_request(method, unquote(path)))
         time.sleep(proxy.delay)
         if fault == BEFORE:
             return None
         if isinstance(fault, tuple):
-            return refusal(*fault)
-        found = forwarded(proxy.target, method, path, headers, body)
+            return make_error_answer(*fault)
+        found = forward_request(proxy.target, method, path, headers, body)
         return None if fault == AFTER else found
 
-    with serving(answer) as listening:
+    with serve_answers(answer) as listening:
         yield proxy, listening
 
 
-def refusal(status: int, code: str) -> Answer:
+def make_error_answer(status: int, code: str) -> HttpAnswer:
     """Write an error as stores do."""
     text = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
     return status, {"Content-Type": "application/xml"}, text.encode()
 
 
 @contextmanager
-def serving(answer: Answering) -> Iterator[str]:
+def serve_answers(answer: AnswerFunction) -> Iterator[str]:
     """Answer requests on loopback, each in a thread of its own; gives the address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(answer))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(answer))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -124,7 +126,7 @@ def serving(answer: Answering) -> Iterator[str]:
         thread.join()
 
 
-def _handler(answer: Answering) -> type[BaseHTTPRequestHandler]:
+def _make_handler(answer: AnswerFunction) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # else small answers wait 40 ms for an acknowledgement
@@ -157,9 +159,9 @@ def _handler(answer: Answering) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def forwarded(
+def forward_request(
     target: str, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
-) -> Answer:
+) -> HttpAnswer:
     """Ask the store itself, on a connection of its own."""
     connection = http.client.HTTPConnection(target, timeout=60)
     try:

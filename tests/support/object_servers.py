@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.google_store import TOKEN, google_front
-from tests.support.object_proxy import forwarded
+from tests.support.google_store import TOKEN, serve_google_front
+from tests.support.object_proxy import forward_request
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -36,7 +36,7 @@ _ACCOUNT_KEY = (
 
 
 @dataclass(frozen=True)
-class Server:
+class StoreServer:
     """A store that runs.
 
     Attributes
@@ -58,30 +58,32 @@ class Server:
 
 
 @contextmanager
-def s3_server() -> Iterator[Server]:
+def run_s3_server() -> Iterator[StoreServer]:
     """Run moto in a process of its own; it checks no signatures."""
     pytest.importorskip("moto")
-    with _process(lambda port: [sys.executable, "-m", "moto.server", *_moto(port)]) as address:
-        yield Server(
+    with _run_server(
+        lambda port: [sys.executable, "-m", "moto.server", *_make_moto_options(port)]
+    ) as address:
+        yield StoreServer(
             "s3",
             address,
-            lambda name: _put(address, f"/{name}", {}, 200),
+            lambda name: _send_put(address, f"/{name}", {}, 200),
             lambda address: {**CREDENTIALS, "AWS_ENDPOINT_URL": address},
         )
 
 
-def _moto(port: int) -> list[str]:
+def _make_moto_options(port: int) -> list[str]:
     return ["-H", "127.0.0.1", "-p", str(port)]
 
 
 @contextmanager
-def azure_server() -> Iterator[Server]:
+def run_azure_server() -> Iterator[StoreServer]:
     """Run Azurite."""
     azurite = shutil.which("azurite-blob")
     if azurite is None:
         pytest.skip("Azurite is not here: npm install -g azurite")
-    with _process(lambda port: [azurite, *_azurite(port)]) as address:
-        yield Server(
+    with _run_server(lambda port: [azurite, *_make_azurite_options(port)]) as address:
+        yield StoreServer(
             "az",
             address,
             lambda name: _create_container(address, name),
@@ -93,7 +95,7 @@ def azure_server() -> Iterator[Server]:
         )
 
 
-def _azurite(port: int) -> list[str]:
+def _make_azurite_options(port: int) -> list[str]:
     quiet = ["--silent", "--disableTelemetry", "--inMemoryPersistence", "--skipApiVersionCheck"]
     return [*quiet, "--blobHost", "127.0.0.1", "--blobPort", str(port)]
 
@@ -106,14 +108,14 @@ def _create_container(address: str, name: str) -> None:
     signed = f"PUT{12 * chr(10)}{lines}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
     mac = hmac.digest(base64.b64decode(_ACCOUNT_KEY), signed.encode(), hashlib.sha256)
     headers["Authorization"] = f"SharedKey {_ACCOUNT}:{base64.b64encode(mac).decode()}"
-    _put(address, f"/{_ACCOUNT}/{name}?restype=container", headers, 201)
+    _send_put(address, f"/{_ACCOUNT}/{name}?restype=container", headers, 201)
 
 
 @contextmanager
-def google_server() -> Iterator[Server]:
+def run_google_server() -> Iterator[StoreServer]:
     """Run what stands for Google's store."""
-    with s3_server() as s3, google_front(s3.address) as address:
-        yield Server(
+    with run_s3_server() as s3, serve_google_front(s3.address) as address:
+        yield StoreServer(
             "gs",
             address,
             s3.create,
@@ -121,15 +123,15 @@ def google_server() -> Iterator[Server]:
         )
 
 
-SERVERS: Mapping[str, Callable[[], AbstractContextManager[Server]]] = {
-    "s3": s3_server,
-    "az": azure_server,
-    "gs": google_server,
+SERVERS: Mapping[str, Callable[[], AbstractContextManager[StoreServer]]] = {
+    "s3": run_s3_server,
+    "az": run_azure_server,
+    "gs": run_google_server,
 }
 
 
 @contextmanager
-def _process(command: Callable[[int], Sequence[str]]) -> Iterator[str]:
+def _run_server(command: Callable[[int], Sequence[str]]) -> Iterator[str]:
     """Run a server on a free port, and wait until it listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -137,14 +139,14 @@ def _process(command: Callable[[int], Sequence[str]]) -> Iterator[str]:
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command(port), **silent, process_group=0)
     try:
-        _wait(process, port)
+        _wait_for_port(process, port)
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + 60
     while True:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -154,5 +156,5 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
         time.sleep(0.05)
 
 
-def _put(address: str, path: str, headers: Mapping[str, str], status: int) -> None:
-    assert forwarded(urlsplit(address).netloc, "PUT", path, headers)[0] == status
+def _send_put(address: str, path: str, headers: Mapping[str, str], status: int) -> None:
+    assert forward_request(urlsplit(address).netloc, "PUT", path, headers)[0] == status

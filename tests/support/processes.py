@@ -18,7 +18,7 @@ import psutil
 _SECONDS = 180
 
 
-class Command:
+class CommandProcess:
     """A command of ours that runs in a process group of its own."""
 
     def __init__(self, *words: object, **environment: str) -> None:
@@ -35,7 +35,7 @@ class Command:
     def pid(self) -> int:
         return self.process.pid
 
-    def ended(self) -> tuple[int, str]:
+    def wait(self) -> tuple[int, str]:
         """Wait for it; give its exit code and its last line on standard error."""
         try:
             code = self.process.wait(_SECONDS)
@@ -55,9 +55,9 @@ class Command:
 
 
 @contextmanager
-def command(*words: object, **environment: str) -> Iterator[Command]:
+def start_command(*words: object, **environment: str) -> Iterator[CommandProcess]:
     """Start a command; nothing of it is left behind."""
-    started = Command(*words, **environment)
+    started = CommandProcess(*words, **environment)
     try:
         yield started
     finally:
@@ -65,7 +65,7 @@ def command(*words: object, **environment: str) -> Iterator[Command]:
 
 
 @contextmanager
-def throttled(pid: int, share: float = 0.05) -> Iterator[None]:
+def throttle_process(pid: int, share: float = 0.05) -> Iterator[None]:
     """Let a process run for a share of the time only."""
     ended = threading.Event()
 
@@ -85,7 +85,7 @@ def throttled(pid: int, share: float = 0.05) -> Iterator[None]:
         thread.join()
 
 
-def wait_for(process: subprocess.Popen[bytes], folder: Path, pattern: str) -> None:
+def wait_for_file(process: subprocess.Popen[bytes], folder: Path, pattern: str) -> None:
     """Wait until a process has left a file."""
     deadline = time.monotonic() + _SECONDS
     while not list(folder.glob(pattern)):
@@ -94,22 +94,22 @@ def wait_for(process: subprocess.Popen[bytes], folder: Path, pattern: str) -> No
         time.sleep(0.002)
 
 
-def fit_reaching(
+def run_fit_until(
     stage: str, arguments: Sequence[str], then: Callable[[subprocess.Popen[bytes]], object]
 ) -> int:
     """Start a fit in this folder, act once it has left this stage's file; give its exit code."""
     process = subprocess.Popen([sys.executable, "-m", "flows.fit", *arguments])
-    wait_for(process, Path("runs"), f"*/.unfinished/*/{stage}")
+    wait_for_file(process, Path("runs"), f"*/.unfinished/*/{stage}")
     then(process)
     return process.wait(timeout=_SECONDS)
 
 
 def kill_fit_at(stage: str, arguments: Sequence[str]) -> None:
     """Start a fit and kill it once it has left this stage's file."""
-    assert fit_reaching(stage, arguments, subprocess.Popen.kill) == -signal.SIGKILL
+    assert run_fit_until(stage, arguments, subprocess.Popen.kill) == -signal.SIGKILL
 
 
-def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
+def kill_busiest_worker(process: subprocess.Popen[bytes]) -> None:
     """Kill the worker process that has worked most."""
     children = psutil.Process(process.pid).children(recursive=True)
     workers = [child for child in children if any("spawn_main" in word for word in child.cmdline())]

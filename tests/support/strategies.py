@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Rows, blocks_of
+from pipeline.data.blocks import BinaryBlock, RowSource, iter_blocks
 
 Bits = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Data:
+class DenseData:
     """Rows as a person sees them.
 
     Attributes
@@ -54,14 +54,16 @@ class Data:
         """Number of segments."""
         return int(self.labels.max(initial=0)) + 1
 
-    def take(self, at: Any) -> Data:
+    def take_rows(self, at: Any) -> DenseData:
         """Some of the rows."""
         columns = (self.observed, self.segments, self.keep)
-        return Data(self.X[at], *(None if column is None else column[at] for column in columns))
+        return DenseData(
+            self.X[at], *(None if column is None else column[at] for column in columns)
+        )
 
 
 @dataclass(frozen=True)
-class MemoryChunk:
+class StrategyChunk:
     """A chunk as storage gives it."""
 
     words: Words
@@ -73,31 +75,33 @@ class MemoryChunk:
 
 
 @dataclass(frozen=True)
-class MemoryReader:
+class StrategyReader:
     """Reads chunks that are held in memory."""
 
-    chunks: tuple[MemoryChunk, ...]
+    chunks: tuple[StrategyChunk, ...]
 
-    def __call__(self, key: int) -> MemoryChunk:
+    def __call__(self, key: int) -> StrategyChunk:
         return self.chunks[key]
 
 
-def memory_rows(data: Data, chunk_sizes: Sequence[int] | None = None) -> Rows:
+def make_memory_rows(data: DenseData, chunk_sizes: Sequence[int] | None = None) -> RowSource:
     """Cut rows into chunks of these sizes, one by default, and lay them out as storage does."""
     sizes = [len(data.X)] if chunk_sizes is None else chunk_sizes
     assert sum(sizes) == len(data.X)
     spans = pairwise(np.cumsum([0, *sizes]).tolist())
-    chunks = tuple(_chunk(data.take(slice(a, b)), a) for a, b in spans)
-    return Rows(MemoryReader(chunks), len(chunks), data.X.shape[1], data.n_segments)
+    chunks = tuple(_make_chunk(data.take_rows(slice(a, b)), a) for a, b in spans)
+    return RowSource(StrategyReader(chunks), len(chunks), data.X.shape[1], data.n_segments)
 
 
-def memory_blocks(data: Data, chunk_sizes: Sequence[int] | None = None) -> list[BinaryBlock]:
+def make_memory_blocks(
+    data: DenseData, chunk_sizes: Sequence[int] | None = None
+) -> list[BinaryBlock]:
     """All blocks of rows cut into chunks of these sizes."""
-    rows = memory_rows(data, chunk_sizes)
-    return [block for key in range(rows.n_chunks) for block in blocks_of(rows.read(key))]
+    rows = make_memory_rows(data, chunk_sizes)
+    return [block for key in range(rows.n_chunks) for block in iter_blocks(rows.read(key))]
 
 
-def _chunk(data: Data, first_row: int) -> MemoryChunk:
+def _make_chunk(data: DenseData, first_row: int) -> StrategyChunk:
     order = np.argsort(data.labels, kind="stable")
     parts = [order[data.labels[order] == s] for s in np.unique(data.labels)]
     n_words = [-(-len(part) // 64) for part in parts]
@@ -105,26 +109,28 @@ def _chunk(data: Data, first_row: int) -> MemoryChunk:
     seen = [data.labels[part[0]] for part in parts]
     blocks = np.array([*zip(seen, first_words, map(len, parts), strict=True)], np.int64)
     masked = not data.mask.all()
-    return MemoryChunk(
-        _side_by_side([data.X[part] & data.mask[part] for part in parts], data.X.shape[1]),
-        _side_by_side([data.mask[part] for part in parts], data.X.shape[1]) if masked else None,
+    return StrategyChunk(
+        _pack_side_by_side([data.X[part] & data.mask[part] for part in parts], data.X.shape[1]),
+        _pack_side_by_side([data.mask[part] for part in parts], data.X.shape[1])
+        if masked
+        else None,
         blocks.reshape(-1, 3),
         first_row + order,
-        {"position": first_row + order, "label": _label(data)[order]},
+        {"position": first_row + order, "label": _label_rows(data)[order]},
         None if data.keep is None else data.keep[order],
     )
 
 
-def _label(data: Data) -> NDArray[np.int64]:
+def _label_rows(data: DenseData) -> NDArray[np.int64]:
     """Say which rows have ones in more than half of their places."""
     return ((data.X & data.mask).sum(axis=1) > data.X.shape[1] / 2).astype(np.int64)
 
 
-def _side_by_side(parts: Sequence[Bits], n_features: int) -> Words:
-    return np.hstack([np.zeros((n_features, 0), np.uint64), *map(packed, parts)])
+def _pack_side_by_side(parts: Sequence[Bits], n_features: int) -> Words:
+    return np.hstack([np.zeros((n_features, 0), np.uint64), *map(pack_matrix, parts)])
 
 
-def packed(X: Bits) -> Words:
+def pack_matrix(X: Bits) -> Words:
     """Pack as the documentation of the dataset tells any reader to unpack."""
     n_samples, n_features = X.shape
     in_bytes = np.packbits(X, axis=0, bitorder="little").T
@@ -133,14 +139,14 @@ def packed(X: Bits) -> Words:
     return padded.view(np.uint64)
 
 
-def dense_pair_table(data: Data) -> list[NDArray[np.int64]]:
+def count_dense_pairs(data: DenseData) -> list[NDArray[np.int64]]:
     """n, ones_i, ones_j and joint of every pair, over the rows where both are observed."""
     mask = data.mask.astype(np.int64)
     ones = (data.X & data.mask).astype(np.int64)
     return [mask.T @ mask, ones.T @ mask, mask.T @ ones, ones.T @ ones]
 
 
-def bits(n_samples: st.SearchStrategy[int], n_features: st.SearchStrategy[int]) -> Any:
+def bit_matrices(n_samples: st.SearchStrategy[int], n_features: st.SearchStrategy[int]) -> Any:
     """0/1 matrices of these sizes."""
     zero_or_one = st.integers(0, 1)
     shapes = st.tuples(n_samples, n_features)
@@ -154,13 +160,13 @@ def tables(
     n_samples: st.SearchStrategy[int] = st.integers(1, 150),  # noqa: B008
     *,
     splits: bool = False,
-) -> Data:
+) -> DenseData:
     """Rows with or without missing values, in up to three segments, in a split or not."""
-    X = draw(bits(n_samples, n_features))
-    observed = draw(st.none() | bits(st.just(len(X)), st.just(X.shape[1])))
+    X = draw(bit_matrices(n_samples, n_features))
+    observed = draw(st.none() | bit_matrices(st.just(len(X)), st.just(X.shape[1])))
     segments = draw(hnp.arrays(np.int64, len(X), elements=st.integers(0, 2)))
     keep = draw(st.none() | hnp.arrays(np.bool_, len(X))) if splits else None
-    return Data(X, observed, segments, keep)
+    return DenseData(X, observed, segments, keep)
 
 
 @st.composite
@@ -170,7 +176,7 @@ def chunkings(draw: st.DrawFn, n_rows: int, max_chunks: int = 20) -> list[int]:
     return np.diff(sorted({0, *edges, n_rows})).tolist()
 
 
-def probit_data(
+def draw_probit_data(
     n_samples: int,
     n_features: int,
     n_factors: int,

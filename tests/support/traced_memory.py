@@ -12,12 +12,12 @@ from multiprocessing import get_context
 from typing import Any
 
 
-def tracing_process() -> ProcessPoolExecutor:
+def start_tracing_process() -> ProcessPoolExecutor:
     """Start a process that traces its memory from the first call on."""
     return ProcessPoolExecutor(1, get_context("spawn"), initializer=tracemalloc.start)
 
 
-def peak_of(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
+def measure_peak_memory(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
     """Give a function's result and the bytes it needed at most; call it in a tracing process."""
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]

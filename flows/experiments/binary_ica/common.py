@@ -13,20 +13,24 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.cli.options import Where
-from flows.experiments.base import Row
+from flows.cli.options import ExecutorOptions
+from flows.experiments.base import TableRow
 from flows.experiments.binary_ica.methods import METHODS
-from flows.experiments.binary_ica.trials import Drawn, rows_in_memory
-from flows.running.executors import opened_executor
+from flows.experiments.binary_ica.trials import SimulatedRows, pack_rows_in_memory
+from flows.running.executors import open_executor
 from pipeline.executors.base import Executor
-from storage.examples.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
+from storage.examples.examples import (
+    NonstationaryTruth,
+    draw_nonstationary_rows,
+    draw_nonstationary_truth,
+)
 
-_MODELS_A_SEED = 1000
-_WIDEST = 1000
+_MODELS_PER_SEED = 1000
+_CONSOLE_WIDTH = 1000
 """Rather long lines than cut numbers."""
 
 
-class Shape(NamedTuple):
+class ProblemShape(NamedTuple):
     """Shape of a model and of its data, of which there may be infinitely many."""
 
     features: int
@@ -39,67 +43,73 @@ class Shape(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-def drawn_truth(shape: Shape, model: int, seed: int) -> NonstationaryTruth:
+def draw_truth(shape: ProblemShape, model: int, seed: int) -> NonstationaryTruth:
     """Draw a model; other seeds have other models."""
-    return nonstationary_truth(*shape[:3], _MODELS_A_SEED * seed + model)
+    return draw_nonstationary_truth(*shape[:3], _MODELS_PER_SEED * seed + model)
 
 
-def drawn(shape: Shape, model: int, seed: int) -> Drawn:
+def draw_simulated_rows(shape: ProblemShape, model: int, seed: int) -> SimulatedRows:
     """Draw a model and rows from it."""
     assert shape.rows_per_segment is not None
-    truth = drawn_truth(shape, model, seed)
-    batches = nonstationary_rows(truth, shape.rows_per_segment, _MODELS_A_SEED * seed + model)
+    truth = draw_truth(shape, model, seed)
+    batches = draw_nonstationary_rows(
+        truth, shape.rows_per_segment, _MODELS_PER_SEED * seed + model
+    )
     X = np.concatenate([batch.X for batch in batches])
-    return Drawn(truth.mixing, rows_in_memory(X, shape.segments), seed)
+    return SimulatedRows(truth.mixing, pack_rows_in_memory(X, shape.segments), seed)
 
 
-def trials_stage(
-    trial: Callable[[Any], Row],
-    draw: Callable[[Shape, int, int], Any],
-    shapes: Sequence[Shape],
+def run_shape_trials(
+    trial: Callable[[Any], TableRow],
+    draw: Callable[[ProblemShape, int, int], Any],
+    shapes: Sequence[ProblemShape],
     n_models: int,
     seed: int,
-    where: Where,
+    where: ExecutorOptions,
     alone: bool = False,
-) -> list[Row]:
+) -> list[TableRow]:
     """Try models of each shape; one trial at a time if they must be alone.
 
     What is drawn is drawn here, as late as can be, and sent to where trials run.
     """
     cells = [(shape, model) for shape in shapes for model in range(n_models)]
-    with opened_executor(**where) as executor:
+    with open_executor(**where) as executor:
         items = (draw(shape, model, seed) for shape, model in cells)
-        results = _one_by_one(executor, trial, items) if alone else executor.map(trial, items)
+        results = _run_one_by_one(executor, trial, items) if alone else executor.map(trial, items)
         return [
             {**shape.columns(), "model": model, **result}
-            for (shape, model), result in zip(cells, _followed(results, len(cells)), strict=True)
+            for (shape, model), result in zip(
+                cells, _track_progress(results, len(cells)), strict=True
+            )
         ]
 
 
-def _one_by_one(
-    executor: Executor, trial: Callable[[Any], Row], items: Iterable[Any]
-) -> Iterator[Row]:
+def _run_one_by_one(
+    executor: Executor, trial: Callable[[Any], TableRow], items: Iterable[Any]
+) -> Iterator[TableRow]:
     return chain.from_iterable(executor.map(trial, [item]) for item in items)
 
 
-def _followed(results: Iterable[Row], total: int) -> Iterator[Row]:
+def _track_progress(results: Iterable[TableRow], total: int) -> Iterator[TableRow]:
     """Pass results on, with a bar on a terminal."""
     console = Console(stderr=True)
     yield from track(results, "trials", total, console=console, disable=not sys.stderr.isatty())
 
 
-def values_of(trials: Sequence[Row], shapes: Sequence[Shape], column: str) -> NDArray[np.float64]:
+def column_values(
+    trials: Sequence[TableRow], shapes: Sequence[ProblemShape], column: str
+) -> NDArray[np.float64]:
     """Give the values of a column, (n_shapes, n_models), NaN where there are none."""
     by_shape = [[t for t in trials if shape.columns().items() <= t.items()] for shape in shapes]
     return np.array([[t[column] for t in found] for found in by_shape], np.float64)
 
 
-def left_out(shapes: Sequence[Shape]) -> str:
+def describe_left_out(shapes: Sequence[ProblemShape]) -> str:
     """Say which models are not fitted to all shapes, for the note of a figure."""
     limits = {
-        name: " or ".join(f"more than {most} {size}" for size, most in method.most.items())
+        name: " or ".join(f"more than {most} {size}" for size, most in method.size_limits.items())
         for name, method in METHODS.items()
-        if not all(method.takes(shape.columns()) for shape in shapes)
+        if not all(method.can_fit(shape.columns()) for shape in shapes)
     }
     told = "; ".join(f"{name} of {limit}" for name, limit in limits.items())
     return f" Left out, as a fit would take longer than minutes: {told}." if told else ""
@@ -107,17 +117,17 @@ def left_out(shapes: Sequence[Shape]) -> str:
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the medians and the paths."""
-    console = Console(soft_wrap=True, highlight=False, width=_WIDEST)
+    console = Console(soft_wrap=True, highlight=False, width=_CONSOLE_WIDTH)
     columns = (name.replace("_", " ").replace(" ", "\n") for name in summary["medians"][0])
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for row in summary["medians"]:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*map(_format_cell, row.values()))
     console.print(table)
     for path in summary["files"]:
         console.print(path, markup=False)
 
 
-def _cell(value: float | None) -> str:
+def _format_cell(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"

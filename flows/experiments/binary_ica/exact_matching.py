@@ -15,14 +15,14 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.models.binary_ica.moment_matching.objective import Moments, Solution
-from pipeline.models.binary_ica.moment_matching.optimiser import maximise, random_start
+from pipeline.models.binary_ica.moment_matching.objective import MatchSolution, SegmentMoments
+from pipeline.models.binary_ica.moment_matching.optimiser import draw_start, maximise
 
 Array = NDArray[np.float64]
 
-EXACT = 1e-20
+EXACT_RESIDUAL = 1e-20
 """Sum of squared differences that only rounding errors are below."""
-_NEAR = 1e-5
+_START_TOLERANCE = 1e-5
 _ROUNDING = 1e-15
 _MAX_EVALUATIONS = 200
 
@@ -38,7 +38,7 @@ class ExactMatch(NamedTuple):
         Sum of the squared differences of correlations, over pairs i < j and segments.
     """
 
-    solution: Solution
+    solution: MatchSolution
     residual: float
 
 
@@ -55,7 +55,7 @@ def match_exactly(correlation: Array, n_components: int, seeds: Iterable[int]) -
     n_components
         Number of components, from 1 to n_features.
     seeds
-        One a start; they end with the first that leaves no more than `EXACT`.
+        One a start; they end with the first that leaves no more than `EXACT_RESIDUAL`.
 
     Returns
     -------
@@ -75,17 +75,17 @@ def match_exactly(correlation: Array, n_components: int, seeds: Iterable[int]) -
         )
     flat = np.zeros(n_segments)
     counts = np.ones((n_segments, n_features), bool)
-    moments = Moments(correlation, counts, flat + 1 / n_segments, flat, flat)
+    moments = SegmentMoments(correlation, counts, flat + 1 / n_segments, flat, flat)
     found: list[ExactMatch] = []
     for seed in seeds:
-        near = maximise(moments, random_start(moments, n_components, seed), _NEAR).solution
-        found.append(_polished(correlation, near))
-        if found[-1].residual <= EXACT:
+        near = maximise(moments, draw_start(moments, n_components, seed), _START_TOLERANCE).solution
+        found.append(_polish(correlation, near))
+        if found[-1].residual <= EXACT_RESIDUAL:
             break
     return min(found, key=lambda match: match.residual)
 
 
-def _polished(correlation: Array, start: Solution) -> ExactMatch:
+def _polish(correlation: Array, start: MatchSolution) -> ExactMatch:
     n_components = start.mixing.shape[1]
     # A step too far overflows and is taken back.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -100,9 +100,9 @@ def _polished(correlation: Array, start: Solution) -> ExactMatch:
             gtol=_ROUNDING,
             max_nfev=_MAX_EVALUATIONS,
         )
-    mixing, log_variances = _unknowns(result.x, correlation, n_components)
+    mixing, log_variances = _unpack_unknowns(result.x, correlation, n_components)
     precisions = 0.5 * np.log1p(np.exp(log_variances) @ mixing.T**2)
-    return ExactMatch(Solution(mixing, log_variances, precisions), 2 * float(result.cost))
+    return ExactMatch(MatchSolution(mixing, log_variances, precisions), 2 * float(result.cost))
 
 
 def residuals(flat: Array, correlation: Array, n_components: int) -> Array:
@@ -123,7 +123,7 @@ def residuals(flat: Array, correlation: Array, n_components: int) -> Array:
         Of the pairs i < j of each segment, (n_segments · n_pairs,).
     """
     i, j = np.triu_indices(correlation.shape[1], 1)
-    _, _, _, directions = _signal(flat, correlation, n_components)
+    _, _, _, directions = _signal_terms(flat, correlation, n_components)
     implied = (directions[:, i] * directions[:, j]).sum(axis=2)
     differences: Array = (implied - correlation[:, i, j]).ravel()
     return differences
@@ -134,7 +134,7 @@ def jacobian(flat: Array, correlation: Array, n_components: int) -> Array:
     n_segments, n_features, _ = correlation.shape
     i, j = np.triu_indices(n_features, 1)
     pairs, each = np.arange(len(i)), np.arange(n_segments)
-    roots, signal, norms, directions = _signal(flat, correlation, n_components)
+    roots, signal, norms, directions = _signal_terms(flat, correlation, n_components)
     left, right = directions[:, i], directions[:, j]
     implied = (left * right).sum(axis=2, keepdims=True)
     by_left = (right - implied * left) / norms[:, i]
@@ -148,7 +148,7 @@ def jacobian(flat: Array, correlation: Array, n_components: int) -> Array:
     return np.hstack([by_mixing.reshape(n_rows, -1), by_variances.reshape(n_rows, -1)])
 
 
-def _unknowns(flat: Array, correlation: Array, n_components: int) -> tuple[Array, Array]:
+def _unpack_unknowns(flat: Array, correlation: Array, n_components: int) -> tuple[Array, Array]:
     n_segments, n_features, _ = correlation.shape
     mixing, log_variances = np.split(flat, [n_features * n_components])
     return (
@@ -157,11 +157,11 @@ def _unknowns(flat: Array, correlation: Array, n_components: int) -> tuple[Array
     )
 
 
-def _signal(
+def _signal_terms(
     flat: Array, correlation: Array, n_components: int
 ) -> tuple[Array, Array, Array, Array]:
     """S^½, L, √(1 + ‖L_i‖²) and their ratio, by segment, feature and component."""
-    mixing, log_variances = _unknowns(flat, correlation, n_components)
+    mixing, log_variances = _unpack_unknowns(flat, correlation, n_components)
     roots = np.exp(0.5 * log_variances)[:, None, :]
     signal = mixing * roots
     norms = np.sqrt(1 + (signal**2).sum(axis=2, keepdims=True))

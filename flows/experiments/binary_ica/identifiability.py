@@ -18,13 +18,24 @@ from numpy.typing import NDArray
 
 from flows.cli.options import Json, Option
 from flows.experiments import base
-from flows.experiments.base import Row, launch, medians, summary_of, write_results
-from flows.experiments.binary_ica.common import Shape, drawn_truth, print_summary, trials_stage
-from flows.experiments.binary_ica.trials import exact_trial
-from flows.experiments.drawing import drawing
-from flows.running.flow import late_flow_of
+from flows.experiments.base import (
+    TableRow,
+    group_medians,
+    run_experiment,
+    summarize_run,
+    write_results,
+)
+from flows.experiments.binary_ica.common import (
+    ProblemShape,
+    draw_truth,
+    print_summary,
+    run_shape_trials,
+)
+from flows.experiments.binary_ica.trials import run_exact_trial
+from flows.experiments.drawing import open_figure
+from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task
-from pipeline.models.binary_ica.moment_matching.identifiability import surplus
+from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,27 +63,27 @@ _LINE, _HATCH = "#D55E00", "#7f7f7f"
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options(base.Options):
+class IdentifiabilityOptions(base.ExperimentOptions):
     """Where the results go by themselves."""
 
     output: base.Output = OUTPUT
 
 
-@late_flow_of("experiment-blica-identifiability", Options)
-def blica_identifiability(options: Options) -> dict[str, Any]:
+@make_lazy_flow("experiment-blica-identifiability", IdentifiabilityOptions)
+def blica_identifiability(options: IdentifiabilityOptions) -> dict[str, Any]:
     """Fit all models; `python -m flows.experiments blica-identifiability --help` says more."""
     begun, quick = time.perf_counter(), options.quick
     features, segments = (_QUICK_FEATURES, _QUICK_SEGMENTS) if quick else (_FEATURES, _SEGMENTS)
-    shapes = [Shape(n, n, n_segments) for n_segments in segments for n in features]
+    shapes = [ProblemShape(n, n, n_segments) for n_segments in segments for n in features]
     n_models = _QUICK_MODELS if quick else _MODELS
-    given = (exact_trial, drawn_truth, shapes, n_models, options.seed, options.where)
-    trials = run_task("trials", partial(trials_stage, *given))
-    middle = medians(trials, (*_AXES, "surplus"), ("distance",))
-    _draw(write_results(options.output, NAME, trials, middle), middle, n_models)
-    return summary_of(options.output, NAME, middle, begun)
+    given = (run_exact_trial, draw_truth, shapes, n_models, options.seed, options.where)
+    trials = run_task("trials", partial(run_shape_trials, *given))
+    middle = group_medians(trials, (*_AXES, "surplus"), ("distance",))
+    _plot_distances(write_results(options.output, NAME, trials, middle), middle, n_models)
+    return summarize_run(options.output, NAME, middle, begun)
 
 
-def _draw(paths: tuple[Path, Path], middle: Sequence[Row], n_models: int) -> None:
+def _plot_distances(paths: tuple[Path, Path], middle: Sequence[TableRow], n_models: int) -> None:
     note = (
         f"Large: 1 − MCS, median of {n_models} models; 0: up to rounding errors. "
         "Small: the surplus of pairwise correlations over mixing coefficients and source "
@@ -83,21 +94,24 @@ def _draw(paths: tuple[Path, Path], middle: Sequence[Row], n_models: int) -> Non
     )
     title = "Binary ICA of infinitely many rows: distance of the mixing found from the true one"
     features, segments = (sorted({row[name] for row in middle}) for name in _AXES)
-    with drawing(*paths, size=(9, 4.8), title=title, note=note) as figure:
+    with open_figure(*paths, size=(9, 4.8), title=title, note=note) as figure:
         axes = figure.add_subplot()
         for row in middle:
-            _draw_cell(axes, row, features.index(row["features"]), segments.index(row["segments"]))
-        _draw_line(axes, np.array([[surplus(n, n, u) + n for n in features] for u in segments]))
+            _plot_cell(axes, row, features.index(row["features"]), segments.index(row["segments"]))
+        _plot_line(
+            axes,
+            np.array([[count_surplus_equations(n, n, u) + n for n in features] for u in segments]),
+        )
         axes.set(xlabel="features = components", ylabel="segments")
         axes.set_xticks(np.arange(len(features)) + 0.5, features)
         axes.set_yticks(np.arange(len(segments)) + 0.5, segments)
         axes.set(xlim=(0, len(features)), ylim=(0, len(segments)))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        _draw_scale(axes)
+        _plot_scale(axes)
 
 
-def _draw_cell(axes: Axes, row: Row, x: int, y: int) -> None:
+def _plot_cell(axes: Axes, row: TableRow, x: int, y: int) -> None:
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
@@ -109,11 +123,11 @@ def _draw_cell(axes: Axes, row: Row, x: int, y: int) -> None:
     axes.add_patch(Rectangle((x, y), 1, 1, fill=False, ec="white", lw=1.5))
     halo = [withStroke(linewidth=3, foreground=fill)]
     style: Any = {"color": ink, "ha": "center", "va": "center", "path_effects": halo}
-    axes.text(x + 0.5, y + 0.6, _rounded(row["distance"]), size=11, **style)
+    axes.text(x + 0.5, y + 0.6, _format_distance(row["distance"]), size=11, **style)
     axes.text(x + 0.5, y + 0.25, f"{row['surplus']}".replace("-", "−"), size=8, **style)
 
 
-def _draw_line(axes: Axes, surplus: NDArray[np.int64]) -> None:
+def _plot_line(axes: Axes, surplus: NDArray[np.int64]) -> None:
     """Draw a line between neighbouring cells of which one has a negative surplus."""
     negative = surplus < 0
     y, x = np.nonzero(negative[:, 1:] != negative[:, :-1])
@@ -122,13 +136,13 @@ def _draw_line(axes: Axes, surplus: NDArray[np.int64]) -> None:
     axes.hlines(y + 1, x, x + 1, color=_LINE, linewidth=3, capstyle="projecting")
 
 
-def _rounded(distance: float) -> str:
+def _format_distance(distance: float) -> str:
     if distance < _FLOOR:
         return "0"
     return f"{distance:.2f}" if distance >= 0.01 else f"{distance:.0e}"
 
 
-def _draw_scale(axes: Axes) -> None:
+def _plot_scale(axes: Axes) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
 
@@ -138,6 +152,6 @@ def _draw_scale(axes: Axes) -> None:
     bar.ax.set_yticklabels(["0", "10⁻¹²", "10⁻⁸", "10⁻⁴", "1"])
 
 
-def main(*, options: Options = Options(), json: Json = False) -> None:
+def main(*, options: IdentifiabilityOptions = IdentifiabilityOptions(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    launch(blica_identifiability, options, json, print_summary)
+    run_experiment(blica_identifiability, options, json, print_summary)

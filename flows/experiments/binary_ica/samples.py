@@ -18,20 +18,26 @@ import numpy as np
 
 from flows.cli.options import Json, Option
 from flows.experiments import base
-from flows.experiments.base import Row, launch, medians, summary_of, write_results
-from flows.experiments.binary_ica.common import (
-    Shape,
-    drawn,
-    left_out,
-    print_summary,
-    trials_stage,
-    values_of,
+from flows.experiments.base import (
+    TableRow,
+    group_medians,
+    run_experiment,
+    summarize_run,
+    write_results,
 )
-from flows.experiments.binary_ica.methods import METHODS, sample_trial
-from flows.experiments.drawing import draw_ranges, drawing
-from flows.running.flow import late_flow_of
+from flows.experiments.binary_ica.common import (
+    ProblemShape,
+    column_values,
+    describe_left_out,
+    draw_simulated_rows,
+    print_summary,
+    run_shape_trials,
+)
+from flows.experiments.binary_ica.methods import METHODS, run_sample_trial
+from flows.experiments.drawing import open_figure, plot_ranges
+from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task
-from pipeline.models.binary_ica.fastica import MOST_ROWS
+from pipeline.models.binary_ica.fastica import MAX_ROWS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,43 +67,46 @@ _QUICK_ROWS, _QUICK_MODELS = (100, 500, 2000), 3
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options(base.Options):
+class SampleSizeOptions(base.ExperimentOptions):
     """Where the results go by themselves."""
 
     output: base.Output = OUTPUT
 
 
-@late_flow_of("experiment-blica-samples", Options)
-def blica_samples(options: Options) -> dict[str, Any]:
+@make_lazy_flow("experiment-blica-samples", SampleSizeOptions)
+def blica_samples(options: SampleSizeOptions) -> dict[str, Any]:
     """Fit all data; `python -m flows.experiments blica-samples --help` says more."""
     begun, quick = time.perf_counter(), options.quick
     plan = (_QUICK_SHAPES, _QUICK_ROWS, _QUICK_MODELS) if quick else (_SHAPES, _ROWS, _MODELS)
     kinds, sizes, n_models = plan
-    shapes = [Shape(n, k, _SEGMENTS, rows) for n, k in kinds for rows in sizes]
-    given = (sample_trial, drawn, shapes, n_models, options.seed, options.where)
-    trials = run_task("trials", partial(trials_stage, *given))
+    shapes = [ProblemShape(n, k, _SEGMENTS, rows) for n, k in kinds for rows in sizes]
+    given = (run_sample_trial, draw_simulated_rows, shapes, n_models, options.seed, options.where)
+    trials = run_task("trials", partial(run_shape_trials, *given))
     seconds = [f"{name}_seconds" for name in METHODS]
-    middle = medians(trials, Shape._fields, (*METHODS, *seconds))
-    _draw(write_results(options.output, NAME, trials, middle), trials, shapes, n_models)
-    return summary_of(options.output, NAME, middle, begun)
+    middle = group_medians(trials, ProblemShape._fields, (*METHODS, *seconds))
+    _plot_similarity(write_results(options.output, NAME, trials, middle), trials, shapes, n_models)
+    return summarize_run(options.output, NAME, middle, begun)
 
 
-def _draw(
-    paths: tuple[Path, Path], trials: Sequence[Row], shapes: Sequence[Shape], n_models: int
+def _plot_similarity(
+    paths: tuple[Path, Path],
+    trials: Sequence[TableRow],
+    shapes: Sequence[ProblemShape],
+    n_models: int,
 ) -> None:
     note = (
         f"{_SEGMENTS} segments. Lines: medians of {n_models} models; areas: from the least to the "
         "largest. MCS: mean cosine similarity of the mixing found to the true one. CPU seconds: of "
         "a fit while others may run. FastICA is linear ICA, here of the bits of all segments "
-        f"together, of {MOST_ROWS:,} rows at most.{left_out(shapes)}"
+        f"together, of {MAX_ROWS:,} rows at most.{describe_left_out(shapes)}"
     )
     title = "Accuracy and time of binary ICA over the amount of data"
     kinds = [list(found) for _, found in groupby(shapes, lambda shape: shape[:2])]
-    with drawing(*paths, size=(9, 8.4), title=title, note=note) as figure:
+    with open_figure(*paths, size=(9, 8.4), title=title, note=note) as figure:
         layout: Any = {"sharex": True, "sharey": "row", "height_ratios": (3, 2, 2)}
         columns = figure.subplots(3, len(kinds), **layout).T
         for column, found in zip(columns, kinds, strict=True):
-            _draw_kind(column, found, trials)
+            _plot_shapes(column, found, trials)
         figure.legend(*columns[0, 0].get_legend_handles_labels(), loc="outside right upper")
         columns[0, 0].set_ylim(top=1.02)
         for axes in columns.flat:
@@ -105,17 +114,19 @@ def _draw(
             axes.label_outer()
 
 
-def _draw_kind(column: Iterable[Axes], shapes: Sequence[Shape], trials: Sequence[Row]) -> None:
+def _plot_shapes(
+    column: Iterable[Axes], shapes: Sequence[ProblemShape], trials: Sequence[TableRow]
+) -> None:
     """Draw the similarity, on a logarithmic scale what it lacks, and the time."""
     similarity, distance, time = column
     rows = np.array([shape.rows_per_segment for shape in shapes])
-    mcs = {name: (rows, values_of(trials, shapes, name)) for name in METHODS}
-    seconds = {name: (rows, values_of(trials, shapes, f"{name}_seconds")) for name in METHODS}
+    mcs = {name: (rows, column_values(trials, shapes, name)) for name in METHODS}
+    seconds = {name: (rows, column_values(trials, shapes, f"{name}_seconds")) for name in METHODS}
     title = f"{shapes[0].features} features, {shapes[0].components} components"
-    draw_ranges(similarity, mcs, ("", "MCS"), title)
+    plot_ranges(similarity, mcs, ("", "MCS"), title)
     lacking = {name: (rows, 1 - found) for name, (_, found) in mcs.items()}
-    draw_ranges(distance, lacking, ("", "1 − MCS"), "")
-    draw_ranges(time, seconds, ("rows per segment", "CPU seconds"), "")
+    plot_ranges(distance, lacking, ("", "1 − MCS"), "")
+    plot_ranges(time, seconds, ("rows per segment", "CPU seconds"), "")
     distance.set_yscale("log")
     time.set(xscale="log", yscale="log")
     time.set_xticks(rows, [f"{n:,}" for n in rows])
@@ -123,6 +134,6 @@ def _draw_kind(column: Iterable[Axes], shapes: Sequence[Shape], trials: Sequence
     time.yaxis.set_major_formatter("{x:g}")
 
 
-def main(*, options: Options = Options(), json: Json = False) -> None:
+def main(*, options: SampleSizeOptions = SampleSizeOptions(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    launch(blica_samples, options, json, print_summary)
+    run_experiment(blica_samples, options, json, print_summary)

@@ -19,20 +19,26 @@ from numpy.typing import NDArray
 
 from flows.cli.options import Json, Option
 from flows.experiments import base
-from flows.experiments.base import Row, launch, medians, summary_of, write_results
-from flows.experiments.binary_ica.common import (
-    Shape,
-    drawn,
-    left_out,
-    print_summary,
-    trials_stage,
-    values_of,
+from flows.experiments.base import (
+    TableRow,
+    group_medians,
+    run_experiment,
+    summarize_run,
+    write_results,
 )
-from flows.experiments.binary_ica.methods import METHODS, timed_trial
-from flows.experiments.drawing import draw_ranges, drawing
-from flows.running.flow import late_flow_of
+from flows.experiments.binary_ica.common import (
+    ProblemShape,
+    column_values,
+    describe_left_out,
+    draw_simulated_rows,
+    print_summary,
+    run_shape_trials,
+)
+from flows.experiments.binary_ica.methods import METHODS, run_timed_trial
+from flows.experiments.drawing import open_figure, plot_ranges
+from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task
-from pipeline.models.binary_ica.fastica import MOST_ROWS
+from pipeline.models.binary_ica.fastica import MAX_ROWS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +62,7 @@ EXAMPLES = """Examples:
     python -m flows.experiments blica-scaling --quick
     python -m flows.experiments blica-scaling --executor serial
 """
-_BASE = Shape(features=20, components=10, segments=40, rows_per_segment=1000)
+_BASE = ProblemShape(features=20, components=10, segments=40, rows_per_segment=1000)
 _FEATURES, _SEGMENTS, _COMPONENTS = (5, 10, 20, 50, 100, 200), (10, 20, 40, 80), (2, 5, 10, 20)
 _QUICK_FEATURES, _QUICK_SEGMENTS, _QUICK_COMPONENTS = (5, 10, 20), (10, 20, 40), (2, 5, 10)
 _MODELS, _QUICK_MODELS = 5, 1
@@ -67,27 +73,36 @@ _PARTS = ("selection", "starts", "correlations")
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options(base.Options):
+class ScalingOptions(base.ExperimentOptions):
     """Where the results go by themselves."""
 
     output: base.Output = OUTPUT
 
 
-@late_flow_of("experiment-blica-scaling", Options)
-def blica_scaling(options: Options) -> dict[str, Any]:
+@make_lazy_flow("experiment-blica-scaling", ScalingOptions)
+def blica_scaling(options: ScalingOptions) -> dict[str, Any]:
     """Time all fits; `python -m flows.experiments blica-scaling --help` says more."""
     begun, seed, where = time.perf_counter(), options.seed, options.where
-    sweeps, n_models = _sweeps(options.quick), _QUICK_MODELS if options.quick else _MODELS
+    sweeps, n_models = _make_sweeps(options.quick), _QUICK_MODELS if options.quick else _MODELS
     shapes = list(dict.fromkeys(chain.from_iterable(sweeps.values())))
-    work = partial(trials_stage, timed_trial, drawn, shapes, n_models, seed, where, alone=True)
+    work = partial(
+        run_shape_trials,
+        run_timed_trial,
+        draw_simulated_rows,
+        shapes,
+        n_models,
+        seed,
+        where,
+        alone=True,
+    )
     trials = run_task("trials", work)
     seconds = [f"{name}_seconds" for name in METHODS]
-    middle = medians(trials, Shape._fields[:3], (*METHODS, *seconds, *_PARTS))
-    _draw(write_results(options.output, NAME, trials, middle), trials, sweeps, n_models)
-    return summary_of(options.output, NAME, middle, begun)
+    middle = group_medians(trials, ProblemShape._fields[:3], (*METHODS, *seconds, *_PARTS))
+    _plot_sweeps(write_results(options.output, NAME, trials, middle), trials, sweeps, n_models)
+    return summarize_run(options.output, NAME, middle, begun)
 
 
-def _sweeps(quick: bool) -> dict[str, list[Shape]]:
+def _make_sweeps(quick: bool) -> dict[str, list[ProblemShape]]:
     """List the shapes over which each dimension is varied; some are in several."""
     features = _QUICK_FEATURES if quick else _FEATURES
     segments = _QUICK_SEGMENTS if quick else _SEGMENTS
@@ -100,10 +115,10 @@ def _sweeps(quick: bool) -> dict[str, list[Shape]]:
     }
 
 
-def _draw(
+def _plot_sweeps(
     paths: tuple[Path, Path],
-    trials: Sequence[Row],
-    sweeps: Mapping[str, Sequence[Shape]],
+    trials: Sequence[TableRow],
+    sweeps: Mapping[str, Sequence[ProblemShape]],
     n_models: int,
 ) -> None:
     note = (
@@ -111,17 +126,17 @@ def _draw(
         f"as features if these are fewer, {_BASE.segments} segments; {_BASE.rows_per_segment:,} "
         f"rows a segment. Models of each shape: {n_models}; marks are medians, areas ranges. MCS: "
         "mean cosine similarity of the mixing found to the true one. FastICA is linear ICA of "
-        f"{MOST_ROWS:,} rows at most. Parts: selection of the ridge, on two halves; starts from "
+        f"{MAX_ROWS:,} rows at most. Parts: selection of the ridge, on two halves; starts from "
         "which the likelihood is climbed; correlations of all rows and of the halves; the total "
         "has counts, gaps and variances besides. Dashed: as one evaluation of BLICA's likelihood "
         "grows; how many are needed differs. In the paper full maximum likelihood did not finish 6 "
-        f"observed variables in two hours.{left_out(list(chain.from_iterable(sweeps.values())))}"
+        f"observed variables in two hours.{describe_left_out(list(chain.from_iterable(sweeps.values())))}"
     )
     title = "Time that binary ICA takes, and its accuracy"
-    with drawing(*paths, size=(11, 9), title=title, note=note) as figure:
+    with open_figure(*paths, size=(11, 9), title=title, note=note) as figure:
         columns = figure.subplots(3, 3, sharex="col", sharey="row").T
         for column, (dimension, shapes) in zip(columns, sweeps.items(), strict=True):
-            _draw_sweep(column, dimension, shapes, trials)
+            _plot_sweep(column, dimension, shapes, trials)
         columns[0, 1].set_ylim(top=1.02)
         for axes in columns[:-1].flat:
             axes.get_legend().remove()
@@ -130,18 +145,21 @@ def _draw(
             axes.label_outer()
 
 
-def _draw_sweep(
-    column: Iterable[Axes], dimension: str, shapes: Sequence[Shape], trials: Sequence[Row]
+def _plot_sweep(
+    column: Iterable[Axes],
+    dimension: str,
+    shapes: Sequence[ProblemShape],
+    trials: Sequence[TableRow],
 ) -> None:
     """Draw the time and the accuracy of all models, and the parts of BLICA's time."""
     times, accuracy, parts = column
     x = [getattr(shape, dimension) for shape in shapes]
-    mcs = {name: (x, values_of(trials, shapes, name)) for name in METHODS}
-    seconds = {name: (x, values_of(trials, shapes, f"{name}_seconds")) for name in METHODS}
-    shares = {name: (x, values_of(trials, shapes, name)) for name in _PARTS}
-    draw_ranges(times, seconds, ("", "CPU seconds"), f"over {dimension}")
-    draw_ranges(accuracy, mcs, ("", "MCS"), "")
-    _draw_parts(parts, dimension, seconds["BLICA"], shares)
+    mcs = {name: (x, column_values(trials, shapes, name)) for name in METHODS}
+    seconds = {name: (x, column_values(trials, shapes, f"{name}_seconds")) for name in METHODS}
+    shares = {name: (x, column_values(trials, shapes, name)) for name in _PARTS}
+    plot_ranges(times, seconds, ("", "CPU seconds"), f"over {dimension}")
+    plot_ranges(accuracy, mcs, ("", "MCS"), "")
+    _plot_parts(parts, dimension, seconds["BLICA"], shares)
     parts.set(xlabel=dimension, xscale="log")
     parts.set_xticks(x, x)
     parts.xaxis.minorticks_off()
@@ -152,17 +170,17 @@ def _draw_sweep(
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _draw_parts(axes: Axes, dimension: str, total: Series, parts: Mapping[str, Series]) -> None:
+def _plot_parts(axes: Axes, dimension: str, total: Series, parts: Mapping[str, Series]) -> None:
     power = _POWERS[dimension]
     name = dimension + ("²" if power == 2 else "")
-    draw_ranges(axes, {"total": total}, ("", ""), "")
+    plot_ranges(axes, {"total": total}, ("", ""), "")
     labels = ("", "CPU seconds of BLICA")
-    draw_ranges(axes, parts, labels, f"dashed: ∝ {name}", first=len(METHODS))
+    plot_ranges(axes, parts, labels, f"dashed: ∝ {name}", first=len(METHODS))
     x, values = total
     growth = 2 * np.median(values[-1]) * (np.array(x) / x[-1]) ** power
     axes.plot(x, growth, color="black", linestyle="--", linewidth=0.8)
 
 
-def main(*, options: Options = Options(), json: Json = False) -> None:
+def main(*, options: ScalingOptions = ScalingOptions(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    launch(blica_scaling, options, json, print_summary)
+    run_experiment(blica_scaling, options, json, print_summary)

@@ -15,8 +15,8 @@ import scipy
 from numpy.typing import NDArray
 
 from flows.experiments.binary_ica.exact_matching import match_exactly
-from pipeline.data.blocks import Rows, block_of
-from pipeline.models.binary_ica.moment_matching.identifiability import surplus
+from pipeline.data.blocks import RowSource, pack_block
+from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.params import PROBIT_SCALE
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
@@ -25,10 +25,10 @@ from pipeline.numerics.metrics import mean_cosine_similarity
 
 Array = NDArray[np.float64]
 
-_EXACT_STARTS = 12
+_N_EXACT_STARTS = 12
 
 
-class Truth(Protocol):
+class MixingTruth(Protocol):
     """What data are drawn from: `storage.examples.examples.NonstationaryTruth` is one."""
 
     @property
@@ -44,7 +44,7 @@ class Truth(Protocol):
         """Variances of the sources, (n_segments, n_components)."""
 
 
-class Drawn(NamedTuple):
+class SimulatedRows(NamedTuple):
     """Rows drawn from a known mixing.
 
     Attributes
@@ -58,11 +58,11 @@ class Drawn(NamedTuple):
     """
 
     mixing: Array
-    rows: Rows
+    rows: RowSource
     seed: int
 
 
-class _Chunk(NamedTuple):
+class _MemoryChunk(NamedTuple):
     """All rows, in memory."""
 
     words: NDArray[np.uint64]
@@ -73,16 +73,16 @@ class _Chunk(NamedTuple):
     keep: NDArray[np.bool_] | None = None
 
 
-def rows_in_memory(X: NDArray[np.uint8], n_segments: int) -> Rows:
+def pack_rows_in_memory(X: NDArray[np.uint8], n_segments: int) -> RowSource:
     """Pack rows that lie segment by segment, as many in each, (n_rows, n_features)."""
-    words = [block_of(part).words for part in np.split(X, n_segments)]
+    words = [pack_block(part).words for part in np.split(X, n_segments)]
     height, width = len(X) // n_segments, words[0].shape[1]
     blocks = [(segment, segment * width, height) for segment in range(n_segments)]
-    chunk = _Chunk(np.hstack(words), np.array(blocks), np.arange(len(X)))
-    return Rows((chunk,).__getitem__, 1, X.shape[1], n_segments)
+    chunk = _MemoryChunk(np.hstack(words), np.array(blocks), np.arange(len(X)))
+    return RowSource((chunk,).__getitem__, 1, X.shape[1], n_segments)
 
 
-def population_correlations(truth: Truth) -> Array:
+def population_correlations(truth: MixingTruth) -> Array:
     """Compute the tetrachoric correlations of infinitely many rows, by exact pair probabilities.
 
     Parameters
@@ -111,7 +111,7 @@ def _population_correlation(weights: Array, means: Array, variances: Array) -> A
     return found
 
 
-def exact_trial(truth: Truth) -> dict[str, float]:
+def run_exact_trial(truth: MixingTruth) -> dict[str, float]:
     """Fit the correlations of infinitely many rows.
 
     Parameters
@@ -122,15 +122,15 @@ def exact_trial(truth: Truth) -> dict[str, float]:
     Returns
     -------
     dict
-        `surplus` of correlations over unknowns, `distance`, which is 1 − MCS, and the `residual` of
+        `count_surplus_equations` of correlations over unknowns, `distance`, which is 1 − MCS, and the `residual` of
         `match_exactly`.
     """
     n_features, n_components = truth.mixing.shape
     correlation = population_correlations(truth)
-    match = match_exactly(correlation, n_components, range(_EXACT_STARTS))
+    match = match_exactly(correlation, n_components, range(_N_EXACT_STARTS))
     similarity = mean_cosine_similarity(match.solution.mixing, truth.mixing)
     return {
-        "surplus": surplus(n_features, n_components, len(correlation)),
+        "surplus": count_surplus_equations(n_features, n_components, len(correlation)),
         "distance": 1 - similarity,
         "residual": match.residual,
     }

@@ -12,14 +12,14 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.options import Json, Option, Whole
-from flows.data.datasets import open_named
+from flows.cli.options import Json, Option, WholeNumber
+from flows.data.datasets import open_dataset_or_example
 from flows.experiments import base
-from flows.experiments.base import launch
-from flows.experiments.clipped_pca.images import images_stage
-from flows.experiments.clipped_pca.ring import ring_stage
+from flows.experiments.base import run_experiment
+from flows.experiments.clipped_pca.images import compare_on_images
+from flows.experiments.clipped_pca.ring import compare_on_ring
 from flows.report.figures.image_layout import find_image_layout
-from flows.running.flow import late_flow_of
+from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task
 
 HELP = """Set clipped PCA beside linear PCA, as Lee and Sompolinsky (1999) do.
@@ -40,7 +40,7 @@ _QUICK_ROWS, _QUICK_FEATURES = 5_000, 64
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options(base.Options):
+class ClippedPCAOptions(base.ExperimentOptions):
     """What both parts take beside."""
 
     output: base.Output = "runs/experiments/clipped-pca"
@@ -48,7 +48,7 @@ class Options(base.Options):
         "example:digits"
     )
     rows: Annotated[
-        Whole | None, Option(help="Rows of the ring. [default: 100000, quick 5000]")
+        WholeNumber | None, Option(help="Rows of the ring. [default: 100000, quick 5000]")
     ] = None
     image_shape: base.ImageShape = None
 
@@ -61,11 +61,11 @@ class Options(base.Options):
             If an option cannot be used, or contradicts another.
         """
         super().check()
-        find_image_layout(open_named(self.dataset).feature_names, self.image_shape)
+        find_image_layout(open_dataset_or_example(self.dataset).feature_names, self.image_shape)
 
 
-@late_flow_of("experiment-clipped-pca", Options)
-def clipped_pca(options: Options) -> dict[str, Any]:
+@make_lazy_flow("experiment-clipped-pca", ClippedPCAOptions)
+def clipped_pca(options: ClippedPCAOptions) -> dict[str, Any]:
     """Run both parts; `python -m flows.experiments clipped-pca --help` explains the parameters."""
     begun, output, quick = time.perf_counter(), options.output, options.quick
     n_features = _QUICK_FEATURES if quick else _FEATURES
@@ -73,8 +73,8 @@ def clipped_pca(options: Options) -> dict[str, Any]:
     ring = (output, n_rows, n_features, options.seed, options.where)
     images = (output, options.dataset, options.image_shape, quick, options.seed, options.where)
     summary = {
-        "ring": run_task("ring", partial(ring_stage, *ring)),
-        "images": run_task("images", partial(images_stage, *images)),
+        "ring": run_task("ring", partial(compare_on_ring, *ring)),
+        "images": run_task("images", partial(compare_on_images, *images)),
     }
     written = (path for name in ("ring", "images") for path in Path(output).glob(f"{name}*.*"))
     files = sorted(map(str, written))
@@ -85,15 +85,15 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the ring's leading eigenvalues, the images' errors, and the paths."""
     console = Console(soft_wrap=True, highlight=False)
     ring, images = summary["ring"], summary["images"]
-    console.print(_ring_table(ring))
-    console.print(_errors_table(images))
+    console.print(_format_ring_table(ring))
+    console.print(_format_errors_table(images))
     for warning in images["warnings"]:
         console.print(f"warning: {warning}", markup=False)
     for path in summary["files"]:
         console.print(path, markup=False)
 
 
-def _ring_table(ring: Mapping[str, Any]) -> Table:
+def _format_ring_table(ring: Mapping[str, Any]) -> Table:
     title = f"ring: {ring['n_rows']:,} rows, {ring['n_features']} features"
     table = Table("rank", "spins", "clipped PCA", title=title, title_justify="left")
     for row in ring["leading"]:
@@ -101,7 +101,7 @@ def _ring_table(ring: Mapping[str, Any]) -> Table:
     return table
 
 
-def _errors_table(images: Mapping[str, Any]) -> Table:
+def _format_errors_table(images: Mapping[str, Any]) -> Table:
     title = f"{images['dataset']}: {images['n_rows']:,} rows, {images['n_features']} features"
     table = Table("components", "model", "wrong bits", "nats per bit", title=title)
     for row in images["errors"]:
@@ -110,6 +110,6 @@ def _errors_table(images: Mapping[str, Any]) -> Table:
     return table
 
 
-def main(*, options: Options = Options(), json: Json = False) -> None:
+def main(*, options: ClippedPCAOptions = ClippedPCAOptions(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    launch(clipped_pca, options, json, print_summary)
+    run_experiment(clipped_pca, options, json, print_summary)

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.options import Where
-from flows.data.datasets import open_named
-from flows.experiments.base import fitted, sampled_rows, write_table
+from flows.cli.options import ExecutorOptions
+from flows.data.datasets import open_dataset_or_example
+from flows.experiments.base import draw_rows, fit_one_pass, write_table
 from flows.experiments.drawing import (
-    draw_bars,
-    draw_curves,
-    draw_strips,
-    drawing,
-    scale_by_ratio,
+    open_figure,
+    plot_bars,
+    plot_curves,
+    plot_strips,
+    set_log_scales,
 )
-from flows.experiments.linear_pca import linear_pca
+from flows.experiments.linear_pca import fit_linear_pca
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
-from pipeline.numerics.gaussian.arcsine import clipped_correlation
+from pipeline.numerics.gaussian.arcsine import sign_correlation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,37 +33,43 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 _SPINS, _CLIPPED = "spins (linear PCA)", "clipped PCA"
-_STRIPS, _BARS = 24, 12
-_LEAST_DRAWN = 1e-6
+_N_ROWS_SHOWN, _N_BARS = 24, 12
+_MIN_PLOTTED_VALUE = 1e-6
 
 
-def ring_stage(
-    output: str, n_rows: int, n_features: int, seed: int, where: Where
+def compare_on_ring(
+    output: str, n_rows: int, n_features: int, seed: int, where: ExecutorOptions
 ) -> dict[str, Any]:
     """Fit two components, compare spectra with those in the limit of many rows, draw both."""
     name = f"example:ring:rows={n_rows},features={n_features},seed={seed}"
-    dataset = open_named(name)
+    dataset = open_dataset_or_example(name)
     model = ClippedPCA(n_components=2, estimator="arcsine")
-    found = fitted(model, dataset, seed, where)
+    found = fit_one_pass(model, dataset, seed, where)
     # Spins are ±1, so their covariance is four times that of the bits.
-    spins = 4 * linear_pca(found.statistics, n_features).eigenvalues
-    spectra = {"spins": spins, "clipped_pca": found.params.eigenvalues, **_limits(n_features)}
-    table = _table(spectra)
+    spins = 4 * fit_linear_pca(found.statistics, n_features).eigenvalues
+    spectra = {
+        "spins": spins,
+        "clipped_pca": found.params.eigenvalues,
+        **_limit_spectra(n_features),
+    }
+    table = _spectrum_rows(spectra)
     write_table(Path(output, "ring_spectrum"), table)
     rng = np.random.default_rng(seed)
-    rows = sampled_rows(dataset, _STRIPS, rng).dense()
-    _draw(Path(output), rows, model.sample(found.params, _STRIPS, rng), spectra, n_rows)
+    rows = draw_rows(dataset, _N_ROWS_SHOWN, rng).unpack_values()
+    _plot_figure(
+        Path(output), rows, model.sample(found.params, _N_ROWS_SHOWN, rng), spectra, n_rows
+    )
     return {"dataset": name, "n_rows": n_rows, "n_features": n_features, "leading": table[:4]}
 
 
-def _limits(n_features: int) -> dict[str, Array]:
+def _limit_spectra(n_features: int) -> dict[str, Array]:
     """Spectra in the limit of many rows: circulant matrices, so Fourier transforms of a row."""
     hidden = np.cos(2 * np.pi * np.arange(n_features) / n_features)
-    first_rows = {"spins_limit": clipped_correlation(hidden), "clipped_pca_limit": hidden}
+    first_rows = {"spins_limit": sign_correlation(hidden), "clipped_pca_limit": hidden}
     return {name: np.sort(np.fft.fft(row).real)[::-1] for name, row in first_rows.items()}
 
 
-def _table(spectra: Mapping[str, Array]) -> list[dict[str, Any]]:
+def _spectrum_rows(spectra: Mapping[str, Array]) -> list[dict[str, Any]]:
     ranks = range(len(spectra["spins"]))
     return [
         {"rank": k + 1, **{name: float(values[k]) for name, values in spectra.items()}}
@@ -71,7 +77,7 @@ def _table(spectra: Mapping[str, Array]) -> list[dict[str, Any]]:
     ]
 
 
-def _draw(
+def _plot_figure(
     output: Path,
     rows: NDArray[np.uint8],
     drawn: NDArray[np.uint8],
@@ -87,35 +93,35 @@ def _draw(
         "opposite spins differ in sign only."
     )
     paths = (output / "ring.png", output / "ring.svg")
-    with drawing(*paths, size=(10, 7.2), title=title, note=note) as figure:
+    with open_figure(*paths, size=(10, 7.2), title=title, note=note) as figure:
         (data, model), (bars, curves) = figure.subplots(2, 2)
-        draw_strips(data, rows, f"{len(rows)} rows of the data")
-        draw_strips(model, drawn, f"{len(drawn)} rows drawn from clipped PCA, two components")
-        _draw_leading(bars, spectra, n_features)
-        _draw_all(curves, spectra)
+        plot_strips(data, rows, f"{len(rows)} rows of the data")
+        plot_strips(model, drawn, f"{len(drawn)} rows drawn from clipped PCA, two components")
+        _plot_leading(bars, spectra, n_features)
+        _plot_all(curves, spectra)
 
 
-def _draw_leading(axes: Axes, spectra: Mapping[str, Array], n_features: int) -> None:
-    series = {_SPINS: spectra["spins"][:_BARS], _CLIPPED: spectra["clipped_pca"][:_BARS]}
-    draw_bars(axes, series, "eigenvalue", "Leading eigenvalues: clipped PCA has two")
+def _plot_leading(axes: Axes, spectra: Mapping[str, Array], n_features: int) -> None:
+    series = {_SPINS: spectra["spins"][:_N_BARS], _CLIPPED: spectra["clipped_pca"][:_N_BARS]}
+    plot_bars(axes, series, "eigenvalue", "Leading eigenvalues: clipped PCA has two")
     half = n_features / 2
     axes.axhline(half, color="#555555", linewidth=0.8, linestyle=":")
-    axes.text(_BARS + 0.5, half, f"{n_features} / 2 = {half:g}", va="bottom", ha="right")
+    axes.text(_N_BARS + 0.5, half, f"{n_features} / 2 = {half:g}", va="bottom", ha="right")
     axes.set_ylim(0, half * 1.15)
     axes.legend(loc="center right")
 
 
-def _draw_all(axes: Axes, spectra: Mapping[str, Array]) -> None:
-    drawn = {name: _over_rank(values) for name, values in spectra.items()}
+def _plot_all(axes: Axes, spectra: Mapping[str, Array]) -> None:
+    drawn = {name: _rank_series(values) for name, values in spectra.items()}
     series = {_SPINS: drawn["spins"], _CLIPPED: drawn["clipped_pca"]}
     title = "All eigenvalues: those of the spins form a continuum"
-    draw_curves(axes, series, ("rank", "eigenvalue"), title, lines=False)
+    plot_curves(axes, series, ("rank", "eigenvalue"), title, lines=False)
     axes.plot(*drawn["spins_limit"], color="black", linewidth=0.8, label="limit of many rows")
     axes.plot(*drawn["clipped_pca_limit"], color="black", linewidth=0.8)
-    scale_by_ratio(axes, len(spectra["spins"]))
+    set_log_scales(axes, len(spectra["spins"]))
     axes.legend(loc="upper right")
 
 
-def _over_rank(values: Array) -> tuple[Array, Array]:
-    drawn = values[values > _LEAST_DRAWN]
+def _rank_series(values: Array) -> tuple[Array, Array]:
+    drawn = values[values > _MIN_PLOTTED_VALUE]
     return np.arange(1.0, len(drawn) + 1), drawn

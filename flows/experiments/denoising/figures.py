@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flows.experiments.denoising.trial import Bits, Cleaned
+from flows.experiments.denoising.trial import Bits, DenoisingResult
 from flows.experiments.drawing import (
     COLOURS,
     MARKERS,
     ImageRow,
-    drawing,
+    open_figure,
     save_images,
 )
 from flows.report.figures.image_layout import ImageLayout
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLEAN, NOISY, LINEAR = "clean", "noisy", "linear PCA"
-_SHOWN = 8
+_N_SHOWN = 8
 _MEASURES = {"from codes": "wrong_bits", "weighed against noisy bits": "wrong_bits_weighed"}
 
 
 @dataclass(frozen=True)
-class Pictures:
+class DenoisingFigures:
     """Draws into a folder."""
 
     folder: Path
@@ -38,7 +38,7 @@ class Pictures:
     def _paths(self, name: str) -> tuple[Path, Path]:
         return self.folder / f"denoising_{name}.png", self.folder / f"denoising_{name}.svg"
 
-    def errors(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def plot_errors(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Draw the shares of wrong bits of all fits, a panel for each number of images."""
         numbers = list(dict.fromkeys(row["images"] for row in rows))
         names = [name for name in dict.fromkeys(row["model"] for row in rows) if name != NOISY]
@@ -50,30 +50,30 @@ class Pictures:
         )
         title = f"Denoising {self.name}, {self.n_components} components"
         size = (10, 1.9 + 0.42 * len(names))
-        with drawing(*self._paths("errors"), size=size, title=title, note=note) as figure:
+        with open_figure(*self._paths("errors"), size=size, title=title, note=note) as figure:
             panels = figure.subplots(1, len(numbers), squeeze=False, sharex=True, sharey=True)[0]
             for axes, n_images in zip(panels, numbers, strict=True):
-                _draw_errors(axes, [row for row in rows if row["images"] == n_images], names)
+                _plot_errors(axes, [row for row in rows if row["images"] == n_images], names)
                 axes.set_title(f"fitted to {n_images:,} images")
             handles, labels = panels[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
 
-    def images(
+    def plot_images(
         self,
         layout: ImageLayout,
         n_images: int,
         clean: Bits,
         noisy: Bits,
-        cleaned: Mapping[str, Cleaned],
+        cleaned: Mapping[str, DenoisingResult],
     ) -> None:
         """Draw some images: clean, noisy, and as each model gives them back."""
-        at = ((np.arange(_SHOWN) + 0.5) * len(clean) / _SHOWN).astype(np.intp)
+        at = ((np.arange(_N_SHOWN) + 0.5) * len(clean) / _N_SHOWN).astype(np.intp)
         drawn = {CLEAN: clean, NOISY: noisy, **{name: one.bits for name, one in cleaned.items()}}
         shown = []
         for name, bits in drawn.items():
             wrong = (bits[at] != clean[at]).sum(axis=1)
             captions = [""] * len(at) if name == CLEAN else [str(count) for count in wrong]
-            shown.append(ImageRow(name, layout.images(bits[at]), captions))
+            shown.append(ImageRow(name, layout.arrange_images(bits[at]), captions))
         note = (
             f"Images of the last third. A random 10 % of the pixels set to 1, another 10 % to 0. "
             f"Models of {self.n_components} components; bits that codes of noisy images are turned "
@@ -84,18 +84,18 @@ class Pictures:
         save_images(*paths, rows=shown, title=title, note=note)
 
 
-def _draw_errors(axes: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+def _plot_errors(axes: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     series = {
         label: [[row[measure] for row in rows if row["model"] == name] for name in names]
         for label, measure in _MEASURES.items()
     }
-    _draw_spread(axes, series, names, "share of wrong bits")
+    _plot_spread(axes, series, names, "share of wrong bits")
     noisy = float(np.median([row["wrong_bits"] for row in rows if row["model"] == NOISY]))
     axes.axvline(noisy, color="black", ls=":", lw=1, label="noisy images")
     axes.set_xlim(left=0)
 
 
-def _draw_spread(
+def _plot_spread(
     axes: Axes, series: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str], label: str
 ) -> None:
     """Draw what all seeds gave along a line for each model, with a bar at the median."""

@@ -13,30 +13,30 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.experiments.binary_ica.trials import rows_in_memory
-from flows.experiments.linear_pca import linear_pca
-from pipeline.data.blocks import block_of
-from pipeline.executors.base import one_blas_thread
+from flows.experiments.binary_ica.trials import pack_rows_in_memory
+from flows.experiments.linear_pca import fit_linear_pca
+from pipeline.data.blocks import pack_block
+from pipeline.executors.base import limit_blas_threads
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.base import Model
-from pipeline.models.capabilities import reconstructor
-from pipeline.numerics.metrics import LEAST_PROBABILITY
+from pipeline.models.capabilities import check_can_reconstruct
+from pipeline.numerics.metrics import MIN_PROBABILITY
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
-Score = Callable[[Bits], Array]
+BitScore = Callable[[Bits], Array]
 """Gives a number for each bit of rows: above a threshold it is the likelier to be 1."""
 
 NOISE = 0.1
 """Share of a row's bits that are set to 1, and of those set to 0."""
 _THRESHOLDS = np.linspace(0.05, 0.95, 91)
-_STEPS = 10
+_N_STEPS = 10
 
 
-class Trial(NamedTuple):
+class DenoisingTrial(NamedTuple):
     """What to fit and what to clean.
 
     Attributes
@@ -46,7 +46,7 @@ class Trial(NamedTuple):
     train, test
         Clean rows to learn from, and others: (n_samples, n_features).
     noisy
-        The test rows with noise, as `with_noise` gives them.
+        The test rows with noise, as `add_noise` gives them.
     seed
         Of the fit, and of the noise that linear PCA's threshold is chosen with.
     """
@@ -58,7 +58,7 @@ class Trial(NamedTuple):
     seed: int
 
 
-class Cleaned(NamedTuple):
+class DenoisingResult(NamedTuple):
     """What a trial found.
 
     Attributes
@@ -77,7 +77,7 @@ class Cleaned(NamedTuple):
     weighed: Bits
 
 
-def with_noise(X: Bits, seed: int) -> Bits:
+def add_noise(X: Bits, seed: int) -> Bits:
     """Set a random tenth of the bits of each row to 1, then another to 0."""
     rng, (n_rows, n_features) = np.random.default_rng(seed), X.shape
     n_set, noisy = round(NOISE * n_features), X.copy()
@@ -87,12 +87,12 @@ def with_noise(X: Bits, seed: int) -> Bits:
     return noisy
 
 
-def share_of_wrong(bits: Bits, clean: Bits) -> float:
+def wrong_share(bits: Bits, clean: Bits) -> float:
     """Share of bits that differ."""
     return float((bits != clean).mean())
 
 
-def denoising_trial(trial: Trial) -> Cleaned:
+def run_denoising_trial(trial: DenoisingTrial) -> DenoisingResult:
     """Fit to clean rows in memory, and clean the noisy ones.
 
     Raises
@@ -101,48 +101,50 @@ def denoising_trial(trial: Trial) -> Cleaned:
         If the rows cannot be fitted, or the model does not turn codes back into probabilities.
     """
     if isinstance(trial.model, int):
-        bits, probabilities = _by_linear_pca(trial, trial.model)
+        bits, probabilities = _denoise_by_linear_pca(trial, trial.model)
     else:
-        probabilities = _fitted(trial, trial.model)
-        bits = _above(probabilities(trial.noisy), 0.5)
-    weighed = _weighed(probabilities, trial.noisy)
-    wrong, wrong_weighed = (share_of_wrong(found, trial.test) for found in (bits, weighed))
-    return Cleaned(wrong, wrong_weighed, bits, weighed)
+        probabilities = _fit_reconstruction(trial, trial.model)
+        bits = _cut_scores(probabilities(trial.noisy), 0.5)
+    weighed = _weigh_noisy_bits(probabilities, trial.noisy)
+    wrong, wrong_weighed = (wrong_share(found, trial.test) for found in (bits, weighed))
+    return DenoisingResult(wrong, wrong_weighed, bits, weighed)
 
 
-def _fitted(trial: Trial, model: Model) -> Score:
+def _fit_reconstruction(trial: DenoisingTrial, model: Model) -> BitScore:
     """Give what turns rows to codes and these to P(x = 1)."""
-    made = reconstructor(model)
-    params = fit(model, rows_in_memory(trial.train, 1), SerialExecutor(), trial.seed).params
+    made = check_can_reconstruct(model)
+    params = fit_model(
+        model, pack_rows_in_memory(trial.train, 1), SerialExecutor(), trial.seed
+    ).params
 
     def probabilities(X: Bits) -> Array:
-        with one_blas_thread():
-            codes = model.transform(params, block_of(X), RowRandom(trial.seed))["mean"]
+        with limit_blas_threads():
+            codes = model.transform(params, pack_block(X), RowRandom(trial.seed))["mean"]
             return made.reconstruct(params, codes)
 
     return probabilities
 
 
-def _by_linear_pca(trial: Trial, n_components: int) -> tuple[Bits, Score]:
+def _denoise_by_linear_pca(trial: DenoisingTrial, n_components: int) -> tuple[Bits, BitScore]:
     """Project on the leading components; cut where noisy training rows come back best."""
-    counts = PairCounts.of_block(block_of(trial.train), pooled=True)
-    found = linear_pca(counts, n_components)
+    counts = PairCounts.from_block(pack_block(trial.train), pooled=True)
+    found = fit_linear_pca(counts, n_components)
 
     def probabilities(X: Bits) -> Array:
-        with one_blas_thread():
+        with limit_blas_threads():
             return found.reconstruct(X, None, n_components)
 
     def projected(X: Bits) -> Array:
-        with one_blas_thread():
-            return found.projected(X, None, n_components)
+        with limit_blas_threads():
+            return found.project(X, None, n_components)
 
-    tried = projected(with_noise(trial.train, trial.seed + 1))
-    wrong = [share_of_wrong(_above(tried, t), trial.train) for t in _THRESHOLDS]
+    tried = projected(add_noise(trial.train, trial.seed + 1))
+    wrong = [wrong_share(_cut_scores(tried, t), trial.train) for t in _THRESHOLDS]
     best = _THRESHOLDS[int(np.argmin(wrong))]
-    return _above(projected(trial.noisy), best), probabilities
+    return _cut_scores(projected(trial.noisy), best), probabilities
 
 
-def _weighed(probabilities: Score, noisy: Bits) -> Bits:
+def _weigh_noisy_bits(probabilities: BitScore, noisy: Bits) -> Bits:
     """Find the likeliest bits given codes and noisy bits, and codes anew given bits, in turn.
 
     Iterated conditional modes (J. Besag, J. R. Stat. Soc. B 48, 1986): noise changes a bit of
@@ -150,12 +152,12 @@ def _weighed(probabilities: Score, noisy: Bits) -> Bits:
     """
     seen = np.log((1 - NOISE) / NOISE) * (2.0 * noisy - 1)
     bits = noisy
-    for _ in range(_STEPS):
-        p = np.clip(probabilities(bits), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-        bits = _above(np.log(p) - np.log1p(-p) + seen, 0.0)
+    for _ in range(_N_STEPS):
+        p = np.clip(probabilities(bits), MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+        bits = _cut_scores(np.log(p) - np.log1p(-p) + seen, 0.0)
     return bits
 
 
-def _above(scores: Array, threshold: float) -> Bits:
+def _cut_scores(scores: Array, threshold: float) -> Bits:
     bits: Bits = (scores > threshold).astype(np.uint8)
     return bits

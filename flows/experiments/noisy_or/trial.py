@@ -8,19 +8,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.models.noisy_or.checks import SWEEPS
-from pipeline.models.noisy_or.gibbs import posterior_means
-from pipeline.models.noisy_or.likelihood import log_probabilities
-from pipeline.models.noisy_or.search import networks_by_epoch
+from pipeline.models.noisy_or.checks import CODE_SWEEPS
+from pipeline.models.noisy_or.gibbs import sample_posterior_means
+from pipeline.models.noisy_or.likelihood import enumerate_log_probabilities
+from pipeline.models.noisy_or.search import iter_networks
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
 
-class Trial(NamedTuple):
+class NoisyOrTrial(NamedTuple):
     """What to learn from, and what to look at.
 
     Attributes
@@ -46,13 +46,13 @@ class Trial(NamedTuple):
     fresh: Bits
     rows: Bits
     probabilities: Array
-    asked: Bits
+    code_rows: Bits
     epochs: Sequence[int]
     seed: int
     start: int
 
 
-class Learnt(NamedTuple):
+class NoisyOrResult(NamedTuple):
     """What a start came to.
 
     Attributes
@@ -75,26 +75,26 @@ class Learnt(NamedTuple):
     means: Array
 
 
-def noisy_or_trial(trial: Trial) -> Learnt:
+def run_noisy_or_trial(trial: NoisyOrTrial) -> NoisyOrResult:
     """Learn from random weights, and look at the network on the way and at the end."""
     layers, wanted = trial.model.layers or (), {*trial.epochs}
-    networks = networks_by_epoch(trial.model, layers, trial.X, trial.seed, trial.start)
+    networks = iter_networks(trial.model, layers, trial.X, trial.seed, trial.start)
     seen: dict[int, Array] = {}
-    with one_blas_thread():
+    with limit_blas_threads():
         for epoch, params in enumerate(networks, 1):
             if epoch in wanted:
-                seen[epoch] = bits_of(params, trial.fresh)
-        seen[epoch] = bits_of(params, trial.fresh)
-        at_end = float(trial.probabilities @ bits_of(params, trial.rows))
+                seen[epoch] = bits_per_row(params, trial.fresh)
+        seen[epoch] = bits_per_row(params, trial.fresh)
+        at_end = float(trial.probabilities @ bits_per_row(params, trial.rows))
     found = np.array([*seen.values()])
     errors = found.std(axis=1, ddof=1) / np.sqrt(len(trial.fresh))
     key = RowRandom(trial.seed, trial.start).stream("asked").key
-    asked = (trial.asked, key, np.arange(len(trial.asked)))
-    means, _ = posterior_means(params.network, *asked, *SWEEPS)
-    return Learnt([*seen], found.mean(axis=1), errors, at_end, params, means)
+    asked = (trial.code_rows, key, np.arange(len(trial.code_rows)))
+    means, _ = sample_posterior_means(params.network, *asked, *CODE_SWEEPS)
+    return NoisyOrResult([*seen], found.mean(axis=1), errors, at_end, params, means)
 
 
-def bits_of(params: NoisyOrParams, X: Bits) -> Array:
+def bits_per_row(params: NoisyOrParams, X: Bits) -> Array:
     """Give −log₂ P of each row, (n_samples,), exact."""
-    bits: Array = -log_probabilities(params.network, X) / np.log(2)
+    bits: Array = -enumerate_log_probabilities(params.network, X) / np.log(2)
     return bits

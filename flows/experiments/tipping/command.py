@@ -18,23 +18,30 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flows.cli.options import Json, Option, Where
-from flows.data.datasets import open_named
+from flows.cli.options import ExecutorOptions, Json, Option
+from flows.data.datasets import open_dataset_or_example
 from flows.experiments import base
-from flows.experiments.base import EXAMPLE, Row, launch, medians, summary_of, write_results
-from flows.experiments.tipping.figures import Images, Pictures, Synthetic
+from flows.experiments.base import (
+    EXAMPLE_DATASET,
+    TableRow,
+    group_medians,
+    run_experiment,
+    summarize_run,
+    write_results,
+)
+from flows.experiments.tipping.figures import BinaryImages, SyntheticRows, TippingFigures
 from flows.experiments.tipping.trial import (
     ESTIMATORS,
-    Trial,
+    TippingTrial,
     check_rows,
-    noisy_prototypes,
-    tipping_trial,
+    draw_noisy_prototypes,
+    run_tipping_trial,
 )
 from flows.report.figures.image_layout import find_image_layout
-from flows.running.executors import opened_executor
-from flows.running.flow import late_flow_of
+from flows.running.executors import open_executor
+from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task
-from pipeline.data.blocks import BinaryBlock, block_of, blocks_of
+from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.errors import FitError
 from pipeline.models.latent_trait.em import LatentTraitParams
 from storage.dataset.dataset import BinaryDataset
@@ -78,7 +85,7 @@ _PRINTED = {
 }
 
 
-class Found(NamedTuple):
+class TippingTable(NamedTuple):
     """Rows of the table of all fits, and the parameters by data and estimator of the first seed."""
 
     rows: list[dict[str, Any]]
@@ -87,44 +94,47 @@ class Found(NamedTuple):
 
 @Option(name="*")
 @dataclass(frozen=True)
-class Options(base.ImageOptions):
+class TippingOptions(base.ImageExperimentOptions):
     """Where the results go by themselves."""
 
     output: base.Output = OUTPUT
 
 
-@late_flow_of("experiment-tipping", Options)
-def tipping(options: Options) -> dict[str, Any]:
+@make_lazy_flow("experiment-tipping", TippingOptions)
+def tipping(options: TippingOptions) -> dict[str, Any]:
     """Fit all data; `python -m flows.experiments tipping --help` says more."""
     begun, output, seed = time.perf_counter(), options.output, options.seed
     most = _QUICK_ROWS if options.quick else None
-    images = opened_images(options.dataset, options.split, options.image_shape, most)
+    images = open_images(options.dataset, options.split, options.image_shape, most)
     n_copies, n_seeds = (_QUICK_COPIES, _QUICK_SEEDS) if options.quick else (_COPIES, _SEEDS)
     given = (images, n_copies, range(seed, seed + n_seeds), options.where)
-    found = run_task("trials", partial(trials_stage, *given))
+    found = run_task("trials", partial(run_tipping_trials, *given))
     keys = ("data", "rows", "features", "estimator")
-    middle = medians(found.rows, keys, ("objective", *_ERRORS, *_TIMES))
+    middle = group_medians(found.rows, keys, ("objective", *_ERRORS, *_TIMES))
     write_results(output, NAME, found.rows, middle)
-    copies, pictures = synthetic(n_copies, seed), Pictures(Path(output), found.params)
-    pictures.synthetic(copies)
-    pictures.expected(images)
-    pictures.codes(images)
-    pictures.posteriors([*copies, images])
-    return summary_of(output, NAME, middle, begun)
+    copies, pictures = (
+        draw_synthetic_rows(n_copies, seed),
+        TippingFigures(Path(output), found.params),
+    )
+    pictures.plot_synthetic_codes(copies)
+    pictures.plot_expected_images(images)
+    pictures.plot_image_codes(images)
+    pictures.plot_posteriors([*copies, images])
+    return summarize_run(output, NAME, middle, begun)
 
 
-def synthetic(n_copies: int, seed: int) -> list[Synthetic]:
+def draw_synthetic_rows(n_copies: int, seed: int) -> list[SyntheticRows]:
     """Draw the data sets of noisy prototypes; all have the same prototypes."""
-    drawn = {flip: noisy_prototypes(flip, n_copies, seed) for flip in _FLIPS}
+    drawn = {flip: draw_noisy_prototypes(flip, n_copies, seed) for flip in _FLIPS}
     return [
-        Synthetic(f"{flip:.0%} flipped", block_of(found.X), found.prototype)
+        SyntheticRows(f"{flip:.0%} flipped", pack_block(found.X), found.prototype)
         for flip, found in drawn.items()
     ]
 
 
-def opened_images(
+def open_images(
     dataset: str | None, split: str | None, image_shape: str | None, most: int | None
-) -> Images:
+) -> BinaryImages:
     """Read the images, or the first so many; without a dataset the digit 2 of the example.
 
     Raises
@@ -134,68 +144,77 @@ def opened_images(
     FitError
         If the shape does not suit the features, or the rows cannot be fitted.
     """
-    opened = open_named(dataset or EXAMPLE)
+    opened = open_dataset_or_example(dataset or EXAMPLE_DATASET)
     layout = find_image_layout(opened.feature_names, image_shape)
     chosen = split if dataset else _EXAMPLE_SEGMENT
     parts = [opened.path.name.removesuffix(".zarr"), *([chosen] if chosen else [])]
-    block = _read(opened, split, None if dataset else opened.segment_names.index(_EXAMPLE_SEGMENT))
+    block = _read_rows(
+        opened, split, None if dataset else opened.segment_names.index(_EXAMPLE_SEGMENT)
+    )
     if most is not None:
-        block = block.taken(np.arange(min(most, block.n_samples)))
+        block = block.take_rows(np.arange(min(most, block.n_samples)))
     try:
         check_rows(block)
     except FitError as error:
-        raise FitError(error.notice.render(opened.feature_names)) from error
-    return Images(" ".join(parts), block, layout)
+        raise FitError(error.message.render(opened.feature_names)) from error
+    return BinaryImages(" ".join(parts), block, layout)
 
 
-def _read(dataset: BinaryDataset, split: str | None, segment: int | None) -> BinaryBlock:
+def _read_rows(dataset: BinaryDataset, split: str | None, segment: int | None) -> BinaryBlock:
     """Join the rows of a split and segment, or of all, to one block."""
     chunks = (dataset.read_chunk(key, split) for key in range(dataset.n_chunks))
     blocks = [
         block
         for chunk in chunks
-        for block in blocks_of(chunk)
+        for block in iter_blocks(chunk)
         if block.n_samples and segment in (None, block.segment)
     ]
     if not blocks:
         raise FitError("Expected at least one row, got none. Choose another --split.")
-    masks = [block.observed() for block in blocks]
-    X = np.concatenate([block.dense() for block in blocks])
+    masks = [block.unpack_mask() for block in blocks]
+    X = np.concatenate([block.unpack_values() for block in blocks])
     if all(mask is None for mask in masks):
-        return block_of(X)
+        return pack_block(X)
     seen = [
         np.ones((block.n_samples, block.n_features), np.uint8) if mask is None else mask
         for block, mask in zip(blocks, masks, strict=True)
     ]
-    return block_of(X, np.concatenate(seen))
+    return pack_block(X, np.concatenate(seen))
 
 
-def trials_stage(images: Images, n_copies: int, seeds: Sequence[int], where: Where) -> Found:
+def run_tipping_trials(
+    images: BinaryImages, n_copies: int, seeds: Sequence[int], where: ExecutorOptions
+) -> TippingTable:
     """Fit every data set by every estimator from every seed, one fit at a time."""
     n_fits = (len(_FLIPS) + 1) * len(ESTIMATORS) * len(seeds)
     console = Console(stderr=True)
     hidden = not sys.stderr.isatty()
-    found = Found([], {})
-    with opened_executor(**where) as executor:
-        cells = _cells(images, n_copies, seeds)
+    found = TippingTable([], {})
+    with open_executor(**where) as executor:
+        cells = _iter_trials(images, n_copies, seeds)
         for name, trial in track(cells, "fits", n_fits, console=console, disable=hidden):
-            (tried,) = executor.map(tipping_trial, [trial])
+            (tried,) = executor.map(run_tipping_trial, [trial])
             found.params.setdefault((name, trial.estimator), tried.params)
             size = {"rows": trial.block.n_samples, "features": trial.block.n_features}
             told = {"data": name, **size, "estimator": trial.estimator, "seed": trial.seed}
             found.rows.append({**told, **tried.values})
-    return found._replace(rows=[_with_ratio(row, found.rows) for row in found.rows])
+    return found._replace(rows=[_add_cpu_ratio(row, found.rows) for row in found.rows])
 
 
-def _cells(images: Images, n_copies: int, seeds: Sequence[int]) -> Iterator[tuple[str, Trial]]:
+def _iter_trials(
+    images: BinaryImages, n_copies: int, seeds: Sequence[int]
+) -> Iterator[tuple[str, TippingTrial]]:
     for k in range(len(_FLIPS) + 1):
         for estimator in ESTIMATORS:
             for seed in seeds:
-                data: list[Synthetic | Images] = [*synthetic(n_copies, seed), images]
-                yield data[k].name, Trial(data[k].block, estimator, seed)
+                data: list[SyntheticRows | BinaryImages] = [
+                    *draw_synthetic_rows(n_copies, seed),
+                    images,
+                ]
+                yield data[k].name, TippingTrial(data[k].block, estimator, seed)
 
 
-def _with_ratio(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+def _add_cpu_ratio(row: TableRow, rows: Sequence[TableRow]) -> dict[str, Any]:
     """Add the CPU time as a multiple of the variational fit's."""
     same = {"data": row["data"], "seed": row["seed"], "estimator": ESTIMATORS[0]}
     (base,) = (other for other in rows if same.items() <= other.items())
@@ -209,19 +228,19 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     style: Any = {"box": None, "padding": (0, 1, 0, 0), "title_justify": "left"}
     table = Table(*_PRINTED.values(), title=title, **style)
     for row in summary["medians"]:
-        table.add_row(*(_shown(row[name]) for name in _PRINTED))
+        table.add_row(*(_format_value(row[name]) for name in _PRINTED))
     console.print(table)
     for path in summary["files"]:
         console.print(path, markup=False)
 
 
-def _shown(value: str | float) -> str:
+def _format_value(value: str | float) -> str:
     """Write three decimals where there are whole nats or multiples, else three digits."""
     if isinstance(value, str):
         return value
     return f"{value:.3f}" if value >= 1 else f"{value:.3g}"
 
 
-def main(*, options: Options = Options(), json: Json = False) -> None:
+def main(*, options: TippingOptions = TippingOptions(), json: Json = False) -> None:
     """Run the flow and print its summary."""
-    launch(tipping, options, json, print_summary)
+    run_experiment(tipping, options, json, print_summary)

@@ -14,16 +14,16 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from flows.experiments.drawing import drawing
+from flows.experiments.drawing import open_figure
 from flows.experiments.tipping.latent_figures import (
-    draw_codes,
-    draw_item_lines,
-    draw_posteriors,
-    name_posteriors,
+    add_posterior_legend,
+    plot_codes,
+    plot_item_lines,
+    plot_posteriors,
 )
-from flows.experiments.tipping.latent_images import draw_image_grid, draw_images_at
+from flows.experiments.tipping.latent_images import plot_image_grid, plot_images_at
 from flows.experiments.tipping.latent_plane import fine_posterior, plane_posterior
-from flows.experiments.tipping.trial import latent_trait
+from flows.experiments.tipping.trial import make_trial_model
 from flows.report.figures.image_layout import ImageLayout
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 _VARIATIONAL, _SAMPLING = "variational", "sampling"
-_EXTENT, _ACROSS = 2.0, 9  # of the grid of images
+_EXTENT, _IMAGES_PER_AXIS = 2.0, 9  # of the grid of images
 
 
-class Synthetic(NamedTuple):
+class SyntheticRows(NamedTuple):
     """Noisy copies of prototypes, and the prototype of each row."""
 
     name: str
@@ -45,7 +45,7 @@ class Synthetic(NamedTuple):
     prototype: NDArray[np.intp]
 
 
-class Images(NamedTuple):
+class BinaryImages(NamedTuple):
     """Rows that are images, and where their features lie."""
 
     name: str
@@ -54,7 +54,7 @@ class Images(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pictures:
+class TippingFigures:
     """Draws into a folder; parameters are by data and estimator."""
 
     folder: Path
@@ -63,7 +63,7 @@ class Pictures:
     def _paths(self, name: str) -> tuple[Path, Path]:
         return self.folder / f"tipping_{name}.png", self.folder / f"tipping_{name}.svg"
 
-    def synthetic(self, data: Sequence[Synthetic]) -> None:
+    def plot_synthetic_codes(self, data: Sequence[SyntheticRows]) -> None:
         """Draw figure 1: codes of the synthetic data, variational beside sampling."""
         note = (
             "Posterior means of all rows, their area the number of rows. Lines: where a bit is 0 "
@@ -72,13 +72,13 @@ class Pictures:
         )
         title = "Noisy copies of three prototypes in the latent plane"
         size = (12, 4.9 * len(data))
-        with drawing(*self._paths("synthetic"), size=size, title=title, note=note) as figure:
+        with open_figure(*self._paths("synthetic"), size=size, title=title, note=note) as figure:
             figure.set_layout_engine("compressed")
             panels = figure.subplots(len(data), 2, squeeze=False)
             for row, found in zip(panels, data, strict=True):
-                self._synthetic(row, found)
+                self._plot_synthetic_panels(row, found)
 
-    def _synthetic(self, row: Sequence[Axes], data: Synthetic) -> None:
+    def _plot_synthetic_panels(self, row: Sequence[Axes], data: SyntheticRows) -> None:
         variational = self.params[data.name, _VARIATIONAL]
         sampling = self.params[data.name, _SAMPLING]
         turn, _ = scipy.linalg.orthogonal_procrustes(sampling.weights, variational.weights)
@@ -91,42 +91,42 @@ class Pictures:
         labels = [f"prototype {k + 1}" for k in data.prototype]
         names = [str(i + 1) for i in range(data.block.n_features)]
         for axes, (name, (codes, weights, offsets)) in zip(row, drawn.items(), strict=True):
-            draw_codes(axes, codes, labels, f"{data.name}, {name}")
-            draw_item_lines(axes, weights, offsets, names)
+            plot_codes(axes, codes, labels, f"{data.name}, {name}")
+            plot_item_lines(axes, weights, offsets, names)
 
-    def expected(self, images: Images) -> None:
+    def plot_expected_images(self, images: BinaryImages) -> None:
         """Draw figure 2: P(t = 1 | x) over the plane."""
-        axis = np.linspace(-_EXTENT, _EXTENT, _ACROSS)
+        axis = np.linspace(-_EXTENT, _EXTENT, _IMAGES_PER_AXIS)
         points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
-        model, params = latent_trait("variational"), self.params[images.name, _VARIATIONAL]
-        found = images.layout.images(model.reconstruct(params, points))
+        model, params = make_trial_model("variational"), self.params[images.name, _VARIATIONAL]
+        found = images.layout.arrange_images(model.reconstruct(params, points))
         note = (
             "Probability that a pixel is 1 at points of the plane, white 0, black 1; variational "
             "fit. Latent dimensions have mean 0 and variance 1."
         )
         title = f"What the model of {images.name} expects over the latent plane"
-        with drawing(*self._paths("expected"), size=(7.5, 8), title=title, note=note) as figure:
-            grid = found.reshape(_ACROSS, _ACROSS, *found.shape[1:])
-            draw_image_grid(figure.subplots(), grid, axis, axis)
+        with open_figure(*self._paths("expected"), size=(7.5, 8), title=title, note=note) as figure:
+            grid = found.reshape(_IMAGES_PER_AXIS, _IMAGES_PER_AXIS, *found.shape[1:])
+            plot_image_grid(figure.subplots(), grid, axis, axis)
 
-    def codes(self, images: Images) -> None:
+    def plot_image_codes(self, images: BinaryImages) -> None:
         """Draw figure 3: the codes of images, and some of the images at their codes."""
         params, block = self.params[images.name, _VARIATIONAL], images.block
         codes = variational_posterior(params, block).mean
-        pictures = images.layout.images(_values(block))
+        pictures = images.layout.arrange_images(_values_with_gaps(block))
         note = (
             f"Left: posterior means of {block.n_samples:,} images, variational fit. Right: some of "
             "the images, the middle of each at its own mean; the first that found room."
         )
         title = f"Images of {images.name} in the latent plane"
-        with drawing(*self._paths("codes"), size=(12, 6.9), title=title, note=note) as figure:
+        with open_figure(*self._paths("codes"), size=(12, 6.9), title=title, note=note) as figure:
             left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-            draw_codes(left, codes, title="all images")
+            plot_codes(left, codes, title="all images")
             right.set_aspect("equal")
-            drawn = draw_images_at(right, pictures, codes)
+            drawn = plot_images_at(right, pictures, codes)
             right.set(title=f"{len(drawn)} of them", xlabel="latent dimension 1")
 
-    def posteriors(self, data: Sequence[Synthetic | Images]) -> None:
+    def plot_posteriors(self, data: Sequence[SyntheticRows | BinaryImages]) -> None:
         """Draw figure 4: exact posteriors of single rows and their variational Gaussians."""
         note = (
             "Outlines hold 50, 90 and 99 % of the posterior of one row, under the weights of the "
@@ -136,29 +136,31 @@ class Pictures:
         )
         title = "Posteriors in the latent plane, exact and variational"
         size = (4 * len(data) + 1.2, 8.2)
-        with drawing(*self._paths("posteriors"), size=size, title=title, note=note) as figure:
+        with open_figure(*self._paths("posteriors"), size=size, title=title, note=note) as figure:
             figure.set_layout_engine("compressed")
             panels = figure.subplots(2, len(data), squeeze=False)
             for column, found in zip(panels.T, data, strict=True):
-                self._posteriors(column, found)
-            name_posteriors(panels[0, -1])
+                self._plot_posterior_panels(column, found)
+            add_posterior_legend(panels[0, -1])
 
-    def _posteriors(self, column: Sequence[Axes], data: Synthetic | Images) -> None:
+    def _plot_posterior_panels(
+        self, column: Sequence[Axes], data: SyntheticRows | BinaryImages
+    ) -> None:
         params, block = self.params[data.name, _VARIATIONAL], data.block
         bound = variational_posterior(params, block)
         exact = fine_posterior(block, params.weights, params.offsets)
         gaps = exact.log_likelihood - bound.bound
         order = np.argsort(gaps, kind="stable")
-        X, observed = block.dense(), block.observed()
+        X, observed = block.unpack_values(), block.unpack_mask()
         for axes, row in zip(column, (order[len(order) // 2], order[-1]), strict=True):
             mask = None if observed is None else observed[row]
             found = plane_posterior(X[row], mask, params.weights, params.offsets)
             title = f"{data.name}, row {row + 1}: gap {gaps[row]:.2g}"
             outlines = (found.x, found.y, found.density)
-            draw_posteriors(axes, *outlines, bound.mean[row], bound.covariance[row], title)
+            plot_posteriors(axes, *outlines, bound.mean[row], bound.covariance[row], title)
 
 
-def _values(block: BinaryBlock) -> Array:
+def _values_with_gaps(block: BinaryBlock) -> Array:
     """Bits as numbers, NaN where none is observed."""
-    X, observed = block.dense().astype(np.float64), block.observed()
+    X, observed = block.unpack_values().astype(np.float64), block.unpack_mask()
     return X if observed is None else np.where(observed == 1, X, np.nan)

@@ -26,15 +26,15 @@ Indices = NDArray[np.intp]
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GREY, _LINE, _PALE = "#999999", "#777777", "#bbbbbb"
-TOLD_APART = 2 * len(_COLOURS)
+MAX_LABEL_STYLES = 2 * len(_COLOURS)
 """Labels that have a colour and marker of their own."""
-_AREA, _LARGEST, _LEAST = 18.0, 450.0, 3.0  # square points: of one row; bounds
-_NAMED_LINES = 24
-_PLACES = np.linspace(0.04, 0.96, 47)
-_SHARES = (0.5, 0.9, 0.99)
+_ROW_AREA, _MAX_AREA, _MIN_AREA = 18.0, 450.0, 3.0  # square points: of one row; bounds
+_MAX_NAMED_LINES = 24
+_NAME_POSITIONS = np.linspace(0.04, 0.96, 47)
+_MASS_SHARES = (0.5, 0.9, 0.99)
 
 
-class _Kind(NamedTuple):
+class _RowGroup(NamedTuple):
     """Rows drawn alike."""
 
     name: str
@@ -50,12 +50,12 @@ class _Glyphs(NamedTuple):
     counts: NDArray[np.intp]
 
 
-def draw_codes(
+def plot_codes(
     axes: Axes, codes: ArrayLike, labels: Sequence[str] | None = None, title: str = ""
 ) -> None:
     """Draw latent codes; rows with the same code are one glyph, whose area is their number.
 
-    The `TOLD_APART` most frequent labels have a colour and marker each, and the others, if any,
+    The `MAX_LABEL_STYLES` most frequent labels have a colour and marker each, and the others, if any,
     are grey together, as the legend says. The view is square and holds all codes.
 
     Parameters
@@ -74,12 +74,12 @@ def draw_codes(
     FitError
         If the codes are not pairs of finite numbers, or there are not as many labels.
     """
-    points = _checked(codes)
-    kinds = _kinds(labels, len(points))
-    glyphs = [_merged(points[kind.rows]) for kind in kinds]
+    points = _check_codes(codes)
+    kinds = _group_rows(labels, len(points))
+    glyphs = [_merge_points(points[kind.rows]) for kind in kinds]
     most = max(int(found.counts.max()) for found in glyphs)
     for kind, found in zip(kinds, glyphs, strict=True):
-        areas = _areas(found.counts, most)
+        areas = _compute_areas(found.counts, most)
         x, y = found.places.T
         axes.scatter(
             x,
@@ -90,15 +90,15 @@ def draw_codes(
             alpha=0.75,
             edgecolors="white",
             # An outline would hide what is small.
-            linewidths=np.where(areas < _AREA / 2, 0.0, 0.4).tolist(),
+            linewidths=np.where(areas < _ROW_AREA / 2, 0.0, 0.4).tolist(),
             label=kind.name,
         )
-    _square_view(axes, points)
+    _set_square_view(axes, points)
     axes.set(title=title, xlabel="latent dimension 1", ylabel="latent dimension 2")
-    _legends(axes, kinds, most)
+    _add_legends(axes, kinds, most)
 
 
-def _checked(codes: ArrayLike) -> Array:
+def _check_codes(codes: ArrayLike) -> Array:
     points = np.asarray(codes, np.float64)
     if points.ndim != 2 or points.shape[1] != 2 or not len(points):
         raise FitError(f"Expected codes (n_rows, 2), got {points.shape}. Fit two components.")
@@ -108,44 +108,47 @@ def _checked(codes: ArrayLike) -> Array:
     return points
 
 
-def _kinds(labels: Sequence[str] | None, n_rows: int) -> list[_Kind]:
+def _group_rows(labels: Sequence[str] | None, n_rows: int) -> list[_RowGroup]:
     """Group rows by label, in order of first appearance; grey ones come first, to lie below."""
     if labels is None:
-        return [_Kind("", np.arange(n_rows), _COLOURS[0], _MARKERS[0])]
+        return [_RowGroup("", np.arange(n_rows), _COLOURS[0], _MARKERS[0])]
     if len(labels) != n_rows:
         raise FitError(f"Expected a label for each of {n_rows} rows, got {len(labels)}.")
     names = np.asarray(labels).astype(str)
     counts = Counter(names.tolist())
-    own = {name for name, _ in counts.most_common(TOLD_APART)}
+    own = {name for name, _ in counts.most_common(MAX_LABEL_STYLES)}
     others = sorted(set(counts) - own)
     shown = [name for name in counts if name in own]
-    kinds = [_Kind(name, np.flatnonzero(names == name), *_look(k)) for k, name in enumerate(shown)]
+    kinds = [
+        _RowGroup(name, np.flatnonzero(names == name), *_choose_style(k))
+        for k, name in enumerate(shown)
+    ]
     if others:
         rows = np.flatnonzero(np.isin(names, others))
-        kinds.insert(0, _Kind(f"{len(others)} other labels", rows, _GREY, _MARKERS[0]))
+        kinds.insert(0, _RowGroup(f"{len(others)} other labels", rows, _GREY, _MARKERS[0]))
     return kinds
 
 
-def _look(k: int) -> tuple[str, str]:
+def _choose_style(k: int) -> tuple[str, str]:
     """Give the k-th colour and marker: the second round has each colour with another marker."""
     n, turn = len(_COLOURS), k // len(_COLOURS)
     return _COLOURS[k % n], _MARKERS[(k + 3 * turn) % n]
 
 
-def _merged(points: Array) -> _Glyphs:
+def _merge_points(points: Array) -> _Glyphs:
     """Merge coinciding rows; large glyphs come first, so that small ones lie on them."""
     places, counts = np.unique(points, axis=0, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return _Glyphs(places[order], counts[order])
 
 
-def _areas(counts: ArrayLike, most: int) -> Array:
+def _compute_areas(counts: ArrayLike, most: int) -> Array:
     """Areas in square points; a glyph too small to be seen is drawn larger."""
-    unit = min(_AREA, _LARGEST / most)
-    return np.maximum(unit * np.asarray(counts), _LEAST)
+    unit = min(_ROW_AREA, _MAX_AREA / most)
+    return np.maximum(unit * np.asarray(counts), _MIN_AREA)
 
 
-def _square_view(axes: Axes, points: Array) -> None:
+def _set_square_view(axes: Axes, points: Array) -> None:
     """Show all points, both dimensions to the same scale."""
     low, high = points.min(axis=0), points.max(axis=0)
     half = 0.56 * max(float((high - low).max()), 1e-3)
@@ -154,12 +157,12 @@ def _square_view(axes: Axes, points: Array) -> None:
     axes.set_aspect("equal")
 
 
-def _legends(axes: Axes, kinds: Sequence[_Kind], most: int) -> None:
+def _add_legends(axes: Axes, kinds: Sequence[_RowGroup], most: int) -> None:
     """Name labels beside the view at the top, and areas at the bottom."""
     if kinds[0].name:
         # Grey comes last here.
         order = sorted(range(len(kinds)), key=lambda k: kinds[k].colour == _GREY)
-        marks = [_mark(kinds[k].colour, kinds[k].marker, _AREA * 2) for k in order]
+        marks = [_make_mark(kinds[k].colour, kinds[k].marker, _ROW_AREA * 2) for k in order]
         names = [f"{kinds[k].name} (n = {len(kinds[k].rows):,})" for k in order]
         named = axes.legend(marks, names, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         axes.add_artist(named)
@@ -167,13 +170,13 @@ def _legends(axes: Axes, kinds: Sequence[_Kind], most: int) -> None:
         named.set_clip_on(False)
     if most > 1:
         counts = sorted({1, round(most**0.5), most})
-        marks = [_mark(_GREY, "o", area) for area in _areas(counts, most)]
+        marks = [_make_mark(_GREY, "o", area) for area in _compute_areas(counts, most)]
         names = [f"{count:,} row{'s' * (count > 1)}" for count in counts]
         style: Any = {"labelspacing": 1.1, "handletextpad": 1.0, "borderpad": 0.8}
         axes.legend(marks, names, loc="lower left", bbox_to_anchor=(1.0, 0.0), **style)
 
 
-def _mark(colour: str, marker: str, area: float) -> Any:
+def _make_mark(colour: str, marker: str, area: float) -> Any:
     from matplotlib.lines import Line2D
 
     size = float(np.sqrt(area))
@@ -181,7 +184,7 @@ def _mark(colour: str, marker: str, area: float) -> Any:
     return Line2D([], [], color=colour, marker=marker, markersize=size, alpha=0.75, **style)
 
 
-def draw_item_lines(
+def plot_item_lines(
     axes: Axes, weights: Array, offsets: Array, names: Sequence[str] | None = None
 ) -> Indices:
     """Draw where P(t_i = 1 | x) = ½, the line w_i·x + b_i = 0, of items whose line is in view.
@@ -204,18 +207,18 @@ def draw_item_lines(
         Indices of the items drawn.
     """
     view = np.array([axes.get_xlim(), axes.get_ylim()])
-    ends = [_clipped(w, float(b), view) for w, b in zip(weights, offsets, strict=True)]
+    ends = [_clip_line(w, float(b), view) for w, b in zip(weights, offsets, strict=True)]
     drawn = np.array([i for i, pair in enumerate(ends) if pair is not None], np.intp)
-    few = len(drawn) <= _NAMED_LINES
+    few = len(drawn) <= _MAX_NAMED_LINES
     style: Any = {"color": _LINE if few else _PALE, "linewidth": 0.7 if few else 0.5}
     for i in drawn:
         axes.plot(*ends[i].T, **style, zorder=0.5, scalex=False, scaley=False)
     if names is not None and few and len(drawn):
-        _name_lines(axes, np.array([ends[i] for i in drawn]), weights[drawn], names, drawn)
+        _label_lines(axes, np.array([ends[i] for i in drawn]), weights[drawn], names, drawn)
     return drawn
 
 
-def _clipped(weight: Array, offset: float, view: Array) -> Array | None:
+def _clip_line(weight: Array, offset: float, view: Array) -> Array | None:
     """Cut the line w·x + b = 0 to a view [[left, right], [bottom, top]]: two ends, (2, 2)."""
     length = float(np.linalg.norm(weight))
     distance = -offset / length if length else np.inf
@@ -231,7 +234,7 @@ def _clipped(weight: Array, offset: float, view: Array) -> Array | None:
     return None if first >= last else point + np.array([[first], [last]]) * along
 
 
-def _name_lines(
+def _label_lines(
     axes: Axes, ends: Array, weights: Array, names: Sequence[str], drawn: Indices
 ) -> None:
     """Put each name beside its line, where other names and lines are far."""
@@ -241,7 +244,7 @@ def _name_lines(
     units = weights / np.linalg.norm(weights, axis=1, keepdims=True)
     shifts = (units * ends[:, 0]).sum(axis=1)
     for k, (first, last) in enumerate(ends):
-        places = first + _PLACES[:, None] * (last - first)
+        places = first + _NAME_POSITIONS[:, None] * (last - first)
         names_away = np.linalg.norm(places[:, None] - taken, axis=2).min(axis=1, initial=np.inf)
         gaps = np.abs(places @ units.T - shifts)
         gaps[:, k] = np.inf
@@ -260,7 +263,7 @@ def _name_lines(
         )
 
 
-def draw_posteriors(
+def plot_posteriors(
     axes: Axes, x: Array, y: Array, density: Array, mean: Array, covariance: Array, title: str = ""
 ) -> None:
     """Draw a row's exact posterior over its Gaussian approximation: where 50, 90 and 99 % lie.
@@ -278,8 +281,8 @@ def draw_posteriors(
         What stands above.
     """
     exact, gaussian = _COLOURS[:2]
-    levels = _levels(density)
-    ellipses = [_ellipse(mean, covariance, share) for share in _SHARES]
+    levels = _compute_levels(density)
+    ellipses = [_compute_ellipse(mean, covariance, share) for share in _MASS_SHARES]
     axes.contour(x, y, density, levels, colors=exact, linewidths=(0.9, 1.3, 1.8))
     for outline in ellipses:
         axes.plot(*outline, color=gaussian, ls="--", lw=1.2)
@@ -287,20 +290,20 @@ def draw_posteriors(
     axes.plot(shares.sum(axis=0) @ x, shares.sum(axis=1) @ y, "o", color=exact, ms=5)
     axes.plot(*mean, "x", color=gaussian, ms=7, mew=1.8)
     rows, columns = np.nonzero(density >= levels[0])
-    _square_view(axes, np.vstack([np.column_stack([x[columns], y[rows]]), ellipses[-1].T]))
+    _set_square_view(axes, np.vstack([np.column_stack([x[columns], y[rows]]), ellipses[-1].T]))
     axes.set(title=title, xlabel="latent dimension 1", ylabel="latent dimension 2")
 
 
-def _levels(density: Array) -> list[float]:
+def _compute_levels(density: Array) -> list[float]:
     """Densities above which lie the shares of all mass, ascending."""
     falling = np.sort(density.ravel())[::-1]
     sums = np.cumsum(falling) / falling.sum()
-    found = np.searchsorted(sums, _SHARES[::-1])
+    found = np.searchsorted(sums, _MASS_SHARES[::-1])
     # A posterior that the grid hardly resolves has fewer levels.
     return sorted(set(falling[np.minimum(found, falling.size - 1)].tolist()))
 
 
-def _ellipse(mean: Array, covariance: Array, share: float) -> Array:
+def _compute_ellipse(mean: Array, covariance: Array, share: float) -> Array:
     """Give the outline that holds a share of a Gaussian's mass, (2, n)."""
     angles = np.linspace(0, 2 * np.pi, 181)
     circle = np.sqrt(-2 * np.log(1 - share)) * np.array([np.cos(angles), np.sin(angles)])
@@ -308,8 +311,8 @@ def _ellipse(mean: Array, covariance: Array, share: float) -> Array:
     return outline
 
 
-def name_posteriors(axes: Axes) -> None:
-    """Name what `draw_posteriors` draws."""
+def add_posterior_legend(axes: Axes) -> None:
+    """Name what `plot_posteriors` draws."""
     from matplotlib.lines import Line2D
 
     exact, gaussian = _COLOURS[:2]

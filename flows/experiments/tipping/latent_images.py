@@ -19,7 +19,7 @@ Indices = NDArray[np.intp]
 _STYLE: Any = {"cmap": "Greys", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
 
 
-def draw_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title: str = "") -> None:
+def plot_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title: str = "") -> None:
     """Draw images over a grid of latent points.
 
     Parameters
@@ -49,7 +49,7 @@ def draw_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title
     axes.set(title=title, xlabel="latent dimension 1", ylabel="latent dimension 2")
 
 
-def draw_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14) -> Indices:
+def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14) -> Indices:
     """Draw images at their codes, as many as do not overlap, into a view that is set and square.
 
     Parameters
@@ -72,7 +72,7 @@ def draw_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     _, height, width = images.shape
     half = (right - left) / across / 2 * np.array([width, height]) / max(width, height)
-    chosen = _spread(points, 2.1 * half)
+    chosen = _choose_separate_rows(points, 2.1 * half)
     for row in chosen:
         (x0, y0), (x1, y1) = points[row] - half, points[row] + half
         axes.imshow(images[row], extent=(x0, x1, y0, y1), **_STYLE)
@@ -80,7 +80,7 @@ def draw_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14
     return chosen
 
 
-def _spread(points: Array, apart: Array) -> Indices:
+def _choose_separate_rows(points: Array, apart: Array) -> Indices:
     """Choose rows one by one, each apart from all chosen before along at least one axis."""
     chosen: list[int] = []
     for row, point in enumerate(points):

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.executors.base import one_blas_thread
-from pipeline.numerics.logistic.centred_points import Items, posterior_by_quadrature
+from pipeline.executors.base import limit_blas_threads
+from pipeline.numerics.logistic.centred_points import TraitItems, posterior_by_quadrature
 from pipeline.numerics.logistic.latent_nodes import Nodes, node_posterior
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
 _STEP, _REACH = 0.05, 6.0
-_PIECES = 16  # of the grid: memory is for one
-_DEVIATIONS, _POINTS = 6.0, 161
+_N_PIECES = 16  # of the grid: memory is for one
+_REACH_IN_DEVIATIONS, _POINTS_PER_AXIS = 6.0, 161
 
 
 class FinePosterior(NamedTuple):
@@ -55,10 +55,10 @@ class PlanePosterior(NamedTuple):
     covariance: Array
 
 
-def fine_nodes() -> Nodes:
+def make_fine_nodes() -> Nodes:
     """Place nodes from −6 to 6 along both axes, weighted by the density of N(0, I)."""
     axis = np.arange(-_REACH, _REACH + _STEP / 2, _STEP)
-    points = _points(axis, axis)
+    points = _grid_points(axis, axis)
     log_weights = -(points**2).sum(axis=1) / 2
     return Nodes(points, log_weights - scipy.special.logsumexp(log_weights))
 
@@ -73,9 +73,9 @@ def fine_posterior(block: BinaryBlock, weights: Array, offsets: Array) -> FinePo
     weights, offsets
         w (n_features, 2) and b (n_features,).
     """
-    X, observed, nodes = block.dense(), block.observed(), fine_nodes()
-    pieces = map(Nodes, *(np.array_split(array, _PIECES) for array in nodes))
-    with one_blas_thread():
+    X, observed, nodes = block.unpack_values(), block.unpack_mask(), make_fine_nodes()
+    pieces = map(Nodes, *(np.array_split(array, _N_PIECES) for array in nodes))
+    with limit_blas_threads():
         found = [node_posterior(X, observed, weights, offsets, piece) for piece in pieces]
     logs = np.array([part.log_likelihood for part in found])
     total = scipy.special.logsumexp(logs, axis=0)
@@ -105,20 +105,20 @@ def plane_posterior(
             f"Expected weights (n_features, 2), got {weights.shape}. Fit two components."
         )
     mask = None if observed is None else observed[None]
-    near = posterior_by_quadrature(row[None], mask, Items(weights, offsets))
-    reach = _DEVIATIONS * np.sqrt(np.diagonal(near.covariance[0]))
-    x, y = np.linspace(near.mean[0] - reach, near.mean[0] + reach, _POINTS).T
-    points = _points(x, y)
+    near = posterior_by_quadrature(row[None], mask, TraitItems(weights, offsets))
+    reach = _REACH_IN_DEVIATIONS * np.sqrt(np.diagonal(near.covariance[0]))
+    x, y = np.linspace(near.mean[0] - reach, near.mean[0] + reach, _POINTS_PER_AXIS).T
+    points = _grid_points(x, y)
     seen = np.ones(len(row)) if observed is None else observed
     eta = points @ weights.T + offsets
     logs = scipy.special.log_expit((2.0 * row - 1) * eta) @ seen - (points**2).sum(axis=1) / 2
     shares = np.exp(logs - scipy.special.logsumexp(logs))
     mean = shares @ points
     covariance = (points - mean).T @ (shares[:, None] * (points - mean))
-    density = shares.reshape(_POINTS, _POINTS).T / ((x[1] - x[0]) * (y[1] - y[0]))
+    density = shares.reshape(_POINTS_PER_AXIS, _POINTS_PER_AXIS).T / ((x[1] - x[0]) * (y[1] - y[0]))
     return PlanePosterior(x, y, density, mean, covariance)
 
 
-def _points(x: Array, y: Array) -> Array:
+def _grid_points(x: Array, y: Array) -> Array:
     """Give all points of a grid, x slowest: (n_x n_y, 2)."""
     return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)

@@ -15,38 +15,38 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.experiments.binary_ica.trials import rows_in_memory
+from flows.experiments.binary_ica.trials import pack_rows_in_memory
 from flows.experiments.tipping.latent_plane import fine_posterior
-from pipeline.data.blocks import BinaryBlock, Rows, block_of
-from pipeline.executors.base import one_blas_thread
+from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
+from pipeline.executors.base import limit_blas_threads
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, fit, start
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.models.latent_trait.em import LatentTraitParams
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
+    draw_nodes,
     gauss_hermite,
     node_posterior,
-    random_nodes,
 )
 
 Bits = NDArray[np.uint8]
 Estimator = Literal["variational", "sampling", "quadrature"]
 
 ESTIMATORS: tuple[Estimator, ...] = ("variational", "sampling", "quadrature")
-DRAWS, NODES_AN_AXIS = 500, 41
-NEAR = 0.01
+N_DRAWS, NODES_PER_AXIS = 500, 41
+NEAR_NATS = 0.01
 """Nats a row: a fit is timed until its objective is this near to where it ends."""
-_NODES: Mapping[Estimator, int | None] = {
+_N_NODES: Mapping[Estimator, int | None] = {
     "variational": None,
-    "sampling": DRAWS,
-    "quadrature": NODES_AN_AXIS,
+    "sampling": N_DRAWS,
+    "quadrature": NODES_PER_AXIS,
 }
 _TOL, _MAX_ITER = 1e-8, 2000
 
 
-class Prototypes(NamedTuple):
+class NoisyPrototypes(NamedTuple):
     """Noisy copies of random prototypes.
 
     Attributes
@@ -61,7 +61,7 @@ class Prototypes(NamedTuple):
     prototype: NDArray[np.intp]
 
 
-class Trial(NamedTuple):
+class TippingTrial(NamedTuple):
     """What to fit.
 
     Attributes
@@ -79,7 +79,7 @@ class Trial(NamedTuple):
     seed: int
 
 
-class Tried(NamedTuple):
+class TippingResult(NamedTuple):
     """What a trial found.
 
     Attributes
@@ -88,8 +88,8 @@ class Tried(NamedTuple):
         `objective` in nats a row; `error_shared`, `error_fresh`, `error_quadrature` and
         `error_grid`, the mean negative log-likelihood of a row in nats: on the 500 draws that
         sampling is fitted with, on 500 others, by 41 x 41 Gauss–Hermite nodes and on a fine grid;
-        `passes` of the fit; `cpu_seconds` and `wall_seconds` until the objective is within `NEAR`
-        of its end; `converged`; `pinned`, the number of constant features; `steepest`, the largest
+        `passes` of the fit; `cpu_seconds` and `wall_seconds` until the objective is within `NEAR_NATS`
+        of its end; `converged`; `pinned`, the number of constant features; `max_slope`, the largest
         entry of the weights in size.
     params
         At the end, turned to principal axes.
@@ -99,7 +99,7 @@ class Tried(NamedTuple):
     params: LatentTraitParams
 
 
-class _Pass(NamedTuple):
+class _TimedPass(NamedTuple):
     """CPU and wall seconds at the end of a pass, and the state then."""
 
     cpu: float
@@ -107,18 +107,18 @@ class _Pass(NamedTuple):
     state: FitState
 
 
-def noisy_prototypes(
+def draw_noisy_prototypes(
     flip: float, n_copies: int, seed: int, n_prototypes: int = 3, n_features: int = 16
-) -> Prototypes:
+) -> NoisyPrototypes:
     """Draw prototypes of fair bits, and copies whose bits are flipped with a probability.
 
-    The same seed gives the same prototypes; a larger `flip` flips more bits beside the same ones.
+    The same seed gives the same prototypes; a larger `flip_middle_bit` flips more bits beside the same ones.
     """
     rng = np.random.default_rng(seed)
     prototypes = rng.integers(2, size=(n_prototypes, n_features), dtype=np.uint8)
     prototype = np.repeat(np.arange(n_prototypes), n_copies)
     flipped = rng.random((len(prototype), n_features)) < flip
-    return Prototypes(prototypes[prototype] ^ flipped.astype(np.uint8), prototype)
+    return NoisyPrototypes(prototypes[prototype] ^ flipped.astype(np.uint8), prototype)
 
 
 def check_rows(block: BinaryBlock) -> None:
@@ -129,11 +129,11 @@ def check_rows(block: BinaryBlock) -> None:
     FitError
         If a feature is never observed, or there are fewer than three features.
     """
-    model = latent_trait("variational")
-    start(model, model.first.of_block(block), 0)
+    model = make_trial_model("variational")
+    initialize_fit(model, model.first_statistics.from_block(block), 0)
 
 
-def tipping_trial(trial: Trial) -> Tried:
+def run_tipping_trial(trial: TippingTrial) -> TippingResult:
     """Fit two components in memory until the objective stands still; take errors and time.
 
     CPU seconds are those of this thread, which does all the work. Kernels are compiled before.
@@ -143,63 +143,63 @@ def tipping_trial(trial: Trial) -> Tried:
     FitError
         If the rows cannot be fitted.
     """
-    _compiled()
-    return _tried(trial)
+    _warm_up()
+    return _run_trial(trial)
 
 
 @cache
-def _compiled() -> None:
+def _warm_up() -> None:
     """Compile, once a process, every kernel of all fits."""
-    block = block_of(noisy_prototypes(0.1, 20, 0).X)
+    block = pack_block(draw_noisy_prototypes(0.1, 20, 0).X)
     for estimator in ESTIMATORS:
-        _tried(Trial(block, estimator, 0))
+        _run_trial(TippingTrial(block, estimator, 0))
 
 
-def _tried(trial: Trial) -> Tried:
+def _run_trial(trial: TippingTrial) -> TippingResult:
     block, estimator, seed = trial
-    model, rows, executor = latent_trait(estimator), _in_memory(block), SerialExecutor()
-    first = collect_first(model, rows, executor, seed)
-    passes: list[_Pass] = []
-    state = start(model, first, seed)
+    model, rows, executor = make_trial_model(estimator), _pack_block(block), SerialExecutor()
+    first = collect_first_statistics(model, rows, executor, seed)
+    passes: list[_TimedPass] = []
+    state = initialize_fit(model, first, seed)
     cpu, wall = time.thread_time(), time.perf_counter()
 
     def note(state: FitState) -> None:
-        passes.append(_Pass(time.thread_time() - cpu, time.perf_counter() - wall, state))
+        passes.append(_TimedPass(time.thread_time() - cpu, time.perf_counter() - wall, state))
 
-    done = fit(model, rows, executor, seed, state=state, checkpoint=note)
-    near = next(p for p in passes if p.state.history[-1] >= done.history[-1] - NEAR)
+    done = fit_model(model, rows, executor, seed, state=state, checkpoint=note)
+    near = next(p for p in passes if p.state.history[-1] >= done.history[-1] - NEAR_NATS)
     # The last objective is of these. Then axes are turned, and fixed draws with other axes are
     # other draws.
     last = passes[-2].state.params if len(passes) > 1 else state.params
-    shared = start(latent_trait("sampling"), first, seed).working
+    shared = initialize_fit(make_trial_model("sampling"), first, seed).working
     values = {
         "objective": done.history[-1],
-        **_errors(block, last, Nodes(shared["points"], shared["log_weights"]), seed),
+        **_integration_errors(block, last, Nodes(shared["points"], shared["log_weights"]), seed),
         "passes": done.iteration,
         "cpu_seconds": near.cpu,
         "wall_seconds": near.wall,
-        "converged": model.convergence(done).converged(done.history),
+        "converged": model.get_convergence_criterion(done).has_converged(done.history),
         "pinned": len(state.auxiliary["constant"]),
         "steepest": float(np.abs(done.params.weights).max()),
     }
-    return Tried(values, done.params)
+    return TippingResult(values, done.params)
 
 
-def latent_trait(estimator: Estimator) -> LatentTrait:
+def make_trial_model(estimator: Estimator) -> LatentTrait:
     """Give the model that a trial fits."""
     return LatentTrait(
         n_components=2,
         estimator=estimator,
-        nodes=_NODES[estimator],
+        nodes=_N_NODES[estimator],
         constant_features="pin",
         max_iter=_MAX_ITER,
         tol=_TOL,
     )
 
 
-def _in_memory(block: BinaryBlock) -> Rows:
+def _pack_block(block: BinaryBlock) -> RowSource:
     """Rows of one chunk that is the block."""
-    rows = rows_in_memory(block.dense(), 1)
+    rows = pack_rows_in_memory(block.unpack_values(), 1)
     if block.observed_words is None:
         return rows
     chunk: Any = rows.read(0)
@@ -207,18 +207,18 @@ def _in_memory(block: BinaryBlock) -> Rows:
     return replace(rows, read=(masked,).__getitem__)
 
 
-def _errors(
+def _integration_errors(
     block: BinaryBlock, params: LatentTraitParams, shared: Nodes, seed: int
 ) -> dict[str, float]:
     """Give the mean negative log-likelihood of a row by each way to integrate."""
     nodes = {
         "error_shared": shared,
-        "error_fresh": random_nodes(DRAWS, 2, np.random.default_rng([seed, 1])),
-        "error_quadrature": gauss_hermite(NODES_AN_AXIS, 2),
+        "error_fresh": draw_nodes(N_DRAWS, 2, np.random.default_rng([seed, 1])),
+        "error_quadrature": gauss_hermite(NODES_PER_AXIS, 2),
     }
     model = (params.weights, params.offsets)
-    X, observed = block.dense(), block.observed()
-    with one_blas_thread():
+    X, observed = block.unpack_values(), block.unpack_mask()
+    with limit_blas_threads():
         found = {
             name: node_posterior(X, observed, *model, those).log_likelihood
             for name, those in nodes.items()

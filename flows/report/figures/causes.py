@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.fitted import Fitted
+from flows.data.fitted import LoadedModel
 from flows.report.figures.heat_maps import (
     LARGEST_TEXT,
     MAX_COLUMNS,
@@ -19,8 +19,8 @@ from flows.report.figures.image_layout import ImageLayout
 from flows.report.figures.images import MAX_IMAGES, render_images
 from flows.report.figures.marks import Figure
 from flows.report.figures.text import format_shown_count
-from pipeline.inference.hidden_causes import features_caused
-from pipeline.models.capabilities import Causal, Causes
+from pipeline.inference.hidden_causes import feature_probabilities_by_unit
+from pipeline.models.capabilities import HasHiddenCauses, HiddenCauses
 
 Array = NDArray[np.float64]
 
@@ -42,23 +42,27 @@ class TextTable(NamedTuple):
     note: str
 
 
-def find_causes(fitted: Fitted) -> Causes | None:
+def find_causes(fitted: LoadedModel) -> HiddenCauses | None:
     """Give what hidden units turn on, where the model says so."""
-    return fitted.model.causes(fitted.params) if isinstance(fitted.model, Causal) else None
+    return (
+        fitted.model.get_hidden_causes(fitted.params)
+        if isinstance(fitted.model, HasHiddenCauses)
+        else None
+    )
 
 
-def name_units(causes: Causes) -> list[list[str]]:
+def name_units(causes: HiddenCauses) -> list[list[str]]:
     """Name hidden units `layer.unit`, both from 1 on, a list a layer."""
     widths = [strengths.shape[1] for strengths in causes.strengths]
     return [[f"{k}.{i + 1}" for i in range(n)] for k, n in enumerate(widths, 1)]
 
 
 def plot_causes(
-    causes: Causes, features: Sequence[str], layout: ImageLayout | None
+    causes: HiddenCauses, features: Sequence[str], layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw what units turn on: pixels as images, other features and units below as maps."""
     names, shares = name_units(causes), iter(_format_shares(causes))
-    for k, caused in enumerate(features_caused(causes.strengths)):
+    for k, caused in enumerate(feature_probabilities_by_unit(causes.strengths)):
         captions = [f"{unit}: {share}" for unit, share in zip(names[k], shares, strict=False)]
         if layout:
             yield _plot_images(k + 1, captions, caused, layout)
@@ -71,7 +75,7 @@ def _plot_images(layer: int, captions: Sequence[str], caused: Array, layout: Ima
     title = f"Pixels that units of layer {layer} turn on"
     shown = caused.T[:MAX_IMAGES]
     ones = np.ones(len(shown))
-    images = render_images(layout.images(shown), captions[:MAX_IMAGES], ones, False)
+    images = render_images(layout.arrange_images(shown), captions[:MAX_IMAGES], ones, False)
     through = ", through units below it" if layer > 1 else ""
     note = (
         f"Blue from 0 to 1: the probability that the unit alone turns a pixel on{through}. Below "
@@ -99,10 +103,10 @@ def _plot_map(layer: int, units: Sequence[str], below: Sequence[str], strengths:
     return Figure(title, alt, note=note.strip(), **drawn)
 
 
-def make_unit_table(causes: Causes, features: Sequence[str]) -> TextTable:
+def make_unit_table(causes: HiddenCauses, features: Sequence[str]) -> TextTable:
     """Say of every hidden unit how often it is on, what it turns on and what turns it on."""
     strengths, layers = causes.strengths, [[], *name_units(causes), []]
-    caused, shares = features_caused(strengths), iter(_format_shares(causes))
+    caused, shares = feature_probabilities_by_unit(strengths), iter(_format_shares(causes))
     nothing, rows = np.zeros(0), []
     is_deep = len(strengths) > 1
     for k in range(1, len(layers) - 1):
@@ -119,9 +123,9 @@ def make_unit_table(causes: Causes, features: Sequence[str]) -> TextTable:
     return TextTable("Hidden units", columns, tuple(rows), _NOTE)
 
 
-def iter_unit_sentences(causes: Causes, features: Sequence[str], most: int) -> Iterator[str]:
+def iter_unit_sentences(causes: HiddenCauses, features: Sequence[str], most: int) -> Iterator[str]:
     """Say of the units nearest the data that are on most often what they turn on."""
-    names, caused = name_units(causes)[0], features_caused(causes.strengths)[0]
+    names, caused = name_units(causes)[0], feature_probabilities_by_unit(causes.strengths)[0]
     shares = _format_shares(causes)
     often = np.zeros(len(names)) if causes.activity is None else causes.activity[: len(names)]
     for i in np.argsort(-np.asarray(often), kind="stable")[:most]:
@@ -130,7 +134,7 @@ def iter_unit_sentences(causes: Causes, features: Sequence[str], most: int) -> I
         yield f"Unit {names[i]} {share}turns on {turned_on}."
 
 
-def _format_shares(causes: Causes) -> list[str]:
+def _format_shares(causes: HiddenCauses) -> list[str]:
     """Write in how many of the rows each unit is on."""
     if causes.activity is None:
         return ["–"] * sum(strengths.shape[1] for strengths in causes.strengths)

@@ -31,7 +31,7 @@ class ImageLayout:
     width: int
     pixels: NDArray[np.intp]
 
-    def images(self, rows: ArrayLike) -> Array:
+    def arrange_images(self, rows: ArrayLike) -> Array:
         """Lay out rows of features, (n, n_features), as images, (n, height, width).
 
         Pixels without a feature are NaN.

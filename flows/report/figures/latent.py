@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.fitted import Fitted
-from flows.exporting.items import without_bound
+from flows.data.fitted import LoadedModel
+from flows.exporting.items import find_unbounded_weights
 from flows.report.figures.axes import fit_axis, make_axis
 from flows.report.figures.colours import COLOURS, GREY, ColourScale
 from flows.report.figures.heat_maps import plot_heat_map
@@ -35,8 +35,8 @@ from flows.report.figures.marks import (
 from flows.report.figures.row_plots import plot_plane, plot_strip
 from flows.report.figures.rows import CodedRows, DatasetSample
 from flows.report.figures.text import format_number
-from pipeline.evaluation.calibration import Comparison
-from pipeline.models.capabilities import Reconstructs, reconstructor
+from pipeline.evaluation.calibration import ShareComparison
+from pipeline.models.capabilities import CanReconstruct, check_can_reconstruct
 
 Array = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ _ASPECT_RATIO = 2.0  # width of a plot of curves, its height being 1
 
 
 def plot_latent_space(
-    fitted: Fitted, coded: CodedRows, labels: ColourLabels | None, layout: ImageLayout | None
+    fitted: LoadedModel, coded: CodedRows, labels: ColourLabels | None, layout: ImageLayout | None
 ) -> Iterator[Figure]:
     """Draw codes of rows, then what the model expects where they lie.
 
@@ -69,12 +69,12 @@ def plot_latent_space(
         yield plot_strip(coded, labels)
     elif n_components > 1:
         yield plot_plane(coded, labels)
-    if not isinstance(fitted.model, Reconstructs):
+    if not isinstance(fitted.model, CanReconstruct):
         return
     if n_components == 1:
         yield _plot_item_curves(fitted, coded)
         # Of items of one trait, where the data tell some of them.
-        if "difficulty" in fitted.artifact and not without_bound(fitted.artifact).all():
+        if "difficulty" in fitted.artifact and not find_unbounded_weights(fitted.artifact).all():
             yield _plot_information(fitted, coded)
     elif n_components == 2 and not _is_compositional(coded.codes):
         yield _plot_image_grid(fitted, coded, layout) if layout else _plot_item_lines(fitted, coded)
@@ -98,19 +98,19 @@ def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     return Figure("Share of components", alt, note=alt, **drawn)
 
 
-def _reconstruct_over_component(fitted: Fitted, coded: CodedRows) -> tuple[Array, Array]:
+def _reconstruct_over_component(fitted: LoadedModel, coded: CodedRows) -> tuple[Array, Array]:
     """Give places on the only component, (n_places,), and P(x_i = 1) there, (n_places, n)."""
     low, high = coded.codes.min(), coded.codes.max()
     margin = 0.25 * (high - low) + 0.1
     z = np.linspace(low - margin, high + margin, 121)
-    return z, reconstructor(fitted.model).reconstruct(fitted.params, z[:, None])
+    return z, check_can_reconstruct(fitted.model).reconstruct(fitted.params, z[:, None])
 
 
-def _plot_information(fitted: Fitted, coded: CodedRows) -> Figure:
+def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
     """Draw what features tell of the component, P'² / (P (1 − P)), and all of them together."""
     z, P = _reconstruct_over_component(fitted, coded)
     information = np.gradient(P, z, axis=0) ** 2 / np.maximum(P * (1 - P), 1e-12)
-    unbounded = without_bound(fitted.artifact)
+    unbounded = find_unbounded_weights(fitted.artifact)
     information[:, unbounded] = 0.0
     drawn = np.flatnonzero(~unbounded)
     shown = np.sort(drawn[np.argsort(-information[:, drawn].max(axis=0), kind="stable")])
@@ -138,7 +138,7 @@ def _plot_information(fitted: Fitted, coded: CodedRows) -> Figure:
     return Figure("Information over the component", alt, plot, **told)
 
 
-def _plot_item_curves(fitted: Fitted, coded: CodedRows) -> Figure:
+def _plot_item_curves(fitted: LoadedModel, coded: CodedRows) -> Figure:
     """Draw P(x_i = 1) over one component, for the features that it moves most."""
     z, probabilities = _reconstruct_over_component(fitted, coded)
     moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MAX_LINES])
@@ -196,10 +196,10 @@ def _make_plane_grid(coded: CodedRows, n: int) -> tuple[Array, Array, Array]:
     return x, y, np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def _plot_item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
+def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
     """Draw where features are as likely 1 as 0."""
     x, y, points = _make_plane_grid(coded, _GRID_SIZE)
-    probabilities = reconstructor(fitted.model).reconstruct(fitted.params, points)
+    probabilities = check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
     found = find_even_odds_lines(x, y, probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE))[
         :_MAX_LINES
     ]
@@ -225,10 +225,12 @@ def _plot_item_lines(fitted: Fitted, coded: CodedRows) -> Figure:
     return Figure("Features in latent space", alt + _join_names(names) + ".", plot, note=note)
 
 
-def _plot_image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> Figure:
+def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout) -> Figure:
     """Draw P(x = 1) as an image at each point of a grid."""
     x, y, points = _make_plane_grid(coded, _N_TILES)
-    images = layout.images(reconstructor(fitted.model).reconstruct(fitted.params, points))
+    images = layout.arrange_images(
+        check_can_reconstruct(fitted.model).reconstruct(fitted.params, points)
+    )
     height, width = images.shape[1:]
     # A blank line keeps neighbours apart.
     tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
@@ -247,7 +249,7 @@ def _plot_image_grid(fitted: Fitted, coded: CodedRows, layout: ImageLayout) -> F
 
 
 def plot_calibration(
-    seen: DatasetSample, pairs: Comparison, feature_names: tuple[str, ...]
+    seen: DatasetSample, pairs: ShareComparison, feature_names: tuple[str, ...]
 ) -> Figure:
     """Draw observed over implied shares, those that differ most among them."""
     at = _choose_pairs(pairs.z)
@@ -264,7 +266,7 @@ def plot_calibration(
         ("standard errors apart", [format_number(value, 2) for value in pairs.z[at]]),
     ]
     points = PointMarks(pairs.implied[at], pairs.observed[at], COLOURS[0], opacity=0.5, facts=facts)
-    rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.rmse_by_chance, 2)
+    rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.chance_rmse, 2)
     n_shown = f"{len(at):,} of " if len(at) < len(pairs.z) else ""
     note = (
         f"{n_shown}{len(pairs.z):,} pairs of features in {seen.n_rows:,} rows, and in "

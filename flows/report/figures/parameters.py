@@ -24,8 +24,8 @@ from flows.report.figures.intervals import format_interval, plot_intervals
 from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, RuleMark
 from flows.report.figures.rows import CodedRows
 from flows.report.figures.text import format_number, format_shown_count
-from pipeline.inference.from_artifact import stored_objective
-from pipeline.models.capabilities import Causes
+from pipeline.inference.from_artifact import objective_from_artifact
+from pipeline.models.capabilities import HiddenCauses
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ _NORMAL_QUANTILE = 1.96
 
 
 def plot_parameters(
-    artifact: Artifact, layout: ImageLayout | None, causes: Causes | None = None
+    artifact: Artifact, layout: ImageLayout | None, causes: HiddenCauses | None = None
 ) -> Iterator[Figure]:
     """Draw what the arrays' dimensions say can be drawn.
 
@@ -110,7 +110,7 @@ def _plot_history(artifact: Artifact) -> Iterator[Figure]:
     ended = "converged" if artifact.manifest["converged"] else "stopped before it converged"
     alt = f"The {named} went from {first} to {last} nats a row in {len(history)} passes; {ended}."
     note = f"{first} → {last} nats a row; {ended}."
-    kept = stored_objective(artifact.manifest)
+    kept = objective_from_artifact(artifact.manifest)
     if kept is not None and kept > history[-1]:
         best = int(history.argmax()) + 1
         note += f" The parameters are those of pass {best}, with {format_number(kept, 6)}."
@@ -238,7 +238,7 @@ def _plot_images(
         scales[:] = scales.max()
         note = f"Blue from 0 to {format_number(scales[0], 3)}. "
     note += format_shown_count("components", len(shown), values.shape[1], "")
-    images = render_images(layout.images(shown), captions, scales, signed)
+    images = render_images(layout.arrange_images(shown), captions, scales, signed)
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
 

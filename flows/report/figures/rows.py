@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.fitted import Fitted, check_features
-from pipeline.data.blocks import BinaryBlock, block_of, blocks_of
-from pipeline.data.segments import segment_indices
-from pipeline.evaluation.calibration import Comparison, compare_pairs
-from pipeline.models.capabilities import Samples, sampler
+from flows.data.fitted import LoadedModel, check_dataset_features
+from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
+from pipeline.data.segments import find_segment_indices
+from pipeline.evaluation.calibration import ShareComparison, compare_pairs
+from pipeline.models.capabilities import CanSample, check_can_sample
 from pipeline.passes.map_reduce import tree_merge
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import PairCounts
@@ -71,13 +71,13 @@ class DatasetSample:
     """
 
     coded_rows: CodedRows
-    pairs: Comparison | None
+    pairs: ShareComparison | None
     features: NDArray[np.intp]
     n_rows: int
     n_drawn: int
 
 
-def open_fitted_dataset(fitted: Fitted, path: str | None) -> tuple[BinaryDataset | None, str]:
+def open_fitted_dataset(fitted: LoadedModel, path: str | None) -> tuple[BinaryDataset | None, str]:
     """Open a dataset for the rows of the report.
 
     Parameters
@@ -100,7 +100,7 @@ def open_fitted_dataset(fitted: Fitted, path: str | None) -> tuple[BinaryDataset
     recorded = fitted.artifact.manifest["dataset"]
     if path is not None:
         dataset = open_dataset(path)
-        check_features(fitted, dataset)
+        check_dataset_features(fitted, dataset)
         same = dataset.digest == recorded["digest"]
         other = f"The rows shown are of {path}, which is not the data of the fit."
         return dataset, "" if same else other
@@ -114,30 +114,30 @@ def open_fitted_dataset(fitted: Fitted, path: str | None) -> tuple[BinaryDataset
     return dataset, ""
 
 
-def read_dataset_sample(fitted: Fitted, dataset: BinaryDataset) -> DatasetSample:
+def read_dataset_sample(fitted: LoadedModel, dataset: BinaryDataset) -> DatasetSample:
     """Code some rows, and count the pairs of more of them; the rows are of the split fitted."""
-    indices = segment_indices(fitted.segments, dataset.segment_names)
+    indices = find_segment_indices(fitted.segments, dataset.segment_names)
     features = _choose_evenly(dataset.n_features, _MAX_PAIRED_FEATURES)
     n_wanted = _choose_row_count(fitted, dataset.n_features)
     keys = _choose_evenly(dataset.n_chunks, _MAX_CHUNKS)
     step = max(1.0, dataset.chunks[keys, 1].sum() / n_wanted)
     coded, counts, segment_rows = [], [], np.zeros(dataset.n_segments, np.int64)
     for block in _iter_blocks(fitted, dataset, keys):
-        counts.append(PairCounts.of_block(_select_features(block, features), pooled=True))
-        some = block.taken(_choose_block_rows(block, step))
+        counts.append(PairCounts.from_block(_select_features(block, features), pooled=True))
+        some = block.take_rows(_choose_block_rows(block, step))
         coded.append(_encode_rows(fitted, dataset, some, int(indices[block.segment])))
         segment_rows[block.segment] += block.n_samples
     if not coded:
         raise DataError(f"{dataset.path}: Expected rows of the split fitted, got none.")
     observed, rows = tree_merge(counts), _join_coded_rows(coded, dataset)
-    if not isinstance(fitted.model, Samples):
+    if not isinstance(fitted.model, CanSample):
         return DatasetSample(rows, None, features, observed.n_samples, 0)
     drawn = _count_drawn_pairs(fitted, segment_rows, indices, features)
     pairs = compare_pairs(observed, drawn)
     return DatasetSample(rows, pairs, features, observed.n_samples, drawn.n_samples)
 
 
-def _choose_row_count(fitted: Fitted, n_features: int) -> int:
+def _choose_row_count(fitted: LoadedModel, n_features: int) -> int:
     n_components = max(1, int(fitted.artifact.manifest["n_components"]))
     return max(100, min(_MAX_CODED_ROWS, _MAX_CODED_WORK // (n_features * n_components)))
 
@@ -148,13 +148,13 @@ def _choose_evenly(n: int, most: int) -> NDArray[np.intp]:
 
 
 def _iter_blocks(
-    fitted: Fitted, dataset: BinaryDataset, keys: NDArray[np.intp]
+    fitted: LoadedModel, dataset: BinaryDataset, keys: NDArray[np.intp]
 ) -> Iterator[BinaryBlock]:
     split = fitted.artifact.manifest["split"]
     split = split if "split" in dataset.column_names else None
     for key in keys:
         chunk = dataset.read_chunk(int(key), split, dataset.column_names)
-        yield from (block for block in blocks_of(chunk) if block.n_samples)
+        yield from (block for block in iter_blocks(chunk) if block.n_samples)
 
 
 def _select_features(block: BinaryBlock, features: NDArray[np.intp]) -> BinaryBlock:
@@ -173,7 +173,7 @@ def _choose_block_rows(block: BinaryBlock, step: float) -> NDArray[np.int64]:
 
 
 def _encode_rows(
-    fitted: Fitted, dataset: BinaryDataset, block: BinaryBlock, index: int
+    fitted: LoadedModel, dataset: BinaryDataset, block: BinaryBlock, index: int
 ) -> CodedRows:
     here = replace(block, segment=index)
     codes = fitted.model.transform(fitted.params, here, RowRandom(0))["mean"]
@@ -183,7 +183,7 @@ def _encode_rows(
 
 
 def _read_values(block: BinaryBlock) -> NDArray[np.float32]:
-    observed, values = block.observed(), block.dense().astype(np.float32)
+    observed, values = block.unpack_mask(), block.unpack_values().astype(np.float32)
     return values if observed is None else np.where(observed == 1, values, np.float32(np.nan))
 
 
@@ -191,11 +191,13 @@ def _join_coded_rows(parts: list[CodedRows], dataset: BinaryDataset) -> CodedRow
     coded = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
     names = ("codes", "values", "rows", "segments")
     arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-    return CodedRows(*arrays, {name: dataset.texts(name, values) for name, values in coded.items()})
+    return CodedRows(
+        *arrays, {name: dataset.decode_texts(name, values) for name, values in coded.items()}
+    )
 
 
 def _count_drawn_pairs(
-    fitted: Fitted,
+    fitted: LoadedModel,
     segment_rows: NDArray[np.int64],
     indices: NDArray[np.int64],
     features: NDArray[np.intp],
@@ -204,5 +206,5 @@ def _count_drawn_pairs(
     rng = np.random.default_rng(0)
     n_drawn = max(500, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_CELLS // len(fitted.feature_names)))
     segments = rng.choice(indices, n_drawn, p=segment_rows / segment_rows.sum())
-    X = sampler(fitted.model).sample(fitted.params, n_drawn, rng, segments)
-    return PairCounts.of_block(block_of(np.ascontiguousarray(X[:, features])), pooled=True)
+    X = check_can_sample(fitted.model).sample(fitted.params, n_drawn, rng, segments)
+    return PairCounts.from_block(pack_block(np.ascontiguousarray(X[:, features])), pooled=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.cli.splits import told_rows
+from flows.cli.splits import format_row_count
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number
-from pipeline.inference.from_artifact import stored_objective
-from pipeline.models.registry import models
+from pipeline.inference.from_artifact import objective_from_artifact
+from pipeline.models.registry import find_models
 from storage.artifacts.artifacts import Artifact
 
 FactRows = list[tuple[str, str]]
@@ -61,17 +61,17 @@ def describe_fit(manifest: Manifest) -> FactRows:
     facts = [
         ("model", manifest["model"]),
         ("dataset", format_dataset_name(manifest)),
-        ("rows", told_rows(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
+        ("rows", format_row_count(manifest.get("n_samples", manifest["dataset"]["n_rows"]), split)),
         ("features", f"{len(manifest['feature_names']):,}"),
         ("segments", f"{len(manifest['segment_names']):,}"),
         ("components", f"{manifest['n_components']:,}"),
         ("passes", f"{manifest['iterations']:,}, {ended}"),
     ]
-    if objective := stored_objective(manifest):
+    if objective := objective_from_artifact(manifest):
         named = manifest["diagnostics"].get("objective_is", "objective")
         facts.append((named, f"{format_number(objective, 7)} nats a row"))
-    model = models().get(manifest["model"])
-    shown = model.shown if model else ()
+    model = find_models().get(manifest["model"])
+    shown = model.summary_diagnostics if model else ()
     found = manifest["diagnostics"]
     return facts + [
         (name.replace("_", " "), _format_value(found[name])) for name in shown if name in found

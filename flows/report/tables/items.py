@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.exporting.items import item_columns
+from flows.exporting.items import read_item_columns
 from flows.report.figures.text import format_shown_count
 from flows.report.tables.words import explain_columns
 from storage.artifacts.artifacts import Artifact
@@ -57,7 +57,7 @@ def make_parameter_table(
     correlations
         (n_features, n_components).
     """
-    found, title = item_columns(artifact), "Parameters"
+    found, title = read_item_columns(artifact), "Parameters"
     if not found and correlations is not None:
         found = {f"correlation_{k}": values for k, values in enumerate(correlations.T, 1)}
         title = "Correlations of features with components"

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
-_ROWS = 64
-_NEGLIGIBLE = -40.0  # exp of it is below the rounding of a sum of at least 1
+_ROWS_PER_WORD = 64
+_NEGLIGIBLE_LOG = -40.0  # exp of it is below the rounding of a sum of at least 1
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
-class Terms(NamedTuple):
+class MixtureTerms(NamedTuple):
     """What log P(x, k) is made of.
 
     Attributes
@@ -60,7 +60,7 @@ class MixtureSums(NamedTuple):
     missing: Floats
 
 
-def mixture_terms(probabilities: Floats, weights: Floats) -> Terms:
+def compute_mixture_terms(probabilities: Floats, weights: Floats) -> MixtureTerms:
     """Take the logarithms that all rows share.
 
     Parameters
@@ -72,11 +72,11 @@ def mixture_terms(probabilities: Floats, weights: Floats) -> Terms:
     """
     log_absent = np.ascontiguousarray(np.log1p(-probabilities).T)
     log_odds = np.ascontiguousarray(np.log(probabilities).T) - log_absent
-    return Terms(log_odds, log_absent, np.log(weights) + log_absent.sum(axis=0))
+    return MixtureTerms(log_odds, log_absent, np.log(weights) + log_absent.sum(axis=0))
 
 
 def mixture_posterior(
-    words: Words, observed_words: Words | None, n_samples: int, terms: Terms
+    words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
 ) -> tuple[Floats, Floats]:
     """Give P(k | x), (n_samples, n_components), and log P(x) in nats, (n_samples,).
 
@@ -87,32 +87,32 @@ def mixture_posterior(
     n_samples
         Number of rows.
     terms
-        From `mixture_terms`.
+        From `compute_mixture_terms`.
     """
     shares = np.empty((n_samples, len(terms.start)))
     log_likelihood = np.empty(n_samples)
-    _fill_posterior(*_by_word(words, observed_words), *terms, shares, log_likelihood)
+    _fill_posterior(*_interleave_words(words, observed_words), *terms, shares, log_likelihood)
     return shares, log_likelihood
 
 
-def mixture_sums(
-    words: Words, observed_words: Words | None, n_samples: int, terms: Terms
+def sum_mixture_statistics(
+    words: Words, observed_words: Words | None, n_samples: int, terms: MixtureTerms
 ) -> MixtureSums:
     """Sum what an M-step needs; parameters as for `mixture_posterior`."""
     mass = np.zeros(len(terms.start))
     ones, missing = np.zeros_like(terms.log_odds), np.zeros_like(terms.log_odds)
-    by_word = _by_word(words, observed_words)
+    by_word = _interleave_words(words, observed_words)
     log_likelihood = _add_sums(*by_word, n_samples, *terms, mass, ones, missing)
     return MixtureSums(float(log_likelihood), mass, ones, missing)
 
 
-def _by_word(words: Words, observed_words: Words | None) -> tuple[Words, Words]:
+def _interleave_words(words: Words, observed_words: Words | None) -> tuple[Words, Words]:
     """Lay the features of a word side by side; no mask is one without rows."""
     mask = np.empty((len(words), 0), np.uint64) if observed_words is None else observed_words
     return np.ascontiguousarray(words.T), np.ascontiguousarray(mask.T)
 
 
-def _generate_lowest(typing_context: Any, word: Any) -> Any:
+def _generate_count_trailing_zeros(typing_context: Any, word: Any) -> Any:
     """Generate LLVM's count of trailing zeros: the place of the lowest bit that is set."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -121,7 +121,7 @@ def _generate_lowest(typing_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-_lowest: Any = intrinsic(_generate_lowest)
+_count_trailing_zeros: Any = intrinsic(_generate_count_trailing_zeros)
 
 
 @_kernel
@@ -140,33 +140,33 @@ def _score_word(
     for i in range(words.shape[1]):
         _add_to_rows(words[w, i], 1.0, log_odds[i], shares)
         if len(observed):
-            _add_to_rows(_missing(observed[w, i], len(shares)), -1.0, log_absent[i], shares)
+            _add_to_rows(_mark_missing(observed[w, i], len(shares)), -1.0, log_absent[i], shares)
     for row in range(len(shares)):
         log_likelihood[row] = _normalise(shares[row])
 
 
 @_kernel
-def _missing(observed: Any, n_rows: int) -> Any:
+def _mark_missing(observed: Any, n_rows: int) -> Any:
     """Mark the missing values among the first rows of a word."""
     every = np.uint64(0xFFFFFFFFFFFFFFFF)
-    return ~observed & (every >> np.uint64(_ROWS - n_rows))
+    return ~observed & (every >> np.uint64(_ROWS_PER_WORD - n_rows))
 
 
 @_kernel
 def _add_to_rows(marked: Any, sign: float, term: Floats, shares: Floats) -> None:
     """Add a term to the rows that are marked."""
     while marked:
-        row = shares[_lowest(marked)]
+        row = shares[_count_trailing_zeros(marked)]
         for k in range(len(term)):
             row[k] += sign * term[k]
         marked &= marked - np.uint64(1)
 
 
 @_kernel
-def _add_of_rows(marked: Any, shares: Floats, total: Floats) -> None:
+def _add_rows_to_total(marked: Any, shares: Floats, total: Floats) -> None:
     """Add the shares of the rows that are marked to a total."""
     while marked:
-        row = shares[_lowest(marked)]
+        row = shares[_count_trailing_zeros(marked)]
         for k in range(len(total)):
             total[k] += row[k]
         marked &= marked - np.uint64(1)
@@ -179,7 +179,7 @@ def _normalise(scores: Floats) -> float:
     total = 0.0
     for k in range(len(scores)):
         gap = scores[k] - largest
-        scores[k] = math.exp(gap) if gap > _NEGLIGIBLE else 0.0
+        scores[k] = math.exp(gap) if gap > _NEGLIGIBLE_LOG else 0.0
         total += scores[k]
     for k in range(len(scores)):
         scores[k] /= total
@@ -197,7 +197,7 @@ def _fill_posterior(
     log_likelihood: Floats,
 ) -> None:
     for w in range(len(words)):
-        rows = slice(_ROWS * w, min(_ROWS * (w + 1), len(shares)))
+        rows = slice(_ROWS_PER_WORD * w, min(_ROWS_PER_WORD * (w + 1), len(shares)))
         _score_word(
             words, observed, w, log_odds, log_absent, start, shares[rows], log_likelihood[rows]
         )
@@ -215,17 +215,17 @@ def _add_sums(
     ones: Floats,
     missing: Floats,
 ) -> float:
-    scratch, nats = np.empty((_ROWS, len(start))), np.empty(_ROWS)
+    scratch, nats = np.empty((_ROWS_PER_WORD, len(start))), np.empty(_ROWS_PER_WORD)
     total = 0.0
     for w in range(len(words)):
-        n_rows = min(_ROWS, n_samples - _ROWS * w)
+        n_rows = min(_ROWS_PER_WORD, n_samples - _ROWS_PER_WORD * w)
         shares = scratch[:n_rows]
         _score_word(words, observed, w, log_odds, log_absent, start, shares, nats[:n_rows])
         for row in range(n_rows):
             total += nats[row]
             mass += shares[row]
         for i in range(words.shape[1]):
-            _add_of_rows(words[w, i], shares, ones[i])
+            _add_rows_to_total(words[w, i], shares, ones[i])
             if len(observed):
-                _add_of_rows(_missing(observed[w, i], n_rows), shares, missing[i])
+                _add_rows_to_total(_mark_missing(observed[w, i], n_rows), shares, missing[i])
     return total

@@ -34,45 +34,49 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
-from pipeline.learning.convergence import ByObjective, Convergence
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
+from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.held_out import (
-    HELD_OUT,
-    best_judged,
-    e_step_apart,
-    held_out_scores,
-    judged,
+    HELD_OUT_SHARE,
+    get_best_params,
+    get_held_out_scores,
+    record_held_out_score,
+    run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
-from pipeline.models.bernoulli_mixture.kernels import mixture_posterior, mixture_sums, mixture_terms
+from pipeline.models.bernoulli_mixture.kernels import (
+    compute_mixture_terms,
+    mixture_posterior,
+    sum_mixture_statistics,
+)
 from pipeline.models.bernoulli_mixture.standard_errors import (
-    MOST_PARAMETERS,
-    MOST_ROWS,
-    mixture_errors,
-    mixture_information,
+    MAX_PARAMETERS,
+    MAX_ROWS,
+    compute_mixture_errors,
+    sum_mixture_information,
 )
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.settings import (
     check_choices,
     check_components,
-    notices_of_constants,
-    pooled_margins,
+    make_constant_feature_warnings,
+    pool_margins,
 )
 from pipeline.models.state import Arrays, FitState
-from pipeline.params import array, optional_array
+from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
-MOST_BY_HELD_OUT = 256
+MAX_HELD_OUT_COMPONENTS = 256
 """Components at which the search for their number ends."""
-SHORT_TOL = 1e-3
+SHORT_RUN_TOL = 1e-3
 """Change of the objective at which a start is judged."""
-_LEAST_ROWS = 100  # of which about ten are held out
-_LEAST_SMOOTHING = 1e-6  # 1 − p keeps its digits up to a thousand million rows
+_MIN_ROWS_TO_CHOOSE = 100  # of which about ten are held out
+_MIN_SMOOTHING = 1e-6  # 1 − p keeps its digits up to a thousand million rows
 
 
 @dataclass(frozen=True)
@@ -86,21 +90,21 @@ class BernoulliMixtureParams:
     """
 
     former: ClassVar[tuple[str, ...]] = ("held_out",)
-    probabilities: Array = array("component", "feature")
-    weights: Array = array("component")
-    probabilities_error: Array | None = optional_array("component", "feature")
-    probabilities_interval: Array | None = optional_array("bound", "component", "feature")
-    weights_error: Array | None = optional_array("component")
+    probabilities: Array = array_field("component", "feature")
+    weights: Array = array_field("component")
+    probabilities_error: Array | None = optional_array_field("component", "feature")
+    probabilities_interval: Array | None = optional_array_field("bound", "component", "feature")
+    weights_error: Array | None = optional_array_field("component")
 
     @property
-    def packed(self) -> Array:
+    def free_parameters(self) -> Array:
         """Log-odds, then log-weights: a vector without bounds."""
         return np.concatenate(
             [scipy.special.logit(self.probabilities).ravel(), np.log(self.weights)]
         )
 
-    def unpacked(self, packed: Array, most: float) -> BernoulliMixtureParams:
-        """Undo `packed`, log-odds not above `most` in size; log-weights need not sum to 1."""
+    def with_free_parameters(self, packed: Array, most: float) -> BernoulliMixtureParams:
+        """Undo `pack_matrix`, log-odds not above `size_limits` in size; log-weights need not sum to 1."""
         n_components, n_features = self.probabilities.shape
         log_odds = np.clip(packed[:-n_components], -most, most)
         log_weights = scipy.special.log_softmax(np.maximum(packed[-n_components:], -most))
@@ -130,7 +134,7 @@ class BernoulliMixture(Model):
     """
 
     name: ClassVar[str] = "bernoulli-mixture"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[BernoulliMixtureParams]] = BernoulliMixtureParams
     acceleration: ClassVar[str] = "squarem"
@@ -144,7 +148,7 @@ class BernoulliMixture(Model):
     def __post_init__(self) -> None:
         check_components(self)
         check_choices(self)
-        if not _LEAST_SMOOTHING <= self.smoothing < np.inf:
+        if not _MIN_SMOOTHING <= self.smoothing < np.inf:
             raise FitError(f"smoothing: Expected at least 0.000001, got {self.smoothing}.")
         for name in ("starts", "max_iter"):
             if (value := getattr(self, name)) < 1:
@@ -152,9 +156,11 @@ class BernoulliMixture(Model):
         if not 0 < self.tol < 1:
             raise FitError(f"tol: Expected above 0 and below 1, got {self.tol}.")
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of sums and logarithms of the tasks under way, and of what extrapolation keeps."""
-        return 8 * n_features * (self.n_components or MOST_BY_HELD_OUT) * (6 * n_threads + 10)
+        return (
+            8 * n_features * (self.n_components or MAX_HELD_OUT_COMPONENTS) * (6 * n_threads + 10)
+        )
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the counts; components begin at random around the margins.
@@ -164,10 +170,10 @@ class BernoulliMixture(Model):
         FitError
             If a feature was never observed, or there are more components than rows.
         """
-        observed, ones = pooled_margins(first)
-        if self.n_components is None and first.n_samples < _LEAST_ROWS:
+        observed, ones = pool_margins(first)
+        if self.n_components is None and first.n_samples < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
-                f"--components: Expected at least {_LEAST_ROWS} rows to choose a number by, "
+                f"--components: Expected at least {_MIN_ROWS_TO_CHOOSE} rows to choose a number by, "
                 f"got {first.n_samples}. Give a number."
             )
         if (self.n_components or 1) > first.n_samples:
@@ -183,23 +189,25 @@ class BernoulliMixture(Model):
             "seed": rng.integers(2**63, size=1),
         }
         so = "smoothing alone decides how often they are not"
-        warnings = notices_of_constants(observed, ones, so)
+        warnings = make_constant_feature_warnings(observed, ones, so)
         state = FitState(None, auxiliary=auxiliary, warnings=warnings)
-        return self._begun(state, self.n_components or 1, 0.0 if self.n_components else HELD_OUT)
+        return self._begin_stage(
+            state, self.n_components or 1, 0.0 if self.n_components else HELD_OUT_SHARE
+        )
 
-    def _begun(self, state: FitState, n_components: int, held_out: float) -> FitState:
+    def _begin_stage(self, state: FitState, n_components: int, held_out: float) -> FitState:
         """Begin with so many components around the margins, several times where they can differ."""
         working = {"held_out": np.array(held_out)}
         is_single = self.starts == 1 or n_components == 1
         auxiliary = {**state.auxiliary, "short": np.array(not is_single)}
         state = replace(state, working=working, auxiliary=auxiliary)
         starts = tuple(
-            replace(state, params=self._around_margins(auxiliary, n_components, k))
+            replace(state, params=self._draw_params_near_margins(auxiliary, n_components, k))
             for k in range(1 if is_single else self.starts)
         )
         return replace(starts[0], starts=() if is_single else starts)
 
-    def _around_margins(
+    def _draw_params_near_margins(
         self, auxiliary: Arrays, n_components: int, start: int
     ) -> BernoulliMixtureParams:
         margins = auxiliary["margins"]
@@ -208,11 +216,11 @@ class BernoulliMixture(Model):
         probabilities = np.atleast_2d(scipy.special.expit(margins + moves))
         return BernoulliMixtureParams(probabilities, np.full(n_components, 1 / n_components))
 
-    def warm(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
+    def warm_start(self, state: FitState, params: BernoulliMixtureParams) -> FitState:
         """Begin where an earlier fit ended, without short runs before."""
-        return replace(self._long(state, 0.0), params=params)
+        return replace(self._begin_long_run(state, 0.0), params=params)
 
-    def _long(self, state: FitState, held_out: float) -> FitState:
+    def _begin_long_run(self, state: FitState, held_out: float) -> FitState:
         """Begin a run that goes on until it has converged."""
         auxiliary = {**state.auxiliary, "short": np.array(False)}
         working = {"held_out": np.array(held_out)}
@@ -222,7 +230,9 @@ class BernoulliMixture(Model):
         self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
-        return e_step_apart(partial(_e_step, params), float(working["held_out"]), block, rng)
+        return run_e_step_with_held_out(
+            partial(_e_step, params), float(working["held_out"]), block, rng
+        )
 
     def objective(self, params: BernoulliMixtureParams, statistics: Sums) -> float:
         """Give the log-likelihood of a row with its share of the log prior: nats."""
@@ -230,13 +240,13 @@ class BernoulliMixture(Model):
         log_prior = np.log(p).sum() + np.log1p(-p).sum() + np.log(params.weights).sum()
         return float((statistics.objective + self.smoothing * log_prior) / statistics.n_samples)
 
-    def convergence(self, state: FitState) -> Convergence:
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Judge starts sooner than what follows them."""
         is_short = bool(state.auxiliary.get("short", False))
-        return ByObjective(self.max_iter, max(self.tol, is_short * SHORT_TOL))
+        return ObjectiveCriterion(self.max_iter, max(self.tol, is_short * SHORT_RUN_TOL))
 
     def update(
-        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Do the M-step."""
         s, values = self.smoothing, statistics.values
@@ -247,28 +257,30 @@ class BernoulliMixture(Model):
         params = BernoulliMixtureParams((ones + s) / (observed + 2 * s), weights)
         return replace(state, params=params)
 
-    def packed(self, params: BernoulliMixtureParams) -> Array:
+    def pack_params(self, params: BernoulliMixtureParams) -> Array:
         """Give log-odds, then log-weights."""
-        return params.packed
+        return params.free_parameters
 
-    def unpacked(self, params: BernoulliMixtureParams, packed: Array, n_samples: int) -> Any:
-        """Undo `packed`, within what an M-step of so many rows leads to."""
+    def unpack_params(self, params: BernoulliMixtureParams, packed: Array, n_samples: int) -> Any:
+        """Undo `pack_matrix`, within what an M-step of so many rows leads to."""
         most = np.log((n_samples + len(params.weights)) / self.smoothing + 1)
-        return params.unpacked(packed, most)
+        return params.with_free_parameters(packed, most)
 
-    def chosen(self, state: FitState) -> FitState:
+    def select_start(self, state: FitState) -> FitState:
         """Go on from the best start."""
-        return self._long(state, float(state.working["held_out"]))
+        return self._begin_long_run(state, float(state.working["held_out"]))
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Go on with twice the components while that helps rows held out, then with all rows."""
         if state.working["held_out"] == 0:
             return None
-        auxiliary, is_best = judged(state.params, state.auxiliary, statistics)
+        auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
         state, n_more = replace(state, auxiliary=auxiliary), 2 * len(state.params.weights)
-        if is_best and n_more <= min(MOST_BY_HELD_OUT, statistics.n_samples):
-            return self._begun(state, n_more, HELD_OUT)
-        return replace(self._long(state, 0.0), params=best_judged(self.params, auxiliary))
+        if is_best and n_more <= min(MAX_HELD_OUT_COMPONENTS, statistics.n_samples):
+            return self._begin_stage(state, n_more, HELD_OUT_SHARE)
+        return replace(
+            self._begin_long_run(state, 0.0), params=get_best_params(self.params, auxiliary)
+        )
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Sort components by weight, and say what is in doubt."""
@@ -278,39 +290,41 @@ class BernoulliMixture(Model):
         )
         n_components = len(order)
         empty = int((statistics.values["mass"] < 1).sum())
-        noted = (*state.warnings, *self._judge_number(n_components, empty))
+        noted = (*state.warnings, *self._warn_about_components(n_components, empty))
         diagnostics = {
             "n_components": n_components,
             "rows_without_values": int(statistics.values["empty_rows"]),
-            "held_out_scores": held_out_scores(state.auxiliary).tolist(),
+            "held_out_scores": get_held_out_scores(state.auxiliary).tolist(),
         }
         return replace(state, params=params, diagnostics=diagnostics, warnings=noted)
 
-    def informing(self, state: FitState) -> Arrays | None:
+    def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Ask for standard errors, of as many parameters as that is possible for."""
-        if self.errors == "none" or state.params.packed.size > MOST_PARAMETERS:
+        if self.errors == "none" or state.params.free_parameters.size > MAX_PARAMETERS:
             return None
-        share = MOST_ROWS / max(int(state.auxiliary["n_rows"]), 1)
+        share = MAX_ROWS / max(int(state.auxiliary["n_rows"]), 1)
         return {"share": np.array(min(share, 1.0))}
 
-    def inform(
+    def summarize_information(
         self, params: BernoulliMixtureParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Sum information about the parameters."""
         uniform = rng.stream("information").uniform(block.rows, 1)[:, 0]
-        block = block.taken(np.flatnonzero(uniform < working["share"]))
+        block = block.take_rows(np.flatnonzero(uniform < working["share"]))
         posterior, nats = _posterior(params, block)
-        found = mixture_information(
-            block.dense(), block.observed(), params.probabilities, posterior
+        found = sum_mixture_information(
+            block.unpack_values(), block.unpack_mask(), params.probabilities, posterior
         )
         return Sums(block.n_samples, float(nats.sum()), found)
 
-    def informed(self, state: FitState, statistics: Sums) -> FitState:
+    def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors and intervals."""
         params, n_rows = state.params, int(state.auxiliary["n_rows"])
         scale = n_rows / max(statistics.n_samples, 1)
         sums = {name: scale * values for name, values in statistics.values.items()}
-        found = mixture_errors(params.probabilities, params.weights, sums, n_rows, self.smoothing)
+        found = compute_mixture_errors(
+            params.probabilities, params.weights, sums, n_rows, self.smoothing
+        )
         params = replace(
             params,
             probabilities_error=found.probabilities,
@@ -319,18 +333,18 @@ class BernoulliMixture(Model):
         )
         return replace(state, params=params)
 
-    def _judge_number(self, n_components: int, empty: int) -> tuple[Notice, ...]:
+    def _warn_about_components(self, n_components: int, empty: int) -> tuple[FitWarning, ...]:
         """Say what is in doubt of the number of components, with one remedy."""
         told = f"components with less than one row: {empty} of {n_components}"
         if empty and self.n_components is None:
             filled = n_components - empty
             told += f", as auto doubles their number; --components {filled} does without them"
-            return (Notice(told),)
+            return (FitWarning(told),)
         if empty:
-            return (Notice(f"{told}; ask for fewer"),)
-        if self.n_components is None and n_components == MOST_BY_HELD_OUT:
+            return (FitWarning(f"{told}; ask for fewer"),)
+        if self.n_components is None and n_components == MAX_HELD_OUT_COMPONENTS:
             told = f"rows held out still gain at {n_components} components, where auto ends; "
-            return (Notice(told + "give a larger number"),)
+            return (FitWarning(told + "give a larger number"),)
         return ()
 
     def transform(
@@ -370,17 +384,17 @@ class BernoulliMixture(Model):
 
 
 def _e_step(params: BernoulliMixtureParams, block: BinaryBlock) -> Sums:
-    terms = mixture_terms(params.probabilities, params.weights)
-    found = mixture_sums(block.words, block.observed_words, block.n_samples, terms)
+    terms = compute_mixture_terms(params.probabilities, params.weights)
+    found = sum_mixture_statistics(block.words, block.observed_words, block.n_samples, terms)
     values = {
         "mass": found.mass,
         "ones": found.ones,
         "missing": found.missing,
-        "empty_rows": np.array(block.n_without_values()),
+        "empty_rows": np.array(block.count_unobserved_rows()),
     }
     return Sums(block.n_samples, found.log_likelihood, values)
 
 
 def _posterior(params: BernoulliMixtureParams, block: BinaryBlock) -> tuple[Array, Array]:
-    terms = mixture_terms(params.probabilities, params.weights)
+    terms = compute_mixture_terms(params.probabilities, params.weights)
     return mixture_posterior(block.words, block.observed_words, block.n_samples, terms)

@@ -16,14 +16,14 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.executors.cancellation import check_wanted
-from pipeline.numerics.information import inverse
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.information import invert_information
 
 Array = NDArray[np.float64]
 
-MOST_PARAMETERS = 1500
+MAX_PARAMETERS = 1500
 """Their information is a matrix; of more there are no standard errors."""
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 """Rows whose information is summed: of more a keyed sample, whose sums are scaled up."""
 _BATCH_ENTRIES = 2**20
 _TWO_SIDED = float(scipy.special.ndtri(0.975))
@@ -47,7 +47,7 @@ class MixtureErrors(NamedTuple):
     weights: Array
 
 
-def mixture_information(
+def sum_mixture_information(
     X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, probabilities: Array, posterior: Array
 ) -> dict[str, Array]:
     """Sum over rows what the information is made of.
@@ -74,7 +74,7 @@ def mixture_information(
     products = np.zeros((n_components * width,) * 2)
     height = max(1, _BATCH_ENTRIES // (n_components * width))
     for start in range(0, len(X), height):
-        check_wanted()
+        check_cancelled()
         rows = slice(start, start + height)
         r = posterior[rows].T
         seen = np.ones(X[rows].shape) if observed is None else observed[rows].astype(np.float64)
@@ -87,7 +87,7 @@ def mixture_information(
     return {"values": values, "spread": spread, "products": products}
 
 
-def mixture_errors(
+def compute_mixture_errors(
     probabilities: Array,
     weights: Array,
     sums: Mapping[str, NDArray[Any]],
@@ -101,7 +101,7 @@ def mixture_errors(
     probabilities, weights
         The model.
     sums
-        `mixture_information` of all rows.
+        `sum_mixture_information` of all rows.
     n_samples
         Number of rows.
     smoothing
@@ -119,9 +119,9 @@ def mixture_errors(
     turn = np.diag(weights) - np.outer(weights, weights)
     information[np.ix_(at, at)] += counted * turn
     # Log-weights are known but for a constant: the last is held.
-    found = inverse(information, np.delete(np.eye(len(information)), at[-1], axis=1))
+    found = invert_information(information, np.delete(np.eye(len(information)), at[-1], axis=1))
     log_odds = np.sqrt(np.diag(found.covariance)).reshape(n_components, width)[:, :-1]
-    unknown = found.unknown((n_components, width, 1))[:, :-1]
+    unknown = found.find_unidentified((n_components, width, 1))[:, :-1]
     around = _TWO_SIDED * np.where(unknown, np.inf, log_odds)
     middle = scipy.special.logit(probabilities)
     interval = scipy.special.expit(np.stack([middle - around, middle + around]))

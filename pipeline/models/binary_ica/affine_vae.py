@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.numerics.logistic.softplus import expected_softplus
+from pipeline.numerics.logistic.softplus import mean_softplus
 
 Numbers = NDArray[Any]
 Array = NDArray[np.float64]
@@ -45,18 +45,18 @@ class AffineVAE(NamedTuple):
     source_means: Numbers
     log_variances: Numbers
 
-    def flat(self) -> Numbers:
+    def flatten(self) -> Numbers:
         """Give all parameters one after another, (n_numbers,)."""
         return np.concatenate([part.ravel() for part in self])
 
-    def filled(self, flat: Numbers) -> AffineVAE:
+    def unflatten(self, flat: Numbers) -> AffineVAE:
         """Give parameters of these shapes whose arrays are views of `flat`."""
         ends = np.cumsum([part.size for part in self])[:-1]
         parts = zip(np.split(flat, ends), self, strict=True)
         return AffineVAE(*(values.reshape(part.shape) for values, part in parts))
 
 
-class Rows(NamedTuple):
+class VAEBatch(NamedTuple):
     """Rows, numbers of one type.
 
     Attributes
@@ -77,13 +77,13 @@ class Rows(NamedTuple):
     segments: Index
 
 
-def posterior(vae: AffineVAE, rows: Rows) -> tuple[Numbers, Numbers]:
+def encoder_moments(vae: AffineVAE, rows: VAEBatch) -> tuple[Numbers, Numbers]:
     """Give the mean and the log-variances of q, (n_samples, n_components) each."""
     means = rows.inputs @ vae.code_weights + vae.code_offsets[rows.segments]
     return means, rows.inputs @ vae.spread_weights + vae.spread_offsets[rows.segments]
 
 
-def slopes(vae: AffineVAE, rows: Rows, noise: Numbers) -> AffineVAE:
+def lower_bound_gradient(vae: AffineVAE, rows: VAEBatch, noise: Numbers) -> AffineVAE:
     """Give the slope of the mean bound of rows by every parameter, with one draw of z a row.
 
     D. P. Kingma, M. Welling, "Auto-encoding variational Bayes", ICLR 2014, eq. 10.
@@ -96,7 +96,7 @@ def slopes(vae: AffineVAE, rows: Rows, noise: Numbers) -> AffineVAE:
         Standard normal, (n_samples, n_components): z is the mean of q plus its deviation times it.
     """
     share = rows.X.dtype.type(1 / len(rows.X))
-    means, log_spreads = posterior(vae, rows)
+    means, log_spreads = encoder_moments(vae, rows)
     deviations = np.exp(log_spreads / 2)
     z = means + deviations * noise
     error = (rows.X - expit(z @ vae.mixing.T + vae.offsets)) * share
@@ -117,18 +117,20 @@ def slopes(vae: AffineVAE, rows: Rows, noise: Numbers) -> AffineVAE:
     return AffineVAE(error.T @ z, error.sum(axis=0), *up, *by_segment)
 
 
-def bounds(vae: AffineVAE, rows: Rows) -> Array:
+def row_lower_bounds(vae: AffineVAE, rows: VAEBatch) -> Array:
     """Give the bound of each row over its observed values, nats, (n_samples,)."""
-    means, log_spreads = posterior(vae, rows)
+    means, log_spreads = encoder_moments(vae, rows)
     spreads = np.exp(log_spreads)
     logits = means @ vae.mixing.T + vae.offsets
-    nats = rows.X * logits - expected_softplus(logits, np.sqrt(spreads @ vae.mixing.T**2))
+    nats = rows.X * logits - mean_softplus(logits, np.sqrt(spreads @ vae.mixing.T**2))
     if rows.seen is not None:
         nats *= rows.seen
-    return np.asarray(nats.sum(axis=1) - _divergences(vae, rows, means, log_spreads), np.float64)
+    return np.asarray(nats.sum(axis=1) - _kl_divergences(vae, rows, means, log_spreads), np.float64)
 
 
-def _divergences(vae: AffineVAE, rows: Rows, means: Numbers, log_spreads: Numbers) -> Numbers:
+def _kl_divergences(
+    vae: AffineVAE, rows: VAEBatch, means: Numbers, log_spreads: Numbers
+) -> Numbers:
     """Give KL(q ‖ prior) of each row, (n_samples,)."""
     away = means - vae.source_means[rows.segments]
     log_ratios = log_spreads - vae.log_variances[rows.segments]

@@ -45,29 +45,29 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
+from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
-from pipeline.models.binary_ica.moment_matching.held_out import MOST_PAIRS, MOST_SPLITS
-from pipeline.models.binary_ica.moment_matching.matching import Settings, match_moments
-from pipeline.models.binary_ica.moment_matching.optimiser import STEPS_KEPT
-from pipeline.models.binary_ica.moment_matching.segments import segments_of
+from pipeline.models.binary_ica.moment_matching.held_out import MAX_PAIRS, MAX_SPLITS
+from pipeline.models.binary_ica.moment_matching.matching import MatchSettings, match_moments
+from pipeline.models.binary_ica.moment_matching.optimiser import LBFGS_MEMORY
+from pipeline.models.binary_ica.moment_matching.segments import estimate_segments
 from pipeline.models.binary_ica.moment_matching.warnings import (
-    diagnose,
-    judge_choice,
-    judge_fit,
-    judge_mixing,
-    judge_segments,
+    describe_match,
+    warn_about_choice,
+    warn_about_fit,
+    warn_about_mixing,
+    warn_about_segments,
 )
-from pipeline.models.binary_ica.params import BLICAParams, fitted_params, no_params
+from pipeline.models.binary_ica.params import BLICAParams, make_empty_params, params_from_match
 from pipeline.models.binary_ica.probit_ica import ProbitICA
 from pipeline.models.settings import check_components
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
+from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 
 MIN_SEGMENTS = 3
-_GROUP_CELLS, _MOST_GROUPS = 1 << 16, 8
-_PAIRS_AT_ONCE = 1 << 18
+_MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
+_PAIRS_PER_SLICE = 1 << 18
 """Whose correlations a thread estimates."""
 
 
@@ -94,10 +94,10 @@ class BLICA(ProbitICA):
     """
 
     name: ClassVar[str] = "blica"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[BLICAParams]] = BLICAParams
-    shown: ClassVar[tuple[str, ...]] = (
+    summary_diagnostics: ClassVar[tuple[str, ...]] = (
         "regularization",
         "stability_of_starts",
         "stability_of_halves",
@@ -121,31 +121,31 @@ class BLICA(ProbitICA):
         if self.bootstrap != 0 and self.bootstrap < 20:
             raise FitError(f"bootstrap: Expected 0 or at least 20, got {self.bootstrap}.")
 
-    def tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
+    def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut the pairs of features so that a task's counts stay within a budget."""
-        return tiles(n_features, n_segments * self.n_groups(n_features), budget)
+        return make_tiles(n_features, n_segments * self.count_groups(n_features), budget)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of counts by group, and of correlations and statuses of all rows and of folds."""
-        n_groups, n_pairs = self.n_groups(n_features), n_features**2
-        n_folds = 2 * min(MOST_SPLITS, n_groups - 1)
+        n_groups, n_pairs = self.count_groups(n_features), n_features**2
+        n_folds = 2 * min(MAX_SPLITS, n_groups - 1)
         counts, estimates = 8, 8 + 1  # of a pair in a segment: int64; float64 and a status
         gaps = estimates + 1  # correlations with gaps filled, and where they are
         resampled = counts + estimates if self.bootstrap else 0
         after_all_rows = max(n_folds * estimates, gaps + resampled)
         of_segment = n_pairs * (n_groups * counts + estimates + after_all_rows)
-        of_segment += n_folds * 4 * 2 * min(n_pairs // 2, MOST_PAIRS)  # tables of uint16
-        of_segment += 3 * 8 * STEPS_KEPT * n_features  # of the search, most of it for scales
+        of_segment += n_folds * 4 * 2 * min(n_pairs // 2, MAX_PAIRS)  # tables of uint16
+        of_segment += 3 * 8 * LBFGS_MEMORY * n_features  # of the search, most of it for scales
         # Tables, correlations of a strip and their copies; or a matrix whose eigenvalues are found.
-        of_thread = 6 * 8 * max(n_pairs, _PAIRS_AT_ONCE)
+        of_thread = 6 * 8 * max(n_pairs, _PAIRS_PER_SLICE)
         return n_segments * of_segment + n_threads * of_thread
 
-    def n_groups(self, n_features: int) -> int:
+    def count_groups(self, n_features: int) -> int:
         """Groups that the rows of a segment are dealt to: folds, and what is resampled."""
         if self.n_components and self.regularization and not self.bootstrap:
             return 1
         # The same with and without a bootstrap, which must not change what is chosen.
-        fitting = max(2, min(_MOST_GROUPS, _GROUP_CELLS // n_features**2))
+        fitting = max(2, min(_MAX_GROUPS, _MAX_GROUP_CELLS // n_features**2))
         return 1 << (fitting.bit_length() - 1)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -169,15 +169,15 @@ class BLICA(ProbitICA):
                 "Ingest with --segment-by COLUMN, or fit another model."
             )
         usable = first.rows >= self.min_rows
-        self._check_number(usable, first.segments, ())
+        self._check_n_segments(usable, first.segments, ())
         _check_varying((first.ones > 0) & (first.ones < first.observed), usable)
         seeds = {
             "starts": rng.integers(2**63, size=self.starts),
             "bootstrap": rng.integers(2**63, size=self.bootstrap),
         }
-        return FitState(no_params(), auxiliary=seeds)
+        return FitState(make_empty_params(), auxiliary=seeds)
 
-    def _check_number(
+    def _check_n_segments(
         self, usable: NDArray[np.bool_], segments: NDArray[np.int64], undefined: Sequence[int]
     ) -> None:
         if usable.sum() < MIN_SEGMENTS:
@@ -194,9 +194,9 @@ class BLICA(ProbitICA):
         self, params: BLICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts:
         """Count the pairs of a block, its rows dealt to groups."""
-        return PairCounts.of_groups(block, self.n_groups(block.n_features))
+        return PairCounts.from_groups(block, self.count_groups(block.n_features))
 
-    def added(
+    def add_to(
         self,
         statistics: PairCounts,
         params: BLICAParams,
@@ -205,31 +205,37 @@ class BLICA(ProbitICA):
         rng: RowRandom,
     ) -> PairCounts:
         """Add the pairs of a block in place."""
-        return statistics.with_groups(block, self.n_groups(block.n_features))
+        return statistics.add_block_groups(block, self.count_groups(block.n_features))
 
-    def counted(self, n_features: int) -> str:
+    def counts_key(self, n_features: int) -> str:
         """Name the pairs of each segment's groups."""
-        return f"{self.n_groups(n_features)} groups"
+        return f"{self.count_groups(n_features)} groups"
 
     def update(
-        self, state: FitState, statistics: PairCounts, map_items: Map, rng: np.random.Generator
+        self,
+        state: FitState,
+        statistics: PairCounts,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Match the correlations of the segments, and say what is in doubt."""
-        n_groups = self.n_groups(statistics.n_features)
-        indices = statistics.grouped_segments(n_groups)
+        n_groups = self.count_groups(statistics.n_features)
+        indices = statistics.list_grouped_segments(n_groups)
         whole = GroupSums(statistics, n_groups, np.ones((len(indices), n_groups), np.int64))
-        segments = segments_of(whole, self.min_rows, map_items)
-        undefined = np.flatnonzero(segments.undefined().any(axis=(0, 1)))
-        self._check_number(segments.used, indices, undefined.tolist())
-        _check_varying(segments.varies, segments.used)
-        settings = Settings(self.n_components, self.regularization, n_groups, self.min_rows)
+        segments = estimate_segments(whole, self.min_rows, map_items)
+        undefined = np.flatnonzero(segments.find_undefined_pairs().any(axis=(0, 1)))
+        self._check_n_segments(segments.is_used, indices, undefined.tolist())
+        _check_varying(segments.varies, segments.is_used)
+        settings = MatchSettings(self.n_components, self.regularization, n_groups, self.min_rows)
         match = match_moments(statistics, segments, settings, state.auxiliary, map_items)
-        params = fitted_params(match, indices)
-        diagnostics = diagnose(match, params.start_similarities)
-        noted = judge_segments(match.segments, indices, self.min_rows, match.ridge)
-        noted += judge_mixing(params.mixing, "fewer components or a smaller regularization")
-        noted += judge_choice(match)
-        noted += judge_fit(diagnostics, match.n_starts, params.source_variances[segments.used])
+        params = params_from_match(match, indices)
+        diagnostics = describe_match(match, params.start_similarities)
+        noted = warn_about_segments(match.segments, indices, self.min_rows, match.ridge)
+        noted += warn_about_mixing(params.mixing, "fewer components or a smaller regularization")
+        noted += warn_about_choice(match)
+        noted += warn_about_fit(
+            diagnostics, match.n_starts, params.source_variances[segments.is_used]
+        )
         warnings = (*state.warnings, *noted)
         return replace(state, params=params, diagnostics=diagnostics, warnings=warnings)
 

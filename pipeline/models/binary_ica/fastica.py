@@ -37,22 +37,22 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, notices_of_constants, pooled_margins
+from pipeline.models.settings import check_components, make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.networks.affine_rows import affine
+from pipeline.numerics.networks.affine_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.numerics.spectra.linear_ica import fast_ica
-from pipeline.params import array
+from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.row_sample import RowSample
 
 Array = NDArray[np.float64]
 
-MOST_ROWS = 50_000
+MAX_ROWS = 50_000
 """Rows that are searched."""
 
 
@@ -60,9 +60,9 @@ MOST_ROWS = 50_000
 class FastICAParams:
     """Parameters; the module's table gives shapes."""
 
-    mixing: Array = array("feature", "component")
-    unmixing: Array = array("feature", "component")
-    means: Array = array("feature")
+    mixing: Array = array_field("feature", "component")
+    unmixing: Array = array_field("feature", "component")
+    means: Array = array_field("feature")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class FastICA(Model):
     """
 
     name: ClassVar[str] = "fastica"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[RowSample]] = RowSample
     params: ClassVar[type[FastICAParams]] = FastICAParams
     n_components: int | None = None
@@ -86,9 +86,9 @@ class FastICA(Model):
     def __post_init__(self) -> None:
         check_components(self)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the rows of each task with their mask, and of copies in double precision."""
-        return MOST_ROWS * n_features * (4 * (n_threads + 1) + 5 * 8)
+        return MAX_ROWS * n_features * (4 * (n_threads + 1) + 5 * 8)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the data, and begin with nothing.
@@ -98,23 +98,27 @@ class FastICA(Model):
         FitError
             If a feature was never observed.
         """
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         nothing = np.zeros((len(ones), 0))
-        told = notices_of_constants(observed, ones, "they are in no component")
+        told = make_constant_feature_warnings(observed, ones, "they are in no component")
         return FitState(FastICAParams(nothing, nothing, ones / observed), warnings=told)
 
-    def counted(self, n_features: int) -> str:
+    def counts_key(self, n_features: int) -> str:
         """Name the sample."""
-        return f"sample of {MOST_ROWS}"
+        return f"sample of {MAX_ROWS}"
 
     def summarize(
         self, params: FastICAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> RowSample:
         """MAP: draw rows, the same ones for every seed."""
-        return RowSample.of_block(block, MOST_ROWS, RowRandom(0))
+        return RowSample.from_block(block, MAX_ROWS, RowRandom(0))
 
     def update(
-        self, state: FitState, statistics: RowSample, map_items: Map, rng: np.random.Generator
+        self,
+        state: FitState,
+        statistics: RowSample,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Find the mixing.
 
@@ -131,7 +135,9 @@ class FastICA(Model):
         order = np.argsort(-lengths, kind="stable")
         mixing = fix_signs((found / lengths)[:, order])
         told = {"n_components": n_components, "optimiser_converged": converged}
-        noted = () if converged else (Notice("the search did not converge: try another --seed"),)
+        noted = (
+            () if converged else (FitWarning("the search did not converge: try another --seed"),)
+        )
         unmixing = np.asarray(scipy.linalg.pinv(mixing).T, np.float64)
         params = FastICAParams(mixing, unmixing, means)
         warnings = (*state.warnings, *noted)
@@ -157,5 +163,7 @@ class FastICA(Model):
     ) -> Mapping[str, NDArray[Any]]:
         """Give z as `mean`, (n_samples, n_components)."""
         offsets = -params.means @ params.unmixing
-        codes = affine(params.unmixing, offsets, params.means, block.dense(), block.observed())
+        codes = affine_outputs(
+            params.unmixing, offsets, params.means, block.unpack_values(), block.unpack_mask()
+        )
         return {"mean": codes}

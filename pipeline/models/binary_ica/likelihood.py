@@ -42,40 +42,40 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
 from pipeline.executors.serial import SerialExecutor
-from pipeline.learning.convergence import ByExpectedGain
+from pipeline.learning.convergence import ExpectedGainCriterion
 from pipeline.models.binary_ica.blica import BLICA
-from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams, Point
-from pipeline.models.binary_ica.moment_matching.warnings import judge_mixing
+from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams, ParameterPoint
+from pipeline.models.binary_ica.moment_matching.warnings import warn_about_mixing
 from pipeline.models.binary_ica.optimiser import (
-    Path,
-    Priors,
-    first_priors,
+    PriorVariances,
+    SearchPath,
+    find_maximum,
+    limit_step,
     log_prior,
-    no_path,
-    refreshed,
+    make_empty_path,
+    make_initial_priors,
     standard_errors,
-    summit,
-    trusted,
+    update_priors,
 )
 from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.models.binary_ica.probit_ica import ProbitICA
-from pipeline.models.binary_ica.scoring import ScoresOf, score_sums
+from pipeline.models.binary_ica.scoring import ScoreFunction, sum_scores
 from pipeline.models.settings import check_choices, check_components
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.probit.orthant import MAX_FEATURES
 from pipeline.numerics.probit.orthant_scores import orthant_scores
 from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadrature_scores
-from pipeline.numerics.probit.probit_scores import propagation_scores
+from pipeline.numerics.probit.probit_scores import ep_scores
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.scores import ScoreSums
 
-_RIDGE = 20.0
-_LEAST_SHARE = 1 / 32
-_VARIANCES, _FARTHEST = (1e-3, 1e3), 3.0  # of sources to begin with, and of their logs
+_START_RIDGE = 20.0
+_MIN_STEP_SHARE = 1 / 32
+_VARIANCE_RANGE, _MAX_LOG_VARIANCE = (1e-3, 1e3), 3.0  # of sources to begin with, and of their logs
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class BinaryICALikelihood(ProbitICA):
     """
 
     name: ClassVar[str] = "binary-ica-likelihood"
-    first: ClassVar[type[PairCounts]] = PairCounts
+    first_statistics: ClassVar[type[PairCounts]] = PairCounts
     statistics: ClassVar[type[ScoreSums]] = ScoreSums
     params: ClassVar[type[BinaryICALikelihoodParams]] = BinaryICALikelihoodParams
-    shown: ClassVar[tuple[str, ...]] = ("likelihood_error",)
-    blocks_apart: ClassVar[bool] = True
+    summary_diagnostics: ClassVar[tuple[str, ...]] = ("likelihood_error",)
+    has_expensive_rows: ClassVar[bool] = True
     n_components: int | None = None
     likelihood: Literal["auto", "exact", "ep"] = "auto"
     starts: int = 3
@@ -119,24 +119,26 @@ class BinaryICALikelihood(ProbitICA):
         if not 0 < self.tol < np.inf:
             raise FitError(f"tol: Expected a finite number above 0, got {self.tol}.")
 
-    def _start(self) -> BLICA:
+    def _make_start_model(self) -> BLICA:
         """Give the model whose fit this one begins at."""
-        ridge = None if self.n_components is None else _RIDGE
+        ridge = None if self.n_components is None else _START_RIDGE
         return BLICA(self.n_components, ridge, starts=self.starts)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the products of scores, and of what the start needs."""
         n_components = self.n_components or n_features
         n_shared, n_own = n_features * (n_components + 1), 2 * n_components
         products = n_shared**2 + n_segments * n_own * n_shared
-        start = self._start().memory(n_features, n_segments, n_threads)
+        start = self._make_start_model().estimate_memory(n_features, n_segments, n_threads)
         return max(start, 8 * products * (2 * n_threads + 4))
 
-    def first_of(self, block: BinaryBlock, rng: RowRandom) -> PairCounts:
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> PairCounts:
         """Count the pairs of a block, as BLICA does."""
-        return PairCounts.of_groups(block, self._start().n_groups(block.n_features))
+        return PairCounts.from_groups(
+            block, self._make_start_model().count_groups(block.n_features)
+        )
 
-    def first_counted(self, seed: int) -> str:
+    def first_key(self, seed: int) -> str:
         """Name the pairs counted: of how many groups depends on what BLICA has to choose."""
         return "pairs of one group" if self.n_components else "pairs of groups"
 
@@ -150,11 +152,11 @@ class BinaryICALikelihood(ProbitICA):
         """
         if self.n_components is not None:
             self._check_exact(first.n_features, self.n_components)
-        blica, map_items = self._start(), SerialExecutor().map
-        n_groups = blica.n_groups(first.n_features)
-        margins = _margins(first, n_groups)
+        blica, map_items = self._make_start_model(), SerialExecutor().map
+        n_groups = blica.count_groups(first.n_features)
+        margins = _sum_groups(first, n_groups)
         begun = blica.update(blica.initialize(margins, rng), first, map_items, rng)
-        point = _first_point(begun.params)
+        point = _point_from_blica(begun.params)
         self._check_exact(*point.mixing.shape)
         params = BinaryICALikelihoodParams(
             *point[:3],
@@ -166,28 +168,31 @@ class BinaryICALikelihood(ProbitICA):
             margins.rows,
         )
         auxiliary = {
-            "priors": np.array(first_priors(point)),
+            "priors": np.array(make_initial_priors(point)),
             "reached": np.array(-np.inf),
-            **no_path(point)._asdict(),
+            **make_empty_path(point)._asdict(),
         }
         return FitState(params, auxiliary=auxiliary)
 
     def _check_exact(self, n_features: int, n_components: int) -> None:
-        if self.likelihood == "exact" and self._scores(n_features, n_components) is None:
+        if (
+            self.likelihood == "exact"
+            and self._choose_score_function(n_features, n_components) is None
+        ):
             raise FitError(
                 f"likelihood: Expected at most {MAX_FEATURES} features or {MAX_COMPONENTS} "
                 f"components for an exact likelihood, got {n_features} and {n_components}. "
                 "Fit with likelihood=ep, or fewer features or components."
             )
 
-    def _scores(self, n_features: int, n_components: int) -> ScoresOf | None:
+    def _choose_score_function(self, n_features: int, n_components: int) -> ScoreFunction | None:
         """Choose how rows are scored; None where they cannot be."""
         if self.likelihood == "ep":
-            return propagation_scores
+            return ep_scores
         if n_components <= MAX_COMPONENTS:
             return quadrature_scores
         if self.likelihood == "auto":
-            return propagation_scores
+            return ep_scores
         return orthant_scores if n_features <= MAX_FEATURES else None
 
     def summarize(
@@ -198,33 +203,37 @@ class BinaryICALikelihood(ProbitICA):
         rng: RowRandom,
     ) -> ScoreSums:
         """Score the rows of a block."""
-        scores_of = self._scores(*params.mixing.shape)
+        scores_of = self._choose_score_function(*params.mixing.shape)
         assert scores_of is not None
-        return score_sums(params, block, scores_of)
+        return sum_scores(params, block, scores_of)
 
-    def convergence(self, state: FitState) -> ByExpectedGain:
+    def get_convergence_criterion(self, state: FitState) -> ExpectedGainCriterion:
         """End where the last step was expected to gain next to nothing, or none leads higher."""
         gain = float(state.auxiliary.get("gain", np.inf))
-        return ByExpectedGain(self.max_iter, self.tol, gain, _is_at_rest(state.auxiliary))
+        return ExpectedGainCriterion(self.max_iter, self.tol, gain, _is_at_rest(state.auxiliary))
 
     def update(
-        self, state: FitState, statistics: ScoreSums, map_items: Map, rng: np.random.Generator
+        self,
+        state: FitState,
+        statistics: ScoreSums,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Step towards the summit, or half as far as before where that went past it."""
         before, point = state.auxiliary, state.params.point
-        priors = Priors(*before["priors"].tolist())
-        if _posterior(statistics, point, priors) < before["reached"] - self.tol:
-            return _shortened(state, statistics.variance)
-        path = Path(before["points"], before["scores"]).extended(point, statistics)
-        priors = refreshed(point, summit(statistics, point, priors, path), priors)
-        found = summit(statistics, point, priors, path)
+        priors = PriorVariances(*before["priors"].tolist())
+        if _log_posterior(statistics, point, priors) < before["reached"] - self.tol:
+            return _shorten_step(state, statistics.variance)
+        path = SearchPath(before["points"], before["scores"]).add_point(point, statistics)
+        priors = update_priors(point, find_maximum(statistics, point, priors, path), priors)
+        found = find_maximum(statistics, point, priors, path)
         after = {
             "priors": np.array(priors),
             # The least so far: priors that move on may ask for more once all has come to rest.
             "gain": np.array(min(found.gain, float(before.get("gain", np.inf)))),
-            "reached": np.array(_posterior(statistics, point, priors)),
+            "reached": np.array(_log_posterior(statistics, point, priors)),
             "likelihood": np.array([statistics.log_likelihood, statistics.error]),
-            "step": trusted(found.step, point).flat(),
+            "step": limit_step(found.step, point).to_vector(),
             **path._asdict(),
         }
         mixing, offsets, log_variances = standard_errors(point, found)
@@ -234,7 +243,7 @@ class BinaryICALikelihood(ProbitICA):
             offsets_error=offsets,
             log_variances_error=log_variances,
         )
-        return _stepped(replace(state, params=params), after, 1.0)
+        return _take_step(replace(state, params=params), after, 1.0)
 
     def finish(self, state: FitState, statistics: ScoreSums) -> FitState:
         """Go back to the highest point, order its columns, and say what is in doubt.
@@ -243,15 +252,17 @@ class BinaryICALikelihood(ProbitICA):
         """
         reached, n_rows = state.auxiliary, statistics.n_samples
         objective, error = (reached["likelihood"] / n_rows).tolist()
-        params = _stepped(state, reached, 0.0).params.readable()
-        scores_of = self._scores(*params.mixing.shape)
+        params = _take_step(state, reached, 0.0).params.normalize_columns()
+        scores_of = self._choose_score_function(*params.mixing.shape)
         told = {
             "n_components": params.mixing.shape[1],
-            "likelihood": "ep" if scores_of is propagation_scores else "exact",
+            "likelihood": "ep" if scores_of is ep_scores else "exact",
             "likelihood_error": error,
-            "priors": dict(zip(Priors._fields, reached["priors"].tolist(), strict=True)),
+            "priors": dict(zip(PriorVariances._fields, reached["priors"].tolist(), strict=True)),
         }
-        noted = _doubts(statistics) + judge_mixing(params.mixing, "fewer components")
+        noted = _warn_about_unsettled_rows(statistics) + warn_about_mixing(
+            params.mixing, "fewer components"
+        )
         return replace(
             state,
             params=params,
@@ -261,50 +272,50 @@ class BinaryICALikelihood(ProbitICA):
         )
 
 
-def _margins(counts: PairCounts, n_groups: int) -> FeatureCounts:
+def _sum_groups(counts: PairCounts, n_groups: int) -> FeatureCounts:
     """Sum the groups of each segment, and leave the pairs."""
-    every = np.ones((len(counts.grouped_segments(n_groups)), n_groups), np.int64)
-    whole = counts.weighted(n_groups, every)
+    every = np.ones((len(counts.list_grouped_segments(n_groups)), n_groups), np.int64)
+    whole = counts.sum_weighted_groups(n_groups, every)
     return FeatureCounts(whole.segments, whole.rows, *whole.margins())
 
 
-def _first_point(params: BLICAParams) -> Point:
+def _point_from_blica(params: BLICAParams) -> ParameterPoint:
     """Start at a BLICA fit; log variances about 0, which lengthens the columns of A."""
-    logs = np.log(np.clip(params.source_variances, *_VARIANCES))
+    logs = np.log(np.clip(params.source_variances, *_VARIANCE_RANGE))
     centre = logs.mean(axis=0)
     lengths = np.exp(centre / 2)
     models = [params.segment_model(index) for index in params.segments]
     offsets = np.array([model.offsets - model.weights @ model.means for model in models])
-    return Point(
+    return ParameterPoint(
         params.mixing * lengths,
         params.segment_rows @ offsets / params.segment_rows.sum(),
         params.source_means / lengths,
-        np.clip(logs - centre, -_FARTHEST, _FARTHEST),
+        np.clip(logs - centre, -_MAX_LOG_VARIANCE, _MAX_LOG_VARIANCE),
     )
 
 
-def _posterior(statistics: ScoreSums, point: Point, priors: Priors) -> float:
+def _log_posterior(statistics: ScoreSums, point: ParameterPoint, priors: PriorVariances) -> float:
     """Log posterior of a point up to a constant, nats."""
     return statistics.log_likelihood + log_prior(point, priors)
 
 
-def _shortened(state: FitState, variance: float) -> FitState:
+def _shorten_step(state: FitState, variance: float) -> FitState:
     """Go half as far as before; back, if that is so little that no step leads higher.
 
     What noise of this variance hides is no gain.
     """
     before = state.auxiliary
     share = 0.5 * float(before["share"])
-    if share >= _LEAST_SHARE:
-        return _stepped(state, before, share)
+    if share >= _MIN_STEP_SHARE:
+        return _take_step(state, before, share)
     gain = 0.0 if before["gain"] <= np.sqrt(variance) else float(before["gain"])
-    return _stepped(state, {**before, "gain": np.array(gain)}, 0.0)
+    return _take_step(state, {**before, "gain": np.array(gain)}, 0.0)
 
 
-def _stepped(state: FitState, auxiliary: Arrays, share: float) -> FitState:
+def _take_step(state: FitState, auxiliary: Arrays, share: float) -> FitState:
     """Go a share of the step from the point reached."""
     there = auxiliary["points"][-1] + share * auxiliary["step"]
-    params = state.params.at(state.params.point.unflat(there))
+    params = state.params.with_point(state.params.point.from_vector(there))
     return replace(state, params=params, auxiliary={**auxiliary, "share": np.array(share)})
 
 
@@ -312,7 +323,7 @@ def _is_at_rest(auxiliary: Arrays) -> bool:
     return "share" in auxiliary and auxiliary["share"] == 0
 
 
-def _doubts(statistics: ScoreSums) -> tuple[Notice, ...]:
+def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
     """Say of how many rows the likelihood is not to be trusted."""
     if not statistics.n_unsettled:
         return ()
@@ -320,4 +331,4 @@ def _doubts(statistics: ScoreSums) -> tuple[Notice, ...]:
         f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not come "
         "to rest"
     )
-    return (Notice(told),)
+    return (FitWarning(told),)

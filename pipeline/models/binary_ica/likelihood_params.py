@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.params import PROBIT_SCALE
 from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.params import array
+from pipeline.params import array_field
 
 Array = NDArray[np.float64]
 
 
-class Point(NamedTuple):
+class ParameterPoint(NamedTuple):
     """What is climbed over; lengths of columns are not fixed.
 
     Attributes
@@ -32,21 +32,21 @@ class Point(NamedTuple):
     means: Array
     log_variances: Array
 
-    def moved(self, change: Point, share: float) -> Point:
+    def move_by(self, change: ParameterPoint, share: float) -> ParameterPoint:
         """Go a share of a change."""
-        return Point(*(a + share * b for a, b in zip(self, change, strict=True)))
+        return ParameterPoint(*(a + share * b for a, b in zip(self, change, strict=True)))
 
-    def flat(self) -> Array:
+    def to_vector(self) -> Array:
         """Lay all end to end: A, c, and μ and log σ² segment by segment."""
         own = np.hstack([self.means, self.log_variances])
         return np.concatenate([self.mixing.ravel(), self.offsets, own.ravel()])
 
-    def unflat(self, flat: Array) -> Point:
+    def from_vector(self, flat: Array) -> ParameterPoint:
         """Undo `flat` for a point of the same shapes."""
         n_entries, n_components = self.mixing.size, self.mixing.shape[1]
         n_shared = n_entries + self.offsets.size
         own = flat[n_shared:].reshape(-1, 2 * n_components)
-        return Point(
+        return ParameterPoint(
             flat[:n_entries].reshape(self.mixing.shape),
             flat[n_entries:n_shared],
             own[:, :n_components],
@@ -66,22 +66,24 @@ class BinaryICALikelihoodParams:
         Standard errors of log σ².
     """
 
-    mixing: Array = array("feature", "component")
-    offsets: Array = array("feature")
-    source_means: Array = array("segment", "component")
-    source_variances: Array = array("segment", "component")
-    mixing_error: Array = array("feature", "component")
-    offsets_error: Array = array("feature")
-    log_variances_error: Array = array("segment", "component")
-    segments: NDArray[np.int64] = array("segment")
-    segment_rows: NDArray[np.int64] = array("segment")
+    mixing: Array = array_field("feature", "component")
+    offsets: Array = array_field("feature")
+    source_means: Array = array_field("segment", "component")
+    source_variances: Array = array_field("segment", "component")
+    mixing_error: Array = array_field("feature", "component")
+    offsets_error: Array = array_field("feature")
+    log_variances_error: Array = array_field("segment", "component")
+    segments: NDArray[np.int64] = array_field("segment")
+    segment_rows: NDArray[np.int64] = array_field("segment")
 
     @property
-    def point(self) -> Point:
+    def point(self) -> ParameterPoint:
         """What steps change."""
-        return Point(self.mixing, self.offsets, self.source_means, np.log(self.source_variances))
+        return ParameterPoint(
+            self.mixing, self.offsets, self.source_means, np.log(self.source_variances)
+        )
 
-    def at(self, point: Point) -> BinaryICALikelihoodParams:
+    def with_point(self, point: ParameterPoint) -> BinaryICALikelihoodParams:
         """Take a point over."""
         return replace(
             self,
@@ -101,7 +103,7 @@ class BinaryICALikelihoodParams:
         thresholds = -(self.offsets + slopes @ means) / np.sqrt(1 + slopes**2 @ variances)
         return SegmentModel(slopes, thresholds, means, variances)
 
-    def readable(self) -> BinaryICALikelihoodParams:
+    def normalize_columns(self) -> BinaryICALikelihoodParams:
         """Give columns length 1, their signs and order. Errors are of that length already."""
         shares = self.segment_rows / self.segment_rows.sum()
         lengths = np.linalg.norm(self.mixing, axis=0)

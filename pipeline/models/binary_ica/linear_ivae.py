@@ -52,28 +52,28 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.segments import drawn_segments
+from pipeline.data.segments import draw_segments
 from pipeline.errors import FitError
-from pipeline.learning.batches import Batch, taken
-from pipeline.learning.layered import unlearnt_score
-from pipeline.learning.optimisers import Memory, Optimiser
-from pipeline.learning.training import finite_score, learnt
-from pipeline.models.binary_ica.affine_vae import Rows, bounds, slopes
+from pipeline.learning.batches import TrainingBatch, take_batch_rows
+from pipeline.learning.layered import compute_baseline_score
+from pipeline.learning.optimisers import Optimiser, OptimiserMemory
+from pipeline.learning.training import compute_finite_score, train_on_blocks
+from pipeline.models.binary_ica.affine_vae import VAEBatch, lower_bound_gradient, row_lower_bounds
 from pipeline.models.binary_ica.linear_ivae_params import LinearIVAEParams
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.networks.affine_rows import affine
+from pipeline.numerics.networks.affine_rows import affine_outputs
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
-from pipeline.statistics.sums import Steps
+from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Bits = NDArray[np.uint8]
 Index = NDArray[np.int64]
 
-_BY_DEFAULT = 2
+_DEFAULT_COMPONENTS = 2
 _SMOOTHING = 0.5
 
 
@@ -88,17 +88,17 @@ class LinearIVAE(GradientModel):
     """
 
     name: ClassVar[str] = "linear-ivae"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
-    rates: ClassVar[Mapping[str, float]] = {"adam": 0.03, "momentum": 0.1}
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.03, "momentum": 0.1}
     params: ClassVar[type[LinearIVAEParams]] = LinearIVAEParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
         "variance": ("component",),
     }
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the parameters with their gradient and memory, and of a batch, of each task."""
-        n_components = self.n_components or _BY_DEFAULT
+        n_components = self.n_components or _DEFAULT_COMPONENTS
         numbers = (3 * n_features + 4 * n_segments) * n_components + n_features
         units = 40 * (self.batch or 100) * (n_features + n_components)
         return (n_threads + 1) * (80 * numbers + units)
@@ -112,16 +112,16 @@ class LinearIVAE(GradientModel):
             If there is but one segment, more components than features, or a feature that was never
             observed.
         """
-        observed, ones = pooled_margins(first)
-        self._check(len(ones), len(first.segments))
+        observed, ones = pool_margins(first)
+        self._check_shape(len(ones), len(first.segments))
         shares = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
-        params = self._first_params(first, shares, rng)
-        unlearnt = unlearnt_score(shares, observed / first.n_samples)
-        working = self._training.first(first.n_samples, params.vae.flat().size)
+        params = self._draw_first_params(first, shares, rng)
+        unlearnt = compute_baseline_score(shares, observed / first.n_samples)
+        working = self._training.make_working_state(first.n_samples, params.vae.flatten().size)
         begun = {**working, "unlearnt": np.array(unlearnt)}
-        return FitState(params, begun, warnings=notices_of_constants(observed, ones))
+        return FitState(params, begun, warnings=make_constant_feature_warnings(observed, ones))
 
-    def _check(self, n_features: int, n_segments: int) -> None:
+    def _check_shape(self, n_features: int, n_segments: int) -> None:
         if n_segments < 2:
             raise FitError(
                 f"Expected at least 2 segments, got {n_segments}. "
@@ -133,10 +133,10 @@ class LinearIVAE(GradientModel):
                 f"got {self.n_components}."
             )
 
-    def _first_params(
+    def _draw_first_params(
         self, first: FeatureCounts, shares: Array, rng: np.random.Generator
     ) -> LinearIVAEParams:
-        shape = len(shares), min(self.n_components or _BY_DEFAULT, len(shares))
+        shape = len(shares), min(self.n_components or _DEFAULT_COMPONENTS, len(shares))
         mixing = rng.standard_normal(shape)
         slope = shares * (1 - shares)
         precision = np.eye(shape[1]) + (mixing.T * slope) @ mixing
@@ -161,39 +161,45 @@ class LinearIVAE(GradientModel):
         working: Arrays,
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
-    ) -> Steps | None:
+    ) -> StepSums | None:
         """Step through the rows; give the change of all parameters, and the bound of others."""
         training, rate = self._training, float(working["rate"])
-        memory, draws = training.memory(working), rng.stream("codes")
-        learner = _Learner(params, training.optimiser, memory, rate, draws)
-        return learnt(learner, partial(_score, params), blocks(), working, rng)
+        memory, draws = training.copy_memory(working), rng.stream("codes")
+        learner = _IVAELearner(params, training.optimiser, memory, rate, draws)
+        return train_on_blocks(learner, partial(_score_rows, params), blocks(), working, rng)
 
-    def objective(self, params: LinearIVAEParams, statistics: Steps) -> float:
+    def objective(self, params: LinearIVAEParams, statistics: StepSums) -> float:
         """Give the bound of a row held out, nats."""
-        return finite_score(statistics, -len(params.offsets))
+        return compute_finite_score(statistics, -len(params.offsets))
 
-    def finish(self, state: FitState, statistics: Steps) -> FitState:
+    def finish(self, state: FitState, statistics: StepSums) -> FitState:
         """Give columns length 1, their signs and order, and say what is in doubt."""
-        params = state.params.readable()
+        params = state.params.normalize_columns()
         told = {"n_components": params.mixing.shape[1], "objective_is": "lower bound"}
-        return replace(self._doubted(state), params=params, diagnostics=told)
+        return replace(self._add_training_warnings(state), params=params, diagnostics=told)
 
     def transform(
         self, params: LinearIVAEParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Give the mean and variance of q(z | x, u), (n_samples, n_components) each."""
-        vae, X, observed = params.vae_of(block.segment), block.dense(), block.observed()
+        vae, X, observed = (
+            params.segment_vae(block.segment),
+            block.unpack_values(),
+            block.unpack_mask(),
+        )
         up = ((vae.code_weights, vae.code_offsets), (vae.spread_weights, vae.spread_offsets))
         mean, log_variance = (
-            affine(weights, offsets[0] - params.means @ weights, params.means, X, observed)
+            affine_outputs(weights, offsets[0] - params.means @ weights, params.means, X, observed)
             for weights, offsets in up
         )
         return {"mean": mean, "variance": np.exp(log_variance)}
 
     def lower_bound(self, params: LinearIVAEParams, block: BinaryBlock, rng: RowRandom) -> Array:
         """Give the bound below log P(x) of each row over its observed values, (n_samples,)."""
-        vae, nowhere = params.vae_of(block.segment), np.zeros(block.n_samples, np.int64)
-        return bounds(vae, _rows(params.means, block.dense(), block.observed(), nowhere))
+        vae, nowhere = params.segment_vae(block.segment), np.zeros(block.n_samples, np.int64)
+        return row_lower_bounds(
+            vae, _make_rows(params.means, block.unpack_values(), block.unpack_mask(), nowhere)
+        )
 
     def sample(
         self,
@@ -204,10 +210,10 @@ class LinearIVAE(GradientModel):
     ) -> NDArray[np.uint8]:
         """Draw rows, (n_samples, n_features); segments as often as their rows unless given."""
         if segments is None:
-            segments = drawn_segments(params, n_samples, rng)
+            segments = draw_segments(params, n_samples, rng)
         z = rng.standard_normal((n_samples, params.mixing.shape[1]))
         for index in np.unique(segments):
-            vae, rows = params.vae_of(index), segments == index
+            vae, rows = params.segment_vae(index), segments == index
             z[rows] = vae.source_means + np.exp(vae.log_variances / 2) * z[rows]
         drawn = rng.random((n_samples, len(params.mixing))) < self.reconstruct(params, z)
         return drawn.astype(np.uint8)
@@ -220,7 +226,7 @@ class LinearIVAE(GradientModel):
         return probabilities
 
 
-class _Learner:
+class _IVAELearner:
     """Parameters on their way through the batches of a task, in single precision.
 
     Attributes
@@ -237,45 +243,47 @@ class _Learner:
         self,
         params: LinearIVAEParams,
         optimiser: Optimiser,
-        memory: Memory,
+        memory: OptimiserMemory,
         rate: float,
         draws: RowRandom,
     ) -> None:
         """Begin at some parameters; `memory` is changed in place."""
-        self.theta: Singles = params.vae.flat().astype(np.float32)
+        self.theta: Singles = params.vae.flatten().astype(np.float32)
         self.memory, self.n_rows = memory, 0
         self._params, self._optimiser, self._rate, self._draws = params, optimiser, rate, draws
-        self._vae = params.vae.filled(self.theta)  # views: they go along with Θ
+        self._vae = params.vae.unflatten(self.theta)  # views: they go along with Θ
 
-    def step(self, batch: Batch, at: NDArray[np.int64]) -> None:
+    def step(self, batch: TrainingBatch, at: NDArray[np.int64]) -> None:
         """Take the step of some rows of a batch; none where there are no rows."""
         if not len(at):
             return
-        rows = _fitted_rows(self._params, taken(batch, at), np.float32)
+        rows = _select_known_rows(self._params, take_batch_rows(batch, at), np.float32)
         noise = self._draws.normal(batch.rows[at], self._vae.mixing.shape[1])
         with np.errstate(all="ignore"):  # training that diverges is told by its score
-            found = slopes(self._vae, rows, noise.astype(np.float32))
-        self._optimiser.step(self.theta, found.flat(), self.memory, self._rate)
+            found = lower_bound_gradient(self._vae, rows, noise.astype(np.float32))
+        self._optimiser.step(self.theta, found.flatten(), self.memory, self._rate)
         self.n_rows += len(at)
 
 
-def _fitted_rows(params: LinearIVAEParams, batch: Batch, dtype: type[Any] = np.float64) -> Rows:
+def _select_known_rows(
+    params: LinearIVAEParams, batch: TrainingBatch, dtype: type[Any] = np.float64
+) -> VAEBatch:
     """Give the rows of a batch, whose segments were fitted, as numbers of some type."""
     places = np.searchsorted(params.segments, batch.segments)
-    return _rows(params.means, batch.X, batch.observed, places, dtype)
+    return _make_rows(params.means, batch.X, batch.observed, places, dtype)
 
 
-def _rows(
+def _make_rows(
     means: Array, X: Bits, observed: Bits | None, places: Index, dtype: type[Any] = np.float64
-) -> Rows:
+) -> VAEBatch:
     values = X.astype(dtype)
     inputs = values - means.astype(dtype)
     if observed is None:
-        return Rows(values, inputs, None, places)
+        return VAEBatch(values, inputs, None, places)
     seen = observed.astype(dtype)
-    return Rows(values * seen, inputs * seen, seen, places)
+    return VAEBatch(values * seen, inputs * seen, seen, places)
 
 
-def _score(params: LinearIVAEParams, batch: Batch) -> Array:
+def _score_rows(params: LinearIVAEParams, batch: TrainingBatch) -> Array:
     with np.errstate(all="ignore"):
-        return bounds(params.vae, _fitted_rows(params, batch))
+        return row_lower_bounds(params.vae, _select_known_rows(params, batch))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pipeline.models.binary_ica.affine_vae import AffineVAE
 from pipeline.numerics.spectra.linalg import fix_signs
-from pipeline.params import array
+from pipeline.params import array_field
 
 Array = NDArray[np.float64]
 
@@ -18,17 +18,17 @@ Array = NDArray[np.float64]
 class LinearIVAEParams:
     """Parameters; the table of `linear_ivae` gives shapes. Segments are those that have rows."""
 
-    mixing: Array = array("feature", "component")
-    offsets: Array = array("feature")
-    source_means: Array = array("segment", "component")
-    source_variances: Array = array("segment", "component")
-    code_weights: Array = array("feature", "component")
-    code_offsets: Array = array("segment", "component")
-    spread_weights: Array = array("feature", "component")
-    spread_offsets: Array = array("segment", "component")
-    means: Array = array("feature")
-    segments: NDArray[np.int64] = array("segment")
-    segment_rows: NDArray[np.int64] = array("segment")
+    mixing: Array = array_field("feature", "component")
+    offsets: Array = array_field("feature")
+    source_means: Array = array_field("segment", "component")
+    source_variances: Array = array_field("segment", "component")
+    code_weights: Array = array_field("feature", "component")
+    code_offsets: Array = array_field("segment", "component")
+    spread_weights: Array = array_field("feature", "component")
+    spread_offsets: Array = array_field("segment", "component")
+    means: Array = array_field("feature")
+    segments: NDArray[np.int64] = array_field("segment")
+    segment_rows: NDArray[np.int64] = array_field("segment")
 
     @property
     def vae(self) -> AffineVAE:
@@ -44,7 +44,7 @@ class LinearIVAEParams:
             np.log(self.source_variances),
         )
 
-    def vae_of(self, index: int) -> AffineVAE:
+    def segment_vae(self, index: int) -> AffineVAE:
         """Give the same for one segment; one that was not fitted has the mean of the others."""
         here = self.segments == index
         weights = here if here.any() else self.segment_rows
@@ -56,13 +56,13 @@ class LinearIVAEParams:
             log_variances=np.log(shares @ self.source_variances),
         )
 
-    def moved(self, change: Array) -> LinearIVAEParams:
+    def add_change(self, change: Array) -> LinearIVAEParams:
         """Add to all that is learnt, as `AffineVAE.flat` puts it."""
-        moved = self.vae.filled(self.vae.flat() + change)._asdict()
+        moved = self.vae.unflatten(self.vae.flatten() + change)._asdict()
         variances = np.exp(moved.pop("log_variances"))
         return replace(self, **moved, source_variances=variances)
 
-    def readable(self) -> LinearIVAEParams:
+    def normalize_columns(self) -> LinearIVAEParams:
         """Give columns length 1, their signs and order, and sources the mean 0 over rows."""
         shares = self.segment_rows / self.segment_rows.sum()
         lengths = np.linalg.norm(self.mixing, axis=0)

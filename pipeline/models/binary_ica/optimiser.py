@@ -17,19 +17,19 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.models.binary_ica.likelihood_params import Point
+from pipeline.models.binary_ica.likelihood_params import ParameterPoint
 from pipeline.statistics.scores import ScoreSums
 
 Array = NDArray[np.float64]
 
-_LEAST_VARIANCE = 1e-4
-_UNIFORM_ENTRIES = 0.2
-_WEIGHT = 3.0  # 1 and 3 were tried: 0.9909 and 0.9914 of 10 sources of 10 features
-_REMEMBERED = 8  # points
-_LONGEST = 1.0  # change of a log variance, or of A by its largest entry
+_MIN_VARIANCE = 1e-4
+_UNIFORM_VARIANCE = 0.2
+_PRIOR_WEIGHT = 3.0  # 1 and 3 were tried: 0.9909 and 0.9914 of 10 sources of 10 features
+_MAX_PATH_POINTS = 8  # points
+_MAX_STEP = 1.0  # change of a log variance, or of A by its largest entry
 
 
-class Priors(NamedTuple):
+class PriorVariances(NamedTuple):
     """Variances of normal priors.
 
     Attributes
@@ -48,7 +48,7 @@ class Priors(NamedTuple):
     log_variances: float
 
 
-class Summit(NamedTuple):
+class PosteriorMaximum(NamedTuple):
     """What the scores at a point say of the summit of its posterior.
 
     Attributes
@@ -64,14 +64,14 @@ class Summit(NamedTuple):
         (n_segments, n_own, n_shared).
     """
 
-    step: Point
+    step: ParameterPoint
     gain: float
     covariance: Array
     own_covariance: Array
     mixed_covariance: Array
 
 
-class Path(NamedTuple):
+class SearchPath(NamedTuple):
     """Points gone through, the last one last, and the derivatives of the log-likelihood there.
 
     Attributes
@@ -83,30 +83,33 @@ class Path(NamedTuple):
     points: Array
     scores: Array
 
-    def extended(self, point: Point, sums: ScoreSums) -> Path:
+    def add_point(self, point: ParameterPoint, sums: ScoreSums) -> SearchPath:
         """Add a point, and forget the first where there are many."""
-        here = point.flat(), np.concatenate([sums.gradient, sums.own_gradient.ravel()])
-        return Path(
-            *(np.vstack([*old, new])[-_REMEMBERED:] for old, new in zip(self, here, strict=True))
+        here = point.to_vector(), np.concatenate([sums.gradient, sums.own_gradient.ravel()])
+        return SearchPath(
+            *(
+                np.vstack([*old, new])[-_MAX_PATH_POINTS:]
+                for old, new in zip(self, here, strict=True)
+            )
         )
 
 
-def first_priors(point: Point) -> Priors:
+def make_initial_priors(point: ParameterPoint) -> PriorVariances:
     """Priors to begin with."""
     spread = float((point.offsets**2).mean())
-    return Priors(_UNIFORM_ENTRIES / point.mixing.shape[1], max(spread, 0.25), 0.25, 1.0)
+    return PriorVariances(_UNIFORM_VARIANCE / point.mixing.shape[1], max(spread, 0.25), 0.25, 1.0)
 
 
-def log_prior(point: Point, priors: Priors) -> float:
+def log_prior(point: ParameterPoint, priors: PriorVariances) -> float:
     """Log density of a point under the priors, up to a constant."""
     logs = (
         (value**2).sum() / variance + value.size * np.log(variance)
-        for value, variance in zip(_values(point), priors, strict=True)
+        for value, variance in zip(_split_by_prior(point), priors, strict=True)
     )
     return float(-0.5 * sum(logs))
 
 
-def _values(point: Point) -> tuple[Array, ...]:
+def _split_by_prior(point: ParameterPoint) -> tuple[Array, ...]:
     """Give what the priors are of, in their order."""
     return _log_norms(point.mixing), *point[1:]
 
@@ -117,7 +120,9 @@ def _log_norms(mixing: Array) -> Array:
     return np.asarray(logs - logs.mean())
 
 
-def summit(sums: ScoreSums, point: Point, priors: Priors, path: Path) -> Summit:
+def find_maximum(
+    sums: ScoreSums, point: ParameterPoint, priors: PriorVariances, path: SearchPath
+) -> PosteriorMaximum:
     """Find the summit of the posterior's quadratic approximation.
 
     Parameters
@@ -141,70 +146,76 @@ def summit(sums: ScoreSums, point: Point, priors: Priors, path: Path) -> Summit:
             "Expected finite derivatives of the likelihood, got NaN or infinity. "
             "Fit fewer components, or start from another --seed."
         )
-    known = _information(sums, point, priors)
-    pulls = [_prior_gradient(point.unflat(flat), priors).flat() for flat in path.points]
+    known = _invert_information(sums, point, priors)
+    pulls = [_prior_gradient(point.from_vector(flat), priors).to_vector() for flat in path.points]
     gradients = path.scores + pulls
-    step = _turned(gradients[-1], known, np.diff(path.points, axis=0), -np.diff(gradients, axis=0))
-    mixed = -known.taken @ known.covariance
-    return Summit(
-        point.unflat(step),
+    step = _lbfgs_step(
+        gradients[-1], known, np.diff(path.points, axis=0), -np.diff(gradients, axis=0)
+    )
+    mixed = -known.cross_terms @ known.covariance
+    return PosteriorMaximum(
+        point.from_vector(step),
         0.5 * float(gradients[-1] @ step),
         known.covariance,
-        known.own - mixed @ known.taken.transpose(0, 2, 1),
+        known.own - mixed @ known.cross_terms.transpose(0, 2, 1),
         mixed,
     )
 
 
-class _Information(NamedTuple):
+class _InverseInformation(NamedTuple):
     """The inverse of the information, segment by segment."""
 
     own: Array
-    taken: Array
+    cross_terms: Array
     covariance: Array
 
-    def solved(self, gradient: Array) -> Array:
+    def solve(self, gradient: Array) -> Array:
         """Give the step that a gradient asks for."""
         n_shared = len(self.covariance)
         shared, own = gradient[:n_shared], gradient[n_shared:].reshape(len(self.own), -1)
-        step = self.covariance @ (shared - np.einsum("uap,ua->p", self.taken, own))
-        own_step = np.einsum("uab,ub->ua", self.own, own) - self.taken @ step
+        step = self.covariance @ (shared - np.einsum("uap,ua->p", self.cross_terms, own))
+        own_step = np.einsum("uab,ub->ua", self.own, own) - self.cross_terms @ step
         return np.concatenate([step, own_step.ravel()])
 
 
-def _information(sums: ScoreSums, point: Point, priors: Priors) -> _Information:
-    precision, own_precision = _precisions(point, priors)
+def _invert_information(
+    sums: ScoreSums, point: ParameterPoint, priors: PriorVariances
+) -> _InverseInformation:
+    precision, own_precision = _prior_precisions(point, priors)
     own = np.linalg.inv(sums.own_information + own_precision)
     taken = own @ sums.mixed_information  # (n_segments, n_own, n_shared)
     flat = (-1, len(precision))
     precision += sums.information - sums.mixed_information.reshape(flat).T @ taken.reshape(flat)
-    return _Information(np.asarray(own), taken, _inverse(precision))
+    return _InverseInformation(np.asarray(own), taken, _invert(precision))
 
 
-def _turned(gradient: Array, known: _Information, moves: Array, falls: Array) -> Array:
+def _lbfgs_step(gradient: Array, known: _InverseInformation, moves: Array, falls: Array) -> Array:
     """Step by the information, as moves before and what gradients fell by along them correct it."""
     rising = [(s, y) for s, y in zip(moves, falls, strict=True) if s @ y > 0]
     rest, shares = gradient.copy(), []
     for s, y in reversed(rising):
         shares.append(float(s @ rest) / float(s @ y))
         rest -= shares[-1] * y
-    step = known.solved(rest)
+    step = known.solve(rest)
     for (s, y), share in zip(rising, reversed(shares), strict=True):
         step += (share - float(y @ step) / float(s @ y)) * s
     return step
 
 
-def _prior_gradient(point: Point, priors: Priors) -> Point:
+def _prior_gradient(point: ParameterPoint, priors: PriorVariances) -> ParameterPoint:
     """Gradient of the log prior."""
     norms, *variances = priors
-    pull = -_log_norms(point.mixing)[:, None] * _slopes(point.mixing) / norms
-    return Point(pull, *(-value / v for value, v in zip(point[1:], variances, strict=True)))
+    pull = -_log_norms(point.mixing)[:, None] * _log_norm_gradient(point.mixing) / norms
+    return ParameterPoint(
+        pull, *(-value / v for value, v in zip(point[1:], variances, strict=True))
+    )
 
 
-def _precisions(point: Point, priors: Priors) -> tuple[Array, Array]:
+def _prior_precisions(point: ParameterPoint, priors: PriorVariances) -> tuple[Array, Array]:
     """Precision of the prior of A and c, and of μ and log σ² of each segment."""
     n_entries, n_components = point.mixing.size, point.mixing.shape[1]
     # What a row's norm moves the mean of all by is left out.
-    slopes = _slopes(point.mixing)
+    slopes = _log_norm_gradient(point.mixing)
     n_offsets = len(point.offsets)
     precision = np.zeros((n_entries + n_offsets,) * 2)
     blocks = slopes[:, :, None] * slopes[:, None] / priors.norms
@@ -214,12 +225,12 @@ def _precisions(point: Point, priors: Priors) -> tuple[Array, Array]:
     return precision, np.diag(1 / variances)
 
 
-def _slopes(mixing: Array) -> Array:
+def _log_norm_gradient(mixing: Array) -> Array:
     """Give d log ‖a_i‖ / d a_i, (n_features, n_components)."""
     return np.asarray(mixing / (mixing**2).sum(axis=1, keepdims=True))
 
 
-def _inverse(precision: Array) -> Array:
+def _invert(precision: Array) -> Array:
     """Invert a positive definite matrix, all but singular where a direction has no information."""
     scale = np.sqrt(np.diag(precision))
     factor = scipy.linalg.cho_factor(precision / np.outer(scale, scale) + 1e-9 * np.eye(len(scale)))
@@ -227,31 +238,33 @@ def _inverse(precision: Array) -> Array:
     return np.asarray(inverse / np.outer(scale, scale))
 
 
-def _variance(values: Array, unknown: Array, now: float, held: float | None = None) -> float:
+def _update_variance(values: Array, unknown: Array, now: float, held: float | None = None) -> float:
     """Give the variance that asks for itself (MacKay 1992), in steps of bounded size.
 
-    `held` is one that `_WEIGHT` times as many values more would have.
+    `held` is one that `_PRIOR_WEIGHT` times as many values more would have.
     """
     n, n_known = values.size, max(values.size - float(unknown.sum()) / now, 1e-3)
     squares = float((values**2).sum())
     asked = (
         squares / n_known
         if held is None
-        else (squares + _WEIGHT * n * held) / (n_known + _WEIGHT * n)
+        else (squares + _PRIOR_WEIGHT * n * held) / (n_known + _PRIOR_WEIGHT * n)
     )
-    return max(min(max(asked, now / 4), now * 4), _LEAST_VARIANCE)
+    return max(min(max(asked, now / 4), now * 4), _MIN_VARIANCE)
 
 
-def no_path(point: Point) -> Path:
+def make_empty_path(point: ParameterPoint) -> SearchPath:
     """Begin a path."""
-    nothing = np.empty((0, point.flat().size))
-    return Path(nothing, nothing)
+    nothing = np.empty((0, point.to_vector().size))
+    return SearchPath(nothing, nothing)
 
 
-def refreshed(point: Point, found: Summit, priors: Priors) -> Priors:
+def update_priors(
+    point: ParameterPoint, found: PosteriorMaximum, priors: PriorVariances
+) -> PriorVariances:
     """Give the variances of priors that the point and what is not known of it ask for."""
     n_entries, n_components = point.mixing.size, point.mixing.shape[1]
-    slopes = _slopes(point.mixing)
+    slopes = _log_norm_gradient(point.mixing)
     blocks = found.covariance[:n_entries, :n_entries].reshape(2 * point.mixing.shape)
     norms = np.einsum("ik,ikil,il->i", slopes, blocks, slopes)
     own = np.diagonal(found.own_covariance, axis1=1, axis2=2)
@@ -261,12 +274,14 @@ def refreshed(point: Point, found: Summit, priors: Priors) -> Priors:
         own[:, :n_components],
         own[:, n_components:],
     )
-    held = (_UNIFORM_ENTRIES / n_components, None, None, None)
-    *others, logs = _values(point)
-    return Priors(*map(_variance, (*others, _spread(logs)), unknown, priors, held))
+    held = (_UNIFORM_VARIANCE / n_components, None, None, None)
+    *others, logs = _split_by_prior(point)
+    return PriorVariances(
+        *map(_update_variance, (*others, _limit_common_part(logs)), unknown, priors, held)
+    )
 
 
-def _spread(logs: Array) -> Array:
+def _limit_common_part(logs: Array) -> Array:
     """Count what segments have in common for no more than what tells them apart.
 
     Sources may shrink as A grows, and the likelihood stays: were their prior to widen with that,
@@ -278,17 +293,17 @@ def _spread(logs: Array) -> Array:
     return np.asarray(apart + min(float(most), 1.0) * common)
 
 
-def trusted(step: Point, point: Point) -> Point:
+def limit_step(step: ParameterPoint, point: ParameterPoint) -> ParameterPoint:
     """Shorten a step to where the quadratic approximation may still be trusted."""
     longest = max(
         float(np.abs(step.log_variances).max()),
         float(np.abs(step.mixing).max() / np.abs(point.mixing).max()),
-        _LONGEST,
+        _MAX_STEP,
     )
-    return Point(*(_LONGEST / longest * part for part in step))
+    return ParameterPoint(*(_MAX_STEP / longest * part for part in step))
 
 
-def standard_errors(point: Point, found: Summit) -> tuple[Array, Array, Array]:
+def standard_errors(point: ParameterPoint, found: PosteriorMaximum) -> tuple[Array, Array, Array]:
     """Standard errors of A with columns of length 1, of c, and of log σ² at that length.
 
     By the delta method: of a column a of length l the entries of a / l move by (I − a aᵀ / l²) / l
@@ -307,9 +322,9 @@ def standard_errors(point: Point, found: Summit) -> tuple[Array, Array, Array]:
         mixed = found.mixed_covariance[:, n_components + k, at]
         log_variances[:, k] = own[:, k] + 4 * along @ covariance @ along + 4 * mixed @ along
     offsets = np.diag(found.covariance)[n_entries:]
-    return _root(errors), _root(offsets), _root(log_variances)
+    return _safe_sqrt(errors), _safe_sqrt(offsets), _safe_sqrt(log_variances)
 
 
-def _root(variances: Array) -> Array:
+def _safe_sqrt(variances: Array) -> Array:
     """Give standard errors; a variance is below 0 by rounding alone."""
     return np.asarray(np.sqrt(np.maximum(variances, 0)))

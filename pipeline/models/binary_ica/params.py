@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.models.binary_ica.moment_matching.matching import Match
-from pipeline.models.binary_ica.moment_matching.refinement import source_means
+from pipeline.models.binary_ica.moment_matching.matching import MomentMatch
+from pipeline.models.binary_ica.moment_matching.refinement import estimate_source_means
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import array
+from pipeline.params import array_field
 
 Array = NDArray[np.float64]
 
@@ -45,25 +45,25 @@ class BLICAParams:
         Ends of the 95 % bootstrap intervals; empty without a bootstrap.
     """
 
-    mixing: Array = array("feature", "component")
-    source_variances: Array = array("segment", "component")
-    source_means: Array = array("segment", "component")
-    mean_misfit: Array = array("segment")
-    thresholds: Array = array("segment", "feature")
-    scales: Array = array("segment", "feature")
-    correlations: Array = array("segment", "feature", "feature_j")
-    pair_status: NDArray[np.uint8] = array("segment", "feature", "feature_j")
-    varies: NDArray[np.uint8] = array("segment", "feature")
-    ridge: Array = array("segment")
-    segments: NDArray[np.int64] = array("segment")
-    segment_rows: NDArray[np.int64] = array("segment")
-    segment_status: NDArray[np.uint8] = array("segment")
-    start_objectives: Array = array("start")
-    start_similarities: Array = array("start")
-    candidate_components: NDArray[np.int64] = array("candidate")
-    candidate_regularization: Array = array("candidate")
-    candidate_scores: Array = array("candidate")
-    mixing_interval: Array = array("bound", "feature", "component")
+    mixing: Array = array_field("feature", "component")
+    source_variances: Array = array_field("segment", "component")
+    source_means: Array = array_field("segment", "component")
+    mean_misfit: Array = array_field("segment")
+    thresholds: Array = array_field("segment", "feature")
+    scales: Array = array_field("segment", "feature")
+    correlations: Array = array_field("segment", "feature", "feature_j")
+    pair_status: NDArray[np.uint8] = array_field("segment", "feature", "feature_j")
+    varies: NDArray[np.uint8] = array_field("segment", "feature")
+    ridge: Array = array_field("segment")
+    segments: NDArray[np.int64] = array_field("segment")
+    segment_rows: NDArray[np.int64] = array_field("segment")
+    segment_status: NDArray[np.uint8] = array_field("segment")
+    start_objectives: Array = array_field("start")
+    start_similarities: Array = array_field("start")
+    candidate_components: NDArray[np.int64] = array_field("candidate")
+    candidate_regularization: Array = array_field("candidate")
+    candidate_scores: Array = array_field("candidate")
+    mixing_interval: Array = array_field("bound", "feature", "component")
 
     def segment_model(self, index: int) -> SegmentModel:
         """Find the model of a segment; one that was not fitted has the mean of the others."""
@@ -79,25 +79,30 @@ class BLICAParams:
         )
 
 
-def no_params() -> BLICAParams:
+def make_empty_params() -> BLICAParams:
     """Parameters before the fit: they are sent with every task, so they are empty."""
     declared = fields(BLICAParams)
     empty: dict[str, Any] = {f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared}
     return BLICAParams(**empty)
 
 
-def fitted_params(match: Match, indices: NDArray[np.int64]) -> BLICAParams:
+def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAParams:
     """Turn fitted values to those of the model: variances × 8/π, outputs in units of y."""
-    solution, segments, optima, tried = match.solution, match.segments, match.optima, match.tried
+    solution, segments, optima, tried = (
+        match.solution,
+        match.segments,
+        match.optima,
+        match.candidates,
+    )
     variances = np.exp(solution.log_variances)
     deviations = np.sqrt(1 + variances @ solution.mixing.T**2) / PROBIT_SCALE
-    means, misfit = source_means(
+    means, misfit = estimate_source_means(
         solution.mixing,
         -segments.thresholds * deviations,
         segments.threshold_errors * deviations,
     )
-    ridge = np.zeros(len(segments.used))
-    ridge[segments.used] = match.ridge
+    ridge = np.zeros(len(segments.is_used))
+    ridge[segments.is_used] = match.ridge
     best = optima[0].solution.mixing
     similarities = [mean_cosine_similarity(optimum.solution.mixing, best) for optimum in optima]
     return BLICAParams(

@@ -13,7 +13,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.data.segments import UNKNOWN, drawn_segments
+from pipeline.data.segments import UNKNOWN_SEGMENT, draw_segments
 from pipeline.models.base import Model
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.capabilities import LogLikelihood
@@ -52,7 +52,7 @@ class ProbitICA(Model):
 
         `converged` (n_samples,) is false where expectation propagation did not settle.
         """
-        return _posterior(params.segment_model(block.segment), block).codes()
+        return _source_posterior(params.segment_model(block.segment), block).to_codes()
 
     def sample(
         self,
@@ -63,7 +63,7 @@ class ProbitICA(Model):
     ) -> NDArray[np.uint8]:
         """Draw rows, (n_samples, n_features); segments as often as their rows unless given."""
         if segments is None:
-            segments = drawn_segments(params, n_samples, rng)
+            segments = draw_segments(params, n_samples, rng)
         codes = rng.standard_normal((n_samples, params.mixing.shape[1]))
         noise = rng.standard_normal((n_samples, len(params.mixing)))
         X = np.empty(noise.shape, np.uint8)
@@ -78,7 +78,7 @@ class ProbitICA(Model):
     ) -> Array:
         """Give P(x = 1 | z), (n_samples, n_features); without segments, in the mean of them."""
         if segments is None:
-            segments = np.full(len(codes), UNKNOWN)
+            segments = np.full(len(codes), UNKNOWN_SEGMENT)
         probabilities = np.empty((len(codes), len(params.mixing)))
         for index in np.unique(segments):
             model, rows = params.segment_model(index), segments == index
@@ -98,10 +98,10 @@ class ProbitICA(Model):
         model = params.segment_model(block.segment)
         if block.n_features <= MAX_FEATURES:
             found = log_orthant_probability(
-                block.dense(), model.correlation(), model.thresholds, block.observed()
+                block.unpack_values(), model.correlation(), model.thresholds, block.unpack_mask()
             )
             return LogLikelihood(*found)
-        nats, error = _integrated(model, block)
+        nats, error = _integrate_likelihood(model, block)
         return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
 
     def composite_log_likelihood(
@@ -109,27 +109,27 @@ class ProbitICA(Model):
     ) -> Array:
         """Give Σ_i<j log P(x_i, x_j) of each row in nats, (n_samples,), observed pairs alone."""
         model = params.segment_model(block.segment)
-        return model.composite_log_likelihood(block.dense(), block.observed())
+        return model.composite_log_likelihood(block.unpack_values(), block.unpack_mask())
 
 
-def _integrated(model: SegmentModel, block: BinaryBlock) -> tuple[Array, Array]:
+def _integrate_likelihood(model: SegmentModel, block: BinaryBlock) -> tuple[Array, Array]:
     """Integrate log P(x) of each row over the sources, and say what it may be off by."""
     if len(model.variances) > MAX_COMPONENTS:
-        posterior = _posterior(model, block)
+        posterior = _source_posterior(model, block)
         return posterior.log_evidence, posterior.evidence_error
     weights = model.weights * np.sqrt(model.variances)
-    found = quadrature_scores(block.dense(), weights, model.offsets, block.observed())
+    found = quadrature_scores(block.unpack_values(), weights, model.offsets, block.unpack_mask())
     # Points beside the posterior tell nothing.
     return found.log_likelihood, np.where(found.settled, found.error, np.abs(found.log_likelihood))
 
 
-def _posterior(model: SegmentModel, block: BinaryBlock) -> ProbitPosterior:
+def _source_posterior(model: SegmentModel, block: BinaryBlock) -> ProbitPosterior:
     """Find what the rows of a block say of the sources."""
     return probit_posterior(
-        block.dense(),
+        block.unpack_values(),
         model.weights,
         model.offsets - model.weights @ model.means,
         model.means,
         model.variances,
-        block.observed(),
+        block.unpack_mask(),
     )

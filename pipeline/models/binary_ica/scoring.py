@@ -18,12 +18,12 @@ from pipeline.statistics.scores import ScoreSums
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
-ScoresOf = Callable[[Bits, Array, Array, Bits], ProbitScores]
+ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
 
-_CELLS_AT_ONCE = 1 << 22
+_CELLS_PER_PART = 1 << 22
 
 
-class Patterns(NamedTuple):
+class RowPatterns(NamedTuple):
     """Distinct rows.
 
     Attributes
@@ -39,20 +39,20 @@ class Patterns(NamedTuple):
     times: NDArray[np.int64]
 
 
-def patterns_of(block: BinaryBlock) -> Patterns:
+def find_patterns(block: BinaryBlock) -> RowPatterns:
     """Find the distinct rows of a block."""
-    rows = block.packed_rows()
+    rows = block.to_packed_rows()
     keys = np.hstack([rows.words.T, rows.mask.T])
     _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
-    found = block.taken(first)
-    X, observed = found.dense(), found.observed()
-    return Patterns(X, np.ones_like(X) if observed is None else observed, times)
+    found = block.take_rows(first)
+    X, observed = found.unpack_values(), found.unpack_mask()
+    return RowPatterns(X, np.ones_like(X) if observed is None else observed, times)
 
 
-def score_sums(
+def sum_scores(
     params: BinaryICALikelihoodParams,
     block: BinaryBlock,
-    scores_of: ScoresOf,
+    scores_of: ScoreFunction,
 ) -> ScoreSums:
     """Sum the scores of the rows of a block.
 
@@ -63,16 +63,16 @@ def score_sums(
     block
         The rows.
     scores_of
-        Scores rows by weights and offsets of standard normal sources: `propagation_scores` is one.
+        Scores rows by weights and offsets of standard normal sources: `ep_scores` is one.
     """
-    model, patterns = params.segment_model(block.segment), patterns_of(block)
+    model, patterns = params.segment_model(block.segment), find_patterns(block)
     n_features, n_components = model.weights.shape
     n_shared, n_own = n_features * (n_components + 1), 2 * n_components
     totals, variance = np.zeros(3), 0.0
     gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
-    for part in _parts(patterns, n_shared + n_own):
-        found = _scored(model, part, scores_of)
-        scores = _chained(found, model)
+    for part in _iter_pattern_parts(patterns, n_shared + n_own):
+        found = _score_patterns(model, part, scores_of)
+        scores = _apply_chain_rule(found, model)
         weighted = scores * np.sqrt(part.times)[:, None]
         totals += part.times @ np.stack([found.log_likelihood, found.error, ~found.settled], axis=1)
         variance += float(part.times**2 @ found.error**2) if found.sampled else 0.0
@@ -94,25 +94,25 @@ def score_sums(
     )
 
 
-def _parts(patterns: Patterns, n_parameters: int) -> Iterator[Patterns]:
+def _iter_pattern_parts(patterns: RowPatterns, n_parameters: int) -> Iterator[RowPatterns]:
     """Cut patterns so that their scores stay small."""
-    height = max(1, _CELLS_AT_ONCE // n_parameters)
+    height = max(1, _CELLS_PER_PART // n_parameters)
     for first in range(0, len(patterns.X), height):
         X, observed, times = patterns
         rows = slice(first, first + height)
-        yield Patterns(X[rows], observed[rows], times[rows])
+        yield RowPatterns(X[rows], observed[rows], times[rows])
 
 
-def _scored(
+def _score_patterns(
     model: SegmentModel,
-    patterns: Patterns,
-    scores_of: ScoresOf,
+    patterns: RowPatterns,
+    scores_of: ScoreFunction,
 ) -> ProbitScores:
     deviations = np.sqrt(model.variances)
     return scores_of(patterns.X, model.weights * deviations, model.offsets, patterns.observed)
 
 
-def _chained(found: ProbitScores, model: SegmentModel) -> Array:
+def _apply_chain_rule(found: ProbitScores, model: SegmentModel) -> Array:
     """Scores by A, c, μ and log σ², side by side: (n_patterns, n_shared + n_own).
 
     Weights of standard normal sources are √(π/8) A σ, and offsets c + √(π/8) A μ.

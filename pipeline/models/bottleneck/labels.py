@@ -7,12 +7,12 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.errors import FitError
-from pipeline.statistics.labels import MOST_CATEGORIES, SEGMENT, LabelCounts
+from pipeline.statistics.labels import MAX_CATEGORIES, SEGMENT, LabelCounts
 
-Kind = Literal["auto", "category", "number"]
+LabelKind = Literal["auto", "category", "number"]
 
 
-def are_categories(first: LabelCounts, column: str, kind: Kind) -> bool:
+def is_categorical(first: LabelCounts, column: str, kind: LabelKind) -> bool:
     """Tell whether labels are categories, and refuse what can be neither.
 
     Raises
@@ -21,8 +21,8 @@ def are_categories(first: LabelCounts, column: str, kind: Kind) -> bool:
         If there are no labels, all are the same, there are too many, or texts should be numbers.
     """
     n_different, (n_texts, n_fractions) = len(first.values), first.kinds
-    _check_some(n_different, column)
-    is_many = n_different > MOST_CATEGORIES
+    _check_labels_differ(n_different, column)
+    is_many = n_different > MAX_CATEGORIES
     if kind == "number" and n_texts:
         raise FitError(
             f"kind: Expected numbers in column {column!r}, got texts. Keep the column as numbers, "
@@ -33,13 +33,13 @@ def are_categories(first: LabelCounts, column: str, kind: Kind) -> bool:
     if is_many:
         numbers = "" if n_texts else ", or give --set kind=number"
         raise FitError(
-            f"column {column!r}: Expected at most {MOST_CATEGORIES:,} different labels, got more. "
+            f"column {column!r}: Expected at most {MAX_CATEGORIES:,} different labels, got more. "
             f"Choose another column{numbers}."
         )
     return True
 
 
-def _check_some(n_different: int, column: str) -> None:
+def _check_labels_differ(n_different: int, column: str) -> None:
     if n_different > 1:
         return
     got = "the same in all rows" if n_different else "none"
@@ -53,7 +53,7 @@ def _check_some(n_different: int, column: str) -> None:
     )
 
 
-def described(first: LabelCounts, is_category: bool, column: str) -> dict[str, Any]:
+def describe_labels(first: LabelCounts, is_category: bool, column: str) -> dict[str, Any]:
     """Give the parameters that say what labels stand for.
 
     Raises

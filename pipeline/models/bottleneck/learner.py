@@ -5,17 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.learning.batches import Batch
-from pipeline.learning.optimisers import Memory, Optimiser
+from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.optimisers import Optimiser, OptimiserMemory
 from pipeline.models.bottleneck.params import BottleneckParams
-from pipeline.numerics.networks.three_layers import hidden_units, outputs_of, scores, slopes
-from pipeline.statistics.labels import SEGMENT, as_numbers
+from pipeline.numerics.networks.three_layers import (
+    compute_hidden_units,
+    compute_outputs,
+    row_scores,
+    score_gradient,
+)
+from pipeline.statistics.labels import SEGMENT, convert_labels_to_numbers
 
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
 
 
-class Learner:
+class BottleneckLearner:
     """Parameters on their way through the batches of a task, in single precision.
 
     Attributes
@@ -33,7 +38,7 @@ class Learner:
         params: BottleneckParams,
         column: str,
         optimiser: Optimiser,
-        memory: Memory,
+        memory: OptimiserMemory,
         rate: float,
     ) -> None:
         """Begin at some parameters; `memory` is changed in place."""
@@ -42,34 +47,36 @@ class Learner:
         self._params, self._column = params, column
         self._optimiser, self._rate = optimiser, rate
         self._means = params.means.astype(np.float32)
-        self._network = params.network.filled(self.theta)  # views: they go along with Θ
+        self._network = params.network.unflatten(self.theta)  # views: they go along with Θ
 
-    def step(self, batch: Batch, at: NDArray[np.int64]) -> None:
+    def step(self, batch: TrainingBatch, at: NDArray[np.int64]) -> None:
         """Take the step of some rows of a batch; none where there are no rows."""
         if not len(at):
             return
-        wanted = self._params.wanted(labels_in(batch, self._column)[at]).astype(np.float32)
+        wanted = self._params.make_targets(get_labels(batch, self._column)[at]).astype(np.float32)
         with np.errstate(all="ignore"):  # training that diverges is told by its score
-            found = slopes(self._network, self._inputs(batch, at), wanted, self._params.is_category)
-        self._optimiser.step(self.theta, found.flat(), self.memory, self._rate)
+            found = score_gradient(
+                self._network, self._inputs(batch, at), wanted, self._params.is_category
+            )
+        self._optimiser.step(self.theta, found.flatten(), self.memory, self._rate)
         self.n_rows += len(at)
 
-    def _inputs(self, batch: Batch, at: NDArray[np.int64]) -> Singles:
+    def _inputs(self, batch: TrainingBatch, at: NDArray[np.int64]) -> Singles:
         """Give values less the means of their features, 0 where missing."""
         X = batch.X[at] - self._means
         return X if batch.observed is None else X * batch.observed[at]
 
 
-def labels_in(batch: Batch, column: str) -> Array:
+def get_labels(batch: TrainingBatch, column: str) -> Array:
     """Give the labels of a batch, (n_samples,)."""
     found = batch.segments if column == SEGMENT else batch.columns[column]
-    return as_numbers(found)
+    return convert_labels_to_numbers(found)
 
 
-def score(params: BottleneckParams, column: str, batch: Batch) -> Array:
+def score_rows(params: BottleneckParams, column: str, batch: TrainingBatch) -> Array:
     """Give the score of each row, nats, (n_samples,)."""
     with np.errstate(all="ignore"):
-        hidden = hidden_units(params.network, params.means, batch.X, batch.observed)
-        outputs = outputs_of(params.network, hidden)
-        wanted = params.wanted(labels_in(batch, column))
-        return scores(outputs, wanted, params.is_category)
+        hidden = compute_hidden_units(params.network, params.means, batch.X, batch.observed)
+        outputs = compute_outputs(params.network, hidden)
+        wanted = params.make_targets(get_labels(batch, column))
+        return row_scores(outputs, wanted, params.is_category)

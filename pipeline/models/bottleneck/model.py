@@ -43,27 +43,27 @@ from scipy.special import softmax
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.learning.training import finite_score, learnt
-from pipeline.models.bottleneck.labels import are_categories, described
-from pipeline.models.bottleneck.learner import Learner, score
+from pipeline.learning.training import compute_finite_score, train_on_blocks
+from pipeline.models.bottleneck.labels import describe_labels, is_categorical
+from pipeline.models.bottleneck.learner import BottleneckLearner, score_rows
 from pipeline.models.bottleneck.params import BottleneckParams
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.networks.three_layers import hidden_units, outputs_of
+from pipeline.numerics.networks.three_layers import compute_hidden_units, compute_outputs
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import (
-    MOST_CATEGORIES,
+    MAX_CATEGORIES,
     SEGMENT,
     LabelCounts,
-    as_numbers,
-    labels_of,
+    convert_labels_to_numbers,
+    get_labels,
 )
-from pipeline.statistics.sums import Steps
+from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
 
-_BY_DEFAULT = 10
+_DEFAULT_COMPONENTS = 10
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Bottleneck(GradientModel):
     """
 
     name: ClassVar[str] = "bottleneck"
-    first: ClassVar[type[LabelCounts]] = LabelCounts
-    rates: ClassVar[Mapping[str, float]] = {"adam": 0.05, "momentum": 0.1}
+    first_statistics: ClassVar[type[LabelCounts]] = LabelCounts
+    default_rates: ClassVar[Mapping[str, float]] = {"adam": 0.05, "momentum": 0.1}
     params: ClassVar[type[BottleneckParams]] = BottleneckParams
     column: str = SEGMENT
     kind: Literal["auto", "category", "number"] = "auto"
@@ -94,21 +94,21 @@ class Bottleneck(GradientModel):
         if not self.column:
             raise FitError("column: Expected the name of a per-row column, got ''. Give one.")
 
-    def reads_columns(self) -> tuple[str, ...]:
+    def list_required_columns(self) -> tuple[str, ...]:
         """Name the column of the labels."""
         return () if self.column == SEGMENT else (self.column,)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the parameters with their gradient and memory, and of a batch, of each task."""
-        n_hidden = self.n_components or _BY_DEFAULT
-        width = n_features + n_hidden + MOST_CATEGORIES
+        n_hidden = self.n_components or _DEFAULT_COMPONENTS
+        width = n_features + n_hidden + MAX_CATEGORIES
         return (n_threads + 1) * 8 * width * (10 * (n_hidden + 1) + 2 * (self.batch or 100))
 
-    def first_of(self, block: BinaryBlock, rng: RowRandom) -> LabelCounts:
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> LabelCounts:
         """MAP: count features and labels."""
-        return LabelCounts.of_block(block, self.column)
+        return LabelCounts.from_block(block, self.column)
 
-    def first_counted(self, seed: int) -> str:
+    def first_key(self, seed: int) -> str:
         """Name the column, too."""
         return f"first, labels {self.column}"
 
@@ -120,24 +120,24 @@ class Bottleneck(GradientModel):
         FitError
             If a feature was never observed, all rows are the same, or labels cannot be learnt.
         """
-        observed, ones = pooled_margins(first.counts)
+        observed, ones = pool_margins(first.counts)
         if ((ones == 0) | (ones == observed)).all():
             raise FitError(
                 "Expected rows that differ, got the same values in all of them. Check the data."
             )
-        is_category = are_categories(first, self.column, self.kind)
-        labels = described(first, is_category, self.column)
-        params = self._first_params(ones / observed, labels, rng)
-        working = self._training.first(int(first.moments[0]), params.theta.size)
-        begun = {**working, "unlearnt": np.array(params.alone)}
-        told = notices_of_constants(observed, ones, "they tell nothing of the label")
+        is_category = is_categorical(first, self.column, self.kind)
+        labels = describe_labels(first, is_category, self.column)
+        params = self._draw_first_params(ones / observed, labels, rng)
+        working = self._training.make_working_state(int(first.moments[0]), params.theta.size)
+        begun = {**working, "unlearnt": np.array(params.baseline_score)}
+        told = make_constant_feature_warnings(observed, ones, "they tell nothing of the label")
         return FitState(params, begun, warnings=told)
 
-    def _first_params(
+    def _draw_first_params(
         self, means: Array, labels: Mapping[str, Array], rng: np.random.Generator
     ) -> BottleneckParams:
         """Draw weights with which inputs of hidden units have variance 1 / 4."""
-        n_hidden = self.n_components or _BY_DEFAULT
+        n_hidden = self.n_components or _DEFAULT_COMPONENTS
         spread = 0.5 / np.sqrt((means * (1 - means)).sum())
         weights = spread * rng.standard_normal((len(means), n_hidden))
         at_rest = np.log(labels["shares"]) if "shares" in labels else np.zeros(1)
@@ -151,43 +151,45 @@ class Bottleneck(GradientModel):
         working: Arrays,
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
-    ) -> Steps | None:
+    ) -> StepSums | None:
         """Step through the rows that have a label."""
         training, rate = self._training, float(working["rate"])
-        memory = training.memory(working)
-        learner = Learner(params, self.column, training.optimiser, memory, rate)
-        judge = partial(score, params, self.column)
-        return learnt(learner, judge, self._labelled(blocks()), working, rng)
+        memory = training.copy_memory(working)
+        learner = BottleneckLearner(params, self.column, training.optimiser, memory, rate)
+        judge = partial(score_rows, params, self.column)
+        return train_on_blocks(learner, judge, self._iter_labelled_rows(blocks()), working, rng)
 
-    def _labelled(self, blocks: Iterator[BinaryBlock]) -> Iterator[BinaryBlock]:
+    def _iter_labelled_rows(self, blocks: Iterator[BinaryBlock]) -> Iterator[BinaryBlock]:
         for block in blocks:
-            known = np.isfinite(as_numbers(labels_of(block, self.column)))
+            known = np.isfinite(convert_labels_to_numbers(get_labels(block, self.column)))
             if known.any():
-                yield block if known.all() else block.taken(np.flatnonzero(known))
+                yield block if known.all() else block.take_rows(np.flatnonzero(known))
 
-    def objective(self, params: BottleneckParams, statistics: Steps) -> float:
+    def objective(self, params: BottleneckParams, statistics: StepSums) -> float:
         """Give the score of a row held out, nats."""
-        return finite_score(statistics, params.alone)
+        return compute_finite_score(statistics, params.baseline_score)
 
-    def finish(self, state: FitState, statistics: Steps) -> FitState:
+    def finish(self, state: FitState, statistics: StepSums) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         is_category = state.params.is_category
         named = "log-probability of the label" if is_category else "score of the label"
         told = {"n_components": len(state.params.biases), "objective_is": named}
-        return replace(self._doubted(state), diagnostics=told)
+        return replace(self._add_training_warnings(state), diagnostics=told)
 
     def transform(
         self, params: BottleneckParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Give h as `mean`, (n_samples, n_components); labels are not looked at."""
-        return {"mean": self._hidden(params, block)}
+        return {"mean": self._compute_hidden(params, block)}
 
-    def _hidden(self, params: BottleneckParams, block: BinaryBlock) -> Array:
-        return hidden_units(params.network, params.means, block.dense(), block.observed())
+    def _compute_hidden(self, params: BottleneckParams, block: BinaryBlock) -> Array:
+        return compute_hidden_units(
+            params.network, params.means, block.unpack_values(), block.unpack_mask()
+        )
 
     def predict(self, params: BottleneckParams, block: BinaryBlock, rng: RowRandom) -> Array:
         """Give P(y | x), (n_samples, n_categories), or the expected number, (n_samples, 1)."""
-        outputs = outputs_of(params.network, self._hidden(params, block))
+        outputs = compute_outputs(params.network, self._compute_hidden(params, block))
         if params.number is not None:
             mean, deviation = params.number
             return np.asarray(mean + deviation * outputs)

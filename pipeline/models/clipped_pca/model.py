@@ -41,55 +41,55 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Chunk, Tile
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
+from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.clipped_pca.params import ClippedPCAParams, communalities, probit_of
-from pipeline.models.clipped_pca.standard_errors import MOST_FEATURES, with_errors
+from pipeline.models.clipped_pca.params import ClippedPCAParams, communalities, probit_weights
+from pipeline.models.clipped_pca.standard_errors import MAX_FEATURES, add_standard_errors
 from pipeline.models.clipped_pca.strips import (
-    MOST_AT_ONCE,
-    correlation_strip,
-    kinds_of_strips,
-    lowest_of_strips,
-    strip_spectrum,
-    strips_memory,
+    MAX_SQUARE_FEATURES,
+    count_pair_kinds,
+    estimate_strip,
+    estimate_strips_memory,
+    find_lowest_eigenvalue,
+    find_strip_spectrum,
 )
 from pipeline.models.clipped_pca.warnings import (
-    judge_margins,
-    judge_noise,
-    judge_pairs,
-    judge_sign,
-    judge_spectrum,
+    warn_about_indefinite,
+    warn_about_margins,
+    warn_about_noise,
+    warn_about_pairs,
+    warn_about_spectrum,
 )
-from pipeline.models.settings import check_choices, check_components, pooled_margins
+from pipeline.models.settings import check_choices, check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
-from pipeline.numerics.spectra.leading_spectrum import most_leading
+from pipeline.numerics.spectra.leading_spectrum import max_leading_pairs
 from pipeline.numerics.spectra.linalg import (
     leading_eigenpairs,
+    min_shrinkage,
     nearest_correlation,
     negative_share,
-    shrinkage_of,
-    shrunk,
+    shrink_eigenvalues,
 )
-from pipeline.passes.row_ranges import Results
+from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import (
-    Estimate,
-    PairKinds,
-    correlation_matrices,
+    CorrelationEstimator,
+    PairStatusCounts,
+    count_pair_statuses,
+    draw_null_spectra,
     estimate_arcsine,
+    estimate_correlations,
     estimate_tetrachoric,
-    null_spectra,
-    pair_kinds,
 )
-from pipeline.statistics.counts import POOLED, FeatureCounts, PairCounts, tiles
-from pipeline.statistics.null_spectrum import null_quantiles
+from pipeline.statistics.counts import POOLED_KEY, FeatureCounts, PairCounts, make_tiles
+from pipeline.statistics.null_spectrum import estimate_null_quantiles
 
 Array = NDArray[np.float64]
 
-_LEADING = 64
+_N_LEADING = 64
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ClippedPCA(Model):
     constant_features
         `refuse` them, or `keep` them with loadings of zero.
     repair
-        What is done where correlations are indefinite, before the eigenvectors are taken: `nearest`
+        What is done where correlations are indefinite, before the eigenvectors are taken: `find_nearest_places`
         replaces C by the nearest correlation matrix, `shrink` by (1 − τ) C + τ I of the least τ.
     errors
         `model` gives standard errors of unrepaired tetrachoric correlations of up to 1,000 features
@@ -119,7 +119,7 @@ class ClippedPCA(Model):
     """
 
     name: ClassVar[str] = "clipped-pca"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[PairCounts]] = PairCounts
     params: ClassVar[type[ClippedPCAParams]] = ClippedPCAParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -143,14 +143,14 @@ class ClippedPCA(Model):
         if self.null_draws < 20:
             raise FitError(f"null_draws: Expected at least 20, got {self.null_draws}.")
 
-    def tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
+    def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut the pairs of features so that a task's counts stay within a budget."""
-        return tiles(n_features, 1, budget)
+        return make_tiles(n_features, 1, budget)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of n_features² matrices: 18 in the central step, 7 for each null draw under way."""
-        if self.tabulates(n_features):
-            return strips_memory(n_features, self.n_components or _LEADING, n_threads)
+        if self.has_pair_tables(n_features):
+            return estimate_strips_memory(n_features, self.n_components or _N_LEADING, n_threads)
         return 8 * n_features**2 * (18 + 7 * n_threads)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
@@ -161,25 +161,25 @@ class ClippedPCA(Model):
         FitError
             If a feature is constant or never observed, or there are too few features.
         """
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         n_features = len(ones)
         self._check_size(n_features)
         constant = np.flatnonzero((ones == 0) | (ones == observed))
         return FitState(
-            self._empty_params(n_features, _thresholds(observed, ones)),
+            self._empty_params(n_features, _compute_thresholds(observed, ones)),
             working={"n_samples": np.array(first.n_samples), "observed": observed, "ones": ones},
             auxiliary={
                 "null_seeds": rng.integers(2**63, size=self.null_draws),
                 "constant": constant,
             },
-            warnings=self._judge_constant(constant)
-            + judge_margins(self.estimator, ones / observed),
+            warnings=self._warn_about_constants(constant)
+            + warn_about_margins(self.estimator, ones / observed),
         )
 
     def _check_size(self, n_features: int) -> None:
         """Refuse more components than there can be, and what wide data cannot have."""
-        is_wide = self.tabulates(n_features)
-        most = most_leading(n_features) if is_wide else n_features
+        is_wide = self.has_pair_tables(n_features)
+        most = max_leading_pairs(n_features) if is_wide else n_features
         if self.n_components is not None and self.n_components > most:
             what = f"an eighth of {n_features} features" if is_wide else "the number of features"
             raise FitError(
@@ -187,7 +187,7 @@ class ClippedPCA(Model):
             )
         if is_wide and self.repair == "nearest":
             raise FitError(
-                f"repair=nearest: Expected up to {MOST_AT_ONCE} features, as it takes all "
+                f"repair=nearest: Expected up to {MAX_SQUARE_FEATURES} features, as it takes all "
                 f"eigenvectors many times, got {n_features}. Use --set repair=shrink."
             )
 
@@ -197,7 +197,7 @@ class ClippedPCA(Model):
         none = np.zeros(0)
         return ClippedPCAParams(np.zeros((n_features, 0)), none, thresholds, none)
 
-    def _judge_constant(self, constant: NDArray[np.intp]) -> tuple[Notice, ...]:
+    def _warn_about_constants(self, constant: NDArray[np.intp]) -> tuple[FitWarning, ...]:
         if not constant.size:
             return ()
         found: tuple[int, ...] = tuple(constant.tolist())
@@ -207,15 +207,15 @@ class ClippedPCA(Model):
                 "or keep them with loadings of zero by --set constant_features=keep.",
                 found,
             )
-        return (Notice("constant, kept with loadings of zero: {features}", found),)
+        return (FitWarning("constant, kept with loadings of zero: {features}", found),)
 
     def summarize(
         self, params: ClippedPCAParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> PairCounts:
         """Count the pairs of a block, all segments as one."""
-        return PairCounts.of_block(block, pooled=True)
+        return PairCounts.from_block(block, pooled=True)
 
-    def added(
+    def add_to(
         self,
         statistics: PairCounts,
         params: ClippedPCAParams,
@@ -224,124 +224,150 @@ class ClippedPCA(Model):
         rng: RowRandom,
     ) -> PairCounts:
         """Add the pairs of a block in place."""
-        return statistics.with_block(block, pooled=True)
+        return statistics.add_block(block, pooled=True)
 
-    def counted(self, n_features: int) -> str:
+    def counts_key(self, n_features: int) -> str:
         """Name the pairs of all segments as one."""
-        return POOLED
+        return POOLED_KEY
 
     def update(
-        self, state: FitState, statistics: PairCounts, map_items: Map, rng: np.random.Generator
+        self,
+        state: FitState,
+        statistics: PairCounts,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Correlations, their spectrum, and the loadings from it."""
-        (correlation,), (status,) = correlation_matrices(statistics, self._estimate, map_items)
-        repaired, shrinkage, moved = self._repaired(correlation)
+        (correlation,), (status,) = estimate_correlations(
+            statistics, self._estimator_function, map_items
+        )
+        repaired, shrinkage, moved = self._repair(correlation)
         varying, constant = repaired.copy(), state.auxiliary["constant"]
         varying[constant, constant] = 0.0  # At 1 its axis could be taken for a component.
-        values, vectors = leading_eigenpairs(varying, self.n_components or _LEADING)
+        values, vectors = leading_eigenpairs(varying, self.n_components or _N_LEADING)
         null = self._null_quantiles(statistics, state.auxiliary["null_seeds"], map_items)
         params = replace(
             state.params,
             eigenvalues=values,
             correlation=repaired,
             status=status,
-            null_eigenvalues=shrunk(null, shrinkage),
+            null_eigenvalues=shrink_eigenvalues(null, shrinkage),
         )
-        kinds = pair_kinds(status, constant, len(status))
+        kinds = count_pair_statuses(status, constant, len(status))
         negative = negative_share(repaired, values)
-        fitted = self._fitted(replace(state, params=params), vectors, kinds, negative)
+        fitted = self._make_loadings(replace(state, params=params), vectors, kinds, negative)
         told = {**fitted.diagnostics, "repair_distance": moved, "shrinkage": shrinkage}
         fitted = replace(fitted, diagnostics=told)
         is_plain = self.estimator == "tetrachoric" and self.repair == "none"
-        if self.errors == "none" or not is_plain or len(correlation) > MOST_FEATURES:
+        if self.errors == "none" or not is_plain or len(correlation) > MAX_FEATURES:
             return fitted
-        return with_errors(fitted, statistics, rng)
+        return add_standard_errors(fitted, statistics, rng)
 
-    def _repaired(self, correlation: Array) -> tuple[Array, float, float]:
+    def _repair(self, correlation: Array) -> tuple[Array, float, float]:
         """Give correlations as `repair` has them, how much they were shrunk, how far they moved."""
         if self.repair == "nearest":
             nearest, moved = nearest_correlation(correlation)
             return nearest, 0.0, moved
         if self.repair == "none":
             return correlation, 0.0, 0.0
-        shrinkage = shrinkage_of(
+        shrinkage = min_shrinkage(
             float(scipy.linalg.eigvalsh(correlation, subset_by_index=[0, 0])[0])
         )
         repaired = (1 - shrinkage) * correlation
         np.fill_diagonal(repaired, 1.0)
         return repaired, shrinkage, float(np.linalg.norm(repaired - correlation))
 
-    def _fitted(
-        self, state: FitState, vectors: Array, kinds: PairKinds, negative: float
+    def _make_loadings(
+        self, state: FitState, vectors: Array, kinds: PairStatusCounts, negative: float
     ) -> FitState:
         """Choose components and make loadings of the leading eigenpairs; say what is in doubt."""
         params, constant = state.params, state.auxiliary["constant"]
         values = params.eigenvalues
-        n_kept = self.n_components or _standing_out(values, params.null_eigenvalues)
+        n_kept = self.n_components or _count_above_null(values, params.null_eigenvalues)
         loadings = vectors[:, :n_kept] * np.sqrt(np.maximum(values[:n_kept], 0.0))
         loadings[constant] = 0.0
         params = replace(params, loadings=loadings)
-        noted = judge_spectrum(params, n_kept, chosen=self.n_components is None)
-        noted += judge_sign(negative, self._remedy(len(loadings))) + judge_pairs(kinds)
-        noted += judge_noise(communalities(params))
+        noted = warn_about_spectrum(params, n_kept, chosen=self.n_components is None)
+        noted += warn_about_indefinite(
+            negative, self._suggest_repair(len(loadings))
+        ) + warn_about_pairs(kinds)
+        noted += warn_about_noise(communalities(params))
         return replace(
             state,
             params=params,
-            diagnostics={**kinds.named(), "n_components": n_kept},
+            diagnostics={**kinds.count_by_status(), "n_components": n_kept},
             warnings=state.warnings + noted,
         )
 
-    def _remedy(self, n_features: int) -> str:
+    def _suggest_repair(self, n_features: int) -> str:
         """Say what helps where correlations are indefinite."""
         if self.empty_cells == "none":
             return "consider --set empty_cells=half"
-        how = "shrink" if self.tabulates(n_features) else "nearest"
+        how = "shrink" if self.has_pair_tables(n_features) else "nearest"
         return f"consider --set repair={how}"
 
-    def tabulates(self, n_features: int) -> bool:
+    def has_pair_tables(self, n_features: int) -> bool:
         """Say that wide data are counted strip by strip."""
-        return n_features > MOST_AT_ONCE
+        return n_features > MAX_SQUARE_FEATURES
 
     def tabulate(
-        self, params: ClippedPCAParams, working: Arrays, features: slice, chunks: Iterator[Chunk]
+        self,
+        params: ClippedPCAParams,
+        working: Arrays,
+        features: slice,
+        chunks: Iterator[PackedChunk],
     ) -> Mapping[str, NDArray[Any]]:
         """Count and estimate the pairs of a strip of features."""
-        return correlation_strip(self._estimate, working, features, chunks)
+        return estimate_strip(self._estimator_function, working, features, chunks)
 
-    def compared(
-        self, state: FitState, results: Results, map_items: Map, rng: np.random.Generator
+    def update_from_pairs(
+        self,
+        state: FitState,
+        results: RangeResults,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Find the spectrum of the strips by products, and the loadings from it."""
-        constant, n_leading = state.auxiliary["constant"], self.n_components or _LEADING
+        constant, n_leading = state.auxiliary["constant"], self.n_components or _N_LEADING
         n_features = len(state.params.thresholds)
-        spectrum = strip_spectrum(results, constant, n_features, n_leading, map_items)
+        spectrum = find_strip_spectrum(results, constant, n_features, n_leading, map_items)
         shrinkage = 0.0
         if self.repair == "shrink":
-            shrinkage = shrinkage_of(lowest_of_strips(results, constant, n_features, map_items))
+            shrinkage = min_shrinkage(
+                find_lowest_eigenvalue(results, constant, n_features, map_items)
+            )
         null = np.zeros(0)
         if self.n_components is None:
             n, observed, ones = (state.working[k] for k in ("n_samples", "observed", "ones"))
-            null = null_quantiles(int(n), observed, ones, self._estimate, n_leading, rng)
-        values = shrunk(spectrum.values, shrinkage)
-        params = replace(state.params, eigenvalues=values, null_eigenvalues=shrunk(null, shrinkage))
-        kinds = kinds_of_strips(results, constant, n_features, map_items)
+            null = estimate_null_quantiles(
+                int(n), observed, ones, self._estimator_function, n_leading, rng
+            )
+        values = shrink_eigenvalues(spectrum.values, shrinkage)
+        params = replace(
+            state.params, eigenvalues=values, null_eigenvalues=shrink_eigenvalues(null, shrinkage)
+        )
+        kinds = count_pair_kinds(results, constant, n_features, map_items)
         negative = 0.0 if shrinkage else -spectrum.negative / n_features
-        fitted = self._fitted(replace(state, params=params), spectrum.vectors, kinds, negative)
+        fitted = self._make_loadings(
+            replace(state, params=params), spectrum.vectors, kinds, negative
+        )
         residual = float(spectrum.residuals.max())
         told = {**fitted.diagnostics, "eigenvalue_residual": residual, "shrinkage": shrinkage}
         return replace(fitted, diagnostics=told, history=(0.0,), iteration=1, done=True)
 
     @property
-    def _estimate(self) -> Estimate:
+    def _estimator_function(self) -> CorrelationEstimator:
         if self.estimator == "arcsine":
             return estimate_arcsine
         return partial(estimate_tetrachoric, self.empty_cells)
 
-    def _null_quantiles(self, counts: PairCounts, seeds: Any, map_items: Map) -> Array:
+    def _null_quantiles(self, counts: PairCounts, seeds: Any, map_items: MapFunction) -> Array:
         """Compute the 95 % quantile of each leading eigenvalue over independent features."""
         if self.n_components is not None:
             return np.zeros(0)
-        spectra = null_spectra(counts, 0, self._estimate, seeds, _LEADING, map_items)
+        spectra = draw_null_spectra(
+            counts, 0, self._estimator_function, seeds, _N_LEADING, map_items
+        )
         quantiles: Array = np.quantile(spectra, 0.95, axis=0)
         return quantiles
 
@@ -352,17 +378,17 @@ class ClippedPCA(Model):
 
         `converged` (n_samples,) is false where expectation propagation did not settle.
         """
-        weights, offsets = probit_of(params)
+        weights, offsets = probit_weights(params)
         n_components = weights.shape[1]
         posterior = probit_posterior(
-            block.dense(),
+            block.unpack_values(),
             weights,
             offsets,
             np.zeros(n_components),
             np.ones(n_components),
-            block.observed(),
+            block.unpack_mask(),
         )
-        return posterior.codes()
+        return posterior.to_codes()
 
     def sample(
         self,
@@ -372,7 +398,7 @@ class ClippedPCA(Model):
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
         """Draw rows, (n_samples, n_features); segments do not matter."""
-        weights, offsets = probit_of(params)
+        weights, offsets = probit_weights(params)
         codes = rng.standard_normal((n_samples, weights.shape[1]))
         noise = rng.standard_normal((n_samples, len(weights)))
         return (codes @ weights.T + offsets + noise > 0).astype(np.uint8)
@@ -381,17 +407,17 @@ class ClippedPCA(Model):
         self, params: ClippedPCAParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
         """Give P(s = 1 | y), (n_samples, n_features); segments do not matter."""
-        weights, offsets = probit_of(params)
+        weights, offsets = probit_weights(params)
         probabilities: Array = scipy.special.ndtr(codes @ weights.T + offsets)
         return probabilities
 
 
-def _thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
+def _compute_thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
     """Give t = −Φ⁻¹(p); half a count stands for none, so that t stays finite."""
     thresholds: Array = -scipy.special.ndtri(np.clip(ones, 0.5, observed - 0.5) / observed)
     return thresholds
 
 
-def _standing_out(values: Array, null: Array) -> int:
+def _count_above_null(values: Array, null: Array) -> int:
     above = values[: len(null)] > null[: len(values)]
     return len(above) if above.all() else int(np.argmin(above))

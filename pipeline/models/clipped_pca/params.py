@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.params import array, optional_array
+from pipeline.params import array_field, optional_array_field
 
 Array = NDArray[np.float64]
 
@@ -24,15 +24,15 @@ class ClippedPCAParams:
     the data do not tell.
     """
 
-    loadings: Array = array("feature", "component")
-    eigenvalues: Array = array("eigenvalue")
-    thresholds: Array = array("feature")
-    null_eigenvalues: Array = array("null_eigenvalue")
-    correlation: Array | None = optional_array("feature", "feature_j")
-    status: NDArray[np.uint8] | None = optional_array("feature", "feature_j")
-    loadings_error: Array | None = optional_array("feature", "component")
-    thresholds_error: Array | None = optional_array("feature")
-    correlation_error: Array | None = optional_array("feature", "feature_j")
+    loadings: Array = array_field("feature", "component")
+    eigenvalues: Array = array_field("eigenvalue")
+    thresholds: Array = array_field("feature")
+    null_eigenvalues: Array = array_field("null_eigenvalue")
+    correlation: Array | None = optional_array_field("feature", "feature_j")
+    status: NDArray[np.uint8] | None = optional_array_field("feature", "feature_j")
+    loadings_error: Array | None = optional_array_field("feature", "component")
+    thresholds_error: Array | None = optional_array_field("feature")
+    correlation_error: Array | None = optional_array_field("feature", "feature_j")
 
 
 def communalities(params: ClippedPCAParams) -> Array:
@@ -41,7 +41,7 @@ def communalities(params: ClippedPCAParams) -> Array:
     return communalities
 
 
-def probit_of(params: ClippedPCAParams) -> tuple[Array, Array]:
+def probit_weights(params: ClippedPCAParams) -> tuple[Array, Array]:
     """Write P(s_i = 1 | y) = Φ(w_i·y + b_i): weights and offsets with the noise divided out."""
     communality = communalities(params)
     shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))

@@ -16,23 +16,23 @@ from numpy.typing import NDArray
 
 from pipeline.models.state import FitState
 from pipeline.numerics.gaussian.loading_errors import (
-    Influence,
-    correlation_errors,
-    influence,
-    loading_errors,
-    moments_of_moves,
+    CorrelationInfluence,
+    correlation_influence,
+    correlation_standard_errors,
+    loading_standard_errors,
+    sum_influence_products,
 )
 from pipeline.statistics.counts import PairCounts
 
 Array = NDArray[np.float64]
 
-MOST_FEATURES = 1000
+MAX_FEATURES = 1000
 """Of more there are no standard errors."""
-_LEAST_ROWS, _MOST_ROWS = 1_000, 20_000
-_MOST_WORK = 2e10  # multiplications
+_MIN_ROWS, _MAX_ROWS = 1_000, 20_000
+_MAX_WORK = 2e10  # multiplications
 
 
-def with_errors(state: FitState, counts: PairCounts, rng: np.random.Generator) -> FitState:
+def add_standard_errors(state: FitState, counts: PairCounts, rng: np.random.Generator) -> FitState:
     """Add standard errors to the parameters of a `ClippedPCA`.
 
     Parameters
@@ -49,29 +49,31 @@ def with_errors(state: FitState, counts: PairCounts, rng: np.random.Generator) -
         np.broadcast_to(np.asarray(a, np.float64), params.correlation.shape)
         for a in counts.table(0)
     )
-    moved = influence(params.correlation, n, ones_i, ones_j, both, n_rows)
+    moved = correlation_influence(params.correlation, n, ones_i, ones_j, both, n_rows)
     observed, ones = (counted[0] for counted in counts.margins())
     params = replace(
         params,
-        correlation_error=correlation_errors(moved, n, ones_i, ones_j, both, n_rows),
-        thresholds_error=threshold_errors(observed, ones),
+        correlation_error=correlation_standard_errors(moved, n, ones_i, ones_j, both, n_rows),
+        thresholds_error=compute_threshold_errors(observed, ones),
     )
     constant = state.auxiliary["constant"]
-    errors = _of_loadings(params, moved, observed / n_rows, constant, rng) / np.sqrt(n_rows)
+    errors = _estimate_loading_errors(params, moved, observed / n_rows, constant, rng) / np.sqrt(
+        n_rows
+    )
     return replace(state, params=replace(params, loadings_error=errors))
 
 
-def _of_loadings(
+def _estimate_loading_errors(
     params: Any,
-    moved: Influence,
+    moved: CorrelationInfluence,
     observed: Array,
     constant: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> Array:
     """Give standard errors of loadings for one row."""
     n_features, q = params.loadings.shape
-    n_rows = int(np.clip(_MOST_WORK / (n_features**2 * max(q, 1)), _LEAST_ROWS, _MOST_ROWS))
-    X = _drawn(params.correlation, params.thresholds, n_rows, rng)
+    n_rows = int(np.clip(_MAX_WORK / (n_features**2 * max(q, 1)), _MIN_ROWS, _MAX_ROWS))
+    X = _draw_rows(params.correlation, params.thresholds, n_rows, rng)
     mask = None
     if (observed < 1).any():
         mask = (rng.random(X.shape) < observed).astype(np.uint8)
@@ -80,13 +82,13 @@ def _of_loadings(
     vectors = params.loadings * scale
     varying = params.correlation.copy()
     varying[constant, constant] = 0.0
-    moments = moments_of_moves(X, mask, moved, vectors) / n_rows
-    errors = loading_errors(varying, values, vectors, moments)
+    moments = sum_influence_products(X, mask, moved, vectors) / n_rows
+    errors = loading_standard_errors(varying, values, vectors, moments)
     errors[constant] = np.nan
     return errors
 
 
-def _drawn(
+def _draw_rows(
     correlation: Array, thresholds: Array, n_rows: int, rng: np.random.Generator
 ) -> NDArray[np.uint8]:
     """Draw bits of Gaussians, (n_rows, n_features); what is indefinite is cut to what is not."""
@@ -97,7 +99,7 @@ def _drawn(
     return (x > thresholds).astype(np.uint8)
 
 
-def threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
+def compute_threshold_errors(observed: NDArray[np.int64], ones: NDArray[np.int64]) -> Array:
     """Give standard errors of −Φ⁻¹(p), (n_features,); not a number of constant features."""
     p = ones / observed
     density = np.exp(-(scipy.special.ndtri(np.clip(p, 1e-300, 1 - 1e-16)) ** 2) / 2)

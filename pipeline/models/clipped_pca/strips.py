@@ -14,35 +14,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Chunk
-from pipeline.executors.base import Map
+from pipeline.data.blocks import PackedChunk
+from pipeline.executors.base import MapFunction
 from pipeline.models.state import Arrays
 from pipeline.numerics.spectra.leading_spectrum import (
+    LeadingSpectrum,
     Product,
-    Spectrum,
-    columns_held,
-    leading_spectrum,
+    compute_leading_spectrum,
+    max_basis_columns,
 )
-from pipeline.passes.feature_strips import LEAST_HEIGHT, strip_memory
-from pipeline.passes.row_ranges import ReadRun, Results
-from pipeline.statistics.correlations import Estimate, PairKinds, mirror, pair_kinds
-from pipeline.statistics.strips import count_strip, strip_table
+from pipeline.passes.feature_strips import MIN_STRIP_HEIGHT, estimate_strip_memory
+from pipeline.passes.row_ranges import RangeResults, ReadRange
+from pipeline.statistics.correlations import (
+    CorrelationEstimator,
+    PairStatusCounts,
+    count_pair_statuses,
+    mirror_upper_triangle,
+)
+from pipeline.statistics.strips import count_strip, make_strip_table
 
 Array = NDArray[np.float64]
 
-MOST_AT_ONCE = 2000
+MAX_SQUARE_FEATURES = 2000
 """Features that one square is made of; of more, strips are."""
-_PARTS = 32
+_MAX_PARTS = 32
 
 
-def strips_memory(n_features: int, n_leading: int, n_threads: int) -> int:
+def estimate_strips_memory(n_features: int, n_leading: int, n_threads: int) -> int:
     """Bytes of the basis and what is made of it, and of the least strips that threads work on."""
-    columns = 2 * columns_held(n_features, n_leading) + 8 * n_leading
-    return 8 * n_features * columns + n_threads * strip_memory(LEAST_HEIGHT, n_features)
+    columns = 2 * max_basis_columns(n_features, n_leading) + 8 * n_leading
+    return 8 * n_features * columns + n_threads * estimate_strip_memory(
+        MIN_STRIP_HEIGHT, n_features
+    )
 
 
-def correlation_strip(
-    estimate: Estimate, margins: Arrays, features: slice, chunks: Iterable[Chunk]
+def estimate_strip(
+    estimate: CorrelationEstimator, margins: Arrays, features: slice, chunks: Iterable[PackedChunk]
 ) -> Mapping[str, NDArray[Any]]:
     """Count the pairs of a strip with all features from its first on, and estimate them.
 
@@ -54,15 +61,19 @@ def correlation_strip(
     n_samples, ones = int(margins["n_samples"]), margins["ones"]
     masked = bool((margins["observed"] < n_samples).any())
     counts = count_strip(features, len(ones), n_samples, masked, chunks)
-    correlation, status = estimate(strip_table(counts, features, n_samples, ones))
+    correlation, status = estimate(make_strip_table(counts, features, n_samples, ones))
     n_strip = len(status)
-    mirror(correlation[:, :n_strip], status[:, :n_strip])
+    mirror_upper_triangle(correlation[:, :n_strip], status[:, :n_strip])
     return {"correlation": correlation.astype(np.float32), "status": status, **counts}
 
 
-def strip_spectrum(
-    results: Results, constant: NDArray[np.int64], n_features: int, n_leading: int, map_items: Map
-) -> Spectrum:
+def find_strip_spectrum(
+    results: RangeResults,
+    constant: NDArray[np.int64],
+    n_features: int,
+    n_leading: int,
+    map_items: MapFunction,
+) -> LeadingSpectrum:
     """Find the leading eigenpairs of the correlations, those of constant features taken as 0.
 
     Parameters
@@ -76,25 +87,27 @@ def strip_spectrum(
     map_items
         Where strips are multiplied; sums are in an order of their own, whatever it is.
     """
-    times = _product_of(results, constant, map_items)
+    times = _make_product(results, constant, map_items)
     # The start is always the same: it does not matter where eigenvectors are looked for.
-    return leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
+    return compute_leading_spectrum(times, n_features, n_leading, np.random.default_rng(0))
 
 
-def lowest_of_strips(
-    results: Results, constant: NDArray[np.int64], n_features: int, map_items: Map
+def find_lowest_eigenvalue(
+    results: RangeResults, constant: NDArray[np.int64], n_features: int, map_items: MapFunction
 ) -> float:
     """Find the lowest eigenvalue, or 0, as constant features have it, if all others are above."""
-    times = _product_of(results, constant, map_items)
-    found = leading_spectrum(lambda v: -times(v), n_features, 1, np.random.default_rng(0))
+    times = _make_product(results, constant, map_items)
+    found = compute_leading_spectrum(lambda v: -times(v), n_features, 1, np.random.default_rng(0))
     return -float(found.values[0] + found.residuals[0])
 
 
-def _product_of(results: Results, constant: NDArray[np.int64], map_items: Map) -> Product:
-    parts = _parts_of(results.n_runs)
+def _make_product(
+    results: RangeResults, constant: NDArray[np.int64], map_items: MapFunction
+) -> Product:
+    parts = _deal_strips(results.n_ranges)
 
     def times(vectors: Array) -> Array:
-        multiply = partial(_times_strips, results.read, vectors)
+        multiply = partial(_multiply_strips, results.read, vectors)
         product: Array = reduce(np.add, map_items(multiply, parts))
         product[constant] -= vectors[constant]  # At 1 an axis could be taken for a component.
         return product
@@ -102,21 +115,23 @@ def _product_of(results: Results, constant: NDArray[np.int64], map_items: Map) -
     return times
 
 
-def kinds_of_strips(
-    results: Results, left_out: NDArray[np.int64], n_features: int, map_items: Map
-) -> PairKinds:
+def count_pair_kinds(
+    results: RangeResults, left_out: NDArray[np.int64], n_features: int, map_items: MapFunction
+) -> PairStatusCounts:
     """Count the statuses of all pairs."""
-    count = partial(_kinds_of_strip, results.read, left_out, n_features)
-    kinds: PairKinds = reduce(PairKinds.merge, map_items(count, range(results.n_runs)))
+    count = partial(_count_strip_kinds, results.read, left_out, n_features)
+    kinds: PairStatusCounts = reduce(
+        PairStatusCounts.merge, map_items(count, range(results.n_ranges))
+    )
     return kinds
 
 
-def _parts_of(n_strips: int) -> list[range]:
+def _deal_strips(n_strips: int) -> list[range]:
     """Deal strips to sums, so that each has long and short ones."""
-    return [range(k, n_strips, _PARTS) for k in range(min(_PARTS, n_strips))]
+    return [range(k, n_strips, _MAX_PARTS) for k in range(min(_MAX_PARTS, n_strips))]
 
 
-def _times_strips(read: ReadRun, vectors: Array, keys: range) -> Array:
+def _multiply_strips(read: ReadRange, vectors: Array, keys: range) -> Array:
     """Multiply vectors by what some strips hold of the square, and by its mirror image."""
     product = np.zeros_like(vectors)
     for key in keys:
@@ -127,7 +142,7 @@ def _times_strips(read: ReadRun, vectors: Array, keys: range) -> Array:
     return product
 
 
-def _kinds_of_strip(
-    read: ReadRun, left_out: NDArray[np.int64], n_features: int, key: int
-) -> PairKinds:
-    return pair_kinds(read(key, ["status"])["status"], left_out, n_features)
+def _count_strip_kinds(
+    read: ReadRange, left_out: NDArray[np.int64], n_features: int, key: int
+) -> PairStatusCounts:
+    return count_pair_statuses(read(key, ["status"])["status"], left_out, n_features)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import FitError, Notice
+from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.rotation import principal_axes
 from pipeline.models.settings import check_choices, check_components
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 
 Array = NDArray[np.float64]
 
-_ASLEEP = 0.1  # root mean square of a column that a fit need not find its way back from
-_WITHOUT = 0.02  # largest weight of what counts as without
+_EMPTY_COLUMN_SIZE = 0.1  # root mean square of a column that a fit need not find its way back from
+_ZERO_WEIGHT = 0.02  # largest weight of what counts as without
 
 
 def check_settings(model: Any) -> None:
@@ -51,7 +51,9 @@ def check_settings(model: Any) -> None:
         )
 
 
-def awake(weights: Array, rng: np.random.Generator, constant: NDArray[np.int64]) -> Array:
+def restart_empty_components(
+    weights: Array, rng: np.random.Generator, constant: NDArray[np.int64]
+) -> Array:
     """Put random weights in place of components that the bound has shrunk to nothing.
 
     Weights of 0 are a stationary point of every objective: no fit leaves it by itself.
@@ -66,7 +68,7 @@ def awake(weights: Array, rng: np.random.Generator, constant: NDArray[np.int64])
         Features that are to stay without.
     """
     turned = principal_axes(weights)
-    asleep = np.sqrt((turned**2).mean(axis=0)) < _ASLEEP
+    asleep = np.sqrt((turned**2).mean(axis=0)) < _EMPTY_COLUMN_SIZE
     if not asleep.any():
         return weights
     turned[:, asleep] = 0.5 * rng.standard_normal((len(weights), int(asleep.sum())))
@@ -74,25 +76,25 @@ def awake(weights: Array, rng: np.random.Generator, constant: NDArray[np.int64])
     return turned
 
 
-def limit_reached(most: int) -> Notice:
+def warn_about_component_limit(most: int) -> FitWarning:
     """Tell that more components might be better."""
-    return Notice(
+    return FitWarning(
         f"rows held out gained up to {most} components, the most that quadrature takes; "
         "--set estimator=auto tries more"
     )
 
 
-def stronger_prior(precision: float) -> str:
+def suggest_stronger_prior(precision: float) -> str:
     """Name a setting that keeps weights smaller than this precision of their prior does."""
     return f"prior_precision={max(1.0, 10 * precision):g}"
 
 
-def doubts(
+def warn_about_fit(
     weights: Array,
     auxiliary: Mapping[str, NDArray[Any]],
     diagnostics: Mapping[str, Any],
     prior: str,
-) -> list[Notice]:
+) -> list[FitWarning]:
     """Tell what is in doubt once a fit has ended.
 
     Parameters
@@ -104,27 +106,29 @@ def doubts(
     prior
         A setting that keeps weights smaller.
     """
-    noted = _without_weight(weights, auxiliary["constant"], diagnostics["estimator"])
+    noted = _warn_about_zero_weights(weights, auxiliary["constant"], diagnostics["estimator"])
     if (diverging := auxiliary["diverging"]).size:
         text = (
             "the data separate these features, so that their weights have no bound and those given "
             f"are not to be read: {{features}}; --set {prior} keeps them finite"
         )
-        noted.append(Notice(text, tuple(diverging.tolist())))
+        noted.append(FitWarning(text, tuple(diverging.tolist())))
     if empty := diagnostics["rows_without_values"]:
-        noted.append(Notice(f"rows without any value: {empty}, codes are 0"))
+        noted.append(FitWarning(f"rows without any value: {empty}, codes are 0"))
     return noted
 
 
-def _without_weight(weights: Array, constant: NDArray[np.int64], estimator: str) -> list[Notice]:
+def _warn_about_zero_weights(
+    weights: Array, constant: NDArray[np.int64], estimator: str
+) -> list[FitWarning]:
     """Tell of components and features that ended without weight."""
     size, q = np.abs(weights), weights.shape[1]
-    empty, found = int((size.max(axis=0) < _WITHOUT).sum()), []
+    empty, found = int((size.max(axis=0) < _ZERO_WEIGHT).sum()), []
     if empty:
         remedy = "sparse data have this effect on the variational fit: try --set estimator=auto"
         advice = remedy if estimator == "variational" else "fewer describe the rows as well"
-        found.append(Notice(f"components without weight: {empty} of {q}; {advice}"))
-    idle = np.setdiff1d(np.flatnonzero(size.max(axis=1) < _WITHOUT), constant)
+        found.append(FitWarning(f"components without weight: {empty} of {q}; {advice}"))
+    idle = np.setdiff1d(np.flatnonzero(size.max(axis=1) < _ZERO_WEIGHT), constant)
     if empty < q and idle.size:
-        found.append(Notice("features without weight: {features}", tuple(idle.tolist())))
+        found.append(FitWarning("features without weight: {features}", tuple(idle.tolist())))
     return found

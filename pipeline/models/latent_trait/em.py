@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.rotation import principal_axes, promax, varimax
-from pipeline.numerics.logistic.centred_points import Items
+from pipeline.numerics.logistic.centred_points import TraitItems
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
     node_statistics,
 )
 from pipeline.numerics.logistic.logistic_bound import (
-    BoundPosterior,
-    bound_m_step,
-    bound_posterior,
-    bound_statistics,
+    VariationalPosterior,
+    variational_e_step,
+    variational_m_step,
+    variational_row_posterior,
 )
 from pipeline.numerics.logistic.logistic_regression import logistic_m_step
-from pipeline.numerics.logistic.logistic_sites import site_m_step, site_statistics
-from pipeline.params import array, optional_array
+from pipeline.numerics.logistic.logistic_sites import ep_e_step, ep_m_step
+from pipeline.params import array_field, optional_array_field
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
-_STEEP = 20.0
+_MAX_SLOPE = 20.0
 
 
 @dataclass(frozen=True)
@@ -53,37 +53,37 @@ class LatentTraitParams:
     """
 
     former: ClassVar[tuple[str, ...]] = ("nodes", "node_log_weights", "held_out")
-    weights: Array = array("feature", "component")
-    offsets: Array = array("feature")
-    rotated: Array = array("feature", "component")
-    component_correlation: Array = array("component", "component_j")
-    axes: Array | None = optional_array("component", "component_j")
-    weights_error: Array | None = optional_array("feature", "component")
-    offsets_error: Array | None = optional_array("feature")
-    difficulty: Array | None = optional_array("feature")
-    difficulty_error: Array | None = optional_array("feature")
-    infit: Array | None = optional_array("feature")
-    outfit: Array | None = optional_array("feature")
-    s_x2: Array | None = optional_array("feature")
-    s_x2_df: Array | None = optional_array("feature")
-    s_x2_p: Array | None = optional_array("feature")
+    weights: Array = array_field("feature", "component")
+    offsets: Array = array_field("feature")
+    rotated: Array = array_field("feature", "component")
+    component_correlation: Array = array_field("component", "component_j")
+    axes: Array | None = optional_array_field("component", "component_j")
+    weights_error: Array | None = optional_array_field("feature", "component")
+    offsets_error: Array | None = optional_array_field("feature")
+    difficulty: Array | None = optional_array_field("feature")
+    difficulty_error: Array | None = optional_array_field("feature")
+    infit: Array | None = optional_array_field("feature")
+    outfit: Array | None = optional_array_field("feature")
+    s_x2: Array | None = optional_array_field("feature")
+    s_x2_df: Array | None = optional_array_field("feature")
+    s_x2_p: Array | None = optional_array_field("feature")
 
     @property
-    def packed(self) -> Array:
+    def free_parameters(self) -> Array:
         """Weights and offsets side by side, (n_features, n_components + 1)."""
         return np.column_stack([self.weights, self.offsets])
 
     @property
-    def items(self) -> Items:
+    def items(self) -> TraitItems:
         """What the likelihood of a row is made of."""
-        return Items(self.weights, self.offsets)
+        return TraitItems(self.weights, self.offsets)
 
-    def unpacked(self, packed: Array) -> LatentTraitParams:
-        """Undo `packed`; all else stays."""
+    def with_free_parameters(self, packed: Array) -> LatentTraitParams:
+        """Undo `pack_matrix`; all else stays."""
         return replace(self, weights=packed[:, :-1].copy(), offsets=packed[:, -1].copy())
 
 
-def bare_params(weights: Array, offsets: Array) -> LatentTraitParams:
+def make_params(weights: Array, offsets: Array) -> LatentTraitParams:
     """Make parameters whose axes are as they are."""
     n_components = weights.shape[1]
     return LatentTraitParams(weights, offsets, weights, np.eye(n_components), np.eye(n_components))
@@ -97,37 +97,37 @@ def e_step(
         return _e_step_on_nodes(params, nodes, block)
     if by_sites:
         return _e_step_by_sites(params, block)
-    found = bound_statistics(
+    found = variational_e_step(
         block.words, block.observed_words, block.n_samples, params.weights, params.offsets
     )
     values = {
         "curvature": found.curvature,
         "target": found.target,
         "rounds": np.array(found.rounds),
-        "empty_rows": np.array(block.n_without_values()),
+        "empty_rows": np.array(block.count_unobserved_rows()),
     }
     return Sums(block.n_samples, found.bound, values)
 
 
 def _e_step_on_nodes(params: LatentTraitParams, nodes: Nodes, block: BinaryBlock) -> Sums:
-    observed = block.observed()
-    found = node_statistics(block.dense(), observed, params.weights, params.offsets, nodes)
+    observed = block.unpack_mask()
+    found = node_statistics(block.unpack_values(), observed, params.weights, params.offsets, nodes)
     values = {
         "ones": found.ones,
         "mass": found.mass,
         "peak": np.array(found.peak),
-        "empty_rows": np.array(block.n_without_values()),
+        "empty_rows": np.array(block.count_unobserved_rows()),
     }
     return Sums(block.n_samples, found.log_likelihood, values)
 
 
 def _e_step_by_sites(params: LatentTraitParams, block: BinaryBlock) -> Sums:
-    found = site_statistics(block.dense(), block.observed(), params.weights, params.offsets)
+    found = ep_e_step(block.unpack_values(), block.unpack_mask(), params.weights, params.offsets)
     values = {
         "gradient": found.gradient,
         "curvature": found.curvature,
         "rounds": np.array(found.rounds),
-        "empty_rows": np.array(block.n_without_values()),
+        "empty_rows": np.array(block.count_unobserved_rows()),
     }
     return Sums(block.n_samples, found.log_likelihood, values)
 
@@ -150,11 +150,13 @@ def m_step(
     values = sums.values
     if "gradient" in values:
         gradient, curvature = values["gradient"], values["curvature"]
-        packed = site_m_step(gradient, curvature, params.packed, prior_precision)
-        return packed, np.linalg.norm(packed[:, :-1], axis=1) > _STEEP
+        packed = ep_m_step(gradient, curvature, params.free_parameters, prior_precision)
+        return packed, np.linalg.norm(packed[:, :-1], axis=1) > _MAX_SLOPE
     if nodes is None:
-        weights, offsets = bound_m_step(values["curvature"], values["target"], prior_precision)
-        diverging = np.linalg.norm(weights, axis=1) > _STEEP
+        weights, offsets = variational_m_step(
+            values["curvature"], values["target"], prior_precision
+        )
+        diverging = np.linalg.norm(weights, axis=1) > _MAX_SLOPE
         return np.column_stack([weights, offsets]), diverging
     fit = logistic_m_step(
         nodes.points,
@@ -168,20 +170,22 @@ def m_step(
     return np.column_stack([fit.weights, fit.offsets]), fit.diverged
 
 
-def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> BoundPosterior:
+def variational_posterior(params: LatentTraitParams, block: BinaryBlock) -> VariationalPosterior:
     """Bound the posterior of x."""
     words, observed = block.words, block.observed_words
-    return bound_posterior(words, observed, block.n_samples, params.weights, params.offsets)
+    return variational_row_posterior(
+        words, observed, block.n_samples, params.weights, params.offsets
+    )
 
 
-def on_principal_axes(params: LatentTraitParams) -> LatentTraitParams:
+def turn_to_principal_axes(params: LatentTraitParams) -> LatentTraitParams:
     """Turn weights to their principal axes, and note how."""
     weights = principal_axes(params.weights)
     left, _, right = np.linalg.svd(params.weights.T @ weights)
     return replace(params, weights=weights, axes=left @ right)
 
 
-def rotated_for_reading(weights: Array, rotation: str) -> tuple[Array, Array]:
+def rotate_weights(weights: Array, rotation: str) -> tuple[Array, Array]:
     """Give weights for reading, and the correlations of their components."""
     if rotation == "promax":
         return promax(weights)

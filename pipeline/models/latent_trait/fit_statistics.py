@@ -10,23 +10,23 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.models.latent_trait.item_fit import score_fit
+from pipeline.models.latent_trait.item_fit import item_fit_statistics
 from pipeline.models.latent_trait.limited_information import (
-    LimitedFit,
-    independent_fit,
-    limited_fit,
+    LimitedInformationFit,
+    compute_independence_fit,
+    compute_m2_fit,
 )
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
-_BY_SCORE = ("s_x2", "s_x2_df", "s_x2_p")
+_SCORE_STATISTICS = ("s_x2", "s_x2_df", "s_x2_p")
 _NEARLY_NORMAL = 1e5  # a noncentral χ² as large as this; SciPy's own gives no numbers far beyond
-_FEWEST = 3  # items that sum scores tell something of
+_MIN_ITEMS = 3  # items that sum scores tell something of
 
 
-def fit_statistics(
+def compute_fit_statistics(
     params: LatentTraitParams, sums: Sums, nodes: Nodes, rank: int, varying: NDArray[np.intp]
 ) -> dict[str, Any]:
     """Give likelihood, information criteria, reliability, and what pairs tell.
@@ -61,15 +61,15 @@ def fit_statistics(
         return found | {"m2_missing": f"{size} items leave no degree of freedom"}
     if 2 * n_complete < n:
         return found | {"m2_missing": f"only {n_complete:,} of {n:,} rows have all values"}
-    if _constant(both, n_complete):
+    if _has_constant_item(both, n_complete):
         return found | {"m2_missing": "an item is constant in the rows that have all values"}
     at = params.weights[varying], params.offsets[varying]
-    fitted = limited_fit(both, n_complete, *at, nodes, rank)
+    fitted = compute_m2_fit(both, n_complete, *at, nodes, rank)
     assert fitted.df == df
-    return found | _indices(fitted, independent_fit(both, n_complete), n_complete)
+    return found | _fit_indices(fitted, compute_independence_fit(both, n_complete), n_complete)
 
 
-def _constant(both: NDArray[np.int64], n_rows: int) -> bool:
+def _has_constant_item(both: NDArray[np.int64], n_rows: int) -> bool:
     ones = np.diag(both)
     return bool(((ones == 0) | (ones == n_rows)).any())
 
@@ -85,7 +85,9 @@ def _reliability(sums: Sums) -> Array:
     return found
 
 
-def _indices(fitted: LimitedFit, independent: LimitedFit, n_rows: int) -> dict[str, Any]:
+def _fit_indices(
+    fitted: LimitedInformationFit, independent: LimitedInformationFit, n_rows: int
+) -> dict[str, Any]:
     """Give RMSEA with its 90 % interval, SRMSR, CFI and TLI (P. M. Bentler, 1990)."""
     m2, df, srmsr = fitted
     ratio, of_independent = m2 / df, independent.m2 / independent.df
@@ -121,7 +123,7 @@ def _noncentrality(value: float, df: int, level: float) -> float:
     return float(scipy.optimize.brentq(below, 1e-12, upper))
 
 
-def item_statistics(
+def compute_item_statistics(
     params: LatentTraitParams, values: Mapping[str, Any], nodes: Nodes, varying: NDArray[np.intp]
 ) -> dict[str, Array]:
     """Give infit, outfit, and S-X² with its degrees of freedom and p-value, each (n_features,).
@@ -134,12 +136,12 @@ def item_statistics(
         "infit": values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny),
         "outfit": values["squares_standardized"] / np.maximum(values["observed"], 1),
     }
-    if "score_rows" not in values or len(varying) < max(n_features, _FEWEST):
+    if "score_rows" not in values or len(varying) < max(n_features, _MIN_ITEMS):
         none = np.zeros(n_features), np.zeros(n_features), np.ones(n_features)
-        return found | dict(zip(_BY_SCORE, none, strict=True))
-    by_score = score_fit(
+        return found | dict(zip(_SCORE_STATISTICS, none, strict=True))
+    by_score = item_fit_statistics(
         values["score_rows"], values["score_ones"], params.weights, params.offsets, nodes
     )
     df = by_score.df.astype(float)
     p: Array = np.where(df > 0, scipy.stats.chi2.sf(by_score.s_x2, np.maximum(df, 1)), 1.0)
-    return found | dict(zip(_BY_SCORE, (by_score.s_x2, df, p), strict=True))
+    return found | dict(zip(_SCORE_STATISTICS, (by_score.s_x2, df, p), strict=True))

@@ -1,7 +1,7 @@
 """The pass after a fit: what standard errors are made of and, by quadrature, how well it fits.
 
 By quadrature likelihood and curvature are summed over all rows; scores and residuals, which cost
-more, over at most `MOST_ROWS`, of more rows a keyed sample. Pairs and sum scores are counted where
+more, over at most `MAX_ROWS`, of more rows a keyed sample. Pairs and sum scores are counted where
 a row has all its values.
 """
 
@@ -26,13 +26,13 @@ from pipeline.numerics.logistic.latent_nodes import (
     node_mass,
     node_posterior,
 )
-from pipeline.numerics.logistic.logistic_sites import site_posterior
+from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.numerics.logistic.trait_scores import (
-    n_points,
-    node_curvature,
-    node_scores,
-    score_products,
-    trait_scores,
+    count_points,
+    sum_node_curvature,
+    sum_node_scores,
+    sum_score_products,
+    sum_trait_scores,
 )
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
@@ -40,21 +40,21 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 Values = Mapping[str, NDArray[Any]]
 
-MOST_ROWS = 20_000
-MOST_PARAMETERS = 3000
+MAX_ROWS = 20_000
+MAX_PARAMETERS = 3000
 """Their information is a matrix; of more there are no standard errors."""
-MOST_ITEMS = 1000
+MAX_ITEMS = 1000
 """Of more, pairs and sum scores are not compared with the model."""
-_MOST_WORK = 2e10  # entries of matrices to add up
-_LEAST = {"louis": 5, "crossproduct": 100, "sandwich": 100}  # rows a parameter
+_MAX_WORK = 2e10  # entries of matrices to add up
+_MIN_ROWS_PER_PARAMETER = {"louis": 5, "crossproduct": 100, "sandwich": 100}  # rows a parameter
 
 
-def form_of(errors: str, q: int) -> str:
+def choose_error_form(errors: str, q: int) -> str:
     """Give the form of standard errors that can be had: beyond 3 components products alone."""
     return errors if q <= MAX_COMPONENTS else "crossproduct"
 
 
-def share_informing(n_rows: int, shape: tuple[int, int], errors: str) -> float:
+def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
     """Give the share of rows that scores are summed over.
 
     Curvature is known of all rows, so that few serve what is taken from it, unlike a sum of
@@ -62,9 +62,9 @@ def share_informing(n_rows: int, shape: tuple[int, int], errors: str) -> float:
     """
     n_features, q = shape
     n_parameters = n_features * (q + 1)
-    points = n_points(n_features, q) if q <= MAX_COMPONENTS else 1
-    most = min(_MOST_WORK / (points * n_parameters**2), MOST_ROWS)
-    least = _LEAST[form_of(errors, q)] * n_parameters
+    points = count_points(n_features, q) if q <= MAX_COMPONENTS else 1
+    most = min(_MAX_WORK / (points * n_parameters**2), MAX_ROWS)
+    least = _MIN_ROWS_PER_PARAMETER[choose_error_form(errors, q)] * n_parameters
     return min(1.0, max(most, least) / max(n_rows, 1))
 
 
@@ -72,25 +72,25 @@ def summarize_scores(
     params: LatentTraitParams, share: float, block: BinaryBlock, rng: RowRandom
 ) -> Sums:
     """Sum what standard errors are made of over a share of rows."""
-    X, observed, n_rows = _some(share, block, rng)
+    X, observed, n_rows = _select_rows(share, block, rng)
     weights, offsets = params.weights, params.offsets
     values: dict[str, NDArray[Any]] = {"rows_informing": np.array(n_rows)}
-    if params.packed.size > MOST_PARAMETERS:
+    if params.free_parameters.size > MAX_PARAMETERS:
         return Sums(block.n_samples, 0.0, values)
     if weights.shape[1] > MAX_COMPONENTS:
-        by_sites = site_posterior(X, observed, weights, offsets)
-        values["products"] = score_products(X, observed, weights, offsets, by_sites)
+        by_sites = ep_posterior(X, observed, weights, offsets)
+        values["products"] = sum_score_products(X, observed, weights, offsets, by_sites)
     else:
         posterior = posterior_by_quadrature(X, observed, params.items)
-        values |= trait_scores(X, observed, weights, offsets, posterior)._asdict()
+        values |= sum_trait_scores(X, observed, weights, offsets, posterior)._asdict()
     return Sums(block.n_samples, 0.0, values)
 
 
-def _some(
+def _select_rows(
     share: float, block: BinaryBlock, rng: RowRandom
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, int]:
     """Choose rows by their keys."""
-    X, observed = block.dense(), block.observed()
+    X, observed = block.unpack_values(), block.unpack_mask()
     at = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
     return X[at], None if observed is None else observed[at], len(at)
 
@@ -102,22 +102,24 @@ def summarize_information(
     block: BinaryBlock,
     rng: RowRandom,
 ) -> Sums:
-    """Sum what `errors` and `fit_statistics` are made of, with `share` of rows for scores."""
-    X, observed = block.dense(), block.observed()
+    """Sum what `errors` and `compute_fit_statistics` are made of, with `share` of rows for scores."""
+    X, observed = block.unpack_values(), block.unpack_mask()
     weights, offsets = params.weights, params.offsets
     mass, log_likelihood = node_mass(X, observed, weights, offsets, nodes)
-    values: dict[str, NDArray[Any]] = {"curvature": node_curvature(mass, weights, offsets, nodes)}
-    if len(offsets) <= MOST_ITEMS:
-        values |= _complete_counts(block, X, observed)
-    X, observed, _ = _some(share, block, rng)
+    values: dict[str, NDArray[Any]] = {
+        "curvature": sum_node_curvature(mass, weights, offsets, nodes)
+    }
+    if len(offsets) <= MAX_ITEMS:
+        values |= _count_complete_rows(block, X, observed)
+    X, observed, _ = _select_rows(share, block, rng)
     posterior = node_posterior(X, observed, weights, offsets, nodes)
-    values |= _residuals(params, X, observed, posterior)
-    if params.packed.size <= MOST_PARAMETERS:
-        values |= _scores(params, nodes, X, observed, posterior)
+    values |= _sum_residuals(params, X, observed, posterior)
+    if params.free_parameters.size <= MAX_PARAMETERS:
+        values |= _sum_scores(params, nodes, X, observed, posterior)
     return Sums(block.n_samples, log_likelihood, values)
 
 
-def _scores(
+def _sum_scores(
     params: LatentTraitParams,
     nodes: Nodes,
     X: NDArray[np.uint8],
@@ -127,15 +129,15 @@ def _scores(
     """Sum scores on the nodes, at a fraction of the work, of rows that have all their values."""
     weights, offsets = params.weights, params.offsets
     if observed is None:
-        return node_scores(X, weights, offsets, nodes)._asdict()
+        return sum_node_scores(X, weights, offsets, nodes)._asdict()
     whole = observed.all(axis=1)
-    found = node_scores(X[whole], weights, offsets, nodes)
+    found = sum_node_scores(X[whole], weights, offsets, nodes)
     left = NodePosterior(*(moments[~whole] for moments in posterior))
-    more = trait_scores(X[~whole], observed[~whole], weights, offsets, left)
+    more = sum_trait_scores(X[~whole], observed[~whole], weights, offsets, left)
     return {"spread": found.spread + more.spread, "products": found.products + more.products}
 
 
-def _residuals(
+def _sum_residuals(
     params: LatentTraitParams,
     X: NDArray[np.uint8],
     observed: NDArray[np.uint8] | None,
@@ -159,7 +161,7 @@ def _residuals(
     }
 
 
-def _complete_counts(
+def _count_complete_rows(
     block: BinaryBlock, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
 ) -> Values:
     """Count pairs of ones, and ones by sum score, in rows that have all their values."""
@@ -179,7 +181,7 @@ def _complete_counts(
     return {"both": symmetric_joint_counts(words), "score_rows": rows, "score_ones": ones}
 
 
-def n_parameters(n_features: int, q: int, equal_slopes: bool) -> int:
+def count_parameters(n_features: int, q: int, equal_slopes: bool) -> int:
     """Count what data tell: rotations of the components are none of it."""
     if equal_slopes:
         return n_features + 1

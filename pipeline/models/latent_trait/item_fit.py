@@ -20,23 +20,23 @@ from pipeline.numerics.logistic.latent_nodes import Nodes
 
 Array = NDArray[np.float64]
 
-_LEAST = 1.0  # rows expected with and without an item in a cell
+_MIN_EXPECTED = 1.0  # rows expected with and without an item in a cell
 
 
-class ScoreFit(NamedTuple):
+class ItemFit(NamedTuple):
     """S-X² of each item, (n_features,); 0 where no degree of freedom is left."""
 
     s_x2: Array
     df: NDArray[np.int64]
 
 
-def score_fit(
+def item_fit_statistics(
     rows: NDArray[np.int64],
     ones: NDArray[np.int64],
     weights: Array,
     offsets: Array,
     nodes: Nodes,
-) -> ScoreFit:
+) -> ItemFit:
     """Compare counts by sum score with the model's.
 
     Parameters
@@ -48,19 +48,19 @@ def score_fit(
     weights, offsets, nodes
         The model, as in `limited_information`.
     """
-    expected = expected_shares(weights, offsets, nodes)
+    expected = item_probabilities_by_score(weights, offsets, nodes)
     found = np.zeros(len(offsets))
     df = np.zeros(len(offsets), np.int64)
     for i in range(len(offsets)):
-        cells = _cells(rows[1:-1], ones[1:-1, i], expected[1:-1, i] * rows[1:-1])
+        cells = _merge_cells(rows[1:-1], ones[1:-1, i], expected[1:-1, i] * rows[1:-1])
         df[i] = len(cells) - weights.shape[1] - 1
         if df[i] > 0:
             n, o, e = cells.T
             found[i] = (n * (o - e) ** 2 / (e * (n - e))).sum()
-    return ScoreFit(found, np.maximum(df, 0))
+    return ItemFit(found, np.maximum(df, 0))
 
 
-def expected_shares(weights: Array, offsets: Array, nodes: Nodes) -> Array:
+def item_probabilities_by_score(weights: Array, offsets: Array, nodes: Nodes) -> Array:
     """Give P(item | sum score), (n_features + 1, n_features).
 
     The distribution of the score of all other items, given a node, is that of all without one
@@ -80,12 +80,12 @@ def expected_shares(weights: Array, offsets: Array, nodes: Nodes) -> Array:
     return np.clip(expected / positive[:, None], 0.0, 1.0)
 
 
-def _cells(rows: NDArray[np.int64], ones: NDArray[np.int64], expected: Array) -> Array:
+def _merge_cells(rows: NDArray[np.int64], ones: NDArray[np.int64], expected: Array) -> Array:
     """Give rows, ones and expected ones of cells that are large enough, (n_cells, 3)."""
     ends, n, e = [0], 0.0, 0.0
     for k, (some, with_item) in enumerate(zip(rows.tolist(), expected.tolist(), strict=True), 1):
         n, e = n + some, e + with_item
-        if min(e, n - e) >= _LEAST:
+        if min(e, n - e) >= _MIN_EXPECTED:
             ends.append(k)
             n = e = 0.0
     cells = np.column_stack([rows, ones, expected])

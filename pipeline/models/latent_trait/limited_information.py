@@ -22,17 +22,19 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.logistic.latent_nodes import Nodes
 
 Array = NDArray[np.float64]
 
-_MOST_STEPS = 2000
-_PRECISE = 1e-6  # residual of the gradients, of its first; the statistic is off by its square
-_SAME = 1e-12  # square of the relative size of derivatives that are none
+_MAX_STEPS = 2000
+_RESIDUAL_TOLERANCE = (
+    1e-6  # residual of the gradients, of its first; the statistic is off by its square
+)
+_RANK_TOLERANCE = 1e-12  # square of the relative size of derivatives that are none
 
 
-class LimitedFit(NamedTuple):
+class LimitedInformationFit(NamedTuple):
     """What the statistic is made of.
 
     Attributes
@@ -65,9 +67,9 @@ class _Slopes(NamedTuple):
     basis: Array
 
 
-def limited_fit(
+def compute_m2_fit(
     both: NDArray[np.int64], n_rows: int, weights: Array, offsets: Array, nodes: Nodes, rank: int
-) -> LimitedFit:
+) -> LimitedInformationFit:
     """Compare counts with a logistic model on nodes.
 
     Parameters
@@ -89,13 +91,15 @@ def limited_fit(
     margins = curves.share @ P
     np.fill_diagonal(expected, margins)
     shares = both / n_rows
-    told = _Slopes(_derivatives(curves, nodes), _told_apart(weights))
-    m2 = n_rows * _largest(shares - expected, expected, curves, told)
+    told = _Slopes(_share_derivatives(curves, nodes), _find_identifiable_directions(weights))
+    m2 = n_rows * _maximize_quadratic(shares - expected, expected, curves, told)
     n_features = len(offsets)
-    return LimitedFit(m2, n_features * (n_features + 1) // 2 - rank, _srmsr(shares, expected))
+    return LimitedInformationFit(
+        m2, n_features * (n_features + 1) // 2 - rank, _srmsr(shares, expected)
+    )
 
 
-def independent_fit(both: NDArray[np.int64], n_rows: int) -> LimitedFit:
+def compute_independence_fit(both: NDArray[np.int64], n_rows: int) -> LimitedInformationFit:
     """Compare counts with independent features of the same margins."""
     shares = both / n_rows
     margins = np.diag(shares)
@@ -104,15 +108,17 @@ def independent_fit(both: NDArray[np.int64], n_rows: int) -> LimitedFit:
     above = np.triu_indices(len(margins), 1)
     m2 = n_rows * float((left[above] ** 2).sum())
     np.fill_diagonal(expected, margins)
-    return LimitedFit(m2, len(above[0]), _srmsr(shares, expected))
+    return LimitedInformationFit(m2, len(above[0]), _srmsr(shares, expected))
 
 
 def _srmsr(shares: Array, expected: Array) -> float:
     above = np.triu_indices(len(shares), 1)
-    return float(np.sqrt(((_phi(shares) - _phi(expected))[above] ** 2).mean()))
+    return float(
+        np.sqrt(((_phi_correlations(shares) - _phi_correlations(expected))[above] ** 2).mean())
+    )
 
 
-def _phi(shares: Array) -> Array:
+def _phi_correlations(shares: Array) -> Array:
     """Give correlations of bits."""
     p = np.diag(shares)
     scale = np.sqrt(p * (1 - p))
@@ -120,7 +126,7 @@ def _phi(shares: Array) -> Array:
     return correlations
 
 
-def _derivatives(curves: _Curves, nodes: Nodes) -> Array:
+def _share_derivatives(curves: _Curves, nodes: Nodes) -> Array:
     """Give dπ_ij / d(w_i, b_i), (n_features, n_features, q + 1); of π_i on the diagonal."""
     z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     columns = []
@@ -132,7 +138,7 @@ def _derivatives(curves: _Curves, nodes: Nodes) -> Array:
     return np.stack(columns, axis=2)
 
 
-def _told_apart(weights: Array) -> Array:
+def _find_identifiable_directions(weights: Array) -> Array:
     """Leave out rotations of the components, (n_features (q + 1), n_directions)."""
     n_features, q = weights.shape
     turns = np.zeros((math.comb(q, 2), n_features, q + 1))
@@ -146,31 +152,31 @@ def _told_apart(weights: Array) -> Array:
 # A vector over features and pairs is a symmetric matrix: features on the diagonal, pairs twice.
 
 
-def _largest(e: Array, expected: Array, curves: _Curves, slopes: _Slopes) -> float:
+def _maximize_quadratic(e: Array, expected: Array, curves: _Curves, slopes: _Slopes) -> float:
     """Give max 2 xᵀe − xᵀΞx with Δᵀx = 0, by conjugate gradients on x scaled by Ξ's diagonal."""
     deviations = np.sqrt(expected * (1 - expected))
-    outside = _outside(slopes.values / deviations[:, :, None], slopes.basis)
+    outside = _make_projection(slopes.values / deviations[:, :, None], slopes.basis)
     left = outside(e / deviations)
     x, way = np.zeros_like(left), left
-    first = before = _dot(left, left)
-    for _ in range(_MOST_STEPS):
-        if before <= _PRECISE**2 * first:
+    first = before = _pair_dot(left, left)
+    for _ in range(_MAX_STEPS):
+        if before <= _RESIDUAL_TOLERANCE**2 * first:
             break
-        check_wanted()
-        turned = outside(_covariance(way / deviations, expected, curves) / deviations)
-        step = before / _dot(way, turned)
+        check_cancelled()
+        turned = outside(_multiply_covariance(way / deviations, expected, curves) / deviations)
+        step = before / _pair_dot(way, turned)
         x, left = x + step * way, left - step * turned
-        now = _dot(left, left)
+        now = _pair_dot(left, left)
         way, before = left + now / before * way, now
-    return _dot(x, outside(e / deviations))
+    return _pair_dot(x, outside(e / deviations))
 
 
-def _dot(a: Array, b: Array) -> float:
+def _pair_dot(a: Array, b: Array) -> float:
     """Give the product of two vectors over features and pairs."""
     return 0.5 * float(np.vdot(a, b) + np.diag(a) @ np.diag(b))
 
 
-def _outside(slopes: Array, basis: Array) -> Callable[[Array], Array]:
+def _make_projection(slopes: Array, basis: Array) -> Callable[[Array], Array]:
     """Give the projection on Δᵀx = 0; `slopes` are (n_features, n_features, q + 1).
 
     Column (i, c) of Δ has the slope of every pair of i, and of i itself.
@@ -180,7 +186,7 @@ def _outside(slopes: Array, basis: Array) -> Callable[[Array], Array]:
     own = np.einsum("ijc,ijd->icd", slopes, slopes)
     gram[np.arange(n), :, np.arange(n)] = own
     along = basis.T @ gram.reshape(n * width, -1) @ basis
-    inverse = basis @ scipy.linalg.pinvh(along, rtol=_SAME) @ basis.T
+    inverse = basis @ scipy.linalg.pinvh(along, rtol=_RANK_TOLERANCE) @ basis.T
 
     def projected(x: Array) -> Array:
         shares = (inverse @ np.einsum("ijc,ij->ic", slopes, x).ravel()).reshape(n, width)
@@ -192,7 +198,7 @@ def _outside(slopes: Array, basis: Array) -> Callable[[Array], Array]:
     return projected
 
 
-def _covariance(x: Array, expected: Array, curves: _Curves) -> Array:
+def _multiply_covariance(x: Array, expected: Array, curves: _Curves) -> Array:
     """Give Ξx.
 
     Given a node the bits less their means, y_i, and products y_i y_j are uncorrelated, of variances

@@ -40,61 +40,61 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, Notice
-from pipeline.executors.base import Map
-from pipeline.learning.convergence import ByObjective, Convergence
+from pipeline.errors import FitError, FitWarning
+from pipeline.executors.base import MapFunction
+from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
 from pipeline.learning.held_out import (
-    HELD_OUT,
-    best_judged,
-    e_step_apart,
-    judged,
+    HELD_OUT_SHARE,
+    get_best_params,
+    record_held_out_score,
+    run_e_step_with_held_out,
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.latent_trait.checks import (
-    awake,
     check_settings,
-    limit_reached,
+    restart_empty_components,
+    warn_about_component_limit,
 )
 from pipeline.models.latent_trait.em import (
     LatentTraitParams,
-    bare_params,
     e_step,
     m_step,
+    make_params,
     variational_posterior,
 )
-from pipeline.models.latent_trait.finish import finished, informed
+from pipeline.models.latent_trait.finish import add_fit_information, finish_fit
 from pipeline.models.latent_trait.information import (
-    share_informing,
+    choose_row_share,
     summarize_information,
     summarize_scores,
 )
 from pipeline.models.latent_trait.nodes import (
-    MOST_AN_AXIS,
-    Grid,
-    finer_stage,
-    first_grid,
-    grid_of,
+    NODES_PER_AXIS_LIMITS,
+    NodeGrid,
+    begin_finer_stage,
+    choose_first_grid,
+    grid_from_working,
     has_likelihood,
-    is_bound,
-    nodes_of,
+    is_variational,
+    nodes_from_working,
 )
-from pipeline.models.settings import pooled_margins
+from pipeline.models.settings import pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.logistic.latent_nodes import (
     MAX_COMPONENTS,
-    random_nodes,
+    draw_nodes,
 )
-from pipeline.numerics.logistic.logistic_sites import site_posterior
+from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
-_DRAWS = 500
-_BEGINNING_TOL = 1e-4  # of a bound that another estimator goes on from
+_DEFAULT_DRAWS = 500
+_FIRST_STAGE_TOL = 1e-4  # of a bound that another estimator goes on from
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class LatentTrait(Model):
     """
 
     name: ClassVar[str] = "latent-trait"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[LatentTraitParams]] = LatentTraitParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -159,7 +159,7 @@ class LatentTrait(Model):
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the sums over nodes, or of the curvatures, of the tasks under way."""
         q = self.n_components or n_features
         width = (q + 1) * (q + 2)
@@ -171,8 +171,8 @@ class LatentTrait(Model):
 
     def _n_nodes(self, n_components: int) -> int:
         if self.estimator == "sampling":
-            return self.nodes or _DRAWS
-        return int((self.nodes or MOST_AN_AXIS[n_components]) ** n_components)
+            return self.nodes or _DEFAULT_DRAWS
+        return int((self.nodes or NODES_PER_AXIS_LIMITS[n_components]) ** n_components)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Check the margins; weights begin at random, offsets with the margins.
@@ -182,7 +182,7 @@ class LatentTrait(Model):
         FitError
             If a feature is constant or never observed, or there are as many components as features.
         """
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         n_features = len(ones)
         if self.n_components is not None and self.n_components >= n_features:
             raise FitError(
@@ -206,114 +206,118 @@ class LatentTrait(Model):
             "n_rows": np.array(first.n_samples),
         }
         text = "constant, pinned at their margins: {features}"
-        noted = (Notice(text, tuple(constant.tolist())),) if constant.size else ()
-        state = FitState(bare_params(weights, offsets), auxiliary=auxiliary, warnings=noted)
+        noted = (FitWarning(text, tuple(constant.tolist())),) if constant.size else ()
+        state = FitState(make_params(weights, offsets), auxiliary=auxiliary, warnings=noted)
         if self.n_components is None:
-            return self._enter(state, weights, HELD_OUT, self._last_estimator(1))
+            return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(1))
         begins = self.estimator == "auto" and self.equal_slopes == "no"
         last = self._last_estimator(self.n_components)
-        return self._enter(state, weights, 0.0, "variational" if begins else last)
+        return self._begin_stage(state, weights, 0.0, "variational" if begins else last)
 
     def _last_estimator(self, n_components: int) -> str:
         if self.estimator != "auto":
             return self.estimator
         return "quadrature" if n_components <= MAX_COMPONENTS else "ep"
 
-    def _enter(self, state: FitState, weights: Array, held_out: float, estimator: str) -> FitState:
+    def _begin_stage(
+        self, state: FitState, weights: Array, held_out: float, estimator: str
+    ) -> FitState:
         """Begin a stage: other weights, another E-step or other rows."""
-        params, q = bare_params(weights, state.params.offsets), weights.shape[1]
+        params, q = make_params(weights, state.params.offsets), weights.shape[1]
         working = {"held_out": np.array(held_out)}
         if estimator == "quadrature":
-            grid = Grid(self.nodes, q) if self.nodes else first_grid(weights)
+            grid = NodeGrid(self.nodes, q) if self.nodes else choose_first_grid(weights)
             working |= grid.working()
         elif estimator == "sampling":
             rng = np.random.default_rng(state.auxiliary["seed"])
-            working |= random_nodes(self.nodes or _DRAWS, q, rng)._asdict()
+            working |= draw_nodes(self.nodes or _DEFAULT_DRAWS, q, rng)._asdict()
         elif estimator == "ep":
             working["by_sites"] = np.array(1)
         return replace(state, params=params, working=working)
 
-    def warm(self, state: FitState, params: LatentTraitParams) -> FitState:
+    def warm_start(self, state: FitState, params: LatentTraitParams) -> FitState:
         """Begin the last stage where an earlier fit ended, on the axes of its last pass."""
         constant, margins = state.auxiliary["constant"], state.auxiliary["margins"]
         axes = np.eye(params.weights.shape[1]) if params.axes is None else params.axes
         weights, offsets = params.weights @ axes.T, params.offsets.copy()
         weights[constant], offsets[constant] = 0.0, margins[constant]
         at = replace(state, params=replace(params, offsets=offsets))
-        return self._enter(at, weights, 0.0, self._last_estimator(weights.shape[1]))
+        return self._begin_stage(at, weights, 0.0, self._last_estimator(weights.shape[1]))
 
     def summarize(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Do the E-step of a block's rows; those held out are scored instead."""
-        one = partial(e_step, params, nodes_of(working), "by_sites" in working)
-        return e_step_apart(one, float(working["held_out"]), block, rng)
+        one = partial(e_step, params, nodes_from_working(working), "by_sites" in working)
+        return run_e_step_with_held_out(one, float(working["held_out"]), block, rng)
 
     def objective(self, params: LatentTraitParams, statistics: Sums) -> float:
         """Give the log-likelihood of a row, its bound or estimate, less the prior's share: nats."""
         penalty = 0.5 * self.prior_precision * float((params.weights**2).sum())
         return (statistics.objective - penalty) / statistics.n_samples
 
-    def convergence(self, state: FitState) -> Convergence:
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Judge the bound's stage sooner where another one follows it."""
-        is_beginning = self.estimator == "auto" and is_bound(state.working)
-        return ByObjective(self.max_iter, max(self.tol, is_beginning * _BEGINNING_TOL))
+        is_beginning = self.estimator == "auto" and is_variational(state.working)
+        return ObjectiveCriterion(self.max_iter, max(self.tol, is_beginning * _FIRST_STAGE_TOL))
 
     def update(
-        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Do the M-step; constant features stay where they are."""
-        nodes, is_equal = nodes_of(state.working), self.equal_slopes == "yes"
+        nodes, is_equal = nodes_from_working(state.working), self.equal_slopes == "yes"
         packed, diverging = m_step(state.params, nodes, statistics, self.prior_precision, is_equal)
         constant = state.auxiliary["constant"]
         packed[constant], diverging[constant] = 0.0, False
         packed[constant, -1] = state.auxiliary["margins"][constant]
-        if (grid := grid_of(state.working)) is not None:
-            diverging |= grid.diverging(packed[:, :-1])
+        if (grid := grid_from_working(state.working)) is not None:
+            diverging |= grid.is_diverging(packed[:, :-1])
         auxiliary = {**state.auxiliary, "diverging": np.flatnonzero(diverging)}
-        return replace(state, params=state.params.unpacked(packed), auxiliary=auxiliary)
+        return replace(state, params=state.params.with_free_parameters(packed), auxiliary=auxiliary)
 
-    def packed(self, params: LatentTraitParams) -> Array:
+    def pack_params(self, params: LatentTraitParams) -> Array:
         """Give weights and offsets side by side, (n_features, n_components + 1)."""
-        return params.packed
+        return params.free_parameters
 
-    def unpacked(self, params: LatentTraitParams, packed: Array, n_samples: int) -> Any:
-        """Undo `packed`."""
-        return params.unpacked(packed)
+    def unpack_params(self, params: LatentTraitParams, packed: Array, n_samples: int) -> Any:
+        """Undo `pack_matrix`."""
+        return params.with_free_parameters(packed)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Go on with more components, with all rows, from the bound to what is better, finer."""
         if state.working["held_out"] > 0:
-            return self._grown(state, statistics)
-        if self.estimator == "auto" and is_bound(state.working):
-            weights = awake(state.params.weights, _random(state), state.auxiliary["constant"])
-            return self._enter(state, weights, 0.0, self._last_estimator(weights.shape[1]))
-        return finer_stage(state, statistics) if self.nodes is None else None
+            return self._add_component(state, statistics)
+        if self.estimator == "auto" and is_variational(state.working):
+            weights = restart_empty_components(
+                state.params.weights, _component_rng(state), state.auxiliary["constant"]
+            )
+            return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
+        return begin_finer_stage(state, statistics) if self.nodes is None else None
 
-    def _grown(self, state: FitState, statistics: Sums) -> FitState:
+    def _add_component(self, state: FitState, statistics: Sums) -> FitState:
         """Add a component while that helps rows held out; then fit all rows with the best."""
-        auxiliary, is_best = judged(state.params, state.auxiliary, statistics)
+        auxiliary, is_best = record_held_out_score(state.params, state.auxiliary, statistics)
         state = replace(state, auxiliary=auxiliary)
         n_features, q = state.params.weights.shape
         most = MAX_COMPONENTS if self.estimator == "quadrature" else n_features - 1
         if is_best and q < min(most, n_features - 1):
-            column = 0.5 * _random(state).standard_normal((n_features, 1))
+            column = 0.5 * _component_rng(state).standard_normal((n_features, 1))
             column[state.auxiliary["constant"]] = 0.0
             weights = np.column_stack([state.params.weights, column])
-            return self._enter(state, weights, HELD_OUT, self._last_estimator(q + 1))
+            return self._begin_stage(state, weights, HELD_OUT_SHARE, self._last_estimator(q + 1))
         if is_best and q == most:
-            state = replace(state, warnings=(*state.warnings, limit_reached(q)))
-        state = replace(state, params=best_judged(LatentTraitParams, auxiliary))
+            state = replace(state, warnings=(*state.warnings, warn_about_component_limit(q)))
+        state = replace(state, params=get_best_params(LatentTraitParams, auxiliary))
         weights = state.params.weights
-        return self._enter(state, weights, 0.0, self._last_estimator(weights.shape[1]))
+        return self._begin_stage(state, weights, 0.0, self._last_estimator(weights.shape[1]))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Turn the weights, and say what is in doubt."""
         q = state.params.weights.shape[1]
-        estimator = "variational" if is_bound(state.working) else self._last_estimator(q)
-        return finished(self, state, statistics, estimator)
+        estimator = "variational" if is_variational(state.working) else self._last_estimator(q)
+        return finish_fit(self, state, statistics, estimator)
 
-    def informing(self, state: FitState) -> Arrays | None:
+    def begin_information_pass(self, state: FitState) -> Arrays | None:
         """Ask for standard errors, and by quadrature for fit statistics, of likelihoods alone.
 
         What a bound and random draws put an estimate off by is no error that rows tell.
@@ -321,21 +325,21 @@ class LatentTrait(Model):
         if self.errors == "none" or not has_likelihood(state.working):
             return None
         n_rows, shape = int(state.auxiliary["n_rows"]), state.params.weights.shape
-        share = share_informing(n_rows, shape, self.errors)
+        share = choose_row_share(n_rows, shape, self.errors)
         return {**state.working, "share": np.array(share)}
 
-    def inform(
+    def summarize_information(
         self, params: LatentTraitParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
         """Sum information about the parameters, residuals and counts."""
-        share, nodes = float(working["share"]), nodes_of(working)
+        share, nodes = float(working["share"]), nodes_from_working(working)
         if nodes is None:
             return summarize_scores(params, share, block, rng)
         return summarize_information(params, nodes, share, block, rng)
 
-    def informed(self, state: FitState, statistics: Sums) -> FitState:
+    def finish_information_pass(self, state: FitState, statistics: Sums) -> FitState:
         """Add standard errors, and how well items and pairs fit."""
-        return informed(self, state, statistics)
+        return add_fit_information(self, state, statistics)
 
     def transform(
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
@@ -346,11 +350,11 @@ class LatentTrait(Model):
         16 x 16 digits its means are 0.005 standard deviations off in the median and 0.06 at most,
         its variances 0.98 of the true ones in the median and 0.74 at least.
         """
-        X, observed = block.dense(), block.observed()
+        X, observed = block.unpack_values(), block.unpack_mask()
         if params.weights.shape[1] <= MAX_COMPONENTS:
             found: Any = posterior_by_quadrature(X, observed, params.items)
         else:
-            found = site_posterior(X, observed, params.weights, params.offsets)
+            found = ep_posterior(X, observed, params.weights, params.offsets)
         variance = np.diagonal(found.covariance, axis1=1, axis2=2)
         return {"mean": found.mean, "variance": variance, "covariance": found.covariance}
 
@@ -362,7 +366,7 @@ class LatentTrait(Model):
         self, params: LatentTraitParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
         """Give log P(t) of each row, by quadrature for up to 3 components, else by draws."""
-        X, observed = block.dense(), block.observed()
+        X, observed = block.unpack_values(), block.unpack_mask()
         if params.weights.shape[1] <= MAX_COMPONENTS:
             found = posterior_by_quadrature(X, observed, params.items)
             nats, error = found.log_likelihood, found.standard_error
@@ -390,6 +394,6 @@ class LatentTrait(Model):
         return probabilities
 
 
-def _random(state: FitState) -> np.random.Generator:
+def _component_rng(state: FitState) -> np.random.Generator:
     """Draws for components that are added to as many as there are."""
     return np.random.default_rng([int(state.auxiliary["seed"][0]), state.params.weights.shape[1]])

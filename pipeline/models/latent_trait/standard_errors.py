@@ -17,12 +17,12 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.numerics.information import inverse
+from pipeline.numerics.information import invert_information
 
 Array = NDArray[np.float64]
 
 
-class Errors(NamedTuple):
+class ItemErrors(NamedTuple):
     """Covariances of estimates, not a number for items whose information is singular.
 
     Attributes
@@ -61,7 +61,7 @@ def standard_errors(
     prior_precision: float,
     fixed: NDArray[np.bool_],
     equal_slopes: bool,
-) -> Errors:
+) -> ItemErrors:
     """Invert the information.
 
     Parameters
@@ -81,20 +81,20 @@ def standard_errors(
     """
     n_features, q = weights.shape
     prior = np.tile(np.append(np.full(q, prior_precision), 0.0), n_features)
-    information = _information(sums, form) + np.diag(prior)
-    directions = _directions(weights, fixed, equal_slopes)
-    found = inverse(information, directions)
+    information = _compute_information(sums, form) + np.diag(prior)
+    directions = _free_directions(weights, fixed, equal_slopes)
+    found = invert_information(information, directions)
     covariance = found.covariance
     if form == "sandwich":
         covariance = covariance @ sums["products"] @ covariance
     of_items = covariance.reshape(n_features, q + 1, n_features, q + 1)
-    unknown = fixed | found.unknown((n_features, q + 1))
+    unknown = fixed | found.find_unidentified((n_features, q + 1))
     own = of_items[np.arange(n_features), :, np.arange(n_features)]
     own[unknown] = np.nan
-    return Errors(own, np.flatnonzero(unknown & ~fixed))
+    return ItemErrors(own, np.flatnonzero(unknown & ~fixed))
 
 
-def _information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
+def _compute_information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
     products: Array = sums["products"]
     if form == "crossproduct":
         return products
@@ -102,7 +102,7 @@ def _information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
     return whole
 
 
-def _directions(weights: Array, fixed: NDArray[np.bool_], equal_slopes: bool) -> Array:
+def _free_directions(weights: Array, fixed: NDArray[np.bool_], equal_slopes: bool) -> Array:
     """Give a basis of the directions that parameters may take, (p, n_directions).
 
     Fixed ones take none, equal slopes one together, and axes stay principal.

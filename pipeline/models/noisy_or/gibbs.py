@@ -19,29 +19,29 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.numerics.row_random import row_state, uniform_at
+from pipeline.numerics.row_random import draw_uniform, make_row_state
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 Integers = NDArray[np.int64]
-Space = tuple[Array, Array, Array, Array, Array, Array]
+RowWorkspace = tuple[Array, Array, Array, Array, Array, Array]
 
-MOST_SURE = 1 - 1e-6
+MAX_PROBABILITY = 1 - 1e-6
 """What f is at the most: ratios of 32 factors do not overflow."""
 MISSING = 2
 """What stands for a value that was not observed."""
-_AT_ONCE = 32
-_LEAST = 1e-280
-_SMALL = 1e-200
-_CERTAIN = 1e-12  # variance: shares near 0 and 1 differ by rounding
+_ROWS_AT_ONCE = 32
+_MIN_PRODUCT = 1e-280
+_SMALL_PRODUCT = 1e-200
+_CERTAIN_VARIANCE = 1e-12  # variance: shares near 0 and 1 differ by rounding
 _N_RUNS = 8  # of the sweeps that means are taken over
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 # Products of ratios may be taken in any order: vectors do. The order is that of the code compiled.
-_vectors = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})
+_vector_kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})
 
 
-class Network(NamedTuple):
+class NoisyOrNetwork(NamedTuple):
     """Parameters as kernels take them.
 
     Attributes
@@ -64,16 +64,16 @@ class Network(NamedTuple):
         return int(self.sizes[1:].sum())
 
 
-def network_of(probabilities: tuple[Array, ...], leaks: tuple[Array, ...]) -> Network:
+def make_network(probabilities: tuple[Array, ...], leaks: tuple[Array, ...]) -> NoisyOrNetwork:
     """Take f of each layer's units, (n_above, n_below), and leaks as probabilities, (n_units,)."""
-    misses = [1 - np.minimum(f, MOST_SURE).ravel() for f in probabilities]
-    off = [1 - np.minimum(leak, MOST_SURE) for leak in leaks]
+    misses = [1 - np.minimum(f, MAX_PROBABILITY).ravel() for f in probabilities]
+    off = [1 - np.minimum(leak, MAX_PROBABILITY) for leak in leaks]
     sizes = np.array([len(leak) for leak in leaks])
-    return Network(sizes, np.concatenate(misses), np.concatenate(off))
+    return NoisyOrNetwork(sizes, np.concatenate(misses), np.concatenate(off))
 
 
 def sample_states(
-    network: Network,
+    network: NoisyOrNetwork,
     X: Bits,
     states: Bits,
     key: np.uint64,
@@ -105,12 +105,12 @@ def sample_states(
         Mean probability of a flip in each layer in the last sweep, (n_samples, n_layers).
     """
     flips = np.empty((len(X), len(network.sizes) - 1))
-    _sample(*network, X, states, key, rows, settled, powers, flips)
+    _sample_rows(*network, X, states, key, rows, settled, powers, flips)
     return flips
 
 
-def posterior_means(
-    network: Network, X: Bits, key: np.uint64, rows: Integers, n_first: int, n_sweeps: int
+def sample_posterior_means(
+    network: NoisyOrNetwork, X: Bits, key: np.uint64, rows: Integers, n_first: int, n_sweeps: int
 ) -> tuple[Array, Array]:
     """Average the hidden units over sweeps of two chains, one from all off, one from all on.
 
@@ -131,19 +131,19 @@ def posterior_means(
     """
     means = np.empty((len(X), network.n_hidden))
     worth = np.empty_like(means)
-    _average(*network, X, key, rows, n_first, n_sweeps, means, worth)
+    _average_sweeps(*network, X, key, rows, n_first, n_sweeps, means, worth)
     return means, worth
 
 
 @_kernel
-def row_space(sizes: Integers, misses: Array, off: Array) -> Space:
+def make_workspace(sizes: Integers, misses: Array, off: Array) -> RowWorkspace:
     """Lay out a network for its rows: hidden units and what is above first, features last.
 
     Returns
     -------
     tuple
-        Misses, their inverses, off, values of the units, e of each, and `silent`, the log of the
-        misses of features that are off for each unit above them; `take_row` fills in what is of
+        Misses, their inverses, off, values of the units, e of each, and `ignore_progress`, the log of the
+        misses of features that are off for each unit above them; `load_row` fills in what is of
         features.
     """
     n_features, n_pairs = sizes[0], sizes[0] * sizes[1]
@@ -154,7 +154,7 @@ def row_space(sizes: Integers, misses: Array, off: Array) -> Space:
 
 
 @_kernel
-def take_row(sizes: Integers, misses: Array, off: Array, x: Bits, space: Space) -> int:
+def load_row(sizes: Integers, misses: Array, off: Array, x: Bits, space: RowWorkspace) -> int:
     """Fill in the features of a row that are on, and give their number."""
     of_units, inverses, ordered, units, _, silent = space
     n_features, n_above = sizes[0], sizes[1]
@@ -172,14 +172,14 @@ def take_row(sizes: Integers, misses: Array, off: Array, x: Bits, space: Space) 
                 at += 1
             elif x[j] == 0:
                 product *= missed[j]
-                if product < _SMALL:
+                if product < _SMALL_PRODUCT:
                     silent[i], product = silent[i] + math.log(product), 1.0
         silent[i] += math.log(product)
     return n_on
 
 
 @_kernel
-def set_off(sizes: Integers, n_on: int, space: Space) -> None:
+def fill_off_probabilities(sizes: Integers, n_on: int, space: RowWorkspace) -> None:
     """Give the probability that each unit is off, given those above."""
     of_units, _, ordered, units, e, _ = space
     n_hidden = sizes[1:].sum()
@@ -196,19 +196,19 @@ def set_off(sizes: Integers, n_on: int, space: Space) -> None:
         first = 0 if k == 1 else at
         start += sizes[k]
     for i in range(n_hidden + n_on):
-        e[i] = max(e[i], _LEAST)
+        e[i] = max(e[i], _MIN_PRODUCT)
 
 
-@_vectors
+@_vector_kernel
 def _log_ratio(misses: Array, hits: Array, below: Array, e: Array) -> float:
     """Give log P(those below | unit on) − log P(those below | unit off).
 
     `hits` are 1 / `misses` where the unit is on, else 1: they bring e to where it is off.
     """
     total = 0.0
-    for start in range(0, len(below), _AT_ONCE):
+    for start in range(0, len(below), _ROWS_AT_ONCE):
         product = 1.0
-        for j in range(start, min(start + _AT_ONCE, len(below))):
+        for j in range(start, min(start + _ROWS_AT_ONCE, len(below))):
             off = e[j] * hits[j]
             ratio = (1.0 - off * misses[j]) / (1.0 - off)
             product *= ratio if below[j] == 1 else misses[j]
@@ -217,10 +217,10 @@ def _log_ratio(misses: Array, hits: Array, below: Array, e: Array) -> float:
 
 
 @_kernel
-def sweep(
+def gibbs_sweep(
     sizes: Integers,
     n_on: int,
-    space: Space,
+    space: RowWorkspace,
     state: np.uint64,
     first_draw: int,
     power: float,
@@ -232,7 +232,7 @@ def sweep(
     Parameters
     ----------
     sizes, n_on, space
-        As `row_space` and `take_row` leave them; units and e are changed in place.
+        As `make_workspace` and `load_row` leave them; units and e are changed in place.
     state, first_draw
         Of the draws.
     power
@@ -248,7 +248,7 @@ def sweep(
         The largest probability of a flip.
     """
     of_units, inverses, _, units, e, silent = space
-    set_off(sizes, n_on, space)
+    fill_off_probabilities(sizes, n_on, space)
     ones, n_hidden = np.ones(max(n_on, sizes[1:].max())), len(shares)
     most, start, first, lowest = 0.0, 0, 0, len(of_units) - sizes[0] * sizes[1]
     for k in range(1, len(sizes)):
@@ -267,7 +267,7 @@ def sweep(
             share = 1 / (1 + math.exp(-log_odds))
             flip = 1 - share if is_on else share
             most, flips[k - 1] = max(most, flip), flips[k - 1] + flip / sizes[k]
-            goes_on = uniform_at(state, first_draw + i) < share
+            goes_on = draw_uniform(state, first_draw + i) < share
             shares[i] = share
             if goes_on != is_on:
                 units[i] = 1.0 if goes_on else 0.0
@@ -281,7 +281,7 @@ def sweep(
 
 
 @_kernel
-def _sample(
+def _sample_rows(
     sizes: Integers,
     misses: Array,
     off: Array,
@@ -293,14 +293,14 @@ def _sample(
     powers: Array,
     flips: Array,
 ) -> None:
-    n_hidden, space = states.shape[1], row_space(sizes, misses, off)
+    n_hidden, space = states.shape[1], make_workspace(sizes, misses, off)
     units, shares = space[3], np.empty(n_hidden)
     for n in range(len(X)):
-        state, n_on = row_state(key, rows[n]), take_row(sizes, misses, off, X[n], space)
+        state, n_on = make_row_state(key, rows[n]), load_row(sizes, misses, off, X[n], space)
         units[:n_hidden] = states[n]
         for t in range(len(powers)):
             draw, power = t * n_hidden, powers[t]
-            most = sweep(sizes, n_on, space, state, draw, power, shares, flips[n])
+            most = gibbs_sweep(sizes, n_on, space, state, draw, power, shares, flips[n])
             if most < settled and power == 1:
                 break
         for i in range(n_hidden):
@@ -308,7 +308,7 @@ def _sample(
 
 
 @_kernel
-def _average(
+def _average_sweeps(
     sizes: Integers,
     misses: Array,
     off: Array,
@@ -320,28 +320,32 @@ def _average(
     means: Array,
     worth: Array,
 ) -> None:
-    n_hidden, space = means.shape[1], row_space(sizes, misses, off)
+    n_hidden, space = means.shape[1], make_workspace(sizes, misses, off)
     units, shares, flips = space[3], np.empty(n_hidden), np.empty(len(sizes) - 1)
     runs, n_of_chain = np.empty((_N_RUNS, n_hidden)), _N_RUNS // 2
     for n in range(len(X)):
-        state, n_on, draw = row_state(key, rows[n]), take_row(sizes, misses, off, X[n], space), 0
+        state, n_on, draw = (
+            make_row_state(key, rows[n]),
+            load_row(sizes, misses, off, X[n], space),
+            0,
+        )
         runs[:] = 0.0
         for chain in range(2):
             units[:n_hidden] = chain
             for t in range(n_first + n_sweeps):
-                sweep(sizes, n_on, space, state, draw, 1.0, shares, flips)
+                gibbs_sweep(sizes, n_on, space, state, draw, 1.0, shares, flips)
                 draw += n_hidden
                 if t >= n_first:
                     runs[chain * n_of_chain + (t - n_first) * n_of_chain // n_sweeps] += shares
         runs *= n_of_chain / n_sweeps
-        _judge_runs(runs, 2.0 * n_sweeps, means[n], worth[n])
+        _summarize_runs(runs, 2.0 * n_sweeps, means[n], worth[n])
 
 
 @_kernel
-def _judge_runs(runs: Array, n_draws: float, mean: Array, worth: Array) -> None:
+def _summarize_runs(runs: Array, n_draws: float, mean: Array, worth: Array) -> None:
     """Give means, and the draws that they are worth: their variance is that of runs over eight."""
     for i in range(len(mean)):
         mean[i] = runs[:, i].mean()
         spread = ((runs[:, i] - mean[i]) ** 2).sum() / (len(runs) - 1) / len(runs)
-        own = max(mean[i] * (1 - mean[i]), _CERTAIN)
+        own = max(mean[i] * (1 - mean[i]), _CERTAIN_VARIANCE)
         worth[i] = n_draws if spread * n_draws <= own else own / spread

@@ -15,25 +15,32 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.executors.cancellation import check_wanted
-from pipeline.models.noisy_or.gibbs import Network, Space, row_space, set_off, sweep, take_row
-from pipeline.numerics.networks.boltzmann_rows import mean_of_exponentials
-from pipeline.numerics.row_random import row_state, uniform_at
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.models.noisy_or.gibbs import (
+    NoisyOrNetwork,
+    RowWorkspace,
+    fill_off_probabilities,
+    gibbs_sweep,
+    load_row,
+    make_workspace,
+)
+from pipeline.numerics.networks.boltzmann_rows import log_mean_exp
+from pipeline.numerics.row_random import draw_uniform, make_row_state
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 Integers = NDArray[np.int64]
 
-MOST_ENUMERATED = 20
+MAX_ENUMERATED_HIDDEN = 20
 """Hidden units up to which log P(x) is exact."""
-_AT_ONCE = 64
-_STEEPNESS = 3  # temperatures lie close where chains first learn of x
+_ROWS_AT_ONCE = 64
+_SCHEDULE_STEEPNESS = 3  # temperatures lie close where chains first learn of x
 _NEGLIGIBLE = 45.0  # nats
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
-def log_probabilities(network: Network, X: Bits) -> Array:
+def enumerate_log_probabilities(network: NoisyOrNetwork, X: Bits) -> Array:
     """Sum over all states of the hidden units, layer by layer from the top: (n_samples,).
 
     The states of a layer are rows of the network above it, whose log P is wanted first.
@@ -41,7 +48,7 @@ def log_probabilities(network: Network, X: Bits) -> Array:
     Parameters
     ----------
     network
-        At most `MOST_ENUMERATED` hidden units.
+        At most `MAX_ENUMERATED_HIDDEN` hidden units.
     X
         Values, or `MISSING`, (n_samples, n_features).
     """
@@ -52,19 +59,21 @@ def log_probabilities(network: Network, X: Bits) -> Array:
     states = (np.arange(1 << n_above)[:, None] >> np.arange(n_above) & 1).astype(np.uint8)
     is_top = len(network.sizes) == 2
     prior = (
-        _log_independent(above[2], states) if is_top else log_probabilities(Network(*above), states)
+        _log_independent(above[2], states)
+        if is_top
+        else enumerate_log_probabilities(NoisyOrNetwork(*above), states)
     )
     found = np.empty(len(X))
-    for rows in _slices(len(X)):
-        _enumerate(misses, off, X[rows], prior, found[rows])
+    for rows in _iter_slices(len(X)):
+        _enumerate_states(misses, off, X[rows], prior, found[rows])
     return found
 
 
-def _slices(n_rows: int) -> Iterator[slice]:
+def _iter_slices(n_rows: int) -> Iterator[slice]:
     """Cut rows into few at a time, and ask between them whether they are wanted."""
-    for first in range(0, n_rows, _AT_ONCE):
-        check_wanted()
-        yield slice(first, first + _AT_ONCE)
+    for first in range(0, n_rows, _ROWS_AT_ONCE):
+        check_cancelled()
+        yield slice(first, first + _ROWS_AT_ONCE)
 
 
 def _log_independent(off: Array, states: Bits) -> Array:
@@ -73,7 +82,7 @@ def _log_independent(off: Array, states: Bits) -> Array:
 
 
 @_kernel
-def _enumerate(misses: Array, off: Array, X: Bits, prior: Array, found: Array) -> None:
+def _enumerate_states(misses: Array, off: Array, X: Bits, prior: Array, found: Array) -> None:
     """Count through the states: the bits from the lowest one set upward stay as they were."""
     n_above = len(misses)
     for n in range(len(X)):
@@ -99,7 +108,7 @@ def _enumerate(misses: Array, off: Array, X: Bits, prior: Array, found: Array) -
             log = prior[s] + logs[0]
             if log < largest - _NEGLIGIBLE:
                 continue
-            log += _log_of_on(e[0])
+            log += _log_on_probability(e[0])
             if log > largest:
                 total = total * math.exp(largest - log) + 1.0
                 largest = log
@@ -109,7 +118,7 @@ def _enumerate(misses: Array, off: Array, X: Bits, prior: Array, found: Array) -
 
 
 @_kernel
-def _log_of_on(e: Array) -> float:
+def _log_on_probability(e: Array) -> float:
     """Sum log(1 − e), one logarithm for as many as do not underflow."""
     total, product = 0.0, 1.0
     for i in range(len(e)):
@@ -119,15 +128,20 @@ def _log_of_on(e: Array) -> float:
     return total + math.log(product)
 
 
-def annealed_log_probabilities(
-    network: Network, X: Bits, key: np.uint64, rows: Integers, n_chains: int, n_temperatures: int
+def estimate_log_probabilities(
+    network: NoisyOrNetwork,
+    X: Bits,
+    key: np.uint64,
+    rows: Integers,
+    n_chains: int,
+    n_temperatures: int,
 ) -> tuple[Array, Array]:
     """Estimate log P(x) of each row.
 
     Parameters
     ----------
     network, X
-        As for `log_probabilities`.
+        As for `enumerate_log_probabilities`.
     key, rows
         Of the draws, (n_samples,).
     n_chains, n_temperatures
@@ -138,15 +152,15 @@ def annealed_log_probabilities(
     tuple
         The estimates and their standard errors, (n_samples,) each.
     """
-    powers = np.linspace(0, 1, n_temperatures + 1) ** _STEEPNESS
+    powers = np.linspace(0, 1, n_temperatures + 1) ** _SCHEDULE_STEEPNESS
     found, errors = np.empty(len(X)), np.empty(len(X))
-    for at in _slices(len(X)):
-        _anneal(*network, X[at], key, rows[at], n_chains, powers, found[at], errors[at])
+    for at in _iter_slices(len(X)):
+        _anneal_rows(*network, X[at], key, rows[at], n_chains, powers, found[at], errors[at])
     return found, errors
 
 
 @_kernel
-def _anneal(
+def _anneal_rows(
     sizes: Integers,
     misses: Array,
     off: Array,
@@ -158,28 +172,32 @@ def _anneal(
     found: Array,
     errors: Array,
 ) -> None:
-    n_hidden, space = len(off) - sizes[0], row_space(sizes, misses, off)
+    n_hidden, space = len(off) - sizes[0], make_workspace(sizes, misses, off)
     shares, flips, logs = np.empty(n_hidden), np.empty(len(sizes) - 1), np.empty(n_chains)
     for n in range(len(X)):
-        state, n_on, draw = row_state(key, rows[n]), take_row(sizes, misses, off, X[n], space), 0
+        state, n_on, draw = (
+            make_row_state(key, rows[n]),
+            load_row(sizes, misses, off, X[n], space),
+            0,
+        )
         of_leaks = np.log(off[: sizes[0]][X[n] == 0]).sum()
         for chain in range(n_chains):
             _draw_downward(sizes, n_on, space, state, draw)
             draw += n_hidden
             logs[chain] = 0.0
             for t in range(1, len(powers)):
-                set_off(sizes, n_on, space)
-                log = of_leaks + _log_of_features(n_hidden, n_on, sizes[1], space)
+                fill_off_probabilities(sizes, n_on, space)
+                log = of_leaks + _log_feature_likelihood(n_hidden, n_on, sizes[1], space)
                 logs[chain] += (powers[t] - powers[t - 1]) * log
                 if t < len(powers) - 1:
-                    sweep(sizes, n_on, space, state, draw, powers[t], shares, flips)
+                    gibbs_sweep(sizes, n_on, space, state, draw, powers[t], shares, flips)
                     draw += n_hidden
-        found[n], errors[n] = mean_of_exponentials(logs)
+        found[n], errors[n] = log_mean_exp(logs)
 
 
 @_kernel
 def _draw_downward(
-    sizes: Integers, n_on: int, space: Space, state: np.uint64, first_draw: int
+    sizes: Integers, n_on: int, space: RowWorkspace, state: np.uint64, first_draw: int
 ) -> None:
     """Draw the hidden units from the top layer down."""
     units, e, start = space[3], space[4], sizes[1:].sum()
@@ -187,16 +205,16 @@ def _draw_downward(
     for k in range(len(sizes) - 1, 0, -1):
         stop = start
         start -= sizes[k]
-        set_off(sizes, n_on, space)  # layers are few: all of them each time
+        fill_off_probabilities(sizes, n_on, space)  # layers are few: all of them each time
         for i in range(start, stop):
-            units[i] = 1.0 if uniform_at(state, first_draw + i) >= e[i] else 0.0
+            units[i] = 1.0 if draw_uniform(state, first_draw + i) >= e[i] else 0.0
 
 
 @_kernel
-def _log_of_features(n_hidden: int, n_on: int, n_above: int, space: Space) -> float:
+def _log_feature_likelihood(n_hidden: int, n_on: int, n_above: int, space: RowWorkspace) -> float:
     """Give log P(x | units) but for the leaks of features that are off."""
     _, _, _, units, e, silent = space
-    log = _log_of_on(e[n_hidden : n_hidden + n_on])
+    log = _log_on_probability(e[n_hidden : n_hidden + n_on])
     for i in range(n_above):
         log += units[i] * silent[i]
     return log

@@ -47,40 +47,44 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
-from pipeline.learning.convergence import ByPasses, ByPatience, Convergence
-from pipeline.learning.held_out import HELD_OUT_PASS, are_held_out
-from pipeline.models.base import Model
-from pipeline.models.capabilities import Causes, LogLikelihood
-from pipeline.models.noisy_or.checks import (
-    SWEEPS,
-    are_dead,
-    check_settings,
-    dead_units,
-    unmixed_chains,
-    unmixed_share,
+from pipeline.executors.base import MapFunction
+from pipeline.learning.convergence import (
+    ConvergenceCriterion,
+    PassCountCriterion,
+    PatienceCriterion,
 )
-from pipeline.models.noisy_or.gibbs import MISSING, posterior_means, sample_states
+from pipeline.learning.held_out import HELD_OUT_PASS, is_held_out
+from pipeline.models.base import Model
+from pipeline.models.capabilities import HiddenCauses, LogLikelihood
+from pipeline.models.noisy_or.checks import (
+    CODE_SWEEPS,
+    check_settings,
+    compute_unmixed_share,
+    is_dead_unit,
+    warn_about_dead_units,
+    warn_about_unmixed_chains,
+)
+from pipeline.models.noisy_or.gibbs import MISSING, sample_posterior_means, sample_states
 from pipeline.models.noisy_or.likelihood import (
-    MOST_ENUMERATED,
-    annealed_log_probabilities,
-    log_probabilities,
+    MAX_ENUMERATED_HIDDEN,
+    enumerate_log_probabilities,
+    estimate_log_probabilities,
 )
 from pipeline.models.noisy_or.params import (
     NoisyOrParams,
-    coded,
     log_prior,
-    re_estimated,
-    sums_of,
-    without,
+    reestimate,
+    remove_units,
+    sum_unit_statistics,
+    unpack_rows,
 )
 from pipeline.models.noisy_or.search import (
-    MOST_BY_HELD_OUT,
-    best_of_starts,
-    chosen_layers,
-    judged,
+    MAX_HELD_OUT_UNITS,
+    choose_layers,
+    estimate_row_likelihoods,
+    learn_from_starts,
 )
-from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.row_sample import RowSample
@@ -89,11 +93,11 @@ from pipeline.statistics.sums import Sums
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
-SAMPLE = 5000
+SAMPLE_ROWS = 5000
 """Rows that networks are searched with."""
-_HELD_OUT, _LEAST_ROWS = 0.1, 100
-_MOST_JUDGED, _FEW_ROWS = 500, 1000
-_LONGER = 2  # times the sweeps: chains of a pass begin anew
+_HELD_OUT, _MIN_ROWS_TO_CHOOSE = 0.1, 100
+_MAX_JUDGED_ROWS, _FEW_ROWS = 500, 1000
+_PASS_SWEEPS_FACTOR = 2  # times the sweeps: chains of a pass begin anew
 
 
 @dataclass(frozen=True)
@@ -144,14 +148,14 @@ class NoisyOr(Model):
     """
 
     name: ClassVar[str] = "noisy-or"
-    first: ClassVar[type[RowSample]] = RowSample
+    first_statistics: ClassVar[type[RowSample]] = RowSample
     statistics: ClassVar[type[Sums]] = Sums
     params: ClassVar[type[NoisyOrParams]] = NoisyOrParams
     codes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "mean": ("component",),
         "effective_draws": ("component",),
     }
-    shown: ClassVar[tuple[str, ...]] = ("unmixed", "log_prior")
+    summary_diagnostics: ClassVar[tuple[str, ...]] = ("unmixed", "log_prior")
     n_components: int | None = None
     layers: tuple[int, ...] | None = None
     schedule: Literal["paper", "stability"] = "paper"
@@ -180,19 +184,19 @@ class NoisyOr(Model):
         """Units of each layer, where they are given."""
         return self.layers or ((self.n_components,) if self.n_components else None)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the sample with its units, and of the rows that a task has in hand."""
-        n_hidden = sum(self._sizes or (MOST_BY_HELD_OUT, MOST_BY_HELD_OUT // 2))
+        n_hidden = sum(self._sizes or (MAX_HELD_OUT_UNITS, MAX_HELD_OUT_UNITS // 2))
         a_row = 60 * (n_features + n_hidden)
-        return (n_threads + 1) * (SAMPLE * a_row + 100 * n_features * n_hidden)
+        return (n_threads + 1) * (SAMPLE_ROWS * a_row + 100 * n_features * n_hidden)
 
-    def first_of(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
+    def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
         """MAP: draw rows to search with, and count the features."""
-        return RowSample.of_block(block, SAMPLE, rng)
+        return RowSample.from_block(block, SAMPLE_ROWS, rng)
 
-    def first_counted(self, seed: int) -> str:
+    def first_key(self, seed: int) -> str:
         """Name the sample."""
-        return f"sample of {SAMPLE} by seed {seed}"
+        return f"sample of {SAMPLE_ROWS} by seed {seed}"
 
     def initialize(self, first: RowSample, rng: np.random.Generator) -> FitState:
         """Keep the sample; the pass that comes reads nothing of the rows, and ends in the search.
@@ -202,15 +206,15 @@ class NoisyOr(Model):
         FitError
             If a feature was never observed, or there are too few rows to choose layers by.
         """
-        observed, ones = pooled_margins(first.counts)
+        observed, ones = pool_margins(first.counts)
         layers = self._sizes
-        if layers is None and first.n_samples < _LEAST_ROWS:
+        if layers is None and first.n_samples < _MIN_ROWS_TO_CHOOSE:
             raise FitError(
-                f"--layers: Expected at least {_LEAST_ROWS} rows to choose layers by, "
+                f"--layers: Expected at least {_MIN_ROWS_TO_CHOOSE} rows to choose layers by, "
                 f"got {first.n_samples}. Give --components or --layers."
             )
-        working = _stage(first.n_samples, int(rng.integers(2**63)), searching=True)
-        apart = are_held_out(first.rows, float(working["judged"]), int(working["seed"]))
+        working = _make_stage_working(first.n_samples, int(rng.integers(2**63)), searching=True)
+        apart = is_held_out(first.rows, float(working["judged"]), int(working["seed"]))
         kept = ~apart if working["apart"] else np.full(len(apart), True)
         sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)[kept]
         leaks = (np.full(len(ones), self.leak), np.full(1, self.leak))
@@ -218,10 +222,10 @@ class NoisyOr(Model):
             NoisyOrParams((np.zeros((len(ones), 1)),), leaks),
             working,
             {"sample": sample, "n_samples": np.array(first.n_samples)},
-            warnings=notices_of_constants(observed, ones),
+            warnings=make_constant_feature_warnings(observed, ones),
         )
 
-    def warm(self, state: FitState, params: NoisyOrParams) -> FitState:
+    def warm_start(self, state: FitState, params: NoisyOrParams) -> FitState:
         """Begin the passes at the weights of an earlier fit, without a search.
 
         Raises
@@ -236,7 +240,7 @@ class NoisyOr(Model):
                 f"--warm-start: Expected a fit with the same layers, got one with {there}. "
                 f"Give --layers {there}, or fit without --warm-start."
             )
-        return replace(state, params=params, working=_all_rows(state))
+        return replace(state, params=params, working=_make_full_pass_working(state))
 
     def summarize(
         self, params: NoisyOrParams, working: Arrays, block: BinaryBlock, rng: RowRandom
@@ -246,71 +250,71 @@ class NoisyOr(Model):
             return Sums(block.n_samples, 0.0, {})
         # The same draws in every pass: else passes could not be compared.
         rng = RowRandom(rng.seed, HELD_OUT_PASS)
-        apart = are_held_out(block.rows, float(working["judged"]), int(working["seed"]))
-        some = block.taken(np.flatnonzero(apart))
-        nats = judged(params, coded(some), some.rows, rng)
+        apart = is_held_out(block.rows, float(working["judged"]), int(working["seed"]))
+        some = block.take_rows(np.flatnonzero(apart))
+        nats = estimate_row_likelihoods(params, unpack_rows(some), some.rows, rng)
         sums = {"n_judged": np.array(len(nats))}
         learns = ~apart if working["apart"] else np.full(len(apart), True)
-        sums |= self._expected(params, block.taken(np.flatnonzero(learns)), rng)
+        sums |= self._sum_drawn_units(params, block.take_rows(np.flatnonzero(learns)), rng)
         return Sums(block.n_samples, float(nats.sum()), sums)
 
-    def _expected(
+    def _sum_drawn_units(
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
     ) -> dict[str, NDArray[Any]]:
-        X, network = coded(block), params.network
+        X, network = unpack_rows(block), params.network
         states = np.zeros((len(X), network.n_hidden), np.uint8)
-        key, powers = rng.stream("units").key, np.ones(_LONGER * self.sweeps)
+        key, powers = rng.stream("units").key, np.ones(_PASS_SWEEPS_FACTOR * self.sweeps)
         sample_states(network, X, states, key, block.rows, 0.0, powers)
-        _, sums = sums_of(params, X, states)
+        _, sums = sum_unit_statistics(params, X, states)
         return {**sums, "on": states.sum(axis=0), "n_learnt": np.array(len(X))}
 
     def objective(self, params: NoisyOrParams, statistics: Sums) -> float:
         """Give the mean of log P(x) of the rows that are judged, nats."""
         return float(statistics.objective / max(statistics.values.get("n_judged", 0), 1))
 
-    def convergence(self, state: FitState) -> Convergence:
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
         """Search in one pass; then wait for something better."""
         if state.working.get("searching", False):
-            return ByPasses(1)
+            return PassCountCriterion(1)
         # Means over draws have no best pass: the last has the least left of where passes began.
-        return ByPatience(self.max_iter, self.patience, self.tol, keeps_best=False)
+        return PatienceCriterion(self.max_iter, self.patience, self.tol, keeps_best=False)
 
     def update(
-        self, state: FitState, statistics: Sums, map_items: Map, rng: np.random.Generator
+        self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
         """Search for a network, or re-estimate all of it."""
         if state.working["searching"]:
-            return self._searched(state, map_items, int(rng.integers(2**63)))
+            return self._search(state, map_items, int(rng.integers(2**63)))
         sums, layers = statistics.values, range(len(state.params.weights))
         prior = (self.alpha, self.beta)
         learns_leaks = self.leaks == "learned"
-        params = re_estimated(state.params, sums, *prior, layers, learns_leaks)
+        params = reestimate(state.params, sums, *prior, layers, learns_leaks)
         activity = sums["on"] / max(sums["n_learnt"], 1)
         return replace(state, params=replace(params, activity=activity))
 
-    def _searched(self, state: FitState, map_items: Map, seed: int) -> FitState:
+    def _search(self, state: FitState, map_items: MapFunction, seed: int) -> FitState:
         sample, layers = state.auxiliary["sample"], self._sizes
         told = {}
         if layers is None:
             n_apart = max(int(_HELD_OUT * len(sample)), 1)
             apart = (sample[n_apart:], sample[:n_apart])
-            layers, scores = chosen_layers(self, *apart, seed, map_items)
+            layers, scores = choose_layers(self, *apart, seed, map_items)
             told = {"held_out_scores": scores}
-        found = best_of_starts(self, layers, sample, seed, self.starts, map_items)
-        dead = are_dead(found.params)
-        params = without(found.params, dead) if self.prune and dead.any() else found.params
+        found = learn_from_starts(self, layers, sample, seed, self.starts, map_items)
+        dead = is_dead_unit(found.params)
+        params = remove_units(found.params, dead) if self.prune and dead.any() else found.params
         return replace(state, params=params, diagnostics=told)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
         """Go on from the sample to all rows."""
         if not state.working["searching"]:
             return None
-        return replace(state, working=_all_rows(state))
+        return replace(state, working=_make_full_pass_working(state))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
         """Say what the network is, and what is in doubt."""
         params = state.params
-        unmixed = unmixed_share(params, state.auxiliary["sample"])
+        unmixed = compute_unmixed_share(params, state.auxiliary["sample"])
         held_out = "rows held out" if state.working["apart"] else "all rows"
         told = {
             "n_components": sum(params.sizes[1:]),
@@ -319,7 +323,7 @@ class NoisyOr(Model):
             "log_prior": log_prior(params, self.alpha, self.beta, self.leaks == "learned"),
             "unmixed": unmixed,
         }
-        doubts = (*dead_units(params, self.prune), *unmixed_chains(unmixed))
+        doubts = (*warn_about_dead_units(params, self.prune), *warn_about_unmixed_chains(unmixed))
         diagnostics = {**state.diagnostics, **told}
         return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
 
@@ -332,19 +336,19 @@ class NoisyOr(Model):
         from all on: where they disagree the second is small.
         """
         key = rng.stream("codes").key
-        rows = (coded(block), key, block.rows)
-        mean, worth = posterior_means(params.network, *rows, *SWEEPS)
+        rows = (unpack_rows(block), key, block.rows)
+        mean, worth = sample_posterior_means(params.network, *rows, *CODE_SWEEPS)
         return {"mean": mean, "effective_draws": worth}
 
     def log_likelihood(
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
         """Give log P(x) of each row, of the observed values where some are missing."""
-        X, network = coded(block), params.network
-        if network.n_hidden <= MOST_ENUMERATED:
-            return LogLikelihood(log_probabilities(network, X), np.zeros(len(X)))
+        X, network = unpack_rows(block), params.network
+        if network.n_hidden <= MAX_ENUMERATED_HIDDEN:
+            return LogLikelihood(enumerate_log_probabilities(network, X), np.zeros(len(X)))
         key, chains = rng.stream("annealing").key, (self.chains, self.temperatures)
-        return LogLikelihood(*annealed_log_probabilities(network, X, key, block.rows, *chains))
+        return LogLikelihood(*estimate_log_probabilities(network, X, key, block.rows, *chains))
 
     def sample(
         self,
@@ -356,8 +360,8 @@ class NoisyOr(Model):
         """Draw rows from the top layer down, (n_samples, n_features); segments do not matter."""
         u = np.broadcast_to(params.leaks[-1], (n_samples, params.sizes[-1]))
         for weights, leaks in zip(params.weights[::-1], params.leaks[-2::-1], strict=True):
-            u = leaks + _drawn(u, rng) @ weights.T
-        return _drawn(u, rng).astype(np.uint8)
+            u = leaks + _draw_units(u, rng) @ weights.T
+        return _draw_units(u, rng).astype(np.uint8)
 
     def reconstruct(
         self, params: NoisyOrParams, codes: Array, segments: NDArray[np.int64] | None = None
@@ -370,23 +374,23 @@ class NoisyOr(Model):
         probabilities: Array = 1 - off
         return probabilities
 
-    def causes(self, params: NoisyOrParams) -> Causes:
+    def get_hidden_causes(self, params: NoisyOrParams) -> HiddenCauses:
         """Give f of all layers."""
-        return Causes(params.f, params.activity)
+        return HiddenCauses(params.f, params.activity)
 
 
-def _stage(n_samples: int, seed: int, *, searching: bool = False) -> Arrays:
+def _make_stage_working(n_samples: int, seed: int, *, searching: bool = False) -> Arrays:
     """Give the working state of a stage: of fewer than 1,000 rows all are judged and learnt."""
     is_few = n_samples < _FEW_ROWS
-    share = 1.0 if is_few else min(_MOST_JUDGED / n_samples, _HELD_OUT)
+    share = 1.0 if is_few else min(_MAX_JUDGED_ROWS / n_samples, _HELD_OUT)
     values = {"searching": searching, "apart": not is_few, "judged": share, "seed": seed}
     return {name: np.array(value) for name, value in values.items()}
 
 
-def _all_rows(state: FitState) -> Arrays:
+def _make_full_pass_working(state: FitState) -> Arrays:
     """Give the working state of passes over all rows."""
-    return _stage(int(state.auxiliary["n_samples"]), int(state.working["seed"]))
+    return _make_stage_working(int(state.auxiliary["n_samples"]), int(state.working["seed"]))
 
 
-def _drawn(u: Array, rng: np.random.Generator) -> Array:
+def _draw_units(u: Array, rng: np.random.Generator) -> Array:
     return (rng.random(u.shape) < -np.expm1(-u)).astype(np.float64)

@@ -11,33 +11,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.models.noisy_or.gibbs import MISSING, MOST_SURE, Network, network_of
-from pipeline.params import array_per_layer, optional_array
+from pipeline.models.noisy_or.gibbs import MAX_PROBABILITY, MISSING, NoisyOrNetwork, make_network
+from pipeline.params import layer_arrays_field, optional_array_field
 
 Array = NDArray[np.float64]
 Arrays = Mapping[str, NDArray[Any]]
 Bits = NDArray[np.uint8]
 
-LEAST_LEAK = 1e-4
+MIN_LEAK = 1e-4
 """Weight of a leak: with none, rows that no unit explains would have probability 0."""
-_LEAST = 1e-9  # of f
+_MIN_PROBABILITY = 1e-9  # of f
 
 
 @dataclass(frozen=True)
 class NoisyOrParams:
     """Parameters; the table of the module gives shapes."""
 
-    weights: tuple[Array, ...] = array_per_layer("below", "above")
-    leaks: tuple[Array, ...] = array_per_layer("below")
-    activity: Array | None = optional_array("component")
+    weights: tuple[Array, ...] = layer_arrays_field("below", "above")
+    leaks: tuple[Array, ...] = layer_arrays_field("below")
+    activity: Array | None = optional_array_field("component")
 
     @classmethod
-    def of(
+    def from_probabilities(
         cls, f: Sequence[Array], f_of_leaks: Sequence[Array], activity: Array | None = None
     ) -> NoisyOrParams:
         """Take f = 1 − e^−w of weights and leaks, kept within what sweeps can compute with."""
         bounded = [
-            [-np.log1p(-np.clip(a, _LEAST, MOST_SURE)) for a in part] for part in (f, f_of_leaks)
+            [-np.log1p(-np.clip(a, _MIN_PROBABILITY, MAX_PROBABILITY)) for a in part]
+            for part in (f, f_of_leaks)
         ]
         return cls(tuple(bounded[0]), tuple(bounded[1]), activity)
 
@@ -52,9 +53,9 @@ class NoisyOrParams:
         return tuple(-np.expm1(-w) for w in self.leaks)
 
     @property
-    def network(self) -> Network:
+    def network(self) -> NoisyOrNetwork:
         """As kernels take them."""
-        return network_of(tuple(f.T for f in self.f), self.f_of_leaks)
+        return make_network(tuple(f.T for f in self.f), self.f_of_leaks)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -62,19 +63,21 @@ class NoisyOrParams:
         return tuple(map(len, self.leaks))
 
 
-def coded(block: BinaryBlock) -> Bits:
+def unpack_rows(block: BinaryBlock) -> Bits:
     """Unpack rows, `MISSING` where not observed: (n_samples, n_features)."""
-    X, observed = block.dense(), block.observed()
+    X, observed = block.unpack_values(), block.unpack_mask()
     return X if observed is None else np.where(observed == 1, X, MISSING).astype(np.uint8)
 
 
-def layers_of(X: Bits, states: Bits, sizes: Sequence[int]) -> list[Array]:
+def split_into_layers(X: Bits, states: Bits, sizes: Sequence[int]) -> list[Array]:
     """Part units into layers, from the features up, (n_samples, n_units) each."""
     parts = np.split(states, np.cumsum(sizes[1:])[:-1], axis=1)
     return [np.where(X == MISSING, 0, X).astype(np.float64), *(p.astype(np.float64) for p in parts)]
 
 
-def sums_of(params: NoisyOrParams, X: Bits, states: Bits) -> tuple[Array, dict[str, NDArray[Any]]]:
+def sum_unit_statistics(
+    params: NoisyOrParams, X: Bits, states: Bits
+) -> tuple[Array, dict[str, NDArray[Any]]]:
     """Sum over rows what eq. 9 takes, their hidden units given.
 
     Returns
@@ -86,7 +89,7 @@ def sums_of(params: NoisyOrParams, X: Bits, states: Bits) -> tuple[Array, dict[s
         top layer alone the last two.
     """
     seen = (X != MISSING).astype(np.float64)
-    layers, nats = layers_of(X, states, params.sizes), np.zeros(len(X))
+    layers, nats = split_into_layers(X, states, params.sizes), np.zeros(len(X))
     sums: dict[str, NDArray[Any]] = {}
     for k, (below, leaks) in enumerate(zip(layers, params.leaks, strict=True)):
         is_top = k == len(params.weights)
@@ -102,7 +105,7 @@ def sums_of(params: NoisyOrParams, X: Bits, states: Bits) -> tuple[Array, dict[s
     return nats, sums
 
 
-def re_estimated(
+def reestimate(
     params: NoisyOrParams,
     sums: Arrays,
     alpha: float,
@@ -116,15 +119,15 @@ def re_estimated(
     """
     f, leaks = [*params.f], [*params.f_of_leaks]
     for k in layers:
-        f[k] = _step(f[k], sums[f"hits_{k}"], sums[f"on_{k}"], alpha, beta)
+        f[k] = _update_probabilities(f[k], sums[f"hits_{k}"], sums[f"on_{k}"], alpha, beta)
     top = len(f)
     for k in (*(layers if learns_leaks else ()), top):
-        step = _step(leaks[k], sums[f"alone_{k}"], sums[f"seen_{k}"], alpha, beta)
-        leaks[k] = np.maximum(step, -np.expm1(-LEAST_LEAK))
-    return NoisyOrParams.of(f, leaks, params.activity)
+        step = _update_probabilities(leaks[k], sums[f"alone_{k}"], sums[f"seen_{k}"], alpha, beta)
+        leaks[k] = np.maximum(step, -np.expm1(-MIN_LEAK))
+    return NoisyOrParams.from_probabilities(f, leaks, params.activity)
 
 
-def _step(f: Array, hits: Array, on: Array, alpha: float, beta: float) -> Array:
+def _update_probabilities(f: Array, hits: Array, on: Array, alpha: float, beta: float) -> Array:
     step: Array = (alpha - 1 + 2 * f + f * hits) / (alpha + beta + on)
     return step
 
@@ -136,7 +139,7 @@ def log_prior(params: NoisyOrParams, alpha: float, beta: float, learns_leaks: bo
     return float(sum(((alpha - 1) * np.log(f) + (beta - 1) * np.log1p(-f)).sum() for f in parts))
 
 
-def without(params: NoisyOrParams, dead: NDArray[np.bool_]) -> NoisyOrParams:
+def remove_units(params: NoisyOrParams, dead: NDArray[np.bool_]) -> NoisyOrParams:
     """Take hidden units away, `dead`, (n_hidden,), but leave one in every layer."""
     parts = np.split(~dead, np.cumsum(params.sizes[1:])[:-1])
     for part in parts:

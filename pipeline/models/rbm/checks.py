@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.errors import FitError
 
-RATES = {"adam": 0.01, "momentum": 0.05}
+DEFAULT_RATES = {"adam": 0.01, "momentum": 0.05}
 """Length of the first steps where none is given."""
 _COUNTS = ("steps", "temperatures")
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.learning.batches import Batch
-from pipeline.learning.optimisers import Memory, Optimiser
+from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.optimisers import Optimiser, OptimiserMemory
 from pipeline.numerics.logistic.logistic_units import (
+    count_draw_words,
     fill_draws,
     fill_probabilities,
-    states_of,
-    words_of,
+    row_states,
 )
-from pipeline.numerics.networks.gradient_steps import centre, move_centred
+from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
 from pipeline.numerics.networks.layered_network import Layer
 from pipeline.random import RowRandom
 
@@ -32,12 +32,12 @@ Singles = NDArray[np.float32]
 Bits = NDArray[np.uint8]
 RowNumbers = NDArray[np.int64]
 
-_FILLING = 3
+_MISSING_DRAWS = 3
 """Times that missing values are drawn, given the hidden units, before a step."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class ContrastRule:
     """How a batch becomes a step.
 
     Attributes
@@ -65,19 +65,19 @@ class Rule:
     target: float
 
 
-class Draws:
+class UnitDraws:
     """Draws of some rows: no word of theirs is used twice."""
 
     def __init__(self, rng: RowRandom, rows: RowNumbers) -> None:
-        self._states, self._first = states_of(rng.key, rows), 0
+        self._states, self._first = row_states(rng.key, rows), 0
 
     def fill(self, inputs: Singles, width: int, out: Singles) -> None:
         """Draw units by their inputs."""
         fill_draws(inputs, width, self._states, self._first, out)
-        self._first += words_of(width)
+        self._first += count_draw_words(width)
 
 
-class Learner:
+class ContrastLearner:
     """Parameters on their way through the batches of a task.
 
     Attributes
@@ -92,10 +92,10 @@ class Learner:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: ContrastRule,
         theta: Singles,
         shares: Singles,
-        memory: Memory,
+        memory: OptimiserMemory,
         chains: Bits,
         rng: RowRandom,
     ) -> None:
@@ -119,7 +119,7 @@ class Learner:
         self._units = np.ones((places, theta.shape[0]), np.float32)
         self._hidden = np.ones((places, theta.shape[1]), np.float32)
         self._units[rule.batch : rule.batch + len(chains), :-1] = chains
-        self._draws: Draws | None = None
+        self._draws: UnitDraws | None = None
         # Used again by every step: memory that is asked for anew is paged in anew.
         self._hidden_in = np.empty((places, theta.shape[1] - 1), np.float32)
         self._visible_in = np.empty((places, theta.shape[0] - 1), np.float32)
@@ -139,7 +139,7 @@ class Learner:
         keys = self._rng.stream(f"kept, row {self._first}")
         return keys.uniform(np.arange(self._n_chains), 1)[:, 0]
 
-    def step(self, batch: Batch, at: RowNumbers) -> None:
+    def step(self, batch: TrainingBatch, at: RowNumbers) -> None:
         """Take the step of some rows of a batch; none where there are no rows."""
         if not len(at):
             return
@@ -147,16 +147,16 @@ class Learner:
         own = slice(middle - len(at), middle)
         self._units[own, :-1] = batch.X[at]
         if batch.observed is not None:
-            self._fill_missing(own, batch.observed[at], Draws(self._missing, rows))
+            self._fill_missing(own, batch.observed[at], UnitDraws(self._missing, rows))
         goes_on = self._n_chains > 0
         inputs = self._hidden_inputs(slice(own.start, middle + self._n_chains))
         self._fill_hidden(own, inputs[: len(at)], 1 / len(at))
-        chains = self._advanced(inputs[len(at) :] if goes_on else inputs, rows)
+        chains = self._advance_chains(inputs[len(at) :] if goes_on else inputs, rows)
         both = slice(own.start, chains.stop)
         slope = np.matmul(self._units[both].T, self._hidden[both], out=self._slope)
         activity = self._hidden[own, :-1].sum(axis=0)
-        centre(layer_of(slope), self._shares, activity)
-        self._climb(self._regularised(slope, activity), activity)
+        centre_gradient(theta_as_layer(slope), self._shares, activity)
+        self._climb(self._regularise(slope, activity), activity)
         self.n_rows += len(at)
 
     def _hidden_inputs(self, at: slice) -> Singles:
@@ -171,42 +171,42 @@ class Learner:
         hidden[:, -1] = weight
         fill_probabilities(inputs, inputs.shape[1], hidden, np.float32(weight))
 
-    def _advanced(self, inputs: Singles, rows: RowNumbers) -> slice:
+    def _advance_chains(self, inputs: Singles, rows: RowNumbers) -> slice:
         """Let the chains take their steps, given hidden units' inputs; give where they are."""
         middle, n_chains = self._rule.batch, len(inputs)
         chains = slice(middle, middle + n_chains)
-        draws = self._draws_from(rows[0]) if self._n_chains else Draws(self._rng, rows)
+        draws = self._get_chain_draws(rows[0]) if self._n_chains else UnitDraws(self._rng, rows)
         for _ in range(self._rule.n_steps):
             self._fill_visible(chains, inputs, draws)
             inputs = self._hidden_inputs(chains)
         self._fill_hidden(chains, inputs, -1 / n_chains)
         return chains
 
-    def _draws_from(self, row: int) -> Draws:
+    def _get_chain_draws(self, row: int) -> UnitDraws:
         """Give the draws of chains that go on, keyed by the first row of the task."""
         if self._draws is None:
             self._first = row
             numbered = np.arange(self._n_chains)
-            self._draws = Draws(self._rng.stream(f"row {row}"), numbered)
+            self._draws = UnitDraws(self._rng.stream(f"row {row}"), numbered)
         return self._draws
 
-    def _fill_visible(self, at: slice, inputs: Singles, draws: Draws) -> None:
+    def _fill_visible(self, at: slice, inputs: Singles, draws: UnitDraws) -> None:
         """Draw hidden units by their inputs, then visible ones."""
         hidden = self._hidden[at]
         hidden[:, -1] = 1
         draws.fill(inputs, inputs.shape[1], hidden)
         draws.fill(self._visible_inputs(at), len(self._shares), self._units[at])
 
-    def _fill_missing(self, own: slice, observed: Bits, draws: Draws) -> None:
+    def _fill_missing(self, own: slice, observed: Bits, draws: UnitDraws) -> None:
         """Draw missing values, from their shares at first, then given the hidden units."""
         units, known = self._units[own], self._units[own, :-1].copy()
         seen = observed.astype(np.bool_)
         units[:, :-1] = np.where(seen, known, self._shares)
-        for _ in range(_FILLING):
+        for _ in range(_MISSING_DRAWS):
             self._fill_visible(own, self._hidden_inputs(own), draws)
             np.copyto(units[:, :-1], known, where=seen)
 
-    def _regularised(self, slope: Singles, activity: Singles) -> Singles:
+    def _regularise(self, slope: Singles, activity: Singles) -> Singles:
         rule = self._rule
         if rule.weight_decay:
             slope[:-1, :-1] -= np.float32(rule.weight_decay) * self.theta[:-1, :-1]
@@ -218,9 +218,9 @@ class Learner:
         rule, move = self._rule, self._move
         move.fill(0)
         rule.optimiser.step(move.reshape(-1), slope.reshape(-1), self.memory, rule.rate)
-        move_centred(layer_of(self.theta), layer_of(move), self._shares, activity)
+        apply_centred_step(theta_as_layer(self.theta), theta_as_layer(move), self._shares, activity)
 
 
-def layer_of(theta: Singles) -> Layer:
+def theta_as_layer(theta: Singles) -> Layer:
     """Give Θ as a layer, whose weights go on into the biases: whole rows are faster."""
     return Layer(theta, theta[:, -1], theta[-1])

@@ -48,23 +48,23 @@ from scipy.special import expit, logit
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
-from pipeline.learning.batches import Batch
-from pipeline.learning.training import finite_score, learnt
+from pipeline.executors.base import MapFunction
+from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.training import compute_finite_score, train_on_blocks
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.gradient import GradientModel
-from pipeline.models.rbm.checks import RATES, check_settings
-from pipeline.models.rbm.contrast import Learner, Rule
-from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z, is_enumerable
+from pipeline.models.rbm.checks import DEFAULT_RATES, check_settings
+from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule
+from pipeline.models.rbm.normaliser import enumerate_log_z, estimate_log_z, is_enumerable
 from pipeline.models.rbm.params import RBMParams
-from pipeline.models.rbm.steps import ChainSteps, steps_of
-from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.rbm.steps import ChainSteps, add_chains
+from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.networks.boltzmann_partition import annealed
+from pipeline.numerics.networks.boltzmann_partition import run_annealing
 from pipeline.numerics.networks.boltzmann_rows import (
+    estimate_observed_log_weight,
     hidden_probabilities,
     minus_free_energy,
-    minus_free_energy_of_observed,
     pseudo_likelihoods,
 )
 from pipeline.random import RowRandom
@@ -72,12 +72,12 @@ from pipeline.statistics.counts import FeatureCounts
 
 Array = NDArray[np.float64]
 
-MOST_BY_DEFAULT = 64
+MAX_DEFAULT_COMPONENTS = 64
 """Hidden units where no number is given."""
 _FIRST_WEIGHTS = 0.01  # standard deviation
 _SMOOTHING = 0.5
-_DRAWS_OF_MISSING = 100
-_CHAINS, _BURN_IN, _APART = 5000, 500, 10  # of samples
+_MISSING_VALUE_DRAWS = 100
+_SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 500, 10  # of samples
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ class RestrictedBoltzmannMachine(GradientModel):
     """
 
     name: ClassVar[str] = "rbm"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[ChainSteps]] = ChainSteps
-    rates: ClassVar[Mapping[str, float]] = RATES
+    default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[RBMParams]] = RBMParams
     method: Literal["cd", "pcd"] = "pcd"
     steps: int = 1
@@ -122,9 +122,9 @@ class RestrictedBoltzmannMachine(GradientModel):
         super().__post_init__()
         check_settings(self)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
-        n_hidden = self.n_components or MOST_BY_DEFAULT
+        n_hidden = self.n_components or MAX_DEFAULT_COMPONENTS
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
         units = 20 * max(self.batch or 100, self.chains) * (n_features + n_hidden)
         return (n_threads + 1) * (10 * numbers + units)
@@ -137,24 +137,24 @@ class RestrictedBoltzmannMachine(GradientModel):
         FitError
             If a feature was never observed.
         """
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         log_odds = logit((ones + _SMOOTHING) / (observed + 2 * _SMOOTHING))
-        n_hidden = self.n_components or min(len(ones), MOST_BY_DEFAULT)
+        n_hidden = self.n_components or min(len(ones), MAX_DEFAULT_COMPONENTS)
         weights = _FIRST_WEIGHTS * rng.standard_normal((len(ones), n_hidden))
         params = RBMParams(weights, log_odds, np.zeros(n_hidden), log_odds)
-        working = self._training.first(first.n_samples, params.theta.size)
-        chains = self._first_chains(params.shares, working, rng)
-        begun = {**working, "unlearnt": np.array(params.independent), "chains": chains}
-        return FitState(params, begun, warnings=notices_of_constants(observed, ones))
+        working = self._training.make_working_state(first.n_samples, params.theta.size)
+        chains = self._draw_first_chains(params.shares, working, rng)
+        begun = {**working, "unlearnt": np.array(params.baseline_log_likelihood), "chains": chains}
+        return FitState(params, begun, warnings=make_constant_feature_warnings(observed, ones))
 
-    def _first_chains(
+    def _draw_first_chains(
         self, shares: Array, working: Arrays, rng: np.random.Generator
     ) -> NDArray[np.uint8]:
         """Draw the chains that go on from independent features; none where they begin at rows."""
         n_chains = int(working["batch"]) if self.method == "pcd" else 0
         return (rng.random((n_chains, len(shares))) < shares).astype(np.uint8)
 
-    def warm(self, state: FitState, params: RBMParams) -> FitState:
+    def warm_start(self, state: FitState, params: RBMParams) -> FitState:
         """Begin at the weights of an earlier fit."""
         begun = replace(params, log_odds=state.params.log_odds, log_z=None, log_z_error=None)
         return replace(state, params=begun)
@@ -167,13 +167,16 @@ class RestrictedBoltzmannMachine(GradientModel):
         rng: RowRandom,
     ) -> ChainSteps | None:
         """Step through the rows; give the change of Θ times the rows, and the score of others."""
-        theta, memory = params.theta.astype(np.float32), self._training.memory(working)
+        theta, memory = params.theta.astype(np.float32), self._training.copy_memory(working)
         shares, chains = params.shares.astype(np.float32), working["chains"]
-        learner = Learner(self._rule(working), theta, shares, memory, chains, rng)
-        return steps_of(learner, learnt(learner, partial(_score, params), blocks(), working, rng))
+        learner = ContrastLearner(self._make_rule(working), theta, shares, memory, chains, rng)
+        return add_chains(
+            learner,
+            train_on_blocks(learner, partial(_pseudo_score, params), blocks(), working, rng),
+        )
 
-    def _rule(self, working: Arrays) -> Rule:
-        return Rule(
+    def _make_rule(self, working: Arrays) -> ContrastRule:
+        return ContrastRule(
             self._training.optimiser,
             self.steps,
             int(working["batch"]),
@@ -185,31 +188,37 @@ class RestrictedBoltzmannMachine(GradientModel):
 
     def objective(self, params: RBMParams, statistics: ChainSteps) -> float:
         """Give the pseudo-log-likelihood of a row held out, nats."""
-        return finite_score(statistics, params.independent)
+        return compute_finite_score(statistics, params.baseline_log_likelihood)
 
     def update(
-        self, state: FitState, statistics: ChainSteps, map_items: Map, rng: np.random.Generator
+        self,
+        state: FitState,
+        statistics: ChainSteps,
+        map_items: MapFunction,
+        rng: np.random.Generator,
     ) -> FitState:
         """Move by the mean change of all tasks, or back, where chains begin anew."""
         moved = super().update(state, statistics, map_items, rng)
         chains = statistics.values["chains"]
         if moved.params is state.best:
-            chains = self._first_chains(state.params.shares, moved.working, rng)
+            chains = self._draw_first_chains(state.params.shares, moved.working, rng)
         return replace(moved, working={**moved.working, "chains": chains})
 
     def finish(self, state: FitState, statistics: ChainSteps) -> FitState:
         """Say how many hidden units there are, and what is in doubt."""
         n_components = len(state.params.hidden_biases)
         told = {"n_components": n_components, "objective_is": "pseudo-likelihood"}
-        return replace(self._doubted(state), diagnostics=told)
+        return replace(self._add_training_warnings(state), diagnostics=told)
 
-    def prepare(self, params: RBMParams, rng: np.random.Generator, map_items: Map) -> RBMParams:
+    def prepare(
+        self, params: RBMParams, rng: np.random.Generator, map_items: MapFunction
+    ) -> RBMParams:
         """Find log Z: by enumeration where a layer is small, else by annealing."""
         machine, seed = params.machine, int(rng.integers(2**63))
         if is_enumerable(machine):
-            log_z, error = exact_log_z(machine, map_items), 0.0
+            log_z, error = enumerate_log_z(machine, map_items), 0.0
         else:
-            log_z, error = estimated_log_z(
+            log_z, error = estimate_log_z(
                 machine, params.log_odds, seed, self.chains, self.temperatures, map_items
             )
         return replace(params, log_z=np.array(log_z), log_z_error=np.array(error))
@@ -218,7 +227,9 @@ class RestrictedBoltzmannMachine(GradientModel):
         self, params: RBMParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Give P(h = 1 | x) as `mean`, (n_samples, n_components)."""
-        return {"mean": hidden_probabilities(params.machine, block.dense(), block.observed())}
+        return {
+            "mean": hidden_probabilities(params.machine, block.unpack_values(), block.unpack_mask())
+        }
 
     def log_likelihood(
         self, params: RBMParams, block: BinaryBlock, rng: RowRandom
@@ -232,20 +243,20 @@ class RestrictedBoltzmannMachine(GradientModel):
         """
         if params.log_z is None or params.log_z_error is None:
             raise FitError("Expected log Z, which the end of a fit estimates. Fit to the end.")
-        X, observed = block.dense(), block.observed()
+        X, observed = block.unpack_values(), block.unpack_mask()
         if observed is None:
             nats = minus_free_energy(params.machine, X)
             error = np.zeros_like(nats)
         else:
             key = rng.stream("missing").key
-            nats, error = minus_free_energy_of_observed(
-                params.machine, X, observed, key, block.rows, _DRAWS_OF_MISSING
+            nats, error = estimate_observed_log_weight(
+                params.machine, X, observed, key, block.rows, _MISSING_VALUE_DRAWS
             )
         return LogLikelihood(nats - params.log_z, error, float(params.log_z_error))
 
     def pseudo_log_likelihood(self, params: RBMParams, block: BinaryBlock, rng: RowRandom) -> Array:
         """Give Σ_i log P(x_i | the others) of each row over its observed values, (n_samples,)."""
-        return pseudo_likelihoods(params.machine, block.dense(), block.observed())
+        return pseudo_likelihoods(params.machine, block.unpack_values(), block.unpack_mask())
 
     def sample(
         self,
@@ -259,13 +270,16 @@ class RestrictedBoltzmannMachine(GradientModel):
         Chains are annealed from independent features, and taken as often as their weights in the
         estimate of Z say; then each gives a row after every ten steps.
         """
-        key, n_chains = RowRandom(int(rng.integers(2**63))).key, max(min(n_samples, _CHAINS), 1)
-        chains = annealed(params.machine, params.log_odds, key, n_chains, _BURN_IN)
+        key, n_chains = (
+            RowRandom(int(rng.integers(2**63))).key,
+            max(min(n_samples, _SAMPLING_CHAINS), 1),
+        )
+        chains = run_annealing(params.machine, params.log_odds, key, n_chains, _BURN_IN)
         chains.resample(rng)
         drawn = np.empty((n_samples, len(params.visible_biases)), np.uint8)
         for first in range(0, n_samples, n_chains):
-            for _ in range(_APART):
-                chains.step(1.0)
+            for _ in range(_SWEEPS_BETWEEN_SAMPLES):
+                chains.gibbs_step(1.0)
             drawn[first : first + n_chains] = chains.units[: n_samples - first]
         return drawn
 
@@ -277,5 +291,5 @@ class RestrictedBoltzmannMachine(GradientModel):
         return probabilities
 
 
-def _score(params: RBMParams, batch: Batch) -> Array:
+def _pseudo_score(params: RBMParams, batch: TrainingBatch) -> Array:
     return pseudo_likelihoods(params.machine, batch.X, batch.observed)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.numerics.networks.boltzmann_rows import Machine
-from pipeline.params import array, optional_array
+from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
+from pipeline.params import array_field, optional_array_field
 
 Array = NDArray[np.float64]
 
@@ -19,17 +19,17 @@ Array = NDArray[np.float64]
 class RBMParams:
     """Parameters; the table of the model's module gives shapes."""
 
-    weights: Array = array("feature", "component")
-    visible_biases: Array = array("feature")
-    hidden_biases: Array = array("component")
-    log_odds: Array = array("feature")
-    log_z: Array | None = optional_array()
-    log_z_error: Array | None = optional_array()
+    weights: Array = array_field("feature", "component")
+    visible_biases: Array = array_field("feature")
+    hidden_biases: Array = array_field("component")
+    log_odds: Array = array_field("feature")
+    log_z: Array | None = optional_array_field()
+    log_z_error: Array | None = optional_array_field()
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> BoltzmannMachine:
         """What kernels are given."""
-        return Machine(self.weights, self.visible_biases, self.hidden_biases)
+        return BoltzmannMachine(self.weights, self.visible_biases, self.hidden_biases)
 
     @property
     def shares(self) -> Array:
@@ -38,7 +38,7 @@ class RBMParams:
         return shares
 
     @property
-    def independent(self) -> float:
+    def baseline_log_likelihood(self) -> float:
         """Log-likelihood of a row if its features were independent, expected: nats."""
         p = self.shares
         return float((p * np.log(p) + (1 - p) * np.log1p(-p)).sum())
@@ -49,7 +49,7 @@ class RBMParams:
         above = np.column_stack([self.weights, self.visible_biases])
         return np.vstack([above, np.append(self.hidden_biases, 0.0)])
 
-    def moved(self, change: NDArray[Any]) -> RBMParams:
+    def add_change(self, change: NDArray[Any]) -> RBMParams:
         """Add to Θ."""
         theta = self.theta + change
         return replace(

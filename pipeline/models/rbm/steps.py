@@ -7,13 +7,13 @@ from typing import Self
 
 import numpy as np
 
-from pipeline.models.rbm.contrast import Learner
+from pipeline.models.rbm.contrast import ContrastLearner
 from pipeline.models.state import Arrays
-from pipeline.statistics.sums import Steps
+from pipeline.statistics.sums import StepSums
 
 
 @dataclass(frozen=True)
-class ChainSteps(Steps):
+class ChainSteps(StepSums):
     """Sums over rows; but `chains`, (n_chains, n_features), and `chain_keys`, (n_chains,), are not.
 
     Each chain is that of the task with the smallest key.
@@ -30,7 +30,7 @@ class ChainSteps(Steps):
         return replace(added, values={**added.values, **chosen})
 
 
-def steps_of(learner: Learner, sums: Steps | None) -> ChainSteps | None:
+def add_chains(learner: ContrastLearner, sums: StepSums | None) -> ChainSteps | None:
     """Add where the chains of a task are; None where it had no rows."""
     if sums is None:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.errors import FitError
 from pipeline.learning.layered import check_noise
 
-_MOST_GROWTH = 10
+_MAX_GROWTH = 10
 
 
 def check_settings(model: Any) -> None:
@@ -47,8 +47,8 @@ def check_growth(sizes: Sequence[int]) -> None:
         Naming both.
     """
     for below, above in pairwise(sizes):
-        if above > _MOST_GROWTH * below:
+        if above > _MAX_GROWTH * below:
             raise FitError(
-                f"layers: Expected at most {_MOST_GROWTH} times the {below} units below, got "
+                f"layers: Expected at most {_MAX_GROWTH} times the {below} units below, got "
                 f"{above}. Give fewer."
             )

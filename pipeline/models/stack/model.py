@@ -42,49 +42,49 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
-from pipeline.learning.batches import Batch
+from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.layered import (
-    RATES,
+    DEFAULT_RATES,
     Corruption,
-    Fill,
+    FillSlopes,
     NetworkLearner,
-    corrupted,
-    first_layer,
-    reconstruction_scores,
-    singles,
-    sizes_of,
-    unlearnt_score,
+    compute_baseline_score,
+    convert_batch_to_float32,
+    corrupt_bits,
+    count_units,
+    draw_first_layer,
+    score_reconstructions,
 )
-from pipeline.learning.training import Training, finite_score, learnt
+from pipeline.learning.training import GradientTraining, compute_finite_score, train_on_blocks
 from pipeline.models.gradient import GradientModel
-from pipeline.models.rbm.checks import RATES as RATES_OF_CONTRAST
-from pipeline.models.settings import notices_of_constants, pooled_margins
+from pipeline.models.rbm.checks import DEFAULT_RATES as RATES_OF_CONTRAST
+from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.stack.checks import check_growth, check_settings
-from pipeline.models.stack.params import StackParams, moved, parts_of, spelled
+from pipeline.models.stack.params import StackParams, add_stage_change, format_sizes, split_at_stage
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.logistic.logistic_units import states_of
-from pipeline.numerics.networks.contrast import fill_contrast
-from pipeline.numerics.networks.layer_rows import codes_of
+from pipeline.numerics.logistic.logistic_units import row_states
+from pipeline.numerics.networks.contrast import fill_contrastive_gradient
+from pipeline.numerics.networks.layer_rows import encode_layers
 from pipeline.numerics.networks.layered_network import (
     Layer,
     Layers,
-    count_numbers,
-    downward,
-    fill_slopes,
-    flat_of,
-    layers_of,
+    count_parameters,
+    fill_gradient,
+    flatten_layers,
+    propagate_down,
+    propagate_up,
     sigmoid,
-    upward,
+    split_into_layers,
 )
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts
-from pipeline.statistics.sums import Steps
+from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
 
-MOST_BY_DEFAULT = 16
+MAX_DEFAULT_COMPONENTS = 16
 """Codes where no number is given."""
-_USUAL_LAYERS = (256, 128)  # below the codes
+_DEFAULT_LAYERS = (256, 128)  # below the codes
 _SMOOTHING = 0.5
 
 
@@ -117,10 +117,10 @@ class Stack(GradientModel):
     """
 
     name: ClassVar[str] = "stack"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
-    rates: ClassVar[Mapping[str, float]] = RATES
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
+    default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[StackParams]] = StackParams
-    shown: ClassVar[tuple[str, ...]] = ("before_fine_tuning",)
+    summary_diagnostics: ClassVar[tuple[str, ...]] = ("before_fine_tuning",)
     layers: tuple[int, ...] | None = None
     block: Literal["rbm", "autoencoder"] = "autoencoder"
     pretrain: int = 20
@@ -131,27 +131,29 @@ class Stack(GradientModel):
         super().__post_init__()
         check_settings(self)
 
-    def _training_of(self, stage: int, sizes: tuple[int, ...]) -> Training:
+    def _stage_training(self, stage: int, sizes: tuple[int, ...]) -> GradientTraining:
         """Give how steps of a stage are taken; stages are numbered as the layers."""
         if stage == len(sizes) - 1:
             return self._training
-        rates = RATES_OF_CONTRAST if self.block == "rbm" else RATES
-        return replace(Training.of(self, rates), max_iter=self.pretrain)
+        rates = RATES_OF_CONTRAST if self.block == "rbm" else DEFAULT_RATES
+        return replace(GradientTraining.from_model(self, rates), max_iter=self.pretrain)
 
-    def _training_now(self, state: FitState) -> Training:
-        return self._training_of(int(state.working["stage"]), state.params.sizes)
+    def _get_stage_training(self, state: FitState) -> GradientTraining:
+        return self._stage_training(int(state.working["stage"]), state.params.sizes)
 
     def _sizes(self, n_features: int) -> tuple[int, ...]:
         if self.layers is not None:
             return (n_features, *self.layers)
-        n_codes = self.n_components or min(n_features, MOST_BY_DEFAULT)
-        between = (max(n_codes, min(n_features, usual)) for usual in _USUAL_LAYERS)
+        n_codes = self.n_components or min(n_features, MAX_DEFAULT_COMPONENTS)
+        between = (max(n_codes, min(n_features, usual)) for usual in _DEFAULT_LAYERS)
         return (n_features, *between, n_codes)
 
-    def memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
+    def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the parameters with their gradient and memory, and of units, of each task."""
         sizes = self._sizes(n_features)
-        return (n_threads + 1) * (80 * count_numbers(sizes) + 40 * (self.batch or 100) * sum(sizes))
+        return (n_threads + 1) * (
+            80 * count_parameters(sizes) + 40 * (self.batch or 100) * sum(sizes)
+        )
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         """Begin at independent features, with weights that tell units apart.
@@ -161,32 +163,34 @@ class Stack(GradientModel):
         FitError
             If a feature was never observed, or the first layer is beyond sense.
         """
-        observed, ones = pooled_margins(first)
+        observed, ones = pool_margins(first)
         sizes = self._sizes(len(ones))
         check_growth(sizes)
         shares_of_features = (ones + _SMOOTHING) / (observed + 2 * _SMOOTHING)
         below = [shares_of_features, *(np.full(size, 0.5) for size in sizes[1:-1])]
-        layers = [first_layer(s, n, rng) for s, n in zip(below, sizes[1:], strict=True)]
-        unlearnt = unlearnt_score(below[0], observed / first.n_samples)
+        layers = [draw_first_layer(s, n, rng) for s, n in zip(below, sizes[1:], strict=True)]
+        unlearnt = compute_baseline_score(below[0], observed / first.n_samples)
         state = FitState(
-            StackParams.of(layers),
+            StackParams.from_layers(layers),
             auxiliary={"unlearnt": np.array(unlearnt), "n_samples": np.array(first.n_samples)},
-            warnings=notices_of_constants(observed, ones),
+            warnings=make_constant_feature_warnings(observed, ones),
         )
         stage = 0 if self.pretrain else len(layers)
-        return self._begun(state, stage)
+        return self._begin_stage(state, stage)
 
-    def _begun(self, state: FitState, stage: int) -> FitState:
+    def _begin_stage(self, state: FitState, stage: int) -> FitState:
         """Begin a stage."""
         sizes, unlearnt = state.params.sizes, state.auxiliary["unlearnt"]
         n_samples = int(state.auxiliary["n_samples"])
-        _, learns = parts_of(state.params, stage)
+        _, learns = split_at_stage(state.params, stage)
         if 0 < stage < len(sizes) - 1:
             unlearnt = np.array(-sizes[stage] * np.log(2))
-        first = self._training_of(stage, sizes).first(n_samples, len(flat_of(learns)))
+        first = self._stage_training(stage, sizes).make_working_state(
+            n_samples, len(flatten_layers(learns))
+        )
         return replace(state, working={**first, "stage": np.array(stage), "unlearnt": unlearnt})
 
-    def warm(self, state: FitState, params: StackParams) -> FitState:
+    def warm_start(self, state: FitState, params: StackParams) -> FitState:
         """Begin the last stage at the weights of an earlier fit.
 
         Raises
@@ -195,12 +199,12 @@ class Stack(GradientModel):
             If its layers are others.
         """
         if params.sizes != state.params.sizes:
-            wanted, there = (spelled(p.sizes[1:]) for p in (state.params, params))
+            wanted, there = (format_sizes(p.sizes[1:]) for p in (state.params, params))
             raise FitError(
                 f"--warm-start: Expected a fit with layers {wanted}, got one with {there}. "
                 f"Give --layers {there}, or fit without --warm-start."
             )
-        return self._begun(replace(state, params=params), len(params.weights))
+        return self._begin_stage(replace(state, params=params), len(params.weights))
 
     def learn(
         self,
@@ -208,42 +212,44 @@ class Stack(GradientModel):
         working: Arrays,
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
-    ) -> Steps | None:
+    ) -> StepSums | None:
         """Step through the rows; give the change of what is learnt, and the score of others."""
         stage = int(working["stage"])
-        (below, learns), is_last = parts_of(params, stage), stage == len(params.weights)
+        (below, learns), is_last = split_at_stage(params, stage), stage == len(params.weights)
         below = [Layer(*(part.astype(np.float32) for part in layer)) for layer in below]
-        fill: Fill = partial(self._fill_reconstruction, below, rng.stream("corruption"))
+        fill: FillSlopes = partial(self._fill_reconstruction, below, rng.stream("corruption"))
         if self.block == "rbm" and not is_last:
             fill = partial(_fill_contrast, below, rng.stream("hidden"))
-        learner = NetworkLearner(self._training_of(stage, params.sizes), working, learns, fill)
-        before = layers_of(learner.theta.copy(), sizes_of(learns))
-        return learnt(learner, partial(_score, below, before), blocks(), working, rng)
+        learner = NetworkLearner(self._stage_training(stage, params.sizes), working, learns, fill)
+        before = split_into_layers(learner.theta.copy(), count_units(learns))
+        return train_on_blocks(
+            learner, partial(_score_reconstruction, below, before), blocks(), working, rng
+        )
 
     def _fill_reconstruction(
-        self, below: Layers, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers
+        self, below: Layers, draws: RowRandom, batch: TrainingBatch, layers: Layers, slopes: Layers
     ) -> None:
         """Fill in the slopes of a batch; what layers make of data goes in as it is."""
-        wanted, seen = _given(below, batch)
+        wanted, seen = _layer_inputs(below, batch)
         kind = "none" if below else self.corruption
-        given = corrupted(wanted, seen, kind, self.noise, batch.rows, draws)
-        fill_slopes(layers, given, wanted, seen, slopes)
+        given = corrupt_bits(wanted, seen, kind, self.noise, batch.rows, draws)
+        fill_gradient(layers, given, wanted, seen, slopes)
 
-    def objective(self, params: StackParams, statistics: Steps) -> float:
+    def objective(self, params: StackParams, statistics: StepSums) -> float:
         """Give the score of a row held out, nats: how well the layers learnt bring back."""
-        return finite_score(statistics, -max(params.sizes))
+        return compute_finite_score(statistics, -max(params.sizes))
 
-    def _moved(self, state: FitState, change: Array) -> StackParams:
-        return moved(state.params, int(state.working["stage"]), change)
+    def _move_params(self, state: FitState, change: Array) -> StackParams:
+        return add_stage_change(state.params, int(state.working["stage"]), change)
 
-    def next_stage(self, state: FitState, statistics: Steps) -> FitState | None:
+    def next_stage(self, state: FitState, statistics: StepSums) -> FitState | None:
         """Go on with the next layer, or with all of them."""
         stage = int(state.working["stage"]) + 1
         if stage > len(state.params.weights):
             return None
-        return self._begun(self._doubted(state), stage)
+        return self._begin_stage(self._add_training_warnings(state), stage)
 
-    def finish(self, state: FitState, statistics: Steps) -> FitState:
+    def finish(self, state: FitState, statistics: StepSums) -> FitState:
         """Say how many components there are, what there was before, and what is in doubt."""
         sizes = state.params.sizes
         told = {
@@ -252,33 +258,35 @@ class Stack(GradientModel):
             "objective_is": "reconstruction",
             "before_fine_tuning": state.history[0],
         }
-        return replace(self._doubted(state), diagnostics=told)
+        return replace(self._add_training_warnings(state), diagnostics=told)
 
     def transform(
         self, params: StackParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
         """Give the units of the last layer as `mean`, (n_samples, n_components)."""
-        return {"mean": codes_of(params.layers, block.dense(), block.observed())}
+        return {"mean": encode_layers(params.layers, block.unpack_values(), block.unpack_mask())}
 
     def reconstruct(
         self, params: StackParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
         """Give x̂ of codes, (n_samples, n_features); segments do not matter."""
-        return sigmoid(downward(params.layers, codes)[-1])
+        return sigmoid(propagate_down(params.layers, codes)[-1])
 
 
-def _given(below: Layers, batch: Batch) -> Any:
+def _layer_inputs(below: Layers, batch: TrainingBatch) -> Any:
     """Give what goes into the layers that are learnt, and where it counts."""
-    X, seen = singles(batch)
-    return (upward(below, X)[-1], None) if below else (X, seen)
+    X, seen = convert_batch_to_float32(batch)
+    return (propagate_up(below, X)[-1], None) if below else (X, seen)
 
 
 def _fill_contrast(
-    below: Layers, draws: RowRandom, batch: Batch, layers: Layers, slopes: Layers
+    below: Layers, draws: RowRandom, batch: TrainingBatch, layers: Layers, slopes: Layers
 ) -> tuple[Any, Any]:
-    given, seen = _given(below, batch)
-    return fill_contrast(layers[0], given, seen, states_of(draws.key, batch.rows), slopes[0])
+    given, seen = _layer_inputs(below, batch)
+    return fill_contrastive_gradient(
+        layers[0], given, seen, row_states(draws.key, batch.rows), slopes[0]
+    )
 
 
-def _score(below: Layers, layers: Layers, batch: Batch) -> Array:
-    return reconstruction_scores(layers, *_given(below, batch))
+def _score_reconstruction(below: Layers, layers: Layers, batch: TrainingBatch) -> Array:
+    return score_reconstructions(layers, *_layer_inputs(below, batch))

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.learning.layered import sizes_of
-from pipeline.numerics.networks.layered_network import Layer, Layers, flat_of, layers_of
-from pipeline.params import array_per_layer
+from pipeline.learning.layered import count_units
+from pipeline.numerics.networks.layered_network import (
+    Layer,
+    Layers,
+    flatten_layers,
+    split_into_layers,
+)
+from pipeline.params import layer_arrays_field
 
 Array = NDArray[np.float64]
 
@@ -18,12 +23,12 @@ Array = NDArray[np.float64]
 class StackParams:
     """Parameters; the table of the module gives shapes."""
 
-    weights: tuple[Array, ...] = array_per_layer("below", "above")
-    visible_biases: tuple[Array, ...] = array_per_layer("below")
-    hidden_biases: tuple[Array, ...] = array_per_layer("above")
+    weights: tuple[Array, ...] = layer_arrays_field("below", "above")
+    visible_biases: tuple[Array, ...] = layer_arrays_field("below")
+    hidden_biases: tuple[Array, ...] = layer_arrays_field("above")
 
     @classmethod
-    def of(cls, layers: Layers) -> StackParams:
+    def from_layers(cls, layers: Layers) -> StackParams:
         """Take layers, from the lowest up."""
         return cls(*map(tuple, zip(*layers, strict=True)))
 
@@ -39,19 +44,19 @@ class StackParams:
         return (len(self.visible_biases[0]), *map(len, self.hidden_biases))
 
 
-def spelled(sizes: tuple[int, ...]) -> str:
+def format_sizes(sizes: tuple[int, ...]) -> str:
     """Write sizes of layers as options take them."""
     return ",".join(map(str, sizes))
 
 
-def parts_of(params: StackParams, stage: int) -> tuple[Layers, Layers]:
+def split_at_stage(params: StackParams, stage: int) -> tuple[Layers, Layers]:
     """Give the layers below those that a stage learns, and these: one, or in the end all."""
     layers = params.layers
     return ((), layers) if stage == len(layers) else (layers[:stage], layers[stage : stage + 1])
 
 
-def moved(params: StackParams, stage: int, change: Array) -> StackParams:
+def add_stage_change(params: StackParams, stage: int, change: Array) -> StackParams:
     """Add to what a stage learns."""
-    below, learns = parts_of(params, stage)
-    moved = layers_of(flat_of(learns) + change, sizes_of(learns))
-    return StackParams.of([*below, *moved, *params.layers[len(below) + len(moved) :]])
+    below, learns = split_at_stage(params, stage)
+    moved = split_into_layers(flatten_layers(learns) + change, count_units(learns))
+    return StackParams.from_layers([*below, *moved, *params.layers[len(below) + len(moved) :]])

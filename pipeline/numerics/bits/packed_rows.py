@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
-Places = NDArray[np.int64]
+RowPlaces = NDArray[np.int64]
 
 _kernel = njit(nogil=True, cache=True)
 
 
-class PackedRows(NamedTuple):
+class BitRows(NamedTuple):
     """Rows, 64 features a word, little bit order.
 
     Attributes
@@ -42,21 +42,21 @@ class PackedRows(NamedTuple):
         """The mask, written out."""
         if self.observed is not None:
             return self.observed
-        return np.repeat(all_observed(self.n_features)[:, None], self.n_rows, axis=1)
+        return np.repeat(full_mask_words(self.n_features)[:, None], self.n_rows, axis=1)
 
     @property
-    def have_values(self) -> NDArray[np.bool_]:
+    def has_values(self) -> NDArray[np.bool_]:
         """Tell of which rows something was observed, (n_rows,)."""
         if self.observed is None:
             return np.full(self.n_rows, True)
         return np.asarray(self.observed.any(axis=0))
 
-    def taken(self, some: slice | NDArray[np.int64]) -> PackedRows:
+    def take(self, some: slice | NDArray[np.int64]) -> BitRows:
         """Take some of the rows."""
         observed = None if self.observed is None else self.observed[:, some]
-        return PackedRows(self.n_features, self.words[:, some], observed)
+        return BitRows(self.n_features, self.words[:, some], observed)
 
-    def in_bytes(self) -> tuple[Bytes, Bytes | None]:
+    def pack_bytes(self) -> tuple[Bytes, Bytes | None]:
         """Give values and mask as they are stored, (n_rows, ceil(n_features / 8)) each."""
         n_bytes = -(-self.n_features // 8)
 
@@ -66,18 +66,18 @@ class PackedRows(NamedTuple):
         return stored(self.words), None if self.observed is None else stored(self.observed)
 
 
-def of_bytes(n_features: int, values: Bytes, mask: Bytes | None) -> PackedRows:
-    """Undo `PackedRows.in_bytes`."""
+def unpack_bytes(n_features: int, values: Bytes, mask: Bytes | None) -> BitRows:
+    """Undo `PackedRows.pack_bytes`."""
 
     def words(stored: Bytes) -> Words:
         return np.pad(stored, ((0, 0), (0, -stored.shape[1] % 8))).view(np.uint64).T
 
-    return PackedRows(n_features, words(values), None if mask is None else words(mask))
+    return BitRows(n_features, words(values), None if mask is None else words(mask))
 
 
-def like_rows(rows: PackedRows, known: PackedRows) -> tuple[Places, Places]:
+def find_equal_rows(rows: BitRows, known: BitRows) -> tuple[RowPlaces, RowPlaces]:
     """Find the rows that are among known ones, values and masks, and where these are."""
-    keys, known_keys = _keys(rows), _keys(known)
+    keys, known_keys = _row_keys(rows), _row_keys(known)
     order = np.argsort(known_keys)
     places = np.searchsorted(known_keys, keys, sorter=order)
     at = order[np.minimum(places, len(order) - 1)]
@@ -85,13 +85,13 @@ def like_rows(rows: PackedRows, known: PackedRows) -> tuple[Places, Places]:
     return same, at[same]
 
 
-def _keys(rows: PackedRows) -> NDArray[np.void]:
+def _row_keys(rows: BitRows) -> NDArray[np.void]:
     """Give each row, values and mask, as one item, (n_rows,)."""
     both = np.vstack([rows.words, rows.mask]).T
     return np.ascontiguousarray(both).view(f"V{8 * both.shape[1]}").ravel()
 
 
-def all_observed(n_features: int) -> Words:
+def full_mask_words(n_features: int) -> Words:
     """Give the mask of a row of which all is observed, (ceil(n_features / 64),)."""
     mask = np.full(-(-n_features // 64), ~np.uint64(0))
     if n_features % 64:
@@ -99,7 +99,7 @@ def all_observed(n_features: int) -> Words:
     return mask
 
 
-def transposed(words: Words, n_rows: int) -> Words:
+def transpose_bits(words: Words, n_rows: int) -> Words:
     """Transpose a matrix of bits.
 
     Parameters

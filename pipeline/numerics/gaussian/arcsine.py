@@ -22,10 +22,10 @@ def arcsine_correlation(clipped: npt.ArrayLike) -> npt.NDArray[np.float64]:
     FitError
         If a value is NaN or outside [−1, 1] by more than rounding.
     """
-    return np.asarray(np.sin(0.5 * np.pi * _unit_interval(clipped)))
+    return np.asarray(np.sin(0.5 * np.pi * _clip_rounding(clipped)))
 
 
-def clipped_correlation(correlation: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def sign_correlation(correlation: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Correlation c = (2/π) arcsin ρ of the signs of normals with correlation ρ, elementwise.
 
     Raises
@@ -33,10 +33,10 @@ def clipped_correlation(correlation: npt.ArrayLike) -> npt.NDArray[np.float64]:
     FitError
         If a value is NaN or outside [−1, 1] by more than rounding.
     """
-    return np.asarray(2.0 / np.pi * np.arcsin(_unit_interval(correlation)))
+    return np.asarray(2.0 / np.pi * np.arcsin(_clip_rounding(correlation)))
 
 
-def _unit_interval(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _clip_rounding(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """The values as floats, those a rounding error outside [−1, 1] moved to its ends."""
     array = np.asarray(values, dtype=np.float64)
     inside = np.abs(array) <= 1.0 + _ROUNDING

@@ -25,7 +25,7 @@ from pipeline.errors import FitError
 
 _PANEL_RATIO = 3.0
 _NEGLIGIBLE = 40.0  # e^-40 is below rounding error relative to the end of the tail.
-_BEYOND = 40.0  # Φ(-40) underflows, so ±40 stands for ±∞.
+_FAR_ARGUMENT = 40.0  # Φ(-40) underflows, so ±40 stands for ±∞.
 
 _SQRT_HALF = math.sqrt(0.5)
 _SQRT_HALF_LOW = -4.833646656726457e-17  # √½ minus its double.
@@ -141,7 +141,7 @@ def bivariate_normal_pdf(h: float, k: float, rho: float) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def density_integral(a2: float, b2: float, lower: float, upper: float, shift: float) -> float:
+def integrate_density(a2: float, b2: float, lower: float, upper: float, shift: float) -> float:
     """(1/π) ∫ exp(shift − a² s² − b² / s²) / (1 + s²) ds from lower > 0 to upper ≤ 1.
 
     `shift` is −a² − b² for a probability, or larger where that would underflow.
@@ -166,31 +166,31 @@ def density_integral(a2: float, b2: float, lower: float, upper: float, shift: fl
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def is_far_corner(b2: float, tau: float) -> bool:
-    """Whether Φ2 is so far below Φ(h) Φ(k) that `corner_tail` must replace the difference."""
+    """Whether Φ2 is so far below Φ(h) Φ(k) that `lower_corner_tail` must replace the difference."""
     return b2 * (1.0 / (tau * tau) - 1.0) > 2.0
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def corner_tail(a2: float, b2: float, tau: float) -> tuple[float, float]:
+def lower_corner_tail(a2: float, b2: float, tau: float) -> tuple[float, float]:
     """Φ2 for h + k ≤ 0 from s = 0 to τ, as (x, y) with Φ2 = x e^y so that nothing underflows."""
     peak = a2 * tau * tau + b2 / (tau * tau)
     lower = math.sqrt(b2 / (peak + _NEGLIGIBLE))
-    return density_integral(a2, b2, lower, tau, peak), -(a2 + b2 + peak)
+    return integrate_density(a2, b2, lower, tau, peak), -(a2 + b2 + peak)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _corner(h: float, k: float, rho: float) -> float:
+def _lower_corner_cdf(h: float, k: float, rho: float) -> float:
     """Φ2(h, k; ρ) where −1 < ρ < 1 and either ρ ≥ 0 or h + k ≤ 0."""
     a2 = (h - k) ** 2 / 8.0
     b2 = (h + k) ** 2 / 8.0
     tau = math.sqrt((1.0 - abs(rho)) / (1.0 + abs(rho)))
     independent = norm_cdf(h) * norm_cdf(k)
     if rho >= 0.0:
-        return independent + density_integral(b2, a2, tau, 1.0, -(a2 + b2))
+        return independent + integrate_density(b2, a2, tau, 1.0, -(a2 + b2))
     if is_far_corner(b2, tau):
-        scaled, log_scale = corner_tail(a2, b2, tau)
+        scaled, log_scale = lower_corner_tail(a2, b2, tau)
         return scaled * math.exp(log_scale)
-    return independent - density_integral(a2, b2, tau, 1.0, -(a2 + b2))
+    return independent - integrate_density(a2, b2, tau, 1.0, -(a2 + b2))
 
 
 @njit(nogil=True, cache=True)
@@ -203,17 +203,17 @@ def bivariate_normal_cdf(h: float, k: float, rho: float) -> float:
     """
     if math.isnan(h) or math.isnan(k) or not abs(rho) <= 1.0:
         return math.nan
-    h = min(max(h, -_BEYOND), _BEYOND)
-    k = min(max(k, -_BEYOND), _BEYOND)
+    h = min(max(h, -_FAR_ARGUMENT), _FAR_ARGUMENT)
+    k = min(max(k, -_FAR_ARGUMENT), _FAR_ARGUMENT)
     if rho == 1.0:
         return norm_cdf(min(h, k))
     corner = 0.0
     if rho < 0.0 and h + k > 0.0:
         # The opposite corner is the smaller one; it can be found without cancellation.
         if rho > -1.0:
-            corner = _corner(-h, -k, rho)
+            corner = _lower_corner_cdf(-h, -k, rho)
         return norm_cdf(min(h, k)) - norm_cdf(-max(h, k)) + corner
-    return _corner(h, k, rho) if rho > -1.0 else 0.0
+    return _lower_corner_cdf(h, k, rho) if rho > -1.0 else 0.0
 
 
 @njit(nogil=True, cache=True)

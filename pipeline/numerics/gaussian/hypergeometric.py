@@ -56,7 +56,7 @@ def _quantile(n, a, b, z):  # type: ignore[no-untyped-def]
     # Count the rarer value of each feature: the walk from zero then takes few steps.
     rare_a, rare_b = 2 * a > n, 2 * b > n
     fewer_a, fewer_b = n - a if rare_a else a, n - b if rare_b else b
-    count = _walk(n, fewer_a, fewer_b, -z if rare_a != rare_b else z)
+    count = _walk_to_quantile(n, fewer_a, fewer_b, -z if rare_a != rare_b else z)
     if rare_a and rare_b:
         return n - fewer_a - fewer_b + count
     if rare_a:
@@ -65,7 +65,7 @@ def _quantile(n, a, b, z):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _walk(n, a, b, z):  # type: ignore[no-untyped-def]
+def _walk_to_quantile(n, a, b, z):  # type: ignore[no-untyped-def]
     """Sum probabilities from a count of zero up to Φ(z)."""
     target = 0.5 * math.erfc(-z / math.sqrt(2.0))
     probability = math.exp(

@@ -19,15 +19,15 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.cancellation import check_cancelled
 
 Array = NDArray[np.float64]
 
 _BATCH_ENTRIES = 2**21
-_LEAST_DENSITY = 1e-12
+_MIN_DENSITY = 1e-12
 
 
-class Influence(NamedTuple):
+class CorrelationInfluence(NamedTuple):
     """How bits move correlations: matrices (n_features, n_features), 0 where a pair tells nothing.
 
     Attributes
@@ -45,9 +45,9 @@ class Influence(NamedTuple):
     constant: Array
 
 
-def influence(
+def correlation_influence(
     correlation: Array, n: Array, ones_i: Array, ones_j: Array, both: Array, n_rows: int
-) -> Influence:
+) -> CorrelationInfluence:
     """Find how the bits of a row move each correlation.
 
     Parameters
@@ -68,21 +68,21 @@ def influence(
     spread = np.sqrt(1 - rho**2)
     density = np.exp(-(t_i**2 - 2 * rho * t_i * t_j + t_j**2) / (2 * spread**2))
     density /= 2 * np.pi * spread
-    joint = np.where(told, n_rows / rows / np.maximum(density, _LEAST_DENSITY), 0.0)
+    joint = np.where(told, n_rows / rows / np.maximum(density, _MIN_DENSITY), 0.0)
     single = joint * scipy.special.ndtr((rho * t_i - t_j) / spread)
     constant = joint * both / rows - single * p_i - single.T * p_j
-    return Influence(joint, single, constant)
+    return CorrelationInfluence(joint, single, constant)
 
 
-def correlation_errors(
-    moved: Influence, n: Array, ones_i: Array, ones_j: Array, both: Array, n_rows: int
+def correlation_standard_errors(
+    moved: CorrelationInfluence, n: Array, ones_i: Array, ones_j: Array, both: Array, n_rows: int
 ) -> Array:
     """Give standard errors of correlations, (n_features, n_features); not a number where none.
 
     Parameters
     ----------
     moved
-        `influence` of the same counts.
+        `correlation_influence` of the same counts.
     n, ones_i, ones_j, both, n_rows
         As there.
     """
@@ -100,8 +100,11 @@ def correlation_errors(
     return np.asarray(errors)
 
 
-def moments_of_moves(
-    X: NDArray[np.uint8], observed: NDArray[np.uint8] | None, moved: Influence, vectors: Array
+def sum_influence_products(
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    moved: CorrelationInfluence,
+    vectors: Array,
 ) -> Array:
     """Sum (D v)(D v)ᵀ over rows, less what their mean has of it.
 
@@ -123,7 +126,7 @@ def moments_of_moves(
     found, sums = np.zeros((q, n_features, n_features)), np.zeros((q, n_features))
     height = max(1, _BATCH_ENTRIES // n_features)
     for start in range(0, len(X), height):
-        check_wanted()
+        check_cancelled()
         x = X[start : start + height].astype(np.float64)
         # Without missing values what depends on them alone is the same in every row.
         m = np.ones((1, n_features))
@@ -139,7 +142,9 @@ def moments_of_moves(
     return np.asarray(found - sums[:, :, None] * sums[:, None] / max(len(X), 1))
 
 
-def loading_errors(correlation: Array, values: Array, vectors: Array, moments: Array) -> Array:
+def loading_standard_errors(
+    correlation: Array, values: Array, vectors: Array, moments: Array
+) -> Array:
     """Give standard errors of √λ v, (n_features, n_components); 0 where λ is not above 0.
 
     Parameters

@@ -8,7 +8,7 @@ they would be under independence, by the same I = ∫_ρ^0 φ2(h, k; r) dr:
     P11 = Φ(−h) Φ(−k) − I,  P10 = Φ(−h) Φ(k) + I,  P01 = Φ(h) Φ(−k) + I,
     P00 = P11 + Φ(h) − Φ(−k).
 
-Only the first is a difference. Where it would lose digits, `corner_tail` gives P11 directly, and
+Only the first is a difference. Where it would lose digits, `lower_corner_tail` gives P11 directly, and
 P11 gives I. So each probability has a relative error of about 1e-12, however small it is; only
 between |ρ| = 1 − 1e-6 and 1 that of the cell P00 grows, to 1e-8 where h = −k almost.
 
@@ -25,16 +25,18 @@ from numba import njit
 
 from pipeline.errors import FitError
 from pipeline.numerics.gaussian.bivariate_normal import (
-    corner_tail,
-    density_integral,
+    integrate_density,
     is_far_corner,
+    lower_corner_tail,
     norm_cdf,
 )
 
 MAX_THRESHOLD = 10.0  # No data are that many: Φ(−10) < 1e-23. From 12 on digits are lost.
-_RANGES = f"thresholds within ±{MAX_THRESHOLD:g} and a correlation strictly within ±1"
-_CANCELLED = 1e-3  # A difference this much smaller than its terms has lost 3 digits.
-_NEARLY_ZERO = 1e-24  # Moves P11 by 1e-12 of itself, and gives `corner_tail` a place to start.
+_ALLOWED_RANGES = f"thresholds within ±{MAX_THRESHOLD:g} and a correlation strictly within ±1"
+_CANCELLATION_LIMIT = 1e-3  # A difference this much smaller than its terms has lost 3 digits.
+_NEARLY_ZERO = (
+    1e-24  # Moves P11 by 1e-12 of itself, and gives `lower_corner_tail` a place to start.
+)
 _STEEP = 1e12  # Of b² / τ²: from here on rounding it is all that limits log P11.
 _ROUNDING = 1e-12  # Cells of float tables above −1e-12 n are rounded differences: empty.
 _PAIRS_AT_ONCE = 1 << 14
@@ -47,7 +49,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _cdfs(threshold: float) -> tuple[float, float]:
+def _both_tails(threshold: float) -> tuple[float, float]:
     """Φ(−threshold) and Φ(threshold), both to full relative precision."""
     tail = norm_cdf(-abs(threshold))
     return (tail, 1.0 - tail) if threshold > 0.0 else (1.0 - tail, tail)
@@ -55,30 +57,30 @@ def _cdfs(threshold: float) -> tuple[float, float]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _smallest_cell(h: float, k: float, rho: float, independent: float) -> _Corner:
-    """P11, log P11 and I for ρ ≤ 0 ≤ h + k; `independent` is P11 at ρ = 0."""
+    """P11, log P11 and I for ρ ≤ 0 ≤ h + k; `baseline_log_likelihood` is P11 at ρ = 0."""
     a2 = (h - k) ** 2 / 8.0
     b2 = (h + k) ** 2 / 8.0
     tau = math.sqrt((1.0 + rho) / (1.0 - rho))
     if not is_far_corner(b2, tau):
-        lost = density_integral(a2, b2, tau, 1.0, -(a2 + b2))
+        lost = integrate_density(a2, b2, tau, 1.0, -(a2 + b2))
         cell = independent - lost
-        if cell > _CANCELLED * independent:
+        if cell > _CANCELLATION_LIMIT * independent:
             return cell, math.log(cell), lost
     if b2 > _STEEP * tau * tau:
         # Laplace's method: at such slopes a quadrature would end where it starts.
         scaled = tau**3 / (2.0 * math.pi * b2)
         log_scale = -(a2 + b2 + b2 / (tau * tau))
     else:
-        scaled, log_scale = corner_tail(a2, max(b2, _NEARLY_ZERO * tau * tau), tau)
+        scaled, log_scale = lower_corner_tail(a2, max(b2, _NEARLY_ZERO * tau * tau), tau)
     cell = scaled * math.exp(log_scale)
     return cell, math.log(scaled) + log_scale, independent - cell
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _turned_cells(h: float, k: float, rho: float) -> _Cells:
+def _log_cells_in_corner(h: float, k: float, rho: float) -> _Cells:
     """log P11, log P10, log P01 and log P00 for ρ ≤ 0 ≤ h + k."""
-    p_i, q_i = _cdfs(h)
-    p_j, q_j = _cdfs(k)
+    p_i, q_i = _both_tails(h)
+    p_j, q_j = _both_tails(k)
     smallest, log_smallest, lost = _smallest_cell(h, k, rho, p_i * p_j)
     # Both differences are the same number; this one is between two tails if there are any.
     gap = q_i - p_j if h < k else q_j - p_i
@@ -97,9 +99,9 @@ def _log_cells(h: float, k: float, rho: float) -> _Cells:
         return math.nan, math.nan, math.nan, math.nan
     turned = -k if rho > 0.0 else k
     if h + turned < 0.0:
-        c00, c01, c10, c11 = _turned_cells(-h, -turned, -abs(rho))
+        c00, c01, c10, c11 = _log_cells_in_corner(-h, -turned, -abs(rho))
     else:
-        c11, c10, c01, c00 = _turned_cells(h, turned, -abs(rho))
+        c11, c10, c01, c00 = _log_cells_in_corner(h, turned, -abs(rho))
     return (c10, c11, c00, c01) if rho > 0.0 else (c11, c10, c01, c00)
 
 
@@ -179,7 +181,7 @@ def log_cells(h: npt.ArrayLike, k: npt.ArrayLike, rho: npt.ArrayLike) -> _Floats
     with pairs:
         for arguments in pairs:
             _fill_cells(*arguments)
-    _check(cells[..., 0], _RANGES, {"h": h, "k": k, "rho": rho})
+    _check_values(cells[..., 0], _ALLOWED_RANGES, {"h": h, "k": k, "rho": rho})
     return cells
 
 
@@ -231,11 +233,11 @@ def pair_log_likelihood(
         for buffers in pairs:
             _fill_likelihood(*buffers)
         log_likelihood: _Floats = pairs.operands[-1]
-    _check(log_likelihood, f"a table without negative cells, {_RANGES}", arguments)
+    _check_values(log_likelihood, f"a table without negative cells, {_ALLOWED_RANGES}", arguments)
     return log_likelihood
 
 
-def _check(values: _Floats, expected: str, arguments: dict[str, npt.ArrayLike]) -> None:
+def _check_values(values: _Floats, expected: str, arguments: dict[str, npt.ArrayLike]) -> None:
     """Raise for the first pair without a value."""
     missing = np.isnan(values)
     if not missing.any():

@@ -26,9 +26,9 @@ from numba import njit
 
 from pipeline.errors import FitError
 from pipeline.numerics.gaussian.bivariate_normal import (
-    corner_tail,
-    density_integral,
+    integrate_density,
     is_far_corner,
+    lower_corner_tail,
     norm_ppf,
 )
 
@@ -82,13 +82,13 @@ def _margin_factor(ones: float, zeros: float, threshold: float) -> float:
 def _log_ratio(p: float, excess: float, a2: float, b2: float, tau: float) -> float:
     """log P(log τ) − log p, where p + excess is the cell under independence."""
     if is_far_corner(b2, tau):
-        scaled, log_scale = corner_tail(a2, b2, tau)
+        scaled, log_scale = lower_corner_tail(a2, b2, tau)
         return math.log(scaled) + log_scale - math.log(p)
-    return math.log1p((excess - density_integral(a2, b2, tau, 1.0, -(a2 + b2))) / p)
+    return math.log1p((excess - integrate_density(a2, b2, tau, 1.0, -(a2 + b2))) / p)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _root(p: float, excess: float, a2: float, b2: float, tau: float) -> float:
+def _solve_tau(p: float, excess: float, a2: float, b2: float, tau: float) -> float:
     """The τ in [_MIN_TAU, 1] with P(log τ) = p, or the end of that range nearest to it."""
     for step_number in range(_MAX_STEPS):
         tau2 = tau * tau
@@ -107,7 +107,7 @@ def _root(p: float, excess: float, a2: float, b2: float, tau: float) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _correlation(n11: float, n10: float, n01: float, n00: float) -> float:
+def _solve_correlation(n11: float, n10: float, n01: float, n00: float) -> float:
     """The correlation of a table without empty cells, within ±MAX_CORRELATION."""
     n = (n11 + n00) + (n10 + n01)
     diagonal = n11 * n00
@@ -129,13 +129,13 @@ def _correlation(n11: float, n10: float, n01: float, n00: float) -> float:
     power = (min(diagonal, opposite) / max(diagonal, opposite)) ** exponent
     start = max(math.tan(0.5 * math.pi * power / (1.0 + power)), _MIN_TAU)
     excess = abs(diagonal - opposite) / (n * n)
-    tau = _root(corner / n, excess, a2, b2, start)
+    tau = _solve_tau(corner / n, excess, a2, b2, start)
     size = min((1.0 - tau) * (1.0 + tau) / (1.0 + tau * tau), MAX_CORRELATION)
     return math.copysign(size, diagonal - opposite)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _classify(n11: float, n10: float, n01: float, n00: float, slack: float) -> int:
+def _classify_table(n11: float, n10: float, n01: float, n00: float, slack: float) -> int:
     """The `PairStatus` of a table, or _INVALID if a cell is NaN, infinite or below −slack."""
     if not math.isfinite(n11 + n10 + n01 + n00) or min(n11, n10, n01, n00) < -slack:
         return _INVALID
@@ -149,7 +149,7 @@ def _classify(n11: float, n10: float, n01: float, n00: float, slack: float) -> i
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _fill(
+def _fill_correlations(
     n: npt.NDArray[np.float64],
     ones_i: npt.NDArray[np.float64],
     ones_j: npt.NDArray[np.float64],
@@ -165,13 +165,13 @@ def _fill(
         n01 = ones_j[t] - n11
         # In this order each difference of floats is exact or relative to the cell.
         n00 = (n[t] - max(ones_i[t], ones_j[t])) - (min(ones_i[t], ones_j[t]) - n11)
-        status[t] = _classify(n11, n10, n01, n00, _ROUNDING * n[t])
+        status[t] = _classify_table(n11, n10, n01, n00, _ROUNDING * n[t])
         correlation[t] = math.nan
         if status[t] == _PLAIN:
-            correlation[t] = _correlation(n11, n10, n01, n00)
+            correlation[t] = _solve_correlation(n11, n10, n01, n00)
         elif status[t] == _EMPTY_CELL and add_half:
             n11, n10, n01, n00 = max(n11, 0.0), max(n10, 0.0), max(n01, 0.0), max(n00, 0.0)
-            correlation[t] = _correlation(n11 + 0.5, n10 + 0.5, n01 + 0.5, n00 + 0.5)
+            correlation[t] = _solve_correlation(n11 + 0.5, n10 + 0.5, n01 + 0.5, n00 + 0.5)
         elif status[t] == _EMPTY_CELL:
             negative = min(n11, n00) <= 0.0
             correlation[t] = -MAX_CORRELATION if negative else MAX_CORRELATION
@@ -231,7 +231,7 @@ def tetrachoric(
     )
     with tables:
         for n_, i, j, both, correlation, status in tables:
-            _fill(n_, i, j, both, correlation, status, empty_cells == "half")
+            _fill_correlations(n_, i, j, both, correlation, status, empty_cells == "half")
         result = TetrachoricResult(*tables.operands[4:])
     _check_tables(result.status, n, ones_i, ones_j, joint)
     return result

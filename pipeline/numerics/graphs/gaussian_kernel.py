@@ -10,15 +10,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.numerics.bits.packed_rows import PackedRows
+from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.graphs.row_distances import (
     GROUP,
     STRIP,
-    count_differing,
+    allocate_aligned,
+    count_differences,
     count_observed,
-    divide,
-    line,
-    padded,
+    divide_counts,
+    pad_rows,
 )
 
 Array = NDArray[np.float64]
@@ -29,21 +29,21 @@ _CELLS_AT_ONCE = 1 << 20
 _kernel = njit(nogil=True, cache=True)
 
 
-def squared_distances(left: PackedRows, right: PackedRows) -> Array:
+def squared_distances(left: BitRows, right: BitRows) -> Array:
     """Give d of every pair, (n_left, n_right); infinite where nothing was observed in both."""
-    return _filled(left, right, np.arange(left.n_features + 1.0))
+    return _look_up_pairs(left, right, np.arange(left.n_features + 1.0))
 
 
-def gaussian_kernel(left: PackedRows, right: PackedRows, width: float) -> Array:
+def gaussian_kernel(left: BitRows, right: BitRows, width: float) -> Array:
     """Give k of every pair, (n_left, n_right), h being the width."""
-    filled = _filled(left, right, _by_count(left.n_features, width))
+    filled = _look_up_pairs(left, right, _kernel_by_count(left.n_features, width))
     if left.observed is None and right.observed is None:
         return filled
     filled *= -0.5 / width**2
     return np.exp(filled, out=filled)
 
 
-def kernel_times(left: PackedRows, right: PackedRows, width: float, columns: Array) -> Array:
+def multiply_kernel(left: BitRows, right: BitRows, width: float, columns: Array) -> Array:
     """Multiply the matrix of k by columns, (n_right, n): (n_left, n).
 
     Every row is summed by itself, so that it does not matter which others come with it.
@@ -52,35 +52,35 @@ def kernel_times(left: PackedRows, right: PackedRows, width: float, columns: Arr
     step = max(1, _CELLS_AT_ONCE // max(1, len(columns)))
     for start in range(0, left.n_rows, step):
         some = slice(start, start + step)
-        _add_products(gaussian_kernel(left.taken(some), right, width), columns, product[some])
+        _add_products(gaussian_kernel(left.take(some), right, width), columns, product[some])
     return product
 
 
-def kernel_times_vector(left: PackedRows, right: PackedRows, width: float, vector: Array) -> Array:
+def multiply_kernel_by_vector(left: BitRows, right: BitRows, width: float, vector: Array) -> Array:
     """Multiply the matrix of k by a vector, (n_right,): (n_left,); the matrix is never held."""
     product = np.zeros(left.n_rows)
     if left.observed is None and right.observed is None:
         own, others = (np.ascontiguousarray(side.words) for side in (left, right))
-        _add_looked_up(own, others, _by_count(left.n_features, width), vector, product)
+        _add_kernel_products(own, others, _kernel_by_count(left.n_features, width), vector, product)
         return product
     step = max(1, _CELLS_AT_ONCE // max(1, right.n_rows))
     for start in range(0, left.n_rows, step):
         some = slice(start, start + step)
-        product[some] = gaussian_kernel(left.taken(some), right, width) @ vector
+        product[some] = gaussian_kernel(left.take(some), right, width) @ vector
     return product
 
 
-def _by_count(n_features: int, width: float) -> Array:
+def _kernel_by_count(n_features: int, width: float) -> Array:
     """Give k by the number of features that differ, (n_features + 1,)."""
     return np.exp(-0.5 / width**2 * np.arange(n_features + 1.0))
 
 
-def _filled(left: PackedRows, right: PackedRows, by_count: Array) -> Array:
+def _look_up_pairs(left: BitRows, right: BitRows, by_count: Array) -> Array:
     """Look up what goes with the count that differs; with missing values give d itself."""
     values = np.empty((left.n_rows, right.n_rows))
     own, others = (np.ascontiguousarray(side.words) for side in (left, right))
     if left.observed is None and right.observed is None:
-        _fill(own, others, by_count, values)
+        _fill_by_count(own, others, by_count, values)
     else:
         masks = [np.ascontiguousarray(side.mask) for side in (left, right)]
         _fill_observed(own, masks[0], others, masks[1], left.n_features, values)
@@ -88,29 +88,37 @@ def _filled(left: PackedRows, right: PackedRows, by_count: Array) -> Array:
 
 
 @_kernel
-def _fill(own: Words, others: Words, by_count: Array, values: Array) -> None:
+def _fill_by_count(own: Words, others: Words, by_count: Array, values: Array) -> None:
     n_rows, n_others = values.shape
-    own, counts, minima = padded(own, n_rows), line(STRIP), line(STRIP // GROUP)
+    own, counts, minima = (
+        pad_rows(own, n_rows),
+        allocate_aligned(STRIP),
+        allocate_aligned(STRIP // GROUP),
+    )
     for start in range(0, n_others, STRIP):
-        strip = padded(others[:, start : start + STRIP], STRIP)
+        strip = pad_rows(others[:, start : start + STRIP], STRIP)
         for i in range(n_rows):
-            count_differing(own, i, strip, counts, minima)
+            count_differences(own, i, strip, counts, minima)
             for j in range(min(STRIP, n_others - start)):
                 values[i, start + j] = by_count[counts[j]]
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-def _add_looked_up(
+def _add_kernel_products(
     own: Words, others: Words, by_count: Array, vector: Array, product: Array
 ) -> None:
     """Add to each row the values of all others, looked up by counts, times the vector."""
     n_rows = len(product)
-    own, counts, minima = padded(own, n_rows), line(STRIP), line(STRIP // GROUP)
+    own, counts, minima = (
+        pad_rows(own, n_rows),
+        allocate_aligned(STRIP),
+        allocate_aligned(STRIP // GROUP),
+    )
     for start in range(0, len(vector), STRIP):
-        strip = padded(others[:, start : start + STRIP], STRIP)
+        strip = pad_rows(others[:, start : start + STRIP], STRIP)
         factors = vector[start : start + STRIP]
         for i in range(n_rows):
-            count_differing(own, i, strip, counts, minima)
+            count_differences(own, i, strip, counts, minima)
             total = 0.0
             for j in range(len(factors)):
                 total += by_count[counts[j]] * factors[j]
@@ -122,14 +130,17 @@ def _fill_observed(
     own: Words, own_seen: Words, others: Words, seen: Words, n_features: int, values: Array
 ) -> None:
     n_rows, n_others = values.shape
-    own, own_seen = padded(own, n_rows), padded(own_seen, n_rows)
-    counts, far = line(3 * STRIP).reshape(3, STRIP), line(STRIP).view(np.float64)
+    own, own_seen = pad_rows(own, n_rows), pad_rows(own_seen, n_rows)
+    counts, far = (
+        allocate_aligned(3 * STRIP).reshape(3, STRIP),
+        allocate_aligned(STRIP).view(np.float64),
+    )
     for start in range(0, n_others, STRIP):
         some = slice(start, start + STRIP)
-        strip, strip_seen = padded(others[:, some], STRIP), padded(seen[:, some], STRIP)
+        strip, strip_seen = pad_rows(others[:, some], STRIP), pad_rows(seen[:, some], STRIP)
         for i in range(n_rows):
             count_observed(False, own, own_seen, i, strip, strip_seen, counts)
-            divide(np.float64(n_features), counts, far)
+            divide_counts(np.float64(n_features), counts, far)
             values[i, some] = far[: n_others - start]
 
 

@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 from scipy.linalg.blas import dsyrk
 
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
-from pipeline.numerics.bits.packed_rows import PackedRows
-from pipeline.numerics.graphs.gaussian_kernel import gaussian_kernel, kernel_times_vector
+from pipeline.executors.base import MapFunction
+from pipeline.numerics.bits.packed_rows import BitRows
+from pipeline.numerics.graphs.gaussian_kernel import gaussian_kernel, multiply_kernel_by_vector
 from pipeline.numerics.spectra.linalg import FULL_SOLVER, fix_signs, leading_eigenpairs
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_ROWS_A_TASK, _CELLS_AT_ONCE = 4096, 1 << 20
-_LEAST = 1e-10
+_ROWS_PER_TASK, _CELLS_AT_ONCE = 4096, 1 << 20
+_MIN_EIGENVALUE_SHARE = 1e-10
 """Of the largest eigenvalue: directions of less are lost in rounding."""
 
 
-class Components(NamedTuple):
+class KernelComponents(NamedTuple):
     """Leading principal components.
 
     Attributes
@@ -76,25 +76,25 @@ class KernelSums(NamedTuple):
         """Σ of products of deviations from the mean, (n_landmarks, n_landmarks)."""
         return self.products - np.outer(self.sums, self.mean)
 
-    def taken(self, some: slice) -> KernelSums:
+    def take(self, some: slice) -> KernelSums:
         """Take some of the landmarks."""
         return KernelSums(self.n_rows, self.sums[some], self.products[some, some])
 
 
-def kernel_sums(rows: PackedRows, landmarks: PackedRows, width: float) -> KernelSums:
+def sum_kernel(rows: BitRows, landmarks: BitRows, width: float) -> KernelSums:
     """Sum the kernel of rows with landmarks, and its products."""
     n, m = rows.n_rows, landmarks.n_rows
     sums, products = np.zeros(m), np.zeros((m, m), order="F")
     step = max(1, _CELLS_AT_ONCE // m)
     for start in range(0, n, step):
-        kernel = gaussian_kernel(rows.taken(slice(start, start + step)), landmarks, width)
+        kernel = gaussian_kernel(rows.take(slice(start, start + step)), landmarks, width)
         sums += kernel.sum(axis=0)
         # Half of the matrix is half of the work.
         products = dsyrk(1.0, kernel.T, c=products, beta=1.0, overwrite_c=1)
     return KernelSums(n, sums, np.triu(products) + np.triu(products, 1).T)
 
 
-class Found(NamedTuple):
+class KernelDecomposition(NamedTuple):
     """Components, and what they are a part of.
 
     Attributes
@@ -107,14 +107,14 @@ class Found(NamedTuple):
         Share of the trace of the kernel matrix that landmarks do not span: 0 without them.
     """
 
-    components: Components
+    components: KernelComponents
     total: float
-    lost: float = 0.0
+    lost_share: float = 0.0
 
 
-def components_of_rows(
-    rows: PackedRows, times: Counts, width: float, n_leading: int, map_items: Map
-) -> Found:
+def decompose_rows(
+    rows: BitRows, times: Counts, width: float, n_leading: int, map_items: MapFunction
+) -> KernelDecomposition:
     """Find the components of distinct rows, each of which came so many times.
 
     S H K Hᵀ S, S being the diagonal of the roots of these numbers, has the eigenvalues of the
@@ -146,7 +146,7 @@ def components_of_rows(
         centred = kernel - mean - mean[:, None] + shares @ mean
         values, vectors = leading_eigenpairs(roots[:, None] * centred * roots, n_leading)
     else:
-        product = partial(_product, rows, width, map_items)
+        product = partial(_multiply_kernel_matrix, rows, width, map_items)
         mean = product(shares)
 
         def centred_product(vector: Array) -> Array:
@@ -155,25 +155,27 @@ def components_of_rows(
             image -= shares @ image + (mean - shares @ mean) * v.sum()
             return np.asarray(roots * image)
 
-        values, vectors = _by_products(centred_product, n, n_leading)
-    kept = _kept(values, n_leading)
+        values, vectors = _lanczos_eigenpairs(centred_product, n, n_leading)
+    kept = _significant_places(values, n_leading)
     duals = roots[:, None] * vectors[:, kept] / np.sqrt(values[kept])
     total = float(times.sum() * (1.0 - shares @ mean))
-    return Found(_signed(values[kept], duals, mean), total)
+    return KernelDecomposition(_orient_components(values[kept], duals, mean), total)
 
 
-def _product(rows: PackedRows, width: float, map_items: Map, vector: Array) -> Array:
+def _multiply_kernel_matrix(
+    rows: BitRows, width: float, map_items: MapFunction, vector: Array
+) -> Array:
     """Multiply the kernel matrix of rows by a vector."""
-    task = partial(_some_product, rows, width, vector)
-    return np.concatenate([*map_items(task, range(0, rows.n_rows, _ROWS_A_TASK))])
+    task = partial(_multiply_kernel_part, rows, width, vector)
+    return np.concatenate([*map_items(task, range(0, rows.n_rows, _ROWS_PER_TASK))])
 
 
-def _some_product(rows: PackedRows, width: float, vector: Array, start: int) -> Array:
-    some = rows.taken(slice(start, start + _ROWS_A_TASK))
-    return kernel_times_vector(some, rows, width, vector)
+def _multiply_kernel_part(rows: BitRows, width: float, vector: Array, start: int) -> Array:
+    some = rows.take(slice(start, start + _ROWS_PER_TASK))
+    return multiply_kernel_by_vector(some, rows, width, vector)
 
 
-def _by_products(
+def _lanczos_eigenpairs(
     times_vector: Callable[[Array], Array], n: int, n_leading: int
 ) -> tuple[Array, Array]:
     """Compute leading eigenpairs by Lanczos, largest first."""
@@ -191,19 +193,19 @@ def _by_products(
     return values[order], vectors[:, order]
 
 
-def _kept(values: Array, n_leading: int) -> Counts:
+def _significant_places(values: Array, n_leading: int) -> Counts:
     """Give the places of the leading eigenvalues that are above rounding."""
-    return np.flatnonzero(values > _LEAST * values[0])[:n_leading]
+    return np.flatnonzero(values > _MIN_EIGENVALUE_SHARE * values[0])[:n_leading]
 
 
-def _signed(values: Array, directions: Array, mean: Array) -> Components:
+def _orient_components(values: Array, directions: Array, mean: Array) -> KernelComponents:
     directions = fix_signs(directions)
-    return Components(values, directions, mean @ directions)
+    return KernelComponents(values, directions, mean @ directions)
 
 
-def components_of_landmarks(
-    landmarks: PackedRows, width: float, found: KernelSums, n_leading: int
-) -> Found:
+def decompose_landmarks(
+    landmarks: BitRows, width: float, found: KernelSums, n_leading: int
+) -> KernelDecomposition:
     """Find the components of all rows in the space that the landmarks span.
 
     Parameters
@@ -218,19 +220,21 @@ def components_of_landmarks(
         Components wanted; there may be fewer.
     """
     values, vectors = scipy.linalg.eigh(gaussian_kernel(landmarks, landmarks, width))
-    spanned = values > _LEAST * values[-1]
+    spanned = values > _MIN_EIGENVALUE_SHARE * values[-1]
     basis = vectors[:, spanned] / np.sqrt(values[spanned])
     scatter = basis.T @ found.scatter @ basis
     inner, turned = leading_eigenpairs((scatter + scatter.T) / 2, n_leading)
-    kept = _kept(inner, n_leading)
-    components = _signed(inner[kept], basis @ turned[:, kept], found.mean)
+    kept = _significant_places(inner, n_leading)
+    components = _orient_components(inner[kept], basis @ turned[:, kept], found.mean)
     span = float(np.einsum("lk,lm,mk->", basis, found.products, basis, optimize=True))
     outside = max(0.0, found.n_rows - span)
-    return Found(components, float(np.trace(scatter)) + outside, outside / found.n_rows)
+    return KernelDecomposition(
+        components, float(np.trace(scatter)) + outside, outside / found.n_rows
+    )
 
 
-def spread_landmarks(
-    rows: PackedRows, times: Counts, width: float, n_landmarks: int, rng: np.random.Generator
+def choose_landmarks(
+    rows: BitRows, times: Counts, width: float, n_landmarks: int, rng: np.random.Generator
 ) -> Counts:
     """Choose landmarks by k-means++ in the space of the kernel.
 
@@ -258,13 +262,13 @@ def spread_landmarks(
     while len(chosen) < n_landmarks and (chances := times * apart).any():
         drawn = int(rng.choice(len(times), p=chances / chances.sum()))
         chosen.append(drawn)
-        kernel = gaussian_kernel(rows.taken(slice(drawn, drawn + 1)), rows, width)
+        kernel = gaussian_kernel(rows.take(slice(drawn, drawn + 1)), rows, width)
         apart = np.minimum(apart, 1.0 - kernel[0])
     return np.array(chosen, np.int64)
 
 
-def half_agrees(
-    whole: Components, landmarks: PackedRows, width: float, found: KernelSums, n_components: int
+def half_agreement(
+    whole: KernelComponents, landmarks: BitRows, width: float, found: KernelSums, n_components: int
 ) -> float:
     """Tell how much the leading codes owe to the last half of the landmarks.
 
@@ -274,8 +278,8 @@ def half_agrees(
     half of them gives: 1 where they span the same.
     """
     first = slice(-(-landmarks.n_rows // 2))
-    sums = found.taken(first)
-    half = components_of_landmarks(landmarks.taken(first), width, sums, n_components).components
+    sums = found.take(first)
+    half = decompose_landmarks(landmarks.take(first), width, sums, n_components).components
     a, b = (
         c.directions[:, :n_components] / np.sqrt(c.eigenvalues[:n_components])
         for c in (whole, half)

@@ -19,20 +19,20 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.numerics.bits.kernels import popcount
-from pipeline.numerics.bits.packed_rows import PackedRows
+from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.graphs.row_distances import (
     GROUP,
     STRIP,
-    any_near,
+    allocate_aligned,
+    can_be_near,
     count_below,
-    count_differing,
+    count_differences,
     count_either,
     count_observed,
-    divide,
+    count_row_ones,
+    divide_counts,
     find_minima,
-    line,
-    ones_of,
-    padded,
+    pad_rows,
 )
 from pipeline.numerics.intrinsics import wide_vectors
 
@@ -45,7 +45,7 @@ Distances = NDArray[np.float64]
 NO_ROW = np.iinfo(np.int64).max
 """In the place of a neighbour that there is not."""
 
-_TOO_FAR = ~np.uint64(0)
+_MAX_KEY = ~np.uint64(0)
 _ONE = np.uint64(1)
 
 _kernel = njit(nogil=True, cache=True)
@@ -65,16 +65,16 @@ class NumberedRows(NamedTuple):
         What each is part of, (n_rows,): rows of one part are no neighbours of each other.
     """
 
-    bits: PackedRows
+    bits: BitRows
     numbers: Indices
     parts: Indices
 
-    def taken(self, some: Indices) -> NumberedRows:
+    def take(self, some: Indices) -> NumberedRows:
         """Take some of the rows."""
-        return NumberedRows(self.bits.taken(some), self.numbers[some], self.parts[some])
+        return NumberedRows(self.bits.take(some), self.numbers[some], self.parts[some])
 
 
-class Nearest(NamedTuple):
+class NearestRows(NamedTuple):
     """The nearest rows found so far: by distance, then by number.
 
     Attributes
@@ -89,12 +89,14 @@ class Nearest(NamedTuple):
     indices: Indices
 
 
-def none_found(n_rows: int, k: int) -> Nearest:
+def empty_nearest(n_rows: int, k: int) -> NearestRows:
     """Begin with no neighbour of any row."""
-    return Nearest(np.full((n_rows, k), np.inf), np.full((n_rows, k), NO_ROW))
+    return NearestRows(np.full((n_rows, k), np.inf), np.full((n_rows, k), NO_ROW))
 
 
-def take_nearer(metric: Metric, left: NumberedRows, right: NumberedRows, found: Nearest) -> None:
+def merge_nearest(
+    metric: Metric, left: NumberedRows, right: NumberedRows, found: NearestRows
+) -> None:
     """Put those rows on the right that are nearer among the neighbours of each on the left.
 
     Parameters
@@ -110,7 +112,7 @@ def take_nearer(metric: Metric, left: NumberedRows, right: NumberedRows, found: 
     masked = any(side.observed is not None for side in sides)
     words = [np.ascontiguousarray(side.words) for side in sides]
     masks = [np.ascontiguousarray(side.mask) for side in sides] if masked else words
-    _take_nearer(
+    _merge_nearest(
         metric == "jaccard",
         masked,
         left.bits.n_features,
@@ -121,7 +123,7 @@ def take_nearer(metric: Metric, left: NumberedRows, right: NumberedRows, found: 
 
 
 @_kernel
-def _take_nearer(
+def _merge_nearest(
     jaccard: bool,
     masked: bool,
     n_features: int,
@@ -134,54 +136,61 @@ def _take_nearer(
     wide_vectors()
     own, own_seen, own_parts = left
     n_left, times = len(own_parts), np.float64(1 if jaccard else n_features)
-    own, own_seen, ones_of_own = padded(own, n_left), padded(own_seen, n_left), ones_of(own)
+    own, own_seen, ones_of_own = (
+        pad_rows(own, n_left),
+        pad_rows(own_seen, n_left),
+        count_row_ones(own),
+    )
     # Whole numbers are quicker to compare than fractions, and the bits of those of 0 or more are
     # in the same order.
     whole = not (jaccard or masked)
-    counts, far = line(3 * STRIP).reshape(3, STRIP), line(STRIP).view(np.float64)
-    keys, minima = counts[0] if whole else far.view(np.uint64), line(STRIP // GROUP)
+    counts, far = (
+        allocate_aligned(3 * STRIP).reshape(3, STRIP),
+        allocate_aligned(STRIP).view(np.float64),
+    )
+    keys, minima = counts[0] if whole else far.view(np.uint64), allocate_aligned(STRIP // GROUP)
     counts[2] = 1  # all have features in common unless some are missing
     bits, k = distances.view(np.uint64), distances.shape[1]
     for start in range(0, len(right[2]), STRIP):
         some = slice(start, start + STRIP)
-        strip, seen = padded(right[0][:, some], STRIP), padded(right[1][:, some], STRIP)
+        strip, seen = pad_rows(right[0][:, some], STRIP), pad_rows(right[1][:, some], STRIP)
         rows, parts = right[2][some], right[3][some]
-        ones, lowest, highest = ones_of(strip), parts.min(), parts.max()
+        ones, lowest, highest = count_row_ones(strip), parts.min(), parts.max()
         for i in range(n_left):
             if masked:
                 count_observed(jaccard, own, own_seen, i, strip, seen, counts)
             else:
-                nearest = count_differing(own, i, strip, counts[0], minima)
+                nearest = count_differences(own, i, strip, counts[0], minima)
             if jaccard and not masked:
                 count_either(ones_of_own[i], ones, counts)
             if not whole:
                 last = distances[i, k - 1]
-                if last < np.inf and not any_near(times, counts, last):
+                if last < np.inf and not can_be_near(times, counts, last):
                     continue
-                divide(times, counts, far)
+                divide_counts(times, counts, far)
             some_left_out = lowest <= own_parts[i] <= highest or len(rows) < STRIP
             if some_left_out:
-                _leave_out(own_parts[i], parts, keys)
+                _exclude_own_part(own_parts[i], parts, keys)
             if some_left_out or not whole:
                 nearest = find_minima(keys, minima)
-            reach = _reach(whole, rows[0], distances, bits, indices, i)
+            reach = _candidate_limit(whole, rows[0], distances, bits, indices, i)
             if nearest < reach and distances[i, k - 1] == np.inf:
-                reach = min(reach, _bound(k, keys, nearest))
+                reach = min(reach, _kth_key_limit(k, keys, nearest))
             if nearest < reach:
-                _insert(whole, keys, far, minima, rows, reach, distances, indices, i)
+                _insert_candidates(whole, keys, far, minima, rows, reach, distances, indices, i)
 
 
 @_kernel
-def _leave_out(own_part: int, parts: Indices, keys: Words) -> None:
+def _exclude_own_part(own_part: int, parts: Indices, keys: Words) -> None:
     """Put rows of the same part, and what lies behind the last row, farther than any distance."""
     wide_vectors()
     for j in range(len(parts)):
-        keys[j] = _TOO_FAR if parts[j] == own_part else keys[j]
-    keys[len(parts) :] = _TOO_FAR
+        keys[j] = _MAX_KEY if parts[j] == own_part else keys[j]
+    keys[len(parts) :] = _MAX_KEY
 
 
 @_inlined
-def _insert(
+def _insert_candidates(
     whole: bool,
     keys: Words,
     far: Distances,
@@ -195,7 +204,7 @@ def _insert(
     """Insert the rows whose keys are below `reach` into a row's list of the nearest."""
     last = distances.shape[1] - 1
     for group in range(len(minima)):
-        near = _below(keys, group, reach) if minima[group] < reach else np.uint64(0)
+        near = _below_mask(keys, group, reach) if minima[group] < reach else np.uint64(0)
         while near:
             j = group * GROUP + np.int64(popcount((near - _ONE) & ~near))
             near &= near - _ONE
@@ -205,7 +214,7 @@ def _insert(
 
 
 @_inlined
-def _reach(
+def _candidate_limit(
     whole: bool, row: int, distances: Distances, bits: Words, indices: Indices, i: int
 ) -> np.uint64:
     """Give the key that those of rows to insert are below, none of them earlier than this one."""
@@ -213,18 +222,18 @@ def _reach(
     if whole:
         # A whole number is below a fraction if it is below the next whole one.
         far = distances[i, last]
-        key = np.uint64(np.ceil(far)) if far < np.inf else _TOO_FAR - _ONE
+        key = np.uint64(np.ceil(far)) if far < np.inf else _MAX_KEY - _ONE
     else:
         key = bits[i, last]
     return key + np.uint64(row < indices[i, last])
 
 
 @_kernel
-def _bound(k: int, keys: Words, low: np.uint64) -> np.uint64:
+def _kth_key_limit(k: int, keys: Words, low: np.uint64) -> np.uint64:
     """Find what k keys are below, and not many more; none is below `low`."""
     high = np.uint64(keys[:k].max())
-    if k > len(keys) or high == _TOO_FAR:
-        return _TOO_FAR
+    if k > len(keys) or high == _MAX_KEY:
+        return _MAX_KEY
     high += _ONE
     while high - low > _ONE:
         middle = low + ((high - low) >> _ONE)
@@ -239,7 +248,7 @@ def _bound(k: int, keys: Words, low: np.uint64) -> np.uint64:
 
 
 @_inlined
-def _below(keys: Words, group: int, reach: np.uint64) -> np.uint64:
+def _below_mask(keys: Words, group: int, reach: np.uint64) -> np.uint64:
     """Give a bit for each row of a group, one where its key is below the reach."""
     below = np.uint64(0)
     for j in range(GROUP):

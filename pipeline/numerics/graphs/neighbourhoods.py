@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-NOBODY = -1
+NOT_AMONG_OTHERS = -1
 """In the place of a row among others that it is not one of."""
 
 
-def nearest(distances: Array, k: int, own: Indices) -> Indices:
+def find_nearest_places(distances: Array, k: int, own: Indices) -> Indices:
     """Find the k nearest of each row, the nearest first.
 
     Parameters
@@ -25,7 +25,7 @@ def nearest(distances: Array, k: int, own: Indices) -> Indices:
     k
         Neighbours of a row.
     own
-        Place of each row among the others, or `NOBODY`, (n_rows,).
+        Place of each row among the others, or `NOT_AMONG_OTHERS`, (n_rows,).
 
     Returns
     -------
@@ -69,12 +69,12 @@ def trustworthiness(original: Array, coded: Array, k: int) -> float:
         In [0, 1]; about 0.5 where the neighbours are any rows.
     """
     n = len(original)
-    near = nearest(coded, k, np.arange(n))
-    too_far = np.maximum(_ranks(original, near) - k, 0).sum()
+    near = find_nearest_places(coded, k, np.arange(n))
+    too_far = np.maximum(_distance_ranks(original, near) - k, 0).sum()
     return float(1 - 2 * too_far / (n * k * (2 * n - 3 * k - 1)))
 
 
-def _ranks(distances: Array, of: Indices) -> Indices:
+def _distance_ranks(distances: Array, of: Indices) -> Indices:
     """Give the ranks of some rows among all others, by distance from each, 1 the nearest."""
     n = len(distances)
     places, own = np.arange(n), distances.diagonal()[:, None]
@@ -87,7 +87,7 @@ def _ranks(distances: Array, of: Indices) -> Indices:
     return ranks
 
 
-def voted(labels: Indices) -> Indices:
+def majority_label(labels: Indices) -> Indices:
     """Give the commonest label of each row's neighbours; of equally common ones the nearest's.
 
     Parameters

@@ -27,7 +27,7 @@ _kernel = njit(nogil=True, cache=True)
 
 
 @_kernel
-def line(n_words: int) -> Words:
+def allocate_aligned(n_words: int) -> Words:
     """Give memory that begins at a cache line."""
     memory = np.empty(n_words + _LINE // 8, np.uint64)
     start = -(memory.ctypes.data // 8) % (_LINE // 8)
@@ -35,17 +35,17 @@ def line(n_words: int) -> Words:
 
 
 @_kernel
-def padded(words: Words, n_rows: int) -> Words:
+def pad_rows(words: Words, n_rows: int) -> Words:
     """Copy rows, (n_words, at most n_rows), with zeros behind and below, for whole quads."""
     n_words = max(_QUAD, -(-len(words) // _QUAD) * _QUAD)
-    copied = line(n_words * n_rows).reshape(n_words, n_rows)
+    copied = allocate_aligned(n_words * n_rows).reshape(n_words, n_rows)
     copied[:] = 0
     copied[: len(words), : words.shape[1]] = words
     return copied
 
 
 @_kernel
-def ones_of(words: Words) -> Words:
+def count_row_ones(words: Words) -> Words:
     """Count the ones of each row."""
     ones = np.zeros(words.shape[1], np.uint64)
     for w in range(len(words)):
@@ -55,7 +55,7 @@ def ones_of(words: Words) -> Words:
 
 
 @_kernel
-def count_differing(own: Words, i: int, strip: Words, differ: Words, minima: Words) -> np.uint64:
+def count_differences(own: Words, i: int, strip: Words, differ: Words, minima: Words) -> np.uint64:
     """Count the features that differ from those of a row; find the least, also of each group."""
     wide_vectors()
     last, nearest = len(strip) - _QUAD, ~np.uint64(0)
@@ -135,7 +135,7 @@ def count_either(ones_of_row: np.uint64, ones: Words, counts: Words) -> None:
 
 
 @_kernel
-def any_near(times: float, counts: Words, distance: float) -> bool:
+def can_be_near(times: float, counts: Words, distance: float) -> bool:
     """Tell without dividing whether a quotient may be at most this; that none is, is certain."""
     wide_vectors()
     n, distance = 0, distance * (1 + 2.0**-50)  # more than all that is rounded
@@ -145,7 +145,7 @@ def any_near(times: float, counts: Words, distance: float) -> bool:
 
 
 @_kernel
-def divide(times: float, counts: Words, far: Distances) -> None:
+def divide_counts(times: float, counts: Words, far: Distances) -> None:
     """Divide the first counts, times a number, by the second; infinite where the third is 0."""
     wide_vectors()
     for j in range(STRIP):

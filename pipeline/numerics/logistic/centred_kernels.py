@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.numerics.logistic.logistic_lanes import (
     copy,
-    expm1_of_minus,
+    expm1_minus,
     fill,
     fma,
     inlined,
@@ -23,12 +23,12 @@ Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 _FACTORS = 512  # of up to 2 before a logarithm: 2**512 is no overflow
-REACH = 5.0  # standard deviations within which an edge matters
-_MOST_STEPS, _LEAST_GAIN = 50, 1e-8  # of Newton's method; nats
+EDGE_REACH = 5.0  # standard deviations within which an edge matters
+_MAX_STEPS, _MIN_GAIN = 50, 1e-8  # of Newton's method; nats
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def integrate(
+def integrate_rows(
     X: Bits,
     observed: Bits,
     weights: Floats,
@@ -55,19 +55,21 @@ def integrate(
         total = scores.sum()
         scores /= total
         log_likelihood[n] = largest + math.log(total)
-        standard_error[n] = _by_second(scores, second) if len(second) else _of_draws(scores)
-        _moments(scores, x[n], mean[n], covariance[n])
+        standard_error[n] = (
+            _rule_difference(scores, second) if len(second) else _sampling_error(scores)
+        )
+        _moments_by_share(scores, x[n], mean[n], covariance[n])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _of_draws(shares: Floats) -> float:
+def _sampling_error(shares: Floats) -> float:
     """Standard error of the log of a mean of draws that have these shares."""
     n = len(shares)
     return math.sqrt(max((shares**2).sum() - 1 / n, 0.0) * n / (n - 1))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _by_second(shares: Floats, second: Floats) -> float:
+def _rule_difference(shares: Floats, second: Floats) -> float:
     """How far the log of a sum is from that of a rule of half the points, up to 1 nat."""
     total = 0.0
     for point in range(len(shares)):
@@ -76,7 +78,7 @@ def _by_second(shares: Floats, second: Floats) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def steepest_edges(
+def fill_steepest_edges(
     observed: Bits, weights: Floats, offsets: Floats, mean: Floats, root: Floats, steepest: Floats
 ) -> None:
     """Fill in the steepest slope of an observed item whose edge the Gaussian of a row reaches.
@@ -95,7 +97,7 @@ def steepest_edges(
                     for j in range(k, q):
                         slope += weights[i, j] * root[n, j, k]
                     size += slope * slope
-                if eta * eta <= REACH * REACH * size:
+                if eta * eta <= EDGE_REACH * EDGE_REACH * size:
                     largest = max(largest, size)
         steepest[n] = math.sqrt(largest)
 
@@ -144,7 +146,7 @@ def _multiply_factors(eta: Floats, scores: Floats, product: Floats) -> None:
     """Take log(1 + exp(−η)) off the scores: max(−η, 0) here, 1 + exp(−|η|) as a factor."""
     for point in range(len(eta)):
         scores[point] += min(eta[point], 0.0)
-        product[point] *= 2.0 + expm1_of_minus(abs(eta[point]))
+        product[point] *= 2.0 + expm1_minus(abs(eta[point]))
 
 
 @inlined
@@ -169,7 +171,7 @@ def _log_conditional(t: Bits, observed: Bits, weights: Floats, offsets: Floats, 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _moments(shares: Floats, x: Floats, mean: Floats, covariance: Floats) -> None:
+def _moments_by_share(shares: Floats, x: Floats, mean: Floats, covariance: Floats) -> None:
     """Mean and covariance of points that have these shares."""
     mean[:], covariance[:] = 0.0, 0.0
     for point in range(len(shares)):
@@ -186,7 +188,7 @@ def _moments(shares: Floats, x: Floats, mean: Floats, covariance: Floats) -> Non
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def climb(
+def fill_modes(
     X: Bits, observed: Bits, weights: Floats, offsets: Floats, mode: Floats, covariance: Floats
 ) -> None:
     """Fill in modes, from a first guess, and covariances."""
@@ -194,18 +196,18 @@ def climb(
     gradient, precision = np.empty(q), np.empty((q, q))
     for n in range(len(X)):
         row = (X[n], observed[n], weights, offsets)
-        for _ in range(_MOST_STEPS):
-            _derivatives(*row, mode[n], gradient, precision)
+        for _ in range(_MAX_STEPS):
+            _fill_derivatives(*row, mode[n], gradient, precision)
             step = np.linalg.solve(precision, gradient)
             gain = (step * gradient).sum()
-            if gain < _LEAST_GAIN:
+            if gain < _MIN_GAIN:
                 break
-            mode[n] = _ascended(*row, mode[n], step, gain)
+            mode[n] = _backtrack_step(*row, mode[n], step, gain)
         covariance[n] = np.linalg.inv(precision)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _ascended(
+def _backtrack_step(
     t: Bits, observed: Bits, weights: Floats, offsets: Floats, x: Floats, step: Any, gain: float
 ) -> Any:
     """Go as far along a step as the posterior rises by a share of what its slope promises."""
@@ -221,7 +223,7 @@ def _ascended(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _derivatives(
+def _fill_derivatives(
     t: Bits,
     observed: Bits,
     weights: Floats,

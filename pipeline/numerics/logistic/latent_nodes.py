@@ -24,20 +24,20 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.cancellation import check_cancelled
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 MAX_COMPONENTS = 3
-MAX_PER_AXIS = 300
+MAX_NODES_PER_AXIS = 300
 """Beyond some 370 the outer weights are below the smallest normal number."""
 
 _BATCH_ENTRIES = 2**16  # responsibilities: 512 KiB, which the L2 cache holds
 _BATCH_STEP = 64  # rows; whole tiles of any BLAS
 _TILE = 8  # nodes, or powers of x, that a BLAS works on side by side
-_NEGLIGIBLE = 1e-7
-_NEVER = -1e300  # log weight of a node that is not there; unlike −inf, zero rows stay zero
+_NEGLIGIBLE_MASS = 1e-7
+_LOG_ZERO = -1e300  # log weight of a node that is not there; unlike −inf, zero rows stay zero
 
 
 class Nodes(NamedTuple):
@@ -123,25 +123,28 @@ def gauss_hermite(n_per_axis: int, n_components: int) -> Nodes:
             f"Expected at most {MAX_COMPONENTS} components for quadrature, got {n_components}. "
             "Use estimator=auto."
         )
-    if not 2 <= n_per_axis <= MAX_PER_AXIS:
+    if not 2 <= n_per_axis <= MAX_NODES_PER_AXIS:
         raise FitError(
-            f"Expected 2 to {MAX_PER_AXIS} nodes an axis, got {n_per_axis}. "
+            f"Expected 2 to {MAX_NODES_PER_AXIS} nodes an axis, got {n_per_axis}. "
             "21 are usual, more the steeper the slopes."
         )
     axis, weights = scipy.special.roots_hermitenorm(n_per_axis)
     log_weights = np.log(weights / weights.sum())
-    return Nodes(_tuples(axis, n_components), _tuples(log_weights, n_components).sum(axis=1))
+    return Nodes(
+        _cartesian_power(axis, n_components),
+        _cartesian_power(log_weights, n_components).sum(axis=1),
+    )
 
 
-def heavy_nodes(nodes: Nodes) -> Nodes:
+def drop_light_nodes(nodes: Nodes) -> Nodes:
     """Leave out nodes that have 1e-7 of the prior together: most of a grid of many axes."""
     order = np.argsort(nodes.log_weights)
-    light = np.cumsum(np.exp(nodes.log_weights[order])) < _NEGLIGIBLE
+    light = np.cumsum(np.exp(nodes.log_weights[order])) < _NEGLIGIBLE_MASS
     kept = np.sort(order[~light])
     return Nodes(nodes.points[kept], nodes.log_weights[kept])
 
 
-def random_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nodes:
+def draw_nodes(n_nodes: int, n_components: int, rng: np.random.Generator) -> Nodes:
     """Draw nodes of equal weight from N(0, I).
 
     Parameters
@@ -182,9 +185,9 @@ def node_statistics(
         Nodes and weights of the prior.
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
-    coefficients = _coefficients(weights, offsets, _tiled(nodes), observed is not None)
+    coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
     sums, log_likelihood, peak = np.zeros_like(coefficients), 0.0, 0.0
-    for batch in _batches(X, observed, coefficients):
+    for batch in _iter_batches(X, observed, coefficients):
         totals = batch.scores.sum(axis=1)
         sums += (batch.design / totals[:, None]).T @ batch.scores
         n_rows = batch.rows.stop - batch.rows.start
@@ -206,9 +209,9 @@ def node_mass(
         As for `node_statistics`.
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
-    coefficients = _coefficients(weights, offsets, _tiled(nodes), observed is not None)
+    coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
     sums, log_likelihood = np.zeros_like(coefficients[n_features:]), 0.0
-    for rows, design, scores, log_scale in _batches(X, observed, coefficients):
+    for rows, design, scores, log_scale in _iter_batches(X, observed, coefficients):
         totals = scores.sum(axis=1)
         sums += (design[:, n_features:] / totals[:, None]).T @ scores
         log_likelihood += float((log_scale + np.log(totals))[: rows.stop - rows.start].sum())
@@ -233,10 +236,10 @@ def node_posterior(
     covariance = np.empty((n_samples, n_components, n_components))
     log_likelihood = np.empty(n_samples)
     j, k = np.tril_indices(n_components)
-    nodes = _tiled(nodes)
-    coefficients = _coefficients(weights, offsets, nodes, observed is not None)
-    powers = _powers(nodes.points)
-    for batch in _batches(X, observed, coefficients):
+    nodes = _pad_nodes(nodes)
+    coefficients = _design_coefficients(weights, offsets, nodes, observed is not None)
+    powers = _design_columns(nodes.points)
+    for batch in _iter_batches(X, observed, coefficients):
         rows, n_rows = batch.rows, batch.rows.stop - batch.rows.start
         moments = (batch.scores @ powers)[:n_rows]
         log_likelihood[rows] = batch.log_scale[:n_rows] + np.log(moments[:, 0])
@@ -249,7 +252,7 @@ def node_posterior(
     return NodePosterior(mean, covariance, log_likelihood)
 
 
-def responsibilities(
+def iter_responsibilities(
     X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, nodes: Nodes
 ) -> Iterator[tuple[slice, Floats]]:
     """Give R_nl in batches: which rows, and theirs, (n_rows, n_nodes).
@@ -260,35 +263,35 @@ def responsibilities(
         As for `node_statistics`.
     """
     n_nodes = len(nodes.points)
-    coefficients = _coefficients(weights, offsets, _tiled(nodes), observed is not None)
-    for rows, _, scores, _ in _batches(X, observed, coefficients):
+    coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
+    for rows, _, scores, _ in _iter_batches(X, observed, coefficients):
         found = scores[: rows.stop - rows.start, :n_nodes]
         yield rows, found / found.sum(axis=1, keepdims=True)
 
 
-def _tuples(entries: Floats, length: int) -> Floats:
+def _cartesian_power(entries: Floats, length: int) -> Floats:
     """All tuples of entries, the first place slowest: (n_entries ** length, length)."""
     grid = np.meshgrid(*[entries] * length, indexing="ij")
     return np.stack(grid, axis=-1).reshape(-1, length)
 
 
-def _tiled(nodes: Nodes) -> Nodes:
+def _pad_nodes(nodes: Nodes) -> Nodes:
     """Add nodes of no weight up to whole tiles."""
     n_more = -len(nodes.points) % _TILE
     return Nodes(
         np.pad(nodes.points, ((0, n_more), (0, 0))),
-        np.pad(nodes.log_weights, (0, n_more), constant_values=_NEVER),
+        np.pad(nodes.log_weights, (0, n_more), constant_values=_LOG_ZERO),
     )
 
 
-def _powers(points: Floats) -> Floats:
+def _design_columns(points: Floats) -> Floats:
     """Columns 1, x and the distinct products x_j x_k, and zeros up to whole tiles."""
     j, k = np.tril_indices(points.shape[1])
     powers = np.column_stack([np.ones(len(points)), points, points[:, j] * points[:, k]])
     return np.pad(powers, ((0, 0), (0, -powers.shape[1] % _TILE)))
 
 
-def _coefficients(weights: Floats, offsets: Floats, nodes: Nodes, masked: bool) -> Floats:
+def _design_coefficients(weights: Floats, offsets: Floats, nodes: Nodes, masked: bool) -> Floats:
     """What the columns of a design count for at each node: (n_columns, n_nodes)."""
     eta = weights @ nodes.points.T + offsets[:, None]
     log_zero = scipy.special.log_expit(-eta)
@@ -297,7 +300,7 @@ def _coefficients(weights: Floats, offsets: Floats, nodes: Nodes, masked: bool) 
     return np.vstack([eta, log_zero.sum(axis=0) + nodes.log_weights])
 
 
-def _batches(X: Bits, observed: Bits | None, coefficients: Floats) -> Iterator[_Batch]:
+def _iter_batches(X: Bits, observed: Bits | None, coefficients: Floats) -> Iterator[_Batch]:
     """Cut rows into batches of one height.
 
     BLAS takes other paths for other shapes, with sums in another order. Products of one shape,
@@ -308,7 +311,7 @@ def _batches(X: Bits, observed: Bits | None, coefficients: Floats) -> Iterator[_
     height = max(_BATCH_ENTRIES // n_nodes // _BATCH_STEP, 1) * _BATCH_STEP
     design, scores = np.zeros((height, n_columns)), np.empty((height, n_nodes))
     for start in range(0, len(X), height):
-        check_wanted()
+        check_cancelled()
         rows = slice(start, min(start + height, len(X)))
         n_rows = rows.stop - start
         design[n_rows:] = 0.0

@@ -34,15 +34,21 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import FitError
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.factor_checks import check_weights
 from pipeline.numerics.logistic.logistic_lanes import LANES, TILE, Floats, Integers, Words
-from pipeline.numerics.logistic.logistic_rounds import Bits, Found, Model, add_statistics, estimate
+from pipeline.numerics.logistic.logistic_rounds import (
+    InterleavedRows,
+    LanePosteriors,
+    LogisticParameters,
+    add_statistics,
+    estimate_posteriors,
+)
 
 _STRIP = 64  # words at once: memory does not grow with the rows
 
 
-class BoundStatistics(NamedTuple):
+class VariationalStatistics(NamedTuple):
     """Sums over rows.
 
     Attributes
@@ -61,7 +67,7 @@ class BoundStatistics(NamedTuple):
     rounds: int
 
 
-class BoundPosterior(NamedTuple):
+class VariationalPosterior(NamedTuple):
     """Posterior of each row.
 
     Attributes
@@ -80,7 +86,7 @@ class BoundPosterior(NamedTuple):
     rounds: Integers
 
 
-def bound_statistics(
+def variational_e_step(
     words: Words,
     observed_words: Words | None,
     n_samples: int,
@@ -88,7 +94,7 @@ def bound_statistics(
     offsets: Floats,
     tol: float = 1e-4,
     max_rounds: int = 20,
-) -> BoundStatistics:
+) -> VariationalStatistics:
     """E-step: find the posterior of each row, and add up what the M-step needs.
 
     Parameters
@@ -119,20 +125,20 @@ def bound_statistics(
         If shapes disagree, the words hold fewer rows, a parameter is not finite or so large that
         the bound is not, `tol` is negative or `max_rounds` is below 1.
     """
-    _check(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
-    model = _model(weights, offsets)
+    _check_arguments(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
+    model = _make_parameters(weights, offsets)
     curvature = np.zeros((len(weights), model.place.max() + 1))
     target = np.zeros(model.weights.shape)
     bound, rounds = 0.0, 0
-    for bits in _strips(words, observed_words, n_samples):
-        found = _posteriors(bits, model, tol, max_rounds)
+    for bits in _iter_strips(words, observed_words, n_samples):
+        found = _estimate_strip(bits, model, tol, max_rounds)
         add_statistics(bits, model, found, curvature, target)
         bound += float(found.bound.sum())
         rounds += int(found.rounds.sum())
-    return BoundStatistics(curvature, target, bound, rounds)
+    return VariationalStatistics(curvature, target, bound, rounds)
 
 
-def bound_posterior(
+def variational_row_posterior(
     words: Words,
     observed_words: Words | None,
     n_samples: int,
@@ -140,7 +146,7 @@ def bound_posterior(
     offsets: Floats,
     tol: float = 1e-4,
     max_rounds: int = 20,
-) -> BoundPosterior:
+) -> VariationalPosterior:
     """Find the posterior of each row.
 
     The result for a row depends on that row and the parameters alone, to the last bit.
@@ -148,7 +154,7 @@ def bound_posterior(
     Parameters
     ----------
     words, observed_words, n_samples, weights, offsets, tol, max_rounds
-        As for `bound_statistics`.
+        As for `variational_e_step`.
 
     Returns
     -------
@@ -158,19 +164,19 @@ def bound_posterior(
     Raises
     ------
     FitError
-        As `bound_statistics`.
+        As `variational_e_step`.
     """
-    _check(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
-    model, q = _model(weights, offsets), weights.shape[1]
-    posterior = BoundPosterior(
+    _check_arguments(words, observed_words, n_samples, weights, offsets, tol, max_rounds)
+    model, q = _make_parameters(weights, offsets), weights.shape[1]
+    posterior = VariationalPosterior(
         np.empty((n_samples, q)),
         np.empty((n_samples, q, q)),
         np.empty(n_samples),
         np.empty(n_samples, np.int64),
     )
     start = 0
-    for bits in _strips(words, observed_words, n_samples):
-        found = _posteriors(bits, model, tol, max_rounds)
+    for bits in _iter_strips(words, observed_words, n_samples):
+        found = _estimate_strip(bits, model, tol, max_rounds)
         rows = slice(start, start + bits.n_samples)
         solved = np.moveaxis(found.system[:, model.place], 3, 1).reshape(-1, q + 1, q + 1)
         posterior.mean[rows] = -solved[: bits.n_samples, :q, q]
@@ -181,7 +187,7 @@ def bound_posterior(
     return posterior
 
 
-def bound_m_step(
+def variational_m_step(
     curvature: Floats, target: Floats, prior_precision: float = 0.0
 ) -> tuple[Floats, Floats]:
     """M-step: maximise the bound, for given posteriors and ξ, over weights and offsets.
@@ -189,7 +195,7 @@ def bound_m_step(
     Parameters
     ----------
     curvature, target
-        As in `BoundStatistics`, summed over all rows.
+        As in `VariationalStatistics`, summed over all rows.
     prior_precision
         Of a prior N(0, I / precision) on each w_i; offsets have none.
 
@@ -211,13 +217,13 @@ def bound_m_step(
             f"Expected every feature in some row, got none of feature {unseen[0]}. Leave it out."
         )
     q = target.shape[1] - 1
-    matrices = curvature[:, _place(q + 1)]
+    matrices = curvature[:, _triangle_places(q + 1)]
     matrices[:, range(q), range(q)] += prior_precision
     solved = np.linalg.solve(matrices, target[:, :, None])[:, :, 0].astype(np.float64)
     return solved[:, :q], solved[:, q]
 
 
-def _check(
+def _check_arguments(
     words: Words,
     observed_words: Words | None,
     n_samples: int,
@@ -245,18 +251,18 @@ def _check(
         )
 
 
-def _model(weights: Floats, offsets: Floats) -> Model:
+def _make_parameters(weights: Floats, offsets: Floats) -> LogisticParameters:
     """Join weights and offsets, and write out the quadratic form of each feature."""
     joined = np.ascontiguousarray(np.column_stack([weights, offsets]), np.float64)
-    place = _place(joined.shape[1])
+    place = _triangle_places(joined.shape[1])
     k, j = np.triu_indices(len(place))
     forms = np.zeros((len(joined), -(-len(k) // TILE) * TILE))
-    with np.errstate(over="ignore"):  # `_posteriors` tells.
+    with np.errstate(over="ignore"):  # `_estimate_strip` tells.
         forms[:, : len(k)] = np.where(k == j, 1, 2) * joined[:, k] * joined[:, j]
-    return Model(joined, forms, place)
+    return LogisticParameters(joined, forms, place)
 
 
-def _place(size: int) -> Integers:
+def _triangle_places(size: int) -> Integers:
     """Index of each entry of a symmetric matrix in its packed triangle."""
     place = np.empty((size, size), np.int64)
     k, j = np.triu_indices(size)
@@ -264,28 +270,32 @@ def _place(size: int) -> Integers:
     return place
 
 
-def _strips(words: Words, observed_words: Words | None, n_samples: int) -> Iterator[Bits]:
+def _iter_strips(
+    words: Words, observed_words: Words | None, n_samples: int
+) -> Iterator[InterleavedRows]:
     """Cut rows into strips, with the words of all features side by side."""
     n_words = -(-n_samples // LANES)
     for start in range(0, n_words, _STRIP):
-        check_wanted()
+        check_cancelled()
         span = slice(start, min(start + _STRIP, n_words))
         values = np.array(words[:, span].T, np.uint64, order="C")
         observed = np.empty((len(values), 0), np.uint64)
         if observed_words is not None:
             observed = np.array(observed_words[:, span].T, np.uint64, order="C")
-        yield Bits(values, observed, min(LANES * _STRIP, n_samples - LANES * start))
+        yield InterleavedRows(values, observed, min(LANES * _STRIP, n_samples - LANES * start))
 
 
-def _posteriors(bits: Bits, model: Model, tol: float, max_rounds: int) -> Found:
+def _estimate_strip(
+    bits: InterleavedRows, model: LogisticParameters, tol: float, max_rounds: int
+) -> LanePosteriors:
     """Posteriors of a strip, 0 in lanes without a row."""
     n_words = len(bits.values)
-    found = Found(
+    found = LanePosteriors(
         np.zeros((n_words, model.place.max() + 1, LANES)),
         np.zeros((n_words, LANES)),
         np.zeros((n_words, LANES), np.int64),
     )
-    estimate(bits, model, float(tol), int(max_rounds), found)
+    estimate_posteriors(bits, model, float(tol), int(max_rounds), found)
     if not np.isfinite(found.bound).all():
         raise FitError(
             "Expected a finite bound of every row, got none with weights and offsets of up to "

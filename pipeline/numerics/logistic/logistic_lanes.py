@@ -18,7 +18,7 @@ from numba import njit, types
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
-from pipeline.numerics.intrinsics import fma_of, power_of_two_of
+from pipeline.numerics.intrinsics import make_fma, make_power_of_two
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -44,11 +44,11 @@ TILE_ROWS = 2 * TILE + 2
 _LN_2 = math.log(2)
 _TO_INTEGER = 1.5 * 2.0**52  # added to a number, leaves the nearest integer in the low bits
 
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-_BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+LANE_KERNEL_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # For what only other kernels call.
-kernel = njit(**OPTIONS, **_BARE)  # type: ignore[call-overload]
-inlined = njit(**OPTIONS, **_BARE, forceinline=True)  # type: ignore[call-overload]
+kernel = njit(**LANE_KERNEL_OPTIONS, **_NO_WRAPPERS)  # type: ignore[call-overload]
+inlined = njit(**LANE_KERNEL_OPTIONS, **_NO_WRAPPERS, forceinline=True)  # type: ignore[call-overload]
 
 
 def _expm1_coefficients(degree: int = 9) -> tuple[float, ...]:
@@ -62,26 +62,26 @@ def _expm1_coefficients(degree: int = 9) -> tuple[float, ...]:
 _EXPM1 = _expm1_coefficients()
 
 
-fma = fma_of(types.float64)
+fma = make_fma(types.float64)
 # of k given as _TO_INTEGER + k
-_power_of_two = power_of_two_of(types.float64, 52, 1023)
+_power_of_two = make_power_of_two(types.float64, 52, 1023)
 
 
 @inlined
-def row_of(lanes: Floats, r: int) -> Floats:
+def get_lane_row(lanes: Floats, r: int) -> Floats:
     """Return row r of the memory."""
     return lanes[LANES * r : LANES * (r + 1)]
 
 
 @inlined
-def moment(lanes: Floats, s: int) -> Floats:
+def get_moment(lanes: Floats, s: int) -> Floats:
     """Return entry s of ⟨x̂ x̂ᵀ⟩ in all lanes."""
     start = LANES * (HEAD + TILE_ROWS * (s // TILE) + s % TILE)
     return lanes[start : start + LANES]
 
 
 @inlined
-def entry(lanes: Floats, s: int) -> Floats:
+def get_system_entry(lanes: Floats, s: int) -> Floats:
     """Return entry s of the system in all lanes."""
     start = LANES * (HEAD + TILE_ROWS * (s // TILE) + SYSTEM + s % TILE)
     return lanes[start : start + LANES]
@@ -135,15 +135,15 @@ def add_features(
             set_present(observed[i], rows, lanes, width)
         for tile in range(n_tiles - 1, 0, -1):
             before = LANES * (HEAD + TILE_ROWS * (tile - 1))
-            _add_square(_tile(forms[i, TILE * tile :]), lanes[before:], width)
-        _add_feature(_tile(forms[i]), lanes, width)
+            _add_square(_get_tile(forms[i, TILE * tile :]), lanes[before:], width)
+        _add_feature(_get_tile(forms[i]), lanes, width)
         for tile in range(1, n_tiles):
             before = LANES * (HEAD + TILE_ROWS * (tile - 1))
-            _add_curvature(_tile(forms[i, TILE * tile :]), lanes[before:], width)
+            _add_curvature(_get_tile(forms[i, TILE * tile :]), lanes[before:], width)
 
 
 @inlined
-def _tile(form: Floats) -> Any:
+def _get_tile(form: Floats) -> Any:
     return form[0], form[1], form[2], form[3], form[4], form[5]
 
 
@@ -152,7 +152,7 @@ def _add_square(form: Any, lanes: Floats, width: int) -> None:
     """Hand ξ² on to the tile before, with the part of this one."""
     for lane in range(width):
         square = lanes[LANES * (TILE_ROWS + SQUARE) + lane]
-        square = _form_at(form, lanes, LANES * TILE_ROWS + lane, square)
+        square = _evaluate_form(form, lanes, LANES * TILE_ROWS + lane, square)
         lanes[LANES * SQUARE + lane] = square
 
 
@@ -161,7 +161,7 @@ def _add_feature(form: Any, lanes: Floats, width: int) -> None:
     """Complete ξ², and add the factor to the gap and the first tile of the system."""
     for lane in range(width):
         square = lanes[LANES * (HEAD + SQUARE) + lane]
-        square = _form_at(form, lanes, LANES * HEAD + lane, square)
+        square = _evaluate_form(form, lanes, LANES * HEAD + lane, square)
         xi, change = _root_and_expm1(square)
         present = lanes[LANES * PRESENT + lane]
         curvature = -0.5 * present * change / (xi * (2.0 + change))
@@ -182,7 +182,7 @@ def _add_curvature(form: Any, lanes: Floats, width: int) -> None:
 
 
 @inlined
-def _form_at(form: Any, lanes: Floats, at: int, start: float) -> float:
+def _evaluate_form(form: Any, lanes: Floats, at: int, start: float) -> float:
     """Add a tile of a form, with the moments of a lane for x̂ x̂ᵀ, to start."""
     total = fma(form[0], lanes[at], start)
     total = fma(form[1], lanes[at + LANES], total)
@@ -207,25 +207,25 @@ def _add_form(form: Any, factor: float, lanes: Floats, at: int) -> None:
 def _root_and_expm1(square: float) -> tuple[float, float]:
     """ξ = √square and exp(−ξ) − 1, the latter without loss of digits as ξ goes to 0."""
     xi = math.sqrt(square if square > 1e-200 else 1e-200)
-    return xi, expm1_of_minus(xi)
+    return xi, expm1_minus(xi)
 
 
 @inlined
-def expm1_of_minus(xi: float) -> float:
+def expm1_minus(xi: float) -> float:
     """Return exp(−ξ) − 1 for ξ >= 0."""
-    scale, change = _scale_and_change(xi)
+    scale, change = _split_exp(xi)
     return float(fma(scale, change, scale - 1.0))
 
 
 @inlined
-def exp_of_minus(xi: float) -> float:
+def exp_minus(xi: float) -> float:
     """Return exp(−ξ) for ξ >= 0, and exp(−700) beyond."""
-    scale, change = _scale_and_change(xi)
+    scale, change = _split_exp(xi)
     return float(fma(scale, change, scale))
 
 
 @inlined
-def _scale_and_change(xi: float) -> tuple[float, float]:
+def _split_exp(xi: float) -> tuple[float, float]:
     """Split exp(−ξ) into 2**k and 1 + change."""
     capped = xi if xi < 700.0 else 700.0  # exp(−700) is nothing beside 1, and not yet subnormal
     shifted = fma(capped, -1.0 / _LN_2, _TO_INTEGER)
@@ -238,7 +238,7 @@ def _scale_and_change(xi: float) -> tuple[float, float]:
 
 
 @inlined
-def dot(a: Floats, b: Floats, folded: Floats) -> float:
+def dot_lanes(a: Floats, b: Floats, folded: Floats) -> float:
     """Sum the product of two rows: lane by lane of a vector, then across it."""
     for j in range(len(folded)):
         total = 0.0

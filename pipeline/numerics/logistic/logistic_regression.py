@@ -34,10 +34,10 @@ Flags = NDArray[np.bool_]
 MAX_SLOPE = 50.0
 
 _RIDGE = 1e-12  # ε
-_FLAT = 100 * _RIDGE  # curvature per unit of mass; what ε alone holds has some 30 ε
+_FLAT_CURVATURE = 100 * _RIDGE  # curvature per unit of mass; what ε alone holds has some 30 ε
 _ROUNDING = 1e-12  # relative error of f: a loss below it is none
-_TINIEST = 1e-150  # curvature where there is no mass
-_FARTHEST = 30.0  # change of η from σ = ½ to where ε counts for more than what σ lacks
+_MIN_PRODUCT = 1e-150  # curvature where there is no mass
+_MAX_ETA_CHANGE = 30.0  # change of η from σ = ½ to where ε counts for more than what σ lacks
 
 
 class LogisticFit(NamedTuple):
@@ -75,7 +75,7 @@ class _Problem(NamedTuple):
     mass: Floats  # (n_features,), ones and zeros at all points
     precision: Floats  # (n_features, p), λ and ε m
 
-    def of(self, features: NDArray[np.int64]) -> _Problem:
+    def select(self, features: NDArray[np.int64]) -> _Problem:
         """Give the problem of some features."""
         return _Problem(self.design, self.products, *(field[features] for field in self[2:]))
 
@@ -139,10 +139,10 @@ def logistic_m_step(
         )
     if equal_slopes:
         weights = np.full_like(weights, weights.mean())
-    problem = _problem(points, ones, mass, prior_precision)
-    start = _expand(problem, _scaled_back(np.column_stack([weights, offsets])))
-    top, settled, rounds = _climb(problem, start, equal_slopes, tol, max_rounds)
-    end = _scaled_back(top.at)
+    problem = _make_problem(points, ones, mass, prior_precision)
+    start = _expand(problem, _limit_slopes(np.column_stack([weights, offsets])))
+    top, settled, rounds = _maximize(problem, start, equal_slopes, tol, max_rounds)
+    end = _limit_slopes(top.at)
     if (end != top.at).any():
         # Scaled back, a steep slope may lose more than it gained: then it stays where it was.
         worth = _is_no_loss(_expand(problem, end).value, start.value, equal_slopes)
@@ -151,7 +151,7 @@ def logistic_m_step(
     return LogisticFit(end[:, :-1], end[:, -1], settled & ~diverged, diverged, rounds)
 
 
-def _problem(points: Floats, ones: Floats, mass: Floats, prior_precision: float) -> _Problem:
+def _make_problem(points: Floats, ones: Floats, mass: Floats, prior_precision: float) -> _Problem:
     n_points, n_components = points.shape
     design = np.column_stack([points, np.ones(n_points)])
     products = (design[:, :, None] * design[:, None, :]).reshape(n_points, -1)
@@ -161,7 +161,7 @@ def _problem(points: Floats, ones: Floats, mass: Floats, prior_precision: float)
     return _Problem(design, products, ones, mass - ones, total, precision)
 
 
-def _climb(
+def _maximize(
     problem: _Problem, start: _Expansion, equal_slopes: bool, tol: float, max_rounds: int
 ) -> tuple[_Expansion, Flags, int]:
     """Take rounds until all features have settled: where they end, who has settled, rounds."""
@@ -171,12 +171,14 @@ def _climb(
     while rounds < max_rounds and not settled.all():
         rounds += 1
         active = np.flatnonzero(~settled)
-        some, now = problem.of(active), _Expansion(*(field[active] for field in here))
-        step = _common_step(now) if equal_slopes else _step(now)
-        fraction = _fraction(step @ problem.design.T, refused[active], equal_slopes)
+        some, now = problem.select(active), _Expansion(*(field[active] for field in here))
+        step = _newton_step_common_slope(now) if equal_slopes else _newton_step(now)
+        fraction = _step_fraction(step @ problem.design.T, refused[active], equal_slopes)
         there = _expand(some, now.at + fraction[:, None] * step)
         promise, target = (now.gradient * step).sum(axis=1) / 2, tol * some.mass
-        settled[active] = _pooled(promise, equal_slopes) <= _pooled(target, equal_slopes)
+        settled[active] = _sum_if_equal_slopes(promise, equal_slopes) <= _sum_if_equal_slopes(
+            target, equal_slopes
+        )
         better = _is_no_loss(there.value, now.value, equal_slopes)
         refused[active] = ~better
         for field, new in zip(here, there, strict=True):
@@ -197,22 +199,22 @@ def _expand(problem: _Problem, at: Floats) -> _Expansion:
         at,
         value - (at**2 * problem.precision).sum(axis=1) / 2,
         gradient - at * problem.precision,
-        curvature.reshape(*at.shape, -1) + _diagonal(problem.precision + _TINIEST),
+        curvature.reshape(*at.shape, -1) + _diagonal_matrices(problem.precision + _MIN_PRODUCT),
     )
 
 
-def _diagonal(entries: Floats) -> Floats:
+def _diagonal_matrices(entries: Floats) -> Floats:
     """Diagonal matrices, (n, p, p), of entries (n, p)."""
     return np.asarray(entries[:, :, None] * np.eye(entries.shape[1]))
 
 
-def _step(expansion: _Expansion) -> Floats:
+def _newton_step(expansion: _Expansion) -> Floats:
     """Newton's step of each feature, (n_features, p)."""
     step = np.linalg.solve(expansion.curvature, expansion.gradient[..., None])
     return np.asarray(step[..., 0], np.float64)
 
 
-def _common_step(expansion: _Expansion) -> Floats:
+def _newton_step_common_slope(expansion: _Expansion) -> Floats:
     """Newton's step of all features together, with one slope.
 
     Offsets meet in the slope alone: eliminated, they leave one equation.
@@ -223,25 +225,25 @@ def _common_step(expansion: _Expansion) -> Floats:
     return np.column_stack([np.full(len(H), slope), aside / H[:, 1, 1] - ratio * slope])
 
 
-def _fraction(change: Floats, refused: Flags, equal_slopes: bool) -> Floats:
+def _step_fraction(change: Floats, refused: Flags, equal_slopes: bool) -> Floats:
     """Fraction of a step to take, (n_features,), if it changes η by this, (n_features, n_points).
 
     All within reason, and where that was refused, what cannot lower f.
     """
-    reach = abs(change).max(axis=1) + _TINIEST
+    reach = abs(change).max(axis=1) + _MIN_PRODUCT
     if equal_slopes:
         reach[:] = reach.max()
-    full = np.minimum(_FARTHEST / reach, 1.0)
+    full = np.minimum(_MAX_ETA_CHANGE / reach, 1.0)
     return np.asarray(np.where(refused, np.log1p(reach) / reach, full))
 
 
-def _pooled(values: Floats, equal_slopes: bool) -> Floats:
+def _sum_if_equal_slopes(values: Floats, equal_slopes: bool) -> Floats:
     """Give each feature's value, or with one slope for all, which are one problem, their sum."""
     return np.full(len(values), values.sum()) if equal_slopes else values
 
 
 def _is_no_loss(new: Floats, old: Floats, equal_slopes: bool) -> Flags:
-    new, old = _pooled(new, equal_slopes), _pooled(old, equal_slopes)
+    new, old = _sum_if_equal_slopes(new, equal_slopes), _sum_if_equal_slopes(old, equal_slopes)
     return np.asarray(new >= old - _ROUNDING * abs(old))
 
 
@@ -252,10 +254,10 @@ def _is_steep(at: Floats) -> Flags:
 def _is_flat(expansion: _Expansion, mass: Floats) -> Flags:
     """Tell where some direction is hardly curved, or there is no mass at all."""
     lowest = np.linalg.eigvalsh(expansion.curvature)[:, 0]
-    return np.asarray(lowest <= _FLAT * mass + 2 * _TINIEST)
+    return np.asarray(lowest <= _FLAT_CURVATURE * mass + 2 * _MIN_PRODUCT)
 
 
-def _scaled_back(at: Floats) -> Floats:
+def _limit_slopes(at: Floats) -> Floats:
     """Scale (w, b) so that |w| is MAX_SLOPE where it is beyond."""
     size = np.linalg.norm(at[:, :-1], axis=1, keepdims=True)
     return np.asarray(at * (MAX_SLOPE / np.maximum(size, MAX_SLOPE)))

@@ -33,29 +33,33 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.executors.cancellation import check_wanted
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.numerics.logistic.site_kernels import (
-    Marginals,
-    Rule,
+    GaussianSites,
+    HermiteRule,
+    ItemMarginals,
     Signs,
-    Sites,
-    Tilted,
-    logistic_parts,
-    tilt,
+    TiltedMoments,
+    fill_logistic_parts,
+    match_logistic_sites,
 )
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 _BATCH_ENTRIES = 2**15  # items times rows: 256 KiB an array
-_BATCH_STEP, _MOST_ROWS = 64, 256  # whole tiles of any BLAS; few empty rows beside few rows
+_BATCH_STEP, _MAX_BATCH_ROWS = 64, 256  # whole tiles of any BLAS; few empty rows beside few rows
 _NODES = 12
-_MOST_ROUNDS, _UNDAMPED, _RESTS = 30, 10, 1e-4  # rounds; change of a row's log-likelihood, nats
-_MOST_STEPS, _LEAST_GAIN = 30, 1e-2  # of Newton's method; nats
-_LONGEST = 1.0  # step of the M-step: what z moves by, root mean square over the prior
+_MAX_ROUNDS, _UNDAMPED_ROUNDS, _ROUND_TOLERANCE = (
+    30,
+    10,
+    1e-4,
+)  # rounds; change of a row's log-likelihood, nats
+_MAX_STEPS, _MIN_GAIN = 30, 1e-2  # of Newton's method; nats
+_MAX_STEP_LENGTH = 1.0  # step of the M-step: what z moves by, root mean square over the prior
 
 
-class SiteStatistics(NamedTuple):
+class EPStatistics(NamedTuple):
     """Sums over rows.
 
     Attributes
@@ -74,7 +78,7 @@ class SiteStatistics(NamedTuple):
     rounds: int
 
 
-class SitePosterior(NamedTuple):
+class EPPosterior(NamedTuple):
     """Posterior of each row.
 
     Attributes
@@ -92,7 +96,7 @@ class SitePosterior(NamedTuple):
     log_likelihood: Floats
 
 
-class _Items(NamedTuple):
+class _ItemForms(NamedTuple):
     """The model, and w wᵀ of each item as a lower triangle, row by row."""
 
     weights: Floats
@@ -100,17 +104,15 @@ class _Items(NamedTuple):
     forms: Floats
 
 
-class _Matched(NamedTuple):
+class _ConvergedBatch(NamedTuple):
     """Rows of a batch whose sites match."""
 
-    posterior: SitePosterior
-    tilted: Tilted
+    posterior: EPPosterior
+    tilted: TiltedMoments
     rounds: NDArray[np.int64]
 
 
-def site_statistics(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats
-) -> SiteStatistics:
+def ep_e_step(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> EPStatistics:
     """E-step: match the sites of each row, and add up what the M-step needs.
 
     Parameters
@@ -122,21 +124,19 @@ def site_statistics(
     weights, offsets
         w (n_features, q) and b (n_features,).
     """
-    items, (n_features, q) = _items(weights, offsets), weights.shape
+    items, (n_features, q) = _make_item_forms(weights, offsets), weights.shape
     gradient = np.zeros((n_features, q + 1))
     curvature = np.zeros((n_features, (q + 1) * (q + 2) // 2))
     log_likelihood, rounds = 0.0, 0
-    for rows, signs in _batches(X, observed):
-        found, here = _matched(signs, items), slice(rows.stop - rows.start)
-        _add(found, here, items, gradient, curvature)
+    for rows, signs in _iter_sign_batches(X, observed):
+        found, here = _match_sites(signs, items), slice(rows.stop - rows.start)
+        _add_batch(found, here, items, gradient, curvature)
         log_likelihood += float(found.posterior.log_likelihood[here].sum())
         rounds += int(found.rounds[here].sum())
-    return SiteStatistics(gradient, curvature, log_likelihood, rounds)
+    return EPStatistics(gradient, curvature, log_likelihood, rounds)
 
 
-def site_posterior(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats
-) -> SitePosterior:
+def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Floats) -> EPPosterior:
     """Find the posterior of each row.
 
     The result for a row depends on that row alone, to the last bit, while BLAS has one thread.
@@ -144,17 +144,17 @@ def site_posterior(
     Parameters
     ----------
     X, observed, weights, offsets
-        As for `site_statistics`.
+        As for `ep_e_step`.
     """
-    n, q, items = len(X), weights.shape[1], _items(weights, offsets)
-    out = SitePosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n))
-    for rows, signs in _batches(X, observed):
-        for part, of_batch in zip(out, _matched(signs, items).posterior, strict=True):
+    n, q, items = len(X), weights.shape[1], _make_item_forms(weights, offsets)
+    out = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n))
+    for rows, signs in _iter_sign_batches(X, observed):
+        for part, of_batch in zip(out, _match_sites(signs, items).posterior, strict=True):
             part[rows] = of_batch[: rows.stop - rows.start]
     return out
 
 
-def site_m_step(
+def ep_m_step(
     gradient: Floats, curvature: Floats, packed: Floats, prior_precision: float = 0.0
 ) -> Floats:
     """M-step: go a step of Newton's method for each item, cut where it is long.
@@ -162,7 +162,7 @@ def site_m_step(
     Parameters
     ----------
     gradient, curvature
-        As in `SiteStatistics`, summed over all rows.
+        As in `EPStatistics`, summed over all rows.
     packed
         Weights and offsets of these sums side by side, (n_features, q + 1).
     prior_precision
@@ -171,10 +171,10 @@ def site_m_step(
     Returns
     -------
     NDArray
-        As `packed`.
+        As `pack_matrix`.
     """
     q = packed.shape[1] - 1
-    slope, matrices = gradient.copy(), _unpacked(curvature, q + 1)
+    slope, matrices = gradient.copy(), _unpack_triangles(curvature, q + 1)
     slope[:, :q] -= prior_precision * packed[:, :q]
     matrices[:, range(q), range(q)] += prior_precision
     # An item of hardly any curvature, as of steep weights, still has a solution.
@@ -182,11 +182,13 @@ def site_m_step(
     matrices[:, range(q + 1), range(q + 1)] += ridge
     step = np.linalg.solve(matrices, slope[:, :, None])[:, :, 0]
     length = np.linalg.norm(step, axis=1, keepdims=True)
-    cut: Floats = packed + step * np.minimum(1.0, _LONGEST / np.maximum(length, _LONGEST))
+    cut: Floats = packed + step * np.minimum(
+        1.0, _MAX_STEP_LENGTH / np.maximum(length, _MAX_STEP_LENGTH)
+    )
     return cut
 
 
-def _unpacked(triangles: Floats, size: int) -> Floats:
+def _unpack_triangles(triangles: Floats, size: int) -> Floats:
     """Symmetric matrices from their upper triangles, row by row."""
     j, k = np.triu_indices(size)
     matrices = np.empty((len(triangles), size, size))
@@ -194,20 +196,20 @@ def _unpacked(triangles: Floats, size: int) -> Floats:
     return matrices
 
 
-def _items(weights: Floats, offsets: Floats) -> _Items:
+def _make_item_forms(weights: Floats, offsets: Floats) -> _ItemForms:
     j, k = np.tril_indices(weights.shape[1])
-    return _Items(weights, offsets, weights[:, j] * weights[:, k])
+    return _ItemForms(weights, offsets, weights[:, j] * weights[:, k])
 
 
-def _batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, Signs]]:
+def _iter_sign_batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, Signs]]:
     """Cut rows into batches of one height, of signs (n_features, height); empty rows fill the last.
 
     BLAS takes other paths for other shapes, with sums in another order.
     """
     height = max(_BATCH_ENTRIES // X.shape[1] // _BATCH_STEP, 1) * _BATCH_STEP
-    height = min(height, _MOST_ROWS)
+    height = min(height, _MAX_BATCH_ROWS)
     for start in range(0, len(X), height):
-        check_wanted()
+        check_cancelled()
         rows = slice(start, min(start + height, len(X)))
         signs = np.zeros((X.shape[1], height), np.int8)
         here = signs[:, : rows.stop - start]
@@ -217,7 +219,9 @@ def _batches(X: Bits, observed: Bits | None) -> Iterator[tuple[slice, Signs]]:
         yield rows, signs
 
 
-def _add(found: _Matched, here: slice, items: _Items, gradient: Floats, curvature: Floats) -> None:
+def _add_batch(
+    found: _ConvergedBatch, here: slice, items: _ItemForms, gradient: Floats, curvature: Floats
+) -> None:
     """Add a batch to the sums of the M-step."""
     mean, covariance = found.posterior.mean[here], found.posterior.covariance[here]
     pull, lean, slope = (part[:, here] for part in found.tilted)
@@ -232,45 +236,52 @@ def _add(found: _Matched, here: slice, items: _Items, gradient: Floats, curvatur
     curvature += slope @ second[:, j, k]
 
 
-def _matched(signs: Signs, items: _Items) -> _Matched:
+def _match_sites(signs: Signs, items: _ItemForms) -> _ConvergedBatch:
     """Have rounds until rows rest; those that rest have no more."""
     j, k = np.tril_indices(items.weights.shape[1])
     doubled = items.forms * np.where(j == k, 1, 2)
-    sites, rule, n, q = _laplace(signs, items), _rule(), signs.shape[1], items.weights.shape[1]
-    tilted = Tilted(*(np.zeros(signs.shape) for _ in Tilted._fields))
-    posterior = SitePosterior(np.empty((n, q)), np.empty((n, q, q)), np.full(n, np.inf))
+    sites, rule, n, q = (
+        _laplace_sites(signs, items),
+        _hermite_rule(),
+        signs.shape[1],
+        items.weights.shape[1],
+    )
+    tilted = TiltedMoments(*(np.zeros(signs.shape) for _ in TiltedMoments._fields))
+    posterior = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.full(n, np.inf))
     rounds, under_way = np.zeros(n, np.int64), np.ones(n, np.bool_)
-    for done in range(_MOST_ROUNDS):
-        found = SitePosterior(*_gaussians(sites, items))
+    for done in range(_MAX_ROUNDS):
+        found = EPPosterior(*_gaussians_from_sites(sites, items))
         second = found.covariance[:, j, k]
-        marginals = Marginals(items.weights @ found.mean.T, doubled @ second.T)
-        rates = np.where(under_way, 1.0 if done < _UNDAMPED else 0.5, 0.0)
-        tilt(signs, items.offsets, marginals, rule, rates, sites, tilted, found.log_likelihood)
-        moved = np.abs(found.log_likelihood - posterior.log_likelihood) > _RESTS
+        marginals = ItemMarginals(items.weights @ found.mean.T, doubled @ second.T)
+        rates = np.where(under_way, 1.0 if done < _UNDAMPED_ROUNDS else 0.5, 0.0)
+        match_logistic_sites(
+            signs, items.offsets, marginals, rule, rates, sites, tilted, found.log_likelihood
+        )
+        moved = np.abs(found.log_likelihood - posterior.log_likelihood) > _ROUND_TOLERANCE
         for part, now in zip(posterior, found, strict=True):
             part[under_way] = now[under_way]
         rounds += under_way
         under_way &= moved
         if not under_way.any():
             break
-    return _Matched(posterior, tilted, rounds)
+    return _ConvergedBatch(posterior, tilted, rounds)
 
 
-def _rule() -> Rule:
+def _hermite_rule() -> HermiteRule:
     nodes, weights = scipy.special.roots_hermitenorm(_NODES)
-    return Rule(nodes, weights / weights.sum() * np.exp(0.5 * nodes**2))
+    return HermiteRule(nodes, weights / weights.sum() * np.exp(0.5 * nodes**2))
 
 
-def _gaussians(sites: Sites, items: _Items) -> tuple[Floats, Floats, Floats]:
+def _gaussians_from_sites(sites: GaussianSites, items: _ItemForms) -> tuple[Floats, Floats, Floats]:
     """μ, C, and ½ μᵀ C⁻¹ μ + ½ log det C of each row."""
-    precision, pull = _precision(sites.precision, items), sites.shift.T @ items.weights
+    precision, pull = _posterior_precision(sites.precision, items), sites.shift.T @ items.weights
     covariance = np.linalg.inv(precision).astype(np.float64)
     mean = (covariance @ pull[:, :, None])[:, :, 0]
     log_det: Floats = np.linalg.slogdet(precision)[1].astype(np.float64)
     return mean, covariance, 0.5 * ((pull * mean).sum(axis=1) - log_det)
 
 
-def _precision(site_precision: Floats, items: _Items) -> Floats:
+def _posterior_precision(site_precision: Floats, items: _ItemForms) -> Floats:
     """I + Σ τ_i w_i w_iᵀ, (n_rows, q, q)."""
     q = items.weights.shape[1]
     j, k = np.tril_indices(q)
@@ -280,27 +291,27 @@ def _precision(site_precision: Floats, items: _Items) -> Floats:
     return precision
 
 
-def _laplace(signs: Signs, items: _Items) -> Sites:
+def _laplace_sites(signs: Signs, items: _ItemForms) -> GaussianSites:
     """Sites of the Gaussians at the modes of the rows, found by Newton's method."""
     n, q = signs.shape[1], items.weights.shape[1]
     mode, step, gain = np.zeros((n, q)), np.zeros((n, q)), np.full(n, np.inf)
     value, slopes, log_p = np.full(n, -np.inf), np.empty(signs.shape), np.empty(n)
-    sites = Sites(np.zeros(signs.shape), np.zeros(signs.shape))
-    for _ in range(_MOST_STEPS):
-        under_way = gain >= _LEAST_GAIN
+    sites = GaussianSites(np.zeros(signs.shape), np.zeros(signs.shape))
+    for _ in range(_MAX_STEPS):
+        under_way = gain >= _MIN_GAIN
         if not under_way.any():
             break
         trial = mode + step
         y = items.weights @ trial.T
         residual = y + items.offsets[:, None]
-        logistic_parts(signs, residual, slopes, log_p)
+        fill_logistic_parts(signs, residual, slopes, log_p)
         reached = log_p - 0.5 * (trial**2).sum(axis=1)
         better = under_way & (reached >= value)
         mode[better], value[better] = trial[better], reached[better]
         np.copyto(sites.precision, slopes, where=better)
         np.copyto(sites.shift, residual + slopes * y, where=better)
         slope = residual.T @ items.weights - trial
-        newton = np.linalg.solve(_precision(slopes, items), slope[:, :, None])[:, :, 0]
+        newton = np.linalg.solve(_posterior_precision(slopes, items), slope[:, :, None])[:, :, 0]
         gain = np.where(better, (newton * slope).sum(axis=1), np.where(under_way, gain / 2, gain))
         step = np.where(better[:, None], newton, step / 2)
     return sites

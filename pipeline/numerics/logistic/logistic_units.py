@@ -16,8 +16,8 @@ from numba import njit, types
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
-from pipeline.numerics.intrinsics import fma_of, power_of_two_of
-from pipeline.numerics.row_random import row_state, word_at
+from pipeline.numerics.intrinsics import make_fma, make_power_of_two
+from pipeline.numerics.row_random import draw_word, make_row_state
 
 Singles = NDArray[np.float32]
 Words = NDArray[np.uint64]
@@ -46,13 +46,13 @@ def _exp_coefficients(degree: int = 5) -> tuple[np.float32, ...]:
 _EXP = _exp_coefficients()
 
 
-_fma = fma_of(types.float32)
+_fma = make_fma(types.float32)
 # of k given as _TO_INTEGER + k
-_power_of_two = power_of_two_of(types.float32, 23, 127)
+_power_of_two = make_power_of_two(types.float32, 23, 127)
 
 
 @_inlined
-def _exp_of_minus(x: Any) -> Any:
+def _exp_minus(x: Any) -> Any:
     """Return exp(−x), x cut to ±80."""
     cut = min(max(x, -_CAP), _CAP)
     shifted = _fma(cut, -_LOG2_E, _TO_INTEGER)
@@ -82,7 +82,7 @@ def fill_probabilities(inputs: Singles, width: int, out: Singles, weight: Any = 
     for row in range(len(inputs)):
         given, filled = inputs[row], out[row]
         for j in range(width):
-            filled[j] = weight / (_ONE + _exp_of_minus(given[j]))
+            filled[j] = weight / (_ONE + _exp_minus(given[j]))
 
 
 @_kernel
@@ -94,7 +94,7 @@ def fill_draws(inputs: Singles, width: int, states: Words, first: int, out: Sing
     inputs, width, out
         As for `fill_probabilities`.
     states
-        What the draws of each row come from, `states_of` its key, (n_rows,).
+        What the draws of each row come from, `row_states` its key, (n_rows,).
     first
         Number of the first word to draw from; `words_of(width)` are used.
     """
@@ -103,13 +103,13 @@ def fill_draws(inputs: Singles, width: int, states: Words, first: int, out: Sing
     for row in range(len(inputs)):
         given, drawn, state = inputs[row], out[row], states[row]
         for j in range(half):
-            words[j] = word_at(state, first + j)
-        _fill_by(words, _NO_SHIFT, given[:half], drawn[:half])
-        _fill_by(words, _SHIFT, given[half:width], drawn[half:width])
+            words[j] = draw_word(state, first + j)
+        _fill_half_words(words, _NO_SHIFT, given[:half], drawn[:half])
+        _fill_half_words(words, _SHIFT, given[half:width], drawn[half:width])
 
 
 @_inlined
-def _fill_by(words: Words, shift: np.uint64, given: Singles, drawn: Singles) -> None:
+def _fill_half_words(words: Words, shift: np.uint64, given: Singles, drawn: Singles) -> None:
     """Draw by 32 bits of each word, those from `shift` on."""
     for j in range(len(drawn)):
         drawn[j] = _is_on(given[j], np.uint32(words[j] >> shift))
@@ -119,18 +119,18 @@ def _fill_by(words: Words, shift: np.uint64, given: Singles, drawn: Singles) -> 
 def _is_on(given: Any, bits: Any) -> Any:
     """Compare a draw u from (0, 1) with the probability: u (1 + exp(−input)) < 1."""
     u = _fma(np.float32(bits), _TO_SHARE, _HALF_UP)
-    return _ONE if u * (_ONE + _exp_of_minus(given)) < _ONE else np.float32(0)
+    return _ONE if u * (_ONE + _exp_minus(given)) < _ONE else np.float32(0)
 
 
-def words_of(width: int) -> int:
+def count_draw_words(width: int) -> int:
     """Count the words that draws of so many units are made from."""
     return (width + 1) // 2
 
 
 @_kernel
-def states_of(key: np.uint64, rows: NDArray[np.int64]) -> Words:
+def row_states(key: np.uint64, rows: NDArray[np.int64]) -> Words:
     """Give what the draws of rows come from; `key` is that of a `RowRandom`."""
     states = np.empty(len(rows), np.uint64)
     for n in range(len(rows)):
-        states[n] = row_state(key, rows[n])
+        states[n] = make_row_state(key, rows[n])
     return states

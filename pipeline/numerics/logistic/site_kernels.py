@@ -11,31 +11,31 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.numerics.logistic.logistic_lanes import exp_of_minus, fill, fma, inlined
+from pipeline.numerics.logistic.logistic_lanes import exp_minus, fill, fma, inlined
 
 Floats = NDArray[np.float64]
 Signs = NDArray[np.int8]
 
 _FACTORS = 512  # of up to 2 before a logarithm: 2**512 is no overflow
-_LEAST_VARIANCE = 1e-8  # of w·x; items without weight have none
-_LEAST_CAVITY = 1e-9  # share of the precision that the prior and other items have at the least
+_MIN_VARIANCE = 1e-8  # of w·x; items without weight have none
+_MIN_CAVITY = 1e-9  # share of the precision that the prior and other items have at the least
 
 
-class Marginals(NamedTuple):
+class ItemMarginals(NamedTuple):
     """Mean and variance of w·x of each item under each row's Gaussian."""
 
     mean: Floats
     variance: Floats
 
 
-class Sites(NamedTuple):
+class GaussianSites(NamedTuple):
     """What stands for an item: exp(shift y − precision y² / 2), y = w·x."""
 
     precision: Floats
     shift: Floats
 
 
-class Tilted(NamedTuple):
+class TiltedMoments(NamedTuple):
     """What the M-step needs of each item and row, 0 where missing.
 
     Attributes
@@ -48,19 +48,19 @@ class Tilted(NamedTuple):
         Mean of σ(z) σ(−z).
     """
 
-    pull: Floats
-    lean: Floats
+    mean_residual: Floats
+    residual_covariance: Floats
     slope: Floats
 
 
-class Rule(NamedTuple):
+class HermiteRule(NamedTuple):
     """Nodes of a Gauss–Hermite rule, and their weights over the normal density there."""
 
     nodes: Floats
     weights: Floats
 
 
-class _Sums(NamedTuple):
+class _NodeSums(NamedTuple):
     """Of one item over the nodes, (n_rows,): powers of the node, and the slope."""
 
     zeroth: Floats
@@ -70,24 +70,26 @@ class _Sums(NamedTuple):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def logistic_parts(signs: Signs, z: Floats, slopes: Floats, log_p: Floats) -> None:
+def fill_logistic_parts(signs: Signs, z: Floats, slopes: Floats, log_p: Floats) -> None:
     """Put t − σ(z) in place of z; fill in σ(z) σ(−z), and log P(t) of each column."""
     product = np.ones(z.shape[1])
     fill(log_p, 0.0)
     for i in range(len(z)):
-        _add_item(signs[i], z[i], slopes[i], log_p, product)
+        _multiply_item_factors(signs[i], z[i], slopes[i], log_p, product)
         if i % _FACTORS == _FACTORS - 1:
             _take_logarithms(product, log_p)
     _take_logarithms(product, log_p)
 
 
 @inlined
-def _add_item(signs: Signs, z: Floats, slopes: Floats, log_p: Floats, product: Floats) -> None:
+def _multiply_item_factors(
+    signs: Signs, z: Floats, slopes: Floats, log_p: Floats, product: Floats
+) -> None:
     for row in range(len(z)):
         sign = float(signs[row])
         present = sign * sign
         towards = sign * z[row]
-        e = exp_of_minus(abs(towards))
+        e = exp_minus(abs(towards))
         inverse = 1.0 / (1.0 + e)
         log_p[row] += min(towards, 0.0)
         product[row] *= 1.0 + present * e
@@ -103,28 +105,28 @@ def _take_logarithms(product: Floats, log_p: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def tilt(
+def match_logistic_sites(
     signs: Signs,
     offsets: Floats,
-    marginals: Marginals,
-    rule: Rule,
+    marginals: ItemMarginals,
+    rule: HermiteRule,
     rates: Floats,
-    sites: Sites,
-    tilted: Tilted,
+    sites: GaussianSites,
+    tilted: TiltedMoments,
     log_likelihood: Floats,
 ) -> None:
     """Match every site to its item, a share `rates` (n_rows,) of the way, and add log factors."""
     zeros = np.zeros(signs.shape[1])
-    sums = _Sums(zeros, zeros.copy(), zeros.copy(), zeros.copy())
+    sums = _NodeSums(zeros, zeros.copy(), zeros.copy(), zeros.copy())
     for i in range(len(signs)):
         mean, variance = marginals.mean[i], marginals.variance[i]
         precision, shift = sites.precision[i], sites.shift[i]
-        _integrate(signs[i], offsets[i], mean, variance, rule, precision, shift, sums)
-        pull, lean, slope = tilted.pull[i], tilted.lean[i], tilted.slope[i]
+        _integrate_item(signs[i], offsets[i], mean, variance, rule, precision, shift, sums)
+        pull, lean, slope = tilted.mean_residual[i], tilted.residual_covariance[i], tilted.slope[i]
         for row in range(len(rates)):
             present = float(signs[i, row]) ** 2
-            v = max(variance[row], _LEAST_VARIANCE)
-            cavity = max(1.0 / v - precision[row], _LEAST_CAVITY / v)
+            v = max(variance[row], _MIN_VARIANCE)
+            cavity = max(1.0 / v - precision[row], _MIN_CAVITY / v)
             centre = (mean[row] / v - shift[row]) / cavity
             first = sums.first[row] / sums.zeroth[row]
             spread = v * (sums.second[row] / sums.zeroth[row] - first * first)
@@ -144,15 +146,15 @@ def tilt(
 
 
 @inlined
-def _integrate(
+def _integrate_item(
     signs: Signs,
     offset: float,
     mean: Floats,
     variance: Floats,
-    rule: Rule,
+    rule: HermiteRule,
     precision: Floats,
     shift: Floats,
-    sums: _Sums,
+    sums: _NodeSums,
 ) -> None:
     """Sum the item times the Gaussian of all others over nodes that lie where both are."""
     for total in sums:
@@ -160,14 +162,14 @@ def _integrate(
     for node in range(len(rule.nodes)):
         x, weight = rule.nodes[node], rule.weights[node]
         for row in range(len(mean)):
-            v = max(variance[row], _LEAST_VARIANCE)
-            cavity = max(1.0 / v - precision[row], _LEAST_CAVITY / v)
+            v = max(variance[row], _MIN_VARIANCE)
+            cavity = max(1.0 / v - precision[row], _MIN_CAVITY / v)
             y = fma(math.sqrt(v), x, mean[row])
             gap = y - (mean[row] / v - shift[row]) / cavity
             towards = float(signs[row]) * (y + offset)
-            e = exp_of_minus(abs(towards))
+            e = exp_minus(abs(towards))
             inverse = 1.0 / (1.0 + e)
-            mass = weight * exp_of_minus(0.5 * gap * gap * cavity)
+            mass = weight * exp_minus(0.5 * gap * gap * cavity)
             mass *= inverse if towards > 0 else e * inverse
             sums.zeroth[row] += mass
             sums.first[row] = fma(mass, x, sums.first[row])

@@ -14,31 +14,31 @@ from scipy.special import ndtr
 
 Array = NDArray[np.float64]
 
-_WIDE = 1.5  # standard deviation from which on Laguerre's nodes are the better ones
+_WIDE_DEVIATION = 1.5  # standard deviation from which on Laguerre's nodes are the better ones
 _NODES, _MASS = np.polynomial.hermite_e.hermegauss(30)
-_SIDE, _SIDE_MASS = np.polynomial.laguerre.laggauss(30)
-_SIDE_MASS = _SIDE_MASS * np.exp(_SIDE) * np.log1p(np.exp(-_SIDE))
+_SIDE_NODES, _SIDE_MASS = np.polynomial.laguerre.laggauss(30)
+_SIDE_MASS = _SIDE_MASS * np.exp(_SIDE_NODES) * np.log1p(np.exp(-_SIDE_NODES))
 
 
-def expected_softplus(mean: Array, deviation: Array) -> Array:
+def mean_softplus(mean: Array, deviation: Array) -> Array:
     """Give E log(1 + exp(y)), y ~ N(mean, deviation²), arrays of one shape."""
-    found, is_wide = np.empty(mean.shape), deviation > _WIDE
-    found[is_wide] = _of_wide(mean[is_wide], deviation[is_wide])
-    found[~is_wide] = _of_narrow(mean[~is_wide], deviation[~is_wide])
+    found, is_wide = np.empty(mean.shape), deviation > _WIDE_DEVIATION
+    found[is_wide] = _mean_for_wide(mean[is_wide], deviation[is_wide])
+    found[~is_wide] = _mean_for_narrow(mean[~is_wide], deviation[~is_wide])
     return found
 
 
-def _of_narrow(mean: Array, deviation: Array) -> Array:
+def _mean_for_narrow(mean: Array, deviation: Array) -> Array:
     total = np.zeros_like(mean)
     for node, mass in zip(_NODES, _MASS / _MASS.sum(), strict=True):
         total += mass * np.logaddexp(0.0, mean + node * deviation)
     return total
 
 
-def _of_wide(mean: Array, deviation: Array) -> Array:
+def _mean_for_wide(mean: Array, deviation: Array) -> Array:
     at = mean / deviation
     total = mean * ndtr(at) + deviation * _density(at)
-    for node, mass in zip(_SIDE, _SIDE_MASS, strict=True):
+    for node, mass in zip(_SIDE_NODES, _SIDE_MASS, strict=True):
         both = _density(node / deviation - at) + _density(node / deviation + at)
         total += mass / deviation * both
     return np.asarray(total)

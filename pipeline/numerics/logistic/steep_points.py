@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.numerics.logistic.centred_kernels import REACH
+from pipeline.numerics.logistic.centred_kernels import EDGE_REACH
 
 Floats = NDArray[np.float64]
 
-_WIDTH, _WIDEST = 3.0, 3.0  # c β and the largest c
+_POINT_SPREAD, _MAX_POINT_SPREAD = 3.0, 3.0  # c β and the largest c
 
 
 class SteepPoints(NamedTuple):
@@ -38,7 +38,7 @@ class SteepPoints(NamedTuple):
     log_volumes: Floats
 
 
-def steep_points(
+def place_steep_points(
     slopes: Floats, offsets: Floats, reach: Floats, n_an_axis: tuple[int, ...]
 ) -> SteepPoints:
     """Lay points across the edges of rows.
@@ -53,11 +53,11 @@ def steep_points(
     n_an_axis
         Points of each axis, odd numbers.
     """
-    frame, centres, widths = _axes(slopes, offsets)
+    frame, centres, widths = _find_axes(slopes, offsets)
     n_rows, q = centres.shape
     coordinates, log_lengths = [], []
     for k, n in enumerate(n_an_axis):
-        at, log_length = _spread(centres[:, k], widths[:, k], reach, n)
+        at, log_length = _place_on_axis(centres[:, k], widths[:, k], reach, n)
         shape = [n_rows, *(n if j == k else 1 for j in range(q))]
         coordinates.append(at.reshape(shape))
         log_lengths.append(log_length.reshape(shape))
@@ -66,7 +66,7 @@ def steep_points(
     return SteepPoints(turned @ frame, log_volumes)
 
 
-def every_second(n_an_axis: tuple[int, ...]) -> Floats:
+def half_grid_weights(n_an_axis: tuple[int, ...]) -> Floats:
     """Give weights of the rule of twice the step, relative to the whole: 2^q or 0, (n_points,)."""
     shares = np.ones(1)
     for n in n_an_axis:
@@ -74,24 +74,24 @@ def every_second(n_an_axis: tuple[int, ...]) -> Floats:
     return shares
 
 
-def _axes(slopes: Floats, offsets: Floats) -> tuple[Floats, Floats, Floats]:
+def _find_axes(slopes: Floats, offsets: Floats) -> tuple[Floats, Floats, Floats]:
     """Find axes (n_rows, q, q), one a line; where the edge is on each, and c there, (n_rows, q)."""
     n_rows, _, q = slopes.shape
     frame, left, rows = np.zeros((n_rows, q, q)), slopes.copy(), np.arange(n_rows)
     centres, widths = np.zeros((2, n_rows, q))
     for k in range(q):
         size = np.sqrt((left**2).sum(axis=2))
-        steepest = np.argmax(np.where(abs(offsets) <= REACH * size, size, 0.0), axis=1)
-        beta = np.maximum(size[rows, steepest], _WIDTH / _WIDEST)
-        frame[:, k] = _unit(left[rows, steepest], frame[:, :k])
-        centres[:, k] = np.clip(-offsets[rows, steepest] / beta, -REACH, REACH)
-        widths[:, k] = _WIDTH / beta
+        steepest = np.argmax(np.where(abs(offsets) <= EDGE_REACH * size, size, 0.0), axis=1)
+        beta = np.maximum(size[rows, steepest], _POINT_SPREAD / _MAX_POINT_SPREAD)
+        frame[:, k] = _unit_vectors(left[rows, steepest], frame[:, :k])
+        centres[:, k] = np.clip(-offsets[rows, steepest] / beta, -EDGE_REACH, EDGE_REACH)
+        widths[:, k] = _POINT_SPREAD / beta
         along = (left * frame[:, None, k]).sum(axis=2)
         left -= along[:, :, None] * frame[:, None, k]
     return frame, centres, widths
 
 
-def _unit(wanted: Floats, others: Floats) -> Floats:
+def _unit_vectors(wanted: Floats, others: Floats) -> Floats:
     """Give unit vectors (n_rows, q) along those wanted; any that is aside of the others where 0."""
     q = wanted.shape[1]
     candidates = np.concatenate([wanted[:, None], np.tile(np.eye(q), (len(wanted), 1, 1))], axis=1)
@@ -105,7 +105,7 @@ def _unit(wanted: Floats, others: Floats) -> Floats:
     return np.asarray(chosen / np.sqrt((chosen**2).sum(axis=1, keepdims=True)))
 
 
-def _spread(centre: Floats, width: Floats, reach: Floats, n: int) -> tuple[Floats, Floats]:
+def _place_on_axis(centre: Floats, width: Floats, reach: Floats, n: int) -> tuple[Floats, Floats]:
     """Place n points on an axis, and give log of the length of each over √(2π), (n_rows, n)."""
     low, high = (np.arcsinh((end - centre) / width) for end in (-reach, reach))
     step = (high - low) / (n - 1)

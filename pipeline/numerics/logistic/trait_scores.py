@@ -6,7 +6,7 @@ With z = (x, 1) and η_i = (w_i, b_i)ᵀ z, score and information of row n about
     I_n = E[diag_i m_ni σ(η_i)(1 − σ(η_i)) z zᵀ | t_n] − Cov[s(x) | t_n]
 
 (T. A. Louis, JRSS B 44 (1982), eq. 3.2). Of a fit on nodes the first expectation follows from the
-mass of rows at each node, and of rows without missing values all sums do (`node_scores`). Other
+mass of rows at each node, and of rows without missing values all sums do (`sum_node_scores`). Other
 expectations are over the row's posterior, by points placed on its mean and covariance and weighed
 by their likelihood: a Gauss–Hermite rule, at n_points (n_features (q + 1))² multiplications a row;
 beyond 3 components, where s_n alone can be had, a fixed set of Sobol's points in pairs of either
@@ -25,8 +25,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.executors.cancellation import check_wanted
-from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite, responsibilities
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite, iter_responsibilities
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -34,14 +34,14 @@ Floats = NDArray[np.float64]
 # Points an axis, by the number of components, for few features, some, and many. Against many more
 # points, with weights up to 5, standard errors differ by 2 % at the most and 0.2 % in the median,
 # with many features by 10 % and 1 %.
-_POINTS = {1: (11, 7, 5), 2: (7, 9, 7), 3: (5, 7, 5)}
-_FEW, _SOME = 10, 100
+_POINTS_PER_AXIS = {1: (11, 7, 5), 2: (7, 9, 7), 3: (5, 7, 5)}
+_FEW_ITEMS, _SOME_ITEMS = 10, 100
 _LOG_PAIRS = 7  # of points
 _BATCH_ENTRIES = 2**20
-_NARROWEST = 1e-6  # variance of a posterior that lies on one node
+_MIN_VARIANCE = 1e-6  # variance of a posterior that lies on one node
 
 
-class Moments(Protocol):
+class HasMoments(Protocol):
     """What is known of the posterior of rows: (n_samples, q) and (n_samples, q, q)."""
 
     @property
@@ -55,7 +55,7 @@ class Moments(Protocol):
         ...
 
 
-class Scores(NamedTuple):
+class TraitScoreSums(NamedTuple):
     """Sums over rows; parameters are in the order of items, of each its weights, then its offset.
 
     Attributes
@@ -71,12 +71,12 @@ class Scores(NamedTuple):
 
 
 class TraitScores(NamedTuple):
-    """Sums over rows, as `Scores`, and their curvature.
+    """Sums over rows, as `TraitScoreSums`, and their curvature.
 
     Attributes
     ----------
     spread, products
-        As in `Scores`.
+        As in `TraitScoreSums`.
     curvature
         Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ], (n_features, q + 1, q + 1).
     """
@@ -86,8 +86,8 @@ class TraitScores(NamedTuple):
     curvature: Floats
 
 
-def trait_scores(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: Moments
+def sum_trait_scores(
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: HasMoments
 ) -> TraitScores:
     """Sum scores and information over rows.
 
@@ -106,13 +106,15 @@ def trait_scores(
     size = n_features * (q + 1)
     spread, products = np.zeros((2, size, size))
     found = TraitScores(spread, products, np.zeros((n_features, q + 1, q + 1)))
-    rule = _rule(n_features, q)
-    for rows in _batches(len(X), len(rule.points) * size):
-        _add(found, _at_points(rule, rows, X, observed, weights, offsets, posterior))
+    rule = _point_rule(n_features, q)
+    for rows in _iter_batches(len(X), len(rule.points) * size):
+        _add_scores(
+            found, _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
+        )
     return found
 
 
-def node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> Scores:
+def sum_node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> TraitScoreSums:
     """Sum scores of rows that have all their values, by their responsibilities R_nl.
 
     What rows and nodes have to do with E[s sᵀ] comes apart then,
@@ -138,7 +140,7 @@ def node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> Scor
     ones, mass = np.zeros((n_features, len(z))), np.zeros(len(z))
     both = np.zeros((len(pairs), n_features, n_features))
     products = np.zeros((expected.shape[1], expected.shape[1]))
-    for rows, shares in responsibilities(X, None, weights, offsets, nodes):
+    for rows, shares in iter_responsibilities(X, None, weights, offsets, nodes):
         bits = X[rows].astype(np.float64)
         scores = (bits[:, :, None] * (shares @ z)[:, None]).reshape(len(bits), -1)
         scores -= shares @ expected
@@ -151,18 +153,18 @@ def node_scores(X: Bits, weights: Floats, offsets: Floats, nodes: Nodes) -> Scor
     for (a, b), total, square in zip(pairs, both, squares.T, strict=True):
         half = ((0.5 * mass * sigma.T - ones) * square) @ sigma
         spread[:, a, :, b] = spread[:, b, :, a] = total + half + half.T
-    return Scores(spread.reshape(products.shape), products)
+    return TraitScoreSums(spread.reshape(products.shape), products)
 
 
-def score_products(
-    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: Moments
+def sum_score_products(
+    X: Bits, observed: Bits | None, weights: Floats, offsets: Floats, posterior: HasMoments
 ) -> Floats:
     """Give `TraitScores.products` alone, for any number of components."""
     n_features, q = weights.shape
     found = np.zeros((n_features * (q + 1), n_features * (q + 1)))
-    rule = _even_points(q)
-    for rows in _batches(len(X), len(rule.points) * n_features):
-        at = _at_points(rule, rows, X, observed, weights, offsets, posterior)
+    rule = _spread_points(q)
+    for rows in _iter_batches(len(X), len(rule.points) * n_features):
+        at = _evaluate_at_points(rule, rows, X, observed, weights, offsets, posterior)
         z = np.concatenate([at.x, np.ones((*at.x.shape[:2], 1))], axis=2)
         mean = np.swapaxes(at.left * at.share[:, :, None], 1, 2) @ z
         flat = mean.reshape(len(mean), -1)
@@ -170,7 +172,7 @@ def score_products(
     return found
 
 
-class _AtPoints(NamedTuple):
+class _PosteriorPoints(NamedTuple):
     """Rows at the points of their posteriors, all (n_rows, n_points, …)."""
 
     x: Floats
@@ -180,37 +182,41 @@ class _AtPoints(NamedTuple):
     left: Floats
 
 
-def _at_points(
+def _evaluate_at_points(
     rule: Nodes,
     rows: slice,
     X: Bits,
     observed: Bits | None,
     weights: Floats,
     offsets: Floats,
-    posterior: Moments,
-) -> _AtPoints:
+    posterior: HasMoments,
+) -> _PosteriorPoints:
     bits = X[rows][:, None]
     seen = np.ones(bits.shape) if observed is None else observed[rows][:, None].astype(np.float64)
-    x = _placed(rule, posterior.mean[rows], posterior.covariance[rows])
+    x = _place_points(rule, posterior.mean[rows], posterior.covariance[rows])
     eta = x @ weights.T + offsets
     small = np.exp(-abs(eta))
     whole = 1 + small
     log_joint = (seen * (bits * eta - np.maximum(eta, 0) - np.log(whole))).sum(axis=2)
     sigma = np.where(eta >= 0, 1, small) / whole
-    return _AtPoints(x, _shares(log_joint, x, rule), seen, sigma, seen * (bits - sigma))
+    return _PosteriorPoints(
+        x, _posterior_shares(log_joint, x, rule), seen, sigma, seen * (bits - sigma)
+    )
 
 
-def n_points(n_features: int, q: int) -> int:
+def count_points(n_features: int, q: int) -> int:
     """Points that stand for a row's posterior."""
-    return len(_rule(n_features, q).points)
+    return len(_point_rule(n_features, q).points)
 
 
-def _rule(n_features: int, q: int) -> Nodes:
-    return gauss_hermite(_POINTS[q][(n_features > _FEW) + (n_features > _SOME)], q)
+def _point_rule(n_features: int, q: int) -> Nodes:
+    return gauss_hermite(
+        _POINTS_PER_AXIS[q][(n_features > _FEW_ITEMS) + (n_features > _SOME_ITEMS)], q
+    )
 
 
 @cache
-def _even_points(q: int) -> Nodes:
+def _spread_points(q: int) -> Nodes:
     """Spread points over N(0, I_q): mean 0 and covariance I, to rounding."""
     from scipy.stats import qmc  # takes its time to be imported
 
@@ -221,7 +227,7 @@ def _even_points(q: int) -> Nodes:
     return Nodes(np.ascontiguousarray(points), np.full(len(points), -math.log(len(points))))
 
 
-def node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes) -> Floats:
+def sum_node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes) -> Floats:
     """Give Σ_n E[diag_i m_ni σ(1 − σ) z zᵀ] by the mass at each node.
 
     Parameters
@@ -244,21 +250,21 @@ def node_curvature(mass: Floats, weights: Floats, offsets: Floats, nodes: Nodes)
     return np.asarray((bends @ products).reshape(-1, width, width))
 
 
-def _batches(n_rows: int, row_entries: int) -> Iterator[slice]:
+def _iter_batches(n_rows: int, row_entries: int) -> Iterator[slice]:
     height = max(1, _BATCH_ENTRIES // row_entries)
     for start in range(0, n_rows, height):
-        check_wanted()
+        check_cancelled()
         yield slice(start, start + height)
 
 
-def _placed(rule: Nodes, mean: Floats, covariance: Floats) -> Floats:
+def _place_points(rule: Nodes, mean: Floats, covariance: Floats) -> Floats:
     """Give points of each row, (n_rows, n_points, q)."""
-    root = np.linalg.cholesky(covariance + _NARROWEST * np.eye(mean.shape[1]))
+    root = np.linalg.cholesky(covariance + _MIN_VARIANCE * np.eye(mean.shape[1]))
     points: Floats = mean[:, None] + rule.points @ np.swapaxes(root, 1, 2)
     return points
 
 
-def _shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
+def _posterior_shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
     """Give each point's share of the row's posterior, (n_rows, n_points)."""
     log_shares = log_joint - 0.5 * (x**2).sum(axis=2)
     log_shares += rule.log_weights + 0.5 * (rule.points**2).sum(axis=1)
@@ -266,7 +272,7 @@ def _shares(log_joint: Floats, x: Floats, rule: Nodes) -> Floats:
     return shares
 
 
-def _add(found: TraitScores, at: _AtPoints) -> None:
+def _add_scores(found: TraitScores, at: _PosteriorPoints) -> None:
     n_rows, n_points, _ = at.x.shape
     z = np.concatenate([at.x, np.ones((n_rows, n_points, 1))], axis=2)
     scores = (at.left[:, :, :, None] * z[:, :, None]).reshape(n_rows, n_points, -1)

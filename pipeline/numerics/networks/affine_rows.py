@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.numerics.networks.boltzmann_rows import Machine, hidden_inputs
+from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine, hidden_inputs
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -17,7 +17,9 @@ Bits = NDArray[np.uint8]
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
-def affine(weights: Array, biases: Array, means: Array, X: Bits, observed: Bits | None) -> Array:
+def affine_outputs(
+    weights: Array, biases: Array, means: Array, X: Bits, observed: Bits | None
+) -> Array:
     """Give Wᵀx + b of each row, (n_samples, n_outputs).
 
     Parameters
@@ -29,7 +31,7 @@ def affine(weights: Array, biases: Array, means: Array, X: Bits, observed: Bits 
     X, observed
         Values, 0 where missing, and mask, (n_samples, n_features); no mask where none is missing.
     """
-    sums = hidden_inputs(Machine(weights, means, biases), X, None)
+    sums = hidden_inputs(BoltzmannMachine(weights, means, biases), X, None)
     if observed is not None:
         _add_missing(weights, means, observed, sums)
     return sums

@@ -14,23 +14,23 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.executors.cancellation import check_wanted
-from pipeline.numerics.logistic.logistic_lanes import exp_of_minus
-from pipeline.numerics.logistic.logistic_units import fill_draws, states_of, words_of
-from pipeline.numerics.networks.boltzmann_rows import Machine, sum_of_softplus
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.numerics.logistic.logistic_lanes import exp_minus
+from pipeline.numerics.logistic.logistic_units import count_draw_words, fill_draws, row_states
+from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine, sum_softplus
 
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
 
-MOST_ENUMERATED = 20
+MAX_ENUMERATED_UNITS = 20
 """Units of the smaller layer up to which Z is exact."""
-AT_ONCE = 1 << 12
+STATES_AT_ONCE = 1 << 12
 """States that are enumerated at once."""
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
-def log_sum_of_states(machine: Machine, first: int, stop: int) -> float:
+def log_sum_over_states(machine: BoltzmannMachine, first: int, stop: int) -> float:
     """Sum exp(−E) over some states of the smaller layer, each with all of the other; give the log.
 
     Parameters
@@ -45,8 +45,8 @@ def log_sum_of_states(machine: Machine, first: int, stop: int) -> float:
         weights, here, other = weights.T, other, here
     bits = np.arange(len(here))
     found = []
-    for start in range(first, stop, AT_ONCE):
-        numbers = np.arange(start, min(start + AT_ONCE, stop))
+    for start in range(first, stop, STATES_AT_ONCE):
+        numbers = np.arange(start, min(start + STATES_AT_ONCE, stop))
         states = (numbers[:, None] >> bits & 1).astype(np.float64)
         logs = states @ here
         _add_softplus(states @ weights + other, logs)
@@ -57,10 +57,10 @@ def log_sum_of_states(machine: Machine, first: int, stop: int) -> float:
 @_kernel
 def _add_softplus(inputs: Array, logs: Array) -> None:
     for n in range(len(inputs)):
-        logs[n] += sum_of_softplus(inputs[n])
+        logs[n] += sum_softplus(inputs[n])
 
 
-class Annealing:
+class AnnealedChains:
     """Chains on their way from independent features to a machine.
 
     Attributes
@@ -71,19 +71,21 @@ class Annealing:
         What each has gathered, (n_chains,).
     """
 
-    def __init__(self, machine: Machine, start: Array, key: np.uint64, n_chains: int) -> None:
-        """Draw the chains at β = 0, where features have the log-odds `start`, (n_features,)."""
+    def __init__(
+        self, machine: BoltzmannMachine, start: Array, key: np.uint64, n_chains: int
+    ) -> None:
+        """Draw the chains at β = 0, where features have the log-odds `initialize_fit`, (n_features,)."""
         self._weights = machine.weights.astype(np.float32)
         self._back = np.ascontiguousarray(self._weights.T)
         self._machine, self._from = machine, start
-        self._states, self._next = states_of(key, np.arange(n_chains)), 0
-        self.units = self._drawn(np.tile(start.astype(np.float32), (n_chains, 1)))
+        self._states, self._next = row_states(key, np.arange(n_chains)), 0
+        self.units = self._draw_units(np.tile(start.astype(np.float32), (n_chains, 1)))
         self.log_weights = np.zeros(n_chains)
 
-    def _drawn(self, inputs: Singles) -> Singles:
+    def _draw_units(self, inputs: Singles) -> Singles:
         drawn = np.empty_like(inputs)
         fill_draws(inputs, inputs.shape[1], self._states, self._next, drawn)
-        self._next += words_of(inputs.shape[1])
+        self._next += count_draw_words(inputs.shape[1])
         return drawn
 
     def resample(self, rng: np.random.Generator) -> None:
@@ -94,22 +96,22 @@ class Annealing:
         self.units = self.units[np.minimum(at, len(shares) - 1)]
         self.log_weights = np.zeros(len(shares))
 
-    def warm_to(self, before: float, beta: float) -> None:
+    def advance_to(self, before: float, beta: float) -> None:
         """Weigh the chains by the step from one β to the next, and let them take a Gibbs step."""
         visible, hidden = self._machine.visible, self._machine.hidden
         inputs = self.units @ self._weights + hidden.astype(np.float32)
         self.log_weights += (beta - before) * (self.units @ (visible - self._from))
         _add_ratios(inputs, before, beta, self.log_weights)
-        self.step(beta, inputs)
+        self.gibbs_step(beta, inputs)
 
-    def step(self, beta: float, inputs: Singles | None = None) -> None:
+    def gibbs_step(self, beta: float, inputs: Singles | None = None) -> None:
         """Draw hidden units, then visible ones, at this β."""
         visible, hidden = self._machine.visible, self._machine.hidden
         if inputs is None:
             inputs = self.units @ self._weights + hidden.astype(np.float32)
-        on = self._drawn(np.float32(beta) * inputs)
+        on = self._draw_units(np.float32(beta) * inputs)
         biases = ((1 - beta) * self._from + beta * visible).astype(np.float32)
-        self.units = self._drawn(np.float32(beta) * (on @ self._back) + biases)
+        self.units = self._draw_units(np.float32(beta) * (on @ self._back) + biases)
 
 
 @_kernel
@@ -119,17 +121,17 @@ def _add_ratios(inputs: Singles, before: float, beta: float, log_weights: Array)
         total, product = 0.0, 1.0
         for j in range(inputs.shape[1]):
             a = np.float64(inputs[n, j])
-            above = 1.0 + exp_of_minus(abs(beta * a))
+            above = 1.0 + exp_minus(abs(beta * a))
             total += (beta - before) * max(a, 0.0)
-            product *= above / (1.0 + exp_of_minus(abs(before * a)))
+            product *= above / (1.0 + exp_minus(abs(before * a)))
             if j % 256 == 255:
                 total, product = total + np.log(product), 1.0
         log_weights[n] += total + np.log(product)
 
 
-def annealed(
-    machine: Machine, start: Array, key: np.uint64, n_chains: int, n_temperatures: int
-) -> Annealing:
+def run_annealing(
+    machine: BoltzmannMachine, start: Array, key: np.uint64, n_chains: int, n_temperatures: int
+) -> AnnealedChains:
     """Take chains from independent features to the machine.
 
     Parameters
@@ -143,10 +145,10 @@ def annealed(
     n_chains, n_temperatures
         Number of chains, and of steps from β = 0 to 1.
     """
-    chains = Annealing(machine, start, key, n_chains)
+    chains = AnnealedChains(machine, start, key, n_chains)
     betas = np.linspace(0, 1, n_temperatures + 1).tolist()
     for k, (before, beta) in enumerate(pairwise(betas)):
         if k % 100 == 0:
-            check_wanted()
-        chains.warm_to(before, beta)
+            check_cancelled()
+        chains.advance_to(before, beta)
     return chains

@@ -17,22 +17,22 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.numerics.logistic.logistic_lanes import exp_of_minus
-from pipeline.numerics.row_random import row_state, uniform_at
+from pipeline.numerics.logistic.logistic_lanes import exp_minus
+from pipeline.numerics.row_random import draw_uniform, make_row_state
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
-ROUNDS = 30
+MAX_MEAN_FIELD_ROUNDS = 30
 """Turns of the mean field at the most."""
-_AT_REST = 1e-9
-_LARGE = 1e200  # a product above is turned into a logarithm before the next factor
+_MEAN_FIELD_TOLERANCE = 1e-9
+_PRODUCT_LIMIT = 1e200  # a product above is turned into a logarithm before the next factor
 _NO_MASK = np.empty((0, 0), np.uint8)
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
-class Machine(NamedTuple):
+class BoltzmannMachine(NamedTuple):
     """Parameters of a restricted Boltzmann machine.
 
     Attributes
@@ -48,7 +48,7 @@ class Machine(NamedTuple):
     hidden: Array
 
 
-def hidden_inputs(machine: Machine, X: Bits, observed: Bits | None) -> Array:
+def hidden_inputs(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> Array:
     """Give a = Wᵀx + c of each row, (n_samples, n_components), missing values at their mean field.
 
     Parameters
@@ -59,34 +59,39 @@ def hidden_inputs(machine: Machine, X: Bits, observed: Bits | None) -> Array:
         Values and mask, (n_samples, n_features); no mask where all are observed.
     """
     inputs = np.empty((len(X), len(machine.hidden)))
-    _fill_inputs(*machine, X, _mask(observed), inputs)
+    _fill_inputs(*machine, X, _mask_or_empty(observed), inputs)
     return inputs
 
 
-def hidden_probabilities(machine: Machine, X: Bits, observed: Bits | None) -> Array:
+def hidden_probabilities(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> Array:
     """Give σ(a), (n_samples, n_components); parameters as for `hidden_inputs`."""
     values = hidden_inputs(machine, X, observed)
-    to_probabilities(values)
+    apply_sigmoid(values)
     return values
 
 
 @_kernel
-def to_probabilities(values: Array) -> None:
+def apply_sigmoid(values: Array) -> None:
     """Turn inputs of units into probabilities, in place: (n_samples, n_units)."""
     for n in range(len(values)):
         for j in range(values.shape[1]):
             values[n, j] = _sigmoid(values[n, j])
 
 
-def minus_free_energy(machine: Machine, X: Bits) -> Array:
+def minus_free_energy(machine: BoltzmannMachine, X: Bits) -> Array:
     """Give −F(x) of each row, (n_samples,), nothing missing."""
     energies = np.empty(len(X))
     _fill_energies(*machine, X, hidden_inputs(machine, X, None), energies)
     return energies
 
 
-def minus_free_energy_of_observed(
-    machine: Machine, X: Bits, observed: Bits, key: np.uint64, rows: NDArray[np.int64], n_draws: int
+def estimate_observed_log_weight(
+    machine: BoltzmannMachine,
+    X: Bits,
+    observed: Bits,
+    key: np.uint64,
+    rows: NDArray[np.int64],
+    n_draws: int,
 ) -> tuple[Array, Array]:
     """Estimate log Σ exp(−F(x)) over what is missing of each row.
 
@@ -103,7 +108,7 @@ def minus_free_energy_of_observed(
     return found, error
 
 
-def pseudo_likelihoods(machine: Machine, X: Bits, observed: Bits | None) -> Array:
+def pseudo_likelihoods(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> Array:
     """Give Σ_i log P(x_i | the others) over observed values of each row, (n_samples,).
 
     Where bit i flips, −F changes by ±b_i + Σ_j log(1 − h_j + h_j exp(±W_ij)), h being that of the
@@ -111,27 +116,29 @@ def pseudo_likelihoods(machine: Machine, X: Bits, observed: Bits | None) -> Arra
     """
     found = np.empty(len(X))
     inputs = hidden_inputs(machine, X, observed)
-    most = math.log(_LARGE)
+    most = math.log(_PRODUCT_LIMIT)
     weights = np.clip(np.ascontiguousarray(machine.weights.T), -most, most)
     up, down = np.exp(weights), np.exp(-weights)
     longest = np.nan_to_num(np.abs(weights).max(initial=1e-9), nan=1.0)
     run = max(1, int(most / longest))
-    _fill_pseudo(up, down, machine.visible, X, _mask(observed), inputs, run, found)
+    _fill_pseudo_likelihoods(
+        up, down, machine.visible, X, _mask_or_empty(observed), inputs, run, found
+    )
     return found
 
 
-def _mask(observed: Bits | None) -> Bits:
+def _mask_or_empty(observed: Bits | None) -> Bits:
     return _NO_MASK if observed is None else observed
 
 
 @_kernel
 def _sigmoid(x: float) -> float:
-    e = exp_of_minus(abs(x))
+    e = exp_minus(abs(x))
     return float(1.0 / (1.0 + e) if x >= 0 else e / (1.0 + e))
 
 
 @_kernel
-def sum_of_softplus(inputs: Array) -> float:
+def sum_softplus(inputs: Array) -> float:
     """Sum log(1 + exp(input)): one logarithm for as many factors as do not overflow."""
     total, product = 0.0, 1.0
     for start in range(0, len(inputs), 512):
@@ -139,7 +146,7 @@ def sum_of_softplus(inputs: Array) -> float:
         product = 1.0
         for j in range(len(some)):
             total += max(some[j], 0.0)
-            product *= 1.0 + exp_of_minus(abs(some[j]))
+            product *= 1.0 + exp_minus(abs(some[j]))
         total += math.log(product)
     return total
 
@@ -151,13 +158,13 @@ def _fill_inputs(
     values = np.empty(len(visible))
     for n in range(len(X)):
         a = inputs[n]
-        _add_up(weights, hidden, X[n], a)
+        _sum_inputs(weights, hidden, X[n], a)
         if len(observed) and not observed[n].all():
-            _settle(weights, visible, hidden, X[n], observed[n], values, a)
+            _iterate_mean_field(weights, visible, hidden, X[n], observed[n], values, a)
 
 
 @_kernel
-def _add_up(weights: Array, hidden: Array, row: Bits, inputs: Array) -> None:
+def _sum_inputs(weights: Array, hidden: Array, row: Bits, inputs: Array) -> None:
     inputs[:] = hidden
     for i in range(len(row)):
         if row[i]:
@@ -167,7 +174,7 @@ def _add_up(weights: Array, hidden: Array, row: Bits, inputs: Array) -> None:
 
 
 @_kernel
-def _settle(
+def _iterate_mean_field(
     weights: Array,
     visible: Array,
     hidden: Array,
@@ -181,7 +188,7 @@ def _settle(
     known, h = inputs.copy(), np.empty(len(hidden))
     for i in missing:
         values[i] = _sigmoid(visible[i])
-    for _ in range(ROUNDS):
+    for _ in range(MAX_MEAN_FIELD_ROUNDS):
         inputs[:] = known
         for i in missing:
             inputs += values[i] * weights[i]
@@ -192,7 +199,7 @@ def _settle(
             before = values[i]
             values[i] = _sigmoid(visible[i] + (weights[i] * h).sum())
             moved = max(moved, abs(values[i] - before))
-        if moved < _AT_REST:
+        if moved < _MEAN_FIELD_TOLERANCE:
             break
 
 
@@ -201,11 +208,11 @@ def _fill_energies(
     weights: Array, visible: Array, hidden: Array, X: Bits, inputs: Array, energies: Array
 ) -> None:
     for n in range(len(X)):
-        energies[n] = _on(visible, X[n]) + sum_of_softplus(inputs[n])
+        energies[n] = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n])
 
 
 @_kernel
-def _on(visible: Array, row: Bits) -> float:
+def _sum_biases_on(visible: Array, row: Bits) -> float:
     total = 0.0
     for i in range(len(row)):
         if row[i]:
@@ -231,21 +238,21 @@ def _fill_estimates(
     for n in range(len(X)):
         missing = np.flatnonzero(observed[n] == 0)
         if len(missing) == 0:
-            found[n], error[n] = _on(visible, X[n]) + sum_of_softplus(inputs[n]), 0.0
+            found[n], error[n] = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n]), 0.0
             continue
-        _add_up(weights, hidden, X[n], known)
-        start = _on(visible, X[n]) + sum_of_softplus(inputs[n])
-        state = row_state(key, rows[n])
+        _sum_inputs(weights, hidden, X[n], known)
+        start = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n])
+        state = make_row_state(key, rows[n])
         for draw in range(n_draws):
-            change = _weight_of_draw(
+            change = _draw_hidden(
                 weights, visible, missing, known, inputs[n], state, draw * len(hidden)
             )
             logs[draw] = start + change
-        found[n], error[n] = mean_of_exponentials(logs)
+        found[n], error[n] = log_mean_exp(logs)
 
 
 @_kernel
-def _weight_of_draw(
+def _draw_hidden(
     weights: Array,
     visible: Array,
     missing: NDArray[np.int64],
@@ -258,15 +265,15 @@ def _weight_of_draw(
     fields = visible[missing]
     total = 0.0
     for j in range(len(known)):
-        if uniform_at(state, first + j) < _sigmoid(inputs[j]):
+        if draw_uniform(state, first + j) < _sigmoid(inputs[j]):
             total += known[j] - inputs[j]
             for k in range(len(missing)):
                 fields[k] += weights[missing[k], j]
-    return total + sum_of_softplus(fields)
+    return total + sum_softplus(fields)
 
 
 @_kernel
-def mean_of_exponentials(logs: Array) -> tuple[float, float]:
+def log_mean_exp(logs: Array) -> tuple[float, float]:
     """Give the log of the mean of exp(logs), and the standard error of it."""
     largest = logs.max()
     shares = np.exp(logs - largest)
@@ -276,7 +283,7 @@ def mean_of_exponentials(logs: Array) -> tuple[float, float]:
 
 
 @_kernel
-def _fill_pseudo(
+def _fill_pseudo_likelihoods(
     up: Array,
     down: Array,
     visible: Array,
@@ -295,21 +302,21 @@ def _fill_pseudo(
             values[i] = row[i]
         for j in range(len(h)):
             h[j], not_h[j] = _sigmoid(inputs[n, j]), _sigmoid(-inputs[n, j])
-        _fill_changes(up, down, values, h, not_h, run, changes)
+        _fill_flip_changes(up, down, values, h, not_h, run, changes)
         total, product = 0.0, 1.0
         for i in range(len(row)):
             if len(observed) and not observed[n, i]:
                 continue
             change = changes[i] + (-visible[i] if row[i] else visible[i])
             total -= max(change, 0.0)
-            product *= 1.0 + exp_of_minus(abs(change))
-            if product > _LARGE:
+            product *= 1.0 + exp_minus(abs(change))
+            if product > _PRODUCT_LIMIT:
                 total, product = total - math.log(product), 1.0
         found[n] = total - math.log(product)
 
 
 @_kernel
-def _fill_changes(
+def _fill_flip_changes(
     up: Array, down: Array, row: Array, h: Array, not_h: Array, run: int, changes: Array
 ) -> None:
     """Sum log(1 − h_j + h_j exp(±W_ij)) for all bits side by side, so many factors at a time."""

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.numerics.logistic.logistic_units import fill_draws
-from pipeline.numerics.networks.gradient_steps import centre
+from pipeline.numerics.networks.gradient_steps import centre_gradient
 from pipeline.numerics.networks.layered_network import Layer, sigmoid
 
 Singles = NDArray[np.float32]
 
 
-def fill_contrast(
+def fill_contrastive_gradient(
     layer: Layer,
     given: Singles,
     seen: Singles | None,
@@ -58,5 +58,5 @@ def fill_contrast(
     slope.visible[:] = (given - back).sum(axis=0)
     slope.hidden[:] = (up - up_again).sum(axis=0)
     around = given.mean(axis=0), up.mean(axis=0)
-    centre(slope, *around)
+    centre_gradient(slope, *around)
     return around

@@ -13,7 +13,7 @@ from pipeline.numerics.networks.layered_network import Layer
 Numbers = NDArray[Any]
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
-_summing = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
+_sum_kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
 
 
 @_kernel
@@ -65,7 +65,7 @@ def adam_step(
 
 
 @_kernel
-def centre(slope: Layer, below: Numbers, above: Numbers) -> None:
+def centre_gradient(slope: Layer, below: Numbers, above: Numbers) -> None:
     """Turn the slope of the weights into that of weights around means.
 
     With s and t the slopes of the biases below and above, which are those of the centred model too,
@@ -86,8 +86,8 @@ def centre(slope: Layer, below: Numbers, above: Numbers) -> None:
             row[j] -= of_below * above[j] + mean * hidden[j]
 
 
-@_summing
-def move_centred(layer: Layer, move: Layer, below: Numbers, above: Numbers) -> None:
+@_sum_kernel
+def apply_centred_step(layer: Layer, move: Layer, below: Numbers, above: Numbers) -> None:
     """Move a model around means: its plain biases make up for what its weights do to the means.
 
     The plain biases below move by less of the weights' move times λ, those above by less of μ times
@@ -98,7 +98,7 @@ def move_centred(layer: Layer, move: Layer, below: Numbers, above: Numbers) -> N
     layer, move
         Plain parameters, changed in place, and a step of the centred model.
     below, above
-        As for `centre`.
+        As for `centre_gradient`.
     """
     m = len(above)
     weights, visible, hidden = layer

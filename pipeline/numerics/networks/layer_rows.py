@@ -12,9 +12,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pipeline.numerics.networks.boltzmann_rows import (
-    Machine,
+    BoltzmannMachine,
+    apply_sigmoid,
     hidden_probabilities,
-    to_probabilities,
 )
 from pipeline.numerics.networks.layered_network import Layer
 
@@ -24,7 +24,7 @@ Bits = NDArray[np.uint8]
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
-def codes_of(layers: Sequence[Layer], X: Bits, observed: Bits | None) -> Array:
+def encode_layers(layers: Sequence[Layer], X: Bits, observed: Bits | None) -> Array:
     """Give the units of the last layer, (n_samples, n_components).
 
     Parameters
@@ -35,11 +35,11 @@ def codes_of(layers: Sequence[Layer], X: Bits, observed: Bits | None) -> Array:
         Values and mask, (n_samples, n_features); what is missing is left out of the sums.
     """
     known = X if observed is None else X & observed
-    values = hidden_probabilities(Machine(*layers[0]), known, None)
+    values = hidden_probabilities(BoltzmannMachine(*layers[0]), known, None)
     for layer in layers[1:]:
         inputs = np.empty((len(values), len(layer.hidden)))
         _fill_inputs(layer.weights, layer.hidden, values, inputs)
-        to_probabilities(inputs)
+        apply_sigmoid(inputs)
         values = inputs
     return values
 

@@ -42,12 +42,12 @@ class Layer(NamedTuple):
 Layers = Sequence[Layer]
 
 
-def count_numbers(sizes: Sequence[int]) -> int:
+def count_parameters(sizes: Sequence[int]) -> int:
     """Count the parameters of layers between so many units."""
     return sum(below * above + below + above for below, above in pairwise(sizes))
 
 
-def layers_of(flat: Numbers, sizes: Sequence[int]) -> tuple[Layer, ...]:
+def split_into_layers(flat: Numbers, sizes: Sequence[int]) -> tuple[Layer, ...]:
     """Give views of a flat array, (count_numbers(sizes),), as layers from the lowest up."""
     layers, at = [], 0
     for below, above in pairwise(sizes):
@@ -58,8 +58,8 @@ def layers_of(flat: Numbers, sizes: Sequence[int]) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-def flat_of(layers: Layers) -> Numbers:
-    """Undo `layers_of`."""
+def flatten_layers(layers: Layers) -> Numbers:
+    """Undo `split_into_layers`."""
     return np.concatenate([np.ravel(part) for layer in layers for part in layer])
 
 
@@ -73,7 +73,7 @@ def sigmoid(inputs: Numbers) -> Numbers:
     return out
 
 
-def upward(layers: Layers, x: Numbers) -> list[Numbers]:
+def propagate_up(layers: Layers, x: Numbers) -> list[Numbers]:
     """Give x and the units of every layer, (n_rows, n_units) each."""
     values = [x]
     for layer in layers:
@@ -81,7 +81,7 @@ def upward(layers: Layers, x: Numbers) -> list[Numbers]:
     return values
 
 
-def downward(layers: Layers, codes: Numbers) -> list[Numbers]:
+def propagate_down(layers: Layers, codes: Numbers) -> list[Numbers]:
     """Give the codes and what every layer expects below it; last the inputs to x̂, not x̂."""
     values = [codes]
     for k, layer in reversed([*enumerate(layers)]):
@@ -90,22 +90,22 @@ def downward(layers: Layers, codes: Numbers) -> list[Numbers]:
     return values
 
 
-def cross_entropies(inputs: Numbers, wanted: Numbers, seen: Numbers | None) -> Numbers:
+def negative_cross_entropies(inputs: Numbers, wanted: Numbers, seen: Numbers | None) -> Numbers:
     """Give Σ x log x̂ + (1 − x) log(1 − x̂) of each row over values that are seen, (n_rows,)."""
-    return _summed(wanted * inputs - np.logaddexp(0, inputs), seen)
+    return _sum_observed(wanted * inputs - np.logaddexp(0, inputs), seen)
 
 
-def squared_errors(inputs: Numbers, wanted: Numbers, seen: Numbers | None) -> Numbers:
+def negative_squared_errors(inputs: Numbers, wanted: Numbers, seen: Numbers | None) -> Numbers:
     """Give −½ Σ (x − x̂)² of each row over values that are seen, (n_rows,)."""
-    return _summed(-0.5 * (wanted - sigmoid(inputs)) ** 2, seen)
+    return _sum_observed(-0.5 * (wanted - sigmoid(inputs)) ** 2, seen)
 
 
-def _summed(scores: Numbers, seen: Numbers | None) -> Numbers:
+def _sum_observed(scores: Numbers, seen: Numbers | None) -> Numbers:
     sums: Numbers = (scores if seen is None else scores * seen).sum(axis=1, dtype=np.float64)
     return sums
 
 
-def fill_slopes(
+def fill_gradient(
     layers: Layers,
     given: Numbers,
     wanted: Numbers,
@@ -130,12 +130,12 @@ def fill_slopes(
     slopes
         As the layers; overwritten.
     squared
-        Whether the score is that of `squared_errors` instead of `cross_entropies`.
+        Whether the score is that of `negative_squared_errors` instead of `negative_cross_entropies`.
     pull
         Is added to the slope of each row's codes.
     """
-    up = upward(layers, given)
-    down = downward(layers, up[-1])
+    up = propagate_up(layers, given)
+    down = propagate_down(layers, up[-1])
     back = sigmoid(down.pop())
     error = wanted - back
     if squared:
@@ -149,10 +149,12 @@ def fill_slopes(
         if pull is not None and above is up[-1]:
             error += pull(above.mean(axis=0))
         error *= above * (1 - above)
-    _fill_upward(layers, up, error, slopes)
+    _fill_encoder_gradient(layers, up, error, slopes)
 
 
-def _fill_upward(layers: Layers, up: list[Numbers], error: Numbers, slopes: Layers) -> None:
+def _fill_encoder_gradient(
+    layers: Layers, up: list[Numbers], error: Numbers, slopes: Layers
+) -> None:
     """Go on from the slope of the inputs to the codes, (n_rows, n_components)."""
     for k in range(len(layers) - 1, -1, -1):
         below = up[k]

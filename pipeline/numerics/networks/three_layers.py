@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax
 
-from pipeline.numerics.networks.affine_rows import affine
+from pipeline.numerics.networks.affine_rows import affine_outputs
 
 Numbers = NDArray[Any]
 Array = NDArray[np.float64]
@@ -23,7 +23,7 @@ Bits = NDArray[np.uint8]
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
-class Network(NamedTuple):
+class ThreeLayerNetwork(NamedTuple):
     """Parameters, of one type.
 
     Attributes
@@ -39,18 +39,20 @@ class Network(NamedTuple):
     outputs: Numbers
     output_biases: Numbers
 
-    def flat(self) -> Numbers:
+    def flatten(self) -> Numbers:
         """Give all parameters one after another, (n_numbers,)."""
         return np.concatenate([part.ravel() for part in self])
 
-    def filled(self, flat: Numbers) -> Network:
+    def unflatten(self, flat: Numbers) -> ThreeLayerNetwork:
         """Give a network of this one's shapes whose arrays are views of `flat`."""
         ends = np.cumsum([part.size for part in self])[:-1]
         parts = zip(np.split(flat, ends), self, strict=True)
-        return Network(*(values.reshape(part.shape) for values, part in parts))
+        return ThreeLayerNetwork(*(values.reshape(part.shape) for values, part in parts))
 
 
-def slopes(network: Network, X: Numbers, wanted: Numbers, is_category: bool) -> Network:
+def score_gradient(
+    network: ThreeLayerNetwork, X: Numbers, wanted: Numbers, is_category: bool
+) -> ThreeLayerNetwork:
     """Give the slope of the mean score of rows by every parameter.
 
     Parameters
@@ -64,20 +66,24 @@ def slopes(network: Network, X: Numbers, wanted: Numbers, is_category: bool) -> 
     is_category
         Whether outputs are those of categories.
     """
-    hidden, given = _forward(network, X, is_category)
+    hidden, given = _forward_pass(network, X, is_category)
     error = (wanted - given) * X.dtype.type(1 / len(X))
     through = (error @ network.outputs.T) * hidden * (1 - hidden)
-    return Network(X.T @ through, through.sum(axis=0), hidden.T @ error, error.sum(axis=0))
+    return ThreeLayerNetwork(
+        X.T @ through, through.sum(axis=0), hidden.T @ error, error.sum(axis=0)
+    )
 
 
-def _forward(network: Network, X: Numbers, is_category: bool) -> tuple[Numbers, Numbers]:
+def _forward_pass(
+    network: ThreeLayerNetwork, X: Numbers, is_category: bool
+) -> tuple[Numbers, Numbers]:
     """Give hidden units, and probabilities of categories or the expected number."""
     hidden = expit(X @ network.weights + network.biases)
     outputs = hidden @ network.outputs + network.output_biases
     return hidden, np.exp(log_softmax(outputs, axis=1)) if is_category else outputs
 
 
-def scores(outputs: Numbers, wanted: Numbers, is_category: bool) -> Array:
+def row_scores(outputs: Numbers, wanted: Numbers, is_category: bool) -> Array:
     """Give the score of each row, nats, (n_samples,).
 
     It is log P(y) of a category; of a number −(y − o)²/2, the log-density up to a constant.
@@ -87,7 +93,7 @@ def scores(outputs: Numbers, wanted: Numbers, is_category: bool) -> Array:
     outputs
         o, (n_samples, n_outputs).
     wanted, is_category
-        As for `slopes`.
+        As for `score_gradient`.
     """
     if is_category:
         found: Array = (wanted * log_softmax(outputs, axis=1)).sum(axis=1)
@@ -95,7 +101,9 @@ def scores(outputs: Numbers, wanted: Numbers, is_category: bool) -> Array:
     return np.asarray(-0.5 * ((wanted - outputs) ** 2).sum(axis=1))
 
 
-def hidden_units(network: Network, means: Array, X: Bits, observed: Bits | None) -> Array:
+def compute_hidden_units(
+    network: ThreeLayerNetwork, means: Array, X: Bits, observed: Bits | None
+) -> Array:
     """Give h of each row, (n_samples, n_hidden), missing inputs at the mean of their feature.
 
     Parameters
@@ -107,11 +115,11 @@ def hidden_units(network: Network, means: Array, X: Bits, observed: Bits | None)
     X, observed
         Values, 0 where missing, and mask, (n_samples, n_features); no mask where none is missing.
     """
-    hidden: Array = expit(affine(network.weights, network.biases, means, X, observed))
+    hidden: Array = expit(affine_outputs(network.weights, network.biases, means, X, observed))
     return hidden
 
 
-def outputs_of(network: Network, hidden: Array) -> Array:
+def compute_outputs(network: ThreeLayerNetwork, hidden: Array) -> Array:
     """Give o = Vᵀh + c of each row, (n_samples, n_outputs)."""
     outputs = np.tile(network.output_biases, (len(hidden), 1))
     _add_products(network.outputs, hidden, outputs)

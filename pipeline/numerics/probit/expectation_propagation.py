@@ -53,13 +53,21 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
-from pipeline.numerics.probit.probit_rounds import Rows, allocate, evidence, settle
-from pipeline.numerics.probit.probit_sites import OPTIONS, Floats, tail_coefficients
-from pipeline.numerics.probit.skewness_correction import add_to_moments, skewness_terms
+from pipeline.numerics.probit.probit_rounds import (
+    ProbitRows,
+    allocate_workspace,
+    find_fixed_point,
+    site_log_evidence,
+)
+from pipeline.numerics.probit.probit_sites import SITE_KERNEL_OPTIONS, Floats, tail_coefficients
+from pipeline.numerics.probit.skewness_correction import (
+    add_skewness_to_moments,
+    fill_skewness_terms,
+)
 
 # Mean absolute errors of log evidence were up to 0.21 of the mean correction, at communalities of
 # 0.998 and 6 features; up to 0.1 at 0.99, mostly below 0.05.
-_REMAINING = 0.25
+_REMAINING_ERROR_SHARE = 0.25
 
 
 class ProbitPosterior(NamedTuple):
@@ -73,7 +81,7 @@ class ProbitPosterior(NamedTuple):
     correction: Floats
     evidence_error: Floats
 
-    def codes(self) -> dict[str, NDArray[Any]]:
+    def to_codes(self) -> dict[str, NDArray[Any]]:
         """Give what a model's `transform` gives: moments, and where they did not settle."""
         return {"mean": self.mean, "variance": self.variance, "converged": self.converged}
 
@@ -128,7 +136,7 @@ def probit_posterior(
         prior variance is negative, or `tol` or `max_rounds` is not positive.
     """
     m, v = np.asarray(prior_mean, np.float64), np.asarray(prior_variance, np.float64)
-    rows = whitened_rows(X, weights, offsets, m, v, observed, tol, max_rounds)
+    rows = whiten_rows(X, weights, offsets, m, v, observed, tol, max_rounds)
     n_samples, n_components = len(rows.X), len(m)
     posterior = ProbitPosterior(
         mean=np.empty((n_samples, n_components)),
@@ -139,11 +147,11 @@ def probit_posterior(
         correction=np.empty(n_samples),
         evidence_error=np.empty(n_samples),
     )
-    _posteriors(rows, posterior)
+    _fill_posteriors(rows, posterior)
     return posterior._replace(mean=m + np.sqrt(v) * posterior.mean, variance=v * posterior.variance)
 
 
-def whitened_rows(
+def whiten_rows(
     X: ArrayLike,
     weights: ArrayLike,
     offsets: ArrayLike,
@@ -152,7 +160,7 @@ def whitened_rows(
     observed: ArrayLike | None,
     tol: float,
     max_rounds: int,
-) -> Rows:
+) -> ProbitRows:
     """Check the arguments of `probit_posterior`, and turn them to units of the prior.
 
     Raises
@@ -160,7 +168,7 @@ def whitened_rows(
     FitError
         As `probit_posterior` says.
     """
-    binary, present = binary_matrix(X, observed)
+    binary, present = check_binary_matrix(X, observed)
     w, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
     _check_parameters(binary.shape[1], w, b, m, v)
     if not (tol > 0 and max_rounds >= 1):
@@ -168,10 +176,10 @@ def whitened_rows(
             f"Expected tol > 0 and max_rounds >= 1, got {tol} and {max_rounds}. Change those."
         )
     whitened = np.ascontiguousarray((w * np.sqrt(v)).T)
-    return Rows(binary, present, whitened, b + w @ m, tail_coefficients(), tol, max_rounds)
+    return ProbitRows(binary, present, whitened, b + w @ m, tail_coefficients(), tol, max_rounds)
 
 
-def binary_matrix(
+def check_binary_matrix(
     X: ArrayLike, observed: ArrayLike | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Check `X` and its mask; C-contiguous copies, X being 0 where not observed.
@@ -219,22 +227,22 @@ def _check_parameters(n_features: int, w: Floats, b: Floats, m: Floats, v: Float
         )
 
 
-@njit(**OPTIONS, cache=True)
-def _posteriors(rows: Rows, posterior: ProbitPosterior) -> None:
-    """Fill `posterior` row by row, with moments in units of the prior."""
+@njit(**SITE_KERNEL_OPTIONS, cache=True)
+def _fill_posteriors(rows: ProbitRows, posterior: ProbitPosterior) -> None:
+    """Fill `encoder_moments` row by row, with moments in units of the prior."""
     K, n_features = rows.weights.shape
     square, tensor = np.empty((K, K)), np.empty((K, K * (K + 1) // 2))
-    features, row = np.empty(n_features, np.int64), allocate(K, n_features)
+    features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
     for sample in range(len(rows.X)):
-        row, rounds, change = settle(rows, sample, row, square, features)
+        row, rounds, change = find_fixed_point(rows, sample, row, square, features)
         posterior.rounds[sample], posterior.converged[sample] = rounds, change < rows.tol
-        posterior.log_evidence[sample] = evidence(row)
-        gain = skewness_terms(row.sites, row.directions, tensor, square, row.linear)
+        posterior.log_evidence[sample] = site_log_evidence(row)
+        gain = fill_skewness_terms(row.sites, row.directions, tensor, square, row.linear)
         posterior.log_evidence[sample] += gain
         posterior.evidence_error[sample] = abs(
-            _REMAINING * gain if change < rows.tol else posterior.log_evidence[sample]
+            _REMAINING_ERROR_SHARE * gain if change < rows.tol else posterior.log_evidence[sample]
         )
-        share = add_to_moments(square, row.linear, row.factor, row.mean, row.variance)
+        share = add_skewness_to_moments(square, row.linear, row.factor, row.mean, row.variance)
         posterior.correction[sample] = share
         for k in range(K):
             posterior.mean[sample, k] = row.mean[k]

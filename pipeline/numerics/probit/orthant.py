@@ -33,14 +33,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf
-from pipeline.numerics.probit.expectation_propagation import binary_matrix
+from pipeline.numerics.probit.expectation_propagation import check_binary_matrix
 from pipeline.numerics.probit.orthant_sampler import (
-    Draws,
-    Sampler,
+    OrthantDraws,
+    OrthantSampler,
     add_moments,
     draw_below,
     log_cdf,
-    sampler_below,
+    make_orthant_sampler,
 )
 from pipeline.random import RowRandom
 
@@ -110,19 +110,19 @@ def log_orthant_probability(
         correlation matrix is none or singular, a threshold is beyond ±1000, or `tol` or
         `max_points` is out of range.
     """
-    signs, _, inverse = distinct_signs(X, observed)
+    signs, _, inverse = find_distinct_signs(X, observed)
     R, t = np.asarray(correlation, np.float64), np.asarray(thresholds, np.float64)
     check_normal(signs.shape[1], R, t)
-    check_effort(tol, _BLOCK, max_points)
+    check_tolerances(tol, _BLOCK, max_points)
     shifts = RowRandom(seed).uniform(np.arange(_N_SHIFTS), MAX_FEATURES)
     results = np.empty((2, len(signs)))
     for k, row in enumerate(signs):
         seen = np.flatnonzero(row)
-        results[:, k] = _log_probability(*mirrored(R, t, row, seen), shifts, tol, max_points)
+        results[:, k] = _log_probability(*mirror_normal(R, t, row, seen), shifts, tol, max_points)
     return OrthantResult(*results[:, inverse])
 
 
-def check_effort(tol: float, min_points: int, max_points: int) -> None:
+def check_tolerances(tol: float, min_points: int, max_points: int) -> None:
     """Raise unless `tol` and `max_points` are in range.
 
     Raises
@@ -137,7 +137,7 @@ def check_effort(tol: float, min_points: int, max_points: int) -> None:
         )
 
 
-def distinct_signs(
+def find_distinct_signs(
     X: ArrayLike, observed: ArrayLike | None
 ) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.intp]]:
     """Signs of the rows that differ, a number that tells each, and which of them every row is.
@@ -149,13 +149,13 @@ def distinct_signs(
     FitError
         If there are too many features, the shapes differ or an observed value is not 0 or 1.
     """
-    signs = _signs(X, observed)
+    signs = _make_signs(X, observed)
     codes = signs @ 3 ** np.arange(signs.shape[1])
     codes, rows, inverse = np.unique(codes, return_index=True, return_inverse=True)
     return signs[rows], codes, inverse
 
 
-def mirrored(
+def mirror_normal(
     R: Floats, t: Floats, row: NDArray[np.int8], seen: NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
     """Give the correlations and limits of v, of the features that are seen."""
@@ -163,8 +163,8 @@ def mirrored(
     return np.outer(sign, sign) * R[np.ix_(seen, seen)], sign * t[seen]
 
 
-def _signs(X: ArrayLike, observed: ArrayLike | None) -> NDArray[np.int8]:
-    values, mask = binary_matrix(X, observed)
+def _make_signs(X: ArrayLike, observed: ArrayLike | None) -> NDArray[np.int8]:
+    values, mask = check_binary_matrix(X, observed)
     if values.shape[1] > MAX_FEATURES:
         raise FitError(
             f"Expected at most {MAX_FEATURES} features, got {values.shape[1]}. "
@@ -219,13 +219,13 @@ def _log_probability(
     pair = bivariate_normal_cdf(b[0], b[1], R[0, 1]) if len(b) == 2 else 0.0
     if pair > 1e-290:
         return math.log(pair), 0.0
-    sampler, _ = sampler_below(R, b)
-    return integrate(sampler, shifts, tol, _BLOCK, max_points, np.empty((0, 0)))
+    sampler, _ = make_orthant_sampler(R, b)
+    return integrate_orthant(sampler, shifts, tol, _BLOCK, max_points, np.empty((0, 0)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def integrate(
-    sampler: Sampler,
+def integrate_orthant(
+    sampler: OrthantSampler,
     shifts: Floats,
     tol: float,
     min_points: int,
@@ -238,14 +238,14 @@ def integrate(
     some number: its last entry.
     """
     n = len(sampler.limit)
-    draws = Draws(np.empty((n, _BLOCK)), np.empty(_BLOCK), np.empty(_BLOCK))
+    draws = OrthantDraws(np.empty((n, _BLOCK)), np.empty(_BLOCK), np.empty(_BLOCK))
     moments[:] = 0.0
     log_sums, scale = np.full(len(shifts), -np.inf), -np.inf
     first, step, n_points, error = 0, 1, min_points, 0.0
     while True:
         for i in range(len(shifts)):
             for start in range(first, n_points, step * _BLOCK):
-                _draw(sampler, shifts[i], start, step, n_points, draws)
+                _draw_block(sampler, shifts[i], start, step, n_points, draws)
                 log_sums[i] = _log_sum(np.append(draws.log_weights, log_sums[i]))
                 if moments.size:
                     scale = add_moments(moments, scale, draws)
@@ -267,8 +267,13 @@ def _log_sum(logs: Floats) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _draw(
-    sampler: Sampler, shift: Floats, start: int, step: int, n_points: int, draws: Draws
+def _draw_block(
+    sampler: OrthantSampler,
+    shift: Floats,
+    start: int,
+    step: int,
+    n_points: int,
+    draws: OrthantDraws,
 ) -> None:
     """Draw the variables at a block of points."""
     z, limits, log_weights = draws

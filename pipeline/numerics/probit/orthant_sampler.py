@@ -16,17 +16,17 @@ from pipeline.numerics.gaussian.bivariate_normal import norm_cdf, norm_pdf, norm
 
 Floats = NDArray[np.float64]
 
-_FAR = -30.0  # Below it asymptotic series replace Φ, which ends in underflow.
+_FAR_LIMIT = -30.0  # Below it asymptotic series replace Φ, which ends in underflow.
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _MAX_ROUNDS = 20
 _ROUND_TOLERANCE = 1e-3  # The sites need not be exact.
-_LARGEST_SITE = 1e15  # Beyond it rounding has eaten the sites.
+_MAX_SITE = 1e15  # Beyond it rounding has eaten the sites.
 # A site of full strength thins out the tail on the side that its limit leaves free, where weights
 # then grow without bound. Half its precision loses little elsewhere.
-_STRENGTH = 0.5
+_SITE_STRENGTH = 0.5
 
 
-class Sampler(NamedTuple):
+class OrthantSampler(NamedTuple):
     """z_k = centre_k + slopes_k · z + spread_k y, y normal below limit_k + limit_slopes_k · z."""
 
     limit: Floats
@@ -36,7 +36,7 @@ class Sampler(NamedTuple):
     spread: Floats
 
 
-class Draws(NamedTuple):
+class OrthantDraws(NamedTuple):
     """A block of points: all variables but the last, its limits, log weights but for the spreads.
 
     The shapes are (n_variables, n_points), the last variable's place being free, and (n_points,).
@@ -52,7 +52,7 @@ def log_cdf(x: float) -> float:
     """Log Φ(x), precise in both tails."""
     if x > 0.0:
         return math.log1p(-norm_cdf(-x))
-    if x > _FAR:
+    if x > _FAR_LIMIT:
         return math.log(norm_cdf(x))
     r = 1.0 / (x * x)
     series = -r * (1.0 - 3.0 * r * (1.0 - 5.0 * r * (1.0 - 7.0 * r)))
@@ -60,9 +60,9 @@ def log_cdf(x: float) -> float:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _truncated_moments(x: float) -> tuple[float, float]:
+def _moments_below(x: float) -> tuple[float, float]:
     """Mean and variance of a standard normal below x."""
-    if x > _FAR:
+    if x > _FAR_LIMIT:
         hazard: float = norm_pdf(x) / norm_cdf(x)
         return -hazard, 1.0 - hazard * (hazard + x)
     r = 1.0 / (x * x)
@@ -72,7 +72,7 @@ def _truncated_moments(x: float) -> tuple[float, float]:
 @njit(nogil=True, cache=True, error_model="numpy")
 def draw_below(x: float, u: float) -> tuple[float, float]:
     """Value at u of a standard normal below x, and log of normal density by density of the draw."""
-    if x > _FAR:
+    if x > _FAR_LIMIT:
         p: float = norm_cdf(x)
         return norm_ppf(u * p), math.log(p)
     # Its density is −y exp((x² − y²) / 2), all but proportional to the normal's this far out.
@@ -81,7 +81,7 @@ def draw_below(x: float, u: float) -> tuple[float, float]:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def ordered_columns(R: Floats, b: Floats) -> tuple[NDArray[np.int64], Floats]:
+def order_variables(R: Floats, b: Floats) -> tuple[NDArray[np.int64], Floats]:
     """Order of the variables, and the columns of the Cholesky root of R in it.
 
     The next variable is the least likely to keep its limit, given the truncated means of those
@@ -96,7 +96,7 @@ def ordered_columns(R: Floats, b: Floats) -> tuple[NDArray[np.int64], Floats]:
             if left[i] and (b[i] - mean[i]) / math.sqrt(residual[i, i]) < lowest:
                 best, lowest = i, (b[i] - mean[i]) / math.sqrt(residual[i, i])
         deviation = math.sqrt(residual[best, best])
-        drop, _ = _truncated_moments(lowest)
+        drop, _ = _moments_below(lowest)
         for i in range(n):
             if left[i]:
                 columns[i, k] = residual[i, best] / deviation
@@ -109,7 +109,7 @@ def ordered_columns(R: Floats, b: Floats) -> tuple[NDArray[np.int64], Floats]:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def sites_of(R: Floats, b: Floats) -> tuple[Floats, Floats]:
+def fit_sites(R: Floats, b: Floats) -> tuple[Floats, Floats]:
     """τ and ν of the sites exp(ν v − τ v² / 2) in place of the limits, at part of their strength.
 
     Less precision leaves the slope at the posterior mean as it is. Without sites, where rounding
@@ -124,9 +124,9 @@ def sites_of(R: Floats, b: Floats) -> tuple[Floats, Floats]:
         if change < _ROUND_TOLERANCE:
             break
     for i in range(n):
-        nu[i] -= (1.0 - _STRENGTH) * tau[i] * mean[i]
-        tau[i] *= _STRENGTH
-        if not tau[i] + abs(nu[i]) < _LARGEST_SITE:  # NaN included
+        nu[i] -= (1.0 - _SITE_STRENGTH) * tau[i] * mean[i]
+        tau[i] *= _SITE_STRENGTH
+        if not tau[i] + abs(nu[i]) < _MAX_SITE:  # NaN included
             return np.zeros(n), np.zeros(n)
     return tau, nu
 
@@ -140,7 +140,7 @@ def _update_site(
     remaining = 1.0 - tau[i] * variance
     c, m = variance / remaining, (mean[i] - variance * nu[i]) / remaining
     deviation = math.sqrt(c)
-    offset, share = _truncated_moments((limit - m) / deviation)
+    offset, share = _moments_below((limit - m) / deviation)
     more_tau = (1.0 / share - 1.0) / c - tau[i]
     more_nu = m * (1.0 / share - 1.0) / c + offset / (share * deviation) - nu[i]
     tau[i] += more_tau
@@ -157,9 +157,9 @@ def _update_site(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def conditionals(
+def compute_conditionals(
     columns: Floats, order: NDArray[np.int64], b: Floats, tau: Floats, nu: Floats
-) -> Sampler:
+) -> OrthantSampler:
     """Conditionals of N(0, I) times the sites of later variables, by elimination from the last."""
     n = len(b)
     limit, centre, spread = np.empty(n), np.empty(n), np.empty(n)
@@ -182,19 +182,19 @@ def conditionals(
             linear[i] -= share * linear[k]
             for j in range(k):
                 precision[i, j] -= share * precision[k, j]
-    return Sampler(limit, limit_slopes, centre, slopes, spread)
+    return OrthantSampler(limit, limit_slopes, centre, slopes, spread)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def sampler_below(R: Floats, b: Floats) -> tuple[Sampler, Floats]:
+def make_orthant_sampler(R: Floats, b: Floats) -> tuple[OrthantSampler, Floats]:
     """Sampler of z, for v ~ N(0, R) below b, and the columns that make v of it."""
-    tau, nu = sites_of(R, b)
-    order, columns = ordered_columns(R, b)
-    return conditionals(columns, order, b, tau, nu), columns
+    tau, nu = fit_sites(R, b)
+    order, columns = order_variables(R, b)
+    return compute_conditionals(columns, order, b, tau, nu), columns
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def add_moments(sums: Floats, scale: float, draws: Draws) -> float:
+def add_moments(sums: Floats, scale: float, draws: OrthantDraws) -> float:
     """Add weight (z, 1) (z, 1)ᵀ of a block to the lower triangle of `sums`; the new scale.
 
     `sums` are in units of exp(scale). The last variable enters by its moments below its limits.
@@ -207,7 +207,7 @@ def add_moments(sums: Floats, scale: float, draws: Draws) -> float:
         weight = math.exp(log_weights[p] - top)
         for k in range(n - 1):
             point[k] = z[k, p]
-        point[n - 1], variance = _truncated_moments(limits[p])
+        point[n - 1], variance = _moments_below(limits[p])
         for i in range(n + 1):
             for j in range(i + 1):
                 sums[i, j] += weight * point[i] * point[j]

@@ -27,13 +27,13 @@ from numpy.typing import ArrayLike, NDArray
 from pipeline.numerics.factor_checks import check_weights
 from pipeline.numerics.probit.orthant import (
     MAX_FEATURES,
-    check_effort,
     check_normal,
-    distinct_signs,
-    integrate,
-    mirrored,
+    check_tolerances,
+    find_distinct_signs,
+    integrate_orthant,
+    mirror_normal,
 )
-from pipeline.numerics.probit.orthant_sampler import sampler_below
+from pipeline.numerics.probit.orthant_sampler import make_orthant_sampler
 from pipeline.numerics.probit.probit_scores import ProbitScores
 from pipeline.random import RowRandom
 
@@ -78,7 +78,7 @@ def orthant_scores(
     Returns
     -------
     ProbitScores
-        `error` is the standard error of `log_likelihood` as the shifts show it; `settled` is false
+        `error` is the standard error of `log_likelihood` as the shifts show it; `resolve_cluster_settings` is false
         where it is above `tol` because `max_points` ran out.
 
     Raises
@@ -87,20 +87,20 @@ def orthant_scores(
         If there are too many features, shapes disagree, an observed value is not 0 or 1, a
         parameter is not finite or too large, or `tol` or `max_points` is out of range.
     """
-    signs, codes, inverse = distinct_signs(X, observed)
+    signs, codes, inverse = find_distinct_signs(X, observed)
     W, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
     check_weights(signs.shape[1], W, b)
     deviations = np.hypot.reduce(W, axis=1, initial=1.0)
-    R, t = _correlation(W, deviations), -b / deviations
+    R, t = _noise_correlation(W, deviations), -b / deviations
     check_normal(len(b), R, t)
-    check_effort(tol, _MIN_POINTS, max_points)
+    check_tolerances(tol, _MIN_POINTS, max_points)
     log_p, error = np.zeros((2, len(signs)))
     by_offsets, by_weights = np.zeros((len(signs), *b.shape)), np.zeros((len(signs), *W.shape))
-    for k, shifts in enumerate(_shifts(codes, seed)):
+    for k, shifts in enumerate(_draw_shifts(codes, seed)):
         seen = np.flatnonzero(signs[k])
         if len(seen):
-            normal = mirrored(R, t, signs[k], seen)
-            log_p[k], error[k], r, rr = _expected(*normal, shifts, tol, max_points)
+            normal = mirror_normal(R, t, signs[k], seen)
+            log_p[k], error[k], r, rr = _integrate_scores(*normal, shifts, tol, max_points)
             units = signs[k, seen] / deviations[seen]
             by_offsets[k, seen] = units * r
             by_weights[k, seen] = units[:, None] * (rr @ (units[:, None] * W[seen]))
@@ -114,28 +114,28 @@ def orthant_scores(
     )
 
 
-def _correlation(W: Floats, deviations: Floats) -> Floats:
+def _noise_correlation(W: Floats, deviations: Floats) -> Floats:
     """Correlation of e, of whose variances the noise is 1."""
     scaled = W / deviations[:, None]
     R: Floats = scaled @ scaled.T + np.diag(deviations**-2)
     return R
 
 
-def _shifts(codes: NDArray[np.int64], seed: int) -> Floats:
+def _draw_shifts(codes: NDArray[np.int64], seed: int) -> Floats:
     """Draw the shifts of each row by its code, (n_rows, shifts, features)."""
     draws = RowRandom(seed).uniform(codes, _N_SHIFTS * MAX_FEATURES)
     return draws.reshape(len(codes), _N_SHIFTS, MAX_FEATURES)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _expected(
+def _integrate_scores(
     R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
 ) -> tuple[float, float, Floats, Floats]:
     """Log P(v < b), v ~ N(0, R), and its error; E[r] and E[r rᵀ] − R⁻¹ below b, r = R⁻¹ v."""
     n = len(b)
-    sampler, columns = sampler_below(R, b)
+    sampler, columns = make_orthant_sampler(R, b)
     sums = np.empty((n + 1, n + 1))
-    log_p, error = integrate(sampler, shifts, tol, _MIN_POINTS, max_points, sums)
+    log_p, error = integrate_orthant(sampler, shifts, tol, _MIN_POINTS, max_points, sums)
     moments = sums / sums[n, n]
     excess = moments[:n, :n] + moments[:n, :n].T
     for i in range(n):

@@ -21,15 +21,15 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
-from pipeline.numerics.logistic.logistic_lanes import exp_of_minus
-from pipeline.numerics.probit.probit_rounds import Rows, allocate, settle
-from pipeline.numerics.probit.probit_scores import ProbitScores, no_scores, standard_rows
+from pipeline.numerics.logistic.logistic_lanes import exp_minus
+from pipeline.numerics.probit.probit_rounds import ProbitRows, allocate_workspace, find_fixed_point
+from pipeline.numerics.probit.probit_scores import ProbitScores, empty_scores, make_standard_rows
 from pipeline.numerics.probit.probit_sites import (
     OFFSET,
-    OPTIONS,
+    SITE_KERNEL_OPTIONS,
     TAIL_DEGREE,
     Floats,
-    Row,
+    ProbitRow,
     dot,
     kernel,
 )
@@ -52,7 +52,7 @@ class _Lattice(NamedTuple):
     outmost: NDArray[np.bool_]
 
 
-class _Memory(NamedTuple):
+class _RowWorkspace(NamedTuple):
     """Of one row, a column a point: u, (K, n_points); z, log weights, product; h, (n, n_points)."""
 
     u: Floats
@@ -76,7 +76,7 @@ def quadrature_scores(
     Parameters
     ----------
     X, weights, offsets, observed
-        As for `propagation_scores`.
+        As for `ep_scores`.
     step, radius
         Of the lattice, in standard deviations of the posterior.
 
@@ -84,27 +84,27 @@ def quadrature_scores(
     -------
     ProbitScores
         `error` is half of what the two halves of the lattice differ by, far more than the whole is
-        off by, and the share of its outmost points, which is about what lies beyond. `settled` is
+        off by, and the share of its outmost points, which is about what lies beyond. `resolve_cluster_settings` is
         false where expectation propagation did not settle, so that the lattice may lie beside the
         posterior.
 
     Raises
     ------
     FitError
-        As `propagation_scores`, or if there are too many components.
+        As `ep_scores`, or if there are too many components.
     """
-    rows = standard_rows(X, weights, offsets, observed, 1e-4)
+    rows = make_standard_rows(X, weights, offsets, observed, 1e-4)
     if len(rows.weights) > MAX_COMPONENTS:
         raise FitError(
             f"Expected at most {MAX_COMPONENTS} components, got {len(rows.weights)}. "
             "Use expectation propagation, or orthant probabilities."
         )
-    scores = no_scores(rows)
-    _integrate(rows, _lattice(len(rows.weights), step, radius), scores)
+    scores = empty_scores(rows)
+    _fill_scores(rows, _make_lattice(len(rows.weights), step, radius), scores)
     return scores
 
 
-def _lattice(n_components: int, step: float, radius: float) -> _Lattice:
+def _make_lattice(n_components: int, step: float, radius: float) -> _Lattice:
     """Make the points of a square lattice within a radius."""
     n = int(radius / step)
     grid = np.stack(np.meshgrid(*[np.arange(-n, n + 1)] * n_components), axis=-1)
@@ -118,17 +118,17 @@ def _lattice(n_components: int, step: float, radius: float) -> _Lattice:
     return _Lattice(points, log_volume, black, distances > radius - 1)
 
 
-@njit(**OPTIONS, cache=True)
-def _integrate(rows: Rows, lattice: _Lattice, scores: ProbitScores) -> None:
+@njit(**SITE_KERNEL_OPTIONS, cache=True)
+def _fill_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitScores) -> None:
     """Fill in the scores row by row."""
     K, n_features = rows.weights.shape
     n_points = lattice.points.shape[1]
     features, row, square = (
         np.empty(n_features, np.int64),
-        allocate(K, n_features),
+        allocate_workspace(K, n_features),
         np.empty((K, K)),
     )
-    memory = _Memory(
+    memory = _RowWorkspace(
         np.empty((K, n_points)),
         np.empty(n_points),
         np.empty(n_points),
@@ -136,19 +136,19 @@ def _integrate(rows: Rows, lattice: _Lattice, scores: ProbitScores) -> None:
         np.empty((n_features, n_points)),
     )
     for sample in range(len(rows.X)):
-        row, _, change = settle(rows, sample, row, square, features)
+        row, _, change = find_fixed_point(rows, sample, row, square, features)
         scores.settled[sample] = change < rows.tol
-        log_volume = _place(row, lattice, memory)
-        _weigh(row, rows.tail, memory)
+        log_volume = _place_points(row, lattice, memory)
+        _add_log_factors(row, rows.tail, memory)
         total, error = _normalise(memory.log_weight, lattice)
         scores.log_likelihood[sample], scores.error[sample] = log_volume + total, error
-        _average(
+        _average_scores(
             row, rows.X[sample], features, memory, scores.offsets[sample], scores.weights[sample]
         )
 
 
 @kernel
-def _place(row: Row, lattice: _Lattice, memory: _Memory) -> float:
+def _place_points(row: ProbitRow, lattice: _Lattice, memory: _RowWorkspace) -> float:
     """Put the points where the posterior is, and weigh them by the prior; log of their volume."""
     log_volume = lattice.log_volume
     memory.log_weight[:] = 0.0
@@ -166,7 +166,7 @@ def _place(row: Row, lattice: _Lattice, memory: _Memory) -> float:
 
 
 @kernel
-def _weigh(row: Row, tail: Floats, memory: _Memory) -> None:
+def _add_log_factors(row: ProbitRow, tail: Floats, memory: _RowWorkspace) -> None:
     """Add the logs of all factors to the weights, and write h of each."""
     z, product = memory.z, memory.product
     product[:] = 1.0
@@ -177,7 +177,7 @@ def _weigh(row: Row, tail: Floats, memory: _Memory) -> None:
         for k in range(len(memory.u)):
             for s in range(len(z)):
                 z[s] += row.weights[k, i] * memory.u[k, s]
-        _multiply(z, tail, memory.slopes[i], product, memory.log_weight)
+        _multiply_factor(z, tail, memory.slopes[i], product, memory.log_weight)
         if i % _FACTORS == _FACTORS - 1 or i == n - 1:
             for s in range(len(z)):
                 memory.log_weight[s] += math.log(product[s])
@@ -185,7 +185,9 @@ def _weigh(row: Row, tail: Floats, memory: _Memory) -> None:
 
 
 @kernel
-def _multiply(z: Floats, tail: Floats, slope: Floats, product: Floats, log_weight: Floats) -> None:
+def _multiply_factor(
+    z: Floats, tail: Floats, slope: Floats, product: Floats, log_weight: Floats
+) -> None:
     """Multiply by Φ(z), of which exp(−z² / 2) goes to the log where z < 0; slope = φ(z) / Φ(z)."""
     for s in range(len(z)):
         size = abs(z[s])
@@ -195,7 +197,7 @@ def _multiply(z: Floats, tail: Floats, slope: Floats, product: Floats, log_weigh
             excess = excess * ratio + tail[power]
         hazard = size + excess / (size + 1.25)  # φ(size) / Φ(−size)
         quarter = 0.5 * size * size
-        density = _DENSITY_AT_0 * exp_of_minus(quarter)
+        density = _DENSITY_AT_0 * exp_minus(quarter)
         above = 1.0 - density / hazard  # Φ(size)
         is_positive = z[s] > 0.0
         slope[s] = density / above if is_positive else hazard
@@ -220,11 +222,11 @@ def _normalise(log_weight: Floats, lattice: _Lattice) -> tuple[float, float]:
 
 
 @kernel
-def _average(
-    row: Row,
+def _average_scores(
+    row: ProbitRow,
     x: NDArray[np.uint8],
     features: NDArray[np.int64],
-    memory: _Memory,
+    memory: _RowWorkspace,
     by_offset: Floats,
     by_weight: Floats,
 ) -> None:

@@ -17,14 +17,14 @@ from pipeline.numerics.probit.probit_sites import (
     SHIFT,
     VARIANCE,
     Floats,
-    Row,
+    ProbitRow,
     Z,
     dot,
     kernel,
     log_site_scales,
-    match,
-    refresh,
+    match_site_moments,
     set_cavities,
+    update_moments,
 )
 
 # Rows of a fitted model need 5 to 15 rounds; a row that needs more is one that oscillates.
@@ -32,7 +32,7 @@ _PARALLEL_ROUNDS = 15
 _DAMPING = 0.8
 
 
-class Rows(NamedTuple):
+class ProbitRows(NamedTuple):
     """Rows and their model in units of the prior, and when to stop."""
 
     X: NDArray[np.uint8]
@@ -45,9 +45,9 @@ class Rows(NamedTuple):
 
 
 @kernel
-def allocate(n_components: int, n: int) -> Row:
+def allocate_workspace(n_components: int, n: int) -> ProbitRow:
     """Make working memory for a row with n observed sites."""
-    return Row(
+    return ProbitRow(
         np.empty((N_FIELDS, n)),
         np.empty((n_components, n)),
         np.empty((n_components, n)),
@@ -59,9 +59,9 @@ def allocate(n_components: int, n: int) -> Row:
 
 
 @kernel
-def settle(
-    rows: Rows, sample: int, row: Row, square: Floats, features: NDArray[np.int64]
-) -> tuple[Row, int, float]:
+def find_fixed_point(
+    rows: ProbitRows, sample: int, row: ProbitRow, square: Floats, features: NDArray[np.int64]
+) -> tuple[ProbitRow, int, float]:
     """Find the fixed point of a row, in `row` or in new memory if that has another size.
 
     Also gives the rounds used and the last change. The sites have their cavities. `square` is
@@ -69,9 +69,9 @@ def settle(
     """
     n_observed = _list_observed(rows.observed[sample], features)
     if n_observed != row.sites.shape[1]:
-        row = allocate(len(rows.weights), n_observed)
-    _mirror(rows.X[sample], features, rows.weights, rows.offsets, row)
-    n_rounds, change = _iterate(row, square, rows.tail, rows.tol, rows.max_rounds)
+        row = allocate_workspace(len(rows.weights), n_observed)
+    _mirror_row(rows.X[sample], features, rows.weights, rows.offsets, row)
+    n_rounds, change = _iterate_rounds(row, square, rows.tail, rows.tol, rows.max_rounds)
     set_cavities(row.sites, rows.tail)
     return row, n_rounds, change
 
@@ -88,8 +88,12 @@ def _list_observed(observed: NDArray[np.bool_], features: NDArray[np.int64]) -> 
 
 
 @kernel
-def _mirror(
-    x: NDArray[np.uint8], features: NDArray[np.int64], weights: Floats, offsets: Floats, row: Row
+def _mirror_row(
+    x: NDArray[np.uint8],
+    features: NDArray[np.int64],
+    weights: Floats,
+    offsets: Floats,
+    row: ProbitRow,
 ) -> None:
     """Take over weights and offsets of `features`, signed so that every site stands for x = 1."""
     signs = row.sites[Z]
@@ -102,25 +106,25 @@ def _mirror(
 
 
 @kernel
-def _iterate(
-    row: Row, square: Floats, tail: Floats, tol: float, max_rounds: int
+def _iterate_rounds(
+    row: ProbitRow, square: Floats, tail: Floats, tol: float, max_rounds: int
 ) -> tuple[int, float]:
     """Rounds until the moments rest, parallel ones first; rounds used and the last change."""
     rounds, change = 0, np.inf
     while not change < tol and rounds < max_rounds:
         if rounds in (0, _PARALLEL_ROUNDS):
-            _start(row)
+            _reset_sites(row)
         if rounds < _PARALLEL_ROUNDS:
-            match(row.sites, 1.0, tail)
+            match_site_moments(row.sites, 1.0, tail)
         else:
-            _sweep(row, square, 1.0 if rounds == _PARALLEL_ROUNDS else _DAMPING, tail)
-        change = refresh(row)
+            _sweep_sites(row, square, 1.0 if rounds == _PARALLEL_ROUNDS else _DAMPING, tail)
+        change = update_moments(row)
         rounds += 1
     return rounds, change
 
 
 @kernel
-def evidence(row: Row) -> float:
+def site_log_evidence(row: ProbitRow) -> float:
     """Log P(x) by the sites (equation 3.65), whose cavities are set."""
     total: float = log_site_scales(row.sites) + 0.5 * dot(row.linear, row.linear)
     for k in range(len(row.mean)):
@@ -129,7 +133,7 @@ def evidence(row: Row) -> float:
 
 
 @kernel
-def _start(row: Row) -> None:
+def _reset_sites(row: ProbitRow) -> None:
     """Set the sites to nothing and all moments to those of the prior."""
     sites = row.sites
     for i in range(sites.shape[1]):
@@ -143,7 +147,7 @@ def _start(row: Row) -> None:
 
 
 @kernel
-def _sweep(row: Row, covariance: Floats, step: float, tail: Floats) -> None:
+def _sweep_sites(row: ProbitRow, covariance: Floats, step: float, tail: Floats) -> None:
     """Update the sites in turn, and the moments of u after every one."""
     centre, image = np.empty(len(row.mean)), np.empty(len(row.mean))
     for k in range(len(centre)):
@@ -154,12 +158,12 @@ def _sweep(row: Row, covariance: Floats, step: float, tail: Floats) -> None:
     for i in range(row.sites.shape[1]):
         site[OFFSET, 0] = row.sites[OFFSET, i]
         site[PRECISION, 0], site[SHIFT, 0] = row.sites[PRECISION, i], row.sites[SHIFT, i]
-        _absorb(site, row.weights, i, step, tail, centre, covariance, image)
+        _update_site(site, row.weights, i, step, tail, centre, covariance, image)
         row.sites[PRECISION, i], row.sites[SHIFT, i] = site[PRECISION, 0], site[SHIFT, 0]
 
 
 @kernel
-def _absorb(
+def _update_site(
     site: Floats,
     weights: Floats,
     i: int,
@@ -169,7 +173,7 @@ def _absorb(
     covariance: Floats,
     image: Floats,
 ) -> None:
-    """Update site i, given alone, and with it `centre` and `covariance`; `image` is scratch."""
+    """Update site i, given alone, and with it `centre_gradient` and `covariance`; `image` is scratch."""
     mean, variance = 0.0, 0.0
     for k in range(len(centre)):
         image[k] = 0.0
@@ -179,7 +183,7 @@ def _absorb(
         variance += weights[k, i] * image[k]
     precision, shift = site[PRECISION, 0], site[SHIFT, 0]
     site[MEAN, 0], site[VARIANCE, 0] = mean, variance
-    match(site, step, tail)
+    match_site_moments(site, step, tail)
     precision, shift = site[PRECISION, 0] - precision, site[SHIFT, 0] - shift
     gain = 1.0 / (1.0 + precision * variance)
     for k in range(len(centre)):

@@ -24,19 +24,24 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.numerics.probit.expectation_propagation import whitened_rows
-from pipeline.numerics.probit.probit_rounds import Rows, allocate, evidence, settle
+from pipeline.numerics.probit.expectation_propagation import whiten_rows
+from pipeline.numerics.probit.probit_rounds import (
+    ProbitRows,
+    allocate_workspace,
+    find_fixed_point,
+    site_log_evidence,
+)
 from pipeline.numerics.probit.probit_sites import (
     MEAN,
-    OPTIONS,
     PRECISION,
     SHIFT,
+    SITE_KERNEL_OPTIONS,
     Floats,
-    Row,
-    combine,
+    ProbitRow,
+    combine_rows,
     kernel,
 )
-from pipeline.numerics.probit.skewness_correction import skewness_terms
+from pipeline.numerics.probit.skewness_correction import fill_skewness_terms
 
 _MAX_ROUNDS = 200
 
@@ -68,7 +73,7 @@ class ProbitScores(NamedTuple):
     sampled: bool = False
 
 
-def propagation_scores(
+def ep_scores(
     X: ArrayLike,
     weights: ArrayLike,
     offsets: ArrayLike,
@@ -100,22 +105,22 @@ def propagation_scores(
         If shapes disagree, an observed value of `X` is not 0 or 1, a parameter is not finite, or
         `tol` is not positive.
     """
-    rows = standard_rows(X, weights, offsets, observed, tol)
-    scores = no_scores(rows)
-    _propagate(rows, scores)
+    rows = make_standard_rows(X, weights, offsets, observed, tol)
+    scores = empty_scores(rows)
+    _fill_scores(rows, scores)
     return scores
 
 
-def standard_rows(
+def make_standard_rows(
     X: ArrayLike, weights: ArrayLike, offsets: ArrayLike, observed: ArrayLike | None, tol: float
-) -> Rows:
-    """Check rows and parameters of a standard normal u; raises as `propagation_scores` says."""
+) -> ProbitRows:
+    """Check rows and parameters of a standard normal u; raises as `ep_scores` says."""
     n_components = np.shape(weights)[-1]
     m, v = np.zeros(n_components), np.ones(n_components)
-    return whitened_rows(X, weights, offsets, m, v, observed, tol, _MAX_ROUNDS)
+    return whiten_rows(X, weights, offsets, m, v, observed, tol, _MAX_ROUNDS)
 
 
-def no_scores(rows: Rows) -> ProbitScores:
+def empty_scores(rows: ProbitRows) -> ProbitScores:
     """Scores of rows that are still to be filled in."""
     n_samples, n_features = rows.X.shape
     return ProbitScores(
@@ -127,23 +132,28 @@ def no_scores(rows: Rows) -> ProbitScores:
     )
 
 
-@njit(**OPTIONS, cache=True)
-def _propagate(rows: Rows, scores: ProbitScores) -> None:
+@njit(**SITE_KERNEL_OPTIONS, cache=True)
+def _fill_scores(rows: ProbitRows, scores: ProbitScores) -> None:
     """Fill in the scores row by row."""
     K, n_features = rows.weights.shape
     square, tensor = np.empty((K, K)), np.empty((K, K * (K + 1) // 2))
-    features, row = np.empty(n_features, np.int64), allocate(K, n_features)
+    features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)
     for sample in range(len(rows.X)):
-        row, _, change = settle(rows, sample, row, square, features)
-        scores.settled[sample], scores.log_likelihood[sample] = change < rows.tol, evidence(row)
-        _derive(row, rows.X[sample], features, scores.offsets[sample], scores.weights[sample])
-        gain = skewness_terms(row.sites, row.directions, tensor, square, row.linear)
+        row, _, change = find_fixed_point(rows, sample, row, square, features)
+        scores.settled[sample], scores.log_likelihood[sample] = (
+            change < rows.tol,
+            site_log_evidence(row),
+        )
+        _fill_derivatives(
+            row, rows.X[sample], features, scores.offsets[sample], scores.weights[sample]
+        )
+        gain = fill_skewness_terms(row.sites, row.directions, tensor, square, row.linear)
         scores.error[sample] = abs(gain)
 
 
 @kernel
-def _derive(
-    row: Row,
+def _fill_derivatives(
+    row: ProbitRow,
     x: NDArray[np.uint8],
     features: NDArray[np.int64],
     by_offset: Floats,
@@ -156,7 +166,7 @@ def _derive(
         pull = sites[SHIFT, i] - sites[PRECISION, i] * sites[MEAN, i]
         by_offset[features[i]] = sign * pull
     for k in range(len(row.mean)):
-        combine(row.factor[k, k:], row.directions[k:], image)  # V w_i
+        combine_rows(row.factor[k, k:], row.directions[k:], image)  # V w_i
         for i in range(len(image)):
             sign = 2.0 * x[features[i]] - 1.0
             drop = sign * sites[PRECISION, i] * image[i]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 # Sums are reordered, but only once: when compiled.
-OPTIONS: dict[str, Any] = {
+SITE_KERNEL_OPTIONS: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract"},
@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
 # For what only other kernels call. Without `forceinline` a process that compiles may call another
 # copy of a kernel, with sums in another order, than one that loads the caller from the cache.
 kernel = njit(  # type: ignore[call-overload]
-    **OPTIONS, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
+    **SITE_KERNEL_OPTIONS, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
 )
 
 # Rows of `sites`, (N_FIELDS, n). Data are mirrored so that every site stands for x = 1.
@@ -39,7 +39,7 @@ EXCESS = 10  # slope + z, which adding the two would not give for z far below 0
 N_FIELDS = 11
 
 
-class Row(NamedTuple):
+class ProbitRow(NamedTuple):
     """Working memory of one row with n observed sites and K components."""
 
     sites: Floats  # (N_FIELDS, n), the fields above
@@ -73,7 +73,7 @@ def tail_coefficients(degree: int = TAIL_DEGREE) -> Floats:
 
 
 @kernel
-def match(sites: Floats, step: float, tail: Floats) -> None:
+def match_site_moments(sites: Floats, step: float, tail: Floats) -> None:
     """Move every site to, or by `step` towards, the moments of its tilted distribution.
 
     Equations 3.58 and 3.59, in a form without differences of reciprocal variances.
@@ -126,7 +126,7 @@ def _set_tail_excess(sites: Floats, tail: Floats) -> None:
 
 
 @kernel
-def refresh(row: Row) -> float:
+def update_moments(row: ProbitRow) -> float:
     """Moments of u and marginals of the sites, from the sites; the largest change of a moment."""
     _factorise(row.sites, row.weights, row.factor, row.linear)
     _project(row.sites, row.weights, row.directions, row.factor, row.linear)
@@ -166,7 +166,7 @@ def _project(
     for i in range(sites.shape[1]):
         sites[MEAN, i] = sites[VARIANCE, i] = 0.0
     for k in range(len(linear)):
-        combine(factor[k, :k], directions, directions[k])
+        combine_rows(factor[k, :k], directions, directions[k])
         for i in range(sites.shape[1]):
             along = factor[k, k] * (weights[k, i] - directions[k, i])
             directions[k, i] = along
@@ -205,7 +205,7 @@ def set_tilted_cumulants(sites: Floats, skewness: Floats, kurtosis: Floats) -> N
 
 
 @kernel
-def combine(coefficients: Floats, rows: Floats, out: Floats) -> None:
+def combine_rows(coefficients: Floats, rows: Floats, out: Floats) -> None:
     """out = Σ_k coefficients[k] rows[k]."""
     for i in range(len(out)):
         out[i] = 0.0

@@ -28,18 +28,20 @@ from pipeline.numerics.probit.probit_sites import (
     VARIANCE,
     Floats,
     Z,
-    combine,
+    combine_rows,
     dot,
     kernel,
     set_tilted_cumulants,
 )
 
 # Beyond this share of a variance the expansion does not hold and its terms are scaled back.
-_LARGEST_SHARE = 0.5
+_MAX_CORRECTION_SHARE = 0.5
 
 
 @kernel
-def skewness_terms(sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats) -> float:
+def fill_skewness_terms(
+    sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats
+) -> float:
     """Write G and the shift of the mean in coordinates Lᵀ u; the gain in log evidence.
 
     `units` (K, n) comes in as L⁻¹ w_i. `tensor` is (K, K (K + 1) / 2) of scratch; of `sites` all
@@ -50,8 +52,8 @@ def skewness_terms(sites: Floats, units: Floats, tensor: Floats, G: Floats, shif
     for k in range(len(units)):
         for i in range(len(kappa)):
             units[k, i] /= math.sqrt(sites[VARIANCE, i]) if sites[VARIANCE, i] > 0.0 else 1.0
-    _contract(units, kappa, tensor, R, sites[EXCESS], sites[Z])
-    _pair_sum(units, kappa, tensor, G, q, sites[EXCESS], sites[Z])
+    _fill_contractions(units, kappa, tensor, R, sites[EXCESS], sites[Z])
+    _fill_pair_sums(units, kappa, tensor, G, q, sites[EXCESS], sites[Z])
     for i in range(len(kappa)):
         q[i] = chi[i] * R[i] / 6.0 + kappa[i] * (0.25 * q[i] - 0.5 * kappa[i] * R[i])
     for k in range(len(units)):
@@ -61,7 +63,7 @@ def skewness_terms(sites: Floats, units: Floats, tensor: Floats, G: Floats, shif
 
 
 @kernel
-def _contract(
+def _fill_contractions(
     t: Floats, kappa: Floats, tensor: Floats, R: Floats, pair: Floats, combination: Floats
 ) -> None:
     """T, and R_i = T(t_i, t_i, t_i) − κ_i; `pair` and `combination` are scratch.
@@ -78,23 +80,23 @@ def _contract(
                 pair[i] = kappa[i] * t[k, i] * t[j, i]
             for m in range(j + 1):
                 entry = dot(pair, t[m])
-                tensor[k, _position(j, m)] = entry * (1.0 if m == j else math.sqrt(2.0))
-                tensor[j, _position(k, m)] = entry * (1.0 if m == k else math.sqrt(2.0))
-                tensor[m, _position(k, j)] = entry * (1.0 if j == k else math.sqrt(2.0))
-                entries[m] = entry * _n_orders(k, j, m)
-            combine(entries[: j + 1], t, combination)
+                tensor[k, _triangle_position(j, m)] = entry * (1.0 if m == j else math.sqrt(2.0))
+                tensor[j, _triangle_position(k, m)] = entry * (1.0 if m == k else math.sqrt(2.0))
+                tensor[m, _triangle_position(k, j)] = entry * (1.0 if j == k else math.sqrt(2.0))
+                entries[m] = entry * _count_orders(k, j, m)
+            combine_rows(entries[: j + 1], t, combination)
             for i in range(len(R)):
                 R[i] += t[k, i] * t[j, i] * combination[i]
 
 
 @kernel
-def _position(k: int, j: int) -> int:
+def _triangle_position(k: int, j: int) -> int:
     """Of entry k, j ≤ k in a lower triangle stored row after row."""
     return k * (k + 1) // 2 + j
 
 
 @kernel
-def _n_orders(k: int, j: int, m: int) -> float:
+def _count_orders(k: int, j: int, m: int) -> float:
     """In how many orders k ≥ j ≥ m can be written."""
     if k == m:
         return 1.0
@@ -102,10 +104,10 @@ def _n_orders(k: int, j: int, m: int) -> float:
 
 
 @kernel
-def _pair_sum(
+def _fill_pair_sums(
     t: Floats, kappa: Floats, tensor: Floats, G: Floats, q: Floats, weighted: Floats, out: Floats
 ) -> None:
-    """G in coordinates Lᵀ u and q_i = t_iᵀ G t_i; `weighted` and `out` are scratch."""
+    """G in coordinates Lᵀ u and q_i = t_iᵀ G t_i; `sum_weighted_groups` and `out` are scratch."""
     for i in range(len(q)):
         q[i] = 0.0
     for k in range(len(t)):
@@ -113,13 +115,13 @@ def _pair_sum(
             weighted[i] = kappa[i] * kappa[i] * t[k, i]
         for j in range(k + 1):  # the sum over all i and j less its terms i = j
             G[k, j] = G[j, k] = dot(tensor[k], tensor[j]) - dot(weighted, t[j])
-        combine(G[k, :k], t, out)
+        combine_rows(G[k, :k], t, out)
         for i in range(len(q)):
             q[i] += t[k, i] * (2.0 * out[i] + G[k, k] * t[k, i])
 
 
 @kernel
-def add_to_moments(
+def add_skewness_to_moments(
     G: Floats, shift: Floats, factor: Floats, mean: Floats, variance: Floats
 ) -> float:
     """Add the terms, back in coordinates u, to the moments; their largest share of a variance.
@@ -131,7 +133,7 @@ def add_to_moments(
     for k in range(len(G)):
         G[k, k] = 0.5 * _quadratic_form(factor[k], G, k)
         largest = max(largest, abs(G[k, k]) / variance[k])
-    scale = _LARGEST_SHARE / max(largest, _LARGEST_SHARE)
+    scale = _MAX_CORRECTION_SHARE / max(largest, _MAX_CORRECTION_SHARE)
     for k in range(len(G)):
         mean[k] += scale * dot(factor[k, k:], shift[k:])
         variance[k] += scale * G[k, k]

@@ -15,12 +15,15 @@ from pipeline.numerics.spectra.linalg import FULL_SOLVER
 Array = NDArray[np.float64]
 Product = Callable[[Array], Array]
 
-_ROUNDS = 2
-_MORE_PAIRS = 8  # than asked for, in these rounds: the bound must lie well below what is asked for
-_ROUGHLY, _CLOSELY = 1e-2, 1e-10  # of eigenvalues of polynomials: the latter leaves errors of 1e-13
-_GAIN = 1e3
+_FILTER_ROUNDS = 2
+_EXTRA_PAIRS = 8  # than asked for, in these rounds: the bound must lie well below what is asked for
+_ROUGH_TOLERANCE, _FINE_TOLERANCE = (
+    1e-2,
+    1e-10,
+)  # of eigenvalues of polynomials: the latter leaves errors of 1e-13
+_FILTER_GAIN = 1e3
 _RESTARTS = 100
-_MOST_DEGREES = 2000
+_MAX_DEGREE = 2000
 
 
 class Eigenpairs(NamedTuple):
@@ -30,7 +33,9 @@ class Eigenpairs(NamedTuple):
     vectors: Array
 
 
-def leading_but_known(matrix: scipy.sparse.csr_array, known: Array, n_pairs: int) -> Eigenpairs:
+def leading_eigenpairs_except(
+    matrix: scipy.sparse.csr_array, known: Array, n_pairs: int
+) -> Eigenpairs:
     """Compute leading eigenpairs besides a known one.
 
     Small matrices are solved densely. Else Lanczos goes over Chebyshev polynomials of the matrix,
@@ -63,15 +68,15 @@ def leading_but_known(matrix: scipy.sparse.csr_array, known: Array, n_pairs: int
         product: Array = matrix @ x - (2 * (known @ x)) * known
         return product
 
-    return _by_rounds(times, n, n_pairs)
+    return _solve_with_filters(times, n, n_pairs)
 
 
-def _by_rounds(times: Product, n: int, n_pairs: int) -> Eigenpairs:
-    filtered, n_held = times, min(n_pairs + _MORE_PAIRS, n - 1)
-    for _ in range(_ROUNDS):
-        found = _rotated(times, _lanczos(filtered, n, n_held, _ROUGHLY))
-        filtered = _chebyshev(times, float(found.values[-1]))
-    return _rotated(times, _lanczos(filtered, n, n_pairs, _CLOSELY))
+def _solve_with_filters(times: Product, n: int, n_pairs: int) -> Eigenpairs:
+    filtered, n_held = times, min(n_pairs + _EXTRA_PAIRS, n - 1)
+    for _ in range(_FILTER_ROUNDS):
+        found = _solve_in_subspace(times, _lanczos(filtered, n, n_held, _ROUGH_TOLERANCE))
+        filtered = _chebyshev_filter(times, float(found.values[-1]))
+    return _solve_in_subspace(times, _lanczos(filtered, n, n_pairs, _FINE_TOLERANCE))
 
 
 def _lanczos(times: Product, n: int, n_pairs: int, tol: float) -> Array:
@@ -88,18 +93,18 @@ def _lanczos(times: Product, n: int, n_pairs: int, tol: float) -> Array:
     return np.asarray(vectors)
 
 
-def _rotated(times: Product, basis: Array) -> Eigenpairs:
+def _solve_in_subspace(times: Product, basis: Array) -> Eigenpairs:
     """Solve within a subspace, given by an orthonormal basis (Rayleigh, Ritz)."""
     inner = basis.T @ np.column_stack([times(x) for x in basis.T])
     values, vectors = scipy.linalg.eigh((inner + inner.T) / 2)
     return Eigenpairs(values[::-1], basis @ vectors[:, ::-1])
 
 
-def _chebyshev(times: Product, bound: float) -> Product:
-    """Map what lies from −1 to the bound to −1 to 1, and 1 to `_GAIN`, if it can."""
+def _chebyshev_filter(times: Product, bound: float) -> Product:
+    """Map what lies from −1 to the bound to −1 to 1, and 1 to `_FILTER_GAIN`, if it can."""
     centre, half = (bound - 1) / 2, (bound + 1) / 2
     rate = np.arccosh(max((1 - centre) / half, 1 + 1e-12))
-    degree = min(int(np.ceil(np.arccosh(_GAIN) / rate)), _MOST_DEGREES)
+    degree = min(int(np.ceil(np.arccosh(_FILTER_GAIN) / rate)), _MAX_DEGREE)
 
     def filtered(x: Array) -> Array:
         before, now = x, (times(x) - centre * x) / half

@@ -23,14 +23,14 @@ Array = NDArray[np.float64]
 Product = Callable[[Array], Array]
 """Multiplies the matrix by a block of vectors, (n, width)."""
 
-_MORE = 12
+_EXTRA_VECTORS = 12
 """Vectors of a block beyond those asked for: these converge sooner where eigenvalues lie close."""
-_BLOCKS_HELD, _BYTES_HELD = 24, 1 << 30
-_TOLERANCE, _SMALL = 1e-8, 1e-3
-_MOST_PRODUCTS = 500
+_MAX_BASIS_BLOCKS, _MAX_BASIS_BYTES = 24, 1 << 30
+_TOLERANCE, _SMALL_EIGENVALUE_SHARE = 1e-8, 1e-3
+_MAX_PRODUCTS = 500
 
 
-class Spectrum(NamedTuple):
+class LeadingSpectrum(NamedTuple):
     """What is known of a spectrum.
 
     Attributes
@@ -53,19 +53,21 @@ class Spectrum(NamedTuple):
     n_products: int
 
 
-def columns_held(n: int, n_leading: int) -> int:
+def max_basis_columns(n: int, n_leading: int) -> int:
     """Count the vectors of length n that the basis holds at the most."""
-    width = n_leading + _MORE
+    width = n_leading + _EXTRA_VECTORS
     least = 3 * width + n_leading
-    return min(max(least, min(_BLOCKS_HELD * width, _BYTES_HELD // (8 * n))), n - width)
+    return min(max(least, min(_MAX_BASIS_BLOCKS * width, _MAX_BASIS_BYTES // (8 * n))), n - width)
 
 
-def most_leading(n: int) -> int:
+def max_leading_pairs(n: int) -> int:
     """Count the eigenpairs that can be asked for: the basis has to have room to grow."""
-    return n // 8 - _MORE
+    return n // 8 - _EXTRA_VECTORS
 
 
-def leading_spectrum(times: Product, n: int, n_leading: int, rng: np.random.Generator) -> Spectrum:
+def compute_leading_spectrum(
+    times: Product, n: int, n_leading: int, rng: np.random.Generator
+) -> LeadingSpectrum:
     """Compute the leading eigenpairs of a symmetric matrix.
 
     Parameters
@@ -85,41 +87,43 @@ def leading_spectrum(times: Product, n: int, n_leading: int, rng: np.random.Gene
         If too many are asked for, or residuals do not come down to 1e-8 of each eigenvalue (of a
         thousandth of the largest, where that is more).
     """
-    if not 1 <= n_leading <= most_leading(n):
+    if not 1 <= n_leading <= max_leading_pairs(n):
         raise FitError(
-            f"--components: Expected 1 to {most_leading(n)}, as many as can be told apart of "
+            f"--components: Expected 1 to {max_leading_pairs(n)}, as many as can be told apart of "
             f"{n} features, got {n_leading}. Take fewer."
         )
-    block, _ = np.linalg.qr(rng.standard_normal((n, n_leading + _MORE)))
+    block, _ = np.linalg.qr(rng.standard_normal((n, n_leading + _EXTRA_VECTORS)))
     basis, inner, negative = np.empty((n, 0)), np.empty((0, 0)), 0.0
-    for n_products in range(1, _MOST_PRODUCTS + 1):
+    for n_products in range(1, _MAX_PRODUCTS + 1):
         image = times(block)
         basis = np.hstack([basis, block])
         along = basis.T @ image
-        inner = _bordered(inner, along)
-        block, coupling = _orthonormal(basis, image - basis @ along)
+        inner = _extend_projection(inner, along)
+        block, coupling = _orthonormalize(basis, image - basis @ along)
         ritz, turns = scipy.linalg.eigh(inner)
         negative = min(negative, float(ritz[ritz < 0].sum()))
         values, leading = ritz[: -n_leading - 1 : -1], turns[:, : -n_leading - 1 : -1]
         residuals = np.linalg.norm(coupling @ leading[-len(coupling) :], axis=0)
-        if (residuals <= _allowed(values)).all():
-            return Spectrum(values, fix_signs(basis @ leading), residuals, negative, n_products)
-        if len(inner) + len(coupling) > columns_held(n, n_leading):
+        if (residuals <= _residual_tolerances(values)).all():
+            return LeadingSpectrum(
+                values, fix_signs(basis @ leading), residuals, negative, n_products
+            )
+        if len(inner) + len(coupling) > max_basis_columns(n, n_leading):
             kept = slice(-len(coupling) - n_leading, None)
             basis, inner = basis @ turns[:, kept], np.diag(ritz[kept])
     raise FitError(
-        f"Expected eigenvectors to converge within {_MOST_PRODUCTS} products, got residuals up to "
+        f"Expected eigenvectors to converge within {_MAX_PRODUCTS} products, got residuals up to "
         f"{residuals.max():.1e}. Leave out features, or take fewer --components."
     )
 
 
-def _allowed(values: Array) -> Array:
+def _residual_tolerances(values: Array) -> Array:
     sizes = np.abs(values)
-    allowed: Array = _TOLERANCE * np.maximum(sizes, _SMALL * sizes.max())
+    allowed: Array = _TOLERANCE * np.maximum(sizes, _SMALL_EIGENVALUE_SHARE * sizes.max())
     return allowed
 
 
-def _bordered(inner: Array, along: Array) -> Array:
+def _extend_projection(inner: Array, along: Array) -> Array:
     """Add a block to the projected matrix, given the products of basis and image."""
     n_old = len(inner)
     grown = np.empty((len(along), len(along)))
@@ -130,7 +134,7 @@ def _bordered(inner: Array, along: Array) -> Array:
     return grown
 
 
-def _orthonormal(basis: Array, left: Array) -> tuple[Array, Array]:
+def _orthonormalize(basis: Array, left: Array) -> tuple[Array, Array]:
     """Give an orthonormal block of what is left outside of the basis, and its coefficients."""
     block, coefficients = np.linalg.qr(left - basis @ (basis.T @ left))
     # Where next to nothing is left, rounding errors lie within the basis.

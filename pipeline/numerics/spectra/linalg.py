@@ -12,7 +12,7 @@ from pipeline.errors import FitError
 
 Matrix = NDArray[np.float64]
 
-_LOWEST = 8
+_N_LOWEST = 8
 FULL_SOLVER = 1500
 """Up to this size all eigenvalues are computed; beyond, only the leading ones."""
 
@@ -60,7 +60,7 @@ def negative_share(matrix: Matrix, values: Matrix) -> float:
         gives a lower bound.
     """
     if len(values) < len(matrix):
-        values, _ = _extreme_eigenpairs(matrix, _LOWEST, "SA", tol=1e-3)
+        values, _ = _extreme_eigenpairs(matrix, _N_LOWEST, "SA", tol=1e-3)
     return float(-values[values < 0].sum() / np.trace(matrix))
 
 
@@ -86,7 +86,7 @@ def fix_signs(columns: Matrix) -> Matrix:
     return columns * np.where(signs == 0, 1.0, signs)
 
 
-def shrinkage_of(lowest: float) -> float:
+def min_shrinkage(lowest: float) -> float:
     """Give the least τ for which (1 − τ) C + τ I is semi-definite, by the lowest eigenvalue of C.
 
     Unit diagonals stay, and so do eigenvectors (N. Higham, N. Strabić, V. Šego, "Restoring
@@ -95,7 +95,7 @@ def shrinkage_of(lowest: float) -> float:
     return max(0.0, -lowest / (1 - lowest))
 
 
-def shrunk(values: Matrix, shrinkage: float) -> Matrix:
+def shrink_eigenvalues(values: Matrix, shrinkage: float) -> Matrix:
     """Give the eigenvalues of (1 − τ) C + τ I, given those of C."""
     moved: Matrix = (1 - shrinkage) * values + shrinkage
     return moved
@@ -131,7 +131,7 @@ def nearest_correlation(
     repaired, correction = matrix.copy(), np.zeros_like(matrix)
     for _ in range(max_rounds):
         shifted = repaired - correction
-        projected = _positive_part(shifted)
+        projected = _project_semidefinite(shifted)
         correction = projected - shifted
         np.fill_diagonal(projected, 1.0)
         moved = np.linalg.norm(projected - repaired)
@@ -143,7 +143,7 @@ def nearest_correlation(
     )
 
 
-def _positive_part(matrix: Matrix) -> Matrix:
+def _project_semidefinite(matrix: Matrix) -> Matrix:
     values, vectors = scipy.linalg.eigh(matrix)
     kept = vectors * np.maximum(values, 0.0)
     positive: Matrix = kept @ vectors.T

@@ -13,7 +13,7 @@ from pipeline.errors import FitError
 
 Array = NDArray[np.float64]
 
-_change_of_warnings = threading.Lock()
+_warnings_lock = threading.Lock()
 
 
 def fast_ica(X: NDArray[Any], n_components: int, seed: int) -> tuple[Array, bool]:
@@ -46,7 +46,7 @@ def fast_ica(X: NDArray[Any], n_components: int, seed: int) -> tuple[Array, bool
     settings = {"whiten": "unit-variance", "whiten_solver": "eigh", "random_state": seed}
     linear = FastICA(n_components, **settings)
     # Filters are of the whole process, and fits may run in its threads.
-    with _change_of_warnings, warnings.catch_warnings():
+    with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of no convergence, and of dimensions that are left out
         try:
             linear.fit(X.astype(np.float64))

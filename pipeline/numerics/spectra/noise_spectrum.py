@@ -45,13 +45,13 @@ from pipeline.numerics.spectra.soft_edge import count_above, unfold
 
 Array = NDArray[np.float64]
 
-_OWN = 2.5
-_MORE_DEGREES = 1.5
-_MOST_STEPS = 60
+_OWN_ROWS = 2.5
+_DEGREES_CORRECTION = 1.5
+_MAX_NEWTON_STEPS = 60
 _PRECISION = 1e-11
-_BEYOND = 1e-7
-_STEPS_DOWN = 40
-_MOST_STEPS_DOWN = 400
+_BEYOND_EDGE = 1e-7
+_DENSITY_STEPS = 40
+_MAX_DENSITY_STEPS = 400
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class GroupedNoise:
     degrees: float
 
     @property
-    def centres(self) -> Array:
+    def diagonal_without_mean(self) -> Array:
         """Diagonal of H once the mean is taken off all of it, (n_groups,)."""
         centres: Array = 1.0 - self.mean.diagonal()
         return centres
@@ -85,15 +85,15 @@ class GroupedNoise:
         variance: Array = self.linear**2 + self.spread
         return variance
 
-    def others(self) -> Array:
+    def count_other_rows(self) -> Array:
         """Rows of group b that count for a row of group a, (n_groups, n_groups)."""
         others = np.tile(self.sizes, (len(self.sizes), 1))
-        np.fill_diagonal(others, np.maximum(self.sizes - _OWN, 0.0))
+        np.fill_diagonal(others, np.maximum(self.sizes - _OWN_ROWS, 0.0))
         return others
 
 
 @dataclass(frozen=True)
-class Edge:
+class SpectrumEdge:
     """The upper edge of the spectrum without its mean.
 
     Attributes
@@ -105,32 +105,35 @@ class Edge:
     rise
         Im g at position − t² is `rise` t for small t, (n_groups,).
     scale
-        Eigenvalues near it are position − scale · s, s of `soft_edge.edge_points`.
+        Eigenvalues near it are position − scale · s, s of `soft_edge.draw_edge_points`.
     """
 
     position: float
     resolvent: Array
-    rise: Array
+    density_rise: Array
     scale: float
 
 
-def find_edge(noise: GroupedNoise) -> Edge:
+def find_edge(noise: GroupedNoise) -> SpectrumEdge:
     """Find the upper edge of the spectrum without its mean."""
-    low, high = float(noise.centres.max()), float(noise.centres.max()) + 1.0
-    while (g := _resolvent(noise, high)) is None:
+    low, high = (
+        float(noise.diagonal_without_mean.max()),
+        float(noise.diagonal_without_mean.max()) + 1.0,
+    )
+    while (g := _solve_resolvent(noise, high)) is None:
         high = low + 2 * (high - low)
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
-        if (found := _resolvent(noise, middle)) is None:
+        if (found := _solve_resolvent(noise, middle)) is None:
             low = middle
         else:
             high, g = middle, found
-    rise = _rise(noise, g)
+    rise = _edge_rise(noise, g)
     # The number of eigenvalues above position − t² is then 2 / (3π) · (sizes · rise) t³.
-    return Edge(high, g, rise, float(noise.sizes @ rise) ** (-2 / 3))
+    return SpectrumEdge(high, g, rise, float(noise.sizes @ rise) ** (-2 / 3))
 
 
-def noise_eigenvalues(noise: GroupedNoise, edge: Edge, points: Array) -> Array:
+def noise_eigenvalues(noise: GroupedNoise, edge: SpectrumEdge, points: Array) -> Array:
     """Turn unfolded eigenvalues into those of the matrix without its mean.
 
     Parameters
@@ -138,99 +141,99 @@ def noise_eigenvalues(noise: GroupedNoise, edge: Edge, points: Array) -> Array:
     noise, edge
         The matrix, and the edge of its spectrum.
     points
-        Of `soft_edge.edge_points`, of any shape. Eigenvalues deeper than the part of the spectrum
+        Of `soft_edge.draw_edge_points`, of any shape. Eigenvalues deeper than the part of the spectrum
         that hangs together with the edge are put at its lower end.
     """
     deepest = max(float(points.max()), edge.scale)
-    step = np.sqrt(edge.scale * deepest) / _STEPS_DOWN
-    below = _densities(noise, edge, step, float(count_above(deepest)))
+    step = np.sqrt(edge.scale * deepest) / _DENSITY_STEPS
+    below = _compute_densities(noise, edge, step, float(count_above(deepest)))
     t = step * np.arange(len(below))
     counts = scipy.integrate.cumulative_simpson(2 * t * below, x=t, initial=0.0)
     inside = np.interp(points, unfold(np.maximum.accumulate(counts)), edge.position - t**2)
     return np.where(points > 0, inside, edge.position - edge.scale * points)
 
 
-def find_spikes(noise: GroupedNoise, edge: Edge) -> tuple[Array, Array]:
+def find_spikes(noise: GroupedNoise, edge: SpectrumEdge) -> tuple[Array, Array]:
     """Find the eigenvalues that the mean lifts out of the noise, and their standard deviations.
 
     Deviations are those of xᵀ H x, x the eigenvector without what noise adds to it.
     """
-    lifts, _ = _lifts(noise, edge.resolvent)
+    lifts, _ = _spike_eigenpairs(noise, edge.resolvent)
     n_spikes = int((lifts > 1).sum())
     found = [_find_spike(noise, edge, k) for k in range(n_spikes)]
     positions, deviations = np.reshape(found, (n_spikes, 2)).T
     return positions, deviations
 
 
-def _find_spike(noise: GroupedNoise, edge: Edge, k: int) -> tuple[float, float]:
+def _find_spike(noise: GroupedNoise, edge: SpectrumEdge, k: int) -> tuple[float, float]:
     def excess(z: float) -> float:
-        return float(_lifts(noise, _sure_resolvent(noise, z))[0][k]) - 1.0
+        return float(_spike_eigenpairs(noise, _require_resolvent(noise, z))[0][k]) - 1.0
 
-    low = edge.position * (1 + _BEYOND)
+    low = edge.position * (1 + _BEYOND_EDGE)
     if excess(low) <= 0:
         return edge.position, 0.0
     high = 2 * low
     while excess(high) > 0:
         high *= 2
     position = float(scipy.optimize.brentq(excess, low, high))
-    g = _sure_resolvent(noise, position)
-    weights = g * _lifts(noise, g)[1][:, k] ** 2
+    g = _require_resolvent(noise, position)
+    weights = g * _spike_eigenpairs(noise, g)[1][:, k] ** 2
     weights /= weights.sum()
     return position, float(np.sqrt(2 * weights @ noise.variance() @ weights))
 
 
-def _lifts(noise: GroupedNoise, g: Array) -> tuple[Array, Array]:
+def _spike_eigenpairs(noise: GroupedNoise, g: Array) -> tuple[Array, Array]:
     """Eigenpairs of √(sizes g) mean √(sizes g), the largest first."""
     roots = np.sqrt(noise.sizes * g)
     values, vectors = scipy.linalg.eigh(roots[:, None] * noise.mean * roots)
     return values[::-1], vectors[:, ::-1]
 
 
-def _resolvent(noise: GroupedNoise, z: float) -> Array | None:
+def _solve_resolvent(noise: GroupedNoise, z: float) -> Array | None:
     """Solve (1) from g = 0, or find that z is not beyond the edge.
 
     The right-hand side of g = 1 / (z − …) has a power series in g without negative terms: so
     Newton's method climbs to the least solution, and passes out of the domain if there is none.
     """
     g = np.zeros(len(noise.sizes))
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_NEWTON_STEPS):
         step = _newton_step(noise, z, g)
         if step is None:
             return None
         g += step
-        if not (g > 0).all() or not _converges(noise, g):
+        if not (g > 0).all() or not _is_convergent(noise, g):
             return None
         if np.abs(step).max() <= _PRECISION * g.max():
             return g
     return None
 
 
-def _sure_resolvent(noise: GroupedNoise, z: float) -> Array:
-    g = _resolvent(noise, z)
+def _require_resolvent(noise: GroupedNoise, z: float) -> Array:
+    g = _solve_resolvent(noise, z)
     assert g is not None, "z is beyond the edge"
     return g
 
 
-def _converges(noise: GroupedNoise, g: Array) -> bool:
+def _is_convergent(noise: GroupedNoise, g: Array) -> bool:
     """Whether the series of (1 − P L)⁻¹ converges, and 1 / g is what (1) says it is."""
-    roots = np.sqrt(noise.sizes * g / _degrees(noise))
-    scaled = roots[:, None] * _scaled_linear(noise) * roots
+    roots = np.sqrt(noise.sizes * g / _effective_degrees(noise))
+    scaled = roots[:, None] * _scale_linear(noise) * roots
     return bool(scipy.linalg.eigvalsh(scaled)[-1] < 1)
 
 
-def _degrees(noise: GroupedNoise) -> float:
-    return noise.degrees + _MORE_DEGREES
+def _effective_degrees(noise: GroupedNoise) -> float:
+    return noise.degrees + _DEGREES_CORRECTION
 
 
-def _scaled_linear(noise: GroupedNoise) -> Array:
+def _scale_linear(noise: GroupedNoise) -> Array:
     scaled: Array = noise.linear * np.sqrt(noise.degrees)
     return scaled
 
 
 def _self_energy(noise: GroupedNoise, g: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Give what (1) subtracts from z − 1 + mean, (n_groups,), and its derivatives by g."""
-    linear, nu = _scaled_linear(noise), _degrees(noise)
-    others = noise.others()
+    linear, nu = _scale_linear(noise), _effective_degrees(noise)
+    others = noise.count_other_rows()
     whole = linear @ np.linalg.inv(np.eye(len(g)) - (noise.sizes * g / nu)[:, None] * linear)
     # Take the row itself from its group: a change of rank one of 1 − P L.
     own = (noise.sizes - others.diagonal()) / nu
@@ -245,7 +248,7 @@ def _self_energy(noise: GroupedNoise, g: NDArray[Any]) -> tuple[NDArray[Any], ND
 def _newton_step(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArray[Any] | None:
     """Newton's step towards g = 1 / (z − …); None where the right-hand side has left its domain."""
     energy, slopes = _self_energy(noise, g)
-    below = z - noise.centres - energy
+    below = z - noise.diagonal_without_mean - energy
     if np.isrealobj(g) and not (below > 0).all():
         return None
     try:
@@ -257,7 +260,7 @@ def _newton_step(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArray[Any]
     return step
 
 
-def _rise(noise: GroupedNoise, g: Array) -> Array:
+def _edge_rise(noise: GroupedNoise, g: Array) -> Array:
     """Give Im g / t at the edge − t²: (1) to second order along its null vector."""
     left, _, right = np.linalg.svd(np.diag(1 / g**2) - _self_energy(noise, g)[1])
     u, weights = np.abs(right[-1]), np.abs(left[:, -1])
@@ -267,13 +270,15 @@ def _rise(noise: GroupedNoise, g: Array) -> Array:
     return rise
 
 
-def _densities(noise: GroupedNoise, edge: Edge, step: float, n_wanted: float) -> Array:
+def _compute_densities(
+    noise: GroupedNoise, edge: SpectrumEdge, step: float, n_wanted: float
+) -> Array:
     """Densities at edge − t², t = 0, step, …, until `n_wanted` eigenvalues lie above."""
     densities, n_above = [0.0], 0.0
-    before, g = edge.resolvent.astype(complex), edge.resolvent + 1j * edge.rise * step
-    while n_above < n_wanted and len(densities) < _MOST_STEPS_DOWN:
+    before, g = edge.resolvent.astype(complex), edge.resolvent + 1j * edge.density_rise * step
+    while n_above < n_wanted and len(densities) < _MAX_DENSITY_STEPS:
         t = step * len(densities)
-        solution = _continued(noise, edge.position - t**2, g)
+        solution = _continue_resolvent(noise, edge.position - t**2, g)
         if solution is None:
             break
         densities.append(max(float(noise.sizes @ solution.imag) / np.pi, 0.0))
@@ -282,9 +287,9 @@ def _densities(noise: GroupedNoise, edge: Edge, step: float, n_wanted: float) ->
     return np.array(densities)
 
 
-def _continued(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArray[Any] | None:
+def _continue_resolvent(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArray[Any] | None:
     """Solve (1) from a solution nearby."""
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_NEWTON_STEPS):
         step = _newton_step(noise, z, g)
         if step is None:
             return None

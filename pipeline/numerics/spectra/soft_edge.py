@@ -17,7 +17,7 @@ import scipy
 
 Array = npt.NDArray[np.float64]
 
-_LARGEST = 600
+_MAX_SIZE = 600
 _MARGIN = 80
 
 
@@ -31,7 +31,7 @@ def unfold(count: npt.ArrayLike) -> Array:
     return np.asarray((1.5 * np.pi * np.asarray(count)) ** (2 / 3))
 
 
-def edge_points(n: int, n_leading: int, n_draws: int, rng: np.random.Generator) -> Array:
+def draw_edge_points(n: int, n_leading: int, n_draws: int, rng: np.random.Generator) -> Array:
     """Draw unfolded leading eigenvalues s_1 < s_2 < ….
 
     Parameters
@@ -50,12 +50,12 @@ def edge_points(n: int, n_leading: int, n_draws: int, rng: np.random.Generator) 
     ndarray
         (n_draws, n_leading), rows ascending; negative beyond the edge.
     """
-    n = min(n, max(_LARGEST, 8 * n_leading))
+    n = min(n, max(_MAX_SIZE, 8 * n_leading))
     # Of density exp(−tr H² / 2), so with eigenvalues up to √(2n); √(2n − 1) leaves an error of
     # n^(−2/3) in the law of s_1 (Johnstone & Ma 2012, Fast approach to the Tracy–Widom law at the
     # edge of GOE and GUE, Ann. Appl. Probab. 22).
     size = n - 0.5
-    n_kept = _rows_that_matter(n, n_leading)
+    n_kept = _count_relevant_rows(n, n_leading)
     degrees = np.arange(n - 1, n - n_kept, -1)
     values = np.empty((n_draws, n_leading))
     for draw in values:
@@ -70,7 +70,7 @@ def edge_points(n: int, n_leading: int, n_draws: int, rng: np.random.Generator) 
     return _unfold_semicircle(values, size)
 
 
-def _rows_that_matter(n: int, n_leading: int) -> int:
+def _count_relevant_rows(n: int, n_leading: int) -> int:
     """Size of the upper left part of the tridiagonal matrix that has the same leading eigenvalues.
 
     Eigenvectors decay once the rows left, n − m, are too few for an eigenvalue x: x² > 2 (n − m).

@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from flows.data.ingesting import ingest_sources
 from pipeline.api import functions as api
 from storage.dataset.dataset import BinaryDataset
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 pytestmark = pytest.mark.matrix
 NOTEBOOK = Path(__file__).with_name("digits.ipynb")
@@ -128,7 +128,7 @@ def test_a_cell_shows_how_far_a_fit_is_and_keeps_what_it_printed(tmp_path: Path)
         "fitted = api.fit(open_dataset('d.zarr'), 'latent-trait', max_iter=3)\n"
         "print(any(', pass 3, -' in one['text/plain'] for one in updates), len(updates) > 4)\n"
     )
-    write(tmp_path / "d.zarr", probit_rows(500, 6, 2, seed=1)[0])
+    write_arrays(tmp_path / "d.zarr", draw_probit_rows(500, 6, 2, seed=1)[0])
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     with pytest.MonkeyPatch.context() as patch:
         for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.blocks import block_of
-from pipeline.inference.transform import described_codes
+from pipeline.data.blocks import pack_block
+from pipeline.inference.transform import describe_codes
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, assert_same
 from tests.conformance.facts import Facts
@@ -21,7 +21,7 @@ from tests.conformance.rows import (
     with_column,
 )
 from tests.support.strategies import (
-    Data,
+    DenseData,
     chunkings,
 )
 
@@ -29,14 +29,14 @@ from tests.support.strategies import (
 @settings(deadline=None, max_examples=25)
 @given(data=small_tables, draw=st.data())
 def test_codes_do_not_depend_on_how_rows_are_cut(
-    facts: Facts, data: Data, draw: st.DataObject
+    facts: Facts, data: DenseData, draw: st.DataObject
 ) -> None:
     model, params = facts.make(), fitted(facts).params
     edges = np.cumsum([0, *draw.draw(chunkings(len(data.X), max_chunks=4))]).tolist()
-    whole = model.transform(params, block_of(data.X, data.observed, first_row=3), RowRandom(9))
-    parts = [data.take(slice(a, b)) for a, b in pairwise(edges)]
+    whole = model.transform(params, pack_block(data.X, data.observed, first_row=3), RowRandom(9))
+    parts = [data.take_rows(slice(a, b)) for a, b in pairwise(edges)]
     cut = [
-        model.transform(params, block_of(part.X, part.observed, first_row=3 + a), RowRandom(9))
+        model.transform(params, pack_block(part.X, part.observed, first_row=3 + a), RowRandom(9))
         for part, a in zip(parts, edges, strict=False)
     ]
     assert whole["mean"].shape == (len(data.X), 2)
@@ -55,7 +55,7 @@ def test_codes_ignore_what_lies_under_a_missing_value(facts: Facts) -> None:
     noise = np.random.default_rng(0).integers(0, 2, data.X.shape, dtype=np.uint8)
     other = np.where(data.mask, data.X, noise)
     codes = [
-        model.transform(params, block_of(X, data.observed), RowRandom(0)) for X in (data.X, other)
+        model.transform(params, pack_block(X, data.observed), RowRandom(0)) for X in (data.X, other)
     ]
     assert_same(codes[0], codes[1])
 
@@ -63,18 +63,18 @@ def test_codes_ignore_what_lies_under_a_missing_value(facts: Facts) -> None:
 def test_codes_have_the_dimensions_that_the_model_declares(facts: Facts) -> None:
     model, params, declared = facts.make(), fitted(facts).params, facts.model.codes
     lengths = {"component": 2, "feature": N_FEATURES}
-    codes = model.transform(params, block_of(probit().X[:5]), RowRandom(0))
+    codes = model.transform(params, pack_block(probit().X[:5]), RowRandom(0))
     assert codes.keys() == declared.keys()
     assert declared["mean"] == ("component",)
     for key, dims in declared.items():
         assert len({*dims}) == len(dims)
         assert codes[key].shape == (5, *(lengths[dim.removesuffix("_j")] for dim in dims)), key
-    described = described_codes(model, params, N_FEATURES, "float32")
+    described = describe_codes(model, params, N_FEATURES, "float32")
     assert {key: dims for key, (dims, _, _) in described.items()} == declared
 
 
 def test_no_rows_have_no_codes(facts: Facts) -> None:
-    nothing = block_of(np.empty((0, N_FEATURES), np.uint8))
+    nothing = pack_block(np.empty((0, N_FEATURES), np.uint8))
     codes = facts.make().transform(fitted(facts).params, nothing, RowRandom(0))
     assert codes["mean"].shape == (0, 2)
 

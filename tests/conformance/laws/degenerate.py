@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.fitting.loop import FitState
-from pipeline.models.capabilities import Samples
+from pipeline.models.capabilities import CanSample
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, params_of
 from tests.conformance.facts import Facts
 from tests.conformance.rows import outcome, with_column
-from tests.support.strategies import Data
+from tests.support.strategies import DenseData
 
 DEGENERATE = [
     *("zeros", "ones", "a single one", "duplicated", "complementary"),
@@ -25,17 +25,17 @@ DEGENERATE = [
 FEW = ("a single one", "duplicated", "never observed with another")
 
 
-def check_degenerate(model: Any, data: Data) -> FitState | None:
+def check_degenerate(model: Any, data: DenseData) -> FitState | None:
     """Fit; None where that is refused for column 2, else everything must be finite."""
     state = outcome(model, data, [100] * 4)
     if isinstance(state, FitError):
-        assert 2 in state.notice.features
+        assert 2 in state.message.features
         assert "2" in str(state)
         return None
     assert_finite(params_of(state))
-    block = block_of(data.X[:40], None if data.observed is None else data.observed[:40])
+    block = pack_block(data.X[:40], None if data.observed is None else data.observed[:40])
     assert_finite(model.transform(state.params, block, RowRandom(0)))
-    if isinstance(model, Samples):
+    if isinstance(model, CanSample):
         assert set(np.unique(model.sample(state.params, 50, np.random.default_rng(0)))) <= {0, 1}
     return state
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.errors import FitError
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import collect_first, fit, start
-from pipeline.models.capabilities import LearnsLocally, Warm
-from pipeline.params import named_arrays
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
+from pipeline.models.capabilities import CanLearnLocally, CanWarmStart
+from pipeline.params import get_named_arrays
 from tests.conformance.checks import assert_same, offered, params_of
 from tests.conformance.facts import Facts
 from tests.conformance.rows import (
@@ -26,62 +26,70 @@ from tests.conformance.rows import (
     with_column,
 )
 from tests.support.strategies import (
-    Data,
+    DenseData,
     chunkings,
-    memory_rows,
+    make_memory_rows,
 )
 
 
 @settings(deadline=None, max_examples=15)
 @given(data=small_tables, draw=st.data())
-def test_chunks_do_not_matter(facts: Facts, data: Data, draw: st.DataObject) -> None:
+def test_chunks_do_not_matter(facts: Facts, data: DenseData, draw: st.DataObject) -> None:
     model, sizes = facts.make_tolerant(), draw.draw(chunkings(len(data.X)))
     whole, cut = outcome(model, data), outcome(model, data, sizes)
     if isinstance(whole, FitError) or isinstance(cut, FitError):
         assert str(whole) == str(cut)
     elif whole.iteration <= 1:
         assert_same(params_of(whole), params_of(cut), rtol=1e-9)
-    elif not isinstance(model, LearnsLocally):  # its steps depend on the rows that a task has
+    elif not isinstance(model, CanLearnLocally):  # its steps depend on the rows that a task has
         assert cut.history[-1] == pytest.approx(whole.history[-1], abs=model.tol)
 
 
 def test_threads_give_the_bytes_of_serial(facts: Facts) -> None:
-    rows = memory_rows(probit(), [200] * 20)
+    rows = make_memory_rows(probit(), [200] * 20)
     model = facts.make_brief(5, n_components=None)
-    serial, threads = (fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
+    serial, threads = (
+        fit_model(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3))
+    )
     assert threads.history == serial.history
     for key, values in params_of(serial).items():
         assert params_of(threads)[key].tobytes() == values.tobytes(), key
 
 
 def test_a_warm_start_from_its_own_end_stays_there(facts: Facts) -> None:
-    offered(facts, Warm)
+    offered(facts, CanWarmStart)
     for settings_ in ({}, *facts.variants):
-        done, rows = fitted(facts, **settings_), memory_rows(probit(), [1000] * 4)
+        done, rows = fitted(facts, **settings_), make_memory_rows(probit(), [1000] * 4)
         model = facts.make(**{**settings_, "n_components": done.diagnostics["n_components"]})
-        begun = model.warm(start(model, collect_first(model, rows, SERIAL, 0), 0), done.params)
-        again = fit(model, rows, SERIAL, state=begun)
-        if model.convergence(begun).keeps_best:  # it looks around, and returns if that is in vain
+        begun = model.warm_start(
+            initialize_fit(model, collect_first_statistics(model, rows, SERIAL, 0), 0), done.params
+        )
+        again = fit_model(model, rows, SERIAL, state=begun)
+        if model.get_convergence_criterion(
+            begun
+        ).keeps_best:  # it looks around, and returns if that is in vain
             assert again.history[0] >= max(done.history) - model.tol, settings_
         else:  # where the objective is flat, a fresh extrapolation still finds a little
             assert again.iteration <= max(4, done.iteration // 5), settings_
             assert again.history[-1] >= done.history[-1] - model.tol, settings_
-        assert named_arrays(again.params).keys() == named_arrays(done.params).keys()
+        assert get_named_arrays(again.params).keys() == get_named_arrays(done.params).keys()
 
 
 def test_the_seed_alone_decides_the_start(facts: Facts) -> None:
-    first = collect_first(facts.make(), memory_rows(probit()), SERIAL, 0)
-    starts = [start(facts.make(), first, seed=5) for _ in "ab"]
+    first = collect_first_statistics(facts.make(), make_memory_rows(probit()), SERIAL, 0)
+    starts = [initialize_fit(facts.make(), first, seed=5) for _ in "ab"]
     assert_same(params_of(starts[0]), params_of(starts[1]))
     assert_same(starts[0].auxiliary, starts[1].auxiliary)
 
 
 def test_the_objective_never_falls(facts: Facts) -> None:
-    whole = probit(12).take(slice(0, 1000))
+    whole = probit(12).take_rows(slice(0, 1000))
     mask = (np.random.default_rng(5).random(whole.X.shape) < 0.8).astype(np.uint8)
     for data in (whole, replace(whole, observed=mask)):
         for settings_, slack in facts.rising:
-            history = fit(facts.make_brief(100, **settings_), memory_rows(data), SERIAL).history
+            history = fit_model(
+                facts.make_brief(100, **settings_), make_memory_rows(data), SERIAL
+            ).history
             assert min(np.diff(history), default=0.0) >= -slack, settings_
 
 
@@ -89,7 +97,10 @@ def test_states_survive_storage(facts: Facts, tmp_path: Path) -> None:
     from flows.fitting.checkpoints import load_state, save_state
 
     accepted = with_column("ones" if facts.tolerant else "a single one")
-    for state in (fitted(facts), fit(facts.make_tolerant(), memory_rows(accepted), SERIAL)):
+    for state in (
+        fitted(facts),
+        fit_model(facts.make_tolerant(), make_memory_rows(accepted), SERIAL),
+    ):
         folder = tmp_path / str(len(state.warnings))
         save_state(folder, state)
         loaded = load_state(facts.make(), folder)

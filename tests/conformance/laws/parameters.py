@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.api.functions import Fitted
-from pipeline.data.blocks import block_of
-from pipeline.data.segments import UNKNOWN, fitted_segments, known_segments
-from pipeline.models.capabilities import Likely, Reconstructs, Samples
-from pipeline.params import named_arrays, params_from_arrays
+from pipeline.api.functions import FittedModel
+from pipeline.data.blocks import pack_block
+from pipeline.data.segments import UNKNOWN_SEGMENT, get_fitted_segments, map_fitted_segments
+from pipeline.models.capabilities import CanReconstruct, CanSample, HasLogLikelihood
+from pipeline.params import get_named_arrays, params_from_arrays
 from pipeline.random import RowRandom
 from storage.artifacts.artifacts import Artifact
 from tests.conformance.checks import assert_same, params_of
@@ -26,7 +26,7 @@ from tests.conformance.rows import (
 
 
 def test_params_are_named_arrays(facts: Facts) -> None:
-    named = named_arrays(fitted(facts).params)
+    named = get_named_arrays(fitted(facts).params)
     assert all(len(dims) == values.ndim for dims, values in named.values())
     sizes: dict[str, set[int]] = {}
     for dims, values in named.values():
@@ -39,8 +39,8 @@ def test_params_are_named_arrays(facts: Facts) -> None:
 
 def test_parameters_of_segments_say_of_which(facts: Facts, stored: Artifact) -> None:
     artifact = stored
-    params, names = Fitted.of(artifact).params, artifact.manifest["segment_names"]
-    named, (indices, rows) = named_arrays(params), fitted_segments(params)
+    params, names = FittedModel.from_artifact(artifact).params, artifact.manifest["segment_names"]
+    named, (indices, rows) = get_named_arrays(params), get_fitted_segments(params)
     lengths = {
         values.shape[dims.index("segment")] for dims, values in named.values() if "segment" in dims
     }
@@ -54,34 +54,34 @@ def test_parameters_of_segments_say_of_which(facts: Facts, stored: Artifact) -> 
     sizes = Counter(f"s{k}" for k in varied(facts.n_varied).labels)
     found = {names[index]: n for index, n in zip(indices, rows, strict=True)}
     assert found == (sizes if lengths else {})
-    assert known_segments(params, names) == {names[index]: index for index in indices}
+    assert map_fitted_segments(params, names) == {names[index]: index for index in indices}
     by_index = {index: sizes[names[index]] for index in indices}
-    if isinstance(facts.make(), Samples):
+    if isinstance(facts.make(), CanSample):
         assert Counter(sampled(artifact, 20_000).labels) == (by_index or {0: 20_000})
 
 
 def results(model: Any, params: Any, segments: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """What a model says of rows and codes of these segments; of the first one, given a block."""
-    block = block_of(varied().X[:20], segment=int(segments[0]))
+    block = pack_block(varied().X[:20], segment=int(segments[0]))
     codes = model.transform(params, block, RowRandom(0))
     grid = np.random.default_rng(0).random((len(segments), codes["mean"].shape[1]))
     found = dict(codes)
-    if isinstance(model, Samples):
+    if isinstance(model, CanSample):
         drawn = model.sample(params, len(segments), np.random.default_rng(0), segments)
         found["sample"] = drawn
-    if isinstance(model, Reconstructs):
+    if isinstance(model, CanReconstruct):
         found["reconstruct"] = model.reconstruct(params, grid, segments)
         found["anywhere"] = model.reconstruct(params, grid)
-    if isinstance(model, Likely):
+    if isinstance(model, HasLogLikelihood):
         found["log_likelihood"] = model.log_likelihood(params, block, RowRandom(0)).nats
     return found
 
 
 def test_segments_matter_to_models_that_have_some(facts: Facts, stored: Artifact) -> None:
-    fit_ = Fitted.of(stored)
+    fit_ = FittedModel.from_artifact(stored)
     model, params, n_rows = fit_.model, fit_.params, 400
-    indices, _ = fitted_segments(params)
-    here = [*indices.tolist(), UNKNOWN]
+    indices, _ = get_fitted_segments(params)
+    here = [*indices.tolist(), UNKNOWN_SEGMENT]
     found = [results(model, params, np.full(n_rows, index)) for index in here]
     for key in ("mean", "sample", "reconstruct", "log_likelihood"):
         if key in found[0]:

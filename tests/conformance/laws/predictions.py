@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.data.blocks import block_of
-from pipeline.models.capabilities import Supervised
+from pipeline.data.blocks import pack_block
+from pipeline.models.capabilities import CanPredict
 from pipeline.random import RowRandom
 from tests.conformance.checks import assert_finite, offered
 from tests.conformance.facts import Facts
@@ -13,11 +13,11 @@ from tests.conformance.rows import fitted, probit, with_column
 
 
 def test_predictions_are_well_formed(facts: Facts) -> None:
-    offered(facts, Supervised)
+    offered(facts, CanPredict)
     for settings_ in ({}, *facts.variants):
         model, params = facts.make(**settings_), fitted(facts, **settings_).params
         categories = model.categories(params)
-        found = model.predict(params, block_of(probit().X[:50]), RowRandom(0))
+        found = model.predict(params, pack_block(probit().X[:50]), RowRandom(0))
         assert_finite({"predicted": found})
         assert found.shape == (50, 1 if categories is None else len(categories))
         if categories is not None:
@@ -27,12 +27,12 @@ def test_predictions_are_well_formed(facts: Facts) -> None:
 
 
 def test_predictions_do_not_depend_on_how_rows_are_cut(facts: Facts) -> None:
-    offered(facts, Supervised)
+    offered(facts, CanPredict)
     model, params = facts.make(), fitted(facts).params
     data = with_column("never observed with another")
 
     def predicted(at: slice) -> bytes:
-        block = block_of(data.X[at], data.mask[at], first_row=at.start)
+        block = pack_block(data.X[at], data.mask[at], first_row=at.start)
         return bytes(model.predict(params, block, RowRandom(0)).tobytes())
 
     cuts = [slice(0, 1), slice(1, 64), slice(64, 400)]

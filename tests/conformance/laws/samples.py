@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api.functions import Fitted
-from pipeline.data.blocks import BinaryBlock, block_of
-from pipeline.fitting.loop import fit
-from pipeline.models.capabilities import Bounded, Likely, Reconstructs, Samples
+from pipeline.api.functions import FittedModel
+from pipeline.data.blocks import BinaryBlock, pack_block
+from pipeline.fitting.loop import fit_model
+from pipeline.models.capabilities import CanReconstruct, CanSample, HasLogLikelihood, HasLowerBound
 from pipeline.random import RowRandom
 from storage.artifacts.artifacts import Artifact
 from tests.conformance.checks import offered, pair_shares
@@ -26,17 +26,17 @@ from tests.conformance.rows import (
     sampled,
 )
 from tests.support.strategies import (
-    Data,
-    memory_rows,
+    DenseData,
+    make_memory_rows,
 )
 
 
 def test_a_fit_recovers_the_model_that_it_sampled(facts: Facts) -> None:
-    offered(facts, Samples)
+    offered(facts, CanSample)
     flexible, segments = facts.flexible, np.arange(facts.n_sampled) % 3
     model, params = facts.make(**flexible), fitted(facts, MANY, **flexible).params
     drawn = model.sample(params, len(segments), np.random.default_rng(1), segments)
-    again = fit(model, memory_rows(Data(drawn, None, segments)), SERIAL)
+    again = fit_model(model, make_memory_rows(DenseData(drawn, None, segments)), SERIAL)
     segments = np.arange(50_000) % 3
     redrawn = model.sample(again.params, len(segments), np.random.default_rng(2), segments)
     np.testing.assert_allclose(pair_shares(redrawn), pair_shares(drawn), atol=facts.shares_off)
@@ -61,12 +61,12 @@ def assert_recovered(facts: Facts, found: Any, truth: Any, n_rows: int) -> None:
 
 
 def test_a_fit_to_a_sample_recovers_the_parameters(facts: Facts, stored: Artifact) -> None:
-    offered(facts, Samples)
-    truth, drawn = Fitted.of(stored), sampled(stored, n_rows := 100_000)
-    again = fit(truth.model, memory_rows(drawn), SERIAL)
+    offered(facts, CanSample)
+    truth, drawn = FittedModel.from_artifact(stored), sampled(stored, n_rows := 100_000)
+    again = fit_model(truth.model, make_memory_rows(drawn), SERIAL)
     assert_recovered(facts, again.params, truth.params, n_rows)
-    few = drawn.take(slice(None, None, 10))
-    mirrored = fit(truth.model, memory_rows(replace(few, X=few.X[:, ::-1])), SERIAL)
+    few = drawn.take_rows(slice(None, None, 10))
+    mirrored = fit_model(truth.model, make_memory_rows(replace(few, X=few.X[:, ::-1])), SERIAL)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_recovered(facts, mirrored.params, truth.params, n_rows)
 
@@ -76,7 +76,7 @@ def test_what_is_not_identifiable_is_said(facts: Facts) -> None:
 
 
 def test_samples_have_the_pair_shares_of_the_model(facts: Facts) -> None:
-    offered(facts, Samples, Reconstructs)
+    offered(facts, CanSample, CanReconstruct)
     model, params = facts.make(), fitted(facts).params
     codes, mass, segments = facts.codes(params)
     given_codes = model.reconstruct(params, codes, segments)
@@ -88,12 +88,12 @@ def test_samples_have_the_pair_shares_of_the_model(facts: Facts) -> None:
 
 def all_rows(segment: int) -> BinaryBlock:
     patterns = (np.arange(2**N_FEATURES)[:, None] >> np.arange(N_FEATURES)) & 1
-    return block_of(patterns.astype(np.uint8), segment=segment)
+    return pack_block(patterns.astype(np.uint8), segment=segment)
 
 
 def test_likelihoods_are_those_of_samples(facts: Facts) -> None:
     """By enumeration: all rows together are certain, and pairs as frequent as in samples."""
-    offered(facts, Likely, Samples)
+    offered(facts, HasLogLikelihood, CanSample)
     model, params = facts.make(), fitted(facts).params
     for segment in range(3):
         block = all_rows(segment)
@@ -103,12 +103,14 @@ def test_likelihoods_are_those_of_samples(facts: Facts) -> None:
         assert probabilities.sum() == pytest.approx(1, abs=1e-3 + 4 * found.shared_error)
         segments = np.full(200_000, segment)
         drawn = model.sample(params, len(segments), np.random.default_rng(6), segments)
-        implied = np.einsum("n,ni,nj->ij", probabilities, block.dense(), block.dense())
+        implied = np.einsum(
+            "n,ni,nj->ij", probabilities, block.unpack_values(), block.unpack_values()
+        )
         np.testing.assert_allclose(pair_shares(drawn), implied, atol=0.006)
 
 
 def test_bounds_lie_below_likelihoods(facts: Facts) -> None:
-    offered(facts, Bounded, Likely)
+    offered(facts, HasLowerBound, HasLogLikelihood)
     model, params, block = facts.make(), fitted(facts).params, all_rows(0)
     bound = model.lower_bound(params, block, RowRandom(0))
     found = model.log_likelihood(params, block, RowRandom(0))
@@ -117,7 +119,7 @@ def test_bounds_lie_below_likelihoods(facts: Facts) -> None:
 
 
 def test_a_fit_has_the_pair_shares_of_its_data(facts: Facts) -> None:
-    offered(facts, Samples)
+    offered(facts, CanSample)
     params = fitted(facts, MANY, **facts.flexible).params
     drawn = facts.make().sample(params, 50_000, np.random.default_rng(4))
     found, expected = pair_shares(drawn), pair_shares(probit(MANY).X)
@@ -125,7 +127,7 @@ def test_a_fit_has_the_pair_shares_of_its_data(facts: Facts) -> None:
 
 
 def test_samples_are_well_formed(facts: Facts) -> None:
-    offered(facts, Samples)
+    offered(facts, CanSample)
     model, params = facts.make(), fitted(facts).params
     drawn = [model.sample(params, 50, np.random.default_rng(seed)) for seed in (0, 0, 1)]
     assert model.sample(params, 0, np.random.default_rng(0)).shape == (0, drawn[0].shape[1])
@@ -137,7 +139,7 @@ def test_samples_are_well_formed(facts: Facts) -> None:
 
 
 def test_reconstructions_are_well_formed(facts: Facts) -> None:
-    offered(facts, Reconstructs)
+    offered(facts, CanReconstruct)
     model, params = facts.make(), fitted(facts).params
     reconstructed = model.reconstruct(params, np.random.default_rng(0).standard_normal((7, 2)))
     assert reconstructed.shape == (7, N_FEATURES)

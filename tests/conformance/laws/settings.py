@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from pipeline.errors import FitError
-from pipeline.models.registry import model_class
+from pipeline.models.registry import find_model_class
 from tests.conformance.facts import Facts
 
 
@@ -36,13 +36,13 @@ def test_bad_hyperparameters_are_refused_by_name(facts: Facts, subtests: pytest.
 
 def test_models_are_found_by_their_names(facts: Facts) -> None:
     name = facts.model.name
-    assert model_class(facts.name) is model_class(name) is facts.model
+    assert find_model_class(facts.name) is find_model_class(name) is facts.model
     with pytest.raises(FitError, match=f"Expected one of .*{name}.* Did you mean '{name}'"):
-        model_class(name + "x")
+        find_model_class(name + "x")
 
 
 def test_memory_grows_with_the_features(facts: Facts) -> None:
-    needs = [facts.make().memory(n_features, 1, 2) for n_features in (10, 100, 1000)]
+    needs = [facts.make().estimate_memory(n_features, 1, 2) for n_features in (10, 100, 1000)]
     assert needs == sorted(needs)
     assert all(isinstance(need, int) and need >= 0 for need in needs)
 

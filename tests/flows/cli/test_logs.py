@@ -8,14 +8,14 @@ from datetime import datetime
 
 import pytest
 
-from flows.cli.logs import JsonLines, begin_logs
+from flows.cli.logs import JsonLineFormatter, configure_logging
 from flows.cli.logs import log as logger
 
 
 @pytest.fixture(autouse=True)
 def _plain_afterwards():
     yield
-    begin_logs()
+    configure_logging()
 
 
 def objects(text: str) -> list[dict]:
@@ -61,6 +61,6 @@ def test_a_traceback_stays_on_its_line(caplog):
         except KeyError:
             logger.propagate = True
             logger.exception("failure")
-    text = JsonLines().format(caplog.records[-1])
+    text = JsonLineFormatter().format(caplog.records[-1])
     assert "\n" not in text
     assert "KeyError" in json.loads(text)["traceback"]

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from flows.cli import progress
-from flows.cli.progress import Bars, Lines
-from pipeline.executors.progress import ToldMap, labelled
+from flows.cli.progress import ProgressBars, ProgressLines
+from pipeline.executors.progress import ProgressMap, label_map
 
 
 def passes(tell: progress.Progress, n_passes: int) -> None:
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_short_passes_leave_one_line_a_kind(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = Lines()
+    lines = ProgressLines()
     with caplog.at_level(logging.INFO, "latentbits"):
         lines("feature counts", 0, 1, 0)
         lines("feature counts", 1, 1, 400)
@@ -49,7 +49,7 @@ def test_long_passes_leave_a_line_every_ten_seconds(
 ) -> None:
     clock[0] = 2.0
     with caplog.at_level(logging.INFO, "latentbits"):
-        passes(Lines(), 5)
+        passes(ProgressLines(), 5)
     assert 4 <= len(caplog.messages) <= 12
     assert any(line.startswith("E-step, pass 4: ") for line in caplog.messages)
 
@@ -57,7 +57,7 @@ def test_long_passes_leave_a_line_every_ten_seconds(
 def test_passes_of_a_kind_share_a_bar() -> None:
     column = TextColumn("{task.description} {task.percentage:.0f}")
     with Progress(column, console=Console(file=StringIO())) as bars:
-        tell = Bars(bars)
+        tell = ProgressBars(bars)
         tell("feature counts", 0, 1, 0)
         tell("feature counts", 1, 1, 400)
         passes(tell, 3)
@@ -69,8 +69,8 @@ def test_central_work_is_told_without_a_pace(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     clock[0] = 6.0
-    lines = Lines()
-    told = labelled(ToldMap(map, lines), "choose, 5 components", 4)
+    lines = ProgressLines()
+    told = label_map(ProgressMap(map, lines), "choose, 5 components", 4)
     with caplog.at_level(logging.INFO, "latentbits"):
         assert list(told(abs, [-1, 2, -3, 4])) == [1, 2, 3, 4]
     assert caplog.messages[0].startswith("choose, 5 components: ")

@@ -18,37 +18,42 @@ import pytest
 import sklearn.decomposition
 from matplotlib.image import imread
 
-from flows.cli.options import run
+from flows.cli.options import ExecutorOptions, run_app
 from flows.experiments.__main__ import app
-from flows.experiments.base import Where, medians
+from flows.experiments.base import group_medians
 from flows.experiments.binary_ica import identifiability as blica_identifiability
 from flows.experiments.binary_ica import samples as blica_samples
 from flows.experiments.binary_ica import scaling as blica_scaling
 from flows.experiments.binary_ica.common import (
-    Shape,
-    drawn,
-    drawn_truth,
-    left_out,
+    ProblemShape,
+    describe_left_out,
+    draw_simulated_rows,
+    draw_truth,
     print_summary,
-    trials_stage,
+    run_shape_trials,
 )
-from flows.experiments.binary_ica.methods import METHODS, Method, sample_trial, timed_trial
-from flows.experiments.binary_ica.trials import rows_in_memory
-from pipeline.data.blocks import blocks_of
-from pipeline.executors.base import one_blas_thread
+from flows.experiments.binary_ica.methods import (
+    METHODS,
+    ICAMethod,
+    run_sample_trial,
+    run_timed_trial,
+)
+from flows.experiments.binary_ica.trials import pack_rows_in_memory
+from pipeline.data.blocks import iter_blocks
+from pipeline.executors.base import limit_blas_threads
 from pipeline.models.binary_ica.fastica import FastICA
-from storage.examples.examples import nonstationary_rows, nonstationary_truth
+from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
 from tests.flows.experiments.tables import table
 
 Call = Callable[..., Any]
-SMALL = Shape(features=4, components=2, segments=5, rows_per_segment=100)
+SMALL = ProblemShape(features=4, components=2, segments=5, rows_per_segment=100)
 NAMES = ("identifiability", "samples", "scaling")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small() -> Iterator[None]:
     """Make quick runs quicker still."""
-    with pytest.MonkeyPatch.context() as patched, one_blas_thread():
+    with pytest.MonkeyPatch.context() as patched, limit_blas_threads():
         patched.setattr(blica_identifiability, "_QUICK_FEATURES", (2, 7))
         patched.setattr(blica_identifiability, "_QUICK_SEGMENTS", (4,))
         patched.setattr(blica_samples, "_QUICK_MODELS", 1)
@@ -59,7 +64,7 @@ def small() -> Iterator[None]:
         patched.setattr(blica_scaling, "_QUICK_FEATURES", (4, 8))
         patched.setattr(blica_scaling, "_QUICK_SEGMENTS", (5, 10))
         patched.setattr(blica_scaling, "_QUICK_COMPONENTS", (1, 2))
-        patched.setitem(METHODS, "FastICA", Method(FastICA, {"features": 6}))
+        patched.setitem(METHODS, "FastICA", ICAMethod(FastICA, {"features": 6}))
         yield
 
 
@@ -71,7 +76,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
         options = ("--quick", "--executor", "serial", "--output", str(folder / name))
         json = ("--json",) if name == "scaling" else ()
         with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
-            run(app, [f"blica-{name}", *options, *json])
+            run_app(app, [f"blica-{name}", *options, *json])
         assert leaving.value.code == 0
         (folder / f"{name}.out").write_text(printed.getvalue(), encoding="utf-8")
     return folder
@@ -87,31 +92,34 @@ def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_rows_in_memory_are_those_given():
     X = np.random.default_rng(0).integers(2, size=(3 * 70, 5), dtype=np.uint8)
-    rows = rows_in_memory(X, 3)
-    blocks = list(blocks_of(rows.read(0)))
+    rows = pack_rows_in_memory(X, 3)
+    blocks = list(iter_blocks(rows.read(0)))
     assert (rows.n_chunks, rows.n_features, rows.n_segments) == (1, 5, 3)
     assert [block.segment for block in blocks] == [0, 1, 2]
-    np.testing.assert_array_equal(np.concatenate([block.dense() for block in blocks]), X)
+    np.testing.assert_array_equal(np.concatenate([block.unpack_values() for block in blocks]), X)
 
 
 def test_seeds_do_not_share_models():
-    (a, b, c) = (drawn_truth(SMALL, model, seed).mixing for model, seed in [(0, 0), (1, 0), (0, 1)])
+    (a, b, c) = (draw_truth(SMALL, model, seed).mixing for model, seed in [(0, 0), (1, 0), (0, 1)])
     assert not np.array_equal(a, b)
     assert not np.array_equal(a, c)
     assert not np.array_equal(b, c)
 
 
 def test_a_trial_has_the_rows_of_its_truth():
-    data, truth = drawn(SMALL, 3, 0), nonstationary_truth(4, 2, 5, 3)
+    data, truth = draw_simulated_rows(SMALL, 3, 0), draw_nonstationary_truth(4, 2, 5, 3)
     np.testing.assert_array_equal(data.mixing, truth.mixing)
-    (batch,) = nonstationary_rows(truth, 100, 3)
-    X = np.concatenate([block.dense() for block in blocks_of(data.rows.read(0))])
+    (batch,) = draw_nonstationary_rows(truth, 100, 3)
+    X = np.concatenate([block.unpack_values() for block in iter_blocks(data.rows.read(0))])
     np.testing.assert_array_equal(X, batch.X)
 
 
-@pytest.mark.parametrize("shape", [SMALL, Shape(3, 3, 8, 100)])
+@pytest.mark.parametrize("shape", [SMALL, ProblemShape(3, 3, 8, 100)])
 def test_the_timed_parts_are_the_fit(shape):
-    found, expected = timed_trial(drawn(shape, 0, 0)), sample_trial(drawn(shape, 0, 0))
+    found, expected = (
+        run_timed_trial(draw_simulated_rows(shape, 0, 0)),
+        run_sample_trial(draw_simulated_rows(shape, 0, 0)),
+    )
     for name in METHODS:
         assert found[name] == pytest.approx(expected[name], abs=1e-12)
         assert 0 < found[name] <= 1
@@ -124,7 +132,7 @@ def test_the_timed_parts_are_the_fit(shape):
 
 def test_a_model_is_left_out_where_it_would_take_too_long():
     large = SMALL._replace(features=7)
-    found = sample_trial(drawn(large, 0, 0))
+    found = run_sample_trial(draw_simulated_rows(large, 0, 0))
     missing = [name for name, value in found.items() if value is None]
     assert missing == [
         "likelihood_converged",
@@ -133,9 +141,9 @@ def test_a_model_is_left_out_where_it_would_take_too_long():
         "FastICA_seconds",
         "FastICA_converged",
     ]
-    assert left_out([SMALL]) == ""
-    assert left_out([SMALL, large]).endswith(": FastICA of more than 6 features.")
-    (middle,) = medians([found, found], [], list(METHODS))
+    assert describe_left_out([SMALL]) == ""
+    assert describe_left_out([SMALL, large]).endswith(": FastICA of more than 6 features.")
+    (middle,) = group_medians([found, found], [], list(METHODS))
     assert middle == {name: found[name] for name in METHODS}
 
 
@@ -144,7 +152,7 @@ def test_linear_ica_may_fail_to_converge(monkeypatch):
     monkeypatch.setattr(sklearn.decomposition, "FastICA", hasty)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = sample_trial(drawn(SMALL, 0, 0))
+        found = run_sample_trial(draw_simulated_rows(SMALL, 0, 0))
     assert not found["FastICA_converged"]
     assert found["BLICA_converged"]
     assert 0 < found["FastICA"] <= 1
@@ -153,8 +161,8 @@ def test_linear_ica_may_fail_to_converge(monkeypatch):
 @pytest.mark.matrix
 def test_trials_are_the_same_everywhere(prefect_server, cluster):
     def found(name: str, address: str | None = None, alone: bool = False) -> list[Any]:
-        where = Where(name=name, workers=None, cluster=address)
-        rows = trials_stage(sample_trial, drawn, [SMALL], 2, 7, where, alone)
+        where = ExecutorOptions(name=name, workers=None, cluster=address)
+        rows = run_shape_trials(run_sample_trial, draw_simulated_rows, [SMALL], 2, 7, where, alone)
         return [untimed(row) for row in rows]
 
     expected = found("serial")
@@ -165,13 +173,13 @@ def test_trials_are_the_same_everywhere(prefect_server, cluster):
 
 
 def test_a_trial_can_be_sent_to_another_process():
-    sent = pickle.loads(pickle.dumps((sample_trial, drawn(SMALL, 0, 0))))
-    assert untimed(sent[0](sent[1])) == untimed(sample_trial(drawn(SMALL, 0, 0)))
+    sent = pickle.loads(pickle.dumps((run_sample_trial, draw_simulated_rows(SMALL, 0, 0))))
+    assert untimed(sent[0](sent[1])) == untimed(run_sample_trial(draw_simulated_rows(SMALL, 0, 0)))
 
 
 def test_medians_are_of_each_group():
     trials = [{"a": 1, "b": x, "c": 0} for x in (5, 1, 3)] + [{"a": 2, "b": 7.5, "c": 0}]
-    assert medians(trials, ["a"], ["b"]) == [{"a": 1, "b": 3.0}, {"a": 2, "b": 7.5}]
+    assert group_medians(trials, ["a"], ["b"]) == [{"a": 1, "b": 3.0}, {"a": 2, "b": 7.5}]
 
 
 # Commands
@@ -271,7 +279,7 @@ def test_what_is_missing_is_printed_as_a_dash(capsys):
 )
 def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
     done = call(f"blica-{name}", "--quick", *options)
-    assert said in done.refusal()
+    assert said in done.check_refused()
     assert len(done.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
@@ -279,5 +287,5 @@ def test_options_are_refused_in_one_line(call, tmp_path, name, options, said):
 def test_a_trial_that_cannot_be_is_refused_in_one_line(call, monkeypatch):
     monkeypatch.setattr(blica_samples, "_SEGMENTS", 2)
     done = call("blica-samples", "--quick", "--executor", "serial")
-    assert done.refusal().startswith("error: Expected at least 3 segments, got 2.")
+    assert done.check_refused().startswith("error: Expected at least 3 segments, got 2.")
     assert not Path("runs").exists()

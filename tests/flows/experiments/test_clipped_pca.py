@@ -14,20 +14,20 @@ from matplotlib.image import imread
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
-from flows.cli.options import run
+from flows.cli.options import run_app
 from flows.data import datasets
 from flows.experiments.__main__ import app
-from flows.experiments.base import sampled_rows
-from flows.experiments.clipped_pca.images import images_stage
+from flows.experiments.base import draw_rows
+from flows.experiments.clipped_pca.images import compare_on_images
 from flows.experiments.drawing import ImageRow, save_images
-from flows.experiments.linear_pca import LinearPCA, linear_pca
+from flows.experiments.linear_pca import LinearPCA, fit_linear_pca
 from flows.report.figures.image_layout import find_image_layout
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.statistics.counts import PairCounts
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from tests.flows.experiments.tables import table
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 HERE = {"name": "serial", "workers": None, "cluster": None}
 Call = Callable[..., Any]
@@ -38,7 +38,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep examples in a folder of their own."""
     folder = tmp_path_factory.mktemp("examples")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(datasets, "examples_path", lambda: folder)
+        patched.setattr(datasets, "find_examples_folder", lambda: folder)
         yield
 
 
@@ -47,7 +47,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
     """Folder of one quick run of the whole command."""
     output = tmp_path_factory.mktemp("experiment") / "output"
     with pytest.raises(SystemExit) as leaving:
-        run(app, ["clipped-pca", "--quick", "--executor", "serial", "--output", str(output)])
+        run_app(app, ["clipped-pca", "--quick", "--executor", "serial", "--output", str(output)])
     assert leaving.value.code == 0
     return output
 
@@ -58,7 +58,7 @@ def refused(call: Call, tmp_path: Path) -> Callable[..., str]:
 
     def called(*arguments: object) -> str:
         before = set(tmp_path.rglob("*"))
-        line = call(*arguments).refusal()
+        line = call(*arguments).check_refused()
         assert set(tmp_path.rglob("*")) == before
         return line
 
@@ -130,11 +130,11 @@ def test_spectrum_of_linear_pca_is_that_of_the_pixels(finished: Path) -> None:
 
 
 def test_images_with_missing_values_and_a_constant_pixel(tmp_path: Path) -> None:
-    X, _ = probit_rows(300, 16, 3, seed=1)
+    X, _ = draw_probit_rows(300, 16, 3, seed=1)
     X[:, 5] = 0
     observed = (np.random.default_rng(0).random(X.shape) > 0.1).astype(np.uint8)
-    path = write(tmp_path / "d.zarr", X, observed).path
-    found = images_stage(str(tmp_path), str(path), "4x4", True, 0, HERE)
+    path = write_arrays(tmp_path / "d.zarr", X, observed).path
+    found = compare_on_images(str(tmp_path), str(path), "4x4", True, 0, HERE)
     assert [row["components"] for row in found["errors"]] == [0, 5, 5, 16, 16]
     assert "constant" in found["warnings"][0]
     margins, *others = (row["nll_per_bit"] for row in found["errors"])
@@ -161,7 +161,7 @@ def digits() -> np.ndarray:
 
 
 def linear(X: np.ndarray) -> LinearPCA:
-    return linear_pca(PairCounts.of_block(block_of(X), pooled=True), X.shape[1])
+    return fit_linear_pca(PairCounts.from_block(pack_block(X), pooled=True), X.shape[1])
 
 
 def test_linear_pca_reconstructs_as_any_other() -> None:
@@ -190,16 +190,16 @@ def test_linear_pca_draws_with_its_own_probabilities() -> None:
 
 
 def test_rows_come_from_the_first_chunk(tmp_path: Path) -> None:
-    X, _ = probit_rows(640, 12, 2, seed=3)
+    X, _ = draw_probit_rows(640, 12, 2, seed=3)
     X[:320, 0], X[320:, 0] = 1, 0
     names = np.array(["a", "b"])[np.arange(640) % 2]
-    dataset = write(tmp_path / "d.zarr", X, segments=names, words_per_chunk=5)
-    block = sampled_rows(dataset, 100, np.random.default_rng(0))
-    assert block.dense().shape == (100, 12)
-    assert block.observed() is None
-    assert block.dense()[:, 0].all()
-    assert {bytes(row) for row in block.dense()} <= {bytes(row) for row in X[:320]}
-    assert sampled_rows(dataset, 1000, np.random.default_rng(0)).n_samples == dataset.chunks[0, 1]
+    dataset = write_arrays(tmp_path / "d.zarr", X, segments=names, words_per_chunk=5)
+    block = draw_rows(dataset, 100, np.random.default_rng(0))
+    assert block.unpack_values().shape == (100, 12)
+    assert block.unpack_mask() is None
+    assert block.unpack_values()[:, 0].all()
+    assert {bytes(row) for row in block.unpack_values()} <= {bytes(row) for row in X[:320]}
+    assert draw_rows(dataset, 1000, np.random.default_rng(0)).n_samples == dataset.chunks[0, 1]
 
 
 # Pictures

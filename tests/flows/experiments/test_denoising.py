@@ -15,18 +15,18 @@ import pytest
 from matplotlib.image import imread
 from sklearn.decomposition import PCA
 
-from flows.cli.options import run
+from flows.cli.options import run_app
 from flows.data import datasets
 from flows.experiments.__main__ import app
 from flows.experiments.denoising import command as denoising
-from flows.experiments.denoising.command import parted
-from flows.experiments.denoising.trial import with_noise
-from flows.experiments.tipping.command import opened_images
-from pipeline.data.blocks import block_of
+from flows.experiments.denoising.command import split_images
+from flows.experiments.denoising.trial import add_noise
+from flows.experiments.tipping.command import open_images
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.models.registry import model_class
+from pipeline.models.registry import find_model_class
 from tests.flows.experiments.tables import table
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 Call = Callable[..., Any]
 FEW = (("mixture", "bernoulli-mixture", {}), ("RBM", "rbm", {"max_iter": 5}))
@@ -39,11 +39,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make quick runs quicker still."""
     folder = tmp_path_factory.mktemp("examples")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(datasets, "examples_path", lambda: folder)
+        patched.setattr(datasets, "find_examples_folder", lambda: folder)
         patched.setattr(denoising, "_MODELS", FEW)
         patched.setattr(denoising, "_QUICK_SEEDS", 3)
         patched.setattr(denoising, "_QUICK_ROWS", 90)
-        patched.setattr(denoising, "_CLEAN", 40)
+        patched.setattr(denoising, "_N_TRAIN_IMAGES", 40)
         yield
 
 
@@ -53,7 +53,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
     output = tmp_path_factory.mktemp("denoising") / "output"
     options = ["--quick", "--executor", "serial", "--seed", "3", "--output", str(output), "--json"]
     with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
-        run(app, ["denoising", *options, "--components", "4"])
+        run_app(app, ["denoising", *options, "--components", "4"])
     assert leaving.value.code == 0
     (output.parent / "summary.json").write_text(printed.getvalue(), encoding="utf-8")
     return output
@@ -76,11 +76,11 @@ def test_every_model_is_fitted_to_few_and_to_all_from_every_seed(finished: Path)
 
 def test_errors_are_those_of_rows_that_no_model_saw(finished: Path) -> None:
     """Of the noisy rows as they are, and of linear PCA of all rows, by another's projection."""
-    train, test = parted(opened_images(None, None, None, 90))
+    train, test = split_images(open_images(None, None, None, 90))
     assert (len(train), len(test)) == (60, 30)
     rows = [row for row in table(finished / "denoising") if row["images"] == 60]
     for seed, as_it_is, linear in zip((3, 4, 5), rows[:3], rows[3:6], strict=True):
-        noisy = with_noise(test, seed)
+        noisy = add_noise(test, seed)
         assert as_it_is["wrong_bits"] == (noisy != test).mean()
         found = PCA(4).fit(train.astype(float))
         back = found.inverse_transform(found.transform(noisy.astype(float)))
@@ -92,7 +92,7 @@ def test_the_models_are_there_and_their_settings_too() -> None:
     names = [name for name, *_ in REAL]
     assert len({*names}) == len(names)
     for _, kind, settings in REAL:
-        assert model_class(kind)(n_components=3, **settings).n_components == 3
+        assert find_model_class(kind)(n_components=3, **settings).n_components == 3
 
 
 @pytest.mark.parametrize("name", ["errors", "images_40", "images_60"])
@@ -138,26 +138,26 @@ def test_json_and_the_table_say_what_was_found(
     ],
 )
 def test_options_are_refused_in_one_line(call: Call, options: tuple[str, ...], said: str) -> None:
-    assert said in call("denoising", "--quick", *options).refusal()
+    assert said in call("denoising", "--quick", *options).check_refused()
     assert not list(Path().iterdir())
 
 
 def test_features_that_make_no_image_are_refused(call: Call, tmp_path: Path) -> None:
-    X, _ = probit_rows(40, 12, 2, seed=1)
-    path = write(tmp_path / "d.zarr", X).path
-    said = call("denoising", "--dataset", path).refusal()
+    X, _ = draw_probit_rows(40, 12, 2, seed=1)
+    path = write_arrays(tmp_path / "d.zarr", X).path
+    said = call("denoising", "--dataset", path).check_refused()
     assert "Expected HEIGHTxWIDTH for 12 features" in said
     assert said.endswith("Give that of the images, such as 3x4.")
-    said = call("denoising", "--dataset", path, "--image-shape", "4x4").refusal()
+    said = call("denoising", "--dataset", path, "--image-shape", "4x4").check_refused()
     assert "got 4x4 = 16. Give that of the images, such as 3x4." in said
 
 
 def test_images_that_cannot_be_used(tmp_path: Path) -> None:
-    X, _ = probit_rows(100, 12, 2, seed=1)
+    X, _ = draw_probit_rows(100, 12, 2, seed=1)
     observed = np.ones_like(X)
     observed[3, 5] = 0
-    path = str(write(tmp_path / "d.zarr", X, observed).path)
+    path = str(write_arrays(tmp_path / "d.zarr", X, observed).path)
     with pytest.raises(FitError, match="without missing values"):
-        parted(opened_images(path, None, "3x4", None))
+        split_images(open_images(path, None, "3x4", None))
     with pytest.raises(FitError, match="at least 6 images, got 5"):
-        parted(opened_images(path, None, "3x4", None)._replace(block=block_of(X[:5])))
+        split_images(open_images(path, None, "3x4", None)._replace(block=pack_block(X[:5])))

@@ -5,44 +5,44 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.experiments.binary_ica.trials import rows_in_memory
-from flows.experiments.denoising.trial import Trial, denoising_trial, with_noise
-from flows.experiments.tipping.trial import noisy_prototypes
-from pipeline.data.blocks import block_of
+from flows.experiments.binary_ica.trials import pack_rows_in_memory
+from flows.experiments.denoising.trial import DenoisingTrial, add_noise, run_denoising_trial
+from flows.experiments.tipping.trial import draw_noisy_prototypes
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
-from pipeline.models.registry import model_class
+from pipeline.models.registry import find_model_class
 from pipeline.random import RowRandom
 
 
 def rows() -> np.ndarray:
     """Copies of three prototypes of 40 bits, 2 % of them flipped, in random order."""
-    X = noisy_prototypes(0.02, 100, 0, n_features=40).X
+    X = draw_noisy_prototypes(0.02, 100, 0, n_features=40).X
     return X[np.random.default_rng(0).permutation(len(X))]
 
 
-def trial(model: object, seed: int = 1) -> Trial:
+def trial(model: object, seed: int = 1) -> DenoisingTrial:
     train, test = np.split(rows(), [200])
-    return Trial(model, train, test, with_noise(test, seed), seed)  # type: ignore[arg-type]
+    return DenoisingTrial(model, train, test, add_noise(test, seed), seed)  # type: ignore[arg-type]
 
 
 def test_noise_sets_a_tenth_of_each_row_and_clears_another() -> None:
     zeros, ones = np.zeros((500, 40), np.uint8), np.ones((500, 40), np.uint8)
-    of_zeros, of_ones = with_noise(zeros, 3), with_noise(ones, 3)
+    of_zeros, of_ones = add_noise(zeros, 3), add_noise(ones, 3)
     np.testing.assert_array_equal(of_zeros.sum(axis=1), 4)
     np.testing.assert_array_equal(of_ones.sum(axis=1), 36)
     # The same draws: no bit is among both tenths.
     assert not (of_zeros & (1 - of_ones)).any()
     np.testing.assert_allclose(of_zeros.mean(axis=0), 0.1, atol=0.06)
-    assert (with_noise(zeros, 4) != of_zeros).any()
+    assert (add_noise(zeros, 4) != of_zeros).any()
     assert not zeros.any()
 
 
 def test_a_model_that_suits_the_rows_cleans_them() -> None:
     """Three kinds of rows: what a kind does not explain is 2 % of the bits."""
-    found, tried = denoising_trial(trial(BernoulliMixture(3))), trial(None)
+    found, tried = run_denoising_trial(trial(BernoulliMixture(3))), trial(None)
     assert (tried.noisy != tried.test).mean() == pytest.approx(0.1, abs=0.02)
     assert found.wrong_bits == (found.bits != tried.test).mean()
     assert found.wrong_bits < 0.03
@@ -51,10 +51,12 @@ def test_a_model_that_suits_the_rows_cleans_them() -> None:
 
 def test_bits_are_those_of_the_models_own_codes() -> None:
     model, tried = BernoulliMixture(2), trial(None)
-    params = fit(model, rows_in_memory(tried.train, 1), SerialExecutor(), tried.seed).params
-    codes = model.transform(params, block_of(tried.noisy), RowRandom(0))["mean"]
+    params = fit_model(
+        model, pack_rows_in_memory(tried.train, 1), SerialExecutor(), tried.seed
+    ).params
+    codes = model.transform(params, pack_block(tried.noisy), RowRandom(0))["mean"]
     expected = model.reconstruct(params, codes) > 0.5
-    np.testing.assert_array_equal(denoising_trial(trial(model)).bits, expected)
+    np.testing.assert_array_equal(run_denoising_trial(trial(model)).bits, expected)
 
 
 def test_linear_pca_projects_and_cuts_where_training_rows_come_back_best() -> None:
@@ -65,10 +67,10 @@ def test_linear_pca_projects_and_cuts_where_training_rows_come_back_best() -> No
     def projected(X: np.ndarray) -> np.ndarray:
         return mean + (X - mean) @ leading.T @ leading
 
-    again = projected(with_noise(tried.train, tried.seed + 1))
+    again = projected(add_noise(tried.train, tried.seed + 1))
     wrong = {t: ((again > t) != tried.train).mean() for t in np.linspace(0.05, 0.95, 91)}
     best = min(wrong, key=lambda t: wrong[t])
-    found = denoising_trial(tried)
+    found = run_denoising_trial(tried)
     np.testing.assert_array_equal(found.bits, projected(tried.noisy) > best)
     assert found.wrong_bits < 0.1
 
@@ -79,7 +81,7 @@ def test_weighing_keeps_a_noisy_bit_where_codes_say_little() -> None:
     Margins of these prototypes are a third, two thirds, or nearly 0 or 1.
     """
     tried = trial(BernoulliMixture(1))
-    found, share = denoising_trial(tried), tried.train.mean(axis=0)
+    found, share = run_denoising_trial(tried), tried.train.mean(axis=0)
     unsure = (share > 0.15) & (share < 0.85)
     assert unsure.any()
     assert not unsure.all()
@@ -89,6 +91,6 @@ def test_weighing_keeps_a_noisy_bit_where_codes_say_little() -> None:
 
 
 def test_a_model_without_probabilities_is_refused() -> None:
-    model = model_class("tests.models.neighbours:Neighbours")(n_components=2)
+    model = find_model_class("tests.models.neighbours:Neighbours")(n_components=2)
     with pytest.raises(FitError, match="Expected a model that turns codes back"):
-        denoising_trial(trial(model))
+        run_denoising_trial(trial(model))

@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.experiments.binary_ica.exact_matching import (
-    EXACT,
+    EXACT_RESIDUAL,
     jacobian,
     match_exactly,
     residuals,
 )
-from flows.experiments.binary_ica.trials import exact_trial, population_correlations
+from flows.experiments.binary_ica.trials import population_correlations, run_exact_trial
 from pipeline.errors import FitError
-from pipeline.executors.base import one_blas_thread
-from pipeline.models.binary_ica.moment_matching.objective import Solution
+from pipeline.executors.base import limit_blas_threads
+from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
 from pipeline.numerics.metrics import mean_cosine_similarity
-from storage.examples.examples import NonstationaryTruth, nonstationary_truth
+from storage.examples.examples import NonstationaryTruth, draw_nonstationary_truth
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """As in every executor: more threads only wait for each other on matrices so small."""
-    with one_blas_thread():
+    with limit_blas_threads():
         yield
 
 
@@ -55,24 +55,24 @@ def test_derivatives_are_those_of_finite_differences(n, n_components, n_segments
 
 def test_residuals_are_of_the_pairs_of_each_segment():
     rng = np.random.default_rng(0)
-    solution = Solution(*(rng.standard_normal(s) for s in ((4, 2), (3, 2), (3, 4))))
+    solution = MatchSolution(*(rng.standard_normal(s) for s in ((4, 2), (3, 2), (3, 4))))
     flat = np.concatenate([solution.mixing.ravel(), solution.log_variances.ravel()])
     given_ = rng.uniform(-1, 1, (3, 4, 4))
     i, j = np.triu_indices(4, 1)
-    expected = [solution.implied_correlation(u)[i, j] - given_[u, i, j] for u in range(3)]
+    expected = [solution.model_correlation(u)[i, j] - given_[u, i, j] for u in range(3)]
     np.testing.assert_allclose(residuals(flat, given_, 2), np.concatenate(expected), atol=1e-14)
 
 
 @pytest.mark.parametrize(("n", "n_components"), [(2, 1), (5, 5), (10, 3)])
 def test_exact_probabilities_give_the_correlations_of_the_model(n, n_components):
-    truth = nonstationary_truth(n, n_components, 4, seed=3)
+    truth = draw_nonstationary_truth(n, n_components, 4, seed=3)
     found = population_correlations(truth)
     np.testing.assert_allclose(found, correlations(truth), atol=1e-11)
     np.testing.assert_array_equal(np.einsum("uii->ui", found), 1.0)
 
 
 def test_means_of_sources_do_not_matter():
-    truth = nonstationary_truth(5, 3, 4, seed=3)
+    truth = draw_nonstationary_truth(5, 3, 4, seed=3)
     centred = truth._replace(source_means=np.zeros_like(truth.source_means))
     found = [population_correlations(t) for t in (truth, centred)]
     np.testing.assert_allclose(*found, atol=1e-11)
@@ -80,11 +80,11 @@ def test_means_of_sources_do_not_matter():
 
 @pytest.mark.parametrize(("n", "n_components", "n_segments"), [(5, 5, 5), (6, 2, 3), (10, 3, 2)])
 def test_a_match_finds_mixing_and_variances(n, n_components, n_segments):
-    truth = nonstationary_truth(n, n_components, n_segments, seed=1)
+    truth = draw_nonstationary_truth(n, n_components, n_segments, seed=1)
     (mixing, log_variances, log_precisions), residual = match_exactly(
         correlations(truth), n_components, range(12)
     )
-    assert residual < EXACT
+    assert residual < EXACT_RESIDUAL
     assert mean_cosine_similarity(mixing, truth.mixing) > 1 - 1e-12
     signal = np.pi / 8 * (truth.mixing**2).sum(axis=0) * truth.source_variances
     found = (mixing**2).sum(axis=0) * np.exp(log_variances)
@@ -94,14 +94,14 @@ def test_a_match_finds_mixing_and_variances(n, n_components, n_segments):
 
 
 def test_starts_end_with_the_first_that_matches():
-    truth = nonstationary_truth(6, 2, 3, seed=1)
+    truth = draw_nonstationary_truth(6, 2, 3, seed=1)
     seeds = iter(range(100))
     match_exactly(correlations(truth), 2, seeds)
     assert next(seeds) < 12
 
 
 def test_of_starts_that_do_not_match_the_best_is_taken():
-    given_ = correlations(nonstationary_truth(5, 3, 4, seed=2))
+    given_ = correlations(draw_nonstationary_truth(5, 3, 4, seed=2))
     alone = [match_exactly(given_, 1, [seed]).residual for seed in range(3)]
     assert min(alone) > 1e-3
     assert match_exactly(given_, 1, range(3)).residual == min(alone)
@@ -114,8 +114,10 @@ def test_a_number_of_components_that_cannot_be(n_components):
 
 
 def distances(n: int, n_segments: int, n_models: int) -> np.ndarray:
-    found = [exact_trial(nonstationary_truth(n, n, n_segments, s)) for s in range(n_models)]
-    assert all(one["residual"] < EXACT for one in found)
+    found = [
+        run_exact_trial(draw_nonstationary_truth(n, n, n_segments, s)) for s in range(n_models)
+    ]
+    assert all(one["residual"] < EXACT_RESIDUAL for one in found)
     return np.array([one["distance"] for one in found])
 
 

@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.path import Path
 
 from flows.experiments.tipping.latent_figures import (
-    TOLD_APART,
-    draw_codes,
-    draw_item_lines,
-    draw_posteriors,
-    name_posteriors,
+    MAX_LABEL_STYLES,
+    add_posterior_legend,
+    plot_codes,
+    plot_item_lines,
+    plot_posteriors,
 )
-from flows.experiments.tipping.latent_images import draw_image_grid, draw_images_at
+from flows.experiments.tipping.latent_images import plot_image_grid, plot_images_at
 from pipeline.errors import FitError
 
 RNG = np.random.default_rng(7)
@@ -47,7 +47,7 @@ def legend_texts(axes: Axes) -> list[str]:
 def test_rows_with_one_code_are_one_glyph_of_their_number(axes: Axes) -> None:
     places = np.array([[0.0, 1.0], [2.0, -1.0], [0.5, 0.5]])
     codes = np.repeat(places, [1, 9, 4], axis=0)
-    draw_codes(axes, RNG.permutation(codes))
+    plot_codes(axes, RNG.permutation(codes))
     (glyphs,) = axes.collections
     np.testing.assert_array_equal(glyphs.get_offsets(), places[[1, 2, 0]])  # large ones below
     areas = glyphs.get_sizes()
@@ -56,7 +56,7 @@ def test_rows_with_one_code_are_one_glyph_of_their_number(axes: Axes) -> None:
 
 
 def test_areas_in_the_legend_are_those_of_the_glyphs(axes: Axes) -> None:
-    draw_codes(axes, np.repeat([[0.0, 0.0], [1.0, 1.0]], [1, 25], axis=0))
+    plot_codes(axes, np.repeat([[0.0, 0.0], [1.0, 1.0]], [1, 25], axis=0))
     (glyphs,) = axes.collections
     marks = axes.get_legend().legend_handles
     found = {round(mark.get_markersize() ** 2, 6) for mark in marks}
@@ -64,7 +64,7 @@ def test_areas_in_the_legend_are_those_of_the_glyphs(axes: Axes) -> None:
 
 
 def test_coinciding_rows_of_two_labels_are_two_glyphs(axes: Axes) -> None:
-    draw_codes(axes, [[0, 0], [0, 0], [0, 0], [1, 1]], ["a", "b", "a", "b"])
+    plot_codes(axes, [[0, 0], [0, 0], [0, 0], [1, 1]], ["a", "b", "a", "b"])
     a, b = axes.collections
     assert (len(a.get_offsets()), len(b.get_offsets())) == (1, 2)
     assert a.get_sizes()[0] == pytest.approx(2 * b.get_sizes()[0])
@@ -72,12 +72,12 @@ def test_coinciding_rows_of_two_labels_are_two_glyphs(axes: Axes) -> None:
 
 
 def test_without_labels_or_coincidence_there_is_no_legend(axes: Axes) -> None:
-    draw_codes(axes, RNG.normal(size=(20, 2)))
+    plot_codes(axes, RNG.normal(size=(20, 2)))
     assert legend_texts(axes) == []
 
 
 def test_a_million_rows_at_one_place_leave_a_single_row_visible(axes: Axes) -> None:
-    draw_codes(axes, np.vstack([np.zeros((100_000, 2)), np.ones((1, 2))]))
+    plot_codes(axes, np.vstack([np.zeros((100_000, 2)), np.ones((1, 2))]))
     (glyphs,) = axes.collections
     large, small = glyphs.get_sizes()
     assert large < 500
@@ -85,15 +85,15 @@ def test_a_million_rows_at_one_place_leave_a_single_row_visible(axes: Axes) -> N
 
 
 def test_every_label_has_a_look_of_its_own_and_the_rest_is_grey(axes: Axes) -> None:
-    n_labels = TOLD_APART + 3
+    n_labels = MAX_LABEL_STYLES + 3
     names = [f"{k:02}" for k in range(n_labels) for _ in range(n_labels - k)]
-    draw_codes(axes, RNG.normal(size=(len(names), 2)), names)
+    plot_codes(axes, RNG.normal(size=(len(names), 2)), names)
     grey, *others = axes.collections
     looks = {(to_hex(c.get_facecolor()[0]), c.get_paths()[0].vertices.tobytes()) for c in others}
-    assert len(looks) == len(others) == TOLD_APART
+    assert len(looks) == len(others) == MAX_LABEL_STYLES
     texts = legend_texts(axes)
     assert texts[0] == f"00 (n = {n_labels})"
-    assert texts[TOLD_APART] == "3 other labels (n = 6)"
+    assert texts[MAX_LABEL_STYLES] == "3 other labels (n = 6)"
     assert to_hex(grey.get_facecolor()[0]) == "#999999"
     assert len(grey.get_offsets()) == 6
     assert sum(len(c.get_offsets()) for c in axes.collections) == len(names)
@@ -103,7 +103,7 @@ def test_every_label_has_a_look_of_its_own_and_the_rest_is_grey(axes: Axes) -> N
 def test_both_dimensions_have_one_scale_and_all_codes_are_in_view(
     axes: Axes, codes: np.ndarray
 ) -> None:
-    draw_codes(axes, codes)
+    plot_codes(axes, codes)
     view = np.array([axes.get_xlim(), axes.get_ylim()])
     assert axes.get_aspect() == 1
     assert np.ptp(view[0]) == pytest.approx(np.ptp(view[1]))
@@ -111,7 +111,7 @@ def test_both_dimensions_have_one_scale_and_all_codes_are_in_view(
 
 
 def test_legends_have_room(axes: Axes) -> None:
-    draw_codes(
+    plot_codes(
         axes, np.repeat(RNG.normal(size=(8, 2)), 3, axis=0), list("aaabbbcccdddeeefffggghhh")
     )
     axes.figure.draw_without_rendering()
@@ -132,7 +132,7 @@ def test_legends_have_room(axes: Axes) -> None:
 )
 def test_codes_that_cannot_be_drawn(axes: Axes, codes: Any, labels: Any, said: str) -> None:
     with pytest.raises(FitError, match=said):
-        draw_codes(axes, codes, labels)
+        plot_codes(axes, codes, labels)
 
 
 # Lines
@@ -145,7 +145,7 @@ def test_a_line_is_where_both_values_are_as_likely(w: tuple[float, float], b: fl
     axes = Figure().subplots()
     axes.set(xlim=(-1, 2), ylim=(-3, 1))
     weights = np.array([w])
-    drawn = draw_item_lines(axes, weights, np.array([b]))
+    drawn = plot_item_lines(axes, weights, np.array([b]))
     corners = np.array([[-1, -3], [-1, 1], [2, -3], [2, 1]]) @ weights[0] + b
     if not len(drawn):
         assert (corners >= -1e-9).all() or (corners <= 1e-9).all()
@@ -162,7 +162,7 @@ def test_only_lines_in_view_are_drawn_and_named(axes: Axes) -> None:
     axes.set(xlim=(-1, 1), ylim=(-1, 1))
     weights = np.array([[1.0, 0], [1, 1], [0, 0], [0, 2], [1e-200, 0]])
     offsets = np.array([0.5, 9, 0, 0, 1])
-    assert draw_item_lines(axes, weights, offsets, list("abcde")).tolist() == [0, 3]
+    assert plot_item_lines(axes, weights, offsets, list("abcde")).tolist() == [0, 3]
     assert [text.get_text() for text in axes.texts] == ["a", "d"]
     np.testing.assert_allclose(axes.lines[0].get_xdata(), -0.5)
     np.testing.assert_allclose(axes.lines[1].get_ydata(), 0)
@@ -172,7 +172,7 @@ def test_names_stand_on_the_side_of_ones(axes: Axes) -> None:
     axes.set(xlim=(-2, 2), ylim=(-2, 2))
     axes.set_aspect("equal")
     weights, offsets = RNG.normal(size=(8, 2)), RNG.normal(size=8) * 0.3
-    drawn = draw_item_lines(axes, weights, offsets, [str(i) for i in range(8)])
+    drawn = plot_item_lines(axes, weights, offsets, [str(i) for i in range(8)])
     axes.figure.draw_without_rendering()
     for i, text in zip(drawn, axes.texts, strict=True):
         box = text.get_window_extent()
@@ -184,7 +184,7 @@ def test_names_stand_on_the_side_of_ones(axes: Axes) -> None:
 def test_many_lines_have_no_names(axes: Axes) -> None:
     axes.set(xlim=(-2, 2), ylim=(-2, 2))
     names = [str(i) for i in range(60)]
-    assert len(draw_item_lines(axes, RNG.normal(size=(60, 2)), np.zeros(60), names)) == 60
+    assert len(plot_item_lines(axes, RNG.normal(size=(60, 2)), np.zeros(60), names)) == 60
     assert not axes.texts
 
 
@@ -204,7 +204,7 @@ def gaussian_grid(mean: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray,
 def test_outlines_of_a_gaussian_are_its_ellipses(axes: Axes) -> None:
     mean, covariance = np.array([0.4, -0.7]), np.array([[0.9, 0.4], [0.4, 0.5]])
     x, y, density = gaussian_grid(mean, covariance)
-    draw_posteriors(axes, x, y, 3 * density, mean, covariance)
+    plot_posteriors(axes, x, y, 3 * density, mean, covariance)
     (contours,) = (c for c in axes.collections if isinstance(c, QuadContourSet))
     *outlines, exact, gaussian = axes.lines
     np.testing.assert_allclose(exact.get_xydata()[0], mean, atol=1e-3)
@@ -228,7 +228,7 @@ def test_outlines_lie_around_the_mode_and_in_view(axes: Axes) -> None:
     across, up = np.meshgrid(x, y)
     density = np.exp(-(across**2) - up**2) / (1 + np.exp(-6 * across + 3 * up))  # skewed
     i, j = np.unravel_index(density.argmax(), density.shape)
-    draw_posteriors(axes, x, y, density, np.zeros(2), np.eye(2) * 0.1)
+    plot_posteriors(axes, x, y, density, np.zeros(2), np.eye(2) * 0.1)
     (contours,) = (c for c in axes.collections if isinstance(c, QuadContourSet))
     for path in contours.get_paths():
         assert Path(path.vertices).contains_point((x[j], y[i]))
@@ -238,7 +238,7 @@ def test_outlines_lie_around_the_mode_and_in_view(axes: Axes) -> None:
 
 
 def test_both_posteriors_are_named(axes: Axes) -> None:
-    name_posteriors(axes)
+    add_posterior_legend(axes)
     assert legend_texts(axes) == ["exact", "variational"]
 
 
@@ -248,7 +248,7 @@ def test_both_posteriors_are_named(axes: Axes) -> None:
 def test_images_lie_over_their_latent_points(axes: Axes) -> None:
     images = RNG.random((2, 3, 4, 5))
     images[0, 0, 1, 2] = np.nan
-    draw_image_grid(axes, images, [-1.5, 0, 1.5], [0.25, 4])
+    plot_image_grid(axes, images, [-1.5, 0, 1.5], [0.25, 4])
     (drawn,) = axes.images
     tiled = np.ma.filled(drawn.get_array(), np.nan)
     np.testing.assert_array_equal(tiled[7:11, 1:6], images[0, 0])
@@ -267,7 +267,7 @@ def test_images_lie_over_their_latent_points(axes: Axes) -> None:
 def test_images_at_codes_do_not_overlap(axes: Axes, shape: tuple[int, int]) -> None:
     codes, images = RNG.normal(size=(300, 2)), RNG.random((300, *shape))
     axes.set(xlim=(-4, 4), ylim=(-4, 4))
-    chosen = draw_images_at(axes, images, codes)
+    chosen = plot_images_at(axes, images, codes)
     assert (axes.get_xlim(), axes.get_ylim()) == ((-4, 4), (-4, 4))
     boxes = np.array([image.get_extent() for image in axes.images])
     assert 20 < len(chosen) == len(boxes) < 150

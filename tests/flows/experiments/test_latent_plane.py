@@ -8,8 +8,8 @@ from scipy.integrate import dblquad
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from flows.experiments.tipping.latent_plane import fine_nodes, fine_posterior, plane_posterior
-from pipeline.data.blocks import block_of
+from flows.experiments.tipping.latent_plane import fine_posterior, make_fine_nodes, plane_posterior
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 
 RNG = np.random.default_rng(4)
@@ -26,7 +26,7 @@ def density(x: float, y: float, row: np.ndarray, seen: np.ndarray) -> float:
 
 
 def test_the_grid_has_the_moments_of_the_prior():
-    nodes = fine_nodes()
+    nodes = make_fine_nodes()
     weights = np.exp(nodes.log_weights)
     assert weights.sum() == pytest.approx(1)
     np.testing.assert_allclose(weights @ nodes.points, 0, atol=1e-12)
@@ -49,7 +49,7 @@ def test_a_posterior_is_that_of_adaptive_integration(seen):
     assert found.density[i, j] == pytest.approx(expected, rel=1e-5)
     cell = (found.x[1] - found.x[0]) * (found.y[1] - found.y[0])
     assert found.density.sum() * cell == pytest.approx(1)
-    whole = fine_posterior(block_of(ROW[None], seen[None]), WEIGHTS, OFFSETS)
+    whole = fine_posterior(pack_block(ROW[None], seen[None]), WEIGHTS, OFFSETS)
     assert whole.log_likelihood[0] == pytest.approx(np.log(total), abs=1e-6)
     np.testing.assert_allclose(whole.mean[0], found.mean, atol=1e-5)
 

@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from flows.cli.options import run
+from flows.cli.options import run_app
 from flows.experiments.__main__ import app
 from flows.experiments.noisy_or import command as noisy_or
 from flows.experiments.noisy_or.problems import (
+    average_top_units,
     cosine_to_causes,
-    problems,
-    share_told,
-    top_means,
+    make_problems,
+    score_top_units,
 )
-from flows.experiments.noisy_or.trial import bits_of
-from storage.examples.enumerated import distinct_rows
+from flows.experiments.noisy_or.trial import bits_per_row
+from storage.examples.enumerated import merge_equal_rows
 from tests.flows.experiments.tables import table
 
 Call = Callable[..., Any]
-LINES, SHIFTER = problems()
+LINES, SHIFTER = make_problems()
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,11 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
     options = ["--quick", "--starts", "2", "--executor", "serial", "--output", str(output)]
     small = (LINES._replace(layers=(6, 2)), SHIFTER._replace(layers=(5, 2)))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(noisy_or, "problems", lambda: small)
+        patched.setattr(noisy_or, "make_problems", lambda: small)
         patched.setattr(noisy_or, "_QUICK_EPOCHS", 2)
         patched.setattr(noisy_or, "_ROWS", 300)
         with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
-            run(app, ["noisy-or", *options, "--json"])
+            run_app(app, ["noisy-or", *options, "--json"])
     assert leaving.value.code == 0
     (output.parent / "summary.json").write_text(printed.getvalue(), encoding="utf-8")
     return output
@@ -88,24 +88,26 @@ def test_the_summary_names_starts_limits_and_files(
 @pytest.mark.parametrize("problem", [LINES, SHIFTER], ids=lambda problem: problem.name)
 def test_a_network_built_by_hand_has_the_causes_and_explains_every_row(problem: Any) -> None:
     assert cosine_to_causes(problem.built, problem) == pytest.approx(1)
-    rows, probabilities = distinct_rows(problem.cases)
-    surplus = bits_of(problem.built, rows[::20]) + np.log2(probabilities[::20])
+    rows, probabilities = merge_equal_rows(problem.cases)
+    surplus = bits_per_row(problem.built, rows[::20]) + np.log2(probabilities[::20])
     assert surplus.max() < 2
 
 
 def test_what_upper_units_tell() -> None:
-    labels = SHIFTER.cases.labels[SHIFTER.named]
+    labels = SHIFTER.cases.labels[SHIFTER.case_indices]
     means = np.zeros((len(labels), 22))
     means[labels == "right", 20], means[labels == "left", 21] = 0.9, 0.8
-    assert share_told(means, SHIFTER) == 1
-    np.testing.assert_allclose(top_means(means, SHIFTER), [[0, 0.8], [0.9, 0]])
+    assert score_top_units(means, SHIFTER) == 1
+    np.testing.assert_allclose(average_top_units(means, SHIFTER), [[0, 0.8], [0.9, 0]])
     means[np.flatnonzero(labels == "left")[:64], 20] = 0.9
-    assert share_told(means, SHIFTER) == 1 - 64 / 512
+    assert score_top_units(means, SHIFTER) == 1 - 64 / 512
     patterns = np.zeros((4, 15))
     patterns[:, 10:12] = [[1, 1], [0, 1], [0, 1], [0, 1]]
-    assert share_told(patterns, LINES) == 0.25
+    assert score_top_units(patterns, LINES) == 0.25
 
 
 def test_no_start_is_refused(call: Call) -> None:
-    assert "--starts: Expected at least 1, got 0" in call("noisy-or", "--starts", "0").refusal()
+    assert (
+        "--starts: Expected at least 1, got 0" in call("noisy-or", "--starts", "0").check_refused()
+    )
     assert not list(Path().iterdir())

@@ -16,20 +16,20 @@ from matplotlib.image import imread
 from scipy.special import logsumexp
 from sklearn.datasets import load_digits
 
-from flows.cli.options import run
+from flows.cli.options import run_app
 from flows.data import datasets
 from flows.data.ingesting import ingest_sources
-from flows.data.roles import Roles
+from flows.data.roles import ColumnRoles
 from flows.experiments.__main__ import app
 from flows.experiments.tipping import command as tipping
 from flows.experiments.tipping import latent_plane
 from flows.experiments.tipping import trial as tipping_trials
-from flows.experiments.tipping.command import opened_images, synthetic
-from flows.experiments.tipping.figures import Pictures
-from flows.experiments.tipping.trial import ESTIMATORS, Trial, tipping_trial
+from flows.experiments.tipping.command import draw_synthetic_rows, open_images
+from flows.experiments.tipping.figures import TippingFigures
+from flows.experiments.tipping.trial import ESTIMATORS, TippingTrial, run_tipping_trial
 from pipeline.errors import FitError
 from tests.flows.experiments.tables import table
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 Call = Callable[..., Any]
 DATA = ("5% flipped", "15% flipped", "digits 2")
@@ -41,14 +41,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make quick runs quicker still."""
     folder = tmp_path_factory.mktemp("examples")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(datasets, "examples_path", lambda: folder)
+        patched.setattr(datasets, "find_examples_folder", lambda: folder)
         patched.setattr(tipping, "_QUICK_COPIES", 20)
         patched.setattr(tipping, "_QUICK_SEEDS", 2)
         patched.setattr(tipping, "_QUICK_ROWS", 30)
         patched.setattr(tipping_trials, "_TOL", 1e-5)
         patched.setattr(latent_plane, "_STEP", 0.2)
-        patched.setitem(tipping_trials._NODES, "quadrature", 11)
-        patched.setitem(tipping_trials._NODES, "sampling", 100)
+        patched.setitem(tipping_trials._N_NODES, "quadrature", 11)
+        patched.setitem(tipping_trials._N_NODES, "sampling", 100)
         yield
 
 
@@ -58,7 +58,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
     output = tmp_path_factory.mktemp("tipping") / "output"
     options = ["--quick", "--executor", "serial", "--seed", "3", "--output", str(output), "--json"]
     with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as leaving:
-        run(app, ["tipping", *options])
+        run_app(app, ["tipping", *options])
     assert leaving.value.code == 0
     (output.parent / "summary.json").write_text(printed.getvalue(), encoding="utf-8")
     return output
@@ -73,10 +73,12 @@ def test_every_data_set_is_fitted_by_every_estimator_from_every_seed(finished: P
         (data, estimator, seed) for data in DATA for estimator in ESTIMATORS for seed in (3, 4)
     ]
     assert [(row["rows"], row["features"]) for row in rows[::6]] == [(60, 16), (60, 16), (30, 34)]
-    images = opened_images(None, None, None, 30)
+    images = open_images(None, None, None, 30)
     for seed in (3, 4):
-        blocks = {data.name: data.block for data in (*synthetic(20, seed), images)}
-        constant = {name: (np.ptp(b.dense(), axis=0) == 0).sum() for name, b in blocks.items()}
+        blocks = {data.name: data.block for data in (*draw_synthetic_rows(20, seed), images)}
+        constant = {
+            name: (np.ptp(b.unpack_values(), axis=0) == 0).sum() for name, b in blocks.items()
+        }
         pinned = {row["data"]: row["pinned"] for row in rows if row["seed"] == seed}
         assert pinned == constant
     assert pinned["digits 2"] > 0
@@ -99,8 +101,8 @@ def test_medians_and_ratios_are_of_the_fits(finished: Path) -> None:
 
 def test_an_error_is_that_of_dense_arithmetic(finished: Path) -> None:
     """Of the fit that the table tells of, made again: on a coarse grid, by the plain formula."""
-    block = opened_images(None, None, None, 30).block
-    tried = tipping_trial(Trial(block, "variational", 3))
+    block = open_images(None, None, None, 30).block
+    tried = run_tipping_trial(TippingTrial(block, "variational", 3))
     (row,) = (
         row
         for row in table(finished / "tipping")
@@ -111,62 +113,62 @@ def test_an_error_is_that_of_dense_arithmetic(finished: Path) -> None:
     points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
     prior = np.exp(-(points**2).sum(axis=1) / 2)
     eta = points @ tried.params.weights.T + tried.params.offsets
-    X = block.dense()
+    X = block.unpack_values()
     log_p = X @ -np.logaddexp(0, -eta).T + (1 - X) @ -np.logaddexp(0, eta).T
     error = -logsumexp(log_p, b=prior / prior.sum(), axis=1).mean()
     assert row["error_grid"] == pytest.approx(error, abs=2e-3)
 
 
 def test_the_default_images_are_the_twos() -> None:
-    images = opened_images(None, None, None, None)
+    images = open_images(None, None, None, None)
     digits = load_digits()
     bits = digits.data >= 10
     kept = np.abs(bits.mean(axis=0) - 0.5) <= 0.4
     expected = (bits & kept)[digits.target == 2].reshape(177, 8, 8)[..., :7]
-    drawn = images.layout.images(images.block.dense())
+    drawn = images.layout.arrange_images(images.block.unpack_values())
     assert (images.name, drawn.shape) == ("digits 2", (177, 8, 7))
     np.testing.assert_array_equal(np.nan_to_num(drawn), expected)
 
 
 def test_images_of_a_split_of_a_packed_archive(tmp_path: Path) -> None:
-    X, _ = probit_rows(300, 16, 3, seed=1)
+    X, _ = draw_probit_rows(300, 16, 3, seed=1)
     labels = (np.arange(300) % 3).astype(np.int8)
     shape = np.array(X.shape)
     np.savez(tmp_path / "d.npz", X=np.packbits(X, axis=1), shape=shape, y=labels)
-    ingest_sources([str(tmp_path / "d.npz")], tmp_path / "d.zarr", Roles(split_by="y"))
-    images = opened_images(str(tmp_path / "d.zarr"), "2", "4x4", None)
+    ingest_sources([str(tmp_path / "d.npz")], tmp_path / "d.zarr", ColumnRoles(split_by="y"))
+    images = open_images(str(tmp_path / "d.zarr"), "2", "4x4", None)
     assert images.name == "d 2"
-    np.testing.assert_array_equal(images.block.dense(), X[labels == 2])
+    np.testing.assert_array_equal(images.block.unpack_values(), X[labels == 2])
 
 
 def test_missing_values_and_several_chunks_and_segments(tmp_path: Path) -> None:
-    X, _ = probit_rows(200, 12, 2, seed=1)
+    X, _ = draw_probit_rows(200, 12, 2, seed=1)
     observed = (np.random.default_rng(0).random(X.shape) > 0.1).astype(np.uint8)
     observed[:64] = 1  # a chunk without holes has no mask
-    path = write(tmp_path / "d.zarr", X, observed, words_per_chunk=1).path
-    block = opened_images(str(path), None, "3x4", None).block
-    np.testing.assert_array_equal(block.observed(), observed)
-    np.testing.assert_array_equal(block.dense(), X & observed)
+    path = write_arrays(tmp_path / "d.zarr", X, observed, words_per_chunk=1).path
+    block = open_images(str(path), None, "3x4", None).block
+    np.testing.assert_array_equal(block.unpack_mask(), observed)
+    np.testing.assert_array_equal(block.unpack_values(), X & observed)
 
 
 def test_images_with_missing_values_can_be_drawn(tmp_path: Path) -> None:
-    X, _ = probit_rows(90, 12, 2, seed=1)
+    X, _ = draw_probit_rows(90, 12, 2, seed=1)
     X[:, 3] = 1
     observed = (np.random.default_rng(0).random(X.shape) > 0.2).astype(np.uint8)
-    path = write(tmp_path / "d.zarr", X, observed).path
-    images = opened_images(str(path), None, "3x4", None)
-    tried = tipping_trial(Trial(images.block, "variational", 0))
+    path = write_arrays(tmp_path / "d.zarr", X, observed).path
+    images = open_images(str(path), None, "3x4", None)
+    tried = run_tipping_trial(TippingTrial(images.block, "variational", 0))
     assert tried.values["pinned"] == 1
-    pictures = Pictures(tmp_path / "o", {("d", "variational"): tried.params})
-    pictures.codes(images)
-    pictures.posteriors([images])
+    pictures = TippingFigures(tmp_path / "o", {("d", "variational"): tried.params})
+    pictures.plot_image_codes(images)
+    pictures.plot_posteriors([images])
     assert len(list((tmp_path / "o").iterdir())) == 4
 
 
 def test_synthetic_data_share_their_prototypes() -> None:
-    little, much = synthetic(200, 0)
+    little, much = draw_synthetic_rows(200, 0)
     for data, flip in ((little, 0.05), (much, 0.15)):
-        X = data.block.dense().reshape(3, 200, 16)
+        X = data.block.unpack_values().reshape(3, 200, 16)
         usual = (X.mean(axis=1) > 0.5).astype(int)
         assert np.abs(X - usual[:, None]).mean() == pytest.approx(flip, abs=0.01)
     np.testing.assert_array_equal(little.prototype, much.prototype)
@@ -220,19 +222,19 @@ def test_json_and_the_table_say_what_was_found(
     ],
 )
 def test_options_are_refused_in_one_line(call: Call, options: tuple[str, ...], said: str) -> None:
-    assert said in call("tipping", "--quick", *options).refusal()
+    assert said in call("tipping", "--quick", *options).check_refused()
     assert not list(Path().iterdir())
 
 
 def test_images_that_cannot_be_used(tmp_path: Path) -> None:
-    X, _ = probit_rows(100, 12, 2, seed=1)
+    X, _ = draw_probit_rows(100, 12, 2, seed=1)
     observed = np.ones_like(X)
     observed[:, 5] = 0
     columns = {"split": np.array(["train"] * 100)}
-    path = str(write(tmp_path / "d.zarr", X, observed, columns=columns).path)
+    path = str(write_arrays(tmp_path / "d.zarr", X, observed, columns=columns).path)
     with pytest.raises(FitError, match="Expected a height times width of the 12 features"):
-        opened_images(path, None, "4x4", None)
+        open_images(path, None, "4x4", None)
     with pytest.raises(ValueError, match="--split: Expected a split of the dataset, got 'test'"):
-        opened_images(path, "test", "3x4", None)
+        open_images(path, "test", "3x4", None)
     with pytest.raises(FitError, match="got none in 'f5'"):
-        opened_images(path, "train", "3x4", None)
+        open_images(path, "train", "3x4", None)

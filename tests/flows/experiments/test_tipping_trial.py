@@ -12,27 +12,27 @@ from scipy.special import logsumexp
 from flows.experiments.tipping import trial as tipping_trials
 from flows.experiments.tipping.trial import (
     ESTIMATORS,
-    NEAR,
-    Trial,
-    Tried,
+    NEAR_NATS,
+    TippingResult,
+    TippingTrial,
     check_rows,
-    latent_trait,
-    noisy_prototypes,
-    tipping_trial,
+    draw_noisy_prototypes,
+    make_trial_model,
+    run_tipping_trial,
 )
-from pipeline.data.blocks import BinaryBlock, block_of, blocks_of
+from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.em import LatentTraitParams
 
-X = noisy_prototypes(0.15, 20, 3).X
-BLOCK = block_of(X)
+X = draw_noisy_prototypes(0.15, 20, 3).X
+BLOCK = pack_block(X)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Tried]:
-    return {name: tipping_trial(Trial(BLOCK, name, 5)) for name in ESTIMATORS}
+def found() -> dict[str, TippingResult]:
+    return {name: run_tipping_trial(TippingTrial(BLOCK, name, 5)) for name in ESTIMATORS}
 
 
 def legendre_error(params: LatentTraitParams, X: np.ndarray, mask: np.ndarray) -> float:
@@ -46,8 +46,8 @@ def legendre_error(params: LatentTraitParams, X: np.ndarray, mask: np.ndarray) -
 
 
 def test_prototypes_are_flipped_as_often_as_asked():
-    clean = noisy_prototypes(0.0, 400, 1)
-    little, much = noisy_prototypes(0.05, 400, 1), noisy_prototypes(0.15, 400, 1)
+    clean = draw_noisy_prototypes(0.0, 400, 1)
+    little, much = draw_noisy_prototypes(0.05, 400, 1), draw_noisy_prototypes(0.15, 400, 1)
     assert clean.X.shape == (1200, 16)
     assert len(np.unique(clean.X, axis=0)) == 3
     np.testing.assert_array_equal(np.bincount(clean.prototype), [400] * 3)
@@ -58,7 +58,7 @@ def test_prototypes_are_flipped_as_often_as_asked():
 
 
 def test_seeds_draw_other_prototypes():
-    same, again, other = (noisy_prototypes(0.1, 2, seed).X for seed in (0, 0, 1))
+    same, again, other = (draw_noisy_prototypes(0.1, 2, seed).X for seed in (0, 0, 1))
     np.testing.assert_array_equal(same, again)
     assert not np.array_equal(same, other)
 
@@ -89,23 +89,23 @@ def test_draws_are_shared_among_estimators_and_fresh_ones_are_others(found, monk
     values = found["sampling"].values
     assert abs(values["error_shared"] - values["error_fresh"]) > 1e-3
     monkeypatch.setattr(tipping_trials, "_MAX_ITER", 1)
-    at_start = [tipping_trial(Trial(BLOCK, name, 5)).values for name in ESTIMATORS]
+    at_start = [run_tipping_trial(TippingTrial(BLOCK, name, 5)).values for name in ESTIMATORS]
     for error in ("error_shared", "error_fresh", "error_quadrature", "error_grid"):
         assert len({one[error] for one in at_start}) == 1
     assert not any(one["converged"] for one in at_start)
 
 
 def test_time_is_that_of_the_pass_that_comes_near_the_end(monkeypatch):
-    tipping_trial(Trial(BLOCK, "variational", 5))
+    run_tipping_trial(TippingTrial(BLOCK, "variational", 5))
     ticks = itertools.count()
     monkeypatch.setattr(tipping_trials.time, "thread_time", lambda: 2.0 * next(ticks))
-    values = tipping_trial(Trial(BLOCK, "variational", 5)).values
+    values = run_tipping_trial(TippingTrial(BLOCK, "variational", 5)).values
     history: list[float] = []
-    rows = tipping_trials._in_memory(BLOCK)
+    rows = tipping_trials._pack_block(BLOCK)
     states = []
-    fit(latent_trait("variational"), rows, SerialExecutor(), 5, checkpoint=states.append)
+    fit_model(make_trial_model("variational"), rows, SerialExecutor(), 5, checkpoint=states.append)
     history = [state.history[-1] for state in states]
-    passes = 1 + next(k for k, value in enumerate(history) if value >= history[-1] - NEAR)
+    passes = 1 + next(k for k, value in enumerate(history) if value >= history[-1] - NEAR_NATS)
     assert 2 < passes < len(history)
     assert values["passes"] == len(history)
     assert values["cpu_seconds"] == 2 * passes
@@ -116,16 +116,16 @@ def masked_block() -> tuple[BinaryBlock, np.ndarray, np.ndarray]:
     holed = X.copy()
     holed[:, 4] = 0
     mask = (np.random.default_rng(0).random(X.shape) > 0.2).astype(np.uint8)
-    return block_of(holed, mask), holed, mask
+    return pack_block(holed, mask), holed, mask
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_missing_values_and_a_constant_feature(name):
     block, holed, mask = masked_block()
-    (same,) = blocks_of(tipping_trials._in_memory(block).read(0))
-    np.testing.assert_array_equal(same.observed(), mask)
-    np.testing.assert_array_equal(same.dense(), holed & mask)
-    tried = tipping_trial(Trial(block, name, 0))
+    (same,) = iter_blocks(tipping_trials._pack_block(block).read(0))
+    np.testing.assert_array_equal(same.unpack_mask(), mask)
+    np.testing.assert_array_equal(same.unpack_values(), holed & mask)
+    tried = run_tipping_trial(TippingTrial(block, name, 0))
     assert tried.values["pinned"] == 1
     assert not tried.params.weights[4].any()
     expected = legendre_error(tried.params, holed, mask)
@@ -133,7 +133,9 @@ def test_missing_values_and_a_constant_feature(name):
 
 
 def test_a_trial_can_be_sent_to_another_process(found):
-    function, trial = pickle.loads(pickle.dumps((tipping_trial, Trial(BLOCK, "sampling", 5))))
+    function, trial = pickle.loads(
+        pickle.dumps((run_tipping_trial, TippingTrial(BLOCK, "sampling", 5)))
+    )
     here, there = found["sampling"].values, function(trial).values
     timed = {"cpu_seconds", "wall_seconds"}
     assert {k: v for k, v in there.items() if k not in timed} == {
@@ -143,9 +145,9 @@ def test_a_trial_can_be_sent_to_another_process(found):
 
 def test_rows_that_cannot_be_fitted_are_refused():
     with pytest.raises(FitError, match="fewer than the 2 features"):
-        check_rows(block_of(X[:, :2]))
+        check_rows(pack_block(X[:, :2]))
     unseen = np.ones_like(X)
     unseen[:, 7] = 0
     with pytest.raises(FitError, match="got none in 7"):
-        check_rows(block_of(X, unseen))
+        check_rows(pack_block(X, unseen))
     check_rows(BLOCK)

@@ -10,14 +10,14 @@ import pytest
 
 from storage import load_artifact, open_dataset
 from storage.artifacts.packed import load_packed
-from storage.errors import Damaged, DataError
-from tests.support.data import probit_rows, write
-from tests.support.faults import flip
-from tests.support.object_proxy import DENIED, Request
+from storage.errors import DamagedChunkError, DataError
+from tests.support.data import draw_probit_rows, write_arrays
+from tests.support.faults import flip_middle_bit
+from tests.support.object_proxy import DENIED, ProxyRequest
 
 N_ROWS, CHUNK_ROWS = 64 * 20, 64
 DAMAGED = (3, 11)
-X = probit_rows(N_ROWS, 8, 2, seed=3)[0]
+X = draw_probit_rows(N_ROWS, 8, 2, seed=3)[0]
 MODELS = [
     ("--model", "clipped-pca", "--components", 2),
     ("--model", "latent-trait", "--components", 2),
@@ -33,8 +33,8 @@ def segments(n_rows: int) -> list[str]:
 @pytest.fixture
 def damaged(tmp_path) -> Path:
     """A dataset of 20 chunks: one has a wrong bit, of another nothing is left."""
-    path = write(tmp_path / "d.zarr", X, segments=segments(N_ROWS), words_per_chunk=1).path
-    flip(chunk(path, 3))
+    path = write_arrays(tmp_path / "d.zarr", X, segments=segments(N_ROWS), words_per_chunk=1).path
+    flip_middle_bit(chunk(path, 3))
     chunk(path, 11).unlink()
     return path
 
@@ -86,7 +86,7 @@ def test_the_other_rows_are_fitted(fitted, damaged, tmp_path):
     for key in DAMAGED:
         whole[CHUNK_ROWS * key : CHUNK_ROWS * (key + 1)] = False
     names = [name for name, kept in zip(segments(N_ROWS), whole, strict=True) if kept]
-    rest = write(tmp_path / "rest.zarr", X[whole], segments=names, words_per_chunk=1).path
+    rest = write_arrays(tmp_path / "rest.zarr", X[whole], segments=names, words_per_chunk=1).path
     skipping, alone = fitted(damaged, "--skip-corrupt"), fitted(rest, "--skip-corrupt")
     assert arrays_of(skipping) == arrays_of(alone)
     assert load_artifact(alone).manifest["skipped_chunks"] == []
@@ -103,11 +103,11 @@ def test_without_the_option_the_first_is_named(cli, damaged):
 
 
 def test_sums_beside_the_dataset_are_of_all_chunks(fitted, damaged, monkeypatch):
-    monkeypatch.setattr("flows.fitting.kept_statistics._LARGEST_SHARE", 1e3)  # the dataset is tiny
+    monkeypatch.setattr("flows.fitting.kept_statistics._MAX_SHARE", 1e3)  # the dataset is tiny
     fitted(damaged, "--skip-corrupt")
     assert not (damaged / "statistics").exists()
     for key in (3, 11):
-        write_again = write(damaged.parent / f"again-{key}.zarr", X, words_per_chunk=1).path
+        write_again = write_arrays(damaged.parent / f"again-{key}.zarr", X, words_per_chunk=1).path
         shutil.copy(chunk(write_again, key), chunk(damaged, key))
     whole = fitted(damaged)
     assert load_artifact(whole).manifest["skipped_chunks"] == []
@@ -122,11 +122,11 @@ def test_a_resumed_fit_leaves_out_the_same(cli, fitted, damaged, monkeypatch):
     """What was mended meanwhile stays out: the first counts were made without it."""
     expected = arrays_of(fitted(damaged, "--skip-corrupt"))
     with monkeypatch.context() as patch:
-        patch.setattr("flows.fitting.stages.collect_pass", interrupted)
+        patch.setattr("flows.fitting.stages.collect_pass_statistics", interrupted)
         assert cli("fit", "--dataset", damaged, "--skip-corrupt").code == 130
     record = next(Path("runs/d/.unfinished").glob("*/skipped"))
     assert load_packed(record).arrays["skipped"].tolist() == [3, 11]
-    flip(chunk(damaged, 3))
+    flip_middle_bit(chunk(damaged, 3))
     assert arrays_of(fitted(damaged, "--skip-corrupt", "--resume")) == expected
     assert arrays_of(fitted(damaged, "--skip-corrupt")) != expected
 
@@ -136,15 +136,15 @@ def interrupted(*_: object) -> None:
 
 
 def test_what_is_no_damage_is_never_skipped(damaged, monkeypatch):
-    reader = open_dataset(damaged).reader()
-    assert not reader.is_whole(3)
-    assert not reader.is_whole(11)
+    reader = open_dataset(damaged).make_reader()
+    assert not reader.is_readable(3)
+    assert not reader.is_readable(11)
     for error in (PermissionError(13, "no"), OSError(24, "Too many open files"), MemoryError()):
         with monkeypatch.context() as patch:
-            patch.setattr("storage.dataset.dataset.BinaryDataset.array", failing(error))
+            patch.setattr("storage.dataset.dataset.BinaryDataset.open_array", failing(error))
             with pytest.raises(DataError, match="cannot be read") as raised:
-                reader.is_whole(0)
-        assert not isinstance(raised.value, Damaged)
+                reader.is_readable(0)
+        assert not isinstance(raised.value, DamagedChunkError)
 
 
 def failing(error: Exception):
@@ -154,7 +154,7 @@ def failing(error: Exception):
     return fail
 
 
-def refuse_chunks(request: Request) -> tuple[int, str] | None:
+def refuse_chunks(request: ProxyRequest) -> tuple[int, str] | None:
     return DENIED if "/bits/c/" in request.path else None
 
 

@@ -8,27 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.cli.summary import told_drift
+from flows.cli.summary import format_drift
 from flows.report.server import format_markdown
 from flows.report.tables.facts import describe_drift
 from storage import load_artifact
 from storage.dataset.writer import append_dataset
-from tests.support.data import Batch, probit_rows, write
+from tests.support.data import ArrayBatch, draw_probit_rows, write_arrays
 
 N_ROWS, N_NEW, N_FEATURES = 10_000, 800, 10
 NAMES = [f"f{i}" for i in range(N_FEATURES)]
-SAME, LOADINGS = probit_rows(N_ROWS + N_NEW, N_FEATURES, 2, seed=3)
+SAME, LOADINGS = draw_probit_rows(N_ROWS + N_NEW, N_FEATURES, 2, seed=3)
 SERIAL = ("--executor", "serial", "--no-report", "--json")
 
 
 def append(path: Path, X: np.ndarray, segments: list[str] | None = None, **columns: Any) -> None:
     with append_dataset(path, NAMES) as writer:
-        writer.add(Batch(X, columns=columns), None if segments is None else np.array(segments))
+        writer.add(ArrayBatch(X, columns=columns), None if segments is None else np.array(segments))
 
 
 def fit_twice(cli, new: np.ndarray, *options: str) -> dict[str, Any]:
     """Fit; append; fit again: the manifest of that."""
-    write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    write_arrays(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
     command = ("fit", "--dataset", "d.zarr", *options, *SERIAL)
     first = cli(*command)
     assert first.code == 0, first.err
@@ -92,7 +92,7 @@ def test_rows_of_another_model_are_seen(cli) -> None:
 
 def test_new_segments_are_named_and_have_no_likelihood_of_their_own(cli) -> None:
     labels = np.array(["a", "b", "c"])[np.arange(N_ROWS) % 3]
-    write(Path("d.zarr"), SAME[:N_ROWS], segments=labels.tolist(), words_per_chunk=100)
+    write_arrays(Path("d.zarr"), SAME[:N_ROWS], segments=labels.tolist(), words_per_chunk=100)
     blica = ("--model", "blica", "--components", "2", "--set", "regularization=20")
     command = ("fit", "--dataset", "d.zarr", *blica, *SERIAL)
     assert cli(*command).code == 0
@@ -109,7 +109,9 @@ def test_new_segments_are_named_and_have_no_likelihood_of_their_own(cli) -> None
 
 def test_only_a_fit_to_leading_rows_is_compared_with(cli) -> None:
     split = np.array(["train", "test"])[np.arange(N_ROWS) % 2]
-    path = write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100, columns={"split": split}).path
+    path = write_arrays(
+        Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100, columns={"split": split}
+    ).path
     command = ("fit", "--dataset", path, *SERIAL)
     assert cli(*command).json["drift"] is None
     assert cli(*command).json["drift"] is None  # the same rows
@@ -119,13 +121,15 @@ def test_only_a_fit_to_leading_rows_is_compared_with(cli) -> None:
     mixture = ("--model", "bernoulli-mixture", "--components", "1")
     append(path, SAME[N_ROWS:], split=np.repeat("test", N_NEW))
     assert cli(*command, *mixture).json["drift"] is None
-    write(Path("other/d.zarr"), 1 - SAME, words_per_chunk=100)
+    write_arrays(Path("other/d.zarr"), 1 - SAME, words_per_chunk=100)
     assert cli("fit", "--dataset", "other/d.zarr", *SERIAL, *mixture).json["drift"] is None
 
 
 def test_without_new_rows_of_the_split_parameters_alone_are_compared(cli) -> None:
     split = np.array(["train", "test"])[np.arange(N_ROWS) % 2]
-    path = write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100, columns={"split": split}).path
+    path = write_arrays(
+        Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100, columns={"split": split}
+    ).path
     command = ("fit", "--dataset", path, *SERIAL)
     cli(*command)
     append(path, SAME[N_ROWS:], split=np.repeat("test", N_NEW))
@@ -141,7 +145,7 @@ def test_what_cannot_be_computed_does_not_lose_the_fit(cli, monkeypatch) -> None
         raise ValueError("too much moved")
 
     monkeypatch.setattr("flows.fitting.drift.compare_correlations", refuse)
-    write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    write_arrays(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
     cli("fit", "--dataset", "d.zarr", *SERIAL)
     append(Path("d.zarr"), SAME[N_ROWS:])
     done = cli("fit", "--dataset", "d.zarr", *SERIAL)
@@ -153,23 +157,23 @@ def test_what_cannot_be_computed_does_not_lose_the_fit(cli, monkeypatch) -> None
 def test_what_would_cost_too_much_or_say_nothing_is_left_out(cli, monkeypatch) -> None:
     drift = fit_twice(cli, SAME[N_ROWS : N_ROWS + 3])["drift"]
     assert "too few" in drift["correlations"]["note"]
-    monkeypatch.setattr("flows.fitting.drift._MOST_FEATURES", 9)
-    monkeypatch.setattr("flows.fitting.drift._SCORED_ROWS", 100)
+    monkeypatch.setattr("flows.fitting.drift._MAX_FEATURES", 9)
+    monkeypatch.setattr("flows.fitting.drift._MAX_SCORED_ROWS", 100)
     append(Path("d.zarr"), SAME[:400])
     drift = cli("fit", "--dataset", "d.zarr", *SERIAL).json["drift"]
     assert "more than 9 features" in drift["correlations"]["note"]
     assert 60 < drift["likelihood"]["rows"] < 140
-    monkeypatch.setattr("flows.fitting.drift._MOST_BYTES", 0)
+    monkeypatch.setattr("flows.fitting.drift._MAX_PARAMS_BYTES", 0)
     append(Path("d.zarr"), SAME[:100])
     drift = cli("fit", "--dataset", "d.zarr", *SERIAL).json["drift"]
     assert "left out" in drift["likelihood"]["note"]
-    assert told_drift(drift).startswith("similarity ")
+    assert format_drift(drift).startswith("similarity ")
     told = dict(describe_drift({"drift": drift}))
     assert {"correlations", "likelihood of new rows"} <= told.keys()
 
 
 def test_the_report_and_the_server_show_what_changed(cli) -> None:
-    write(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
+    write_arrays(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
     command = ("fit", "--dataset", "d.zarr", "--components", "2")
     first = cli(*command)
     assert "drift" not in first.out.replace("drift 0.", "")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from flows.fitting import kept_statistics as kept_module
-from flows.fitting.kept_statistics import FOLDER, kept_statistics
-from pipeline.data.blocks import Rows, Tile
+from flows.fitting.kept_statistics import STATISTICS_FOLDER, open_kept_statistics
+from pipeline.data.blocks import RowSource, Tile
 from pipeline.executors.serial import SerialExecutor
-from pipeline.passes.collect import collect
+from pipeline.passes.collect import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -22,22 +22,22 @@ from storage.dataset.writer import append_dataset, create_dataset
 from storage.format.manifests import read_manifest
 from storage.format.schema import ARTIFACT_FORMAT
 from tests.support.clusters import LoggedReader
-from tests.support.data import Batch, probit_rows
-from tests.support.data import write as write_rows
+from tests.support.data import ArrayBatch, draw_probit_rows
+from tests.support.data import write_arrays as write_rows
 
 N_FEATURES, ROWS_A_CHUNK = 6, 64 * 20
 NAMES = [f"f{i}" for i in range(N_FEATURES)]
 SPLITS = np.array(["train", "test"])
-COUNT = partial(PairCounts.of_block, pooled=False)
+COUNT = partial(PairCounts.from_block, pooled=False)
 
 
-def batch(n_chunks: int, seed: int, missing: bool) -> tuple[Batch, np.ndarray]:
+def batch(n_chunks: int, seed: int, missing: bool) -> tuple[ArrayBatch, np.ndarray]:
     rng = np.random.default_rng(seed)
     shape = (n_chunks * ROWS_A_CHUNK, N_FEATURES)
     mask = (rng.random(shape) < 0.9).astype(np.uint8) if missing else None
     X = (rng.random(shape) < 0.4).astype(np.uint8)
     split = SPLITS[rng.integers(0, 2, shape[0])]
-    return Batch(X, mask, {"split": split}), np.array(["a", "b"])[rng.integers(0, 2, shape[0])]
+    return ArrayBatch(X, mask, {"split": split}), np.array(["a", "b"])[rng.integers(0, 2, shape[0])]
 
 
 def write(path: Path, parts: list[tuple[int, bool]]) -> BinaryDataset:
@@ -64,10 +64,10 @@ def counted(
     """Count pairs by segment; give the bytes, and how many chunks were read."""
     log.write_text("")
     reader = LoggedReader(str(dataset.path), dataset.digest, split, log=str(log))
-    rows = Rows(reader, dataset.n_chunks, N_FEATURES, dataset.n_segments)
-    kept = kept_statistics(dataset, split, PairCounts, what)
-    found = collect(COUNT, rows, SerialExecutor(), "pairs", tiles, kept=kept)
-    arrays = {name: np.asarray(a).tobytes() for name, a in found.arrays().items()}
+    rows = RowSource(reader, dataset.n_chunks, N_FEATURES, dataset.n_segments)
+    kept = open_kept_statistics(dataset, split, PairCounts, what)
+    found = collect_statistics(COUNT, rows, SerialExecutor(), "pairs", tiles, kept=kept)
+    arrays = {name: np.asarray(a).tobytes() for name, a in found.to_arrays().items()}
     return arrays, len(log.read_text())
 
 
@@ -79,7 +79,7 @@ def log(tmp_path: Path) -> Path:
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small datasets, whose sums would be too large to keep."""
-    monkeypatch.setattr(kept_module, "_LARGEST_SHARE", 1e9)
+    monkeypatch.setattr(kept_module, "_MAX_SHARE", 1e9)
 
 
 PARTS = [(3, False), (2, False), (3, True), (1, False), (14, True), (8, False), (1, False)]
@@ -137,7 +137,7 @@ def dataset(tmp_path: Path, roomy: None) -> BinaryDataset:
 
 
 def kept_folders(dataset: BinaryDataset) -> list[Path]:
-    return sorted(Path(str(dataset.path), FOLDER).iterdir())
+    return sorted(Path(str(dataset.path), STATISTICS_FOLDER).iterdir())
 
 
 def test_other_rows_and_other_counts_are_kept_apart(dataset, log) -> None:
@@ -156,7 +156,7 @@ def test_sums_of_other_data_are_not_used(tmp_path: Path, dataset, log) -> None:
     ) as writer:
         writer.add(*batch(10, 7, False))
     other = open_dataset(tmp_path / "e.zarr")
-    shutil.copytree(dataset.path / FOLDER, other.path / FOLDER)
+    shutil.copytree(dataset.path / STATISTICS_FOLDER, other.path / STATISTICS_FOLDER)
     assert counted(other, log)[1] == other.n_chunks
 
 
@@ -174,7 +174,7 @@ def test_damaged_sums_are_counted_again(dataset, log, harm: str) -> None:
 def test_sums_of_other_code_are_dropped(dataset, log, monkeypatch) -> None:
     counted(dataset, log)
     before = kept_folders(dataset)
-    monkeypatch.setattr(kept_module, "code_digest", lambda *modules: "other")
+    monkeypatch.setattr(kept_module, "digest_modules", lambda *modules: "other")
     assert counted(dataset, log)[1] == dataset.n_chunks
     assert len(kept_folders(dataset)) == 1
     assert kept_folders(dataset) != before
@@ -186,9 +186,9 @@ def test_sums_named_by_all_code_are_taken_while_the_code_that_counts_is_the_same
 ) -> None:
     expected, _ = counted(dataset, log)
     (folder,) = kept_folders(dataset)
-    now = kept_module.code_digest(*read_manifest(folder, ARTIFACT_FORMAT, 1)["modules"])
+    now = kept_module.digest_modules(*read_manifest(folder, ARTIFACT_FORMAT, 1)["modules"])
     with monkeypatch.context() as before:
-        before.setattr(kept_module, "code_digest", lambda *modules: "of all code")
+        before.setattr(kept_module, "digest_modules", lambda *modules: "of all code")
         assert counted(dataset, log) == (expected, dataset.n_chunks)
     alike = {now if is_alike else "other code": "of all code"}
     monkeypatch.setattr(kept_module, "_COUNTING_ALIKE", alike)
@@ -199,19 +199,19 @@ def test_no_more_is_kept_than_a_tenth_of_the_data(tmp_path: Path, log) -> None:
     small = write(tmp_path / "small.zarr", [(1, False)])
     for _ in "ab":
         assert counted(small, log)[1] == 1
-    assert not (small.path / FOLDER).exists()
+    assert not (small.path / STATISTICS_FOLDER).exists()
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(dataset, log) -> None:
-    (dataset.path / FOLDER).write_text("in the way")
+    (dataset.path / STATISTICS_FOLDER).write_text("in the way")
     for _ in "ab":
         assert counted(dataset, log)[1] == dataset.n_chunks
 
 
 def test_what_hangs_on_parameters_is_not_kept(dataset) -> None:
-    kept: Any = kept_statistics(dataset, None, FeatureCounts, None)
+    kept: Any = open_kept_statistics(dataset, None, FeatureCounts, None)
     assert kept.load(None).n_chunks == 0
-    assert not (dataset.path / FOLDER).exists()
+    assert not (dataset.path / STATISTICS_FOLDER).exists()
 
 
 def arrays_of(artifact: str) -> dict[str, bytes]:
@@ -235,7 +235,7 @@ def test_a_refit_reads_what_was_appended_and_gives_the_same_bytes(
         return read_chunk(self, key, *others)
 
     monkeypatch.setattr(BinaryDataset, "read_chunk", logged)
-    X, _ = probit_rows(20_200, 8, 2, seed=4)
+    X, _ = draw_probit_rows(20_200, 8, 2, seed=4)
     segments = [f"s{k}" for k in np.arange(len(X)) * 4 // 20_000]
     write_rows(tmp_path / "d.zarr", X[:20_000], segments=segments[:20_000], words_per_chunk=35)
     command = ("fit", "--components", "2", "--executor", "serial", "--no-report", "--json")
@@ -246,7 +246,7 @@ def test_a_refit_reads_what_was_appended_and_gives_the_same_bytes(
     assert added.code == 0, added.err
     before, dataset = max(read), open_dataset(tmp_path / "d.zarr")
     shutil.copytree("d.zarr", "fresh.zarr")
-    shutil.rmtree(Path("fresh.zarr", FOLDER))
+    shutil.rmtree(Path("fresh.zarr", STATISTICS_FOLDER))
 
     read.clear()
     refit = cli(*command, "d.zarr")

@@ -14,12 +14,12 @@ import pytest
 
 from pipeline.api import functions as api
 from pipeline.executors.serial import SerialExecutor
-from pipeline.params import named_arrays
+from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import open_dataset
 from tests.models.neighbours import Neighbours
-from tests.support.data import probit_rows, write
-from tests.support.faults import flip
+from tests.support.data import draw_probit_rows, write_arrays
+from tests.support.faults import flip_middle_bit
 
 NAME, RUN = "tests.models.neighbours:Neighbours", 50
 
@@ -37,7 +37,7 @@ def deadly(self, checksums):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    pipeline.passes.row_ranges._FEWEST_ROWS = {RUN}
+    pipeline.passes.row_ranges._MIN_ROWS = {RUN}
     WrittenRuns.note = deadly
     run(fit.app, sys.argv[1:])
 """
@@ -45,16 +45,18 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
-    monkeypatch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", RUN)
+    monkeypatch.setattr("pipeline.passes.row_ranges._MIN_ROWS", RUN)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    X = probit_rows(600, 12, 2, seed=1)[0]
+    X = draw_probit_rows(600, 12, 2, seed=1)[0]
     split = np.where(np.arange(600) % 3, "train", "test")  # 400 rows, which are 8 runs
     segments = np.array(["a", "b"])[np.random.default_rng(0).integers(0, 2, 600)]
     columns = {"split": split}
-    return write(tmp_path / "d.zarr", X, None, segments, words_per_chunk=2, columns=columns).path
+    return write_arrays(
+        tmp_path / "d.zarr", X, None, segments, words_per_chunk=2, columns=columns
+    ).path
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_runs_that_a_killed_fit_finished_are_not_done_again(fitted, data, compar
     program = [sys.executable, "-c", KILLED_AFTER_THREE_RUNS, *map(str, given)]
     assert subprocess.run(program, timeout=120).returncode == -signal.SIGKILL
     (work,) = Path("runs/d/.unfinished").glob("neighbours-*")
-    flip(work / "pairs/codes/nearest/c/1/0")  # damaged by the disk, though noted
+    flip_middle_bit(work / "pairs/codes/nearest/c/1/0")  # damaged by the disk, though noted
     resumed = fitted("--resume")
     assert runs_begun(compared) == {1, 3, 4, 5, 6, 7}
     compared.clear()
@@ -107,7 +109,7 @@ def test_what_is_done_is_not_done_again_when_the_central_step_fails(fitted, cli,
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Neighbours, "compared", failing)
+        patch.setattr(Neighbours, "update_from_pairs", failing)
         assert cli("fit", "--dataset", data, "--model", NAME).code == 130
     assert runs_begun(compared) == {*range(8)}
     compared.clear()
@@ -116,14 +118,14 @@ def test_what_is_done_is_not_done_again_when_the_central_step_fails(fitted, cli,
 
 
 def test_damage_after_the_work_is_told(cli, data, monkeypatch):
-    compared = Neighbours.compared
+    compared = Neighbours.update_from_pairs
 
     def damaged(self, *given):
         (work,) = Path("runs/d/.unfinished").glob("neighbours-*")
-        flip(work / "pairs/codes/nearest/c/1/0")
+        flip_middle_bit(work / "pairs/codes/nearest/c/1/0")
         return compared(self, *given)
 
-    monkeypatch.setattr(Neighbours, "compared", damaged)
+    monkeypatch.setattr(Neighbours, "update_from_pairs", damaged)
     done = cli("fit", "--dataset", data, "--model", NAME)
     assert done.code == 2
     assert "nearest: chunk 1 is damaged" in done.message
@@ -136,12 +138,12 @@ def test_the_same_bytes_everywhere(fitted, data, cluster):
         assert fitted(*where) == expected
     dataset = open_dataset(data)
     alone = api.fit(dataset, NAME, split="train", executor=SerialExecutor())
-    assert {n: a.tobytes() for n, (_, a) in named_arrays(alone.params).items()} == expected
+    assert {n: a.tobytes() for n, (_, a) in get_named_arrays(alone.params).items()} == expected
 
 
 def test_damaged_chunks_are_left_out_of_the_pairs(fitted, data):
     left_out = int(open_dataset(data).chunks[1, 1])
-    flip(data / "bits/c/0/1")
+    flip_middle_bit(data / "bits/c/0/1")
     found = fitted("--skip-corrupt", "--split", "all")
     assert 0 < left_out < 600
     assert len(found["smoothed"]) == 8 * 2 * (600 - left_out)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.fitting.provenance import fingerprint, provenance
+from flows.fitting.provenance import compute_fingerprint, describe_provenance
 from pipeline.models.clipped_pca import ClippedPCA
 from storage import BinaryDataset
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +18,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
 
 
 def written(folder: Path, seed: int) -> BinaryDataset:
-    return write(folder / "d.zarr", probit_rows(200, 5, 1, seed)[0])
+    return write_arrays(folder / "d.zarr", draw_probit_rows(200, 5, 1, seed)[0])
 
 
 def name_of(dataset: BinaryDataset, model: ClippedPCA, split: str | None, seed: int) -> str:
-    return fingerprint(provenance(model, dataset, split, seed))
+    return compute_fingerprint(describe_provenance(model, dataset, split, seed))
 
 
 def test_equal_data_elsewhere_is_the_same_fit(dataset, tmp_path):

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.data.fitted import load_fitted
-from flows.fitting.provenance import fingerprint, provenance
+from flows.data.fitted import load_fitted_model
+from flows.fitting.provenance import compute_fingerprint, describe_provenance
 from storage import load_artifact
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import append_dataset
-from tests.support.data import Batch, probit_rows, write
+from tests.support.data import ArrayBatch, draw_probit_rows, write_arrays
 from tests.support.processes import kill_fit_at
 
 N_ROWS, N_NEW, N_FEATURES = 8000, 400, 10
-X, _ = probit_rows(N_ROWS + N_NEW, N_FEATURES, 2, seed=3)
+X, _ = draw_probit_rows(N_ROWS + N_NEW, N_FEATURES, 2, seed=3)
 OPTIONS = ("--executor", "serial", "--no-report")
 SETTINGS = {
     "latent-trait": ("--components", "3", "--set", "estimator=variational"),
@@ -28,12 +28,12 @@ SETTINGS = {
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    return write(tmp_path / "d.zarr", X[:N_ROWS], words_per_chunk=50).path
+    return write_arrays(tmp_path / "d.zarr", X[:N_ROWS], words_per_chunk=50).path
 
 
 def append(dataset: Path) -> None:
     with append_dataset(dataset, [f"f{i}" for i in range(N_FEATURES)]) as writer:
-        writer.add(Batch(X[N_ROWS:]))
+        writer.add(ArrayBatch(X[N_ROWS:]))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_what_cannot_be_a_start_is_refused_before_any_work(cli, dataset, tmp_pat
     command = ("fit", "--dataset", dataset, *OPTIONS, "--warm-start")
     trait, mixture = ("--model", "latent-trait"), ("--model", "bernoulli-mixture")
     cli("fit", "--dataset", dataset, *trait, "--set", "max_iter=2", *OPTIONS)
-    renamed = write(tmp_path / "e.zarr", X, names=[f"f{i}" for i in range(N_FEATURES)][::-1]).path
+    renamed = write_arrays(
+        tmp_path / "e.zarr", X, names=[f"f{i}" for i in range(N_FEATURES)][::-1]
+    ).path
     refusals = [
         (command, "rbm, stack), got clipped-pca, which needs no start"),
         ((*command, "--model", "blica"), "got blica, which needs no start"),
@@ -108,9 +110,12 @@ def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, datase
     for n_passes in (2, 3):
         cli(*command, "--set", f"max_iter={n_passes}", "--output", f"runs/{n_passes}")
     shutil.copytree("runs/2", "elsewhere")
-    starts = [load_fitted(path) for path in ("runs/2", "elsewhere", "runs/3")]
+    starts = [load_fitted_model(path) for path in ("runs/2", "elsewhere", "runs/3")]
     model, opened = starts[0].model, open_dataset(dataset)
-    names = [fingerprint(provenance(model, opened, None, 0, start=s)) for s in (*starts, None)]
+    names = [
+        compute_fingerprint(describe_provenance(model, opened, None, 0, start=s))
+        for s in (*starts, None)
+    ]
     assert names[0] == names[1]
     assert len(set(names)) == 3
 

@@ -18,8 +18,8 @@ from pipeline.models.clipped_pca import ClippedPCA, model
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import open_dataset
 from storage.errors import DataError
-from tests.support.data import probit_rows, write
-from tests.support.faults import flip
+from tests.support.data import draw_probit_rows, write_arrays
+from tests.support.faults import flip_middle_bit
 
 N_FEATURES, HEIGHT = 150, 40
 
@@ -63,15 +63,15 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "MOST_AT_ONCE", 100)
-    monkeypatch.setattr(pairs, "height_within", lambda *of: HEIGHT)
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 100)
+    monkeypatch.setattr(pairs, "choose_strip_height", lambda *of: HEIGHT)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    X, _ = probit_rows(900, N_FEATURES, 2, seed=1)
+    X, _ = draw_probit_rows(900, N_FEATURES, 2, seed=1)
     observed = (np.random.default_rng(1).random(X.shape) < 0.98).astype(np.uint8)
-    return write(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=4).path
+    return write_arrays(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=4).path
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_strips_in_the_artifact_are_the_squares_of_a_narrow_fit(
     cli: Any, data: Path, fitted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted("--output", "strips")
-    monkeypatch.setattr(model, "MOST_AT_ONCE", N_FEATURES)
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", N_FEATURES)
     assert cli("fit", "--dataset", data, "--components", 2, "--output", "square").code == 0
     wide, narrow = load_artifact("strips"), load_artifact("square")
     assert narrow.pairs is None
@@ -150,7 +150,7 @@ def test_strips_that_a_killed_fit_counted_are_not_counted_again(
 ) -> None:
     expected = fitted()
     tabulated.clear()
-    flip(killed_at("strip", data) / "pairs/codes/correlation/c/0/0")  # by the disk
+    flip_middle_bit(killed_at("strip", data) / "pairs/codes/correlation/c/0/0")  # by the disk
     assert fitted("--resume") == expected
     assert tabulated == [0, 80, 120]
 
@@ -169,7 +169,7 @@ def test_a_fit_killed_before_its_artifact_was_in_place_loses_no_strip(
 def test_a_strip_damaged_or_lost_mid_way_is_told(
     cli: Any, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared = ClippedPCA.compared
+    compared = ClippedPCA.update_from_pairs
 
     def harm(how: Callable[[Path], Any]) -> None:
         def harmed(self: Any, *given: Any) -> Any:
@@ -177,9 +177,9 @@ def test_a_strip_damaged_or_lost_mid_way_is_told(
             how(work / "pairs/codes/correlation/c/1/0")
             return compared(self, *given)
 
-        monkeypatch.setattr(ClippedPCA, "compared", harmed)
+        monkeypatch.setattr(ClippedPCA, "update_from_pairs", harmed)
 
-    for how in (flip, Path.unlink):
+    for how in (flip_middle_bit, Path.unlink):
         harm(how)
         done = cli("fit", "--dataset", data, "--components", 2)
         assert done.code == 2
@@ -192,7 +192,7 @@ def test_strips_of_another_fit_are_refused(fitted: Any) -> None:
     fitted()
     artifact = load_artifact("runs/d")
     manifest = artifact.path / "pairs/manifest.json"
-    flip(artifact.path / "pairs/correlation/c/2/0")
+    flip_middle_bit(artifact.path / "pairs/correlation/c/2/0")
     with pytest.raises(DataError, match="correlation: chunk 2 is damaged"):
         artifact.pairs.verify()
     manifest.unlink()
@@ -202,7 +202,7 @@ def test_strips_of_another_fit_are_refused(fitted: Any) -> None:
 
 def test_damaged_chunks_are_left_out_of_strips(fitted: Any, data: Path) -> None:
     whole = fitted()
-    flip(data / "bits/c/0/1")
+    flip_middle_bit(data / "bits/c/0/1")
     found = fitted("--skip-corrupt")
     left_out = int(open_dataset(data).chunks[1, 1])
     assert 0 < left_out < 900
@@ -222,9 +222,9 @@ def test_no_room_for_strips_is_told(cli: Any, data: Path, monkeypatch: pytest.Mo
 
 
 def test_memory_that_no_strips_fit_into_is_refused_with_the_least(cli: Any, data: Path) -> None:
-    message = cli("fit", "--dataset", data, "--memory", "1kB").refusal()
+    message = cli("fit", "--dataset", data, "--memory", "1kB").check_refused()
     assert "GB of --memory for 150 features, got 0.0 GB. Give more" in message
-    message = cli("fit", "--dataset", data, "--memory", "much").refusal()
+    message = cli("fit", "--dataset", data, "--memory", "much").check_refused()
     assert message == "error: --memory: Expected a size such as 4GB, got 'much'."
     assert not Path("runs").exists()
 

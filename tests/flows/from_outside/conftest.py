@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import outside
-from tests.support.outside import World
+from tests.support.outside import Workspace
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,12 +20,12 @@ def without_prefect() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def small(without_prefect: None, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return outside.world(tmp_path_factory.mktemp("small") / "world", ("latent-trait",))
+def small(without_prefect: None, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return outside.create_workspace(tmp_path_factory.mktemp("small") / "world", ("latent-trait",))
 
 
 @pytest.fixture
-def made(small: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def made(small: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    return outside.copied(small, tmp_path / "world")
+    return outside.copy_workspace(small, tmp_path / "world")

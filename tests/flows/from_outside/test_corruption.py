@@ -12,27 +12,27 @@ from typing import Any
 
 import pytest
 
-from flows.fitting.job import check
+from flows.fitting.job import prepare_fit
 from flows.fitting.options import FitOptions
 from flows.fitting.run import run_fit
 from storage.artifacts.artifacts import load_artifact
 from storage.codes.codes import open_codes
 from storage.dataset.dataset import open_dataset
-from storage.stores.locations import Place, place
+from storage.stores.locations import AnyPath, parse_path
 from storage.stores.object_path import ObjectPath
 from tests.support import outside
-from tests.support.outside import World, refusal, same
+from tests.support.outside import Workspace, is_same_result, run_or_refuse
 
 FAULTS = ("flip", "flip", "truncate", "delete", "swap")
 
 
-def files(folder: Place) -> list[Any]:
+def files(folder: AnyPath) -> list[Any]:
     if isinstance(folder, ObjectPath):
-        return [ObjectPath(folder.root, key) for key in sorted(folder.all_keys())]
+        return [ObjectPath(folder.root, key) for key in sorted(folder.list_keys())]
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def damage(folder: Place, rng: random.Random) -> tuple[str, dict[Any, bytes]]:
+def damage(folder: AnyPath, rng: random.Random) -> tuple[str, dict[Any, bytes]]:
     """Damage one file or exchange two; give what was done, and what they held."""
     found = files(folder)
     path, other = rng.choice(found), rng.choice(found)
@@ -52,7 +52,7 @@ def damage(folder: Place, rng: random.Random) -> tuple[str, dict[Any, bytes]]:
 
 
 def check_damage(
-    folder: Place, use: Callable[[], Any], number: int, renew: Callable[[], Any] | None = None
+    folder: AnyPath, use: Callable[[], Any], number: int, renew: Callable[[], Any] | None = None
 ) -> int:
     """Damage files, one after the other; give how often that was told."""
     rng, told, expected = random.Random(7), 0, use()
@@ -61,8 +61,8 @@ def check_damage(
             renew()
         how, before = damage(folder, rng)
         try:
-            found, line = refusal(use)
-            assert line or same(found, expected)
+            found, line = run_or_refuse(use)
+            assert line or is_same_result(found, expected)
         except BaseException as error:
             error.add_note(f"{k}: {how}")
             raise
@@ -73,29 +73,34 @@ def check_damage(
     return told
 
 
-def in_dataset(made: World) -> tuple[Path, Callable[[], Any], None]:
+def in_dataset(made: Workspace) -> tuple[Path, Callable[[], Any], None]:
     path, (artifact,) = made.dataset, made.fits.values()
 
     def use() -> list[Any]:
         dataset = open_dataset(path)
-        codes = outside.in_notebook(artifact, dataset)
-        return [outside.contents(dataset), dataset.ones().tobytes(), outside.shown(dataset), codes]
+        codes = outside.run_api_calls(artifact, dataset)
+        return [
+            outside.read_contents(dataset),
+            dataset.ones().tobytes(),
+            outside.has_repr(dataset),
+            codes,
+        ]
 
     return path, use, None
 
 
-def in_dataset_appended_to(made: World) -> tuple[Path, Callable[[], Any], None]:
+def in_dataset_appended_to(made: Workspace) -> tuple[Path, Callable[[], Any], None]:
     more, copy = made.folder / "more.npz", made.folder / "copy.zarr"
-    return made.dataset, partial(outside.appended, made.dataset, copy, more), None
+    return made.dataset, partial(outside.append_to_copy, made.dataset, copy, more), None
 
 
-def in_artifact(made: World) -> tuple[Path, Callable[[], Any], None]:
+def in_artifact(made: Workspace) -> tuple[Path, Callable[[], Any], None]:
     (artifact,) = made.fits.values()
     dataset = open_dataset(made.dataset)
-    return artifact, partial(outside.in_notebook, artifact, dataset), None
+    return artifact, partial(outside.run_api_calls, artifact, dataset), None
 
 
-def in_codes(made: World) -> tuple[Path, Callable[[], Any], None]:
+def in_codes(made: Workspace) -> tuple[Path, Callable[[], Any], None]:
     def use() -> dict[str, bytes]:
         return {name: values.tobytes() for name, values in open_codes(made.codes).items()}
 
@@ -106,13 +111,13 @@ def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def in_unfinished_codes(made: World) -> tuple[Path, Callable[[], Any], Callable[[], Any]]:
+def in_unfinished_codes(made: Workspace) -> tuple[Path, Callable[[], Any], Callable[[], Any]]:
     (artifact,) = made.fits.values()
     output, kept = made.folder / "new.zarr", made.folder / "kept"
     work = output.with_name(".new.zarr.unfinished")
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr("storage.codes.unfinished_codes.UnfinishedCodes.publish", interrupted)
-        outside.transformed(artifact, made.dataset, output)
+        outside.transform_to_bytes(artifact, made.dataset, output)
     shutil.copytree(work, kept)
 
     def renew() -> None:
@@ -120,10 +125,14 @@ def in_unfinished_codes(made: World) -> tuple[Path, Callable[[], Any], Callable[
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(kept, work)
 
-    return work, partial(outside.transformed, artifact, made.dataset, output, resume=True), renew
+    return (
+        work,
+        partial(outside.transform_to_bytes, artifact, made.dataset, output, resume=True),
+        renew,
+    )
 
 
-def fitted(made: World, model: str, *settings: str, resume: bool = False) -> dict[str, bytes]:
+def fitted(made: Workspace, model: str, *settings: str, resume: bool = False) -> dict[str, bytes]:
     options = FitOptions(
         *(str(made.dataset), model, "2"),
         settings=settings,
@@ -133,11 +142,11 @@ def fitted(made: World, model: str, *settings: str, resume: bool = False) -> dic
         report=False,
         skip_corrupt=resume,
     )
-    artifact = load_artifact(run_fit(check(options))["artifact"])
+    artifact = load_artifact(run_fit(prepare_fit(options))["artifact"])
     return {name: values.tobytes() for name, values in artifact.items()}
 
 
-def in_unfinished_fit(made: World) -> tuple[Path, Callable[[], Any], Callable[[], Any]]:
+def in_unfinished_fit(made: Workspace) -> tuple[Path, Callable[[], Any], Callable[[], Any]]:
     fit = partial(fitted, made, "bernoulli-mixture", "max_iter=4", "starts=2", resume=True)
     runs, kept = made.folder / "runs", made.folder / "kept"
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
@@ -152,7 +161,7 @@ def in_unfinished_fit(made: World) -> tuple[Path, Callable[[], Any], Callable[[]
     return runs / ".unfinished", fit, renew
 
 
-def in_kept_statistics(made: World) -> tuple[Path, Callable[[], Any], Callable[[], Any]]:
+def in_kept_statistics(made: Workspace) -> tuple[Path, Callable[[], Any], Callable[[], Any]]:
     work, kept = made.dataset / "statistics", made.folder / "kept"
     fit = partial(fitted, made, "clipped-pca")
     fit()
@@ -182,11 +191,11 @@ HEALED = ("unfinished codes", "kept statistics")
 
 @pytest.fixture
 def room_for_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.fitting.kept_statistics._LARGEST_SHARE", 1e3)  # the dataset is tiny
+    monkeypatch.setattr("flows.fitting.kept_statistics._MAX_SHARE", 1e3)  # the dataset is tiny
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_some_damage(made: World, room_for_statistics: None, name: str) -> None:
+def test_some_damage(made: Workspace, room_for_statistics: None, name: str) -> None:
     where, number, _ = PLACES[name]
     folder, use, renew = where(made)
     check_damage(folder, use, number, renew)
@@ -194,7 +203,7 @@ def test_some_damage(made: World, room_for_statistics: None, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLACES)
-def test_much_damage(made: World, room_for_statistics: None, name: str) -> None:
+def test_much_damage(made: Workspace, room_for_statistics: None, name: str) -> None:
     where, _, number = PLACES[name]
     folder, use, renew = where(made)
     told = check_damage(folder, use, number, renew)
@@ -206,16 +215,16 @@ def test_much_damage(made: World, room_for_statistics: None, name: str) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", ["dataset", "artifact", "codes"])
-def test_damage_in_a_store(made: World, s3: str, name: str) -> None:
+def test_damage_in_a_store(made: Workspace, s3: str, name: str) -> None:
     folder, _, _ = PLACES[name][0](made)
-    target = place(f"{s3}/{folder.name}")
+    target = parse_path(f"{s3}/{folder.name}")
     for path in files(folder):
         below = target
         for part in path.relative_to(folder).parts:
             below = below / part
         below.write_bytes(path.read_bytes())
     there = {
-        "dataset": lambda: outside.contents(open_dataset(target)),
+        "dataset": lambda: outside.read_contents(open_dataset(target)),
         "artifact": lambda: {n: a.tobytes() for n, a in load_artifact(target).items()},
         "codes": lambda: {n: a.tobytes() for n, a in open_codes(target).items()},
     }

@@ -13,13 +13,13 @@ import pytest
 from tests.support import outside
 from tests.support.outside import (
     SETTINGS,
-    World,
-    manifest_of,
-    mutated,
-    refusal,
-    same,
-    says_unknown,
-    seal,
+    Workspace,
+    is_about_unfitted,
+    is_same_result,
+    load_manifest,
+    mutate_manifest,
+    run_or_refuse,
+    write_sealed,
 )
 
 MOST_MEMORY = 1 << 20  # KiB
@@ -28,49 +28,49 @@ KINDS = ("dataset", "codes", *SETTINGS)
 
 
 @pytest.fixture
-def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    return outside.world(tmp_path / "world")
+    return outside.create_workspace(tmp_path / "world")
 
 
-def uses(kind: str, made: World, out: Path) -> list[tuple[str, Callable[[], Any]]]:
+def uses(kind: str, made: Workspace, out: Path) -> list[tuple[str, Callable[[], Any]]]:
     if kind == "dataset":
-        return [*outside.uses_of_dataset(made, out)]
+        return [*outside.iter_dataset_uses(made, out)]
     if kind == "codes":
-        return [*outside.uses_of_codes(made.codes)]
-    return [*outside.uses_of_artifact(made, made.fits[kind], out)]
+        return [*outside.iter_codes_uses(made.codes)]
+    return [*outside.iter_artifact_uses(made, made.fits[kind], out)]
 
 
-def folder_of(kind: str, made: World) -> Path:
+def folder_of(kind: str, made: Workspace) -> Path:
     return {"dataset": made.dataset, "codes": made.codes, **made.fits}[kind]
 
 
-def results(kind: str, made: World, out: Path) -> Iterator[tuple[str, Any, str]]:
+def results(kind: str, made: Workspace, out: Path) -> Iterator[tuple[str, Any, str]]:
     """Do all that is done with one; what is refused leaves nothing."""
     out.mkdir()
     for name, use in uses(kind, made, out):
         before = {*out.iterdir()}
-        found, line = refusal(use)
+        found, line = run_or_refuse(use)
         assert not line or {*out.iterdir()} == before, (name, line, [*out.iterdir()])
         yield name, found, line
 
 
-def check_mutations(kind: str, made: World, number: int, seed: int) -> int:
+def check_mutations(kind: str, made: Workspace, number: int, seed: int) -> int:
     """Give how many were refused by at least one use."""
     folder, rng, inputs = folder_of(kind, made), random.Random(seed), {*made.folder.rglob("*")}
-    whole, root = manifest_of(folder), made.folder.parent
+    whole, root = load_manifest(folder), made.folder.parent
     expected = {name: found for name, found, _ in results(kind, made, root / "out")}
     n_refused, memory = 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for k in range(number):
-        how, changed = mutated(whole, rng)
-        seal(folder, changed)
+        how, changed = mutate_manifest(whole, rng)
+        write_sealed(folder, changed)
         is_renamed = any(changed.get(name) != whole.get(name) for name in NAMES)
         lines = []
         try:
             for name, found, line in results(kind, made, root / f"out{k}"):
-                told = line or (is_renamed and says_unknown(found))
-                assert told or same(found, expected[name]), name
+                told = line or (is_renamed and is_about_unfitted(found))
+                assert told or is_same_result(found, expected[name]), name
                 lines += [line] if line else []
         except BaseException as error:
             error.add_note(f"{kind}, mutation {k} of seed {seed}: {how}")
@@ -78,18 +78,18 @@ def check_mutations(kind: str, made: World, number: int, seed: int) -> int:
         n_refused += bool(lines)
         assert {*made.folder.rglob("*")} == inputs, how
         assert not any(Path.cwd().iterdir()), how
-    seal(folder, whole)
+    write_sealed(folder, whole)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < MOST_MEMORY
     return n_refused
 
 
 @pytest.mark.parametrize(("kind", "number"), [("dataset", 4), ("codes", 12), ("latent-trait", 3)])
-def test_some_changes(made: World, kind: str, number: int) -> None:
+def test_some_changes(made: Workspace, kind: str, number: int) -> None:
     assert check_mutations(kind, made, number, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_changes(full: World, kind: str) -> None:
+def test_many_changes(full: Workspace, kind: str) -> None:
     number = 300 if kind == "codes" else 150  # of codes more is said that nothing depends on
     assert check_mutations(kind, full, number, seed=1) > 75

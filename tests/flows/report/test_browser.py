@@ -17,11 +17,11 @@ from flows.data.ingesting import ingest_sources
 from flows.report.figures.text import format_number
 from flows.report.inputs import FigureOptions
 from flows.report.page import build_report_from_artifact, write_report
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from storage import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from tests.flows.hostile import HOSTILE
-from tests.support.data import probit_rows, shared, write
+from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
 from tests.support.fits import write_fit
 
 WIDTHS = {"laptop": 1280, "phone": 390}
@@ -110,11 +110,11 @@ def requests(browser: Any) -> set[str]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
-    X, _ = probit_rows(900, 9, 2, seed=3)
+    X, _ = draw_probit_rows(900, 9, 2, seed=3)
     segments = np.array(["a", "b", "c"])[np.arange(900) * 3 // 900]
     group = np.where(X.sum(axis=1) > 4, "high", "low")
     path = tmp_path_factory.mktemp("browser") / "probit.zarr"
-    return write(path, X, segments=segments, columns={"group": group})
+    return write_arrays(path, X, segments=segments, columns={"group": group})
 
 
 def report(
@@ -134,7 +134,7 @@ ELSEWHERE = {"clipped-pca", "latent-trait"}  # in the browser, with other data
     "model",
     [
         pytest.param(name, marks=pytest.mark.matrix) if name in ELSEWHERE else name
-        for name in sorted(models())
+        for name in sorted(find_models())
     ],
 )
 def test_every_model_is_drawn(browser, data, tmp_path, model):
@@ -146,10 +146,10 @@ def test_every_model_is_drawn(browser, data, tmp_path, model):
 
 @pytest.mark.parametrize("n_components", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_hostile_names_do_no_harm(browser, tmp_path, n_components):
-    X, _ = probit_rows(400, len(HOSTILE), 1, seed=5)
+    X, _ = draw_probit_rows(400, len(HOSTILE), 1, seed=5)
     labels = np.array(HOSTILE, object)[np.arange(400) % len(HOSTILE)].astype(str)
     column = HOSTILE[0].replace("/", "")
-    bad = write(tmp_path / "bad.zarr", X, names=HOSTILE, columns={column: labels})
+    bad = write_arrays(tmp_path / "bad.zarr", X, names=HOSTILE, columns={column: labels})
     page = report(tmp_path, bad, "latent-trait", n_components)
     show(browser, page, WIDTHS["laptop"], "dark")
     point_everywhere(browser)
@@ -188,7 +188,7 @@ TOOLTIPS = "return document.querySelector('.tip:not([hidden])')?.innerText ?? ''
     ],
 )
 def test_real_data_are_drawn(browser, tmp_path, name, model, n_components, shape):
-    ingest_sources([str(shared(f"{name}.npz"))], tmp_path / "real.zarr")
+    ingest_sources([str(find_shared_data(f"{name}.npz"))], tmp_path / "real.zarr")
     dataset = open_dataset(tmp_path / "real.zarr")
     page = report(tmp_path, dataset, model, n_components, shape)
     for width in WIDTHS.values():

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from flows.cli.hyperparameters import build_model
-from flows.data.fitted import load_fitted
+from flows.data.fitted import load_fitted_model
 from flows.report.figures.causes import find_causes, make_unit_table, plot_causes
 from flows.report.figures.image_layout import find_image_layout
 from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.print.picture import render_picture
-from pipeline.inference.hidden_causes import features_caused
-from pipeline.models.capabilities import Causes
+from pipeline.inference.hidden_causes import feature_probabilities_by_unit
+from pipeline.models.capabilities import HiddenCauses
 from storage.dataset.dataset import open_dataset
-from tests.support.data import write
+from tests.support.data import write_arrays
 from tests.support.fits import write_fit
 
 ITEMS = ("milk", "yogurt", "beer", "<b>chips</b>")
-TWO = Causes(
+TWO = HiddenCauses(
     (np.array([[0.9, 0.0], [0.5, 0.0], [0.0, 1.0], [0.05, 0.25]]), np.array([[0.5], [1.0]])),
     np.array([0.2, 0.3, 0.125]),
 )
@@ -41,7 +41,7 @@ def test_the_table_names_what_units_turn_on_and_are_turned_on_by() -> None:
             "–",
         ),
     )
-    many = Causes((np.full((12, 1), 0.5),), None)
+    many = HiddenCauses((np.full((12, 1), 0.5),), None)
     ((unit, share, named),) = make_unit_table(many, [f"f{i}" for i in range(12)]).rows
     assert (unit, share) == ("1.1", "–")
     assert named.startswith("f0 0.50, f1 0.50")
@@ -52,7 +52,9 @@ def test_what_upper_units_turn_on_is_the_share_of_features_that_they_do() -> Non
     rng = np.random.default_rng(0)
     middle = (rng.random((200_000, 2)) < TWO.strengths[1].T).astype(float)
     on = 1 - np.prod(1 - TWO.strengths[0] * middle[:, None, :], axis=2)
-    np.testing.assert_allclose(features_caused(TWO.strengths)[1][:, 0], on.mean(axis=0), atol=0.005)
+    np.testing.assert_allclose(
+        feature_probabilities_by_unit(TWO.strengths)[1][:, 0], on.mean(axis=0), atol=0.005
+    )
 
 
 def test_pixels_are_drawn_as_images_and_units_below_as_a_map() -> None:
@@ -74,13 +76,13 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small network of items that are bought together."""
     folder, rng = tmp_path_factory.mktemp("causes"), np.random.default_rng(1)
     X = (rng.random((400, 2)) < 0.3).astype(np.uint8).repeat(2, axis=1)
-    dataset = write(folder / "items.zarr", X, names=ITEMS)
+    dataset = write_arrays(folder / "items.zarr", X, names=ITEMS)
     model = build_model("noisy-or", None, ["layers=2", "starts=2", "epochs=5"])
     return write_fit(folder / "artifact", model, open_dataset(dataset.path))
 
 
 def test_the_report_of_a_fit_has_the_table(fitted: Path, tmp_path: Path) -> None:
-    model = load_fitted(fitted)
+    model = load_fitted_model(fitted)
     rows = make_unit_table(find_causes(model), model.feature_names).rows
     assert {tuple(word.split()[0] for word in row[2].split(", ")) for row in rows} == {
         ("milk", "yogurt"),

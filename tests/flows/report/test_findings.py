@@ -8,26 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.exporting.items import without_bound
+from flows.exporting.items import find_unbounded_weights
 from flows.report.findings import summarize_findings
 from flows.report.page import Report, build_report_from_artifact
 from flows.report.tables.items import make_parameter_table
 from flows.report.tables.words import explain_columns, explain_facts
-from pipeline.models.registry import models
-from tests.support.data import probit_rows, write
+from pipeline.models.registry import find_models
+from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
 
 def drawn(folder: Path, model: str, X: np.ndarray, **settings: Any) -> Report:
-    dataset = write(folder / "d.zarr", X)
-    return build_report_from_artifact(write_fit(folder / "f", models()[model](**settings), dataset))
+    dataset = write_arrays(folder / "d.zarr", X)
+    return build_report_from_artifact(
+        write_fit(folder / "f", find_models()[model](**settings), dataset)
+    )
 
 
 def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
-    X, _ = probit_rows(600, 5, 1, seed=1)
+    X, _ = draw_probit_rows(600, 5, 1, seed=1)
     twice = np.column_stack([X, X[:, 0]])  # the data separate f0 and f5
     report = drawn(tmp_path, "latent-trait", twice, n_components=1)
-    assert np.flatnonzero(without_bound(report.fitted.artifact)).tolist() == [0, 5]
+    assert np.flatnonzero(find_unbounded_weights(report.fitted.artifact)).tolist() == [0, 5]
     told = " ".join(summarize_findings(report.fitted, report.correlations))
     assert "is led by" in told
     assert "f0 (" not in told
@@ -43,7 +45,7 @@ def test_items_without_bound_do_not_lead(tmp_path: Path) -> None:
 def test_models_without_parameters_of_features_tell_correlations(
     tmp_path: Path, model: str
 ) -> None:
-    X, _ = probit_rows(300, 6, 2, seed=2)
+    X, _ = draw_probit_rows(300, 6, 2, seed=2)
     report = drawn(tmp_path, model, X, n_components=2)
     assert report.correlations is not None
     assert "Component 1 correlates most with f" in " ".join(

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 PRESS = """
 const named = [...document.querySelectorAll("*")].filter(e => e.innerText?.trim() == arguments[0]);
@@ -111,8 +111,8 @@ def has_much_to_see(browser: Any) -> bool:
 def test_pages_show_stages_parameters_and_artifacts(
     server: str, browser: Any, tmp_path: Path
 ) -> None:
-    X, _ = probit_rows(2000, 12, 2, seed=3)
-    write(tmp_path / "votes.zarr", X)
+    X, _ = draw_probit_rows(2000, 12, 2, seed=3)
+    write_arrays(tmp_path / "votes.zarr", X)
     fit = [sys.executable, "-m", "flows.fit", "--dataset", "votes.zarr", "--components", "2"]
     environment = {**os.environ, "PREFECT_API_URL": f"{server}/api"}
     done = subprocess.run(fit, cwd=tmp_path, env=environment, capture_output=True, timeout=120)

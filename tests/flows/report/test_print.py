@@ -40,11 +40,11 @@ from flows.report.inputs import FigureOptions
 from flows.report.page import build_report_from_artifact
 from flows.report.print.picture import render_picture
 from flows.report.print.plot import render_plot_in_axes
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from storage import load_artifact
 from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
 SIZE = 400
@@ -91,16 +91,17 @@ def shown(image: np.ndarray, colour: np.ndarray) -> int:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(900, 9, 2, seed=3)
+    X, _ = draw_probit_rows(900, 9, 2, seed=3)
     segments = np.array(["a", "b", "c"])[np.arange(900) * 3 // 900]
     group = np.where(X.sum(axis=1) > 4, "high", "low")
     path = tmp_path_factory.mktemp("print") / "probit.zarr"
-    write(path, X, segments=segments, columns={"group": group})
+    write_arrays(path, X, segments=segments, columns={"group": group})
     return path
 
 
 @pytest.mark.parametrize(
-    ("model", "n_components"), [*((name, "2") for name in sorted(models())), ("latent-trait", "1")]
+    ("model", "n_components"),
+    [*((name, "2") for name in sorted(find_models())), ("latent-trait", "1")],
 )
 def test_every_figure_of_every_model_is_drawn(data, tmp_path, model, n_components):
     built = build_model(model, n_components, [])
@@ -338,8 +339,8 @@ def test_files_have_names_of_their_own():
 
 def test_many_curves_have_their_names_beside_them_in_their_colours(tmp_path):
     names = [f"item {k}" for k in range(12)]
-    X, _ = probit_rows(900, 12, 1, seed=3)
-    dataset = write(tmp_path / "d.zarr", X, names=names)
+    X, _ = draw_probit_rows(900, 12, 1, seed=3)
+    dataset = write_arrays(tmp_path / "d.zarr", X, names=names)
     artifact = write_fit(tmp_path / "a", build_model("latent-trait", "1", []), dataset)
     (figure,) = (
         f

@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.report.inputs import REPORT_FILE
 from storage import load_artifact
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 FIGURES = [
     "calibration-of-pairs",
@@ -30,10 +30,10 @@ MOST_BYTES = 150_000
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(3000, 12, 2, seed=3)
+    X, _ = draw_probit_rows(3000, 12, 2, seed=3)
     path = tmp_path_factory.mktemp("published") / "Night_votes.zarr"
     rng = np.random.default_rng(0)
-    write(path, X, columns={"party": rng.choice([f"p{k}" for k in range(12)], len(X))})
+    write_arrays(path, X, columns={"party": rng.choice([f"p{k}" for k in range(12)], len(X))})
     return path
 
 

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
-from flows.data.fitted import load_fitted
+from flows.data.fitted import load_fitted_model
 from flows.report.figures.image_layout import find_image_layout
 from flows.report.figures.labels import MAX_COLOURED_LABELS, ColourLabels, group_rows_by_label
 from flows.report.figures.lines import choose_name_places, find_even_odds_lines
@@ -27,16 +27,16 @@ from flows.report.figures.text import format_number
 from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.print.picture import render_picture
-from pipeline.data.blocks import block_of
-from pipeline.models.capabilities import Causal, Samples
-from pipeline.models.registry import models
+from pipeline.data.blocks import pack_block
+from pipeline.models.capabilities import CanSample, HasHiddenCauses
+from pipeline.models.registry import find_models
 from pipeline.random import RowRandom
 from storage import load_artifact
 from storage.dataset.dataset import open_dataset
 from tests.flows.hostile import HOSTILE
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
-from tests.support.outside import manifest_of, seal
+from tests.support.outside import load_manifest, write_sealed
 
 N_ROWS, N_FEATURES = 900, 9
 
@@ -69,11 +69,11 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(N_ROWS, N_FEATURES, 2, seed=3)
+    X, _ = draw_probit_rows(N_ROWS, N_FEATURES, 2, seed=3)
     segments = np.array(["a", "b", "c"])[np.arange(N_ROWS) * 3 // N_ROWS]
     group = np.where(X.sum(axis=1) > N_FEATURES / 2, "high", "low")
     path = tmp_path_factory.mktemp("report") / "probit.zarr"
-    write(path, X, segments=segments, words_per_chunk=8, columns={"group": group})
+    write_arrays(path, X, segments=segments, words_per_chunk=8, columns={"group": group})
     return path
 
 
@@ -156,7 +156,7 @@ def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
         assert all(50e6 < worker < process for worker, process in zip(workers, own, strict=True))
 
 
-@pytest.mark.parametrize("model", sorted(models()))
+@pytest.mark.parametrize("model", sorted(find_models()))
 def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     built = build_model(model, "2", [])
     artifact = load_artifact(write_fit(tmp_path / "artifact", built, open_dataset(data)))
@@ -164,7 +164,7 @@ def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     text = Page(tmp_path / REPORT_FILE).text
     drawn = [name for name in artifact if set(artifact.dims(name)) == {"feature", "component"}]
     titles = [name.replace("_", " ").capitalize() for name in drawn]
-    if isinstance(built, Causal):
+    if isinstance(built, HasHiddenCauses):
         titles.append("Features that units of layer 1 turn on")
     elif "weights_0" in artifact:
         titles.append("Weights of the first layer")
@@ -173,7 +173,7 @@ def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     by_segment = [n for n in artifact if set(artifact.dims(n)) == {"segment", "component"}]
     assert text.count(" by segment") >= len(by_segment)
     assert ("Convergence" in text) == (len(artifact.manifest["history"]) > 1)
-    assert ("Calibration of pairs" in text) == isinstance(built, Samples)
+    assert ("Calibration of pairs" in text) == isinstance(built, CanSample)
     assert "Rows in latent space" in text or "Share of components" in text
 
 
@@ -181,8 +181,10 @@ def test_text_that_no_file_can_hold_is_drawn_with_a_stand_in(data, tmp_path):
     artifact = write_fit(
         tmp_path / "artifact", build_model("clipped-pca", "2", []), open_dataset(data)
     )
-    manifest = manifest_of(artifact)
-    seal(artifact, {**manifest, "versions": {**manifest["versions"], "numpy": "half\ud800"}})
+    manifest = load_manifest(artifact)
+    write_sealed(
+        artifact, {**manifest, "versions": {**manifest["versions"], "numpy": "half\ud800"}}
+    )
     write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
     assert "numpy half?" in Page(tmp_path / REPORT_FILE).text
 
@@ -224,9 +226,9 @@ def _hash(script: str) -> str:
 
 
 def test_names_are_no_markup(tmp_path):
-    X, _ = probit_rows(400, len(HOSTILE), 1, seed=5)
+    X, _ = draw_probit_rows(400, len(HOSTILE), 1, seed=5)
     columns = {"<b>x</b>": np.where(X[:, 0] == 1, *HOSTILE[:2])}
-    dataset = write(tmp_path / "bad.zarr", X, names=HOSTILE, columns=columns)
+    dataset = write_arrays(tmp_path / "bad.zarr", X, names=HOSTILE, columns=columns)
     built = build_model("latent-trait", "1", [])
     artifact = write_fit(tmp_path / "artifact", built, dataset)
     write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
@@ -237,14 +239,14 @@ def test_names_are_no_markup(tmp_path):
 
 
 def test_rows_are_read_from_every_part(fitted, data):
-    fit, dataset = load_fitted(fitted), open_dataset(data)
+    fit, dataset = load_fitted_model(fitted), open_dataset(data)
     assert dataset.n_chunks == 2
     seen = read_dataset_sample(fit, dataset)
-    X, _ = probit_rows(N_ROWS, N_FEATURES, 2, seed=3)
+    X, _ = draw_probit_rows(N_ROWS, N_FEATURES, 2, seed=3)
     first, second = seen.pairs.features.T
     np.testing.assert_allclose(seen.pairs.observed, (X.T @ (X / N_ROWS))[first, second])
     assert sorted(seen.coded_rows.rows) == list(range(N_ROWS))
-    codes = fit.model.transform(fit.params, block_of(X), RowRandom(0))["mean"]
+    codes = fit.model.transform(fit.params, pack_block(X), RowRandom(0))["mean"]
     np.testing.assert_allclose(seen.coded_rows.codes, codes[seen.coded_rows.rows], atol=1e-8)
     group = np.where(X.sum(axis=1) > N_FEATURES / 2, "high", "low")
     assert seen.coded_rows.columns["group"].tolist() == group[seen.coded_rows.rows].tolist()
@@ -302,8 +304,8 @@ def test_numbers_have_sensible_digits(value, written):
 
 
 def test_what_cannot_be_used_is_refused(cli, fitted, tmp_path):
-    X, _ = probit_rows(200, N_FEATURES, 2, seed=9)
-    write(tmp_path / "named.zarr", X, names=[f"g{i}" for i in range(N_FEATURES)])
+    X, _ = draw_probit_rows(200, N_FEATURES, 2, seed=9)
+    write_arrays(tmp_path / "named.zarr", X, names=[f"g{i}" for i in range(N_FEATURES)])
     Path("there.html").write_text("mine")
     refused = [
         (["--output", "there.html"], "Use --overwrite"),
@@ -375,8 +377,8 @@ def test_a_page_is_replaced_whole_or_not_at_all(fitted, tmp_path, monkeypatch):
 
 
 def test_rows_of_another_dataset_are_told_apart(cli, fitted, tmp_path):
-    X, _ = probit_rows(200, N_FEATURES, 2, seed=9)
-    write(tmp_path / "other.zarr", X)
+    X, _ = draw_probit_rows(200, N_FEATURES, 2, seed=9)
+    write_arrays(tmp_path / "other.zarr", X)
     done = cli("report", "--artifact", fitted, "--dataset", tmp_path / "other.zarr")
     assert done.code == 0, done.err
     assert "which is not the data of the fit" in done.out
@@ -385,8 +387,8 @@ def test_rows_of_another_dataset_are_told_apart(cli, fitted, tmp_path):
 
 
 def test_without_its_dataset_a_report_has_no_rows(cli, tmp_path):
-    X, _ = probit_rows(200, N_FEATURES, 2, seed=9)
-    dataset = write(tmp_path / "moved.zarr", X)
+    X, _ = draw_probit_rows(200, N_FEATURES, 2, seed=9)
+    dataset = write_arrays(tmp_path / "moved.zarr", X)
     artifact = write_fit(tmp_path / "artifact", build_model("clipped-pca", "2", []), dataset)
     dataset.path.rename(tmp_path / "elsewhere.zarr")
     done = cli("report", "--artifact", artifact)

@@ -9,17 +9,17 @@ import pytest
 from dask.system import CPU_COUNT
 
 from flows.running.cluster_block import DaskCluster
-from flows.running.cluster_settings import Cluster
-from flows.running.executors import check_executor
+from flows.running.cluster_settings import ClusterSettings
+from flows.running.executors import check_executor_options
 from pipeline.errors import FitError
-from tests.support.cluster_processes import certificates
+from tests.support.cluster_processes import write_certificates
 
 ADDRESS = "tls://127.0.0.1:8786"
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return certificates(tmp_path_factory.mktemp("settings") / "files")
+    return write_certificates(tmp_path_factory.mktemp("settings") / "files")
 
 
 @pytest.fixture
@@ -35,41 +35,41 @@ def environment(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
 
 def refusal(**where: object) -> str:
     with pytest.raises(FitError) as refused:
-        check_executor(**where)
+        check_executor_options(**where)
     message = str(refused.value)
     assert "\n" not in message
     return message
 
 
 def test_nothing_said_is_a_cluster_in_this_process():
-    assert check_executor() == Cluster()
-    assert check_executor(name="threads") is None
+    assert check_executor_options() == ClusterSettings()
+    assert check_executor_options(name="threads") is None
 
 
 def test_local_takes_all_cores_unless_told_otherwise():
-    assert check_executor(cluster="local") == Cluster(workers=CPU_COUNT)
-    told = check_executor(cluster="local", workers=3, worker_memory="1GiB")
-    assert told == Cluster(workers=3, worker_memory=1 << 30)
+    assert check_executor_options(cluster="local") == ClusterSettings(workers=CPU_COUNT)
+    told = check_executor_options(cluster="local", workers=3, worker_memory="1GiB")
+    assert told == ClusterSettings(workers=3, worker_memory=1 << 30)
 
 
 def test_options_come_before_the_environment(monkeypatch, tls):
     environment(monkeypatch, cluster=ADDRESS, workers="2", worker_memory="1GiB", **tls)
-    found = check_executor()
+    found = check_executor_options()
     assert (found.address, found.workers, found.worker_memory) == (ADDRESS, 2, 1 << 30)
     assert found.security.tls_client_key == tls["tls_key"]
-    assert check_executor(workers=5).workers == 5
-    assert check_executor(cluster="local").address is None
-    assert check_executor(name="serial") is None
+    assert check_executor_options(workers=5).workers == 5
+    assert check_executor_options(cluster="local").address is None
+    assert check_executor_options(name="serial") is None
 
 
 def test_the_environment_comes_before_a_block(prefect_server, monkeypatch, tls):
     DaskCluster(address=ADDRESS, workers=7, worker_memory="2GiB", **tls).save("farm", True)
-    found = check_executor(cluster="farm")
+    found = check_executor_options(cluster="farm")
     assert (found.address, found.workers, found.worker_memory) == (ADDRESS, 7, 2 << 30)
     assert found.security.tls_ca_file == tls["tls_ca"]
     environment(monkeypatch, cluster="farm", workers="2")
-    assert check_executor().workers == 2
-    assert check_executor(workers=1).workers == 1
+    assert check_executor_options().workers == 2
+    assert check_executor_options(workers=1).workers == 1
 
 
 def test_a_block_that_is_not_there(prefect_server):
@@ -86,16 +86,16 @@ def test_a_block_without_a_server(monkeypatch, tmp_path):
 def test_tcp_to_another_machine_takes_a_word(host, monkeypatch):
     address = f"tcp://{host}:8786"
     assert "--insecure" in refusal(cluster=address)
-    assert check_executor(cluster=address, insecure=True).address == address
+    assert check_executor_options(cluster=address, insecure=True).address == address
     environment(monkeypatch, insecure="0")
     assert "--insecure" in refusal(cluster=address)
     environment(monkeypatch, insecure="1")
-    assert check_executor(cluster=address).address == address
+    assert check_executor_options(cluster=address).address == address
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "[::1]", "localhost"])
 def test_tcp_on_this_machine_is_taken(host):
-    assert check_executor(cluster=f"tcp://{host}:8786").security is None
+    assert check_executor_options(cluster=f"tcp://{host}:8786").security is None
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_a_file_that_cannot_be_used_is_named(tls, tmp_path, setting, file, troub
 
 
 def test_a_certificate_that_has_expired(tmp_path):
-    old = certificates(tmp_path / "old", age=timedelta(days=31))
+    old = write_certificates(tmp_path / "old", age=timedelta(days=31))
     files = {"tls_ca": "ca.pem", "tls_cert": "node.pem", "tls_key": "node-key.pem"}
     message = refusal(cluster=ADDRESS, **{name: str(old / file) for name, file in files.items()})
     assert "valid from" in message
 
 
 def test_the_key_of_another_certificate(tls, tmp_path):
-    other = certificates(tmp_path / "other")
+    other = write_certificates(tmp_path / "other")
     message = refusal(cluster=ADDRESS, **{**tls, "tls_key": str(other / "node-key.pem")})
     assert "--tls-key" in message

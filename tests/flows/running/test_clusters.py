@@ -15,37 +15,42 @@ from distributed import Client
 import pipeline
 import storage
 from flows import certificates as command
-from flows.cli.options import run
+from flows.cli.options import run_app
 from storage import load_artifact
-from tests.support.cluster_processes import certificates, scheduler, tls_options, worker
-from tests.support.data import probit_rows, write
+from tests.support.cluster_processes import (
+    make_tls_options,
+    start_scheduler,
+    start_worker,
+    write_certificates,
+)
+from tests.support.data import draw_probit_rows, write_arrays
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    X, _ = probit_rows(3000, 12, 3, seed=4)
-    return write(tmp_path_factory.mktemp("data") / "d.zarr", X, words_per_chunk=2).path
+    X, _ = draw_probit_rows(3000, 12, 3, seed=4)
+    return write_arrays(tmp_path_factory.mktemp("data") / "d.zarr", X, words_per_chunk=2).path
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return certificates(tmp_path_factory.mktemp("tls") / "files")
+    return write_certificates(tmp_path_factory.mktemp("tls") / "files")
 
 
 @pytest.fixture(scope="module")
 def encrypted(files: Path, tmp_path_factory: pytest.TempPathFactory):
     """Address of a scheduler over TLS with two workers."""
     with ExitStack() as stack:
-        address = stack.enter_context(scheduler(tmp_path_factory.mktemp("scheduler"), files))
+        address = stack.enter_context(start_scheduler(tmp_path_factory.mktemp("scheduler"), files))
         for _ in range(2):
-            stack.enter_context(worker(address, files))
+            stack.enter_context(start_worker(address, files))
         yield address
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory):
     """Address of a scheduler without TLS and without workers."""
-    with scheduler(tmp_path_factory.mktemp("plain")) as address:
+    with start_scheduler(tmp_path_factory.mktemp("plain")) as address:
         yield address
 
 
@@ -56,13 +61,13 @@ def refused(cli, dataset, tmp_path):
     def call(address: str, *options: object) -> str:
         done = cli("fit", "--dataset", dataset, "--cluster", address, *options)
         assert not (tmp_path / "runs").exists()
-        return done.refusal()
+        return done.check_refused()
 
     return call
 
 
 def test_a_fit_over_tls_has_the_bytes_of_a_serial_one(cli, dataset, encrypted, files):
-    over_tls = ["--cluster", encrypted, "--workers", 2, *tls_options(files)]
+    over_tls = ["--cluster", encrypted, "--workers", 2, *make_tls_options(files)]
     serial = cli("fit", "--dataset", dataset, "--executor", "serial", "--no-report", "--json")
     fitted = cli("fit", "--dataset", dataset, *over_tls, "--no-report", "--json")
     assert fitted.code == 0, fitted.err
@@ -95,27 +100,27 @@ def test_other_commands_take_the_cluster_of_the_environment(
 
 
 def test_a_certificate_of_another_ca(refused, encrypted, tmp_path):
-    other = certificates(tmp_path / "other")
-    assert "--tls-ca" in refused(encrypted, *tls_options(other))
+    other = write_certificates(tmp_path / "other")
+    assert "--tls-ca" in refused(encrypted, *make_tls_options(other))
 
 
 def test_a_certificate_that_the_scheduler_does_not_take(refused, encrypted, files, tmp_path):
-    other = certificates(tmp_path / "other")
+    other = write_certificates(tmp_path / "other")
     shutil.copy(files / "ca.pem", other / "ca.pem")
-    assert "--tls-cert" in refused(encrypted, *tls_options(other))
+    assert "--tls-cert" in refused(encrypted, *make_tls_options(other))
 
 
 def test_an_expired_certificate(refused, encrypted, tmp_path):
-    old = certificates(tmp_path / "old", age=timedelta(days=40))
-    assert "valid from" in refused(encrypted, *tls_options(old))
+    old = write_certificates(tmp_path / "old", age=timedelta(days=40))
+    assert "valid from" in refused(encrypted, *make_tls_options(old))
 
 
 def test_a_scheduler_whose_certificate_has_expired(refused, tmp_path, monkeypatch):
     """The command's own files have expired as well, which it is kept from seeing."""
-    old = certificates(tmp_path / "old", age=timedelta(days=40))
-    monkeypatch.setattr("flows.running.tls._certificates", _unchecked)
-    with scheduler(tmp_path, old) as address:
-        assert "expired" in refused(address, *tls_options(old))
+    old = write_certificates(tmp_path / "old", age=timedelta(days=40))
+    monkeypatch.setattr("flows.running.tls._read_certificates", _unchecked)
+    with start_scheduler(tmp_path, old) as address:
+        assert "expired" in refused(address, *make_tls_options(old))
 
 
 def _unchecked(given):
@@ -123,7 +128,7 @@ def _unchecked(given):
 
 
 def test_tls_to_a_scheduler_without(refused, plain, files):
-    message = refused(plain.replace("tcp", "tls"), *tls_options(files))
+    message = refused(plain.replace("tcp", "tls"), *make_tls_options(files))
     assert "speaks TLS" in message
 
 
@@ -133,7 +138,7 @@ def test_tcp_to_a_scheduler_with_tls(refused, encrypted):
 
 
 def test_less_memory_than_asked_for(refused, encrypted, files):
-    message = refused(encrypted, *tls_options(files), "--worker-memory", "4TB")
+    message = refused(encrypted, *make_tls_options(files), "--worker-memory", "4TB")
     assert "--worker-memory" in message
 
 
@@ -149,7 +154,7 @@ def copy_of_the_code(folder: Path) -> Path:
 
 def test_a_worker_with_other_code(refused, plain, tmp_path):
     other = copy_of_the_code(tmp_path / "other")
-    with worker(plain, PYTHONPATH=str(other)):
+    with start_worker(plain, PYTHONPATH=str(other)):
         message = refused(plain)
     assert "worker tcp://127.0.0.1" in message
     assert "latentbits (storage/)" in message
@@ -159,7 +164,7 @@ def test_a_worker_with_other_code(refused, plain, tmp_path):
 def test_a_worker_without_latentbits(refused, plain, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "pipeline.py").touch()  # stands before the installed package
-    with worker(plain, PYTHONPATH=str(tmp_path / "empty")):
+    with start_worker(plain, PYTHONPATH=str(tmp_path / "empty")):
         message = refused(plain)
     assert "worker tcp://127.0.0.1" in message
     assert "latentbits" in message
@@ -177,7 +182,7 @@ def _wait_until_gone(address: str) -> None:
 def test_certificates_are_not_replaced_by_accident(tmp_path, capsys):
     def made(*arguments: object) -> int:
         with pytest.raises(SystemExit) as leaving:
-            run(command.app, [str(argument) for argument in arguments])
+            run_app(command.app, [str(argument) for argument in arguments])
         return int(leaving.value.code or 0)
 
     folder = tmp_path / "files"
@@ -196,7 +201,7 @@ def test_certificates_are_not_replaced_by_accident(tmp_path, capsys):
 def test_evaluate_takes_a_cluster(cli, dataset, encrypted, files):
     done = cli("fit", "--dataset", dataset, "--executor", "serial", "--no-report", "--json")
     fitted = ["--dataset", dataset, "--artifact", done.json["artifact"], "--no-baselines"]
-    where = [["--executor", "serial"], ["--cluster", encrypted, *tls_options(files)]]
+    where = [["--executor", "serial"], ["--cluster", encrypted, *make_tls_options(files)]]
     alone, there = (cli("evaluate", *fitted, *options, "--json") for options in where)
     assert there.code == 0, there.err
     assert there.json["models"] == alone.json["models"]

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from flows.cli.options import command, run
-from flows.running.executors import check_executor, opened_executor
+from flows.cli.options import make_app, run_app
+from flows.running.executors import check_executor_options, open_executor
 from pipeline.errors import FitError
 
 
@@ -30,7 +30,7 @@ def listening() -> set[str]:
 
 @pytest.mark.parametrize("where", [{}, {"cluster": "local", "workers": 2}], ids=str)
 def test_a_local_cluster_listens_on_loopback_alone(where):
-    with opened_executor(**where) as executor:
+    with open_executor(**where) as executor:
         assert list(executor.map(abs, [-1, -2, -3])) == [1, 2, 3]
         assert listening() <= {"127.0.0.1", "::1"}
 
@@ -44,14 +44,14 @@ def test_what_was_mapped_is_let_go_of():
             mapped.append(weakref.ref(item))
             yield item
 
-    with opened_executor() as executor:
+    with open_executor() as executor:
         assert list(executor.map(np.sum, items())) == [1000] * 50
         gc.collect()
         assert sum(item() is not None for item in mapped) < 25
 
 
 def test_worker_processes_do_not_import_the_command():
-    with opened_executor(workers=1, worker_memory="500MiB") as executor:
+    with open_executor(workers=1, worker_memory="500MiB") as executor:
         loaded = executor.client.run(_loaded)
         workers = executor.client.scheduler_info()["workers"].values()
     assert not any(loaded.values())
@@ -65,7 +65,7 @@ def _loaded() -> bool:
 
 
 def test_an_interrupt_is_told_whatever_came_of_it(capsys):
-    app = command("stumbling", "", "")
+    app = make_app("stumbling", "", "")
 
     @app.default
     def main() -> None:
@@ -75,7 +75,7 @@ def test_an_interrupt_is_told_whatever_came_of_it(capsys):
             raise ValueError("stumbled") from None
 
     with pytest.raises(SystemExit) as leaving:
-        run(app, [])
+        run_app(app, [])
     assert leaving.value.code == 130
     assert capsys.readouterr().err == "error: interrupted\n"
 
@@ -83,7 +83,7 @@ def test_an_interrupt_is_told_whatever_came_of_it(capsys):
 def test_prefect_tells_an_interrupt_without_a_traceback(prefect_server, caplog, monkeypatch):
     from prefect import flow, task  # workers import this module
 
-    app = command("stumbling", "", "")
+    app = make_app("stumbling", "", "")
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
         monkeypatch.setattr(logging.getLogger(name), "handlers", [caplog.handler])
@@ -99,7 +99,7 @@ def test_prefect_tells_an_interrupt_without_a_traceback(prefect_server, caplog, 
         flow(lambda: task(stumble)(), name="stumbling")()
 
     with pytest.raises(SystemExit) as leaving:
-        run(app, [])
+        run_app(app, [])
     assert leaving.value.code == 130
     told = [record for record in caplog.records if "stumbled" in record.getMessage()]
     assert told
@@ -117,18 +117,18 @@ class Deleted:
 def test_an_interrupt_that_python_drops_is_obeyed(capsys, monkeypatch, name):
     dropped: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
-    app, taken = command("deleting", "", ""), []
+    app, taken = make_app("deleting", "", ""), []
 
     @app.default
     def main() -> None:
-        with opened_executor(name=name) as executor:
+        with open_executor(name=name) as executor:
             for number in executor.map(abs, range(50)):
                 taken.append(number)
                 if number == 9:
                     Deleted()
 
     with pytest.raises(SystemExit) as leaving:
-        run(app, [])
+        run_app(app, [])
     assert leaving.value.code == 130
     assert dropped == [KeyboardInterrupt]
     assert taken == list(range(10))
@@ -137,8 +137,8 @@ def test_an_interrupt_that_python_drops_is_obeyed(capsys, monkeypatch, name):
 
 def test_dask_writes_an_account_where_asked(tmp_path):
     path = tmp_path / "account.html"
-    with opened_executor(performance_report=str(path)) as executor:
+    with open_executor(performance_report=str(path)) as executor:
         assert list(executor.map(abs, [-1, 2])) == [1, 2]
     assert "abs" in path.read_text()
     with pytest.raises(FitError, match="--performance-report: Expected --executor dask"):
-        check_executor("threads", performance_report=str(path))
+        check_executor_options("threads", performance_report=str(path))

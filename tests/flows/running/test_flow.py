@@ -20,18 +20,18 @@ from flows.evaluating.options import EvaluateOptions
 from flows.fitting.options import FitOptions
 from flows.report.flow import report
 from flows.report.options import ReportOptions
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from storage.errors import DataError
 
 FILE = Path(__file__).parents[3] / "deploy" / "prefect.yaml"
 FLOWS = {
-    ingest.ingest: ingest.Options,
+    ingest.ingest: ingest.IngestOptions,
     fit.fit: FitOptions,
-    transform.transform: transform.Options,
+    transform.transform: transform.TransformOptions,
     evaluate.evaluate: EvaluateOptions,
-    sample.sample: sample.Options,
-    export.export: export.Options,
-    neighbours.neighbours: neighbours.Options,
+    sample.sample: sample.SampleOptions,
+    export.export: export.ExportOptions,
+    neighbours.neighbours: neighbours.NeighboursOptions,
     report: ReportOptions,
 }
 
@@ -57,14 +57,14 @@ def test_the_form_of_an_ingest_lists_what_columns_and_values_are():
 
 
 def test_roles_that_nothing_reads_are_refused(tmp_path):
-    options = ingest.Options(["a.csv"], str(tmp_path / "d.zarr"), {"maps": ["a=1,b=0"]})
+    options = ingest.IngestOptions(["a.csv"], str(tmp_path / "d.zarr"), {"maps": ["a=1,b=0"]})
     with pytest.raises(DataError, match=r"^roles: Expected names among .*, got 'maps'\.$"):
-        ingest.check(options)
+        ingest.prepare_ingest(options)
 
 
 def test_the_form_lists_the_models_and_takes_others():
     listed, other = parameter_schema(fit.fit).model_dump()["properties"]["model"]["anyOf"]
-    assert listed["enum"] == sorted(models())
+    assert listed["enum"] == sorted(find_models())
     assert other == {"type": "string"}
 
 
@@ -85,9 +85,9 @@ def test_a_run_by_hand_is_recorded_with_its_options(cli, prefect_server, tmp_pat
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.sorting import FlowRunSort
 
-    from tests.support.data import probit_rows, write
+    from tests.support.data import draw_probit_rows, write_arrays
 
-    write(tmp_path / "d.zarr", probit_rows(300, 6, 2, seed=1)[0])
+    write_arrays(tmp_path / "d.zarr", draw_probit_rows(300, 6, 2, seed=1)[0])
     options = ("--dataset", "d.zarr", "--set", "estimator=arcsine", "--executor", "serial")
     assert cli("fit", *options, "--no-report").code == 0
     with get_client(sync_client=True) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 IN_THE_WAY = {"storage": "storage/__init__.py", "pipeline": "pipeline.py"}
 
@@ -52,8 +52,8 @@ def test_worker_processes_leave_the_folder_out_too(prefect_server, tmp_path, mon
     """
     for name in ("PREFECT_API_URL", "PREFECT_PROFILES_PATH"):
         monkeypatch.delenv(name, raising=False)
-    X, _ = probit_rows(200, 4, 1, seed=0)
-    write(tmp_path / "d.zarr", X)
+    X, _ = draw_probit_rows(200, 4, 1, seed=0)
+    write_arrays(tmp_path / "d.zarr", X)
     made(tmp_path, "flows/__init__.py", *IN_THE_WAY.values())
     run = ("--dataset", "d.zarr", "--workers", "1", "--no-report", "--components", "1")
     done = called(tmp_path, "-P", "-m", "flows.fit", *run)

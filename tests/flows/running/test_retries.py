@@ -13,17 +13,17 @@ from flows.fitting import stages as fit_stages
 from flows.running import retries, server, stages
 from pipeline.errors import ClusterLost, FitError
 from storage import load_artifact
-from storage.errors import Busy, DataError, Unreachable
-from tests.support.cluster_processes import scheduler, worker
-from tests.support.data import probit_rows, write
+from storage.errors import DataError, FolderInUseError, StoreUnreachableError
+from tests.support.cluster_processes import start_scheduler, start_worker
+from tests.support.data import draw_probit_rows, write_arrays
 
 
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
         (ClusterLost("gone"), True),
-        (Unreachable("s3://b: Expected an answer"), True),
-        (Busy("Expected no other writer"), True),
+        (StoreUnreachableError("s3://b: Expected an answer"), True),
+        (FolderInUseError("Expected no other writer"), True),
         (ConnectionResetError(), True),
         (TimeoutError(), True),
         (DataError("row 3"), False),
@@ -41,23 +41,23 @@ def test_what_may_pass(error, passes):
 def attempts(monkeypatch, tmp_path):
     """Let the first counts fail, each time with the next of these errors."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "d.zarr", probit_rows(500, 6, 2, seed=1)[0])
-    monkeypatch.setitem(stages.RETRIES, "retry_delay_seconds", [0.1] * 4)
+    write_arrays(tmp_path / "d.zarr", draw_probit_rows(500, 6, 2, seed=1)[0])
+    monkeypatch.setitem(stages.RETRY_OPTIONS, "retry_delay_seconds", [0.1] * 4)
     seen: list[str] = []
-    collect = fit_stages.collect_first
+    collect = fit_stages.collect_first_statistics
 
     def plan(*errors: Exception) -> list[str]:
         left = list(errors)
 
         def failing(model, rows, executor, *more):
-            seen.append(executor.workers() and executor.client.status)
+            seen.append(executor.describe_workers() and executor.client.status)
             if left:
                 if not isinstance(left[0], FitError):
                     executor.client.close()
                 raise left.pop(0)
             return collect(model, rows, executor, *more)
 
-        monkeypatch.setattr(fit_stages, "collect_first", failing)
+        monkeypatch.setattr(fit_stages, "collect_first_statistics", failing)
         return seen
 
     return plan
@@ -65,7 +65,7 @@ def attempts(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with scheduler(tmp_path_factory.mktemp("scheduler")) as address, worker(address):
+    with start_scheduler(tmp_path_factory.mktemp("scheduler")) as address, start_worker(address):
         yield address
 
 

@@ -9,7 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.sorting import FlowRunSort
 
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 
 MOST = 20
 
@@ -26,8 +26,8 @@ async def task_runs_of_the_last_flow() -> list[str]:
     "model", ["latent-trait", pytest.param("clipped-pca", marks=pytest.mark.matrix)]
 )
 def test_a_fit_to_many_chunks_has_few_task_runs(cli, tmp_path, model):
-    X, _ = probit_rows(100 * 64, 6, 2, seed=1)
-    path = write(tmp_path / "d.zarr", X, words_per_chunk=1).path
+    X, _ = draw_probit_rows(100 * 64, 6, 2, seed=1)
+    path = write_arrays(tmp_path / "d.zarr", X, words_per_chunk=1).path
     done = cli("fit", "--dataset", path, "--model", model, "--components", 2, "--report")
     assert done.code == 0, done.err
     names = asyncio.run(task_runs_of_the_last_flow())

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from distributed import Client, LocalCluster
 
-from flows.running.usage import Reading, read_usage, usage_since
+from flows.running.usage import UsageReading, compute_usage, read_usage
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
-from pipeline.executors.usage import Usage, usage_here
+from pipeline.executors.usage import ProcessUsage, measure_usage
 
 
 def burn(seconds: float) -> float:
@@ -26,7 +26,7 @@ def test_work_and_bytes_of_this_process_are_counted(tmp_path: Path) -> None:
     burn(0.25)  # the system counts in hundredths
     (tmp_path / "x").write_bytes(bytes(3_000_000))
     (tmp_path / "x").read_bytes()
-    used = usage_since(before, read_usage(SerialExecutor()))
+    used = compute_usage(before, read_usage(SerialExecutor()))
     assert 0.2 <= used["cpu_seconds"] < 2
     assert used["seconds"] >= 0.2
     assert used["bytes_written"] >= 3_000_000
@@ -41,20 +41,20 @@ def test_work_of_worker_processes_is_counted() -> None:
         executor = DaskExecutor(client)
         before = read_usage(executor)
         assert list(executor.map(burn, [0.2] * 4)) == [0.2] * 4
-        used = usage_since(before, read_usage(executor))
+        used = compute_usage(before, read_usage(executor))
     assert len(before.processes) == 3
     assert 0.8 <= used["cpu_seconds"] < 8
     assert used["peak_memory_of_largest_worker"] > 10e6
 
 
 def test_a_worker_that_came_in_between_counts_from_its_start() -> None:
-    here = usage_here()
-    old = Usage("host 1 0.0", 10.0, 100, 100, 7)
-    before = Reading(0.0, {"this process": here, "a": old, "b": old})
-    restarted = Usage("host 2 5.0", 1.5, 30, 20, 9)
+    here = measure_usage()
+    old = ProcessUsage("host 1 0.0", 10.0, 100, 100, 7)
+    before = UsageReading(0.0, {"this process": here, "a": old, "b": old})
+    restarted = ProcessUsage("host 2 5.0", 1.5, 30, 20, 9)
     worked = old._replace(cpu_seconds=12.0, bytes_read=150)
-    after = Reading(4.0, {"this process": here, "a": restarted, "b": worked})
-    assert usage_since(before, after) == {
+    after = UsageReading(4.0, {"this process": here, "a": restarted, "b": worked})
+    assert compute_usage(before, after) == {
         "seconds": 4.0,
         "cpu_seconds": 3.5,
         "bytes_read": 80,

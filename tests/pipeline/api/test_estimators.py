@@ -17,12 +17,12 @@ from sklearn.utils import estimator_checks, get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import latentbits as lb
-from pipeline.api.estimators import estimators
+from pipeline.api.estimators import make_estimators
 from pipeline.errors import FitError
-from pipeline.models.registry import models
-from pipeline.models.settings import hyperparameters
-from pipeline.params import named_arrays
-from tests.support.data import probit_rows
+from pipeline.models.registry import find_models
+from pipeline.models.settings import list_hyperparameters
+from pipeline.params import get_named_arrays
+from tests.support.data import draw_probit_rows
 
 SMALL: dict[str, dict[str, Any]] = {
     "Autoencoder": {"n_components": 2, "max_iter": 2},
@@ -89,8 +89,8 @@ def binary_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_model_is_checked() -> None:
-    assert set(SMALL) == set(estimators())
-    assert {kind.__name__ for kind in models().values()} == set(SMALL) < set(dir(lb))
+    assert set(SMALL) == set(make_estimators())
+    assert {kind.__name__ for kind in find_models().values()} == set(SMALL) < set(dir(lb))
 
 
 @parametrize_with_checks(
@@ -108,7 +108,7 @@ def test_scikit_learn_takes_it(estimator: Any, check: Any) -> None:
 def test_arguments_are_the_settings_of_the_model(name: str) -> None:
     kind = getattr(lb, name)
     defaults = {f.name: f.default for f in fields(kind.model_class)}
-    settings = ("n_components", *hyperparameters(kind.model_class))
+    settings = ("n_components", *list_hyperparameters(kind.model_class))
     common = {"binarize": None, "random_state": None, "n_jobs": None}
     assert kind().get_params() == {name: defaults[name] for name in settings} | common
     documented = kind.__doc__.splitlines()
@@ -120,7 +120,7 @@ N_ROWS = 1200
 
 @pytest.fixture(scope="module")
 def X() -> np.ndarray:
-    values = probit_rows(N_ROWS, 8, 2, seed=3)[0].astype(float)
+    values = draw_probit_rows(N_ROWS, 8, 2, seed=3)[0].astype(float)
     values[np.random.default_rng(4).random(values.shape) < 0.05] = np.nan
     return values
 
@@ -143,7 +143,7 @@ def test_it_is_what_the_functions_give(X: np.ndarray, segments: np.ndarray, name
     components = settings.pop("n_components")
     fitted = lb.fit(data, made.model_class.name, components=components, seed=7, **settings)
     arrays = [
-        {key: values.tobytes() for key, (_, values) in named_arrays(params).items()}
+        {key: values.tobytes() for key, (_, values) in get_named_arrays(params).items()}
         for params in (made.fitted_.params, fitted.params)
     ]
     assert arrays[0] == arrays[1]

@@ -16,19 +16,19 @@ import pytest
 
 from pipeline.api import functions as api
 from pipeline.api import progress_line as telling
-from pipeline.api.in_python import in_python, naming
-from pipeline.data.blocks import block_of
+from pipeline.api.in_python import translate_options, use_argument_names
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
-from pipeline.executors.progress import silent
+from pipeline.executors.progress import ignore_progress
 from pipeline.executors.serial import SerialExecutor
-from pipeline.executors.threads import ThreadsExecutor, executor_of
+from pipeline.executors.threads import ThreadsExecutor, make_executor
 from pipeline.models.binary_ica.blica import BLICA
-from pipeline.models.registry import models
+from pipeline.models.registry import find_models
 from pipeline.random import RowRandom
 from storage import load_artifact
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
-from tests.support.data import probit_rows, write
+from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.fits import write_fit
 
 NAMES = ["<b>", *(f"f{i}" for i in range(1, 8))]
@@ -36,7 +36,7 @@ NAMES = ["<b>", *(f"f{i}" for i in range(1, 8))]
 
 @pytest.fixture(scope="module")
 def X() -> np.ndarray:
-    return probit_rows(1000, 8, 2, seed=3)[0]
+    return draw_probit_rows(1000, 8, 2, seed=3)[0]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def dataset(X: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> BinaryDa
     split = np.where(np.arange(len(X)) % 3, "train", "test")
     path = tmp_path_factory.mktemp("api") / "d.zarr"
     columns = {"split": split}
-    return write(path, X, None, segments, words_per_chunk=10, columns=columns, names=NAMES)
+    return write_arrays(path, X, None, segments, words_per_chunk=10, columns=columns, names=NAMES)
 
 
 @pytest.mark.parametrize("model", ["clipped-pca", "latent-trait", "blica", "bernoulli-mixture"])
@@ -65,7 +65,7 @@ def test_a_model_in_three_lines(dataset: BinaryDataset, X: np.ndarray, model: st
     assert codes["mean"].shape == (len(X), 2)
     assert np.isfinite(found["nll_per_bit"])
     if model in ("latent-trait", "bernoulli-mixture"):
-        block = block_of(X)
+        block = pack_block(X)
         expected = fitted.model.transform(fitted.params, block, RowRandom(0))["mean"]
         np.testing.assert_allclose(codes["mean"], expected, atol=1e-12)
         measured: Any = fitted.model
@@ -99,21 +99,21 @@ def test_settings_and_executors_are_passed_on(dataset: BinaryDataset) -> None:
 
 @pytest.mark.parametrize("model", ["clipped-pca", "latent-trait", "blica", "bernoulli-mixture"])
 def test_an_artifact_is_a_fitted_model(dataset: BinaryDataset, tmp_path: Path, model: str) -> None:
-    from flows.fitting.provenance import outcome, provenance
+    from flows.fitting.provenance import describe_outcome, describe_provenance
     from pipeline.models.state import FitState
-    from pipeline.params import named_arrays
+    from pipeline.params import get_named_arrays
     from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
 
     fitted = api.fit(dataset, model, components=2)
     diagnostics = {"n_components": 2}
     state = FitState(fitted.params, history=fitted.history, diagnostics=diagnostics)
     manifest = {
-        **provenance(fitted.model, dataset, None, 0),
-        **outcome(fitted.model, dataset, state),
+        **describe_provenance(fitted.model, dataset, None, 0),
+        **describe_outcome(fitted.model, dataset, state),
     }
-    arrays = {name: NamedArray(*array) for name, array in named_arrays(fitted.params).items()}
+    arrays = {name: NamedArray(*array) for name, array in get_named_arrays(fitted.params).items()}
     artifact = load_artifact(write_artifact(tmp_path / "a", arrays, manifest))
-    again = api.Fitted.of(artifact)
+    again = api.FittedModel.from_artifact(artifact)
     assert again.model == fitted.model
     codes, expected = (api.transform(one, dataset)["mean"] for one in (again, fitted))
     assert codes.tobytes() == expected.tobytes()
@@ -170,24 +170,24 @@ def test_what_cannot_be_fitted_is_refused(
 
 
 def test_features_named_like_options_stay_as_they_are(tmp_path: Path) -> None:
-    X, _ = probit_rows(200, 4, 1, seed=0)
+    X, _ = draw_probit_rows(200, 4, 1, seed=0)
     X[:, 1] = 1
-    data = write(tmp_path / "d.zarr", X, names=["a", "--set b=c", "--seed", "d"])
+    data = write_arrays(tmp_path / "d.zarr", X, names=["a", "--set b=c", "--seed", "d"])
     said = r"got constant ones: '--set b=c'\. .* by constant_features=\"keep\"\.$"
     with pytest.raises(FitError, match=said):
         api.fit(data)
 
 
 def test_warnings_speak_python_also_those_of_an_artifact(tmp_path: Path) -> None:
-    X, _ = probit_rows(910, 4, 2, seed=1)
+    X, _ = draw_probit_rows(910, 4, 2, seed=1)
     segments = np.array(["a", "b", "c", "d"])[np.arange(910) // 300]
-    data = write(tmp_path / "d.zarr", X, None, segments)
+    data = write_arrays(tmp_path / "d.zarr", X, None, segments)
     settings: dict[str, Any] = {"n_components": 2, "regularization": 10.0}
     artifact = load_artifact(write_fit(tmp_path / "a", BLICA(**settings), data))
     ends = "'d'; --set min_rows=1 keeps them", "'d'; min_rows=1 keeps them"
     for warnings, end in (
         (artifact.manifest["warnings"], ends[0]),
-        (api.Fitted.of(artifact).warnings, ends[1]),
+        (api.FittedModel.from_artifact(artifact).warnings, ends[1]),
         (api.fit(data, "blica", components=2, regularization=10.0).warnings, ends[1]),
     ):
         assert any(text.endswith(end) for text in warnings)
@@ -215,14 +215,14 @@ def test_warnings_speak_python_also_those_of_an_artifact(tmp_path: Path) -> None
     ],
 )
 def test_options_become_arguments(option: str, argument: str) -> None:
-    assert in_python(option) == argument
+    assert translate_options(option) == argument
 
 
 def test_other_callers_have_other_names() -> None:
-    with naming({"components": "n_components", "segment": "y"}):
-        assert in_python("--components 6 or --seed") == "n_components=6 or seed"
-        assert in_python("Ingest with --segment-by COLUMN.").endswith("each row by y.")
-    assert in_python("--components 6") == "components=6"
+    with use_argument_names({"components": "n_components", "segment": "y"}):
+        assert translate_options("--components 6 or --seed") == "n_components=6 or seed"
+        assert translate_options("Ingest with --segment-by COLUMN.").endswith("each row by y.")
+    assert translate_options("--components 6") == "components=6"
 
 
 def test_auto_is_a_text_where_it_is_a_choice(dataset: BinaryDataset) -> None:
@@ -232,7 +232,7 @@ def test_auto_is_a_text_where_it_is_a_choice(dataset: BinaryDataset) -> None:
 
 
 def test_all_cpus_are_used() -> None:
-    executor = executor_of(-1)
+    executor = make_executor(-1)
     assert isinstance(executor, ThreadsExecutor)
     assert executor.n_threads == len(psutil.Process().cpu_affinity())
 
@@ -241,13 +241,13 @@ def test_a_terminal_shows_how_far_a_fit_is(
     dataset: BinaryDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telling, "_QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(telling, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(telling, "_UPDATE_SECONDS", 0.0)
     fitted, shown = api.fit(dataset, "latent-trait", estimator="variational", max_iter=3), []
     for work in (
         lambda: api.fit(dataset, "latent-trait", estimator="variational", max_iter=3),
         lambda: api.transform(fitted, dataset),
         lambda: api.evaluate(fitted, dataset),
-        lambda: api.evaluate(fitted, dataset, progress=silent),
+        lambda: api.evaluate(fitted, dataset, progress=ignore_progress),
     ):
         ours, theirs = pty.openpty()
         with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
@@ -269,10 +269,10 @@ def test_a_terminal_shows_how_far_a_fit_is(
 
 def test_other_features_are_refused(dataset: BinaryDataset, tmp_path: Path) -> None:
     fitted = api.fit(dataset, "bernoulli-mixture", components=1)
-    other = write(tmp_path / "o.zarr", probit_rows(100, 8, 2, 0)[0])
+    other = write_arrays(tmp_path / "o.zarr", draw_probit_rows(100, 8, 2, 0)[0])
     with pytest.raises(FitError, match="feature '<b>' of the fit at position 1, got feature 'f0'"):
         api.transform(fitted, other)
-    fewer = write(tmp_path / "f.zarr", probit_rows(100, 2, 2, 0)[0], names=NAMES[:2])
+    fewer = write_arrays(tmp_path / "f.zarr", draw_probit_rows(100, 2, 2, 0)[0], names=NAMES[:2])
     with pytest.raises(
         FitError, match="feature 'f2' of the fit at position 3, got no more feature"
     ):
@@ -298,5 +298,5 @@ def test_what_codes_cannot_be_turned_into(dataset: BinaryDataset) -> None:
 
 def test_the_models_are_named_where_one_looks_for_them():
     named = " ".join(api.fit.__doc__.split())
-    own = [name for name, kind in models().items() if kind.__module__.startswith("pipeline.")]
+    own = [name for name, kind in find_models().items() if kind.__module__.startswith("pipeline.")]
     assert ", ".join(own) in named

@@ -9,24 +9,24 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.blocks import BinaryBlock, Tile, block_of, joined
+from pipeline.data.blocks import BinaryBlock, Tile, concatenate_blocks, pack_block
 from pipeline.errors import FitError
-from tests.support.strategies import Data, chunkings, memory_blocks, packed, tables
+from tests.support.strategies import DenseData, chunkings, make_memory_blocks, pack_matrix, tables
 
 
-def kept(data: Data) -> Data:
-    return data if data.keep is None else data.take(data.keep)
+def kept(data: DenseData) -> DenseData:
+    return data if data.keep is None else data.take_rows(data.keep)
 
 
-def original_rows(data: Data) -> list[int]:
+def original_rows(data: DenseData) -> list[int]:
     rows = np.arange(len(data.X))
     return (rows if data.keep is None else rows[data.keep]).tolist()
 
 
 @settings(deadline=None)
 @given(tables(splits=True), st.data())
-def test_blocks_hold_every_row_of_the_split_once(data: Data, draw: st.DataObject) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
+def test_blocks_hold_every_row_of_the_split_once(data: DenseData, draw: st.DataObject) -> None:
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
     rows = np.concatenate([block.rows for block in blocks])
     assert sorted(rows) == original_rows(data)
     for block in blocks:
@@ -34,8 +34,8 @@ def test_blocks_hold_every_row_of_the_split_once(data: Data, draw: st.DataObject
         assert block.n_features == data.X.shape[1]
         assert np.all(data.labels[block.rows] == block.segment)
         np.testing.assert_array_equal(block.column("position"), block.rows)
-        np.testing.assert_array_equal(block.dense(), (data.X & data.mask)[block.rows])
-        mask = block.observed()
+        np.testing.assert_array_equal(block.unpack_values(), (data.X & data.mask)[block.rows])
+        mask = block.unpack_mask()
         if mask is None:
             assert data.mask[block.rows].all()
         else:
@@ -44,26 +44,26 @@ def test_blocks_hold_every_row_of_the_split_once(data: Data, draw: st.DataObject
 
 @settings(deadline=None)
 @given(tables(splits=True), st.data())
-def test_joined_blocks_are_all_rows_in_original_order(data: Data, draw: st.DataObject) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
+def test_joined_blocks_are_all_rows_in_original_order(data: DenseData, draw: st.DataObject) -> None:
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
     assume(blocks)
-    whole = joined(blocks)
+    whole = concatenate_blocks(blocks)
     assert whole.rows.tolist() == whole.column("position").tolist() == original_rows(data)
-    np.testing.assert_array_equal(whole.dense(), (data.X & data.mask)[whole.rows])
-    mask, expected = whole.observed(), data.mask[whole.rows]
+    np.testing.assert_array_equal(whole.unpack_values(), (data.X & data.mask)[whole.rows])
+    mask, expected = whole.unpack_mask(), data.mask[whole.rows]
     np.testing.assert_array_equal(np.ones_like(expected) if mask is None else mask, expected)
 
 
 @settings(deadline=None)
 @given(tables())
-def test_a_packed_matrix_is_the_block_of_its_rows(data: Data) -> None:
-    block = block_of(data.X, data.observed, segment=2, first_row=10)
+def test_a_packed_matrix_is_the_block_of_its_rows(data: DenseData) -> None:
+    block = pack_block(data.X, data.observed, segment=2, first_row=10)
     assert isinstance(block, BinaryBlock)
     assert (block.segment, block.n_samples) == (2, len(data.X))
     np.testing.assert_array_equal(block.rows, 10 + np.arange(len(data.X)))
-    np.testing.assert_array_equal(block.words, packed(data.X & data.mask))
+    np.testing.assert_array_equal(block.words, pack_matrix(data.X & data.mask))
     if data.observed is not None:
-        np.testing.assert_array_equal(block.observed_words, packed(data.observed))
+        np.testing.assert_array_equal(block.observed_words, pack_matrix(data.observed))
 
 
 long_tables = tables(st.integers(1, 3), st.integers(1, 500), splits=True)
@@ -71,10 +71,12 @@ long_tables = tables(st.integers(1, 3), st.integers(1, 500), splits=True)
 
 @settings(deadline=None)
 @given(long_tables, st.integers(1, 6), st.data())
-def test_dealt_groups_hold_every_row_once(data: Data, n_groups: int, draw: st.DataObject) -> None:
-    for block in memory_blocks(data, draw.draw(chunkings(len(data.X), 3))):
+def test_dealt_groups_hold_every_row_once(
+    data: DenseData, n_groups: int, draw: st.DataObject
+) -> None:
+    for block in make_memory_blocks(data, draw.draw(chunkings(len(data.X), 3))):
         tiled = replace(block, tile=Tile((0, 1), (0, 1)))
-        groups = tiled.dealt(n_groups)
+        groups = tiled.split_into_groups(n_groups)
         assert len(groups) == n_groups
         sizes = [group.n_samples for group in groups]
         assert max(sizes) - min(sizes) <= 1
@@ -84,37 +86,37 @@ def test_dealt_groups_hold_every_row_once(data: Data, n_groups: int, draw: st.Da
             assert_consistent(group, data)
 
 
-def assert_consistent(block: BinaryBlock, data: Data) -> None:
+def assert_consistent(block: BinaryBlock, data: DenseData) -> None:
     """The bits are those of the rows, and there are no others."""
     assert block.n_samples == len(block.rows)
     np.testing.assert_array_equal(block.column("position"), block.rows)
-    np.testing.assert_array_equal(block.words, packed((data.X & data.mask)[block.rows]))
+    np.testing.assert_array_equal(block.words, pack_matrix((data.X & data.mask)[block.rows]))
     if block.observed_words is not None:
-        np.testing.assert_array_equal(block.observed_words, packed(data.mask[block.rows]))
+        np.testing.assert_array_equal(block.observed_words, pack_matrix(data.mask[block.rows]))
 
 
 @pytest.mark.parametrize("n_samples", [128, 129, 255, 256, 300, 383])
 def test_whole_words_are_dealt_in_turn_and_the_rest_in_runs(n_samples: int) -> None:
-    block = block_of(np.ones((n_samples, 1), np.uint8))
+    block = pack_block(np.ones((n_samples, 1), np.uint8))
     n_dealt = n_samples // 128 * 128
     middle = n_dealt + (n_samples - n_dealt) // 2
     words = np.arange(n_dealt).reshape(-1, 2, 64)
     runs = np.arange(n_dealt, middle), np.arange(middle, n_samples)
-    for g, group in enumerate(block.dealt(2)):
+    for g, group in enumerate(block.split_into_groups(2)):
         assert group.rows.tolist() == [*words[:, g].ravel(), *runs[g]]
 
 
 @pytest.mark.parametrize(("n_samples", "sizes"), [(50, [25, 25]), (63, [31, 32]), (1, [0, 1])])
 def test_short_blocks_are_split_evenly(n_samples: int, sizes: list[int]) -> None:
     X = np.random.default_rng(0).integers(0, 2, (n_samples, 3), dtype=np.uint8)
-    groups = block_of(X).dealt(2)
+    groups = pack_block(X).split_into_groups(2)
     assert [group.n_samples for group in groups] == sizes
-    np.testing.assert_array_equal(np.concatenate([group.dense() for group in groups]), X)
+    np.testing.assert_array_equal(np.concatenate([group.unpack_values() for group in groups]), X)
 
 
 def test_one_group_is_the_block_itself_and_none_is_refused() -> None:
-    block = block_of(np.ones((70, 2), np.uint8))
-    (group,) = block.dealt(1)
+    block = pack_block(np.ones((70, 2), np.uint8))
+    (group,) = block.split_into_groups(1)
     assert group is block
     with pytest.raises(FitError, match="Expected n_groups of at least 1, got 0"):
-        block.dealt(0)
+        block.split_into_groups(0)

@@ -12,28 +12,35 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import multivariate_normal, norm
 
-from pipeline.data.blocks import Rows, blocks_of
-from pipeline.evaluation.calibration import Comparison
+from pipeline.data.blocks import RowSource, iter_blocks
+from pipeline.evaluation.calibration import ShareComparison
 from pipeline.evaluation.drift import (
     compare_correlations,
-    largest_move,
-    later_rows,
-    pooled,
-    similarity,
+    compare_loadings,
+    find_largest_move,
+    pool_counts,
+    select_appended_rows,
+    subtract_counts,
     tetrachoric_variance,
-    without,
 )
 from pipeline.models.stack import StackParams
 from pipeline.numerics.gaussian.tetrachoric import tetrachoric
-from pipeline.params import array
+from pipeline.params import array_field
 from pipeline.statistics.counts import PairCounts, PairTable
-from tests.support.strategies import Bits, Data, chunkings, memory_blocks, memory_rows, tables
+from tests.support.strategies import (
+    Bits,
+    DenseData,
+    chunkings,
+    make_memory_blocks,
+    make_memory_rows,
+    tables,
+)
 
 Floats = NDArray[np.float64]
 
 
-def counts_of(data: Data, sizes: Sequence[int] | None = None) -> PairCounts:
-    parts = [PairCounts.of_block(b, pooled=True) for b in memory_blocks(data, sizes)]
+def counts_of(data: DenseData, sizes: Sequence[int] | None = None) -> PairCounts:
+    parts = [PairCounts.from_block(b, pooled=True) for b in make_memory_blocks(data, sizes)]
     total = parts[0]
     for part in parts[1:]:
         total = total.merge(part)
@@ -43,14 +50,16 @@ def counts_of(data: Data, sizes: Sequence[int] | None = None) -> PairCounts:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def row_numbers(rows: Rows) -> list[int]:
-    blocks = (block for key in range(rows.n_chunks) for block in blocks_of(rows.read(key)))
+def row_numbers(rows: RowSource) -> list[int]:
+    blocks = (block for key in range(rows.n_chunks) for block in iter_blocks(rows.read(key)))
     return sorted(int(row) for block in blocks for row in block.rows)
 
 
 def test_later_rows_are_those_of_the_chunks_from_there_on() -> None:
-    data = Data(np.zeros((100, 2), np.uint8))
-    assert row_numbers(later_rows(memory_rows(data, [30, 30, 40]), 1)) == [*range(30, 100)]
+    data = DenseData(np.zeros((100, 2), np.uint8))
+    assert row_numbers(select_appended_rows(make_memory_rows(data, [30, 30, 40]), 1)) == [
+        *range(30, 100)
+    ]
 
 
 def test_a_share_of_rows_is_the_same_one_however_chunks_are_cut() -> None:
@@ -58,23 +67,23 @@ def test_a_share_of_rows_is_the_same_one_however_chunks_are_cut() -> None:
     keep = np.arange(4000) % 2 == 0
     chosen = []
     for sizes in ([1000, 3000], [1000, 1700, 1300]):
-        rows = memory_rows(Data(X, None, None, keep), sizes)
-        chosen.append(row_numbers(later_rows(rows, 1, 0.25, seed=3)))
+        rows = make_memory_rows(DenseData(X, None, None, keep), sizes)
+        chosen.append(row_numbers(select_appended_rows(rows, 1, 0.25, seed=3)))
     assert chosen[0] == chosen[1]
     assert all(row >= 1000 and row % 2 == 0 for row in chosen[0])
     assert abs(len(chosen[0]) - 375) < 80
-    assert row_numbers(later_rows(rows, 1, 0.25, seed=4)) != chosen[0]
+    assert row_numbers(select_appended_rows(rows, 1, 0.25, seed=4)) != chosen[0]
 
 
 @settings(deadline=None, max_examples=40)
 @given(data=tables(), draw=st.data())
-def test_counts_without_a_part_are_those_of_the_rest(data: Data, draw: st.DataObject) -> None:
+def test_counts_without_a_part_are_those_of_the_rest(data: DenseData, draw: st.DataObject) -> None:
     sizes = draw.draw(chunkings(len(data.X)))
     first = sizes[0]
     if first == len(data.X):
         return
-    part, rest = data.take(slice(0, first)), data.take(slice(first, None))
-    found, expected = without(counts_of(data, sizes), counts_of(part)), counts_of(rest)
+    part, rest = data.take_rows(slice(0, first)), data.take_rows(slice(first, None))
+    found, expected = subtract_counts(counts_of(data, sizes), counts_of(part)), counts_of(rest)
     for got, wanted in zip(found.table(0), expected.table(0), strict=True):
         np.testing.assert_array_equal(*np.broadcast_arrays(got, wanted))
     assert found.n_samples == len(rest.X)
@@ -82,12 +91,12 @@ def test_counts_without_a_part_are_those_of_the_rest(data: Data, draw: st.DataOb
 
 @settings(deadline=None, max_examples=20)
 @given(data=tables())
-def test_pooled_counts_are_those_of_one_segment(data: Data) -> None:
-    apart = [PairCounts.of_block(b, pooled=False) for b in memory_blocks(data)]
+def test_pooled_counts_are_those_of_one_segment(data: DenseData) -> None:
+    apart = [PairCounts.from_block(b, pooled=False) for b in make_memory_blocks(data)]
     total = apart[0]
     for part in apart[1:]:
         total = total.merge(part)
-    for got, wanted in zip(pooled(total).table(0), counts_of(data).table(0), strict=True):
+    for got, wanted in zip(pool_counts(total).table(0), counts_of(data).table(0), strict=True):
         np.testing.assert_array_equal(*np.broadcast_arrays(got, wanted))
 
 
@@ -129,16 +138,16 @@ def equicorrelated(n_features: int) -> Floats:
     return 0.6 * np.eye(n_features) + 0.4
 
 
-def compared(before: Bits, new: Bits) -> Comparison:
-    whole = counts_of(Data(np.vstack([before, new])))
-    return compare_correlations(whole, counts_of(Data(new)), map)
+def compared(before: Bits, new: Bits) -> ShareComparison:
+    whole = counts_of(DenseData(np.vstack([before, new])))
+    return compare_correlations(whole, counts_of(DenseData(new)), map)
 
 
 def test_rows_of_the_same_model_move_by_chance() -> None:
     before, new = (clipped(n, equicorrelated(20), seed) for seed, n in enumerate((20_000, 3000)))
     moved = compared(before, new)
     assert len(moved.z) == 190
-    assert moved.rmse == pytest.approx(moved.rmse_by_chance, rel=0.15)
+    assert moved.rmse == pytest.approx(moved.chance_rmse, rel=0.15)
     assert np.abs(moved.z).max() < 4
     assert 0.85 < moved.z.std() < 1.15
 
@@ -148,8 +157,8 @@ def test_pairs_that_changed_are_the_largest() -> None:
     changed[3, 7] = changed[7, 3] = -0.1
     before, new = clipped(20_000, equicorrelated(20), 0), clipped(3000, changed, 1)
     moved = compared(before, new)
-    assert moved.features[moved.largest(1)].tolist() == [[3, 7]]
-    at = moved.largest(1)[0]
+    assert moved.features[moved.find_largest(1)].tolist() == [[3, 7]]
+    at = moved.find_largest(1)[0]
     assert moved.implied[at] == pytest.approx(0.4, abs=0.04)
     assert moved.observed[at] == pytest.approx(-0.1, abs=0.1)
     assert moved.z[at] < -10
@@ -170,9 +179,9 @@ def test_pairs_with_too_few_rows_are_left_out() -> None:
 
 @dataclass(frozen=True)
 class Params:
-    tilted: Floats = array("component", "feature")
-    other: Floats = array("feature", "component")
-    offsets: Floats = array("feature")
+    tilted: Floats = array_field("component", "feature")
+    other: Floats = array_field("feature", "component")
+    offsets: Floats = array_field("feature")
 
 
 def params_of(tilted: Floats, offsets: Floats) -> Params:
@@ -182,24 +191,27 @@ def params_of(tilted: Floats, offsets: Floats) -> Params:
 def test_the_first_arrays_by_feature_are_compared() -> None:
     before = params_of(np.array([[1.0, 0, 0], [0, 1, 0]]), np.array([0.0, 1, 2]))
     turned = params_of(np.array([[0, -2.0, 0], [3.0, 0, 3]]), np.array([0.1, 0.5, 2]))
-    name, alike = similarity(before, turned) or ("", 0.0)
+    name, alike = compare_loadings(before, turned) or ("", 0.0)
     assert name == "tilted"
     assert alike == pytest.approx((1 + np.sqrt(0.5)) / 2)
-    assert largest_move(before, turned) == ("offsets", 1, 1.0, 0.5)
+    assert find_largest_move(before, turned) == ("offsets", 1, 1.0, 0.5)
 
 
 def test_parameters_without_such_arrays_are_not_compared() -> None:
-    assert similarity(*(params_of(np.zeros((0, 3)), np.zeros(3)) for _ in "ab")) == ("other", 0.0)
+    assert compare_loadings(*(params_of(np.zeros((0, 3)), np.zeros(3)) for _ in "ab")) == (
+        "other",
+        0.0,
+    )
 
     @dataclass(frozen=True)
     class Bare:
-        weights: Floats = array("component")
+        weights: Floats = array_field("component")
 
-    assert similarity(Bare(np.ones(2)), Bare(np.ones(2))) is None
-    assert largest_move(Bare(np.ones(2)), Bare(np.ones(2))) is None
+    assert compare_loadings(Bare(np.ones(2)), Bare(np.ones(2))) is None
+    assert find_largest_move(Bare(np.ones(2)), Bare(np.ones(2))) is None
 
 
 def test_biases_below_a_stack_are_compared() -> None:
     before = StackParams((np.ones((2, 1)),), (np.zeros(2),), (np.zeros(1),))
     now = replace(before, visible_biases=(np.array([0.0, 3.0]),))
-    assert largest_move(before, now) == ("visible_biases_0", 1, 0.0, 3.0)
+    assert find_largest_move(before, now) == ("visible_biases_0", 1, 0.0, 3.0)

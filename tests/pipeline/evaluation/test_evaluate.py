@@ -14,31 +14,31 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.evaluation.calibration import (
-    EDGES,
-    SAMPLE_ROWS,
+    BIN_EDGES,
+    N_SAMPLE_ROWS,
+    choose_compared_features,
     compare_features,
     compare_pairs,
-    implied_pairs,
-    judged_features,
-    observed_pairs,
+    count_implied_pairs,
+    count_observed_pairs,
 )
 from pipeline.evaluation.evaluate import (
-    Subject,
-    baselines,
-    likelihood_summary,
-    measure_of,
-    reconstruction_summary,
+    EvaluatedModel,
+    describe_likelihood,
+    describe_reconstruction,
+    find_likelihood_measure,
+    make_baseline_models,
     score_rows,
 )
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.numerics.metrics import reconstruction_losses
-from pipeline.params import array
+from pipeline.params import array_field
 from pipeline.statistics.counts import PairCounts
-from tests.support.strategies import Data, chunkings, memory_rows, tables
+from tests.support.strategies import DenseData, chunkings, make_memory_rows, tables
 
 SERIAL = SerialExecutor()
 NO_SEGMENTS = np.zeros(0, np.int64)
@@ -48,9 +48,9 @@ PROBABILITIES = np.array([[0.9, 0.8, 0.45, 0.01, 0.3, 0.6], [0.1, 0.3, 0.45, 0.0
 ALL = np.arange(6)
 
 
-def mixture(weights: Any = WEIGHTS, probabilities: Any = PROBABILITIES) -> Subject:
+def mixture(weights: Any = WEIGHTS, probabilities: Any = PROBABILITIES) -> EvaluatedModel:
     params = BernoulliMixtureParams(probabilities, weights)
-    return Subject(BernoulliMixture(n_components=len(weights)), params, NO_SEGMENTS)
+    return EvaluatedModel(BernoulliMixture(n_components=len(weights)), params, NO_SEGMENTS)
 
 
 def drawn(n_rows: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -62,7 +62,7 @@ def drawn(n_rows: int, seed: int = 0) -> NDArray[np.uint8]:
 class SegmentParams:
     """Chances of a one by segment."""
 
-    chances: NDArray[np.float64] = array("segment")
+    chances: NDArray[np.float64] = array_field("segment")
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ class Infinite(BySegment):
         return LogLikelihood(np.where(block.rows == 7, -np.inf, -1.0), np.zeros(block.n_samples))
 
 
-def by_segment(kind: type[BySegment], segments: Any = (0, 1, 2)) -> Subject:
+def by_segment(kind: type[BySegment], segments: Any = (0, 1, 2)) -> EvaluatedModel:
     params = SegmentParams(np.array([0.1, 0.5, 0.9]))
-    return Subject(kind(), params, np.array(segments))  # type: ignore[arg-type]
+    return EvaluatedModel(kind(), params, np.array(segments))  # type: ignore[arg-type]
 
 
-def two_columns(labels: NDArray[np.int64]) -> Data:
+def two_columns(labels: NDArray[np.int64]) -> DenseData:
     X = np.random.default_rng(0).integers(0, 2, (len(labels), 2), dtype=np.uint8)
-    return Data(X, None, labels)
+    return DenseData(X, None, labels)
 
 
 # --- likelihoods and losses ----------------------------------------------------------------------
@@ -136,15 +136,15 @@ def two_columns(labels: NDArray[np.int64]) -> Data:
 
 @settings(deadline=None, max_examples=20)
 @given(data=tables(st.just(6)), draw=st.data())
-def test_scores_are_those_of_the_dense_matrix(data: Data, draw: st.DataObject) -> None:
+def test_scores_are_those_of_the_dense_matrix(data: DenseData, draw: st.DataObject) -> None:
     subject = mixture()
-    rows = memory_rows(data, draw.draw(chunkings(len(data.X))))
+    rows = make_memory_rows(data, draw.draw(chunkings(len(data.X))))
     sums = score_rows(subject, "log_likelihood", rows, SERIAL, 0)
     X, mask = data.X, data.mask.astype(bool)
     given_k = [np.where(X, p, 1 - p) for p in PROBABILITIES]
     joint = WEIGHTS * np.array([np.where(mask, g, 1.0).prod(axis=1) for g in given_k]).T
     nats = np.log(joint.sum(axis=1))
-    found = likelihood_summary(measure_of(subject, 2), sums)
+    found = describe_likelihood(find_likelihood_measure(subject, 2), sums)
     assert found["kind"] == "exact"
     assert found["log_likelihood"] == pytest.approx(nats.mean())
     assert found["bits"] == pytest.approx(nats.mean() / np.log(2))
@@ -153,14 +153,14 @@ def test_scores_are_those_of_the_dense_matrix(data: Data, draw: st.DataObject) -
     if mask.any():
         probabilities = joint / joint.sum(axis=1, keepdims=True) @ PROBABILITIES
         expected = reconstruction_losses(X, mask, probabilities)
-        assert reconstruction_summary(sums) == pytest.approx(expected, abs=1e-9)
+        assert describe_reconstruction(sums) == pytest.approx(expected, abs=1e-9)
 
 
 def test_large_blocks_are_scored_in_parts_and_by_threads_alike() -> None:
-    data = Data(drawn(800_000))
+    data = DenseData(drawn(800_000))
     subject = mixture()
     scores = [
-        score_rows(subject, "log_likelihood", memory_rows(data, sizes), executor, 0)
+        score_rows(subject, "log_likelihood", make_memory_rows(data, sizes), executor, 0)
         for sizes, executor in (
             ([800_000], SERIAL),
             ([50_000] * 16, SERIAL),
@@ -169,9 +169,9 @@ def test_large_blocks_are_scored_in_parts_and_by_threads_alike() -> None:
     ]
     assert scores[1].objective == scores[2].objective
     assert scores[1].objective == pytest.approx(scores[0].objective, rel=1e-12)
-    for name, value in scores[1].arrays().items():
-        assert scores[2].arrays()[name].tobytes() == value.tobytes()
-        np.testing.assert_allclose(value, scores[0].arrays()[name], rtol=1e-12)
+    for name, value in scores[1].to_arrays().items():
+        assert scores[2].to_arrays()[name].tobytes() == value.tobytes()
+        np.testing.assert_allclose(value, scores[0].to_arrays()[name], rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -191,22 +191,22 @@ def test_large_blocks_are_scored_in_parts_and_by_threads_alike() -> None:
 )
 def test_a_measure_is_called_what_it_is(kind: type[BySegment], expected: dict[str, Any]) -> None:
     subject = by_segment(kind)
-    measure = measure_of(subject, 2)
-    rows = memory_rows(two_columns(np.arange(900) % 3))
-    found = likelihood_summary(measure, score_rows(subject, measure.name, rows, SERIAL, 0))
+    measure = find_likelihood_measure(subject, 2)
+    rows = make_memory_rows(two_columns(np.arange(900) % 3))
+    found = describe_likelihood(measure, score_rows(subject, measure.name, rows, SERIAL, 0))
     assert found.items() >= {name: pytest.approx(x) for name, x in expected.items()}.items()
 
 
 def test_segments_are_those_of_the_model() -> None:
     labels = np.repeat([0, 1, 2], [500, 100, 50])
     subject = by_segment(Exact, (2, 0, 1))
-    sums = score_rows(subject, "log_likelihood", memory_rows(two_columns(labels)), SERIAL, 0)
+    sums = score_rows(subject, "log_likelihood", make_memory_rows(two_columns(labels)), SERIAL, 0)
     assert sums.objective == pytest.approx(-500 * 3 - 100 * 1 - 50 * 2)
     assert sums.values["segment_rows"].tolist() == [500, 100, 50]
 
 
 def test_a_row_without_a_finite_likelihood_is_named() -> None:
-    rows = memory_rows(two_columns(np.zeros(20, np.int64)))
+    rows = make_memory_rows(two_columns(np.zeros(20, np.int64)))
     with pytest.raises(FitError, match="row 8: Expected a finite log_likelihood, got -inf"):
         score_rows(by_segment(Infinite, (0,)), "log_likelihood", rows, SERIAL, 0)
 
@@ -214,24 +214,27 @@ def test_a_row_without_a_finite_likelihood_is_named() -> None:
 def test_the_first_baseline_is_independence_with_one_pseudo_count() -> None:
     X = drawn(300)
     fitted = {
-        name: Subject(model, fit(model, memory_rows(Data(X)), SERIAL).params, NO_SEGMENTS)
-        for name, model in baselines(len(X)).items()
+        name: EvaluatedModel(
+            model, fit_model(model, make_memory_rows(DenseData(X)), SERIAL).params, NO_SEGMENTS
+        )
+        for name, model in make_baseline_models(len(X)).items()
     }
     p = (X.sum(axis=0) + 1) / (len(X) + 2)
     expected = np.where(X, np.log(p), np.log(1 - p)).sum(axis=1).mean()
     scores = [
-        score_rows(subject, "log_likelihood", memory_rows(Data(X)), SERIAL, 0).objective / len(X)
+        score_rows(subject, "log_likelihood", make_memory_rows(DenseData(X)), SERIAL, 0).objective
+        / len(X)
         for subject in fitted.values()
     ]
     assert scores[0] == pytest.approx(expected)
     assert scores[1] > scores[0] + 0.1
-    assert [m.n_components for m in baselines(7).values()] == [1, 7]
+    assert [m.n_components for m in make_baseline_models(7).values()] == [1, 7]
 
 
 # --- shares of features and pairs ----------------------------------------------------------------
 
 
-def exact_pairs(subject: Subject) -> NDArray[np.float64]:
+def exact_pairs(subject: EvaluatedModel) -> NDArray[np.float64]:
     p = subject.params.probabilities
     pairs = np.einsum("k,ki,kj->ij", subject.params.weights, p, p)
     np.fill_diagonal(pairs, subject.params.weights @ p)
@@ -241,49 +244,52 @@ def exact_pairs(subject: Subject) -> NDArray[np.float64]:
 def test_implied_pairs_are_those_of_the_model_wherever_they_are_drawn() -> None:
     subject, exact = mixture(), exact_pairs(mixture())
     drawn_pairs = [
-        implied_pairs(subject, NO_SEGMENTS, 6, ALL, executor, 5)
+        count_implied_pairs(subject, NO_SEGMENTS, 6, ALL, executor, 5)
         for executor in (SERIAL, ThreadsExecutor(3))
     ]
     assert drawn_pairs[0].joint.tobytes() == drawn_pairs[1].joint.tobytes()
-    assert drawn_pairs[0].n_samples == SAMPLE_ROWS
-    error = np.sqrt(exact * (1 - exact) / SAMPLE_ROWS)
-    assert (np.abs(drawn_pairs[0].joint[0] / SAMPLE_ROWS - exact) < 5 * error).all()
-    other = implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 6)
+    assert drawn_pairs[0].n_samples == N_SAMPLE_ROWS
+    error = np.sqrt(exact * (1 - exact) / N_SAMPLE_ROWS)
+    assert (np.abs(drawn_pairs[0].joint[0] / N_SAMPLE_ROWS - exact) < 5 * error).all()
+    other = count_implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 6)
     assert other.joint.tobytes() != drawn_pairs[0].joint.tobytes()
 
 
 def test_segments_are_drawn_as_often_as_they_are_in_the_data() -> None:
     subject = by_segment(BySegment, (2, -1, 0))
-    implied = implied_pairs(subject, np.array([300, 0, 100]), 2, ALL[:2], SERIAL, 0)
-    assert implied.n_samples == SAMPLE_ROWS
-    shares = implied.joint[0].diagonal() / SAMPLE_ROWS
+    implied = count_implied_pairs(subject, np.array([300, 0, 100]), 2, ALL[:2], SERIAL, 0)
+    assert implied.n_samples == N_SAMPLE_ROWS
+    shares = implied.joint[0].diagonal() / N_SAMPLE_ROWS
     np.testing.assert_allclose(shares, 0.75 * 0.9 + 0.25 * 0.1, atol=0.005)
 
 
 def test_the_true_model_differs_by_chance_and_another_by_more() -> None:
     X = drawn(20_000)
-    observed = observed_pairs(memory_rows(Data(X), [5000] * 4), ALL, SERIAL)
+    observed = count_observed_pairs(make_memory_rows(DenseData(X), [5000] * 4), ALL, SERIAL)
     means = mixture(np.ones(1), (WEIGHTS @ PROBABILITIES)[None])
     true, flat = (
-        compare_pairs(observed, implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 1))
+        compare_pairs(observed, count_implied_pairs(subject, NO_SEGMENTS, 6, ALL, SERIAL, 1))
         for subject in (mixture(), means)
     )
     assert np.abs(true.z).max() < 4.5
-    assert true.rmse < 2 * true.rmse_by_chance
-    assert flat.features[flat.largest(1)[0]].tolist() == [0, 1]
-    assert flat.rmse > 10 * flat.rmse_by_chance
+    assert true.rmse < 2 * true.chance_rmse
+    assert flat.features[flat.find_largest(1)[0]].tolist() == [0, 1]
+    assert flat.rmse > 10 * flat.chance_rmse
     exact = exact_pairs(mixture())[0, 1]
     assert flat.observed[0] == pytest.approx(exact, abs=0.02)
-    margins = compare_features(observed, implied_pairs(means, NO_SEGMENTS, 6, ALL, SERIAL, 1))
+    margins = compare_features(observed, count_implied_pairs(means, NO_SEGMENTS, 6, ALL, SERIAL, 1))
     assert np.abs(margins.z).max() < 4.5
     np.testing.assert_allclose(margins.observed, X.mean(axis=0))
 
 
 def test_scores_in_standard_errors_are_standard_normal() -> None:
     """Over many data sets drawn from the model itself."""
-    implied = implied_pairs(mixture(), NO_SEGMENTS, 6, ALL, SERIAL, 2)
+    implied = count_implied_pairs(mixture(), NO_SEGMENTS, 6, ALL, SERIAL, 2)
     scores = [
-        compare_pairs(observed_pairs(memory_rows(Data(drawn(3000, seed))), ALL, SERIAL), implied).z
+        compare_pairs(
+            count_observed_pairs(make_memory_rows(DenseData(drawn(3000, seed))), ALL, SERIAL),
+            implied,
+        ).z
         for seed in range(1, 150)
     ]
     assert np.std(scores, axis=0) == pytest.approx(np.ones(15), abs=0.25)
@@ -291,8 +297,8 @@ def test_scores_in_standard_errors_are_standard_normal() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(data=tables(st.just(6)))
-def test_pairs_never_observed_together_are_left_out(data: Data) -> None:
-    observed = observed_pairs(memory_rows(data), ALL, SERIAL)
+def test_pairs_never_observed_together_are_left_out(data: DenseData) -> None:
+    observed = count_observed_pairs(make_memory_rows(data), ALL, SERIAL)
     found = compare_pairs(observed, pair_counts())
     together = data.mask.T.astype(int) @ data.mask
     i, j = np.triu_indices(6, 1)
@@ -300,15 +306,15 @@ def test_pairs_never_observed_together_are_left_out(data: Data) -> None:
     np.testing.assert_array_equal(found.features, np.column_stack([i, j])[seen])
     joint = ((data.X & data.mask).T.astype(int) @ (data.X & data.mask))[i, j]
     np.testing.assert_allclose(found.observed, joint[seen] / together[i, j][seen])
-    assert np.isfinite([*found.z, found.rmse, found.rmse_by_chance]).all()
-    bins = found.binned()
+    assert np.isfinite([*found.z, found.rmse, found.chance_rmse]).all()
+    bins = found.bin_shares()
     assert sum(one["number"] for one in bins) == seen.sum()
     assert all(one["from"] <= one["implied"] <= one["to"] for one in bins)
-    assert {one["from"] for one in bins} <= set(EDGES)
+    assert {one["from"] for one in bins} <= set(BIN_EDGES)
 
 
 def pair_counts() -> PairCounts:
-    return observed_pairs(memory_rows(Data(drawn(500))), ALL, SERIAL)
+    return count_observed_pairs(make_memory_rows(DenseData(drawn(500))), ALL, SERIAL)
 
 
 def test_shares_that_are_certain_on_both_sides_have_no_distance() -> None:
@@ -320,23 +326,28 @@ def test_shares_that_are_certain_on_both_sides_have_no_distance() -> None:
 
 
 def test_wide_data_are_counted_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = memory_rows(Data(drawn(500)))
-    whole = observed_pairs(rows, ALL, SERIAL)
+    rows = make_memory_rows(DenseData(drawn(500)))
+    whole = count_observed_pairs(rows, ALL, SERIAL)
     monkeypatch.setattr("pipeline.evaluation.calibration.TASK_MEMORY", 600)
-    tiled = observed_pairs(rows, ALL, SERIAL)
+    tiled = count_observed_pairs(rows, ALL, SERIAL)
     np.testing.assert_array_equal(tiled.joint, whole.joint)
 
 
 def test_of_very_many_features_some_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.evaluation.calibration.MOST_JUDGED", 3)
-    judged = judged_features(6, 0)
+    monkeypatch.setattr("pipeline.evaluation.calibration.MAX_COMPARED_FEATURES", 3)
+    judged = choose_compared_features(6, 0)
     assert len(judged) == 3
     assert (np.diff(judged) > 0).all()
-    assert judged.tolist() == judged_features(6, 0).tolist() != judged_features(6, 1).tolist()
-    rows = memory_rows(Data(drawn(500)))
-    whole, some = (observed_pairs(rows, features, SERIAL) for features in (ALL, judged))
+    assert (
+        judged.tolist()
+        == choose_compared_features(6, 0).tolist()
+        != choose_compared_features(6, 1).tolist()
+    )
+    rows = make_memory_rows(DenseData(drawn(500)))
+    whole, some = (count_observed_pairs(rows, features, SERIAL) for features in (ALL, judged))
     np.testing.assert_array_equal(some.joint[0], whole.joint[0][np.ix_(judged, judged)])
     wanted, found = (
-        implied_pairs(mixture(), NO_SEGMENTS, 6, features, SERIAL, 2) for features in (ALL, judged)
+        count_implied_pairs(mixture(), NO_SEGMENTS, 6, features, SERIAL, 2)
+        for features in (ALL, judged)
     )
     np.testing.assert_array_equal(found.joint[0], wanted.joint[0][np.ix_(judged, judged)])

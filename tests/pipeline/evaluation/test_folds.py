@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.blocks import Rows, blocks_of
-from pipeline.evaluation.folds import Fold, fold_of
-from tests.support.data import probit_rows, rows_of, write
+from pipeline.data.blocks import RowSource, iter_blocks
+from pipeline.evaluation.folds import RowFold, assign_folds
+from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 
 
 @given(
@@ -22,38 +22,40 @@ from tests.support.data import probit_rows, rows_of, write
 )
 def test_folds_are_of_one_size(n_folds, n_hands, left, seed):
     n_rows = n_hands * n_folds + left % n_folds
-    sizes = np.bincount(fold_of(np.arange(n_rows), n_folds, seed), minlength=n_folds)
+    sizes = np.bincount(assign_folds(np.arange(n_rows), n_folds, seed), minlength=n_folds)
     assert sizes.sum() == n_rows
     assert set(sizes) <= {n_hands, n_hands + 1}
 
 
 def test_a_row_is_dealt_by_its_number_and_the_seed():
     rows = np.arange(1000)
-    folds = fold_of(rows, 5, 3)
-    np.testing.assert_array_equal(fold_of(rows[::-7], 5, 3), folds[::-7])
-    assert 0.1 < (fold_of(rows, 5, 4) == folds).mean() < 0.3  # a fifth by chance
+    folds = assign_folds(rows, 5, 3)
+    np.testing.assert_array_equal(assign_folds(rows[::-7], 5, 3), folds[::-7])
+    assert 0.1 < (assign_folds(rows, 5, 4) == folds).mean() < 0.3  # a fifth by chance
     assert 0.1 < (folds == rows % 5).mean() < 0.3
 
 
-def kept(rows: Rows) -> np.ndarray:
-    blocks = [block for key in range(rows.n_chunks) for block in blocks_of(rows.read(key))]
+def kept(rows: RowSource) -> np.ndarray:
+    blocks = [block for key in range(rows.n_chunks) for block in iter_blocks(rows.read(key))]
     return np.sort(np.concatenate([block.rows for block in blocks]))
 
 
 @pytest.mark.parametrize("split", [None, "test"])
 def test_every_row_is_held_out_once_and_else_fitted(tmp_path: Path, split: str | None):
-    X, _ = probit_rows(300, 4, 2, seed=0)
+    X, _ = draw_probit_rows(300, 4, 2, seed=0)
     segments = np.array(["a", "b", "c"])[np.arange(300) % 3]
     columns = {"split": np.where(np.arange(300) % 4, "train", "test")}
-    rows = rows_of(write(tmp_path / "d.zarr", X, None, segments, 1, columns), split)
+    rows = make_test_row_source(
+        write_arrays(tmp_path / "d.zarr", X, None, segments, 1, columns), split
+    )
     assert rows.n_chunks > 1
     everything = kept(rows)
     assert len(everything) == (300 if split is None else 75)
-    folds = [Fold(index, 4, 7) for index in range(4)]
-    held_out = [kept(fold.held_out(rows)) for fold in folds]
+    folds = [RowFold(index, 4, 7) for index in range(4)]
+    held_out = [kept(fold.select_held_out(rows)) for fold in folds]
     np.testing.assert_array_equal(np.sort(np.concatenate(held_out)), everything)
     for fold, apart in zip(folds, held_out, strict=True):
         assert len(apart)
         np.testing.assert_array_equal(
-            kept(fold.fitted(rows)), np.setdiff1d(everything, apart, assume_unique=True)
+            kept(fold.select_training(rows)), np.setdiff1d(everything, apart, assume_unique=True)
         )

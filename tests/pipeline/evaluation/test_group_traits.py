@@ -10,11 +10,11 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
-from flows.data.datasets import dataset_rows
-from pipeline.evaluation.group_traits import GroupTests, group_tests
-from pipeline.executors.progress import silent
+from flows.data.datasets import make_row_source
+from pipeline.evaluation.group_traits import GroupTestResults, run_group_tests
+from pipeline.executors.progress import ignore_progress
 from pipeline.executors.serial import SerialExecutor
-from tests.support.data import write
+from tests.support.data import write_arrays
 
 Array = NDArray[np.float64]
 X_NODES = np.linspace(-6, 6, 121)
@@ -58,10 +58,10 @@ def maximum(X: NDArray[np.uint8], group: Array, item: int | None) -> tuple[float
 
 def found(
     path: Path, X: NDArray[np.uint8], group: Array, observed: NDArray[np.uint8] | None = None
-) -> tuple[GroupTests, Array]:
-    dataset = write(path, X, observed, columns={"group": group}, words_per_chunk=2)
-    rows = dataset_rows(dataset, columns=("group",))
-    return group_tests("group", (0, 1), rows, SerialExecutor(), silent)
+) -> tuple[GroupTestResults, Array]:
+    dataset = write_arrays(path, X, observed, columns={"group": group}, words_per_chunk=2)
+    rows = make_row_source(dataset, columns=("group",))
+    return run_group_tests("group", (0, 1), rows, SerialExecutor(), ignore_progress)
 
 
 def test_twice_the_gain_is_that_of_direct_maximisation(tmp_path: Path) -> None:

@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.evaluation.evaluate import Subject
-from pipeline.evaluation.neighbourhoods import Vote, neighbourhood_summary, vote_summary
-from pipeline.evaluation.sampled_rows import Drawn, code_rows, draw_labelled, draw_rows
+from pipeline.evaluation.evaluate import EvaluatedModel
+from pipeline.evaluation.neighbourhoods import NeighbourVote, describe_neighbourhoods, describe_vote
+from pipeline.evaluation.sampled_rows import (
+    SampledRows,
+    code_rows,
+    draw_dataset_rows,
+    draw_labelled_rows,
+)
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.numerics.graphs.neighbourhoods import trustworthiness
@@ -22,11 +27,11 @@ from pipeline.random import RowRandom
 from pipeline.statistics.labels import SEGMENT
 from tests.pipeline.evaluation.test_prediction import Described
 from tests.pipeline.numerics.graphs.test_nearest_rows import all_distances
-from tests.support.strategies import Data, chunkings, memory_rows, tables
+from tests.support.strategies import DenseData, chunkings, make_memory_rows, tables
 
 SERIAL = SerialExecutor()
 RNG = np.random.default_rng(2)
-DATA = Data(
+DATA = DenseData(
     RNG.integers(0, 2, (90, 6)).astype(np.uint8),
     (RNG.random((90, 6)) < 0.9).astype(np.uint8),
     RNG.integers(0, 3, 90),
@@ -38,39 +43,41 @@ class Shares:
     """Codes of a row: its ones, and its segment as the model has it."""
 
     def transform(self, params: Any, block: Any, rng: RowRandom) -> dict[str, Any]:
-        ones = block.dense().sum(axis=1) * params
+        ones = block.unpack_values().sum(axis=1) * params
         return {"mean": np.column_stack([ones, np.full(block.n_samples, 10.0 * block.segment)])}
 
 
-def subject(params: float = 1.0) -> Subject:
-    return Subject(Shares(), params, np.array([2, 0, 1]))  # type: ignore[arg-type]
+def subject(params: float = 1.0) -> EvaluatedModel:
+    return EvaluatedModel(Shares(), params, np.array([2, 0, 1]))  # type: ignore[arg-type]
 
 
-def labelled(data: Data, size: int = 1000, column: str = SEGMENT) -> Drawn:
-    return draw_labelled(memory_rows(data), size, column, NAMED, SERIAL, 0)
+def labelled(data: DenseData, size: int = 1000, column: str = SEGMENT) -> SampledRows:
+    return draw_labelled_rows(make_memory_rows(data), size, column, NAMED, SERIAL, 0)
 
 
 @settings(deadline=None, max_examples=30)
 @given(tables(), st.integers(1, 100), st.data())
 def test_the_same_rows_are_drawn_however_the_data_are_cut(
-    data: Data, size: int, draw: st.DataObject
+    data: DenseData, size: int, draw: st.DataObject
 ) -> None:
-    rows = memory_rows(data, draw.draw(chunkings(len(data.X))))
+    rows = make_memory_rows(data, draw.draw(chunkings(len(data.X))))
     kept = np.arange(len(data.X)) if data.keep is None else np.flatnonzero(data.keep)
     if not len(kept):
         return
-    found = draw_rows(rows, size, ThreadsExecutor(2), 7)
+    found = draw_dataset_rows(rows, size, ThreadsExecutor(2), 7)
     draws = RowRandom(7).stream("sample").uniform(kept, 1)[:, 0]
     expected = np.sort(kept[np.argsort(draws)[:size]])
     assert found.n_rows == len(kept)
     np.testing.assert_array_equal(found.block.rows, expected)
-    np.testing.assert_array_equal(found.block.dense(), (data.X & data.mask)[expected])
+    np.testing.assert_array_equal(found.block.unpack_values(), (data.X & data.mask)[expected])
     np.testing.assert_array_equal(found.segments, data.labels[expected])
 
 
 def test_codes_are_in_the_order_of_the_rows_by_the_segments_of_the_model() -> None:
-    found = code_rows(subject(), draw_rows(memory_rows(DATA), 50, SERIAL, 0), SERIAL, 0)
-    drawn = draw_rows(memory_rows(DATA, [40, 50]), 50, SERIAL, 0)
+    found = code_rows(
+        subject(), draw_dataset_rows(make_memory_rows(DATA), 50, SERIAL, 0), SERIAL, 0
+    )
+    drawn = draw_dataset_rows(make_memory_rows(DATA, [40, 50]), 50, SERIAL, 0)
     rows = drawn.block.rows
     ones = (DATA.X & DATA.mask).sum(axis=1)[rows]
     by_segment = 10 * np.array([2, 0, 1])[DATA.labels[rows]]
@@ -81,10 +88,10 @@ def test_codes_are_in_the_order_of_the_rows_by_the_segments_of_the_model() -> No
 
 def test_labels_are_texts_and_rows_without_are_left_out() -> None:
     data = Described({"label": ["no", "yes"]}, ())
-    found = draw_labelled(memory_rows(DATA), 1000, "label", data, SERIAL, 0)
+    found = draw_labelled_rows(make_memory_rows(DATA), 1000, "label", data, SERIAL, 0)
     assert set(found.labels) == {"no", "yes"}
     assert set(labelled(DATA).labels) == {"a", "b", "c"}
-    numbers = draw_labelled(memory_rows(DATA), 1000, "position", Described(), SERIAL, 0)
+    numbers = draw_labelled_rows(make_memory_rows(DATA), 1000, "position", Described(), SERIAL, 0)
     assert numbers.labels.tolist() == [str(row) for row in range(90)]
 
 
@@ -99,9 +106,9 @@ def told(far: NDArray[np.float64], own: int | None, labels: NDArray[Any], k: int
 def test_votes_are_those_of_a_plain_loop(apart: bool, n_fitted: int) -> None:
     judged, fitted = labelled(DATA, 30), labelled(DATA, n_fitted)
     codes = [RNG.integers(0, 4, (len(drawn.labels), 2)).astype(float) for drawn in (judged, fitted)]
-    found = vote_summary(Vote("x", judged, fitted, apart), *codes)
+    found = describe_vote(NeighbourVote("x", judged, fitted, apart), *codes)
     k = min(5, n_fitted - 1)
-    sides = [DATA.take(drawn.block.rows) for drawn in (judged, fitted)]
+    sides = [DATA.take_rows(drawn.block.rows) for drawn in (judged, fitted)]
     by_codes = ((codes[0][:, None] - codes[1]) ** 2).sum(axis=2)
     rows = fitted.block.rows.tolist()
     for name, far in (("", by_codes), ("_by_bits", all_distances("hamming", *sides))):
@@ -119,8 +126,11 @@ def test_votes_are_those_of_a_plain_loop(apart: bool, n_fitted: int) -> None:
 
 
 def test_neighbourhoods_are_of_bits_that_were_observed() -> None:
-    drawn, codes = draw_rows(memory_rows(DATA), 1000, SERIAL, 0), RNG.normal(size=(90, 2))
-    found = neighbourhood_summary(drawn, codes)
+    drawn, codes = (
+        draw_dataset_rows(make_memory_rows(DATA), 1000, SERIAL, 0),
+        RNG.normal(size=(90, 2)),
+    )
+    found = describe_neighbourhoods(drawn, codes)
     by_bits = all_distances("hamming", DATA, DATA)
     by_codes = ((codes[:, None] - codes) ** 2).sum(axis=2)
     assert found["trustworthiness"] == trustworthiness(by_bits, by_codes, 5)
@@ -131,7 +141,7 @@ def test_neighbourhoods_are_of_bits_that_were_observed() -> None:
 def test_codes_that_are_all_the_same_and_few_rows_tell_nothing() -> None:
     drawn = labelled(DATA)
     same = np.ones((90, 2))
-    assert neighbourhood_summary(drawn, same) == {}
-    assert vote_summary(Vote("x", drawn, drawn, False), same, same) == {}
-    few = draw_rows(memory_rows(DATA), 10, SERIAL, 0)
-    assert neighbourhood_summary(few, RNG.normal(size=(10, 2))) == {}
+    assert describe_neighbourhoods(drawn, same) == {}
+    assert describe_vote(NeighbourVote("x", drawn, drawn, False), same, same) == {}
+    few = draw_dataset_rows(make_memory_rows(DATA), 10, SERIAL, 0)
+    assert describe_neighbourhoods(few, RNG.normal(size=(10, 2))) == {}

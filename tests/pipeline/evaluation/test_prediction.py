@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
 from pipeline.evaluation.prediction import (
-    Labels,
-    category_names,
-    labels_for,
-    prediction_summary,
-    prediction_sums,
+    TargetLabels,
+    describe_prediction,
+    find_target_labels,
+    name_categories,
+    summarize_predictions,
 )
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import SEGMENT
@@ -52,23 +52,23 @@ class Told:
 
 def rows(values: NDArray[Any]) -> BinaryBlock:
     X = np.zeros((len(values), 2), np.uint8)
-    return replace(block_of(X), columns={"y": values})
+    return replace(pack_block(X), columns={"y": values})
 
 
-def of(model: Any, names: Any, data: Any) -> Labels:
-    found = labels_for(model, None, names, data)
+def of(model: Any, names: Any, data: Any) -> TargetLabels:
+    found = find_target_labels(model, None, names, data)
     assert found is not None
     return found
 
 
 def test_texts_are_named_by_the_codes_that_were_fitted() -> None:
     data = Described({"y": ["left", "right", "", "centre"]})
-    assert category_names(Told(known=(0, 3)), None, data) == ("left", "centre")  # type: ignore[arg-type]
-    assert category_names(Told(known=(-2, 7)), None, Described()) == ("-2", "7")  # type: ignore[arg-type]
+    assert name_categories(Told(known=(0, 3)), None, data) == ("left", "centre")  # type: ignore[arg-type]
+    assert name_categories(Told(known=(-2, 7)), None, Described()) == ("-2", "7")  # type: ignore[arg-type]
     segments = Described(segment_names=("a", "b", "c"))
     model: Any = Told(SEGMENT, (0, 2))
-    assert category_names(model, None, segments) == ("a", "c")
-    assert category_names(Told(), None, data) == ()  # type: ignore[arg-type]
+    assert name_categories(model, None, segments) == ("a", "c")
+    assert name_categories(Told(), None, data) == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_texts_are_named_by_the_codes_that_were_fitted() -> None:
     ],
 )
 def test_labels_are_found_by_name_whatever_their_codes(data: Any, values: Any) -> None:
-    found = of(Told(known=(3, 5)), ("3", "5"), data).of(rows(values))
+    found = of(Told(known=(3, 5)), ("3", "5"), data).encode_labels(rows(values))
     last = -1 if values.dtype == np.int64 else np.nan
     np.testing.assert_array_equal(found, [0, 1, -1, last])
 
@@ -88,7 +88,7 @@ def test_labels_are_found_by_name_whatever_their_codes(data: Any, values: Any) -
 def test_segments_are_found_by_name() -> None:
     labels = of(Told(SEGMENT, (0, 1)), ("a", "b"), Described(segment_names=("new", "b", "a")))
     block = rows(np.zeros(2))
-    found = [labels.of(replace(block, segment=s)).tolist() for s in range(3)]
+    found = [labels.encode_labels(replace(block, segment=s)).tolist() for s in range(3)]
     assert found == [[-1, -1], [1, 1], [0, 0]]
     assert labels.columns == ()
 
@@ -105,8 +105,8 @@ def test_numbers_are_not_texts() -> None:
 
 def summary(model: Any, names: Any, values: NDArray[Any]) -> dict[str, Any]:
     labels = of(model, names, Described())
-    sums = prediction_sums(labels, model, None, rows(values), RNG)
-    return dict(prediction_summary(labels, sums)["prediction"])
+    sums = summarize_predictions(labels, model, None, rows(values), RNG)
+    return dict(describe_prediction(labels, sums)["prediction"])
 
 
 def test_accuracy_counts_unseen_labels_as_wrong_and_leaves_missing_ones_out() -> None:
@@ -143,6 +143,6 @@ def test_without_any_label_there_is_nothing_to_judge_by() -> None:
 
 def test_a_model_that_predicts_nothing_has_no_labels() -> None:
     model: Any = object()
-    assert labels_for(model, None, (), Described()) is None
-    assert prediction_sums(None, model, None, rows(np.zeros(2)), RNG) == {}
-    assert prediction_summary(None, {}) == {}
+    assert find_target_labels(model, None, (), Described()) is None
+    assert summarize_predictions(None, model, None, rows(np.zeros(2)), RNG) == {}
+    assert describe_prediction(None, {}) == {}

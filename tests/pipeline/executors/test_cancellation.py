@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pipeline.executors.cancellation import Unwanted, check_wanted, while_wanted
+from pipeline.executors.cancellation import Cancelled, check_cancelled, run_cancellable
 from pipeline.executors.threads import ThreadsExecutor
 
 
@@ -15,19 +15,19 @@ def test_threads_ask_what_their_caller_asks() -> None:
     unwanted, noticed = threading.Event(), threading.Event()
 
     def work(item: int) -> None:
-        check_wanted()
+        check_cancelled()
         unwanted.set()
         try:
-            check_wanted()
-        except Unwanted:
+            check_cancelled()
+        except Cancelled:
             noticed.set()
             raise
 
     def mapped(items: range) -> list[None]:
         return list(ThreadsExecutor(2).map(work, items))
 
-    with pytest.raises(Unwanted):
-        while_wanted(lambda: not unwanted.is_set(), mapped, range(1))
+    with pytest.raises(Cancelled):
+        run_cancellable(lambda: not unwanted.is_set(), mapped, range(1))
     assert noticed.is_set()
 
 
@@ -42,7 +42,7 @@ def test_an_interrupt_that_a_thread_learns_of_ends_the_run() -> None:
 
     def work(item: int) -> None:
         came.set()
-        check_wanted()
+        check_cancelled()
 
     with pytest.raises(KeyboardInterrupt):
-        while_wanted(wanted, lambda n: list(ThreadsExecutor(2).map(work, range(n))), 1)
+        run_cancellable(wanted, lambda n: list(ThreadsExecutor(2).map(work, range(n))), 1)

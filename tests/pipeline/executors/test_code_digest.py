@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.executors.code_digest import code_digest, package_digest
+from pipeline.executors.code_digest import digest_modules, digest_package
 
 LIBRARY = {
     "__init__.py": "",
@@ -33,8 +33,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digests() -> tuple[str, str]:
-    code_digest.cache_clear()
-    return code_digest("lib.user"), code_digest("lib.alone")
+    digest_modules.cache_clear()
+    return digest_modules("lib.user"), digest_modules("lib.alone")
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_what_a_module_imports_changes_its_digest_alone(library: Path, name: str
 
 
 def test_what_it_does_not_import_changes_nothing(library: Path) -> None:
-    before, whole = digests(), package_digest("lib")
+    before, whole = digests(), digest_package("lib")
     (library / "other.py").write_text("y = 2\n")
     (library / "new.py").write_text("")
-    package_digest.cache_clear()
+    digest_package.cache_clear()
     assert digests() == before
-    assert package_digest("lib") != whole
+    assert digest_package("lib") != whole
 
 
 def test_models_do_not_depend_on_each_other_nor_on_experiments() -> None:
@@ -73,4 +73,4 @@ def test_models_do_not_depend_on_each_other_nor_on_experiments() -> None:
 
 def test_a_package_that_is_not_there_is_named() -> None:
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
-        code_digest("nowhere.at_all")
+        digest_modules("nowhere.at_all")

@@ -21,27 +21,27 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 from threadpoolctl import ThreadpoolController
 
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 from pipeline.executors.dask import DaskExecutor
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import collect_pass, fit
+from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.clipped_pca import ClippedPCA
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
-from pipeline.passes.map_reduce import GROUP_CHUNKS
+from pipeline.passes.map_reduce import CHUNKS_PER_GROUP
 from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
-from tests.support.clusters import DeadlyReader, Endless, LoggedReader, SlowReader
-from tests.support.data import probit_rows, rows_of, write
+from tests.support.clusters import DeadlyReader, EndlessTask, LoggedReader, SlowReader
+from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 
 N_CHUNKS = 100
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> BinaryDataset:
-    X, _ = probit_rows(N_CHUNKS * 128, 30, 3, seed=5)
-    return write(tmp_path_factory.mktemp("executors") / "d.zarr", X, words_per_chunk=2)
+    X, _ = draw_probit_rows(N_CHUNKS * 128, 30, 3, seed=5)
+    return write_arrays(tmp_path_factory.mktemp("executors") / "d.zarr", X, words_per_chunk=2)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,10 @@ def three_workers():
 
 
 def loadings(dataset, executor, read=None) -> bytes:
-    rows = rows_of(dataset)
+    rows = make_test_row_source(dataset)
     if read is not None:
         rows = replace(rows, read=read)
-    return fit(ClippedPCA(), rows, executor, seed=3).params.loadings.tobytes()
+    return fit_model(ClippedPCA(), rows, executor, seed=3).params.loadings.tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_one_worker_process_gives_the_bytes_of_serial(dataset, expected):
 @pytest.mark.matrix
 def test_a_killed_workers_chunks_are_read_again(dataset, expected, three_workers, tmp_path):
     mark = tmp_path / "killed"
-    deadly = DeadlyReader(rows_of(dataset).read, N_CHUNKS // 2, mark)
+    deadly = DeadlyReader(make_test_row_source(dataset).read, N_CHUNKS // 2, mark)
     assert loadings(dataset, DaskExecutor(three_workers), deadly) == expected
     assert mark.exists()
     three_workers.wait_for_workers(3, timeout=60)
@@ -102,11 +102,13 @@ def test_a_killed_workers_chunks_are_read_again(dataset, expected, three_workers
 def test_workers_keep_chunks_and_get_them_again(dataset, three_workers, tmp_path):
     log = tmp_path / "read"
     logged = LoggedReader(str(dataset.path), dataset.digest, memory=1 << 30, log=str(log))
-    rows = replace(rows_of(dataset), read=logged)
+    rows = replace(make_test_row_source(dataset), read=logged)
     model = LatentTrait(estimator="variational", max_iter=5, tol=1e-12)
-    passes = fit(model, rows, DaskExecutor(three_workers)).iteration
-    expected = fit(model, rows_of(dataset), SerialExecutor()).params.weights.tobytes()
-    assert fit(model, rows, DaskExecutor(three_workers)).params.weights.tobytes() == expected
+    passes = fit_model(model, rows, DaskExecutor(three_workers)).iteration
+    expected = fit_model(
+        model, make_test_row_source(dataset), SerialExecutor()
+    ).params.weights.tobytes()
+    assert fit_model(model, rows, DaskExecutor(three_workers)).params.weights.tobytes() == expected
     # A few are stolen by a worker that would be idle.
     assert N_CHUNKS <= log.stat().st_size < 3 * N_CHUNKS < passes * N_CHUNKS
 
@@ -127,21 +129,25 @@ class Record(SchedulerPlugin):
 def test_the_scheduler_saw_every_chunk_on_a_worker(dataset, three_workers):
     record = Record()
     three_workers.cluster.scheduler.add_plugin(record)
-    slow = replace(rows_of(dataset), read=SlowReader(rows_of(dataset).read, 0.02))
-    counts = collect_pass(ClippedPCA(), FitState(None), slow, DaskExecutor(three_workers), seed=0)
+    slow = replace(
+        make_test_row_source(dataset), read=SlowReader(make_test_row_source(dataset).read, 0.02)
+    )
+    counts = collect_pass_statistics(
+        ClippedPCA(), FitState(None), slow, DaskExecutor(three_workers), seed=0
+    )
     three_workers.cluster.scheduler.remove_plugin(record.name)
     assert counts.n_samples == dataset.n_rows
     done = [task for task in record.done if not task[0].endswith("-function")]
-    assert len({key for key, _, _ in done}) == -(-N_CHUNKS // GROUP_CHUNKS)
+    assert len({key for key, _, _ in done}) == -(-N_CHUNKS // CHUNKS_PER_GROUP)
     assert {worker for _, worker, _ in done} == set(three_workers.scheduler_info()["workers"])
-    folded = sum(array.nbytes for array in counts.arrays().values())
+    folded = sum(array.nbytes for array in counts.to_arrays().values())
     assert max(nbytes for _, _, nbytes in record.done) <= folded + 4096
 
 
 def test_client_memory_is_flat_from_50_to_500_chunks(tmp_path, three_workers):
     X = np.random.default_rng(1).integers(0, 2, (500 * 64, 256), dtype=np.uint8)
-    few = write(tmp_path / "few.zarr", X[: 50 * 64], words_per_chunk=1)
-    many = write(tmp_path / "many.zarr", X, words_per_chunk=1)
+    few = write_arrays(tmp_path / "few.zarr", X[: 50 * 64], words_per_chunk=1)
+    many = write_arrays(tmp_path / "many.zarr", X, words_per_chunk=1)
     executor = DaskExecutor(three_workers)
     growth_during_pass(few, executor)  # the first pass imports and connects
     statistic = 256 * 256 * 8
@@ -154,10 +160,10 @@ def growth_during_pass(dataset: BinaryDataset, executor: DaskExecutor) -> int:
     before = process.memory_info().rss
     sizes = [before]
     model = ClippedPCA()
-    collect_pass(
+    collect_pass_statistics(
         model,
         FitState(None),
-        rows_of(dataset),
+        make_test_row_source(dataset),
         executor,
         seed=0,
         progress=lambda *_: sizes.append(process.memory_info().rss),
@@ -167,8 +173,8 @@ def growth_during_pass(dataset: BinaryDataset, executor: DaskExecutor) -> int:
 
 def test_the_client_holds_few_partial_results(tmp_path, three_workers):
     """No more than a tree merge needs, log2 of their number, whatever waits on the workers."""
-    X, _ = probit_rows(500 * 64, 8, 3, seed=1)
-    rows = rows_of(write(tmp_path / "d.zarr", X, words_per_chunk=1))
+    X, _ = draw_probit_rows(500 * 64, 8, 3, seed=1)
+    rows = make_test_row_source(write_arrays(tmp_path / "d.zarr", X, words_per_chunk=1))
     held: list[int] = []
 
     def count(label: str, done: int, total: int, n_rows: int) -> None:
@@ -177,23 +183,25 @@ def test_the_client_holds_few_partial_results(tmp_path, three_workers):
 
     before = sum(isinstance(found, PairCounts) for found in gc.get_objects())
     executor = DaskExecutor(three_workers)
-    collect_pass(ClippedPCA(), FitState(None), rows, executor, seed=0, progress=count)
+    collect_pass_statistics(ClippedPCA(), FitState(None), rows, executor, seed=0, progress=count)
     assert len(held) == 12
-    assert max(held) - before <= np.log2(500 / GROUP_CHUNKS) + 3
+    assert max(held) - before <= np.log2(500 / CHUNKS_PER_GROUP) + 3
 
 
 def test_what_nobody_waits_for_is_stopped(three_workers, tmp_path):
     """Items under way end at the next question, and the scheduler forgets all of them."""
     executors = [ThreadsExecutor(3), DaskExecutor(three_workers)]
     for executor, log in zip(executors, (tmp_path / "threads", tmp_path / "dask"), strict=True):
-        endless = Endless(str(log))
+        endless = EndlessTask(str(log))
         found = executor.map(endless, range(-5, 50))
         first = next(found)  # six are submitted by now, nothing endless before them
-        eventually(lambda endless=endless: len(endless.numbers("gave")) == 6)
+        eventually(lambda endless=endless: len(endless.list_numbers("gave")) == 6)
         assert [first, *islice(found, 5)] == [-5, -4, -3, -2, -1, 0]
-        eventually(lambda endless=endless: len(endless.numbers("began")) == 3)
+        eventually(lambda endless=endless: len(endless.list_numbers("began")) == 3)
         found.close()
-        eventually(lambda endless=endless: endless.numbers("ended") == endless.numbers("began"))
+        eventually(
+            lambda endless=endless: endless.list_numbers("ended") == endless.list_numbers("began")
+        )
     eventually(lambda: three_workers.run_on_scheduler(_number_of_tasks) == 0)
 
 
@@ -263,7 +271,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 def test_overlapping_users_share_one_blas_thread():
     """The last to leave restores what the first found, in whatever order they leave."""
     found = _blas_threads()
-    first, second = one_blas_thread(), one_blas_thread()
+    first, second = limit_blas_threads(), limit_blas_threads()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -300,7 +308,7 @@ def test_a_library_that_is_loaded_later_has_one_thread_too():
 
 
 def _limited_threads() -> set[int]:
-    with one_blas_thread():
+    with limit_blas_threads():
         return _blas_threads()
 
 

@@ -14,21 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, Rows
+from pipeline.data.blocks import BinaryBlock, RowSource
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import collect_first, fit, fit_pass, start
-from pipeline.learning.convergence import ByObjective, ByPatience, ended, stop_warning
+from pipeline.fitting.loop import collect_first_statistics, fit_model, fit_pass, initialize_fit
+from pipeline.learning.convergence import (
+    ObjectiveCriterion,
+    PatienceCriterion,
+    describe_early_stop,
+    is_stage_over,
+)
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import FitState
-from pipeline.params import array
-from pipeline.passes.collect import collect
+from pipeline.params import array_field
+from pipeline.passes.collect import collect_statistics
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
+from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 from tests.models.climber import Climber
-from tests.support.strategies import Data, chunkings, memory_rows, tables
+from tests.support.strategies import DenseData, chunkings, make_memory_rows, tables
 
 SERIAL = SerialExecutor()
 EXECUTORS = [SERIAL, ThreadsExecutor(1), ThreadsExecutor(3)]
@@ -44,7 +49,7 @@ class Trace:
         self.alive.add(self)
 
     @classmethod
-    def of_block(cls, block: BinaryBlock) -> Trace:
+    def from_block(cls, block: BinaryBlock) -> Trace:
         return cls(str(block.rows[0]), block.n_samples)
 
     def merge(self, other: Trace) -> Trace:
@@ -58,12 +63,12 @@ class Trace:
 
 def one_row_chunks(n_rows: int, keep: Sequence[bool] | None = None) -> Any:
     in_split = None if keep is None else np.array(keep)
-    return memory_rows(Data(np.zeros((n_rows, 1), np.uint8), keep=in_split), [1] * n_rows)
+    return make_memory_rows(DenseData(np.zeros((n_rows, 1), np.uint8), keep=in_split), [1] * n_rows)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_chunks_fold_in_groups_and_groups_merge_in_a_tree(executor: Any) -> None:
-    folded = collect(Trace.of_block, one_row_chunks(29), executor, "trace")
+    folded = collect_statistics(Trace.from_block, one_row_chunks(29), executor, "trace")
     first = "(((((((0 1) 2) 3) 4) 5) 6) 7)"
     second = "(((((((8 9) 10) 11) 12) 13) 14) 15)"
     third = "(((((((16 17) 18) 19) 20) 21) 22) 23)"
@@ -74,7 +79,10 @@ def test_chunks_fold_in_groups_and_groups_merge_in_a_tree(executor: Any) -> None
 
 def test_groups_without_rows_of_the_split_are_passed_over() -> None:
     keep = [k in (3, 5, 20) for k in range(29)]
-    assert collect(Trace.of_block, one_row_chunks(29, keep), SERIAL, "trace").text == "((3 5) 20)"
+    assert (
+        collect_statistics(Trace.from_block, one_row_chunks(29, keep), SERIAL, "trace").text
+        == "((3 5) 20)"
+    )
 
 
 def test_few_partial_results_are_held_at_a_time() -> None:
@@ -83,23 +91,27 @@ def test_few_partial_results_are_held_at_a_time() -> None:
     def watched(block: BinaryBlock) -> Trace:
         nonlocal most
         most = max(most, len(Trace.alive))
-        return Trace.of_block(block)
+        return Trace.from_block(block)
 
-    collect(watched, one_row_chunks(8 * 128), SERIAL, "trace")
+    collect_statistics(watched, one_row_chunks(8 * 128), SERIAL, "trace")
     assert most <= 12
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 20])
 def test_a_pass_over_no_rows_is_refused(n_rows: int) -> None:
     with pytest.raises(FitError, match="Expected at least one row, got none"):
-        collect(Trace.of_block, one_row_chunks(n_rows, [False] * n_rows), SERIAL, "trace")
+        collect_statistics(
+            Trace.from_block, one_row_chunks(n_rows, [False] * n_rows), SERIAL, "trace"
+        )
 
 
 def test_progress_is_told_of_every_task() -> None:
     told: list[tuple[Any, ...]] = []
     keep = [k < 16 for k in range(20)]
     rows = one_row_chunks(20, keep)
-    collect(Trace.of_block, rows, SERIAL, "trace", progress=lambda *news: told.append(news))
+    collect_statistics(
+        Trace.from_block, rows, SERIAL, "trace", progress=lambda *news: told.append(news)
+    )
     assert told == [
         ("trace", 0, 3, 0),
         ("trace", 1, 3, 8),
@@ -108,21 +120,21 @@ def test_progress_is_told_of_every_task() -> None:
     ]
 
 
-def counted(data: Data, sizes: Sequence[int], executor: Any, budget: int) -> PairCounts:
-    rows = memory_rows(data, sizes)
-    cut = tiles(rows.n_features, 1, budget)
-    summarize = partial(PairCounts.of_block, pooled=True)
-    return collect(summarize, rows, executor, "pairs", cut)
+def counted(data: DenseData, sizes: Sequence[int], executor: Any, budget: int) -> PairCounts:
+    rows = make_memory_rows(data, sizes)
+    cut = make_tiles(rows.n_features, 1, budget)
+    summarize = partial(PairCounts.from_block, pooled=True)
+    return collect_statistics(summarize, rows, executor, "pairs", cut)
 
 
 @settings(deadline=None, max_examples=40)
 @given(tables(st.integers(1, 9), splits=True), st.integers(1, 9), st.data())
-def test_a_tiled_pass_equals_the_whole(data: Data, side: int, draw: st.DataObject) -> None:
+def test_a_tiled_pass_equals_the_whole(data: DenseData, side: int, draw: st.DataObject) -> None:
     if data.keep is not None and not data.keep.any():
         return
     sizes = draw.draw(chunkings(len(data.X)))
-    whole = counted(data, sizes, SERIAL, 1 << 30).arrays()
-    tiled = counted(data, sizes, ThreadsExecutor(2), 64 * side**2).arrays()
+    whole = counted(data, sizes, SERIAL, 1 << 30).to_arrays()
+    tiled = counted(data, sizes, ThreadsExecutor(2), 64 * side**2).to_arrays()
     assert whole.keys() == tiled.keys()
     for name, values in whole.items():
         np.testing.assert_array_equal(tiled[name], values, err_msg=name, strict=True)
@@ -132,7 +144,7 @@ def test_a_tiled_pass_equals_the_whole(data: Data, side: int, draw: st.DataObjec
 class ShareParams:
     """Share of ones of each feature."""
 
-    share: NDArray[np.float64] = array("feature")
+    share: NDArray[np.float64] = array_field("feature")
 
 
 @dataclass(frozen=True)
@@ -162,7 +174,7 @@ class Shares(Model):
     """Steps halfway to the share of noisy ones in each pass: an iterative model that converges."""
 
     name: ClassVar[str] = "shares"
-    first: ClassVar[type[FeatureCounts]] = FeatureCounts
+    first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[Any] = ShareStatistics
     params: ClassVar[type[ShareParams]] = ShareParams
     max_iter: int = 50
@@ -176,7 +188,7 @@ class Shares(Model):
     def summarize(
         self, params: ShareParams, working: Any, block: BinaryBlock, rng: RowRandom
     ) -> ShareStatistics:
-        X = block.dense() + self.noise * rng.normal(block.rows, block.n_features)
+        X = block.unpack_values() + self.noise * rng.normal(block.rows, block.n_features)
         objective = -float(((X - params.share) ** 2).sum())
         return ShareStatistics(block.n_samples, X.sum(axis=0), objective)
 
@@ -188,12 +200,12 @@ class Shares(Model):
 
 
 X = np.random.default_rng(0).integers(0, 2, (300, 3), dtype=np.uint8)
-ROWS = memory_rows(Data(X), [20] * 15)
+ROWS = make_memory_rows(DenseData(X), [20] * 15)
 
 
 def test_an_iterative_fit_goes_on_until_it_converges() -> None:
     model = Shares(tol=1e-9)
-    state = fit(model, ROWS, SERIAL)
+    state = fit_model(model, ROWS, SERIAL)
     assert 2 < state.iteration == len(state.history) < model.max_iter
     np.testing.assert_allclose(state.params.share, X.mean(axis=0), atol=1e-4)
     assert np.all(np.diff(state.history) > 0)
@@ -203,7 +215,7 @@ def test_an_iterative_fit_goes_on_until_it_converges() -> None:
 
 
 def test_a_fit_that_stops_early_says_so() -> None:
-    state = fit(Shares(max_iter=3), ROWS, SERIAL)
+    state = fit_model(Shares(max_iter=3), ROWS, SERIAL)
     assert state.iteration == 3
     (notice,) = state.warnings
     assert "stopped at max_iter=3 before converging" in notice.text
@@ -213,24 +225,24 @@ def test_a_fit_that_stops_early_says_so() -> None:
 def test_a_resumed_fit_gives_the_same_bytes(executor: Any) -> None:
     states: list[FitState] = []
     model = Shares(noise=0.5, max_iter=6, tol=0.0)
-    whole = fit(model, ROWS, SERIAL, seed=7, checkpoint=states.append)
+    whole = fit_model(model, ROWS, SERIAL, seed=7, checkpoint=states.append)
     assert [state.iteration for state in states] == [1, 2, 3, 4, 5, 6]
-    resumed = fit(model, ROWS, executor, seed=7, state=states[2])
+    resumed = fit_model(model, ROWS, executor, seed=7, state=states[2])
     assert resumed.history == whole.history
     assert resumed.params.share.tobytes() == whole.params.share.tobytes()
     assert resumed.warnings == whole.warnings
 
 
 def test_a_finished_fit_is_not_fitted_again() -> None:
-    done = fit(Shares(), ROWS, SERIAL)
+    done = fit_model(Shares(), ROWS, SERIAL)
     told: list[Any] = []
-    assert fit(Shares(), ROWS, SERIAL, state=done, checkpoint=told.append) == done
+    assert fit_model(Shares(), ROWS, SERIAL, state=done, checkpoint=told.append) == done
     assert told == []
 
 
 def test_every_pass_draws_anew_and_every_seed() -> None:
     model = Shares(noise=0.5, max_iter=2, tol=0.0)
-    first = start(model, collect_first(model, ROWS, SERIAL, 0), 7)
+    first = initialize_fit(model, collect_first_statistics(model, ROWS, SERIAL, 0), 7)
     second = replace(first, iteration=1)
     passes = [
         fit_pass(model, state, ROWS, SERIAL, seed).history[-1]
@@ -242,8 +254,8 @@ def test_every_pass_draws_anew_and_every_seed() -> None:
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_seeds_out_of_range_are_refused(seed: int) -> None:
     with pytest.raises(FitError, match=rf"--seed: Expected .* got {seed}\."):
-        fit(Shares(noise=0.5), ROWS, SERIAL, seed)
-    fit(Shares(noise=0.5, max_iter=2), ROWS, SERIAL, 2**63 - 1)
+        fit_model(Shares(noise=0.5), ROWS, SERIAL, seed)
+    fit_model(Shares(noise=0.5, max_iter=2), ROWS, SERIAL, 2**63 - 1)
 
 
 def test_statistics_collected_before_stand_for_the_first_pass_only() -> None:
@@ -254,9 +266,9 @@ def test_statistics_collected_before_stand_for_the_first_pass_only() -> None:
         return ROWS.read(key)
 
     model = Shares(max_iter=2, tol=0.0)
-    state = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
+    state = initialize_fit(model, collect_first_statistics(model, ROWS, SERIAL, 0), 0)
     given_statistics = ShareStatistics(10, np.array([10.0, 0.0, 5.0]), -20.0)
-    fitted = fit(
+    fitted = fit_model(
         model, replace(ROWS, read=reading), SERIAL, state=state, statistics=given_statistics
     )
     assert fitted.history[0] == -2.0
@@ -272,7 +284,7 @@ def test_the_loop_asks_the_executor_alone() -> None:
             self.items.append(len(listed))
             return super().map(function, listed)
 
-    fit(Shares(max_iter=2, tol=0.0), ROWS, Counting())
+    fit_model(Shares(max_iter=2, tol=0.0), ROWS, Counting())
     assert Counting.items == [2, 2, 2]
 
 
@@ -293,20 +305,20 @@ def test_the_loop_asks_the_executor_alone() -> None:
 def test_converged_and_stopped_are_different_answers(
     history: Sequence[float], converged: bool, stopped: bool
 ) -> None:
-    convergence = ByObjective(max_iter=4, tol=1e-3)
-    assert convergence.converged(history) == converged
-    assert ended(convergence, history) == (converged or stopped)
-    assert bool(stop_warning(convergence, history)) == (stopped and not converged)
+    convergence = ObjectiveCriterion(max_iter=4, tol=1e-3)
+    assert convergence.has_converged(history) == converged
+    assert is_stage_over(convergence, history) == (converged or stopped)
+    assert bool(describe_early_stop(convergence, history)) == (stopped and not converged)
 
 
 def test_one_pass_models_converge_in_one_pass() -> None:
-    monitor = ByObjective(max_iter=1, tol=0.0)
-    assert not monitor.converged([])
-    assert monitor.converged([0.0])
-    assert stop_warning(monitor, [0.0]) is None
+    monitor = ObjectiveCriterion(max_iter=1, tol=0.0)
+    assert not monitor.has_converged([])
+    assert monitor.has_converged([0.0])
+    assert describe_early_stop(monitor, [0.0]) is None
 
 
-def reads_of(model: Model, rows: Rows = ROWS) -> tuple[FitState, list[int]]:
+def reads_of(model: Model, rows: RowSource = ROWS) -> tuple[FitState, list[int]]:
     """A fit, and the chunks that it read after its first counts."""
     read: list[int] = []
 
@@ -314,29 +326,29 @@ def reads_of(model: Model, rows: Rows = ROWS) -> tuple[FitState, list[int]]:
         read.append(key)
         return rows.read(key)
 
-    state = start(model, collect_first(model, rows, SERIAL, 0), 0)
-    return fit(model, replace(rows, read=reading), SERIAL, state=state), read
+    state = initialize_fit(model, collect_first_statistics(model, rows, SERIAL, 0), 0)
+    return fit_model(model, replace(rows, read=reading), SERIAL, state=state), read
 
 
 def test_starts_share_their_passes() -> None:
     model = BernoulliMixture(n_components=3, starts=4, max_iter=7)
     whole, read = reads_of(model)
-    first = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
+    first = initialize_fit(model, collect_first_statistics(model, ROWS, SERIAL, 0), 0)
     assert len(first.starts) == 4
     # and one pass for errors
     assert len(read) == ROWS.n_chunks * (whole.iteration + 1) <= ROWS.n_chunks * (2 * 7 + 1)
     # Each as if it were alone.
-    alone = [fit(model, ROWS, SERIAL, state=replace(s, starts=())) for s in first.starts]
+    alone = [fit_model(model, ROWS, SERIAL, state=replace(s, starts=())) for s in first.starts]
     assert whole.history[0] >= max(done.history[-1] for done in alone) - 1e-12
 
 
 def test_a_fit_with_starts_goes_on_anywhere() -> None:
     states: list[FitState] = []
     model = BernoulliMixture(n_components=2, starts=3, max_iter=9)
-    whole = fit(model, ROWS, SERIAL, checkpoint=states.append)
+    whole = fit_model(model, ROWS, SERIAL, checkpoint=states.append)
     assert any(state.starts for state in states)
     for state in states:
-        again = fit(model, ROWS, ThreadsExecutor(2), state=state)
+        again = fit_model(model, ROWS, ThreadsExecutor(2), state=state)
         assert again.params.probabilities.tobytes() == whole.params.probabilities.tobytes()
 
 
@@ -347,8 +359,8 @@ def test_central_steps_read_the_rows_once() -> None:
     assert read == [*range(ROWS.n_chunks)]
     assert len(state.history) > 5
     assert np.all(np.diff(state.history) > 0)
-    first = start(model, collect_first(model, ROWS, SERIAL, 0), 0)
-    fit(model, ROWS, SERIAL, state=first, progress=lambda label, *_: told.append(label))
+    first = initialize_fit(model, collect_first_statistics(model, ROWS, SERIAL, 0), 0)
+    fit_model(model, ROWS, SERIAL, state=first, progress=lambda label, *_: told.append(label))
     assert any(label.startswith("feature counts, pass 3, -") for label in told)
 
 
@@ -358,8 +370,8 @@ class Passing(Shares):
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
         return FitState(ShareParams(np.zeros(first.ones.shape[1])))
 
-    def convergence(self, state: FitState) -> ByPatience:
-        return ByPatience(self.max_iter, patience=2)
+    def get_convergence_criterion(self, state: FitState) -> PatienceCriterion:
+        return PatienceCriterion(self.max_iter, patience=2)
 
     def update(self, state: FitState, statistics: Any, map_items: Any, rng: Any) -> FitState:
         return replace(state, params=ShareParams(state.params.share + 0.1))
@@ -367,11 +379,11 @@ class Passing(Shares):
 
 def test_the_best_pass_is_kept_where_a_stage_waits_for_better() -> None:
     states: list[FitState] = []
-    done = fit(Passing(), ROWS, SERIAL, checkpoint=states.append)
+    done = fit_model(Passing(), ROWS, SERIAL, checkpoint=states.append)
     best = int(np.argmax(done.history))
     assert 2 < best == len(done.history) - 3
     np.testing.assert_allclose(done.params.share, 0.1 * best)
-    again = fit(Passing(), ROWS, SERIAL, state=states[best])  # the best is in the checkpoint
+    again = fit_model(Passing(), ROWS, SERIAL, state=states[best])  # the best is in the checkpoint
     np.testing.assert_array_equal(again.params.share, done.params.share)
     assert done.warnings == ()
 
@@ -385,6 +397,6 @@ def test_updates_draw_from_a_generator_of_their_own() -> None:
             return super().update(state, statistics, map_items, rng)
 
     for seed in (1, 1, 2):
-        fit(Drawing(max_iter=3, tol=0.0), ROWS, SERIAL, seed)
+        fit_model(Drawing(max_iter=3, tol=0.0), ROWS, SERIAL, seed)
     assert drawn[:3] == drawn[3:6]
     assert len({*drawn}) == 6

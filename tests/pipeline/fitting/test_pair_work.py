@@ -12,17 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.executors.cancellation import Unwanted, while_wanted
+from pipeline.executors.cancellation import Cancelled, run_cancellable
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import fit
-from pipeline.fitting.pair_work import Pairs, in_memory
-from pipeline.learning.convergence import ByPasses, Convergence
+from pipeline.fitting.loop import fit_model
+from pipeline.fitting.pair_work import RowPairJob, run_in_memory
+from pipeline.learning.convergence import ConvergenceCriterion, PassCountCriterion
 from pipeline.models.state import FitState
-from pipeline.passes.row_ranges import Described, rows_by_chunk, rows_per_run, runs_of
+from pipeline.passes.row_ranges import (
+    ArrayDescriptions,
+    choose_rows_per_range,
+    count_rows_by_chunk,
+    split_into_ranges,
+)
 from pipeline.statistics.counts import FeatureCounts
 from tests.models.neighbours import FAR, Neighbours
-from tests.support.strategies import Data, chunkings, memory_rows, tables
+from tests.support.strategies import DenseData, chunkings, make_memory_rows, tables
 
 SERIAL = SerialExecutor()
 RUN = 17
@@ -31,16 +36,16 @@ RUN = 17
 @pytest.fixture(autouse=True, scope="module")
 def short_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.passes.row_ranges._FEWEST_ROWS", RUN)
+        patch.setattr("pipeline.passes.row_ranges._MIN_ROWS", RUN)
         yield
 
 
-def pairs_of(data: Data, sizes: list[int], k: int = 3) -> Pairs:
-    rows = memory_rows(data, sizes)
-    return Pairs(partial(Neighbours(k=k).compare, None, {}), rows, rows)
+def pairs_of(data: DenseData, sizes: list[int], k: int = 3) -> RowPairJob:
+    rows = make_memory_rows(data, sizes)
+    return RowPairJob(partial(Neighbours(k=k).compare, None, {}), rows, rows)
 
 
-def nearest(data: Data, k: int) -> tuple[np.ndarray, np.ndarray]:
+def nearest(data: DenseData, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows of the split, and their nearest: sorted by distance, then by row."""
     rows = np.arange(len(data.X)) if data.keep is None else np.flatnonzero(data.keep)
     X, mask = data.X[rows].astype(np.int64), data.mask[rows].astype(np.int64)
@@ -53,25 +58,25 @@ def nearest(data: Data, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 @settings(deadline=None, max_examples=60)
 @given(data=tables(splits=True), k=st.integers(1, 5), draw=st.data())
-def test_neighbours_are_those_of_all_pairs(data: Data, k: int, draw: st.DataObject) -> None:
+def test_neighbours_are_those_of_all_pairs(data: DenseData, k: int, draw: st.DataObject) -> None:
     pairs = pairs_of(data, draw.draw(chunkings(len(data.X))), k)
-    found = in_memory(pairs, SERIAL)
+    found = run_in_memory(pairs, SERIAL)
     rows, expected = nearest(data, k)
-    assert found.n_runs == -(-len(rows) // RUN)
-    parts = [found.read(key) for key in range(found.n_runs)]
+    assert found.n_ranges == -(-len(rows) // RUN)
+    parts = [found.read(key) for key in range(found.n_ranges)]
     assert [row for part in parts for row in part["row"]] == rows.tolist()
     np.testing.assert_array_equal(
         np.concatenate([expected[:0], *(part["nearest"] for part in parts)]), expected
     )
     for part in parts:
         assert {n: (a.shape[1:], str(a.dtype)) for n, a in part.items()} == {
-            n: (shape, dtype) for n, (_, shape, dtype) in pairs.described().items()
+            n: (shape, dtype) for n, (_, shape, dtype) in pairs.describe_arrays().items()
         }
 
 
-def drawn() -> Data:
+def drawn() -> DenseData:
     rng = np.random.default_rng(0)
-    return Data(rng.integers(0, 2, (200, 9), np.uint8), None, rng.integers(0, 3, 200))
+    return DenseData(rng.integers(0, 2, (200, 9), np.uint8), None, rng.integers(0, 3, 200))
 
 
 def test_a_task_reads_its_chunks_then_all_others_one_by_one() -> None:
@@ -79,40 +84,40 @@ def test_a_task_reads_its_chunks_then_all_others_one_by_one() -> None:
 
     def read(key: int) -> Any:
         keys.append(key)
-        return memory_rows(drawn(), [50] * 4).read(key)
+        return make_memory_rows(drawn(), [50] * 4).read(key)
 
     rows = replace(pairs.rows, read=read)
     watched = replace(pairs, rows=rows, others=rows)
-    run = runs_of([50] * 4, 75)[1]  # rows 75 to 149
+    run = split_into_ranges([50] * 4, 75)[1]  # rows 75 to 149
     assert watched(run)["row"].tolist() == [*range(75, 150)]
     assert keys == [1, 2, 0, 1, 2, 3]
 
 
 def test_an_interrupted_task_is_given_up() -> None:
-    pairs, run = pairs_of(drawn(), [200]), runs_of([200], 200)[0]
-    with pytest.raises(Unwanted):
-        while_wanted(lambda: False, pairs, run)
+    pairs, run = pairs_of(drawn(), [200]), split_into_ranges([200], 200)[0]
+    with pytest.raises(Cancelled):
+        run_cancellable(lambda: False, pairs, run)
 
 
 def test_progress_is_told_of_every_task() -> None:
     told: list[Any] = []
-    in_memory(pairs_of(drawn(), [90, 110]), SERIAL, lambda *what: told.append(what))
+    run_in_memory(pairs_of(drawn(), [90, 110]), SERIAL, lambda *what: told.append(what))
     assert told[0] == ("pairs", 0, 12, 0)
     assert told[-1] == ("pairs", 12, 12, 200)
     assert [done for _, done, _, _ in told] == [*range(13)]
 
 
 def test_small_data_are_cut_for_all_workers_and_wide_results_for_memory() -> None:
-    arrays: Described = {"row": ((), (), "int64"), "wide": (("a",), (1 << 19,), "float64")}
-    assert rows_per_run(arrays, 10**6) == (16 << 20) // (8 << 19) == 4
-    assert rows_per_run({"row": ((), (), "int64")}, 10**9) == 1 << 17
-    assert rows_per_run({"row": ((), (), "int64")}, 0) == 1
-    assert rows_by_chunk(memory_rows(drawn(), [90, 110]), SERIAL) == [90, 110]
+    arrays: ArrayDescriptions = {"row": ((), (), "int64"), "wide": (("a",), (1 << 19,), "float64")}
+    assert choose_rows_per_range(arrays, 10**6) == (16 << 20) // (8 << 19) == 4
+    assert choose_rows_per_range({"row": ((), (), "int64")}, 10**9) == 1 << 17
+    assert choose_rows_per_range({"row": ((), (), "int64")}, 0) == 1
+    assert count_rows_by_chunk(make_memory_rows(drawn(), [90, 110]), SERIAL) == [90, 110]
 
 
 def test_threads_give_the_bytes_of_serial_and_no_pass_is_made() -> None:
-    rows = memory_rows(drawn(), [90, 110])
-    states = [fit(Neighbours(), rows, executor) for executor in (SERIAL, ThreadsExecutor(3))]
+    rows = make_memory_rows(drawn(), [90, 110])
+    states = [fit_model(Neighbours(), rows, executor) for executor in (SERIAL, ThreadsExecutor(3))]
     for name, values in vars(states[0].params).items():
         assert values.tobytes() == getattr(states[1].params, name).tobytes(), name
     assert (states[0].iteration, states[0].history, states[0].done) == (0, (), True)
@@ -125,12 +130,12 @@ class Counting(Neighbours):
 
     max_iter: int = field(default=1, init=False)
 
-    def convergence(self, state: FitState) -> Convergence:
-        return ByPasses(1)
+    def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
+        return PassCountCriterion(1)
 
     def summarize(self, params: Any, working: Any, block: Any, rng: Any) -> FeatureCounts:
         assert len(params.bits) == 200
-        return FeatureCounts.of_block(block)
+        return FeatureCounts.from_block(block)
 
     def update(self, state: FitState, statistics: Any, map_items: Any, rng: Any) -> FitState:
         counted = {"ones": int(statistics.ones.sum())}
@@ -138,8 +143,8 @@ class Counting(Neighbours):
 
 
 def test_passes_follow_where_the_model_wants_some() -> None:
-    rows = memory_rows(drawn(), [90, 110])
-    state, alone = fit(Counting(), rows, SERIAL), fit(Neighbours(), rows, SERIAL)
+    rows = make_memory_rows(drawn(), [90, 110])
+    state, alone = fit_model(Counting(), rows, SERIAL), fit_model(Neighbours(), rows, SERIAL)
     assert (state.iteration, state.done) == (1, True)
     assert state.diagnostics == {"n_components": 2, "ones": int(drawn().X.sum())}
     np.testing.assert_array_equal(state.params.smoothed, alone.params.smoothed)

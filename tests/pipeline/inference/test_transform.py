@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.cancellation import Unwanted, while_wanted
-from pipeline.inference.transform import Transform, described_codes
+from pipeline.executors.cancellation import Cancelled, run_cancellable
+from pipeline.inference.transform import TransformTask, describe_codes
 from pipeline.models.clipped_pca import ClippedPCA
-from pipeline.params import named_arrays
-from pipeline.passes.row_ranges import count_kept, runs_of
+from pipeline.params import get_named_arrays
+from pipeline.passes.row_ranges import count_split_rows, split_into_ranges
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, memory_rows
+from tests.support.strategies import DenseData, make_memory_rows
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(1, 40))
 def test_runs_hold_every_row_once(n_rows: list[int], size: int) -> None:
-    runs = runs_of(n_rows, size)
+    runs = split_into_ranges(n_rows, size)
     owner = np.repeat(np.arange(len(n_rows)), n_rows)
     for key, run in enumerate(runs):
         assert (run.key, run.start) == (key, key * size)
@@ -41,22 +41,22 @@ class Plain(ClippedPCA):
 
     def transform(self, params: Any, block: BinaryBlock, rng: RowRandom) -> dict[str, Any]:
         row = np.where(block.rows < self.limit, block.rows, np.nan).astype(np.float64)
-        share = block.dense().mean(axis=1) if block.n_samples else np.zeros(0)
+        share = block.unpack_values().mean(axis=1) if block.n_samples else np.zeros(0)
         return {"mean": np.column_stack([row, share]), "segment": np.full(len(row), block.segment)}
 
 
-def transform(model: Plain, data: Data, sizes: list[int]) -> Transform:
+def transform(model: Plain, data: DenseData, sizes: list[int]) -> TransformTask:
     params = model.params(*[np.zeros(1)] * 6)
-    arrays = {name: values for name, (_, values) in named_arrays(params).items()}
+    arrays = {name: values for name, (_, values) in get_named_arrays(params).items()}
     segments = np.array([7, -1, 5])
-    rows = memory_rows(data, sizes)
-    return Transform(model, lambda: arrays, RowRandom(0), rows.read, segments, "float32")
+    rows = make_memory_rows(data, sizes)
+    return TransformTask(model, lambda: arrays, RowRandom(0), rows.read, segments, "float32")
 
 
-def drawn() -> Data:
+def drawn() -> DenseData:
     rng = np.random.default_rng(0)
     X = rng.integers(0, 2, (500, 5), np.uint8)
-    return Data(X, None, rng.integers(0, 3, len(X)))
+    return DenseData(X, None, rng.integers(0, 3, len(X)))
 
 
 @pytest.mark.parametrize("size", [1, 64, 130, 500])
@@ -64,7 +64,7 @@ def test_rows_come_in_their_original_order(size: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr("pipeline.inference.transform._CELLS_AT_ONCE", 5)  # portions of 64 rows
     data, sizes = drawn(), [200, 130, 170]
     work = transform(Plain(), data, sizes)
-    parts = [work(run) for run in runs_of(sizes, size)]
+    parts = [work(run) for run in split_into_ranges(sizes, size)]
     codes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     assert codes["mean"].dtype == np.float32
     assert codes["segment"].dtype == np.int64
@@ -76,21 +76,21 @@ def test_rows_come_in_their_original_order(size: int, monkeypatch: pytest.Monkey
 
 def test_codes_that_are_not_finite_are_refused_by_row() -> None:
     work = transform(Plain(limit=321), drawn(), [200, 300])
-    runs = runs_of([200, 300], 100)
+    runs = split_into_ranges([200, 300], 100)
     work(runs[2])
     with pytest.raises(FitError, match=r"row 322: Expected finite codes, got others in mean\."):
         work(runs[3])
 
 
 def test_an_interrupted_run_is_given_up() -> None:
-    codes, run = transform(Plain(), drawn(), [500]), runs_of([500], 500)[0]
-    assert while_wanted(lambda: True, codes, run)
-    with pytest.raises(Unwanted, match="interrupted"):
-        while_wanted(lambda: False, codes, run)
+    codes, run = transform(Plain(), drawn(), [500]), split_into_ranges([500], 500)[0]
+    assert run_cancellable(lambda: True, codes, run)
+    with pytest.raises(Cancelled, match="interrupted"):
+        run_cancellable(lambda: False, codes, run)
 
 
 def test_all_rows_are_kept_without_a_split() -> None:
-    assert count_kept(memory_rows(drawn(), [200, 300]).read, 1) == 300
+    assert count_split_rows(make_memory_rows(drawn(), [200, 300]).read, 1) == 300
 
 
 def test_axes_are_named_as_the_model_declares() -> None:
@@ -111,10 +111,10 @@ def test_axes_are_named_as_the_model_declares() -> None:
                 "label": np.zeros(n, np.int64),
             }
 
-    assert described_codes(Wide(), None, 3, "float32") == {
+    assert describe_codes(Wide(), None, 3, "float32") == {
         "mean": (("component",), (3,), "float32"),
         "covariance": (("component", "component_j"), (3, 3), "float32"),
         "layer": (("feature",), (3,), "float32"),
         "label": ((), (), "int64"),
     }
-    assert block_of(np.zeros((0, 3), np.uint8)).n_samples == 0
+    assert pack_block(np.zeros((0, 3), np.uint8)).n_samples == 0

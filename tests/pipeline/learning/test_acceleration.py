@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.learning.acceleration import squarem_step
+from pipeline.learning.acceleration import choose_squarem_step
 
 Array = NDArray[np.float64]
 
@@ -31,7 +31,7 @@ def accelerated(
     """The end, the objectives accepted, and the steps taken back."""
     at, memory, history, rejected = np.zeros(4), {}, [], 0
     for _ in range(n_passes):
-        found = squarem_step(at, mapped(at), height(at), memory)
+        found = choose_squarem_step(at, mapped(at), height(at), memory)
         history += [height(at)] if found.accepted else []
         rejected += not found.accepted
         at, memory = found.parameters, found.memory
@@ -65,7 +65,7 @@ def test_extrapolations_that_fall_are_taken_back() -> None:
 def test_the_memory_is_arrays() -> None:
     at, memory = np.zeros(4), {}
     for _ in range(5):
-        found = squarem_step(at, step(at), objective(at), memory)
+        found = choose_squarem_step(at, step(at), objective(at), memory)
         at, memory = found.parameters, found.memory
         assert all(isinstance(value, np.ndarray) for value in memory.values())
 
@@ -74,7 +74,7 @@ def test_the_memory_is_arrays() -> None:
 def test_a_fixed_point_stays(at: Array) -> None:
     memory = {}
     for _ in range(6):
-        found = squarem_step(at, at, 0.0, memory)
+        found = choose_squarem_step(at, at, 0.0, memory)
         np.testing.assert_array_equal(found.parameters, at)
         assert found.accepted
         memory = found.memory

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.learning import batches as module
-from pipeline.learning.batches import batches
+from pipeline.learning.batches import iter_batches
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, chunkings, memory_blocks, tables
+from tests.support.strategies import DenseData, chunkings, make_memory_blocks, tables
 
 RNG = RowRandom(5, 2)
 
@@ -18,12 +18,12 @@ RNG = RowRandom(5, 2)
 @settings(deadline=None)
 @given(tables(st.integers(1, 5)), st.integers(1, 40), st.integers(1, 300), st.data())
 def test_every_row_comes_once_with_all_that_is_known_of_it(
-    data: Data, size: int, cells: int, draw: st.DataObject
+    data: DenseData, size: int, cells: int, draw: st.DataObject
 ) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CELLS_AT_ONCE", cells)  # so that blocks are cut and gathered
-        found = list(batches(blocks, size, RNG))
+        patch.setattr(module, "_MAX_UNPACKED_CELLS", cells)  # so that blocks are cut and gathered
+        found = list(iter_batches(blocks, size, RNG))
     assert all(1 <= len(batch.X) <= size for batch in found)
     rows = np.concatenate([batch.rows for batch in found])
     assert sorted(rows) == list(range(len(data.X)))
@@ -38,9 +38,9 @@ def test_every_row_comes_once_with_all_that_is_known_of_it(
 
 def test_the_order_is_random_and_another_pass_has_another() -> None:
     X = np.zeros((2000, 1), np.uint8)
-    blocks = memory_blocks(Data(X))
+    blocks = make_memory_blocks(DenseData(X))
     orders = [
-        np.concatenate([batch.rows for batch in batches(blocks, 64, rng)])
+        np.concatenate([batch.rows for batch in iter_batches(blocks, 64, rng)])
         for rng in (RNG, RNG, RowRandom(5, 3))
     ]
     np.testing.assert_array_equal(orders[0], orders[1])

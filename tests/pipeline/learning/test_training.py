@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from pipeline.errors import FitError
-from pipeline.learning.batches import Batch
-from pipeline.learning.held_out import are_held_out
-from pipeline.learning.training import Training, finite_score, learnt
+from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.held_out import is_held_out
+from pipeline.learning.training import GradientTraining, compute_finite_score, train_on_blocks
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
-from tests.support.strategies import Data, memory_blocks
+from tests.support.strategies import DenseData, make_memory_blocks
 
 RNG = RowRandom(3, 1)
 SETTINGS: dict[str, Any] = {
@@ -32,8 +32,10 @@ SETTINGS: dict[str, Any] = {
 UNLEARNT = -10.0
 
 
-def training(**settings: Any) -> Training:
-    return Training.of(SimpleNamespace(**{**SETTINGS, **settings}), {"momentum": 0.5})
+def training(**settings: Any) -> GradientTraining:
+    return GradientTraining.from_model(
+        SimpleNamespace(**{**SETTINGS, **settings}), {"momentum": 0.5}
+    )
 
 
 class Counter:
@@ -45,7 +47,7 @@ class Counter:
         self.n_rows = 0
         self.seen: list[int] = []
 
-    def step(self, batch: Batch, at: np.ndarray) -> None:
+    def step(self, batch: TrainingBatch, at: np.ndarray) -> None:
         self.theta += np.float32(len(at))
         self.n_rows += len(at)
         self.seen += batch.rows[at].tolist()
@@ -55,9 +57,9 @@ def counted(n_samples: int, held_out: float, masked: bool = False) -> tuple[Coun
     X = (np.arange(n_samples)[:, None] >> np.arange(3) & 1).astype(np.uint8)
     observed = np.ones_like(X)
     observed[: n_samples // 2 if masked else 0, 0] = 0
-    learner, blocks = Counter(), memory_blocks(Data(X, observed), [n_samples // 2] * 2)
+    learner, blocks = Counter(), make_memory_blocks(DenseData(X, observed), [n_samples // 2] * 2)
     working = {"batch": np.array(10), "held_out": np.array(held_out)}
-    sums = learnt(learner, lambda b: b.rows.astype(float), blocks, working, RNG)
+    sums = train_on_blocks(learner, lambda b: b.rows.astype(float), blocks, working, RNG)
     assert sums is not None
     return learner, sums
 
@@ -65,7 +67,7 @@ def counted(n_samples: int, held_out: float, masked: bool = False) -> tuple[Coun
 @pytest.mark.parametrize("masked", [False, True])
 def test_rows_held_out_are_judged_and_no_step_is_taken_with_them(masked: bool) -> None:
     learner, sums = counted(400, 0.25, masked)
-    apart = np.flatnonzero(are_held_out(np.arange(400), 0.25, RNG.seed))
+    apart = np.flatnonzero(is_held_out(np.arange(400), 0.25, RNG.seed))
     assert sorted([*learner.seen, *apart]) == list(range(400))
     assert sums.objective == apart.sum()
     assert int(sums.values["n_judged"]) == len(apart)
@@ -78,17 +80,22 @@ def test_without_rows_held_out_all_are_judged_by() -> None:
 
 
 def test_no_rows_leave_nothing() -> None:
-    assert learnt(Counter(), lambda b: b.rows * 1.0, [], training().first(9, 2), RNG) is None
+    assert (
+        train_on_blocks(
+            Counter(), lambda b: b.rows * 1.0, [], training().make_working_state(9, 2), RNG
+        )
+        is None
+    )
 
 
 def state(history: tuple[float, ...]) -> FitState:
-    return FitState(None, training().first(80, 2), history=history)
+    return FitState(None, training().make_working_state(80, 2), history=history)
 
 
 def test_a_pass_moves_by_the_mean_change_weighted_by_rows() -> None:
     parts = [counted(n, 0.0)[1] for n in (20, 60)]
     begun = state((-10.0, -9.0, -8.0, -7.0))
-    change, after = training().moved(begun, parts[0].merge(parts[1]), UNLEARNT)
+    change, after = training().compute_mean_change(begun, parts[0].merge(parts[1]), UNLEARNT)
     np.testing.assert_allclose(change, (20 * 20 + 60 * 60) / 80)
     np.testing.assert_allclose(after["velocity"], 1)
 
@@ -100,7 +107,7 @@ def test_steps_are_as_many_times_as_long_as_there_are_tasks_or_passes(
     sizes: tuple[int, ...], longer: float
 ) -> None:
     sums = reduce(Sums.merge, [counted(n, 0.0)[1] for n in sizes])
-    _, after = training().moved(state((-10.0, -9.0, -8.0, -7.0)), sums, UNLEARNT)
+    _, after = training().compute_mean_change(state((-10.0, -9.0, -8.0, -7.0)), sums, UNLEARNT)
     assert float(after["rate"]) == pytest.approx(0.1 * longer)
 
 
@@ -111,7 +118,7 @@ def test_from_a_lost_pass_training_goes_back_and_takes_shorter_steps(
     score: float, is_lost: bool
 ) -> None:
     sums = replace(counted(20, 0.0)[1], objective=20 * score)
-    change, after = training().moved(state((-10.0, -9.0, -7.0, -7.0)), sums, UNLEARNT)
+    change, after = training().compute_mean_change(state((-10.0, -9.0, -7.0, -7.0)), sums, UNLEARNT)
     assert (change is None) == is_lost
     assert float(after["rate"]) == pytest.approx(0.1 / (3 if is_lost else 1))
     assert after["velocity"].tolist() == ([0, 0] if is_lost else [1, 1])
@@ -119,31 +126,37 @@ def test_from_a_lost_pass_training_goes_back_and_takes_shorter_steps(
 
 def test_lost_passes_are_not_waited_for() -> None:
     history = (-10.0, -7.0, -7.0, -50.0, -7.0)
-    assert not training().convergence(state(history), UNLEARNT).converged(history)
-    assert training().convergence(state(history), UNLEARNT).converged((*history, -7.0))
+    assert not training().get_convergence_criterion(state(history), UNLEARNT).has_converged(history)
+    assert (
+        training()
+        .get_convergence_criterion(state(history), UNLEARNT)
+        .has_converged((*history, -7.0))
+    )
 
 
 def test_all_passes_lost_are_not_converged() -> None:
     history = (-10.0, *[-50.0] * 9)
-    assert not training().convergence(state(history), UNLEARNT).converged(history)
+    assert not training().get_convergence_criterion(state(history), UNLEARNT).has_converged(history)
     calm = (-10.0,) * 10
-    assert training(patience=20).convergence(state(calm), UNLEARNT).converged(calm)
+    assert (
+        training(patience=20).get_convergence_criterion(state(calm), UNLEARNT).has_converged(calm)
+    )
 
 
 @pytest.mark.parametrize(("n", "share"), [(999, 0.0), (1000, 0.1), (10**6, 0.005)])
 def test_a_tenth_is_held_out_and_5000_at_the_most(n: int, share: float) -> None:
-    assert float(training().first(n, 2)["held_out"]) == pytest.approx(share)
+    assert float(training().make_working_state(n, 2)["held_out"]) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("n", "batch"), [(30, 10), (600, 30), (10**5, 100)])
 def test_few_rows_are_cut_into_small_batches(n: int, batch: int) -> None:
-    assert int(training(batch=None).first(n, 2)["batch"]) == batch
-    assert int(training(batch=7).first(n, 2)["batch"]) == 7
+    assert int(training(batch=None).make_working_state(n, 2)["batch"]) == batch
+    assert int(training(batch=7).make_working_state(n, 2)["batch"]) == 7
 
 
 def test_a_score_that_is_no_number_is_far_down() -> None:
     sums = Sums(1, float("nan"), {"n_judged": np.array(1)})
-    assert finite_score(sums, UNLEARNT) < 2 * UNLEARNT
+    assert compute_finite_score(sums, UNLEARNT) < 2 * UNLEARNT
 
 
 @pytest.mark.parametrize(
@@ -156,7 +169,7 @@ def test_a_score_that_is_no_number_is_far_down() -> None:
     ],
 )
 def test_steps_that_are_too_long_are_told(history: tuple[float, ...], told: str | None) -> None:
-    texts = [notice.text for notice in training().doubts(state(history), UNLEARNT)]
+    texts = [notice.text for notice in training().make_warnings(state(history), UNLEARNT)]
     assert [bool(told) and told in text for text in texts] == ([True] if told else [])
 
 

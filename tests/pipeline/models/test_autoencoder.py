@@ -10,21 +10,21 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import xlogy
 
-from pipeline.data.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, fit, start
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.learning.layered import (
-    corrupted,
-    first_layer,
-    reconstruction_scores,
-    unlearnt_score,
+    compute_baseline_score,
+    corrupt_bits,
+    draw_first_layer,
+    score_reconstructions,
 )
 from pipeline.models.autoencoder import Autoencoder, AutoencoderParams
 from pipeline.models.state import FitState
-from pipeline.numerics.networks.layered_network import flat_of, upward
+from pipeline.numerics.networks.layered_network import flatten_layers, propagate_up
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, memory_rows
+from tests.support.strategies import DenseData, make_memory_rows
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -40,12 +40,14 @@ def kinds(n_rows: int, seed: int, noise: float = 0.05) -> Bits:
 
 
 def fitted(X: Bits, observed: Bits | None = None, **more: Any) -> FitState:
-    data = Data(X, observed)
-    return fit(Autoencoder(**more), memory_rows(data, [len(X) // 2, len(X) - len(X) // 2]), SERIAL)
+    data = DenseData(X, observed)
+    return fit_model(
+        Autoencoder(**more), make_memory_rows(data, [len(X) // 2, len(X) - len(X) // 2]), SERIAL
+    )
 
 
 def reconstructed(params: AutoencoderParams, X: Bits, observed: Bits | None = None) -> Floats:
-    codes = MODEL.transform(params, block_of(X, observed), RNG)["mean"]
+    codes = MODEL.transform(params, pack_block(X, observed), RNG)["mean"]
     return MODEL.reconstruct(params, codes)
 
 
@@ -58,20 +60,22 @@ def wrong_bits(params: AutoencoderParams, X: Bits, clean: Bits | None = None) ->
 
 def change_of(model: Autoencoder, params: AutoencoderParams, block: BinaryBlock) -> Floats:
     """What a task gives for a single step of length 1: the mean slope of its rows."""
-    rows = memory_rows(Data(block.dense(), block.observed()))
-    state = start(model, collect_first(model, rows, SERIAL, 0), 0)
+    rows = make_memory_rows(DenseData(block.unpack_values(), block.unpack_mask()))
+    state = initialize_fit(model, collect_first_statistics(model, rows, SERIAL, 0), 0)
     part = model.learn(params, state.working, lambda: iter([block]), RNG)
     assert part is not None
     return part.values["theta"] / int(part.values["n_fitted"])
 
 
 def differences(function: Callable[[AutoencoderParams], float], at: AutoencoderParams) -> Floats:
-    steps = 1e-5 * np.eye(flat_of(at.layers).size)
-    return np.array([(function(at.moved(s)) - function(at.moved(-s))) / 2e-5 for s in steps])
+    steps = 1e-5 * np.eye(flatten_layers(at.layers).size)
+    return np.array(
+        [(function(at.add_change(s)) - function(at.add_change(-s))) / 2e-5 for s in steps]
+    )
 
 
 def penalty(model: Autoencoder, params: AutoencoderParams, X: Floats) -> float:
-    h = upward(params.layers, X)[-1]
+    h = propagate_up(params.layers, X)[-1]
     if model.penalty == "l1":
         return float(model.sparsity * h.sum(axis=1).mean())
     mean, rho = h.mean(axis=0), model.target
@@ -95,31 +99,31 @@ def test_steps_go_along_the_slope_of_score_less_penalty(loss: Any, penalised: An
     )
     X = kinds(40, 1)[:, :7]
     observed = (np.random.default_rng(2).random(X.shape) < 0.8).astype(np.uint8)
-    params = AutoencoderParams(*first_layer(np.full(7, 0.3), 3, np.random.default_rng(3)))
+    params = AutoencoderParams(*draw_first_layer(np.full(7, 0.3), 3, np.random.default_rng(3)))
     known, seen = (X * observed).astype(np.float64), observed.astype(np.float64)
 
     def objective(at: AutoencoderParams) -> float:
-        scores = reconstruction_scores(at.layers, known, seen, squared=loss == "squared")
+        scores = score_reconstructions(at.layers, known, seen, squared=loss == "squared")
         return float(scores.mean()) - penalty(model, at, known)
 
-    found = change_of(model, params, block_of(X, observed))
+    found = change_of(model, params, pack_block(X, observed))
     np.testing.assert_allclose(found, differences(objective, params), atol=2e-5)
 
 
 def test_bits_are_flipped_or_masked_by_their_rows_and_passes() -> None:
     X, rows = kinds(3000, 4).astype(np.float32), np.arange(3000)
-    assert corrupted(X, None, "none", 0.2, rows, RNG) is X
-    flipped, masked = (corrupted(X, None, k, 0.2, rows, RNG) for k in ("flip", "mask"))
+    assert corrupt_bits(X, None, "none", 0.2, rows, RNG) is X
+    flipped, masked = (corrupt_bits(X, None, k, 0.2, rows, RNG) for k in ("flip", "mask"))
     hit = flipped != X
     assert abs(hit.mean() - 0.2) < 0.005
     assert np.abs(hit.mean(axis=0) - 0.2).max() < 0.04
     np.testing.assert_array_equal(masked, np.where(hit, 0, X))
     few = slice(7, 9)
-    again = corrupted(X[few], None, "flip", 0.2, rows[few], RNG)
+    again = corrupt_bits(X[few], None, "flip", 0.2, rows[few], RNG)
     np.testing.assert_array_equal(again, flipped[few])
-    assert (corrupted(X, None, "flip", 0.2, rows, RowRandom(0, 1)) != flipped).mean() > 0.2
+    assert (corrupt_bits(X, None, "flip", 0.2, rows, RowRandom(0, 1)) != flipped).mean() > 0.2
     seen = (np.random.default_rng(5).random(X.shape) < 0.5).astype(np.float32)
-    found = corrupted(X * seen, seen, "flip", 0.2, rows, RNG)
+    found = corrupt_bits(X * seen, seen, "flip", 0.2, rows, RNG)
     np.testing.assert_array_equal(found, flipped * seen)
 
 
@@ -128,7 +132,7 @@ def test_clean_rows_should_come_out() -> None:
     X, zeros = kinds(900, 4), AutoencoderParams(np.zeros((24, 2)), np.zeros(24), np.zeros(2))
     steps = {"optimizer": "momentum", "momentum": 0.0, "rate": 1.0, "batch": 900}
     model = Autoencoder(2, corruption="mask", noise=0.5, **steps)
-    moved = zeros.moved(change_of(model, zeros, block_of(X)))
+    moved = zeros.add_change(change_of(model, zeros, pack_block(X)))
     np.testing.assert_allclose(moved.visible_biases, X.mean(axis=0) - 0.5, atol=1e-6)
 
 
@@ -147,7 +151,7 @@ def test_rows_of_few_kinds_come_back_from_few_units(settings: dict[str, Any]) ->
 def test_the_objective_is_the_score_of_rows_held_out() -> None:
     X = kinds(800, 7)  # so few that all rows are judged by
     state = fitted(X, n_components=4, max_iter=30)
-    scores = reconstruction_scores(state.params.layers, X.astype(np.float64), None)
+    scores = score_reconstructions(state.params.layers, X.astype(np.float64), None)
     assert max(state.history) == pytest.approx(scores.mean(), abs=1e-4)
     assert state.diagnostics == {"n_components": 4, "objective_is": "reconstruction"}
 
@@ -157,7 +161,7 @@ def test_passes_are_judged_by_the_penalty_too(kind: Any) -> None:
     X = kinds(800, 7)
     state = fitted(X, n_components=4, max_iter=5, sparsity=0.5, penalty=kind)
     rows, model = X.astype(np.float64), Autoencoder(sparsity=0.5, penalty=kind)
-    scores = reconstruction_scores(state.params.layers, rows, None)
+    scores = score_reconstructions(state.params.layers, rows, None)
     expected = scores.mean() - penalty(model, state.params, rows)
     assert max(state.history) == pytest.approx(expected, abs=0.01)
     assert state.diagnostics["objective_is"] == "reconstruction less penalty"
@@ -181,7 +185,7 @@ def test_penalties_make_codes_sparse() -> None:
     X = kinds(2000, 11)
     settings = ({}, {"sparsity": 3.0, "target": 0.15}, {"sparsity": 1.0, "penalty": "l1"})
     fits = [fitted(X, n_components=8, max_iter=40, **more) for more in settings]
-    plain, pulled, small = (MODEL.transform(s.params, block_of(X), RNG)["mean"] for s in fits)
+    plain, pulled, small = (MODEL.transform(s.params, pack_block(X), RNG)["mean"] for s in fits)
     assert np.abs(pulled.mean(axis=0) - 0.15).max() < 0.1 < np.abs(plain.mean(axis=0) - 0.15).max()
     assert small.mean() < 0.5 * plain.mean()
 
@@ -212,7 +216,7 @@ def test_identical_rows_are_fitted() -> None:
 def test_a_warm_start_begins_at_the_weights_before() -> None:
     state = fitted(kinds(500, 14), n_components=3, max_iter=3)
     other = fitted(kinds(500, 15), n_components=3, max_iter=1)
-    assert MODEL.warm(other, state.params).params is state.params
+    assert MODEL.warm_start(other, state.params).params is state.params
 
 
 # --- what is refused and told --------------------------------------------------------------------
@@ -224,8 +228,8 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
     (notice,) = state.warnings
     assert "training diverged" in notice.text
     assert "--set rate=0.1" in notice.text
-    kept = reconstruction_scores(state.params.layers, X.astype(np.float64), None).mean()
-    assert kept > unlearnt_score(X.mean(axis=0), np.ones(24)) - 1
+    kept = score_reconstructions(state.params.layers, X.astype(np.float64), None).mean()
+    assert kept > compute_baseline_score(X.mean(axis=0), np.ones(24)) - 1
 
 
 def test_steps_that_are_too_long_grow_shorter() -> None:

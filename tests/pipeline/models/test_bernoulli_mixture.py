@@ -11,16 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_pass, fit
+from pipeline.fitting.loop import collect_pass_statistics, fit_model
 from pipeline.models.bernoulli_mixture import model as bernoulli_mixture
-from pipeline.models.bernoulli_mixture.kernels import mixture_posterior, mixture_sums, mixture_terms
+from pipeline.models.bernoulli_mixture.kernels import (
+    compute_mixture_terms,
+    mixture_posterior,
+    sum_mixture_statistics,
+)
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture, BernoulliMixtureParams
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, memory_rows, tables
+from tests.support.strategies import DenseData, make_memory_rows, tables
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -47,7 +51,9 @@ def drawn(n_rows: int, seed: int = 1) -> Bits:
 
 def fitted(X: Bits, observed: Bits | None = None, **more: Any) -> FitState:
     sizes = [len(X) // 2, len(X) - len(X) // 2]
-    return fit(BernoulliMixture(**more), memory_rows(Data(X, observed), sizes), SERIAL)
+    return fit_model(
+        BernoulliMixture(**more), make_memory_rows(DenseData(X, observed), sizes), SERIAL
+    )
 
 
 def chance(row: Bits, weights: Floats, probabilities: Floats) -> Floats:
@@ -71,11 +77,11 @@ def random_params(n_features: int, n_components: int, seed: int) -> tuple[Floats
 
 @settings(deadline=None, max_examples=40)
 @given(data=tables(), n_components=st.integers(1, 5), seed=st.integers(0, 99))
-def test_posteriors_are_those_of_enumeration(data: Data, n_components: int, seed: int) -> None:
+def test_posteriors_are_those_of_enumeration(data: DenseData, n_components: int, seed: int) -> None:
     """A missing value is summed over, both ways."""
     weights, probabilities = random_params(data.X.shape[1], n_components, seed)
     model, params = BernoulliMixture(), params_of(weights, probabilities)
-    block = block_of(data.X[:8], None if data.observed is None else data.observed[:8])
+    block = pack_block(data.X[:8], None if data.observed is None else data.observed[:8])
     codes = model.transform(params, block, RNG)["mean"]
     found = model.log_likelihood(params, block, RNG)
     for n, (row, mask) in enumerate(zip(data.X[:8], data.mask[:8], strict=True)):
@@ -88,12 +94,12 @@ def test_posteriors_are_those_of_enumeration(data: Data, n_components: int, seed
 
 @settings(deadline=None, max_examples=40)
 @given(data=tables(), n_components=st.integers(1, 5), seed=st.integers(0, 99))
-def test_sums_are_those_of_dense_matrices(data: Data, n_components: int, seed: int) -> None:
-    terms = mixture_terms(*random_params(data.X.shape[1], n_components, seed)[::-1])
-    block = block_of(data.X, data.observed)
+def test_sums_are_those_of_dense_matrices(data: DenseData, n_components: int, seed: int) -> None:
+    terms = compute_mixture_terms(*random_params(data.X.shape[1], n_components, seed)[::-1])
+    block = pack_block(data.X, data.observed)
     packed = (block.words, block.observed_words, block.n_samples, terms)
     shares, nats = mixture_posterior(*packed)
-    sums = mixture_sums(*packed)
+    sums = sum_mixture_statistics(*packed)
     assert sums.log_likelihood == pytest.approx(nats.sum(), rel=1e-12)
     np.testing.assert_allclose(sums.mass, shares.sum(axis=0), atol=1e-9)
     np.testing.assert_allclose(sums.ones, (data.X & data.mask).T @ shares, atol=1e-9)
@@ -103,7 +109,7 @@ def test_sums_are_those_of_dense_matrices(data: Data, n_components: int, seed: i
 def test_rows_far_from_every_component_stay_finite() -> None:
     probabilities = np.full((2, 3000), 1e-6)
     params = params_of(np.array([0.5, 0.5]), probabilities)
-    block = block_of(np.ones((3, 3000), np.uint8))
+    block = pack_block(np.ones((3, 3000), np.uint8))
     model = BernoulliMixture()
     np.testing.assert_allclose(model.transform(params, block, RNG)["mean"], 0.5)
     np.testing.assert_allclose(model.log_likelihood(params, block, RNG).nats, 3000 * np.log(1e-6))
@@ -118,7 +124,7 @@ def test_one_component_is_independence_with_pseudo_counts() -> None:
     expected = (X.sum(axis=0) + 1) / (len(X) + 2)
     np.testing.assert_allclose(state.params.probabilities, expected[None])
     assert state.params.weights == pytest.approx([1.0])
-    found = BernoulliMixture().log_likelihood(state.params, block_of(X), RNG).nats
+    found = BernoulliMixture().log_likelihood(state.params, pack_block(X), RNG).nats
     by_hand = (X * np.log(expected) + (1 - X) * np.log(1 - expected)).sum(axis=1)
     np.testing.assert_allclose(found, by_hand)
 
@@ -148,9 +154,9 @@ def test_a_fit_ends_where_an_em_step_by_hand_stays() -> None:
 def test_the_objective_holds_the_prior() -> None:
     X, s = drawn(400), 2.0
     state, params = fitted(X, smoothing=s), params_of(WEIGHTS, PROBABILITIES)
-    model, rows = BernoulliMixture(smoothing=s), memory_rows(Data(X))
+    model, rows = BernoulliMixture(smoothing=s), make_memory_rows(DenseData(X))
     at = FitState(params, {"held_out": np.array(0.0)}, {"short": np.array(False)})
-    sums = collect_pass(model, at, rows, SERIAL, 0)
+    sums = collect_pass_statistics(model, at, rows, SERIAL, 0)
     nats = sum(np.log(chance(row, WEIGHTS, PROBABILITIES).sum()) for row in X)
     p = PROBABILITIES
     prior = s * (np.log(p).sum() + np.log(1 - p).sum() + np.log(WEIGHTS).sum())
@@ -203,7 +209,7 @@ def test_constant_features_and_needless_components_are_told() -> None:
 def test_of_the_number_of_components_one_thing_is_advised(
     kinds: int, n_components: int | None, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bernoulli_mixture, "MOST_BY_HELD_OUT", 8)
+    monkeypatch.setattr(bernoulli_mixture, "MAX_HELD_OUT_COMPONENTS", 8)
     rng = np.random.default_rng(1)
     patterns = (rng.random((kinds, 24)) < 0.5).astype(np.uint8)
     state = fitted(patterns[rng.integers(kinds, size=400)], n_components=n_components)

@@ -9,34 +9,36 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import Rows, block_of
+from pipeline.data.blocks import RowSource, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
-from pipeline.learning.batches import Batch
+from pipeline.fitting.loop import fit_model
+from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.optimisers import Optimiser
 from pipeline.models.bottleneck import Bottleneck
-from pipeline.models.bottleneck.learner import Learner
+from pipeline.models.bottleneck.learner import BottleneckLearner
 from pipeline.models.state import FitState
-from pipeline.numerics.networks.three_layers import slopes
+from pipeline.numerics.networks.three_layers import score_gradient
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, MemoryReader, memory_rows
+from tests.support.strategies import DenseData, StrategyReader, make_memory_rows
 
 Floats = NDArray[np.float64]
 SERIAL, RNG = SerialExecutor(), RowRandom(0)
 N_FEATURES = 8
 
 
-def labelled(X: Any, y: NDArray[Any], observed: Any = None, n_chunks: int = 4) -> Rows:
+def labelled(X: Any, y: NDArray[Any], observed: Any = None, n_chunks: int = 4) -> RowSource:
     """Rows with a column `y`."""
-    rows = memory_rows(Data(X, observed), [len(part) for part in np.array_split(X, n_chunks)])
+    rows = make_memory_rows(
+        DenseData(X, observed), [len(part) for part in np.array_split(X, n_chunks)]
+    )
     chunks = [rows.read(key) for key in range(rows.n_chunks)]
     with_labels = (replace(chunk, columns={"y": y[chunk.rows]}) for chunk in chunks)
-    return replace(rows, read=MemoryReader(tuple(with_labels)))
+    return replace(rows, read=StrategyReader(tuple(with_labels)))
 
 
-def fitted(rows: Rows, **settings: Any) -> FitState:
-    return fit(Bottleneck(**{"n_components": 2, "column": "y", **settings}), rows, SERIAL)
+def fitted(rows: RowSource, **settings: Any) -> FitState:
+    return fit_model(Bottleneck(**{"n_components": 2, "column": "y", **settings}), rows, SERIAL)
 
 
 def bits(n_rows: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -50,7 +52,7 @@ def hidden(X: Any) -> Floats:
 
 
 def predicted(state: FitState, X: Any, observed: Any = None) -> Floats:
-    return Bottleneck().predict(state.params, block_of(X, observed), RNG)
+    return Bottleneck().predict(state.params, pack_block(X, observed), RNG)
 
 
 def test_it_finds_the_probabilities_that_labels_were_drawn_by() -> None:
@@ -66,7 +68,7 @@ def test_it_finds_the_probabilities_that_labels_were_drawn_by() -> None:
     np.testing.assert_allclose(found.sum(axis=1), 1)
     entropy = -(p * np.log(p)).sum(axis=1).mean()
     assert max(state.history) == pytest.approx(-entropy, abs=0.04)
-    assert state.params.alone < -entropy - 0.1
+    assert state.params.baseline_score < -entropy - 0.1
 
 
 def test_it_finds_the_mean_of_a_number() -> None:
@@ -101,18 +103,18 @@ def test_a_step_goes_along_the_slope_with_missing_values_at_their_means() -> Non
     observed, y = (rng.random(X.shape) < 0.6).astype(np.uint8), np.arange(40) % 3
     params = fitted(labelled(X, y, n_chunks=1), max_iter=1).params
     optimiser = Optimiser("momentum", 0.0, 1e-8)
-    memory, at = optimiser.memory(len(params.theta)), np.arange(5, 30)
-    learner = Learner(params, "y", optimiser, memory, 0.1)
+    memory, at = optimiser.make_memory(len(params.theta)), np.arange(5, 30)
+    learner = BottleneckLearner(params, "y", optimiser, memory, 0.1)
     rows, segments = np.arange(40), np.zeros(40, np.int64)
-    learner.step(Batch(X & observed, observed, rows, segments, {"y": y}), at)
+    learner.step(TrainingBatch(X & observed, observed, rows, segments, {"y": y}), at)
     inputs = np.where(observed, X, params.means)[at] - params.means
-    around = params.network.filled(params.theta)
-    slope = slopes(around, inputs, np.eye(3)[y[at]], True).flat()
+    around = params.network.unflatten(params.theta)
+    slope = score_gradient(around, inputs, np.eye(3)[y[at]], True).flatten()
     np.testing.assert_allclose(learner.theta - params.theta, 0.1 * slope, atol=1e-6)
     assert learner.n_rows == 25
-    moved = params.moved(0.1 * slope)
+    moved = params.add_change(0.1 * slope)
     np.testing.assert_allclose(moved.theta, params.theta + 0.1 * slope)
-    blocks = [block_of(X & observed, observed), block_of(X)]
+    blocks = [pack_block(X & observed, observed), pack_block(X)]
     for block, filled in zip(blocks, (np.where(observed, X, params.means), X), strict=True):
         inputs_of_units = filled @ moved.weights + moved.biases
         codes = Bottleneck().transform(moved, block, RNG)["mean"]

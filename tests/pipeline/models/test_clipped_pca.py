@@ -11,24 +11,24 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import multivariate_normal, norm
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA, ClippedPCAParams, model
 from pipeline.models.state import FitState
 from pipeline.numerics.gaussian.tetrachoric import MAX_CORRELATION, PairStatus
 from pipeline.numerics.spectra import linalg
 from pipeline.random import RowRandom
 from pipeline.statistics import correlations
-from tests.support.strategies import Bits, Data, memory_rows, probit_data
+from tests.support.strategies import Bits, DenseData, draw_probit_data, make_memory_rows
 
 Floats = NDArray[np.float64]
 
 
 def fitted(X: Bits, observed: Bits | None = None, seed: int = 0, **settings: Any) -> FitState:
-    rows = memory_rows(Data(X, observed))
-    return fit(ClippedPCA(**settings), rows, SerialExecutor(), seed)
+    rows = make_memory_rows(DenseData(X, observed))
+    return fit_model(ClippedPCA(**settings), rows, SerialExecutor(), seed)
 
 
 def correlation_of(loadings: Floats) -> Floats:
@@ -54,7 +54,7 @@ def one_factor_each(n_samples: int, rng: np.random.Generator) -> Bits:
 
 @lru_cache
 def probit(n_samples: int, n_factors: int = 3) -> tuple[Bits, Floats, Floats, Floats]:
-    return probit_data(n_samples, 64, n_factors, np.random.default_rng(21))
+    return draw_probit_data(n_samples, 64, n_factors, np.random.default_rng(21))
 
 
 # --- the number of components --------------------------------------------------------------------
@@ -71,7 +71,7 @@ GENERATORS: list[Callable[[int], np.random.BitGenerator]] = [
 def test_five_factors_are_found(n_samples: int, generator: Any) -> None:
     for seed in (0, 1):
         rng = np.random.Generator(generator(seed))
-        X, *_ = probit_data(n_samples, 64, 5, rng)
+        X, *_ = draw_probit_data(n_samples, 64, 5, rng)
         for data in (X, one_factor_each(n_samples, rng)):
             state = fitted(data, seed=seed)
             assert state.params.loadings.shape == (64, 5)
@@ -81,7 +81,7 @@ def test_five_factors_are_found(n_samples: int, generator: Any) -> None:
 
 def test_rare_values_need_half_counts() -> None:
     """Boundary estimates of empty cells scatter far more than those of independent features do."""
-    X, *_ = probit_data(2000, 64, 5, np.random.default_rng(4), max_threshold=2.0)
+    X, *_ = draw_probit_data(2000, 64, 5, np.random.default_rng(4), max_threshold=2.0)
     found = {
         how: fitted(X, empty_cells=how).diagnostics["n_components"] for how in ("half", "none")
     }
@@ -111,7 +111,7 @@ def test_independent_bits_have_no_component_and_a_warning(
     state = fitted(X, mask, null_draws=40)
     assert state.params.loadings.shape == (n_features, 0)
     assert any("no eigenvalue stands out" in notice.text for notice in state.warnings)
-    codes = ClippedPCA().transform(state.params, block_of(X[:9]), RowRandom(0))
+    codes = ClippedPCA().transform(state.params, pack_block(X[:9]), RowRandom(0))
     assert codes["mean"].shape == (9, 0)
     drawn = ClippedPCA().sample(state.params, 20_000, rng)
     np.testing.assert_allclose(drawn.mean(axis=0), state_shares(state), atol=0.02)
@@ -193,8 +193,8 @@ def test_missing_values_leave_the_estimate_where_it_was() -> None:
 
 def test_segments_are_pooled() -> None:
     X, *_ = probit(2000)
-    split = Data(X, None, np.random.default_rng(0).integers(0, 4, len(X)))
-    apart = fit(ClippedPCA(), memory_rows(split, [500, 1500]), SerialExecutor())
+    split = DenseData(X, None, np.random.default_rng(0).integers(0, 4, len(X)))
+    apart = fit_model(ClippedPCA(), make_memory_rows(split, [500, 1500]), SerialExecutor())
     np.testing.assert_array_equal(apart.params.correlation, fitted(X).params.correlation)
 
 
@@ -204,8 +204,8 @@ def test_strips_and_the_partial_solver_change_nothing(
 ) -> None:
     X, *_ = probit(2000)
     whole = fitted(X, estimator=estimator).params
-    monkeypatch.setattr(correlations, "_PAIRS_A_TASK", 500)
-    monkeypatch.setattr(model, "_LEADING", 8)
+    monkeypatch.setattr(correlations, "_PAIRS_PER_TASK", 500)
+    monkeypatch.setattr(model, "_N_LEADING", 8)
     monkeypatch.setattr(linalg, "FULL_SOLVER", 20)
     part = fitted(X, estimator=estimator).params
     np.testing.assert_array_equal(part.correlation, whole.correlation)
@@ -216,7 +216,7 @@ def test_strips_and_the_partial_solver_change_nothing(
 
 def balanced(rng: np.random.Generator) -> Bits:
     """Rows with exactly one half of ones in every column: each row and its complement."""
-    X, *_ = probit_data(4000, 20, 2, rng, max_threshold=0.0)
+    X, *_ = draw_probit_data(4000, 20, 2, rng, max_threshold=0.0)
     return np.vstack([X, 1 - X])
 
 
@@ -382,7 +382,7 @@ def test_codes_are_posterior_moments(masked: bool) -> None:
     posterior = np.exp(log_likelihood - (grid**2).sum(axis=1) / 2)
     posterior /= posterior.sum(axis=1, keepdims=True)
     mean, second = posterior @ grid, posterior @ grid**2
-    codes = MODEL.transform(PARAMS, block_of(X, mask if masked else None), RowRandom(0))
+    codes = MODEL.transform(PARAMS, pack_block(X, mask if masked else None), RowRandom(0))
     np.testing.assert_allclose(codes["mean"], mean, atol=0.02)
     np.testing.assert_allclose(codes["variance"], second - mean**2, atol=0.02)
 
@@ -390,7 +390,7 @@ def test_codes_are_posterior_moments(masked: bool) -> None:
 def test_codes_follow_the_codes_that_made_the_data() -> None:
     X, *_, y = probit(20_000)
     state = fitted(X)
-    codes = ClippedPCA().transform(state.params, block_of(X[:1000]), RowRandom(0))
+    codes = ClippedPCA().transform(state.params, pack_block(X[:1000]), RowRandom(0))
     assert np.all((codes["variance"] > 0) & (codes["variance"] < 1))
     # Up to rotation: each true code is a linear combination of the codes found.
     found, truth = codes["mean"], y[:1000]
@@ -403,6 +403,6 @@ def test_codes_follow_the_codes_that_made_the_data() -> None:
 
 
 def test_wide_data_is_counted_in_tiles() -> None:
-    tiles = ClippedPCA().tiles(10_000, 3, 256 << 20)
+    tiles = ClippedPCA().make_tiles(10_000, 3, 256 << 20)
     assert len(tiles) > 1
-    assert ClippedPCA().tiles(1000, 3, 256 << 20) == (None,)
+    assert ClippedPCA().make_tiles(1000, 3, 256 << 20) == (None,)

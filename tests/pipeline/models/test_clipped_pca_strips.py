@@ -12,11 +12,11 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting import pair_work as pairs
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import ClippedPCA, model, strips
 from pipeline.models.state import FitState
-from pipeline.numerics.spectra.leading_spectrum import most_leading
-from tests.support.strategies import Bits, Data, memory_rows, probit_data
+from pipeline.numerics.spectra.leading_spectrum import max_leading_pairs
+from tests.support.strategies import Bits, DenseData, draw_probit_data, make_memory_rows
 
 N_FEATURES = 150
 SERIAL = SerialExecutor()
@@ -24,12 +24,12 @@ SERIAL = SerialExecutor()
 
 @pytest.fixture
 def in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "MOST_AT_ONCE", 100)
-    monkeypatch.setattr(pairs, "height_within", lambda *of: 40)
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 100)
+    monkeypatch.setattr(pairs, "choose_strip_height", lambda *of: 40)
 
 
 def drawn(n_rows: int = 1500) -> Bits:
-    return probit_data(n_rows, N_FEATURES, 3, np.random.default_rng(5))[0]
+    return draw_probit_data(n_rows, N_FEATURES, 3, np.random.default_rng(5))[0]
 
 
 def some_missing() -> Bits:
@@ -42,25 +42,25 @@ def one_constant() -> Bits:
     return X
 
 
-SAME: dict[str, tuple[Data, dict[str, Any]]] = {
-    "plain": (Data(drawn()), {}),
-    "missing": (Data(drawn(), some_missing()), {}),
+SAME: dict[str, tuple[DenseData, dict[str, Any]]] = {
+    "plain": (DenseData(drawn()), {}),
+    "missing": (DenseData(drawn(), some_missing()), {}),
     "segments and a split": (
-        Data(drawn(), None, np.arange(1500) % 3, np.arange(1500) % 5 > 0),
+        DenseData(drawn(), None, np.arange(1500) % 3, np.arange(1500) % 5 > 0),
         {},
     ),
-    "arcsine": (Data(drawn()), {"estimator": "arcsine"}),
-    "rare": (Data(drawn() & (np.random.default_rng(3).random((1500, N_FEATURES)) < 0.03)), {}),
-    "boundary": (Data(drawn(60)), {"empty_cells": "none"}),
-    "shrunk": (Data(drawn(60)), {"empty_cells": "none", "repair": "shrink"}),
-    "constant": (Data(one_constant()), {"constant_features": "keep"}),
+    "arcsine": (DenseData(drawn()), {"estimator": "arcsine"}),
+    "rare": (DenseData(drawn() & (np.random.default_rng(3).random((1500, N_FEATURES)) < 0.03)), {}),
+    "boundary": (DenseData(drawn(60)), {"empty_cells": "none"}),
+    "shrunk": (DenseData(drawn(60)), {"empty_cells": "none", "repair": "shrink"}),
+    "constant": (DenseData(one_constant()), {"constant_features": "keep"}),
 }
 
 
-def fitted(data: Data, executor: Any = SERIAL, **settings: Any) -> FitState:
+def fitted(data: DenseData, executor: Any = SERIAL, **settings: Any) -> FitState:
     given = {"n_components": 3, "errors": "none", **settings}
-    rows = memory_rows(data, [64] * (len(data.X) // 64) + [len(data.X) % 64])
-    return fit(ClippedPCA(**given), rows, executor)
+    rows = make_memory_rows(data, [64] * (len(data.X) // 64) + [len(data.X) % 64])
+    return fit_model(ClippedPCA(**given), rows, executor)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -83,8 +83,10 @@ def test_strips_give_what_squares_give(name: str, request: pytest.FixtureRequest
 
 @pytest.mark.usefixtures("in_strips")
 def test_bytes_do_not_depend_on_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "_LEADING", 6)  # blocks are 12 wider, and a basis needs room
-    one, other = (fitted(Data(drawn()), e, n_components=None) for e in (SERIAL, ThreadsExecutor(3)))
+    monkeypatch.setattr(model, "_N_LEADING", 6)  # blocks are 12 wider, and a basis needs room
+    one, other = (
+        fitted(DenseData(drawn()), e, n_components=None) for e in (SERIAL, ThreadsExecutor(3))
+    )
     for name in ("loadings", "eigenvalues", "null_eigenvalues"):
         assert getattr(one.params, name).tobytes() == getattr(other.params, name).tobytes()
 
@@ -92,10 +94,10 @@ def test_bytes_do_not_depend_on_the_executor(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_number_of_components_is_chosen_as_by_drawn_spectra(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "_LEADING", 6)
-    drawn_spectra = fitted(Data(drawn()), n_components=None)
+    monkeypatch.setattr(model, "_N_LEADING", 6)
+    drawn_spectra = fitted(DenseData(drawn()), n_components=None)
     request.getfixturevalue("in_strips")
-    by_margins = fitted(Data(drawn()), n_components=None)
+    by_margins = fitted(DenseData(drawn()), n_components=None)
     assert drawn_spectra.diagnostics["n_components"] == 3
     assert by_margins.diagnostics["n_components"] == 3
     before = drawn_spectra.params.null_eigenvalues[:6]
@@ -104,10 +106,10 @@ def test_the_number_of_components_is_chosen_as_by_drawn_spectra(
 
 @pytest.mark.usefixtures("in_strips")
 def test_a_strip_is_symmetric_within_and_has_no_copy_of_others() -> None:
-    state = fitted(Data(drawn()))
-    work = pairs.work_of(ClippedPCA(), state, memory_rows(Data(drawn())))
-    results = pairs.in_memory(work, SERIAL)
-    assert results.n_runs == 4
+    state = fitted(DenseData(drawn()))
+    work = pairs.make_pair_job(ClippedPCA(), state, make_memory_rows(DenseData(drawn())))
+    results = pairs.run_in_memory(work, SERIAL)
+    assert results.n_ranges == 4
     for key, first in enumerate((0, 40, 80, 120)):
         strip = results.read(key)
         height = min(40, N_FEATURES - first)
@@ -121,13 +123,13 @@ def test_a_strip_is_symmetric_within_and_has_no_copy_of_others() -> None:
 
 @pytest.mark.usefixtures("in_strips")
 def test_what_strips_cannot_do_is_refused_at_once() -> None:
-    most = most_leading(N_FEATURES)
+    most = max_leading_pairs(N_FEATURES)
     with pytest.raises(
         FitError, match=f"--components: Expected at most {most}, an eighth of 150 .* got {most + 1}"
     ):
-        fitted(Data(drawn()), n_components=most + 1)
+        fitted(DenseData(drawn()), n_components=most + 1)
     with pytest.raises(FitError, match=r"repair=nearest: Expected up to 100 features.* got 150"):
-        fitted(Data(drawn()), repair="nearest")
+        fitted(DenseData(drawn()), repair="nearest")
 
 
 @pytest.mark.matrix
@@ -135,9 +137,9 @@ def test_eigenvalues_of_2000_features_are_those_of_their_square(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = np.random.default_rng(2)
-    data = Data(probit_data(4000, 2000, 10, rng)[0])
+    data = DenseData(draw_probit_data(4000, 2000, 10, rng)[0])
     square = fitted(data, n_components=20)
-    monkeypatch.setattr(model, "MOST_AT_ONCE", 1999)
+    monkeypatch.setattr(model, "MAX_SQUARE_FEATURES", 1999)
     assert_allclose(
         fitted(data, n_components=20).params.eigenvalues,
         square.params.eigenvalues[:20],
@@ -146,5 +148,5 @@ def test_eigenvalues_of_2000_features_are_those_of_their_square(
 
 
 def test_memory_grows_with_features_not_with_their_square() -> None:
-    wide, wider = (strips.strips_memory(n, 20, 2) for n in (20_000, 40_000))
+    wide, wider = (strips.estimate_strips_memory(n, 20, 2) for n in (20_000, 40_000))
     assert wider < 2.1 * wide < 8e9

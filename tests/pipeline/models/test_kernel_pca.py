@@ -12,29 +12,29 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import euclidean_distances
 
 import pipeline.models.kernel_pca as module
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.kernel_pca import KernelPCA
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, memory_rows, probit_data
+from tests.support.strategies import DenseData, draw_probit_data, make_memory_rows
 
 Floats = NDArray[np.float64]
 
 
 def fitted(X: NDArray[np.uint8], observed: Any = None, **settings: Any) -> FitState:
-    rows = memory_rows(Data(X, observed), [len(part) for part in np.array_split(X, 3)])
-    return fit(KernelPCA(**settings), rows, SerialExecutor())
+    rows = make_memory_rows(DenseData(X, observed), [len(part) for part in np.array_split(X, 3)])
+    return fit_model(KernelPCA(**settings), rows, SerialExecutor())
 
 
 def coded(state: FitState, X: NDArray[np.uint8], observed: Any = None) -> Floats:
-    return KernelPCA().transform(state.params, block_of(X, observed), RowRandom(0))["mean"]
+    return KernelPCA().transform(state.params, pack_block(X, observed), RowRandom(0))["mean"]
 
 
 def probit(n_rows: int, n_features: int = 60) -> NDArray[np.uint8]:
-    return probit_data(n_rows, n_features, 3, np.random.default_rng(2), (0.5, 0.9), 0.7)[0]
+    return draw_probit_data(n_rows, n_features, 3, np.random.default_rng(2), (0.5, 0.9), 0.7)[0]
 
 
 def share_right(codes: Floats, y: NDArray[np.int64]) -> float:
@@ -149,7 +149,7 @@ def test_settings_are_checked(settings: dict[str, Any], told: str) -> None:
 def test_too_many_rows_are_refused_with_the_cost_and_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MOST_ROWS", 100)
+    monkeypatch.setattr(module, "MAX_ROWS", 100)
     X = probit(300)
     with pytest.raises(FitError, match=r"at most 100 distinct rows.* minutes.*landmarks=1000"):
         fitted(X)

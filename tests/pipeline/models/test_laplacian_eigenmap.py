@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import FitState, fit
+from pipeline.fitting.loop import FitState, fit_model
 from pipeline.models import laplacian_eigenmap
 from pipeline.models.laplacian_eigenmap import LaplacianEigenmap
 from pipeline.random import RowRandom
-from tests.support.strategies import Bits, Data, memory_rows
+from tests.support.strategies import Bits, DenseData, make_memory_rows
 
 
 def noisy_ring(n: int, seed: int, n_features: int = 40) -> tuple[Bits, NDArray[np.float64]]:
@@ -30,12 +30,12 @@ def noisy_ring(n: int, seed: int, n_features: int = 40) -> tuple[Bits, NDArray[n
 
 def fitted(X: Bits, observed: Bits | None = None, **settings: Any) -> tuple[Any, FitState]:
     model = LaplacianEigenmap(**{"n_components": 2, **settings})
-    return model, fit(model, memory_rows(Data(X, observed)), SerialExecutor())
+    return model, fit_model(model, make_memory_rows(DenseData(X, observed)), SerialExecutor())
 
 
 def codes(model: Any, state: FitState, X: Bits, mask: Bits | None = None) -> NDArray[np.float64]:
     found: NDArray[np.float64]
-    found = model.transform(state.params, block_of(X, mask), RowRandom(0))["mean"]
+    found = model.transform(state.params, pack_block(X, mask), RowRandom(0))["mean"]
     return found
 
 
@@ -108,7 +108,7 @@ def test_landmarks_are_drawn_by_the_seed() -> None:
     model, state = fitted(X, landmarks=300)
     assert len(state.params.rows) == 300
     assert resultant(codes(model, state, new), angles) > 0.95
-    again = fit(model, memory_rows(Data(X)), SerialExecutor(), seed=1)
+    again = fit_model(model, make_memory_rows(DenseData(X)), SerialExecutor(), seed=1)
     assert again.params.rows.tobytes() != state.params.rows.tobytes()
 
 
@@ -139,7 +139,7 @@ def test_settings_that_do_not_suit_the_rows_are_refused(
 
 
 def test_too_many_rows_are_refused_with_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laplacian_eigenmap, "MOST_ROWS", 100)
+    monkeypatch.setattr(laplacian_eigenmap, "MAX_ROWS", 100)
     with pytest.raises(FitError, match=r"at most 100 distinct rows, got about .*landmarks=") as got:
         fitted(noisy_ring(500, 0)[0])
     assert "minutes" in str(got.value)

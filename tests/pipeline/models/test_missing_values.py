@@ -13,7 +13,7 @@ import pytest
 from scipy.special import expit, ndtr
 
 from pipeline.api import functions as api
-from tests.support.data import write
+from tests.support.data import write_arrays
 
 ROWS, SEEN, ITEMS = 20_000, 4, 8
 """The first items are always seen; the others are missing in many rows."""
@@ -34,7 +34,7 @@ def drawn(by_others: bool) -> tuple[np.ndarray, np.ndarray]:
 
 def told(X: np.ndarray, observed: np.ndarray, path: Path) -> dict[str, np.ndarray]:
     """Shares of ones of the items that were missing, by model, and their correlations."""
-    dataset = write(path, X * observed, observed)
+    dataset = write_arrays(path, X * observed, observed)
     pca = api.fit(dataset, "clipped-pca", components=1).params
     quadrature: dict[str, Any] = {"components": 1, "estimator": "quadrature"}
     trait = api.fit(dataset, "latent-trait", **quadrature).params

@@ -7,7 +7,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 
-from pipeline.models.bernoulli_mixture.standard_errors import mixture_errors, mixture_information
+from pipeline.models.bernoulli_mixture.standard_errors import (
+    compute_mixture_errors,
+    sum_mixture_information,
+)
 
 Floats = NDArray[np.float64]
 STEP = 1e-3
@@ -42,8 +45,8 @@ def test_errors_are_those_of_the_hessian(masked: bool) -> None:
         for a in steps
     ]
     covariance = np.linalg.inv(-np.array(hessian) / (2 * STEP) ** 2)
-    sums = mixture_information(X, observed, P, softmax(joint(at), axis=1))
-    found = mixture_errors(P, weights, sums, len(X), smoothing)
+    sums = sum_mixture_information(X, observed, P, softmax(joint(at), axis=1))
+    found = compute_mixture_errors(P, weights, sums, len(X), smoothing)
     deviations = np.sqrt(np.diag(covariance))
     expected = (P * (1 - P)) * deviations[:10].reshape(2, 5)
     np.testing.assert_allclose(found.probabilities, expected, rtol=1e-4)

@@ -8,19 +8,21 @@ from scipy.optimize import linear_sum_assignment
 
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.models.noisy_or.checks import unmixed_chains, unmixed_share
-from pipeline.models.noisy_or.params import log_prior, re_estimated, sums_of, without
+from pipeline.models.noisy_or.checks import compute_unmixed_share, warn_about_unmixed_chains
+from pipeline.models.noisy_or.params import log_prior, reestimate, remove_units, sum_unit_statistics
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, memory_blocks, memory_rows
+from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
 
 QUICK = {"starts": 2, "epochs": 10}
 
 
 def fitted(X: np.ndarray, **settings: object) -> FitState:
-    return fit(NoisyOr(**{**QUICK, **settings}), memory_rows(Data(X)), SerialExecutor(), 0)
+    return fit_model(
+        NoisyOr(**{**QUICK, **settings}), make_memory_rows(DenseData(X)), SerialExecutor(), 0
+    )
 
 
 def bars(rng: np.random.Generator, n_rows: int, n_units: int = 4) -> np.ndarray:
@@ -37,17 +39,19 @@ def test_eq_9_climbs_to_the_maximum_that_it_is_said_to(alpha: float, beta: float
     X, states = bars(rng, 300), (rng.random((300, 7)) < 0.4).astype(np.uint8)
     X[:40, 2] = 2  # not observed
     f = [rng.uniform(0.1, 0.6, shape) for shape in ((24, 4), (4, 3))]
-    params = NoisyOrParams.of(f, [np.full(24, 0.05), np.full(4, 0.05), np.full(3, 0.2)])
+    params = NoisyOrParams.from_probabilities(
+        f, [np.full(24, 0.05), np.full(4, 0.05), np.full(3, 0.2)]
+    )
 
     def penalised(at: NoisyOrParams) -> float:
-        return float(sums_of(at, X, states)[0].sum()) + log_prior(
+        return float(sum_unit_statistics(at, X, states)[0].sum()) + log_prior(
             at, alpha, beta, learns_leaks=False
         )
 
     values = [penalised(params)]
     for _ in range(400):
-        _, sums = sums_of(params, X, states)
-        params = re_estimated(params, sums, alpha, beta, range(2), learns_leaks=False)
+        _, sums = sum_unit_statistics(params, X, states)
+        params = reestimate(params, sums, alpha, beta, range(2), learns_leaks=False)
         values.append(penalised(params))
     assert np.diff(values).min() > -1e-8
     for k in range(2):
@@ -91,8 +95,10 @@ def test_units_without_use_are_told_and_pruned() -> None:
 def test_a_unit_taken_away_leaves_both_layers_beside_it() -> None:
     rng = np.random.default_rng(4)
     f = [rng.random(shape) for shape in ((5, 3), (3, 2))]
-    params = NoisyOrParams.of(f, [np.full(n, 0.1) for n in (5, 3, 2)], np.arange(5.0))
-    left = without(params, np.array([False, True, False, True, True]))
+    params = NoisyOrParams.from_probabilities(
+        f, [np.full(n, 0.1) for n in (5, 3, 2)], np.arange(5.0)
+    )
+    left = remove_units(params, np.array([False, True, False, True, True]))
     assert left.sizes == (5, 2, 1)
     np.testing.assert_allclose(left.f[0], f[0][:, [0, 2]])
     np.testing.assert_allclose(left.f[1], f[1][[0, 2]][:, :1])
@@ -102,12 +108,16 @@ def test_a_unit_taken_away_leaves_both_layers_beside_it() -> None:
 def test_chains_that_disagree_are_told() -> None:
     """Two causes of the same features: whichever is on holds the other off."""
     X = np.repeat(np.arange(200)[:, None] % 2, 40, axis=1).astype(np.uint8)
-    twins = NoisyOrParams.of([np.full((40, 2), 0.999)], [np.full(40, 1e-4), np.full(2, 0.002)])
-    assert 0.3 < unmixed_share(twins, X) <= 0.5  # rows of zeros are clear
-    assert "about units of 40% of rows" in unmixed_chains(0.4)[0].text
-    one = NoisyOrParams.of([twins.f[0][:, :1]], [twins.f_of_leaks[0], np.array([0.5])])
-    assert unmixed_share(one, X) == 0
-    assert unmixed_chains(0.0) == ()
+    twins = NoisyOrParams.from_probabilities(
+        [np.full((40, 2), 0.999)], [np.full(40, 1e-4), np.full(2, 0.002)]
+    )
+    assert 0.3 < compute_unmixed_share(twins, X) <= 0.5  # rows of zeros are clear
+    assert "about units of 40% of rows" in warn_about_unmixed_chains(0.4)[0].text
+    one = NoisyOrParams.from_probabilities(
+        [twins.f[0][:, :1]], [twins.f_of_leaks[0], np.array([0.5])]
+    )
+    assert compute_unmixed_share(one, X) == 0
+    assert warn_about_unmixed_chains(0.0) == ()
 
 
 @pytest.mark.parametrize("schedule", ["paper", "stability"])
@@ -119,7 +129,7 @@ def test_upper_units_gather_what_comes_together(schedule: str) -> None:
     on |= np.repeat((rng.random((1500, 1)) < 0.3) & np.array([False, False, True, True]), 6, axis=1)
     X = (on & (rng.random(on.shape) < 0.95)).astype(np.uint8)
     state = fitted(X, layers=(4, 2), schedule=schedule, epochs=20, starts=4)
-    (block,) = memory_blocks(Data(X[:200]))
+    (block,) = make_memory_blocks(DenseData(X[:200]))
     top = NoisyOr(layers=(4, 2)).transform(state.params, block, RowRandom(1))["mean"][:, 4:]
     agreement = np.abs(np.corrcoef(np.column_stack([both[:200], top]).T.astype(float))[0, 1:])
     assert agreement.max() > 0.6  # of 0.15 x 0.15 of the rows, two bars that came alone look alike
@@ -138,7 +148,7 @@ def test_rows_and_features_without_ones_are_fitted() -> None:
     X[:300], X[:, 5] = 0, 0
     state = fitted(X, n_components=4)
     assert "constant" in state.warnings[0].text
-    (block,) = memory_blocks(Data(X))
+    (block,) = make_memory_blocks(DenseData(X))
     nats = NoisyOr(n_components=4).log_likelihood(state.params, block, RowRandom(0)).nats
     assert np.isfinite(nats).all()
     assert nats[:300].min() > nats[300:].mean()

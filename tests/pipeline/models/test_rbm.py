@@ -10,22 +10,22 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, logit, logsumexp
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
-from pipeline.learning.batches import Batch
+from pipeline.fitting.loop import fit_model
+from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.optimisers import Optimiser
 from pipeline.models.rbm import RestrictedBoltzmannMachine
-from pipeline.models.rbm.contrast import Learner, Rule, layer_of
-from pipeline.models.rbm.normaliser import estimated_log_z, exact_log_z
+from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule, theta_as_layer
+from pipeline.models.rbm.normaliser import enumerate_log_z, estimate_log_z
 from pipeline.models.rbm.params import RBMParams
 from pipeline.models.rbm.steps import ChainSteps
 from pipeline.models.state import FitState
-from pipeline.numerics.networks.boltzmann_rows import Machine
-from pipeline.numerics.networks.gradient_steps import centre, move_centred
+from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
+from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, memory_rows
+from tests.support.strategies import DenseData, make_memory_rows
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -62,8 +62,8 @@ def log_probabilities(params: RBMParams) -> Floats:
 
 
 def fitted(X: Bits, observed: Bits | None = None, **more: Any) -> FitState:
-    model, data = RestrictedBoltzmannMachine(**more), Data(X, observed)
-    return fit(model, memory_rows(data, [len(X) // 2, len(X) - len(X) // 2]), SERIAL)
+    model, data = RestrictedBoltzmannMachine(**more), DenseData(X, observed)
+    return fit_model(model, make_memory_rows(data, [len(X) // 2, len(X) - len(X) // 2]), SERIAL)
 
 
 def pair_shares(X: Bits) -> Floats:
@@ -77,7 +77,7 @@ def pair_shares(X: Bits) -> Floats:
 def test_likelihoods_are_those_of_enumeration(n_features: int, n_hidden: int) -> None:
     params = prepared(random_params(n_features, n_hidden, 1))
     X = states(n_features).astype(np.uint8)
-    found = MODEL.log_likelihood(params, block_of(X), RNG)
+    found = MODEL.log_likelihood(params, pack_block(X), RNG)
     np.testing.assert_allclose(found.nats, log_probabilities(params), atol=1e-10)
     assert found.shared_error == 0
     assert not found.standard_error.any()
@@ -87,7 +87,7 @@ def test_codes_are_conditional_probabilities() -> None:
     params = random_params(5, 3, 2)
     joint = np.exp(joint_logs(params))
     expected = joint @ states(3) / joint.sum(axis=1, keepdims=True)
-    codes = MODEL.transform(params, block_of(states(5).astype(np.uint8)), RNG)["mean"]
+    codes = MODEL.transform(params, pack_block(states(5).astype(np.uint8)), RNG)["mean"]
     np.testing.assert_allclose(codes, expected, atol=1e-12)
     given_h = joint.T @ states(5) / joint.sum(axis=0)[:, None]
     np.testing.assert_allclose(MODEL.reconstruct(params, states(3)), given_h, atol=1e-12)
@@ -99,7 +99,7 @@ def test_pseudo_likelihoods_are_those_of_enumeration(scale: float) -> None:
     logs, x = log_probabilities(params), states(6)
     flipped = np.arange(64)[:, None] ^ (1 << np.arange(6))
     expected = -np.logaddexp(0, logs[flipped] - logs[:, None]).sum(axis=1)
-    found = MODEL.pseudo_log_likelihood(params, block_of(x.astype(np.uint8)), RNG)
+    found = MODEL.pseudo_log_likelihood(params, pack_block(x.astype(np.uint8)), RNG)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -108,7 +108,7 @@ def test_likelihoods_sum_over_missing_values() -> None:
     X = states(6).astype(np.uint8)
     observed = np.ones_like(X)
     observed[:, [1, 4]] = 0
-    found = MODEL.log_likelihood(params, block_of(X, observed, first_row=5), RNG)
+    found = MODEL.log_likelihood(params, pack_block(X, observed, first_row=5), RNG)
     same = (X[:, None] == X)[:, :, [0, 2, 3, 5]].all(axis=2)
     expected = np.log(same @ np.exp(log_probabilities(params)))
     z = (found.nats - expected) / found.standard_error
@@ -119,7 +119,7 @@ def test_likelihoods_sum_over_missing_values() -> None:
 
 def test_rows_without_values_are_certain() -> None:
     params = prepared(random_params(6, 3, 5))
-    nothing = block_of(np.zeros((4, 6), np.uint8), np.zeros((4, 6), np.uint8))
+    nothing = pack_block(np.zeros((4, 6), np.uint8), np.zeros((4, 6), np.uint8))
     found = MODEL.log_likelihood(params, nothing, RNG)
     assert (np.abs(found.nats) < 4 * found.standard_error).all()
     assert not MODEL.pseudo_log_likelihood(params, nothing, RNG).any()
@@ -128,8 +128,8 @@ def test_rows_without_values_are_certain() -> None:
 # --- log Z ---------------------------------------------------------------------------------------
 
 
-def exact(machine: Machine) -> float:
-    return exact_log_z(machine, map)
+def exact(machine: BoltzmannMachine) -> float:
+    return enumerate_log_z(machine, map)
 
 
 def test_enumeration_takes_the_smaller_layer() -> None:
@@ -141,14 +141,14 @@ def test_enumeration_takes_the_smaller_layer() -> None:
 def test_annealing_agrees_with_enumeration() -> None:
     for seed in range(20):
         params = random_params(14, 8, seed)
-        found, error = estimated_log_z(params.machine, params.log_odds, 100 + seed, 200, 300, map)
+        found, error = estimate_log_z(params.machine, params.log_odds, 100 + seed, 200, 300, map)
         assert 0 < error < 0.2
         assert abs(found - exact(params.machine)) < 3 * error, seed
 
 
 def spread_over_error(params: RBMParams, n_repeats: int, n_temperatures: int) -> float:
     given = (params.machine, params.log_odds)
-    found = [estimated_log_z(*given, seed, 200, n_temperatures, map) for seed in range(n_repeats)]
+    found = [estimate_log_z(*given, seed, 200, n_temperatures, map) for seed in range(n_repeats)]
     log_z, errors = np.array(found).T
     return float(log_z.std(ddof=1) / np.sqrt((errors**2).mean()))
 
@@ -170,9 +170,9 @@ def test_log_z_is_estimated_where_both_layers_are_large() -> None:
     found, again = (model.prepare(params, np.random.default_rng(0), m) for m in (map, SERIAL.map))
     assert found.log_z_error > 0
     assert found.log_z == again.log_z
-    assert MODEL.log_likelihood(found, block_of(np.eye(24, dtype=np.uint8)), RNG).shared_error > 0
+    assert MODEL.log_likelihood(found, pack_block(np.eye(24, dtype=np.uint8)), RNG).shared_error > 0
     with pytest.raises(FitError, match="Expected log Z"):
-        MODEL.log_likelihood(params, block_of(np.eye(24, dtype=np.uint8)), RNG)
+        MODEL.log_likelihood(params, pack_block(np.eye(24, dtype=np.uint8)), RNG)
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_contrasted_statistics_are_the_gradient() -> None:
     slope = statistics_of(params, mass) - statistics_of(params, np.exp(log_probabilities(params)))
 
     def likelihood(change: Floats) -> float:
-        return float(mass @ log_probabilities(params.moved(change)))
+        return float(mass @ log_probabilities(params.add_change(change)))
 
     def around_means(change: Floats) -> Floats:
         moved = change.copy()
@@ -211,22 +211,22 @@ def test_contrasted_statistics_are_the_gradient() -> None:
         return found
 
     np.testing.assert_allclose(slope, differences(lambda change: change), atol=1e-8)
-    centre(layer_of(slope), mu, lam)
+    centre_gradient(theta_as_layer(slope), mu, lam)
     np.testing.assert_allclose(slope, differences(around_means), atol=1e-8)
     moved = np.zeros_like(slope)
-    move_centred(layer_of(moved), layer_of(slope), mu, lam)
+    apply_centred_step(theta_as_layer(moved), theta_as_layer(slope), mu, lam)
     np.testing.assert_allclose(moved, around_means(slope), atol=1e-12)
 
 
 def step_of(params: RBMParams, X: Bits, chains: Bits, seed: int, n_steps: int) -> Floats:
     """Θ after one step of length 1, less Θ before."""
     optimiser, theta = Optimiser("momentum", 0.0, 0.0), params.theta.astype(np.float32)
-    rule = Rule(optimiser, n_steps, len(X), 1.0, 0.0, 0.0, 0.1)
-    memory = optimiser.memory(theta.size)
+    rule = ContrastRule(optimiser, n_steps, len(X), 1.0, 0.0, 0.0, 0.1)
+    memory = optimiser.make_memory(theta.size)
     shares = np.full(X.shape[1], 0.5, np.float32)
-    learner = Learner(rule, theta.copy(), shares, memory, chains, RowRandom(seed))
+    learner = ContrastLearner(rule, theta.copy(), shares, memory, chains, RowRandom(seed))
     numbers = np.arange(len(X))
-    learner.step(Batch(X, None, numbers, numbers, {}), numbers)
+    learner.step(TrainingBatch(X, None, numbers, numbers, {}), numbers)
     return learner.theta - theta
 
 
@@ -241,9 +241,9 @@ def test_steps_are_contrasted_statistics_on_the_average(goes_on: bool) -> None:
     after = (begun[:, None] == x).all(axis=2).mean(axis=0) @ kernel @ kernel
     expected = statistics_of(params, own) - statistics_of(params, after)
     mu, lam = np.full(4, 0.5), expit(X @ params.weights + params.hidden_biases).mean(axis=0)
-    centre(layer_of(expected), mu, lam)
+    centre_gradient(theta_as_layer(expected), mu, lam)
     slope, expected = expected, np.zeros_like(expected)
-    move_centred(layer_of(expected), layer_of(slope), mu, lam)
+    apply_centred_step(theta_as_layer(expected), theta_as_layer(slope), mu, lam)
     chains = begun if goes_on else begun[:0]
     found = np.array([step_of(params, X, chains, seed, 2) for seed in range(2000)])
     z = (found.mean(axis=0) - expected)[:-1] / (found.std(axis=0)[:-1] / np.sqrt(2000) + 1e-6)
@@ -282,10 +282,12 @@ def drawn(n_rows: int, seed: int) -> Bits:
 )
 def test_a_refit_is_as_likely_as_the_truth(settings: dict[str, Any]) -> None:
     state = fitted(drawn(10_000, 1), **{"n_components": 6, "max_iter": 30, **settings})
-    block = block_of(drawn(10_000, 2))
+    block = pack_block(drawn(10_000, 2))
     best, found = (MODEL.log_likelihood(p, block, RNG).nats for p in (truth(), state.params))
     margins = expit(state.params.log_odds)
-    alone = (np.log(margins) * block.dense() + np.log1p(-margins) * (1 - block.dense())).sum(axis=1)
+    alone = (
+        np.log(margins) * block.unpack_values() + np.log1p(-margins) * (1 - block.unpack_values())
+    ).sum(axis=1)
     assert found.mean() > best.mean() - 0.02
     assert best.mean() > alone.mean() + 0.5
     assert state.warnings == ()
@@ -311,7 +313,7 @@ def test_hidden_units_come_near_the_share_wanted() -> None:
     plain, sparse = (
         fitted(X, n_components=6, max_iter=40, sparsity=s, target=0.2) for s in (0.0, 5.0)
     )
-    active = [MODEL.transform(s.params, block_of(X), RNG)["mean"].mean() for s in (plain, sparse)]
+    active = [MODEL.transform(s.params, pack_block(X), RNG)["mean"].mean() for s in (plain, sparse)]
     assert abs(active[1] - 0.2) < 0.1 < abs(active[0] - 0.2)
 
 
@@ -346,7 +348,7 @@ def test_steps_that_are_too_long_are_shortened_and_told(rate: float) -> None:
     state = fitted(drawn(2000, 9), n_components=5, rate=rate, optimizer="momentum")
     (notice,) = state.warnings
     assert "steps were too long at first" in notice.text
-    assert max(state.history) > 0.9 * state.params.independent
+    assert max(state.history) > 0.9 * state.params.baseline_log_likelihood
 
 
 def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
@@ -356,8 +358,8 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
     assert texts[0].startswith("training diverged: no pass was better than before the first step.")
     assert texts[0].endswith("Take shorter steps: --set rate=0.05.")
     assert texts[1].startswith("stopped at max_iter=20 before converging")
-    nats = MODEL.pseudo_log_likelihood(state.params, block_of(X), RNG).mean()
-    assert nats > state.params.independent - 1
+    nats = MODEL.pseudo_log_likelihood(state.params, pack_block(X), RNG).mean()
+    assert nats > state.params.baseline_log_likelihood - 1
 
 
 @pytest.mark.parametrize(
@@ -391,7 +393,7 @@ def test_units_by_default_are_as_many_as_features() -> None:
 def test_a_warm_start_keeps_weights_and_forgets_log_z() -> None:
     X = drawn(500, 11)
     state = fitted(X, n_components=2, max_iter=2)
-    begun = MODEL.warm(replace(state, params=random_params(12, 2, 0)), state.params)
+    begun = MODEL.warm_start(replace(state, params=random_params(12, 2, 0)), state.params)
     assert begun.params.log_z is None
     np.testing.assert_array_equal(begun.params.weights, state.params.weights)
     np.testing.assert_array_equal(begun.params.log_odds, random_params(12, 2, 0).log_odds)

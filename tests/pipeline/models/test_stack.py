@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, fit, start
-from pipeline.learning.layered import reconstruction_scores
+from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
+from pipeline.learning.layered import score_reconstructions
 from pipeline.models.stack import Stack, StackParams
-from pipeline.models.stack.params import moved
+from pipeline.models.stack.params import add_stage_change
 from pipeline.models.state import FitState
-from pipeline.numerics.networks.layered_network import Layer, downward, sigmoid, upward
+from pipeline.numerics.networks.layered_network import Layer, propagate_down, propagate_up, sigmoid
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, memory_rows
+from tests.support.strategies import DenseData, make_memory_rows
 
 Bits = NDArray[np.uint8]
 SERIAL, RNG, MODEL = SerialExecutor(), RowRandom(0), Stack()
@@ -39,18 +39,20 @@ def kinds(n_rows: int, seed: int, noise: float = 0.05) -> Bits:
 def fitted(
     X: Bits, observed: Bits | None = None, seen: list[FitState] | None = None, **more: Any
 ) -> FitState:
-    rows = memory_rows(Data(X, observed), [len(X) // 2, len(X) - len(X) // 2])
+    rows = make_memory_rows(DenseData(X, observed), [len(X) // 2, len(X) - len(X) // 2])
     seen = [] if seen is None else seen
-    return fit(Stack(**more), rows, SERIAL, checkpoint=seen.append)
+    return fit_model(Stack(**more), rows, SERIAL, checkpoint=seen.append)
 
 
 def begun(X: Bits, **more: Any) -> FitState:
     model = Stack(**more)
-    return start(model, collect_first(model, memory_rows(Data(X)), SERIAL, 0), 0)
+    return initialize_fit(
+        model, collect_first_statistics(model, make_memory_rows(DenseData(X)), SERIAL, 0), 0
+    )
 
 
 def wrong_bits(params: StackParams, X: Bits) -> float:
-    codes = MODEL.transform(params, block_of(X), RNG)["mean"]
+    codes = MODEL.transform(params, pack_block(X), RNG)["mean"]
     return float(((MODEL.reconstruct(params, codes) > 0.5) != X).mean())
 
 
@@ -83,7 +85,7 @@ def test_fine_tuning_brings_rows_back_better(block: Any) -> None:
     done = fitted(X, seen=states, block=block, **SMALL)
     pretrained = states[23].params
     scores = [
-        reconstruction_scores(p.layers, new.astype(np.float64), None).mean()
+        score_reconstructions(p.layers, new.astype(np.float64), None).mean()
         for p in (pretrained, done.params)
     ]
     assert scores[1] > scores[0] + 1
@@ -111,9 +113,9 @@ def test_codes_come_back_through_all_layers() -> None:
     X = kinds(50, 6)
     params = begun(X, **SMALL).params
     layers, rows = params.layers, X.astype(np.float64)
-    codes = MODEL.transform(params, block_of(X), RNG)["mean"]
-    np.testing.assert_allclose(codes, upward(layers, rows)[-1], rtol=1e-12)
-    expected = sigmoid(downward(layers, upward(layers, rows)[-1])[-1])
+    codes = MODEL.transform(params, pack_block(X), RNG)["mean"]
+    np.testing.assert_allclose(codes, propagate_up(layers, rows)[-1], rtol=1e-12)
+    expected = sigmoid(propagate_down(layers, propagate_up(layers, rows)[-1])[-1])
     np.testing.assert_allclose(MODEL.reconstruct(params, codes), expected, rtol=1e-12)
 
 
@@ -122,13 +124,13 @@ def test_steps_of_boltzmann_machines_are_the_same_whichever_value_is_called_1() 
     state = begun(X, block="rbm", **SMALL)
     (w, c, b), sign = state.params.layers[0], np.where(turned, -1, 1)
     layer = Layer(sign[:, None] * w, sign * c, b + w[turned].sum(axis=0))
-    other = StackParams.of([layer, *state.params.layers[1:]])
+    other = StackParams.from_layers([layer, *state.params.layers[1:]])
     changes = []
     for params, rows in ((state.params, X), (other, X ^ turned)):
-        steps = model.learn(params, state.working, partial(iter, [block_of(rows)]), RNG)
+        steps = model.learn(params, state.working, partial(iter, [pack_block(rows)]), RNG)
         assert steps is not None
         change = steps.values["theta"] / steps.values["n_fitted"]
-        changes.append(moved(params, 0, change).weights[0] - params.weights[0])
+        changes.append(add_stage_change(params, 0, change).weights[0] - params.weights[0])
     assert np.abs(changes[0]).max() > 0.05
     np.testing.assert_allclose(changes[1], sign[:, None] * changes[0], atol=1e-4)
 
@@ -195,11 +197,11 @@ def test_a_warm_start_goes_on_with_all_layers() -> None:
     X = kinds(500, 11)
     done = fitted(X, layers=(6, 3), pretrain=2, max_iter=2)
     model, state = Stack(layers=(6, 3)), begun(X, layers=(6, 3))
-    again = model.warm(state, done.params)
+    again = model.warm_start(state, done.params)
     assert int(again.working["stage"]) == 2
     assert again.params is done.params
     with pytest.raises(FitError, match=r"--warm-start: .* layers 5,3, got one with 6,3"):
-        model.warm(begun(X, layers=(5, 3)), done.params)
+        model.warm_start(begun(X, layers=(5, 3)), done.params)
 
 
 # --- doubts --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.passes.map_reduce import GROUP_CHUNKS, groups, tree_merge
+from pipeline.passes.map_reduce import CHUNKS_PER_GROUP, split_chunks_into_groups, tree_merge
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,19 @@ class Sum:
 
 @given(st.integers(0, 500))
 def test_groups_hold_every_chunk_once_and_in_order(n_chunks: int) -> None:
-    cut = groups(n_chunks)
+    cut = split_chunks_into_groups(n_chunks)
     assert [key for group in cut for key in group] == list(range(n_chunks))
-    assert {len(group) for group in cut[:-1]} <= {GROUP_CHUNKS}
+    assert {len(group) for group in cut[:-1]} <= {CHUNKS_PER_GROUP}
     assert all(cut)
 
 
 @given(st.integers(0, 200), st.integers(0, 200))
 def test_appended_chunks_change_only_the_open_group(n_chunks: int, n_more: int) -> None:
-    closed = n_chunks // GROUP_CHUNKS
-    assert groups(n_chunks + n_more)[:closed] == groups(n_chunks)[:closed]
+    closed = n_chunks // CHUNKS_PER_GROUP
+    assert (
+        split_chunks_into_groups(n_chunks + n_more)[:closed]
+        == split_chunks_into_groups(n_chunks)[:closed]
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,24 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
-from pipeline.statistics.counts import FeatureCounts, PairCounts, tiles
-from tests.support.strategies import Data, chunkings, dense_pair_table, memory_blocks, tables
+from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
+from tests.support.strategies import (
+    DenseData,
+    chunkings,
+    count_dense_pairs,
+    make_memory_blocks,
+    tables,
+)
 
 untimed = settings(deadline=None, max_examples=60)
 Counts = Mapping[str, NDArray[Any]]
 
 
-def dense_feature_counts(data: Data) -> Counts:
+def dense_feature_counts(data: DenseData) -> Counts:
     seen = np.unique(data.labels)
-    parts = [data.take(data.labels == s) for s in seen]
+    parts = [data.take_rows(data.labels == s) for s in seen]
     return {
         "segments": seen,
         "rows": np.array([len(part.X) for part in parts]),
@@ -46,65 +52,67 @@ def assert_same(a: Counts, b: Counts) -> None:
 
 @untimed
 @given(tables(), st.data())
-def test_feature_counts_are_those_of_the_dense_matrix(data: Data, draw: st.DataObject) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
-    counts = merged([FeatureCounts.of_block(block) for block in blocks])
-    assert_same(counts.arrays(), dense_feature_counts(data))
+def test_feature_counts_are_those_of_the_dense_matrix(data: DenseData, draw: st.DataObject) -> None:
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    counts = merged([FeatureCounts.from_block(block) for block in blocks])
+    assert_same(counts.to_arrays(), dense_feature_counts(data))
     assert counts.n_samples == len(data.X)
 
 
 @untimed
 @given(tables(), st.data())
-def test_pooled_pair_tables_are_those_of_the_dense_matrix(data: Data, draw: st.DataObject) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
-    counts = merged([PairCounts.of_block(block, pooled=True) for block in blocks])
+def test_pooled_pair_tables_are_those_of_the_dense_matrix(
+    data: DenseData, draw: st.DataObject
+) -> None:
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    counts = merged([PairCounts.from_block(block, pooled=True) for block in blocks])
     assert (counts.n_samples, counts.n_features) == data.X.shape
     assert counts.segments.tolist() == [0]
     square = np.ones((data.X.shape[1],) * 2, np.int64)
-    for part, expected in zip(counts.table(0), dense_pair_table(data), strict=True):
+    for part, expected in zip(counts.table(0), count_dense_pairs(data), strict=True):
         np.testing.assert_array_equal(part * square, expected)
 
 
 @untimed
 @given(tables(), st.data())
-def test_pair_tables_of_every_segment(data: Data, draw: st.DataObject) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X))))
-    counts = merged([PairCounts.of_block(block, pooled=False) for block in blocks])
+def test_pair_tables_of_every_segment(data: DenseData, draw: st.DataObject) -> None:
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X))))
+    counts = merged([PairCounts.from_block(block, pooled=False) for block in blocks])
     assert counts.segments.tolist() == np.unique(data.labels).tolist()
     square = np.ones((data.X.shape[1],) * 2, np.int64)
     for place, segment in enumerate(counts.segments):
-        expected = dense_pair_table(data.take(data.labels == segment))
+        expected = count_dense_pairs(data.take_rows(data.labels == segment))
         for part, dense in zip(counts.table(place), expected, strict=True):
             np.testing.assert_array_equal(part * square, dense)
 
 
 @untimed
 @given(tables(st.integers(1, 9)), st.data())
-def test_a_table_of_some_pairs_is_part_of_the_whole(data: Data, draw: st.DataObject) -> None:
+def test_a_table_of_some_pairs_is_part_of_the_whole(data: DenseData, draw: st.DataObject) -> None:
     n = data.X.shape[1]
-    counts = PairCounts.of_block(block_of(data.X, data.observed), pooled=True)
+    counts = PairCounts.from_block(pack_block(data.X, data.observed), pooled=True)
     left, right = (slice(*sorted(draw.draw(st.tuples(*[st.integers(0, n)] * 2)))) for _ in "ij")
     shape = (left.stop - left.start, right.stop - right.start)
-    for part, dense in zip(counts.table(0, left, right), dense_pair_table(data), strict=True):
+    for part, dense in zip(counts.table(0, left, right), count_dense_pairs(data), strict=True):
         np.testing.assert_array_equal(np.broadcast_to(part, shape), dense[left, right])
 
 
 @untimed
 @given(tables(st.integers(1, 9)), st.integers(1, 10), st.booleans())
-def test_tiles_stitch_to_the_whole(data: Data, side: int, pooled: bool) -> None:
-    block = block_of(data.X, data.observed, segment=1)
-    whole = PairCounts.of_block(block, pooled=pooled)
-    cut = tiles(data.X.shape[1], 1, 64 * side**2)
+def test_tiles_stitch_to_the_whole(data: DenseData, side: int, pooled: bool) -> None:
+    block = pack_block(data.X, data.observed, segment=1)
+    whole = PairCounts.from_block(block, pooled=pooled)
+    cut = make_tiles(data.X.shape[1], 1, 64 * side**2)
     assert (cut == (None,)) == (side >= data.X.shape[1])
-    parts = [PairCounts.of_block(replace(block, tile=tile), pooled=pooled) for tile in cut]
-    assert_same(PairCounts.stitch(parts).arrays(), whole.arrays())
+    parts = [PairCounts.from_block(replace(block, tile=tile), pooled=pooled) for tile in cut]
+    assert_same(PairCounts.stitch(parts).to_arrays(), whole.to_arrays())
 
 
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 1 << 20))
 def test_tiles_cover_the_upper_triangle_within_the_budget(
     n_features: int, n_segments: int, budget: int
 ) -> None:
-    cut = tiles(n_features, n_segments, budget)
+    cut = make_tiles(n_features, n_segments, budget)
     covered = np.zeros((n_features, n_features), int)
     for tile in cut:
         left, right = ((0, n_features),) * 2 if tile is None else tile
@@ -117,17 +125,17 @@ def test_tiles_cover_the_upper_triangle_within_the_budget(
 def test_counts_survive_storage() -> None:
     X = np.random.default_rng(0).integers(0, 2, (100, 4), dtype=np.uint8)
     mask = np.random.default_rng(1).integers(0, 2, (100, 4), dtype=np.uint8)
-    for block in (block_of(X), block_of(X, mask, segment=2)):
-        for counts in (FeatureCounts.of_block(block), PairCounts.of_block(block, pooled=False)):
-            stored = type(counts).from_arrays(dict(counts.arrays()))
-            assert_same(stored.arrays(), counts.arrays())
-            assert_same(stored.merge(counts).arrays(), counts.merge(stored).arrays())
+    for block in (pack_block(X), pack_block(X, mask, segment=2)):
+        for counts in (FeatureCounts.from_block(block), PairCounts.from_block(block, pooled=False)):
+            stored = type(counts).from_arrays(dict(counts.to_arrays()))
+            assert_same(stored.to_arrays(), counts.to_arrays())
+            assert_same(stored.merge(counts).to_arrays(), counts.merge(stored).to_arrays())
 
 
 @pytest.mark.parametrize("n_samples", [1, 64, 65])
 def test_the_diagonal_counts_single_features(n_samples: int) -> None:
     X = np.random.default_rng(0).integers(0, 2, (n_samples, 5), dtype=np.uint8)
-    counts = PairCounts.of_block(block_of(X), pooled=True)
+    counts = PairCounts.from_block(pack_block(X), pooled=True)
     np.testing.assert_array_equal(counts.joint[0].diagonal(), X.sum(axis=0))
 
 
@@ -144,7 +152,7 @@ def rows_by_group(blocks: list[BinaryBlock], n_groups: int) -> dict[int, list[in
     """Original rows under each key segment · n_groups + group."""
     rows: dict[int, list[int]] = {}
     for block in blocks:
-        for g, group in enumerate(block.dealt(n_groups)):
+        for g, group in enumerate(block.split_into_groups(n_groups)):
             if group.n_samples:
                 rows.setdefault(block.segment * n_groups + g, []).extend(group.rows.tolist())
     return dict(sorted(rows.items()))
@@ -152,41 +160,45 @@ def rows_by_group(blocks: list[BinaryBlock], n_groups: int) -> dict[int, list[in
 
 @untimed
 @given(long_tables, group_numbers, st.data())
-def test_groups_are_counted_like_segments(data: Data, n_groups: int, draw: st.DataObject) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
-    counts = merged([PairCounts.of_groups(block, n_groups) for block in blocks])
+def test_groups_are_counted_like_segments(
+    data: DenseData, n_groups: int, draw: st.DataObject
+) -> None:
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
+    counts = merged([PairCounts.from_groups(block, n_groups) for block in blocks])
     rows = rows_by_group(blocks, n_groups)
     assert counts.segments.tolist() == [*rows]
     assert counts.rows.tolist() == [len(some) for some in rows.values()]
     square = np.ones((data.X.shape[1],) * 2, np.int64)
     for place, some in enumerate(rows.values()):
-        expected = dense_pair_table(data.take(some))
+        expected = count_dense_pairs(data.take_rows(some))
         for part, dense in zip(counts.table(place), expected, strict=True):
             np.testing.assert_array_equal(part * square, dense)
 
 
 @untimed
 @given(long_tables, group_numbers, st.data())
-def test_all_groups_once_are_the_segment(data: Data, n_groups: int, draw: st.DataObject) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
-    whole = merged([PairCounts.of_block(block, pooled=False) for block in blocks])
-    counts = merged([PairCounts.of_groups(block, n_groups) for block in blocks])
-    segments = counts.grouped_segments(n_groups)
+def test_all_groups_once_are_the_segment(
+    data: DenseData, n_groups: int, draw: st.DataObject
+) -> None:
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
+    whole = merged([PairCounts.from_block(block, pooled=False) for block in blocks])
+    counts = merged([PairCounts.from_groups(block, n_groups) for block in blocks])
+    segments = counts.list_grouped_segments(n_groups)
     assert segments.tolist() == whole.segments.tolist()
-    once = counts.weighted(n_groups, np.ones((len(segments), n_groups), np.int64))
-    assert_same(once.arrays(), whole.arrays())
+    once = counts.sum_weighted_groups(n_groups, np.ones((len(segments), n_groups), np.int64))
+    assert_same(once.to_arrays(), whole.to_arrays())
 
 
 @untimed
 @given(long_tables, group_numbers, st.data())
 def test_weights_say_how_often_a_group_counts(
-    data: Data, n_groups: int, draw: st.DataObject
+    data: DenseData, n_groups: int, draw: st.DataObject
 ) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
-    counts = merged([PairCounts.of_groups(block, n_groups) for block in blocks])
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X), 3)))
+    counts = merged([PairCounts.from_groups(block, n_groups) for block in blocks])
     weights = drawn_weights(draw, data.n_segments, n_groups)
     seen = np.unique(data.labels)
-    sums = counts.weighted(n_groups, weights[seen])
+    sums = counts.sum_weighted_groups(n_groups, weights[seen])
     assert sums.segments.tolist() == seen.tolist()
     rows = rows_by_group(blocks, n_groups)
     square = np.ones((data.X.shape[1],) * 2, np.int64)
@@ -197,53 +209,53 @@ def test_weights_say_how_often_a_group_counts(
             for row in rows.get(segment * n_groups + g, [])
             for _ in range(weights[segment, g])
         ]
-        some = data.take(np.array(often, np.int64))
+        some = data.take_rows(np.array(often, np.int64))
         assert sums.rows[place] == len(some.X)
-        for part, dense in zip(sums.table(place), dense_pair_table(some), strict=True):
+        for part, dense in zip(sums.table(place), count_dense_pairs(some), strict=True):
             np.testing.assert_array_equal(part * square, dense)
 
 
 @untimed
 @given(long_tables, group_numbers, st.data())
 def test_weighting_and_merging_may_change_places(
-    data: Data, n_groups: int, draw: st.DataObject
+    data: DenseData, n_groups: int, draw: st.DataObject
 ) -> None:
-    blocks = memory_blocks(data, draw.draw(chunkings(len(data.X), 4)))
-    parts = [PairCounts.of_groups(block, n_groups) for block in blocks]
+    blocks = make_memory_blocks(data, draw.draw(chunkings(len(data.X), 4)))
+    parts = [PairCounts.from_groups(block, n_groups) for block in blocks]
     weights = drawn_weights(draw, data.n_segments, n_groups)
 
     def weighted(counts: PairCounts) -> PairCounts:
-        return counts.weighted(n_groups, weights[counts.grouped_segments(n_groups)])
+        return counts.sum_weighted_groups(n_groups, weights[counts.list_grouped_segments(n_groups)])
 
-    assert_same(weighted(merged(parts)).arrays(), merged([*map(weighted, parts)]).arrays())
+    assert_same(weighted(merged(parts)).to_arrays(), merged([*map(weighted, parts)]).to_arrays())
 
 
 @untimed
 @given(tables(st.integers(2, 7)), st.integers(1, 6), group_numbers, st.data())
 def test_tiles_of_groups_stitch_to_the_whole(
-    data: Data, side: int, n_groups: int, draw: st.DataObject
+    data: DenseData, side: int, n_groups: int, draw: st.DataObject
 ) -> None:
-    block = block_of(data.X, data.observed, segment=1)
-    whole = PairCounts.of_groups(block, n_groups)
-    cut = tiles(data.X.shape[1], 1, 64 * side**2)
-    parts = [PairCounts.of_groups(replace(block, tile=tile), n_groups) for tile in cut]
-    assert_same(PairCounts.stitch(parts).arrays(), whole.arrays())
+    block = pack_block(data.X, data.observed, segment=1)
+    whole = PairCounts.from_groups(block, n_groups)
+    cut = make_tiles(data.X.shape[1], 1, 64 * side**2)
+    parts = [PairCounts.from_groups(replace(block, tile=tile), n_groups) for tile in cut]
+    assert_same(PairCounts.stitch(parts).to_arrays(), whole.to_arrays())
     weights = drawn_weights(draw, 1, n_groups)
-    sums = PairCounts.stitch([part.weighted(n_groups, weights) for part in parts])
-    assert_same(sums.arrays(), whole.weighted(n_groups, weights).arrays())
+    sums = PairCounts.stitch([part.sum_weighted_groups(n_groups, weights) for part in parts])
+    assert_same(sums.to_arrays(), whole.sum_weighted_groups(n_groups, weights).to_arrays())
 
 
 @pytest.mark.parametrize("observed", [None, np.empty((0, 3), np.uint8)])
 def test_a_block_without_rows_still_names_its_segment(observed: Any) -> None:
-    block = block_of(np.empty((0, 3), np.uint8), observed, segment=2)
-    counts = PairCounts.of_groups(block, 4)
+    block = pack_block(np.empty((0, 3), np.uint8), observed, segment=2)
+    counts = PairCounts.from_groups(block, 4)
     assert (counts.segments.tolist(), counts.rows.tolist()) == ([8], [0])
-    sums = counts.weighted(4, np.ones((1, 4), np.int64))
-    assert_same(sums.arrays(), PairCounts.of_block(block, pooled=False).arrays())
+    sums = counts.sum_weighted_groups(4, np.ones((1, 4), np.int64))
+    assert_same(sums.to_arrays(), PairCounts.from_block(block, pooled=False).to_arrays())
 
 
 @pytest.mark.parametrize("weights", [np.ones((1, 3), int), np.ones((2, 2), int), [[1, -1]]])
 def test_wrong_weights_are_refused(weights: Any) -> None:
-    counts = PairCounts.of_groups(block_of(np.ones((9, 2), np.uint8)), 2)
+    counts = PairCounts.from_groups(pack_block(np.ones((9, 2), np.uint8)), 2)
     with pytest.raises(FitError, match=r"Expected weights of at least 0 and of shape \(1, 2\)"):
-        counts.weighted(2, np.array(weights))
+        counts.sum_weighted_groups(2, np.array(weights))

@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.random import RowRandom
 from pipeline.statistics.distinct_rows import DistinctRows
 from tests.conformance.checks import assert_same
-from tests.support.strategies import Data, chunkings, memory_blocks, tables
+from tests.support.strategies import DenseData, chunkings, make_memory_blocks, tables
 
 
-def of_data(data: Data, size: int, sizes: list[int] | None = None) -> DistinctRows:
-    parts = [DistinctRows.of_block(b, size, RowRandom(4)) for b in memory_blocks(data, sizes)]
+def of_data(data: DenseData, size: int, sizes: list[int] | None = None) -> DistinctRows:
+    parts = [
+        DistinctRows.from_block(b, size, RowRandom(4)) for b in make_memory_blocks(data, sizes)
+    ]
     return reduce(lambda a, b: a.merge(b), parts)
 
 
@@ -27,7 +29,7 @@ def counted(found: DistinctRows) -> dict[tuple[bytes, bytes], int]:
     return {(words.tobytes(), mask.tobytes()): int(times) for words, mask, times in keys}
 
 
-def expected(data: Data) -> Counter[tuple[bytes, bytes]]:
+def expected(data: DenseData) -> Counter[tuple[bytes, bytes]]:
     def packed(a: np.ndarray) -> list[bytes]:
         padded = np.pad(a, ((0, 0), (0, -a.shape[1] % 64)))
         return [row.tobytes() for row in np.packbits(padded, axis=1, bitorder="little")]
@@ -37,18 +39,18 @@ def expected(data: Data) -> Counter[tuple[bytes, bytes]]:
 
 @settings(deadline=None, max_examples=30)
 @given(data=tables(st.sampled_from([3, 70])), draw=st.data())
-def test_rows_are_counted_however_they_are_cut(data: Data, draw: st.DataObject) -> None:
+def test_rows_are_counted_however_they_are_cut(data: DenseData, draw: st.DataObject) -> None:
     whole = of_data(data, 1000)
     assert counted(whole) == expected(data)
     assert whole.is_whole
     assert whole.n_distinct == len(expected(data))
     cut = of_data(data, 1000, draw.draw(chunkings(len(data.X))))
-    assert_same(cut.arrays(), whole.arrays())
+    assert_same(cut.to_arrays(), whole.to_arrays())
 
 
 def test_a_sample_keeps_the_smallest_hashes_with_their_numbers() -> None:
     X = np.random.default_rng(0).integers(0, 2, (6000, 10), dtype=np.uint8)
-    data = Data(X, None, None)
+    data = DenseData(X, None, None)
     whole, sample = of_data(data, 5000), of_data(data, 100, [1000] * 6)
     assert not sample.is_whole
     for name in ("hashes", "words", "observed", "times"):
@@ -59,7 +61,7 @@ def test_a_sample_keeps_the_smallest_hashes_with_their_numbers() -> None:
 def test_rows_of_one_hash_stay_apart() -> None:
     words = np.array([[1], [2], [1], [3], [2], [1]], np.uint64)
     hashes, ones = np.zeros(6, np.uint64), np.ones(6, np.int64)
-    found = DistinctRows._kept(10, 2, 6, True, hashes, words, np.ones_like(words), ones)
+    found = DistinctRows._keep_smallest(10, 2, 6, True, hashes, words, np.ones_like(words), ones)
     assert dict(zip(found.words[:, 0].tolist(), found.times.tolist(), strict=True)) == {
         1: 3,
         2: 2,
@@ -68,6 +70,6 @@ def test_rows_of_one_hash_stay_apart() -> None:
 
 
 def test_another_seed_samples_other_rows() -> None:
-    block = block_of(np.random.default_rng(1).integers(0, 2, (500, 20), dtype=np.uint8))
-    one, other = (DistinctRows.of_block(block, 50, RowRandom(seed)) for seed in (0, 1))
+    block = pack_block(np.random.default_rng(1).integers(0, 2, (500, 20), dtype=np.uint8))
+    one, other = (DistinctRows.from_block(block, 50, RowRandom(seed)) for seed in (0, 1))
     assert len(np.intersect1d(one.words, other.words)) < 20

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.statistics import labels
-from pipeline.statistics.labels import SEGMENT, LabelCounts, as_numbers
+from pipeline.statistics.labels import SEGMENT, LabelCounts, convert_labels_to_numbers
 
 
 def block(values: NDArray[Any], first_row: int = 0) -> BinaryBlock:
     X = np.ones((len(values), 3), np.uint8)
-    return replace(block_of(X, first_row=first_row), columns={"y": values})
+    return replace(pack_block(X, first_row=first_row), columns={"y": values})
 
 
 def counted(values: NDArray[Any], n_parts: int = 1) -> LabelCounts:
-    parts = [LabelCounts.of_block(block(part), "y") for part in np.array_split(values, n_parts)]
+    parts = [LabelCounts.from_block(block(part), "y") for part in np.array_split(values, n_parts)]
     return reduce(LabelCounts.merge, parts)
 
 
@@ -52,12 +52,12 @@ def test_below_zero_a_whole_number_is_a_label() -> None:
 
 def test_segments_are_labels_too() -> None:
     parts = [replace(block(np.arange(n)), segment=s) for s, n in ((3, 5), (1, 2), (3, 1))]
-    found = reduce(LabelCounts.merge, [LabelCounts.of_block(part, SEGMENT) for part in parts])
+    found = reduce(LabelCounts.merge, [LabelCounts.from_block(part, SEGMENT) for part in parts])
     assert dict(zip(found.values, found.rows, strict=True)) == {1: 2, 3: 6}
 
 
 def test_of_too_many_the_smallest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "MOST_CATEGORIES", 3)
+    monkeypatch.setattr(labels, "MAX_CATEGORIES", 3)
     values = np.random.default_rng(0).permutation(20)
     for n_parts in (1, 4, 20):
         found = counted(values, n_parts)
@@ -69,4 +69,6 @@ def test_no_labels_have_no_moments() -> None:
     found = counted(np.full(5, np.nan), 2)
     assert not len(found.values)
     assert found.moments.tolist() == [0, 0, 0]
-    np.testing.assert_array_equal(as_numbers(np.array([1, -1], np.int32)), [1, np.nan])
+    np.testing.assert_array_equal(
+        convert_labels_to_numbers(np.array([1, -1], np.int32)), [1, np.nan]
+    )

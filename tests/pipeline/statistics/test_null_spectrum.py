@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.statistics.correlations import (
-    Estimate,
-    correlation_matrices,
+    CorrelationEstimator,
+    draw_null_spectra,
     estimate_arcsine,
+    estimate_correlations,
     estimate_tetrachoric,
-    null_spectra,
 )
 from pipeline.statistics.counts import PairCounts
-from pipeline.statistics.null_spectrum import null_quantiles
-from tests.support.traced_memory import peak_of, tracing_process
+from pipeline.statistics.null_spectrum import estimate_null_quantiles
+from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -33,7 +33,7 @@ def bits(shares: Array, n_rows: int, rng: np.random.Generator) -> Bits:
 
 
 def count(X: Bits, observed: Bits | None = None) -> PairCounts:
-    return PairCounts.of_block(block_of(X, observed), pooled=True)
+    return PairCounts.from_block(pack_block(X, observed), pooled=True)
 
 
 def rare_shares(n_features: int) -> Array:
@@ -50,9 +50,11 @@ def quantiles(
     observed: Counts,
     ones: Counts,
     seed: int = 0,
-    estimate: Estimate = estimate_arcsine,
+    estimate: CorrelationEstimator = estimate_arcsine,
 ) -> Array:
-    return null_quantiles(n_rows, observed, ones, estimate, 20, np.random.default_rng(seed))
+    return estimate_null_quantiles(
+        n_rows, observed, ones, estimate, 20, np.random.default_rng(seed)
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,15 +77,15 @@ def test_drawn_matrices_have_these_eigenvalues(
     n_features: int,
     shares: tuple[float, float],
     missing: float,
-    estimate: Estimate,
+    estimate: CorrelationEstimator,
 ) -> None:
     """Medians agree well within what the 95 % quantile of 20 draws is uncertain by."""
     rng, n_draws = np.random.default_rng(0), 40
     X = bits(rng.uniform(*shares, n_features), n_rows, rng)
     mask = (rng.random(X.shape) >= missing).astype(np.uint8)
     counts = count(X * mask, mask if missing else None)
-    drawn = null_spectra(counts, 0, estimate, np.arange(n_draws), 20, map)[:, :20]
-    median = null_quantiles(
+    drawn = draw_null_spectra(counts, 0, estimate, np.arange(n_draws), 20, map)[:, :20]
+    median = estimate_null_quantiles(
         n_rows, mask.sum(0, np.int64), (X * mask).sum(0, np.int64), estimate, 20, rng, 0.5
     )
     spread = drawn.std(axis=0)
@@ -98,13 +100,13 @@ def test_rare_features_have_the_eigenvalues_of_data() -> None:
     X = bits(rare_shares(200), n_rows, rng)
     drawn = np.array([leading_of_data(rng.permuted(X, axis=0)) for _ in range(n_draws)])
     observed, ones = np.full(200, n_rows), X.sum(0, np.int64)
-    found = null_quantiles(n_rows, observed, ones, TETRACHORIC, 20, rng, 0.5)
+    found = estimate_null_quantiles(n_rows, observed, ones, TETRACHORIC, 20, rng, 0.5)
     error = 4 * drawn.std(axis=0) / n_draws**0.5
     assert (np.abs(found - drawn.mean(axis=0)) < error + 0.015 * drawn.mean(axis=0))[KEPT].all()
 
 
 def leading_of_data(X: Bits) -> Array:
-    (correlation,), _ = correlation_matrices(count(X), TETRACHORIC, map)
+    (correlation,), _ = estimate_correlations(count(X), TETRACHORIC, map)
     values: Array = np.linalg.eigvalsh(correlation)[:-21:-1]
     return values
 
@@ -167,6 +169,6 @@ def test_two_rows() -> None:
 @pytest.mark.matrix
 def test_memory_does_not_grow_with_pairs_of_features() -> None:
     margins = drawn_margins(rare_shares(50_000), 20_000, 5)
-    with tracing_process() as process:
-        _, peak = process.submit(peak_of, quantiles, 20_000, *margins).result()
+    with start_tracing_process() as process:
+        _, peak = process.submit(measure_peak_memory, quantiles, 20_000, *margins).result()
     assert peak < 100 << 20

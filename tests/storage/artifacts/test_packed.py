@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from storage.artifacts.artifacts import NamedArray, write_artifact
-from storage.artifacts.packed import load_packed, part, write_packed
+from storage.artifacts.packed import load_packed, select_prefix, write_packed
 from storage.errors import DataError
-from storage.stores.locations import Place, place
+from storage.stores.locations import AnyPath, parse_path
 
 ARRAYS = {
     "bits": np.arange(7) % 2 == 0,  # so that what follows lies at an odd place
@@ -62,15 +62,15 @@ def test_an_artifact_of_another_layout_is_refused(tmp_path):
 
 
 def test_few_objects_are_written(bucket):
-    folder = place(f"{bucket}/a")
+    folder = parse_path(f"{bucket}/a")
     write_packed(folder, {f"a{i}": np.arange(9) for i in range(50)}, {})
-    assert len(folder.all_keys()) == 4
+    assert len(folder.list_keys()) == 4
     assert len(load_packed(folder).arrays) == 50
 
 
 def test_parts_lose_their_beginning():
-    assert part({"a-x": 1, "a-y": 2, "b-x": 3}, "a-") == {"x": 1, "y": 2}
+    assert select_prefix({"a-x": 1, "a-y": 2, "b-x": 3}, "a-") == {"x": 1, "y": 2}
 
 
-def arrays_on_disk(folder: Place) -> set[str]:
+def arrays_on_disk(folder: AnyPath) -> set[str]:
     return set(json.loads((folder / "manifest.json").read_text())["arrays"])

@@ -11,17 +11,17 @@ import pytest
 import zarr
 
 import storage
-from storage.codes.codes import CodeArray, CodesWriter, create_codes, open_codes, seal_codes
+from storage.codes.codes import CodeArraySpec, CodesWriter, create_codes, open_codes, seal_codes
 from storage.codes.unfinished_codes import UnfinishedCodes
-from storage.errors import Busy, DataError
+from storage.errors import DataError, FolderInUseError
 from tests.storage.conftest import files_of
 
 N_ROWS, ROWS_PER_CHUNK = 250, 100
 ARRAYS = {
-    "mean": CodeArray(("component",), (2,), "float32"),
-    "covariance": CodeArray(("component", "component_j"), (2, 2), "float32"),
-    "converged": CodeArray((), (), "bool"),
-    "nothing": CodeArray(("component",), (0,), "float32"),
+    "mean": CodeArraySpec(("component",), (2,), "float32"),
+    "covariance": CodeArraySpec(("component", "component_j"), (2, 2), "float32"),
+    "converged": CodeArraySpec((), (), "bool"),
+    "nothing": CodeArraySpec(("component",), (0,), "float32"),
 }
 
 
@@ -113,10 +113,10 @@ def test_what_is_no_whole_codes_is_refused(folder, tmp_path):
 def test_a_writer_knows_what_it_wrote(folder):
     writer = CodesWriter(str(folder), tuple(ARRAYS), N_ROWS, ROWS_PER_CHUNK)
     checksums = write_run(writer, 0)
-    assert writer.holds(0, checksums)
-    assert not writer.holds(0, [checksums[0] + 1, *checksums[1:]])
+    assert writer.has_range(0, checksums)
+    assert not writer.has_range(0, [checksums[0] + 1, *checksums[1:]])
     (folder / "converged" / "c" / "0").unlink()
-    assert not writer.holds(0, checksums)
+    assert not writer.has_range(0, checksums)
 
 
 # --- unfinished codes ----------------------------------------------------------------------------
@@ -124,9 +124,9 @@ def test_a_writer_knows_what_it_wrote(folder):
 
 def interrupt(unfinished: UnfinishedCodes, lines: int) -> None:
     """Work on some runs, then fail."""
-    with suppress(RuntimeError), unfinished.working(resume=True):
+    with suppress(RuntimeError), unfinished.claim_work(resume=True):
         for k in range(lines):
-            unfinished.runs.note([[j, j] for j in range(k + 1)])
+            unfinished.results.record_finished([[j, j] for j in range(k + 1)])
         raise RuntimeError
 
 
@@ -139,25 +139,25 @@ def test_finished_runs_are_remembered_by_the_same_transform(tmp_path):
     unfinished = UnfinishedCodes(tmp_path / "z.zarr", "a")
     interrupt(unfinished, 2)
     (unfinished.folder / "finished" / "000000064.partial").write_text("[7")  # killed at work
-    with unfinished.working(resume=True):
-        assert unfinished.runs.finished() == [[0, 0], [1, 1]]
+    with unfinished.claim_work(resume=True):
+        assert unfinished.results.read_finished() == [[0, 0], [1, 1]]
         for n_runs in range(3, 200):
-            unfinished.runs.note([[k, k] for k in range(n_runs)])
-            assert unfinished.runs.finished() == [[k, k] for k in range(n_runs)]
-        with pytest.raises(Busy), unfinished.working(resume=True):
+            unfinished.results.record_finished([[k, k] for k in range(n_runs)])
+            assert unfinished.results.read_finished() == [[k, k] for k in range(n_runs)]
+        with pytest.raises(FolderInUseError), unfinished.claim_work(resume=True):
             pass
     for other, resume in ((UnfinishedCodes(tmp_path / "z.zarr", "b"), True), (unfinished, False)):
         interrupt(unfinished, 2)
-        with other.working(resume):
-            assert other.runs.finished() == []
+        with other.claim_work(resume):
+            assert other.results.read_finished() == []
 
 
 def test_codes_appear_when_they_are_whole(tmp_path, folder):
     before = files_of(folder)
     unfinished = UnfinishedCodes(tmp_path / "z.zarr", "a")
-    with unfinished.working(resume=False):
-        write_codes(unfinished.runs.codes)
-        (unfinished.runs.codes / "mark").touch()
+    with unfinished.claim_work(resume=False):
+        write_codes(unfinished.results.codes_folder)
+        (unfinished.results.codes_folder / "mark").touch()
         with pytest.raises(DataError, match="--overwrite"):
             unfinished.publish(overwrite=False)
         assert files_of(folder) == before
@@ -175,15 +175,18 @@ def test_nothing_else_is_replaced(tmp_path, content):
         group = {"format": "latentbits-dataset"} if content == "dataset" else {}
         zarr.create_group(target, attributes=group)
     unfinished = UnfinishedCodes(target, "a")
-    with unfinished.working(resume=False):
-        write_codes(unfinished.runs.codes)
+    with unfinished.claim_work(resume=False):
+        write_codes(unfinished.results.codes_folder)
         with pytest.raises(DataError, match="Expected codes to replace, got something else"):
             unfinished.publish(overwrite=True)
     assert target.exists()
 
 
 def test_codes_as_xarray_know_their_rows(tmp_path):
-    arrays = {"mean": CodeArray(("component",), (2,), "float32"), "row": CodeArray((), (), "int64")}
+    arrays = {
+        "mean": CodeArraySpec(("component",), (2,), "float32"),
+        "row": CodeArraySpec((), (), "int64"),
+    }
     writer = create_codes(tmp_path / "z.zarr", arrays, 3, 3)
     mean, row = np.arange(6, dtype="float32").reshape(3, 2), np.array([1, 4, 7])
     seal_codes(writer, [writer(0, {"mean": mean, "row": row})], {})

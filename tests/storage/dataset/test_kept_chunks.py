@@ -11,8 +11,8 @@ import pytest
 
 from storage.dataset import kept_chunks
 from storage.dataset.dataset import BinaryDataset, ChunkReader
-from storage.dataset.kept_chunks import forget_chunks, kept
-from tests.support.data import write
+from storage.dataset.kept_chunks import clear_chunk_cache, get_or_read_chunk
+from tests.support.data import write_arrays
 
 
 @dataclass
@@ -22,9 +22,9 @@ class Bytes:
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
-    forget_chunks()
+    clear_chunk_cache()
     yield
-    forget_chunks()
+    clear_chunk_cache()
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ask() -> Callable[..., list[int]]:
             return Bytes(10)
 
         for key in keys:
-            assert kept(rows, key, memory, lambda key=key: reading(key)).nbytes == 10
+            assert get_or_read_chunk(rows, key, memory, lambda key=key: reading(key)).nbytes == 10
         return read
 
     return asked
@@ -54,14 +54,14 @@ def test_what_does_not_fit_is_read_again_and_the_rest_stays(ask: Callable[..., l
     ask("a", range(5), 39)
     for _ in range(3):
         assert ask("a", range(5), 39) == [3, 4]
-    assert sum(chunk.nbytes for chunk in kept_chunks._kept.values()) == 30
+    assert sum(chunk.nbytes for chunk in kept_chunks._cache.values()) == 30
 
 
 def test_other_rows_make_room_oldest_first(ask: Callable[..., list[int]]) -> None:
     ask("a", range(3), 50)
     ask("b", range(4), 50)
     assert ask("b", range(4), 50) == []
-    assert set(kept_chunks._kept) == {("a", 2), *(("b", key) for key in range(4))}
+    assert set(kept_chunks._cache) == {("a", 2), *(("b", key) for key in range(4))}
 
 
 def test_without_memory_nothing_is_kept_and_nothing_dropped(ask: Callable[..., list[int]]) -> None:
@@ -76,7 +76,7 @@ def test_a_reader_keeps_whole_chunks_of_its_own_split(
 ) -> None:
     X = np.random.default_rng(0).integers(0, 2, (300, 7)).astype(np.uint8)
     split = np.where(np.arange(300) % 3, "train", "test")
-    dataset = write(tmp_path / "d.zarr", X, words_per_chunk=2, columns={"split": split})
+    dataset = write_arrays(tmp_path / "d.zarr", X, words_per_chunk=2, columns={"split": split})
     read: list[int] = []
     read_chunk = BinaryDataset.read_chunk
 

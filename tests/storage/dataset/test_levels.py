@@ -17,7 +17,7 @@ from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import append_dataset
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
-from storage.sources import Batch
+from storage.sources import SourceBatch
 from storage.stores.locations import checksum
 from tests.storage.conftest import files_of, new_path, random_bits, write_dataset
 
@@ -43,7 +43,7 @@ def as_version_1(path: Path) -> None:
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "PAGE", 4)
+    monkeypatch.setattr(levels, "PAGE_TEXTS", 4)
 
 
 def test_many_texts_stay_out_of_the_manifest(tmp_path):
@@ -74,9 +74,12 @@ def test_a_page_is_read_alone(tmp_path):
     dataset = open_dataset(path)
     (_, begin, _), (_, end, _) = dataset.levels["id"].pages[4:6]
     zarr.open_group(path)["levels/id"][begin : end - 2] = ord("x")
-    assert dataset.texts("id", np.array([3, 63])).tolist() == ["user-000000003", "user-000000063"]
+    assert dataset.decode_texts("id", np.array([3, 63])).tolist() == [
+        "user-000000003",
+        "user-000000063",
+    ]
     with pytest.raises(DataError, match="levels/id"):
-        dataset.texts("id", np.array([20]))
+        dataset.decode_texts("id", np.array([20]))
 
 
 @settings(max_examples=12, deadline=None)
@@ -91,13 +94,15 @@ def test_texts_come_back_however_they_are_cut(texts, share, batch, old):
     first = 2 + int(share * (len(texts) - 2))
     values, X = np.array(texts, object), random_bits(len(texts), 3)
     with new_path() as path, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levels, "PAGE", levels.PAGE if old else 4)  # version 1 named a text once
+        patch.setattr(
+            levels, "PAGE_TEXTS", levels.PAGE_TEXTS if old else 4
+        )  # version 1 named a text once
         cuts = [*range(batch, first, batch)]
         write_dataset(path, X[:first], columns={"who": values[:first]}, cuts=cuts)
         if old:
             as_version_1(path)
             assert open_dataset(path).column("who").tolist() == texts[:first]
-            patch.setattr(levels, "PAGE", 4)
+            patch.setattr(levels, "PAGE_TEXTS", 4)
         if first < len(texts):
             columns, cuts = {"who": values[first:]}, [*range(batch, len(texts) - first, batch)]
             write_dataset(path, X[first:], columns=columns, cuts=cuts, append=True)
@@ -135,7 +140,7 @@ def test_an_interrupted_append_leaves_no_texts(tmp_path, old):
 
     def interrupted() -> None:
         with append_dataset(path, ["f0", "f1", "f2"]) as writer:
-            writer.add(Batch(random_bits(200, 3), None, {"id": ids(66, 266)}))
+            writer.add(SourceBatch(random_bits(200, 3), None, {"id": ids(66, 266)}))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -200,7 +205,7 @@ def test_codes_without_a_text_are_refused(tmp_path, code):
         if old:
             as_version_1(path)
         with pytest.raises(DataError, match="levels/who: Expected the texts of the manifest"):
-            open_dataset(path).texts("who", np.array([0, code]))
+            open_dataset(path).decode_texts("who", np.array([0, code]))
 
 
 def test_readers_give_empty_texts_as_missing(tmp_path, small_pages):
@@ -208,8 +213,8 @@ def test_readers_give_empty_texts_as_missing(tmp_path, small_pages):
     dataset = write_dataset(
         tmp_path / "d.zarr", random_bits(8, 3), columns={"who": names}, cuts=[5]
     )
-    whole, read = dataset.read_chunk(0, columns=("who",)), dataset.reader(columns=("who",))(0)
-    assert dataset.texts("who", whole.columns["who"]).tolist() == names.tolist()
+    whole, read = dataset.read_chunk(0, columns=("who",)), dataset.make_reader(columns=("who",))(0)
+    assert dataset.decode_texts("who", whole.columns["who"]).tolist() == names.tolist()
     codes = read.columns["who"]
     assert codes.dtype == np.int32
     assert (codes == -1).tolist() == (names == "").tolist()

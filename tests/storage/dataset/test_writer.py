@@ -35,8 +35,8 @@ from tests.storage.conftest import (
     tables,
     write_dataset,
 )
-from tests.support.data import Batch
-from tests.support.traced_memory import peak_of, tracing_process
+from tests.support.data import ArrayBatch
+from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
 
 @settings(max_examples=12, deadline=None)
@@ -90,15 +90,15 @@ def _write_batches(path: Path, n_batches: int) -> None:
     batch = random_bits(8192, 64, 0)
     with create_dataset(path, feature_names(64), words_per_chunk=100) as writer:
         for _ in range(n_batches):
-            writer.add(Batch(batch, None, {}))
+            writer.add(ArrayBatch(batch, None, {}))
 
 
 def test_memory_of_writing_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    with tracing_process() as process:
+    with start_tracing_process() as process:
 
         def peak(n_batches: int) -> int:
             path = tmp_path / str(n_batches)
-            return process.submit(peak_of, _write_batches, path, n_batches).result()[1]
+            return process.submit(measure_peak_memory, _write_batches, path, n_batches).result()[1]
 
         peak(2)
         few, many = peak(4), peak(24)
@@ -118,7 +118,7 @@ REFUSED: dict[str, Refused] = {
     ),
     "other width": (
         "Expected 3 features in every batch, got 2",
-        lambda p: create(p, ["a", "b", "c"], Batch(TWO)),
+        lambda p: create(p, ["a", "b", "c"], ArrayBatch(TWO)),
     ),
     "text after numbers": (
         "column 'age': Expected int values as in the first rows, got category",
@@ -135,14 +135,16 @@ REFUSED: dict[str, Refused] = {
 }
 
 
-def create(path: Path, names: list[str], *batches: Batch, columns: tuple[str, ...] = ()) -> None:
+def create(
+    path: Path, names: list[str], *batches: ArrayBatch, columns: tuple[str, ...] = ()
+) -> None:
     with create_dataset(path, names, columns=columns, words_per_chunk=1) as writer:
         for batch in batches:
             writer.add(batch)
 
 
 def create_ages(path: Path, *ages: Array) -> None:
-    create(path, ["a", "b"], *(Batch(TWO, None, {"age": a}) for a in ages), columns=("age",))
+    create(path, ["a", "b"], *(ArrayBatch(TWO, None, {"age": a}) for a in ages), columns=("age",))
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -155,8 +157,8 @@ def test_what_cannot_be_written_is_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_empty_batches_say_nothing_about_a_column(tmp_path: Path) -> None:
-    none = Batch(TWO[:0], None, {"age": np.array([])})
-    rows = Batch(TWO, None, {"age": np.array(["old", "new"])})
+    none = ArrayBatch(TWO[:0], None, {"age": np.array([])})
+    rows = ArrayBatch(TWO, None, {"age": np.array(["old", "new"])})
     create(tmp_path / "data.zarr", ["a", "b"], none, rows, none, columns=("age",))
     assert open_dataset(tmp_path / "data.zarr").column("age").tolist() == ["old", "new"]
 
@@ -338,7 +340,7 @@ def test_an_error_while_creating_leaves_things_as_they_were(
     before = files_of(tmp_path)
     options: dict[str, Any] = {"words_per_chunk": 1, "overwrite": overwrite}
     with pytest.raises(error), create_dataset(path, ["a", "b"], **options) as writer:  # noqa: PT012
-        writer.add(Batch(random_bits(500, 2)))
+        writer.add(ArrayBatch(random_bits(500, 2)))
         raise error
     assert files_of(tmp_path) == before
     assert path.exists() == overwrite
@@ -352,7 +354,7 @@ def test_an_error_while_appending_leaves_things_as_they_were(
     write_head(path)
     before = files_of(path)
     with pytest.raises(error), append_dataset(path, feature_names(5)) as writer:  # noqa: PT012
-        writer.add(Batch(TAIL_ROWS, TAIL_MASK, {"age": np.arange(200)}), TAIL_SEGMENTS)
+        writer.add(ArrayBatch(TAIL_ROWS, TAIL_MASK, {"age": np.arange(200)}), TAIL_SEGMENTS)
         raise error
     assert files_of(path) == before
 
@@ -503,7 +505,7 @@ TRUTH = {"truth": {"mixing": [[0.1, -1e-300], [2.0, 3.0]], "by": "ü", "none": N
 
 def write_known(path: Path, attributes: dict[str, Any] | None) -> BinaryDataset:
     with create_dataset(path, feature_names(2), attributes=attributes, words_per_chunk=1) as writer:
-        writer.add(Batch(TWO))
+        writer.add(ArrayBatch(TWO))
     return open_dataset(path)
 
 
@@ -546,7 +548,7 @@ def test_two_writers_do_not_share_a_dataset(tmp_path: Path) -> None:
     path = tmp_path / "d.zarr"
     write_dataset(path, random_bits(10, 3))
     with append_dataset(path, feature_names(3)) as writer:
-        writer.add(Batch(random_bits(5, 3)))
+        writer.add(ArrayBatch(random_bits(5, 3)))
         with (
             pytest.raises(DataError, match="no other writer"),
             append_dataset(path, feature_names(3)),
@@ -560,5 +562,5 @@ def test_two_writers_do_not_share_a_dataset(tmp_path: Path) -> None:
             create_dataset(new, feature_names(3)),
         ):
             pass
-        writer.add(Batch(random_bits(5, 3)))
+        writer.add(ArrayBatch(random_bits(5, 3)))
     assert open_dataset(new).n_rows == 5

@@ -12,8 +12,14 @@ import pytest
 from scipy.stats import chisquare
 
 from storage.examples import enumerated
-from storage.examples.enumerated import Cases, distinct_rows, entropy, lines, shifter
-from storage.examples.examples import examples_digest, open_example
+from storage.examples.enumerated import (
+    EnumeratedCases,
+    entropy,
+    enumerate_lines,
+    enumerate_shifter,
+    merge_equal_rows,
+)
+from storage.examples.examples import compute_examples_digest, open_example
 
 PICTURES = {
     "verticals": ".#.#. .#.#. .#.#. .#.#. .#.#.",
@@ -50,11 +56,14 @@ def rows_of_shifter() -> Distribution:
 
 
 @pytest.mark.parametrize(
-    ("cases", "expected"), [(lines(), rows_of_lines()), (shifter(), rows_of_shifter())]
+    ("cases", "expected"),
+    [(enumerate_lines(), rows_of_lines()), (enumerate_shifter(), rows_of_shifter())],
 )
-def test_rows_and_entropy_are_those_of_a_count(cases: Cases, expected: Distribution) -> None:
+def test_rows_and_entropy_are_those_of_a_count(
+    cases: EnumeratedCases, expected: Distribution
+) -> None:
     assert sum(expected.values()) == 1
-    rows, probabilities = distinct_rows(cases)
+    rows, probabilities = merge_equal_rows(cases)
     found = dict(zip(map(tuple, rows.tolist()), probabilities, strict=True))
     assert found == pytest.approx({row: float(p) for row, p in expected.items()}, rel=1e-12)
     assert entropy(cases) == pytest.approx(-fsum(p * log2(p) for p in expected.values()))
@@ -62,12 +71,12 @@ def test_rows_and_entropy_are_those_of_a_count(cases: Cases, expected: Distribut
 
 def test_entropies_are_those_that_are_stated() -> None:
     """Four rows of the shifter have probability 1/256, and 504 have 1/512."""
-    assert entropy(shifter()) == 504 / 512 * 9 + 4 / 256 * 8 == 9 - 1 / 64
-    assert entropy(lines()) == pytest.approx(6.3340, abs=5e-5)
+    assert entropy(enumerate_shifter()) == 504 / 512 * 9 + 4 / 256 * 8 == 9 - 1 / 64
+    assert entropy(enumerate_lines()) == pytest.approx(6.3340, abs=5e-5)
 
 
 def test_patterns_are_those_that_are_drawn() -> None:
-    cases = lines()
+    cases = enumerate_lines()
     for name, text in PICTURES.items():
         (row,) = cases.X[cases.labels == name]
         assert tuple(row) == picture(text)
@@ -75,7 +84,7 @@ def test_patterns_are_those_that_are_drawn() -> None:
 
 
 def test_shifts_wrap_around() -> None:
-    cases = shifter()
+    cases = enumerate_shifter()
     for at, (left, right) in {0: (7, 1), 3: (2, 4), 7: (6, 0)}.items():
         row = np.eye(8, dtype=np.uint8)[at]
         is_from_row = (cases.X[:, :8] == row).all(axis=1)
@@ -86,10 +95,12 @@ def test_shifts_wrap_around() -> None:
             )
 
 
-@pytest.mark.parametrize(("name", "cases"), [("lines", lines()), ("shifter", shifter())])
-def test_frequencies_are_those_of_the_cases(name: str, cases: Cases) -> None:
+@pytest.mark.parametrize(
+    ("name", "cases"), [("lines", enumerate_lines()), ("shifter", enumerate_shifter())]
+)
+def test_frequencies_are_those_of_the_cases(name: str, cases: EnumeratedCases) -> None:
     """Rows are told apart by pixels and label; those expected less than 5 times count together."""
-    (batch,) = open_example(f"example:{name}").batches()
+    (batch,) = open_example(f"example:{name}").iter_batches()
     keys = zip(map(bytes, batch.X), batch.columns[cases.column].tolist(), strict=True)
     drawn, expected = Counter(keys), Counter[tuple[bytes, str]]()
     for row, label, p in zip(cases.X, cases.labels.tolist(), cases.probabilities, strict=True):
@@ -114,13 +125,14 @@ def test_features_and_columns_have_names() -> None:
 
 def test_seeds_draw_other_rows() -> None:
     first, again, other = (
-        next(open_example(f"example:lines:rows=100,seed={seed}").batches()) for seed in (4, 4, 5)
+        next(open_example(f"example:lines:rows=100,seed={seed}").iter_batches())
+        for seed in (4, 4, 5)
     )
     np.testing.assert_array_equal(first.X, again.X)
     assert (first.X != other.X).any()
 
 
 def test_other_cases_make_other_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = examples_digest()
+    before = compute_examples_digest()
     monkeypatch.setattr(enumerated, "__file__", __file__)
-    assert examples_digest() != before
+    assert compute_examples_digest() != before

@@ -12,18 +12,18 @@ from sklearn.datasets import load_digits
 from storage.errors import DataError
 from storage.examples.examples import (
     NonstationaryTruth,
-    example_slug,
-    nonstationary_rows,
-    nonstationary_truth,
+    draw_nonstationary_rows,
+    draw_nonstationary_truth,
+    format_example_slug,
     open_example,
 )
-from storage.sources import Batch
+from storage.sources import SourceBatch
 
 FEATURES, COMPONENTS, SEGMENTS, ROWS = 5, 3, 6, 20_000
 SMALL = "example:nonstationary:features=3,components=2,segments=4,rows_per_segment=5"
 
 
-def together(batches: Iterator[Batch]) -> tuple[np.ndarray, np.ndarray]:
+def together(batches: Iterator[SourceBatch]) -> tuple[np.ndarray, np.ndarray]:
     """All rows of the batches, and their segments."""
     parts = list(batches)
     return (
@@ -34,13 +34,13 @@ def together(batches: Iterator[Batch]) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def truth() -> NonstationaryTruth:
-    return nonstationary_truth(FEATURES, COMPONENTS, SEGMENTS, seed=3)
+    return draw_nonstationary_truth(FEATURES, COMPONENTS, SEGMENTS, seed=3)
 
 
 @pytest.fixture(scope="module")
 def rows(truth: NonstationaryTruth) -> np.ndarray:
     """Rows, (segment, row, feature)."""
-    X, segments = together(nonstationary_rows(truth, ROWS, seed=3))
+    X, segments = together(draw_nonstationary_rows(truth, ROWS, seed=3))
     assert segments.tolist() == [str(u) for u in range(SEGMENTS) for _ in range(ROWS)]
     return X.reshape(SEGMENTS, ROWS, FEATURES)
 
@@ -82,7 +82,7 @@ def test_pairs_are_as_dependent_as_the_model_says(
 
 
 def test_sources_differ_from_segment_to_segment() -> None:
-    truth = nonstationary_truth(4, 2, 3000, seed=1)
+    truth = draw_nonstationary_truth(4, 2, 3000, seed=1)
     assert truth.source_means.shape == truth.source_variances.shape == (3000, 2)
     assert kstest(truth.source_means.ravel(), "uniform", (-0.5, 1)).pvalue > 0.01
     assert kstest(np.sqrt(truth.source_variances).ravel(), "uniform", (0.5, 2.5)).pvalue > 0.01
@@ -92,7 +92,7 @@ def test_sources_differ_from_segment_to_segment() -> None:
     ("features", "components"), [(1, 1), (2, 2), (10, 10), (15, 15), (19, 18), (19, 19)]
 )
 def test_few_features_are_mixed_well(features: int, components: int) -> None:
-    mixings = [nonstationary_truth(features, components, 1, s).mixing for s in range(20)]
+    mixings = [draw_nonstationary_truth(features, components, 1, s).mixing for s in range(20)]
     spectra = [np.linalg.svd(mixing, compute_uv=False) for mixing in mixings]
     assert all(spectrum[0] / spectrum[-1] < 20 for spectrum in spectra)
     assert np.shape(mixings) == (20, features, components)
@@ -101,7 +101,7 @@ def test_few_features_are_mixed_well(features: int, components: int) -> None:
 
 def test_entries_of_the_mixing_are_uniform() -> None:
     """Nearly every tall matrix is taken, so that taking the good ones does not show."""
-    entries = nonstationary_truth(400, 3, 1, seed=0).mixing.ravel()
+    entries = draw_nonstationary_truth(400, 3, 1, seed=0).mixing.ravel()
     assert kstest(entries, "uniform", (-3, 6)).pvalue > 0.01
 
 
@@ -109,27 +109,31 @@ def test_many_features_are_mixed_no_worse_than_three_in_four() -> None:
     """Twenty draws without a limit would all be below it three times in a thousand."""
     rng = np.random.default_rng(99)
     limit = np.percentile(np.linalg.cond(rng.uniform(-3, 3, (4000, 20, 20))), 75)
-    found = [np.linalg.cond(nonstationary_truth(20, 20, 1, seed).mixing) for seed in range(20)]
+    found = [np.linalg.cond(draw_nonstationary_truth(20, 20, 1, seed).mixing) for seed in range(20)]
     assert max(found) < 1.2 * limit
     assert np.median(found) > 20  # the limit of fewer features is not theirs
 
 
 def test_one_component_of_many_features_has_no_better_draw_to_wait_for() -> None:
-    assert nonstationary_truth(25, 1, 2, seed=0).mixing.shape == (25, 1)
+    assert draw_nonstationary_truth(25, 1, 2, seed=0).mixing.shape == (25, 1)
 
 
 def test_the_seed_decides_everything() -> None:
     first, again, other = (open_example(f"{SMALL},seed={seed}") for seed in (4, 4, 5))
     assert first.attributes == again.attributes
-    np.testing.assert_array_equal(together(first.batches())[0], together(again.batches())[0])
-    np.testing.assert_array_equal(together(first.batches())[0], together(first.batches())[0])
+    np.testing.assert_array_equal(
+        together(first.iter_batches())[0], together(again.iter_batches())[0]
+    )
+    np.testing.assert_array_equal(
+        together(first.iter_batches())[0], together(first.iter_batches())[0]
+    )
     for name in ("mixing", "source_means", "source_variances"):
         assert first.attributes["truth"][name] != other.attributes["truth"][name]
-    assert (together(first.batches())[0] != together(other.batches())[0]).any()
+    assert (together(first.iter_batches())[0] != together(other.iter_batches())[0]).any()
 
 
 def test_more_segments_keep_the_mixing() -> None:
-    few, many = (nonstationary_truth(4, 4, n, seed=2) for n in (3, 30))
+    few, many = (draw_nonstationary_truth(4, 4, n, seed=2) for n in (3, 30))
     np.testing.assert_array_equal(few.mixing, many.mixing)
 
 
@@ -137,7 +141,7 @@ def test_many_rows_come_in_batches_that_cross_segments() -> None:
     """One segment is all ones: a row given to the wrong segment shows in its bits."""
     means = np.array([[-1000.0], [1000.0], [-1000.0]])
     truth = NonstationaryTruth(np.ones((4096, 1)), means, np.ones((3, 1)))
-    batches = list(nonstationary_rows(truth, 700, seed=0))
+    batches = list(draw_nonstationary_rows(truth, 700, seed=0))
     assert len(batches) > 1
     assert max(batch.X.size for batch in batches) <= 1 << 22
     X, segments = together(iter(batches))
@@ -148,7 +152,7 @@ def test_many_rows_come_in_batches_that_cross_segments() -> None:
 
 def test_batches_do_not_repeat_each_other() -> None:
     truth = NonstationaryTruth(np.zeros((4096, 1)), np.zeros((1, 1)), np.ones((1, 1)))
-    first, second = nonstationary_rows(truth, 2048, seed=0)
+    first, second = draw_nonstationary_rows(truth, 2048, seed=0)
     assert 0.49 < (first.X == second.X).mean() < 0.51
 
 
@@ -158,7 +162,7 @@ def test_an_example_says_what_it_is() -> None:
     assert (example.n_rows, example.default_segment) == (20, "segment")
     assert example.column_names == ("segment",)
     truth = NonstationaryTruth(**example.attributes["truth"])
-    for stated, drawn in zip(truth, nonstationary_truth(3, 2, 4, seed=0), strict=True):
+    for stated, drawn in zip(truth, draw_nonstationary_truth(3, 2, 4, seed=0), strict=True):
         assert isinstance(stated, list)
         np.testing.assert_array_equal(stated, drawn)
 
@@ -176,14 +180,14 @@ def test_other_examples_know_nothing_beside_their_rows() -> None:
 
 def test_a_slug_holds_all_parameters() -> None:
     slug = "nonstationary-features3-components2-segments4-rows_per_segment5-seed0"
-    assert example_slug(SMALL) == slug
-    assert example_slug("example:digits") == "digits"
+    assert format_example_slug(SMALL) == slug
+    assert format_example_slug("example:digits") == "digits"
 
 
 def test_digits_are_dark_pixels_that_are_neither_seldom_set_nor_seldom_clear() -> None:
     """All pixels kept have both values in a tenth of the images; those left out have not."""
     example = open_example("example:digits")
-    (batch,) = example.batches()
+    (batch,) = example.iter_batches()
     dark = load_digits().images >= 10
     for row, column in np.ndindex(8, 8):
         name, pixel = f"r{row}c{column}", dark[:, row, column]

@@ -13,7 +13,7 @@ import scipy.sparse
 import zarr
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, basket_items, expand_sources, open_source
+from storage.sources import ReadOptions, expand_sources, find_basket_items, open_source
 from storage.sources import csv as tables
 
 READINGS = "Say what they mean: --map '{0}=1,{1}=0'{2}, or --map '{0}=0,{1}=1'{2}, or another"
@@ -23,7 +23,7 @@ VALUES = "Expected 0, 1, true, false or a missing value"
 def refusal(path, options=None, **kwargs):
     """The message of reading a whole source, without the folder."""
     with pytest.raises(DataError) as caught:
-        list(open_source(str(path), options, **kwargs).batches())
+        list(open_source(str(path), options, **kwargs).iter_batches())
     message = str(caught.value)
     assert "\n" not in message
     return message.replace(str(path.parent) + os.sep, "")
@@ -344,7 +344,7 @@ def test_baskets(tmp_path, text, message):
 
 def test_item_unknown_to_the_dataset(tmp_path):
     path = written(tmp_path, "a.dat", "1 2\n\n2 7 1\n")
-    assert basket_items([str(path)]) == ("1", "2", "7")
+    assert find_basket_items([str(path)]) == ("1", "2", "7")
     assert refusal(path, items=("1", "2", "9")) == (
         "a.dat: line 3: Expected an item among the 3 features, got 7. "
         "Ingest the files that have it together."

@@ -6,7 +6,7 @@ import pyarrow.dataset
 import pytest
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, expand_sources, open_source, tags_of
+from storage.sources import ReadOptions, collect_tags, expand_sources, open_source
 
 from .test_sources import read
 
@@ -49,7 +49,7 @@ def test_columns_come_from_the_folders(folder):
         (YEARS, COUNTRIES, VALUES), (years, countries, values)
     ])  # fmt: skip
     assert given == told
-    assert len(tags_of(sources)) == 4
+    assert len(collect_tags(sources)) == 4
 
 
 def test_columns_that_are_not_wanted_stay_out(folder):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, open_long, parse_map
+from storage.sources import ReadOptions, open_long_tables, parse_map
 
 LONG = "row=call,feature=voter,value=vote"
 LINES = [
@@ -30,8 +30,8 @@ def table(path, lines, header=("call", "voter", "vote")):
 
 def read(*paths, long=LONG, duplicates=None, options=VOTES, features=None):
     """Values, 2 where missing, names of features, and per-row columns."""
-    source = open_long(paths, long, duplicates, options, features)
-    batches = list(source.batches())
+    source = open_long_tables(paths, long, duplicates, options, features)
+    batches = list(source.iter_batches())
     X = np.concatenate([b.X + (0 if b.observed is None else 2 * (1 - b.observed)) for b in batches])
     columns = {n: [*np.concatenate([b.columns[n] for b in batches])] for n in source.column_names}
     assert source.n_rows == len(X)
@@ -137,14 +137,14 @@ def test_of_several_lines_one_counts(tmp_path_factory, lines, rule, height, dens
     features = sorted({feature for _, feature, _ in lines})
     expected = [["01?".index(cells.get((r, f), "?")) for f in features] for r in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.sources.spool._DENSE", dense)
+        patch.setattr("storage.sources.spool._DENSE_CELLS_PER_ENTRY", dense)
         assert read(*parts, duplicates=rule, options=ReadOptions())[0] == expected
 
 
 @pytest.mark.parametrize("dense", [0, 16])
 @pytest.mark.parametrize("apart", [False, True])
 def test_several_lines_are_refused_by_name(tmp_path, monkeypatch, apart, dense):
-    monkeypatch.setattr("storage.sources.spool._DENSE", dense)
+    monkeypatch.setattr("storage.sources.spool._DENSE_CELLS_PER_ENTRY", dense)
     lines = [*LINES, ("c1", "GBR", "no")]
     cut = 3 if apart else len(lines)
     parts = [lines[:cut], lines[cut:]]

@@ -10,7 +10,7 @@ import scipy.sparse
 
 from storage.sources import base, matrix_market, open_source, sparse
 from storage.sources import csv as tables
-from tests.support.traced_memory import peak_of, tracing_process
+from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
 # Small batches and blocks, so that the few rows are many of them already: as text, more than the 32
 # blocks that Arrow reads ahead.
@@ -22,7 +22,7 @@ POOLS = []
 
 @pytest.fixture(scope="module")
 def process():
-    with tracing_process() as process:
+    with start_tracing_process() as process:
         process.submit(_small_batches).result()
         yield process
 
@@ -45,7 +45,9 @@ def fresh_arrow_pool():
 def count_rows(path):
     """Read a file; give its rows and the peak of Arrow's memory."""
     with fresh_arrow_pool() as pool:
-        return sum(len(batch.X) for batch in open_source(str(path)).batches()), pool.max_memory()
+        return sum(
+            len(batch.X) for batch in open_source(str(path)).iter_batches()
+        ), pool.max_memory()
 
 
 def bits(n_rows):
@@ -126,7 +128,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, process, write):
 
     def rows_and_peak(n_rows):
         path = write(tmp_path, X[:n_rows])
-        (rows, arrow), others = process.submit(peak_of, count_rows, path).result()
+        (rows, arrow), others = process.submit(measure_peak_memory, count_rows, path).result()
         return rows, arrow + others
 
     rows_and_peak(1000)  # What is imported and cached once is no growth.

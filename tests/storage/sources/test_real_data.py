@@ -14,7 +14,7 @@ FILES = sorted((Path(__file__).parents[4] / "shared" / "data").glob("*.npz"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_reads_what_numpy_unpacks(path):
     source = open_source(str(path))
-    batches = list(source.batches())
+    batches = list(source.iter_batches())
     with np.load(path) as file:
         n_rows, n_features = file["shape"]
         X = np.unpackbits(file["X"], axis=1)[:, :n_features]

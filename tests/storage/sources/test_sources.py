@@ -18,9 +18,9 @@ from hypothesis.extra import numpy as hnp
 from storage.sources import (
     ReadOptions,
     base,
-    basket_items,
     baskets,
     expand_sources,
+    find_basket_items,
     matrix_market,
     open_source,
     sparse,
@@ -39,7 +39,7 @@ FLOATS = hnp.arrays(np.float32, SHAPES, elements=st.floats(-2, 2, width=16) | st
 def _small_batches():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "BATCH_CELLS", 24)
-        patch.setattr(base, "_FEWEST_ROWS", 2)
+        patch.setattr(base, "_MIN_BATCH_ROWS", 2)
         patch.setattr(tables, "TABLE_BLOCK_BYTES", 50)
         patch.setattr(baskets, "NUMBER_BLOCK_BYTES", 20)
         patch.setattr(matrix_market, "NUMBER_BLOCK_BYTES", 30)
@@ -50,7 +50,7 @@ def _small_batches():
 def read(source):
     """All of a source: values with NaN for missing, and its columns."""
     parts, columns = [], {name: [] for name in source.column_names}
-    for batch in source.batches():
+    for batch in source.iter_batches():
         assert batch.X.dtype == np.uint8
         assert batch.X.flags.c_contiguous
         assert batch.X.max(initial=0) <= 1
@@ -311,7 +311,7 @@ def test_baskets(rows):
         source = open_source(path)
         values, _ = read(source)
         more, _ = read(open_source(path, items=("100", "name", "20", "7", "3", "0")))
-        assert basket_items([path, path]) == source.feature_names
+        assert find_basket_items([path, path]) == source.feature_names
     assert source.feature_names == tuple(map(str, distinct))
     np.testing.assert_array_equal(values, A)
     everything = [[item in row for item in (100, None, 20, 7, 3, 0)] for row in rows]
@@ -417,7 +417,7 @@ def test_no_rows_give_no_batches(tmp_path, name):
     scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.csr_array(empty))
     (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate real general\n0 3 0\n")
     pa.parquet.write_table(pa.table({"a": pa.array([], pa.int8())}), tmp_path / "a.parquet")
-    assert list(open_source(str(tmp_path / name)).batches()) == []
+    assert list(open_source(str(tmp_path / name)).iter_batches()) == []
 
 
 def test_expand_sources_keeps_order(tmp_path):

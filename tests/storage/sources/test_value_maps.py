@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import DataError
-from storage.sources import ReadOptions, map_text, open_source, parse_map
+from storage.sources import ReadOptions, format_map, open_source, parse_map
 
 CALLS = "id,r1,r2\na,Yea,nay\nb, nay ,NAY\nc,paired-yea,\nd,yea,?\n"
 
@@ -19,7 +19,7 @@ CALLS = "id,r1,r2\na,Yea,nay\nb, nay ,NAY\nc,paired-yea,\nd,yea,?\n"
 def read(path, *maps, **options):
     """The values, 2 where missing, and the names."""
     source = open_source(str(path), ReadOptions(maps=tuple(map(parse_map, maps)), **options))
-    batches = list(source.batches())
+    batches = list(source.iter_batches())
     for batch in batches:
         assert batch.X.flags.c_contiguous
     values = [b.X + (0 if b.observed is None else 2 * (1 - b.observed)) for b in batches]
@@ -137,20 +137,20 @@ def test_maps_that_say_nothing_are_refused(text, message):
 
 
 def test_numbers_are_compared_as_such():
-    assert parse_map("1=0,2=1").code_of(" 2.0 ") == 1
+    assert parse_map("1=0,2=1").find_code(" 2.0 ") == 1
     with pytest.raises(DataError, match=r"^--map 1=1,1.0=0: Expected one meaning of '1.0'"):
         parse_map("1=1,1.0=0")
 
 
 def test_yes_and_no_write_a_map():
-    assert map_text(("yea,aye", "yes"), ("nay",)) == ("*:yea=1,aye=1,yes=1,nay=0",)
-    (text,) = map_text(("a:b=c",), ("d",))
-    assert parse_map(text).code_of("A:b=c") == 1
-    assert map_text((), ()) == ()
+    assert format_map(("yea,aye", "yes"), ("nay",)) == ("*:yea=1,aye=1,yes=1,nay=0",)
+    (text,) = format_map(("a:b=c",), ("d",))
+    assert parse_map(text).find_code("A:b=c") == 1
+    assert format_map((), ()) == ()
     with pytest.raises(DataError, match=r"^--yes: Expected --no beside it"):
-        map_text(("yea",), ())
+        format_map(("yea",), ())
     with pytest.raises(DataError, match=r"^--yes, --no: Expected .* got 'nay' in both\.$"):
-        map_text(("yea,Nay",), ("nay",))
+        format_map(("yea,Nay",), ("nay",))
 
 
 def test_options_that_contradict_each_other_are_refused():

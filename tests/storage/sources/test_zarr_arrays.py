@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifact
-from storage.codes.codes import CodeArray, create_codes, open_codes, seal_codes
+from storage.codes.codes import CodeArraySpec, create_codes, open_codes, seal_codes
 from storage.dataset.dataset import open_dataset
 from storage.errors import DataError
 from storage.format.codecs import check_codecs
@@ -78,7 +78,7 @@ def archive(path: Path, **members: np.ndarray) -> Path:
 
 
 def read(path: Path) -> list[Any]:
-    return list(open_source(str(path)).batches())
+    return list(open_source(str(path)).iter_batches())
 
 
 def test_objects_in_npy(tmp_path: Path, canary: Path) -> None:
@@ -171,7 +171,9 @@ def kept(tmp_path: Path) -> dict[str, tuple[Path, str, Callable[[], Any]]]:
     arrays = {"mean": NamedArray(("row",), np.arange(9, dtype=np.uint8))}
     artifact = tmp_path / "a"
     write_artifact(artifact, arrays, {})
-    writer = create_codes(codes := tmp_path / "z.zarr", {"mean": CodeArray((), (), "uint8")}, 9, 9)
+    writer = create_codes(
+        codes := tmp_path / "z.zarr", {"mean": CodeArraySpec((), (), "uint8")}, 9, 9
+    )
     seal_codes(writer, [writer(0, {"mean": np.arange(9, dtype=np.uint8)})], {})
     return {
         "dataset": (dataset, "bits", lambda: open_dataset(dataset).verify()),

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage.errors import Busy
+from storage.errors import FolderInUseError
 from storage.stores import leases
-from storage.stores.leases import leased
-from storage.stores.locations import place
+from storage.stores.leases import claim_lease
+from storage.stores.locations import parse_path
 from storage.stores.object_path import ObjectPath
-from tests.support.object_proxy import AFTER, BEFORE, BROKEN, every
+from tests.support.object_proxy import AFTER, BEFORE, BROKEN, fail_every
 
 HOLDER = """
 import sys, time
@@ -31,7 +31,7 @@ with leased(place(sys.argv[1])):
 
 @pytest.fixture
 def folder(bucket: str) -> ObjectPath:
-    return place(f"{bucket}/data/d.zarr")
+    return parse_path(f"{bucket}/data/d.zarr")
 
 
 def claim_of(folder: ObjectPath) -> ObjectPath:
@@ -59,18 +59,18 @@ def rewrite(folder: ObjectPath, *, machine: str) -> None:
 
 
 def test_a_claim_lies_beside_the_folder_and_goes(folder):
-    with leased(folder) as holds:
+    with claim_lease(folder) as holds:
         assert claim_of(folder).is_file()
         assert not folder.exists()
         assert holds()
     assert not claim_of(folder).exists()
-    with leased(folder):
+    with claim_lease(folder):
         pass
 
 
 def test_a_second_writer_is_refused_and_leaves_the_claim(folder):
-    with leased(folder) as holds:
-        with pytest.raises(Busy) as refused, leased(folder):
+    with claim_lease(folder) as holds:
+        with pytest.raises(FolderInUseError) as refused, claim_lease(folder):
             pass
         assert holds()
     message = str(refused.value)
@@ -79,18 +79,22 @@ def test_a_second_writer_is_refused_and_leaves_the_claim(folder):
 
 
 def test_folders_are_claimed_apart(folder):
-    with leased(folder), leased(folder / "within"), leased(folder.with_name("beside.zarr")):
+    with (
+        claim_lease(folder),
+        claim_lease(folder / "within"),
+        claim_lease(folder.with_name("beside.zarr")),
+    ):
         pass
 
 
 def test_a_writer_that_was_killed_here_is_followed_at_once(folder):
     with held_elsewhere(folder) as other:
-        with pytest.raises(Busy), leased(folder):
+        with pytest.raises(FolderInUseError), claim_lease(folder):
             pass
         other.send_signal(signal.SIGKILL)
         other.wait()
         assert claim_of(folder).is_file()
-        with leased(folder) as holds:
+        with claim_lease(folder) as holds:
             assert holds()
     assert not claim_of(folder).exists()
 
@@ -100,7 +104,7 @@ def test_a_process_number_that_came_again_is_not_the_writer(folder):
         machine, pid, born, *rest = json.loads(claim_of(folder).read_bytes())
         assert pid == other.pid
         claim_of(folder).write_bytes(json.dumps([machine, pid, born - 1, *rest]).encode())
-        with leased(folder) as holds:
+        with claim_lease(folder) as holds:
             assert holds()
 
 
@@ -108,11 +112,11 @@ def test_a_writer_of_another_machine_is_followed_once_it_is_silent(folder, monke
     with held_elsewhere(folder):
         pass
     rewrite(folder, machine="another")
-    with pytest.raises(Busy, match=r"its claim ends in \d+ s"), leased(folder):
+    with pytest.raises(FolderInUseError, match=r"its claim ends in \d+ s"), claim_lease(folder):
         pass
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.5)
     time.sleep(1.6)  # a store tells whole seconds
-    with leased(folder) as holds:
+    with claim_lease(folder) as holds:
         assert holds()
 
 
@@ -120,36 +124,36 @@ def test_processes_of_another_container_are_not_looked_for_here(folder, monkeypa
     """Its host's name may be the same; its process numbers are others."""
     with held_elsewhere(folder):
         pass
-    monkeypatch.setattr(leases, "_machine", lambda: "this host, other processes")
-    with pytest.raises(Busy), leased(folder):
+    monkeypatch.setattr(leases, "_identify_machine", lambda: "this host, other processes")
+    with pytest.raises(FolderInUseError), claim_lease(folder):
         pass
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"[1]", b"null", b"\xff"])
 def test_a_claim_that_nobody_can_read_ends_by_its_age(folder, monkeypatch, content):
     claim_of(folder).write_bytes(content)
-    with pytest.raises(Busy), leased(folder):
+    with pytest.raises(FolderInUseError), claim_lease(folder):
         pass
     monkeypatch.setattr(leases, "STALE_SECONDS", -1.0)
-    with leased(folder) as holds:
+    with claim_lease(folder) as holds:
         assert holds()
 
 
 def test_a_claim_is_renewed_for_as_long_as_its_writer_lives(folder, monkeypatch):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
-    with leased(folder) as holds:
-        seen = {claim_of(folder).read().version["e_tag"]}
+    with claim_lease(folder) as holds:
+        seen = {claim_of(folder).read_object().version["e_tag"]}
         deadline = time.monotonic() + 20
         while len(seen) < 4:
             assert time.monotonic() < deadline
-            seen.add(claim_of(folder).read().version["e_tag"])
+            seen.add(claim_of(folder).read_object().version["e_tag"])
         assert holds()
     assert not claim_of(folder).exists()
 
 
 def test_a_lost_claim_is_told_at_the_end(folder, monkeypatch):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
-    with pytest.raises(Busy, match="took over"), leased(folder) as holds:  # noqa: PT012
+    with pytest.raises(FolderInUseError, match="took over"), claim_lease(folder) as holds:  # noqa: PT012
         claim_of(folder).write_bytes(b'["another", 1, 1.0]')
         time.sleep(0.1)
         assert not holds()
@@ -157,13 +161,13 @@ def test_a_lost_claim_is_told_at_the_end(folder, monkeypatch):
 
 
 def test_an_error_is_not_hidden_by_a_lost_claim(folder):
-    with pytest.raises(KeyError), leased(folder):  # noqa: PT012
+    with pytest.raises(KeyError), claim_lease(folder):  # noqa: PT012
         claim_of(folder).write_bytes(b"[]")
         raise KeyError
 
 
 def test_a_deleted_claim_is_lost(folder):
-    with pytest.raises(Busy), leased(folder):
+    with pytest.raises(FolderInUseError), claim_lease(folder):
         claim_of(folder).unlink()
 
 
@@ -171,12 +175,12 @@ def test_a_deleted_claim_is_lost(folder):
 def test_a_lost_answer_loses_no_claim(faulty_bucket, faulty, monkeypatch, fault):
     """A repeated request finds what the first one wrote: that is no other writer."""
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
-    folder = place(f"{faulty_bucket}/d")
+    folder = parse_path(f"{faulty_bucket}/d")
     assert not folder.exists()
     faulty.seen.clear()
-    faulty.fault = every(2, fault)
+    faulty.fault = fail_every(2, fault)
     for _ in range(2):
-        with leased(folder) as holds:
+        with claim_lease(folder) as holds:
             time.sleep(0.2)
             assert holds()
     puts = [request for request in faulty.seen if request.method == "PUT"]
@@ -194,10 +198,10 @@ def test_of_many_writers_one_gets_a_stale_claim(folder, monkeypatch):
     def contend(_: int) -> bool:
         start.wait()
         try:
-            with leased(folder):
+            with claim_lease(folder):
                 end.wait()
                 return True
-        except Busy:
+        except FolderInUseError:
             end.wait()
             return False
 

@@ -13,7 +13,7 @@ import pytest
 from storage import open_dataset
 from storage.errors import DataError
 from storage.stores import object_store
-from storage.stores.locations import place
+from storage.stores.locations import parse_path
 from storage.stores.object_path import ObjectPath
 from tests.support.object_proxy import (
     AFTER,
@@ -22,12 +22,12 @@ from tests.support.object_proxy import (
     DENIED,
     THROTTLED,
     Fault,
-    Request,
-    always,
-    every,
-    writes,
+    ProxyRequest,
+    fail_always,
+    fail_every,
+    fail_writes,
 )
-from tests.support.object_servers import Server
+from tests.support.object_servers import StoreServer
 
 ODD = ["a b", "ç/ğ", "50%", "%C3%A7", "a+b", "a&b=c", "x~y'(z)", 'quote"d', "star*"]
 
@@ -36,20 +36,20 @@ ODD = ["a b", "ç/ğ", "50%", "%C3%A7", "a+b", "a&b=c", "x~y'(z)", 'quote"d', "s
     "text", ["a", "a/b", "a/b.zarr", "/a//b/", "a.b/c.tar.gz", "a b/ç", "./a/./b"]
 )
 def test_parts_are_those_of_a_path(text):
-    path, like = place(f"s3://bucket/{text}"), Path(text.strip("/"))
+    path, like = parse_path(f"s3://bucket/{text}"), Path(text.strip("/"))
     assert (path.name, path.stem, path.suffix) == (like.name, like.stem, like.suffix)
     assert str(path) == f"s3://bucket/{like.as_posix()}"
     assert str(path / "c" / "d") == f"{path}/c/d"
     assert path.with_name("other").key == like.with_name("other").as_posix()
     assert (path / "c").parent == path
-    assert place(str(path)) == path
-    assert place(path) is path
+    assert parse_path(str(path)) == path
+    assert parse_path(path) is path
 
 
 def test_the_folder_of_the_first_part_is_the_bucket():
-    bucket = place("s3://bucket/a").parent
+    bucket = parse_path("s3://bucket/a").parent
     assert str(bucket) == "s3://bucket"
-    assert bucket / "b" == place("s3://bucket/b")
+    assert bucket / "b" == parse_path("s3://bucket/b")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_folder_of_the_first_part_is_the_bucket():
 )
 def test_odd_urls_are_refused_without_their_secrets(url, expected):
     with pytest.raises(DataError) as refused:
-        place(url)
+        parse_path(url)
     message = str(refused.value)
     assert expected in message
     assert "hunter2" not in message
@@ -81,7 +81,7 @@ def test_odd_urls_are_refused_without_their_secrets(url, expected):
 
 
 def test_objects_are_written_read_and_listed(bucket):
-    folder = place(f"{bucket}/deep/folder")
+    folder = parse_path(f"{bucket}/deep/folder")
     assert not folder.exists()
     assert list(folder.iterdir()) == []
     (folder / "a").write_bytes(b"one")
@@ -93,33 +93,33 @@ def test_objects_are_written_read_and_listed(bucket):
     assert (folder / "a").is_file()
     assert not (folder / "a").is_dir()
     assert not (folder / "b").is_file()
-    assert not place(f"{bucket}/dee").exists()  # the beginning of a name is no folder
+    assert not parse_path(f"{bucket}/dee").exists()  # the beginning of a name is no folder
     assert (folder / "b" / "c").read_text() == "two"
     with pytest.raises(FileNotFoundError):
         (folder / "d").read_bytes()
-    assert (folder / "d").read() is None
+    assert (folder / "d").read_object() is None
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_names_come_back(bucket, name):
-    path = place(f"{bucket}/{name}/x")
+    path = parse_path(f"{bucket}/{name}/x")
     path.write_bytes(b"content")
     assert path.read_bytes() == b"content"
     assert path.is_file()
-    assert path.parent.all_keys() == [path.key]
+    assert path.parent.list_keys() == [path.key]
     assert list(path.parent.iterdir()) == [path]
     path.unlink()
     assert not path.exists()
 
 
 def test_a_folder_is_copied_and_deleted_whole(bucket):
-    folder, copy, beside = (place(f"{bucket}/{name}") for name in ("a", "copy", "ab"))
+    folder, copy, beside = (parse_path(f"{bucket}/{name}") for name in ("a", "copy", "ab"))
     names = [*(f"{i:02d}/x" for i in range(40)), "manifest.json"]
     for name in names:
         (folder / name).write_bytes(name.encode())
     (beside / "x").write_bytes(b"")
     folder.copy_tree(copy)
-    assert len(copy.all_keys()) == 41
+    assert len(copy.list_keys()) == 41
     assert (copy / "27/x").read_bytes() == b"27/x"
     folder.delete_tree()
     assert not folder.exists()
@@ -128,11 +128,11 @@ def test_a_folder_is_copied_and_deleted_whole(bucket):
 
 
 def test_the_manifest_goes_first_and_comes_last(faulty_bucket, faulty):
-    folder = place(f"{faulty_bucket}/d")
+    folder = parse_path(f"{faulty_bucket}/d")
     for name in ("a", "manifest.json", "sub/manifest.json", "z"):
         (folder / name).write_bytes(b"")
     faulty.seen.clear()
-    folder.copy_tree(place(f"{faulty_bucket}/e"))
+    folder.copy_tree(parse_path(f"{faulty_bucket}/e"))
     copied = [request.path for request in faulty.seen if request.method == "PUT"]
     assert {path.rpartition("/")[2] for path in copied[:2]} == {"a", "z"}
     assert all(path.endswith("manifest.json") for path in copied[2:])
@@ -140,7 +140,7 @@ def test_the_manifest_goes_first_and_comes_last(faulty_bucket, faulty):
     # Google takes one request an object, where others take a list; of two manifests here.
     deletes, batches = 0, 2 if faulty_bucket.startswith("gs:") else 1
 
-    def second_delete(request: Request):
+    def second_delete(request: ProxyRequest):
         nonlocal deletes
         deletes += request.method in ("POST", "DELETE")
         return DENIED if deletes > batches else None
@@ -153,24 +153,24 @@ def test_the_manifest_goes_first_and_comes_last(faulty_bucket, faulty):
 
 
 def test_an_object_is_made_or_replaced_by_one_alone(bucket):
-    path = place(f"{bucket}/claim")
+    path = parse_path(f"{bucket}/claim")
     first = path.create(b"first")
     with pytest.raises(FileExistsError):
         path.create(b"second")
     second = path.write_bytes(b"third", replaces=first)
     with pytest.raises(FileExistsError):
         path.write_bytes(b"fourth", replaces=first)
-    assert (path.read().content, path.read().version) == (b"third", second)
+    assert (path.read_object().content, path.read_object().version) == (b"third", second)
     path.unlink()
     with pytest.raises(FileExistsError):
         path.write_bytes(b"fifth", replaces=second)
 
 
 def test_a_download_is_the_object(bucket):
-    path, content = place(f"{bucket}/large"), bytes(range(256)) * 5000
+    path, content = parse_path(f"{bucket}/large"), bytes(range(256)) * 5000
     path.write_bytes(content)
     file = BytesIO()
-    assert path.parent.tags() == {path.key: path.download(file)}
+    assert path.parent.list_tags() == {path.key: path.download(file)}
     assert file.getvalue() == content
 
 
@@ -178,36 +178,36 @@ def test_a_download_is_the_object(bucket):
     "fault", [THROTTLED, BROKEN, BEFORE, AFTER], ids=["throttled", "broken", "before", "after"]
 )
 def test_every_request_is_repeated_after_a_failure(faulty_bucket, faulty, fault):
-    path = place(f"{faulty_bucket}/a/b")
+    path = parse_path(f"{faulty_bucket}/a/b")
     path.write_bytes(b"0")  # the bucket was asked for
     faulty.seen.clear()
-    faulty.fault = every(2, fault)
+    faulty.fault = fail_every(2, fault)
     for content in (b"1", b"2", b"3"):
         path.write_bytes(content)
         assert path.read_bytes() == content
         assert list(path.parent.iterdir()) == [path]
         assert path.is_file()
-    path.parent.copy_tree(place(f"{faulty_bucket}/c"))
+    path.parent.copy_tree(parse_path(f"{faulty_bucket}/c"))
     path.parent.delete_tree()
-    assert place(f"{faulty_bucket}/c/b").read_bytes() == b"3"
+    assert parse_path(f"{faulty_bucket}/c/b").read_bytes() == b"3"
     assert not path.exists()
 
 
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (always((403, "InvalidAccessKeyId")), "InvalidAccessKeyId"),
-        (always((403, "SignatureDoesNotMatch")), "SignatureDoesNotMatch"),
-        (always(DENIED), "PermissionDenied"),
-        (writes(DENIED), "AccessDenied"),
-        (always((400, "InvalidBucketName")), "InvalidBucketName"),
-        (always((403, "RequestTimeTooSkewed")), "Expected the clock of the store"),
+        (fail_always((403, "InvalidAccessKeyId")), "InvalidAccessKeyId"),
+        (fail_always((403, "SignatureDoesNotMatch")), "SignatureDoesNotMatch"),
+        (fail_always(DENIED), "PermissionDenied"),
+        (fail_writes(DENIED), "AccessDenied"),
+        (fail_always((400, "InvalidBucketName")), "InvalidBucketName"),
+        (fail_always((403, "RequestTimeTooSkewed")), "Expected the clock of the store"),
     ],
     ids=["key", "secret", "denied", "read-only", "bucket name", "clock"],
 )
 def test_what_the_store_refuses_is_told_at_once(faulty_bucket, faulty, fault: Fault, expected):
     faulty.fault = fault
-    path = place(f"{faulty_bucket}/connect/credential")
+    path = parse_path(f"{faulty_bucket}/connect/credential")
 
     def use() -> None:
         path.is_file()
@@ -225,35 +225,35 @@ def test_what_the_store_refuses_is_told_at_once(faulty_bucket, faulty, fault: Fa
 
 def test_who_may_not_read_elsewhere_may_work_below_a_prefix(faulty_bucket, faulty):
     faulty.fault = lambda request: None if "/mine/" in request.path else DENIED
-    path = place(f"{faulty_bucket}/mine/a")
+    path = parse_path(f"{faulty_bucket}/mine/a")
     path.write_bytes(b"1")
     assert path.read_bytes() == b"1"
 
 
 def test_a_missing_bucket_is_told(bucket):
-    path = place(f"{bucket}-other/a")
-    for use in (path.exists, path.read_bytes, path.all_keys, lambda: path.write_bytes(b"")):
+    path = parse_path(f"{bucket}-other/a")
+    for use in (path.exists, path.read_bytes, path.list_keys, lambda: path.write_bytes(b"")):
         with pytest.raises(DataError, match=r"(bucket|container) that exists"):
             use()
 
 
 @pytest.fixture
-def endpoint_variable(store: Server) -> str:
-    return object_store.KINDS[store.scheme].endpoints[0]
+def endpoint_variable(store: StoreServer) -> str:
+    return object_store.STORE_KINDS[store.scheme].endpoints[0]
 
 
 def test_an_endpoint_without_a_store_is_told(bucket, endpoint_variable, monkeypatch):
     monkeypatch.setenv(endpoint_variable, "http://127.0.0.1:9")
-    object_store.bucket.cache_clear()
+    object_store.open_bucket.cache_clear()
     with pytest.raises(DataError, match=f"Check {endpoint_variable}"):
-        place(f"{bucket}/a").exists()
+        parse_path(f"{bucket}/a").exists()
 
 
 @pytest.mark.parametrize("endpoint", ["garbage", "ftp://me:hunter2@host", "http://", "//host"])
 def test_an_endpoint_that_is_none_is_told(bucket, endpoint_variable, monkeypatch, endpoint):
     monkeypatch.setenv(endpoint_variable, endpoint)
-    object_store.bucket.cache_clear()
-    for use in (place(f"{bucket}/a").exists, lambda: open_dataset(f"{bucket}/a")):
+    object_store.open_bucket.cache_clear()
+    for use in (parse_path(f"{bucket}/a").exists, lambda: open_dataset(f"{bucket}/a")):
         with pytest.raises(DataError, match=f"{endpoint_variable}: Expected http") as told:
             use()
         assert "hunter2" not in str(told.value)
@@ -264,10 +264,10 @@ def test_the_password_of_an_endpoint_is_not_told(
 ):
     address = os.environ[endpoint_variable].replace("://", "://me:hunter2@")
     monkeypatch.setenv(endpoint_variable, address)
-    object_store.bucket.cache_clear()
-    faulty.fault = always((418, ""))
+    object_store.open_bucket.cache_clear()
+    faulty.fault = fail_always((418, ""))
     with pytest.raises(DataError, match="418") as told:
-        place(f"{faulty_bucket}/a").exists()
+        parse_path(f"{faulty_bucket}/a").exists()
     assert "hunter2" not in str(told.value)
 
 
@@ -286,17 +286,17 @@ def test_missing_credentials_are_told(store, faulty_bucket, proxied_store, monke
     for name in names:
         monkeypatch.delenv(name)
     monkeypatch.setenv(machine, address.removeprefix("http://" if store.scheme == "gs" else ""))
-    proxy.fault = always((403, ""))
+    proxy.fault = fail_always((403, ""))
     with pytest.raises(DataError, match=f"Expected credentials, got none. Give .*{names[0][:5]}"):
-        place(f"{faulty_bucket}/a").exists()
+        parse_path(f"{faulty_bucket}/a").exists()
     assert proxy.seen
     assert not any(".latentbits" in request.path for request in proxy.seen)
 
 
 def test_a_missing_account_is_told(monkeypatch):
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    object_store.bucket.cache_clear()
-    for use in (place("az://box/a").exists, lambda: open_dataset("az://box/a")):
+    object_store.open_bucket.cache_clear()
+    for use in (parse_path("az://box/a").exists, lambda: open_dataset("az://box/a")):
         with pytest.raises(DataError, match="Give AZURE_STORAGE_ACCOUNT_NAME and"):
             use()
 
@@ -304,9 +304,9 @@ def test_a_missing_account_is_told(monkeypatch):
 def test_a_key_that_is_none_is_told(monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "hunter2!")
-    object_store.bucket.cache_clear()
+    object_store.open_bucket.cache_clear()
     with pytest.raises(DataError, match=r"Invalid Access Key: .*\d\.$") as told:
-        place("az://box/a").exists()
+        parse_path("az://box/a").exists()
     assert "hunter2" not in str(told.value)
 
 

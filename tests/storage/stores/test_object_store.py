@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from storage import load_artifact, open_codes, open_dataset
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.artifacts.run_folders import RunFolder
-from storage.codes.codes import CodeArray, create_codes, seal_codes
+from storage.codes.codes import CodeArraySpec, create_codes, seal_codes
 from storage.codes.unfinished_codes import UnfinishedCodes
 from storage.dataset.dataset import BinaryDataset, ChunkReader
-from storage.dataset.writer import _chunk_words, append_dataset, create_dataset
-from storage.errors import Busy, DataError
+from storage.dataset.writer import _choose_chunk_words, append_dataset, create_dataset
+from storage.errors import DataError, FolderInUseError
 from storage.sources import ReadOptions, expand_sources, open_source
 from storage.stores import leases
-from storage.stores.locations import Place, place
+from storage.stores.locations import AnyPath, parse_path
 from storage.stores.object_path import ObjectPath
 from tests.storage.conftest import (
     Table,
@@ -33,20 +33,31 @@ from tests.storage.conftest import (
     tables,
     write_dataset,
 )
-from tests.support.data import Batch
-from tests.support.object_proxy import AFTER, BEFORE, BROKEN, DENIED, THROTTLED, every, writes
+from tests.support.data import ArrayBatch
+from tests.support.object_proxy import (
+    AFTER,
+    BEFORE,
+    BROKEN,
+    DENIED,
+    THROTTLED,
+    fail_every,
+    fail_writes,
+)
 
 SLOW = (HealthCheck.function_scoped_fixture,)
-CODES = {"mean": CodeArray(("component",), (3,), "float32"), "row": CodeArray((), (), "int64")}
+CODES = {
+    "mean": CodeArraySpec(("component",), (3,), "float32"),
+    "row": CodeArraySpec((), (), "int64"),
+}
 
 
 def objects_of(folder: ObjectPath) -> dict[str, bytes]:
     """Every object below a folder: its relative key and its bytes."""
-    names = [key.removeprefix(f"{folder.key}/") for key in folder.all_keys()]
+    names = [key.removeprefix(f"{folder.key}/") for key in folder.list_keys()]
     return {name: (folder / name).read_bytes() for name in names}
 
 
-def write_labelled(path: Place, n_rows: int = 300, overwrite: bool = False) -> BinaryDataset:
+def write_labelled(path: AnyPath, n_rows: int = 300, overwrite: bool = False) -> BinaryDataset:
     """Two segments, two columns; four chunks of two words, or one of a hundred rows."""
     labels = np.where(np.arange(n_rows) % 3 == 0, "a", "b")
     columns = {"split": labels, "a/b çalış": np.arange(n_rows)}
@@ -62,7 +73,7 @@ def write_labelled(path: Place, n_rows: int = 300, overwrite: bool = False) -> B
 @settings(max_examples=5, deadline=None, suppress_health_check=SLOW)
 @given(table=tables())
 def test_a_dataset_has_the_same_objects_as_files(bucket: str, table: Table):
-    folder = place(f"{bucket}/d.zarr")
+    folder = parse_path(f"{bucket}/d.zarr")
     folder.delete_tree()
     with new_path() as path:
         expected, got = table.write(path, table.cuts), table.write(folder, table.cuts)
@@ -73,7 +84,7 @@ def test_a_dataset_has_the_same_objects_as_files(bucket: str, table: Table):
 
 
 def test_any_process_reads_chunks(bucket):
-    dataset = write_labelled(place(f"{bucket}/d.zarr"))
+    dataset = write_labelled(parse_path(f"{bucket}/d.zarr"))
     read = ChunkReader(str(dataset.path), dataset.digest, "a", ("a/b çalış",))
     chunk = read(1)
     assert np.array_equal(chunk.columns["a/b çalış"], chunk.rows)
@@ -81,13 +92,13 @@ def test_any_process_reads_chunks(bucket):
 
 
 def test_overwriting_replaces_the_dataset_once_the_new_is_whole(bucket):
-    folder = place(f"{bucket}/d.zarr")
+    folder = parse_path(f"{bucket}/d.zarr")
     first, second = random_bits(200, 4, 1), random_bits(400, 4, 2)
     write_dataset(folder, first)
     with pytest.raises(DataError, match="--overwrite"):
         write_dataset(folder, second)
     with pytest.raises(KeyError), _replacing(folder) as writer:  # noqa: PT012
-        writer.add(Batch(second))
+        writer.add(ArrayBatch(second))
         raise KeyError
     assert np.array_equal(open_dataset(folder).to_dask().compute(), first)
     replaced = write_dataset(folder, second, overwrite=True)
@@ -95,12 +106,12 @@ def test_overwriting_replaces_the_dataset_once_the_new_is_whole(bucket):
     assert [place.name for place in folder.parent.iterdir()] == ["d.zarr"]
 
 
-def _replacing(folder: Place):
+def _replacing(folder: AnyPath):
     return create_dataset(folder, feature_names(4), words_per_chunk=1, overwrite=True)
 
 
 def test_something_else_is_not_overwritten(bucket):
-    folder = place(f"{bucket}/d.zarr")
+    folder = parse_path(f"{bucket}/d.zarr")
     (folder / "notes.txt").write_bytes(b"mine")
     for overwrite in (False, True):
         with pytest.raises(DataError):
@@ -113,13 +124,13 @@ def test_something_else_is_not_overwritten(bucket):
 
 @pytest.mark.parametrize("append", [False, True])
 def test_an_error_while_writing_leaves_nothing_new(bucket, append):
-    folder = place(f"{bucket}/d.zarr")
+    folder = parse_path(f"{bucket}/d.zarr")
     if append:
         write_dataset(folder, random_bits(100, 4))
     before = objects_of(folder)
     opened = append_dataset(folder, feature_names(4)) if append else _replacing(folder)
     with pytest.raises(KeyError), opened as writer:  # noqa: PT012
-        writer.add(Batch(random_bits(500, 4)))
+        writer.add(ArrayBatch(random_bits(500, 4)))
         raise KeyError
     after = objects_of(folder)
     assert after.keys() == before.keys()
@@ -130,7 +141,7 @@ def test_an_error_while_writing_leaves_nothing_new(bucket, append):
 
 KILLED = """
 import os, signal, sys
-from storage.stores.locations import place
+from storage.stores.locations import parse_path
 from storage.dataset.writer import append_dataset, create_dataset
 from tests.support.data import Batch
 from tests.storage.conftest import feature_names, random_bits
@@ -145,12 +156,12 @@ with opened as writer:
 
 @pytest.mark.parametrize("append", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_killed_writer_is_followed_at_once(bucket, append):
-    folder, X = place(f"{bucket}/d.zarr"), random_bits(100, 4)
+    folder, X = parse_path(f"{bucket}/d.zarr"), random_bits(100, 4)
     if append:
         write_dataset(folder, X)
     arguments = [sys.executable, "-c", KILLED, str(folder), *(["append"] if append else [])]
     assert subprocess.run(arguments).returncode == -signal.SIGKILL
-    assert any(key.rpartition("/")[2] == "5" for key in folder.all_keys())  # a chunk that it wrote
+    assert any(key.rpartition("/")[2] == "5" for key in folder.list_keys())  # a chunk that it wrote
     assert folder.with_name(".d.zarr.claim").is_file()
     if append:
         assert np.array_equal(open_dataset(folder).to_dask().compute(), X)
@@ -161,23 +172,23 @@ def test_a_killed_writer_is_followed_at_once(bucket, append):
     expected = np.concatenate([X, X]) if append else X
     assert np.array_equal(found.to_dask().compute(), expected)
     found.verify()
-    assert not any(key.rpartition("/")[2] == "5" for key in folder.all_keys())
+    assert not any(key.rpartition("/")[2] == "5" for key in folder.list_keys())
 
 
 def test_a_second_writer_is_refused(bucket):
-    folder = place(f"{bucket}/d.zarr")
+    folder = parse_path(f"{bucket}/d.zarr")
     with _replacing(folder) as writer:
-        writer.add(Batch(random_bits(100, 4)))
-        with pytest.raises(Busy):
+        writer.add(ArrayBatch(random_bits(100, 4)))
+        with pytest.raises(FolderInUseError):
             write_dataset(folder, random_bits(100, 4))
     open_dataset(folder).verify()
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_who_lost_the_claim_leaves_the_dataset_to_the_other(bucket, monkeypatch, fails):
-    folder = place(f"{bucket}/d.zarr")
-    with pytest.raises(KeyError if fails else Busy), _replacing(folder) as writer:  # noqa: PT012
-        writer.add(Batch(random_bits(500, 4, 1)))
+    folder = parse_path(f"{bucket}/d.zarr")
+    with pytest.raises(KeyError if fails else FolderInUseError), _replacing(folder) as writer:  # noqa: PT012
+        writer.add(ArrayBatch(random_bits(500, 4, 1)))
         monkeypatch.setattr(leases, "_is_stale", lambda held: True)
         other = write_dataset(folder, random_bits(100, 4, 2))
         if fails:
@@ -195,7 +206,7 @@ DAMAGES = [
 
 
 def test_damage_is_seen(bucket):
-    folder = place(f"{bucket}/d.zarr")
+    folder = parse_path(f"{bucket}/d.zarr")
     write_labelled(folder)
     for name, damage in DAMAGES:
         whole = (folder / name).read_bytes()
@@ -207,7 +218,7 @@ def test_damage_is_seen(bucket):
     open_dataset(folder).verify()
 
 
-def _damage(path: Place, damage: str) -> None:
+def _damage(path: AnyPath, damage: str) -> None:
     content = path.read_bytes()
     middle = len(content) // 2
     flipped = bytes([content[middle] ^ 4])
@@ -220,7 +231,7 @@ def _damage(path: Place, damage: str) -> None:
 
 
 def test_a_missing_chunk_of_zeros_is_seen(bucket):
-    folder = place(f"{bucket}/d.zarr")
+    folder = parse_path(f"{bucket}/d.zarr")
     write_dataset(folder, np.zeros((200, 4), np.uint8))
     open_dataset(folder).verify()
     (folder / "bits/c/0/1").unlink()
@@ -230,8 +241,8 @@ def test_a_missing_chunk_of_zeros_is_seen(bucket):
 
 def test_failing_requests_change_nothing(faulty_bucket, faulty, tmp_path):
     expected = write_labelled(tmp_path / "d.zarr")
-    faulty.fault = every(4, THROTTLED, BEFORE, BROKEN, AFTER)
-    folder = place(f"{faulty_bucket}/d.zarr")
+    faulty.fault = fail_every(4, THROTTLED, BEFORE, BROKEN, AFTER)
+    folder = parse_path(f"{faulty_bucket}/d.zarr")
     write_labelled(folder, 100)
     write_labelled(folder, overwrite=True).verify()
     faulty.fault = lambda request: None
@@ -240,14 +251,14 @@ def test_failing_requests_change_nothing(faulty_bucket, faulty, tmp_path):
 
 
 def test_what_may_not_be_written_is_told(faulty_bucket, faulty, tmp_path):
-    folder = place(f"{faulty_bucket}/d.zarr")
+    folder = parse_path(f"{faulty_bucket}/d.zarr")
     arrays = {"a": NamedArray(("x",), np.ones(3))}
     refused = {
         "claim": lambda: write_dataset(folder, random_bits(100, 4)),
         "artifact": lambda: write_artifact(folder, arrays, {}),
         "codes": lambda: create_codes(folder, CODES, 10, 10),
     }
-    faulty.fault = writes(DENIED)
+    faulty.fault = fail_writes(DENIED)
     for name, write in refused.items():
         with pytest.raises(DataError, match="AccessDenied"):
             write()
@@ -255,12 +266,12 @@ def test_what_may_not_be_written_is_told(faulty_bucket, faulty, tmp_path):
 
 
 def test_what_fails_midway_is_told_and_taken_away(faulty_bucket, faulty):
-    folder = place(f"{faulty_bucket}/d.zarr")
+    folder = parse_path(f"{faulty_bucket}/d.zarr")
     chunk = "/bits/c/0/3"
     faulty.fault = lambda request: DENIED if request.path.endswith(chunk) else None
     with pytest.raises(DataError, match="AccessDenied"):
         write_dataset(folder, random_bits(500, 4))
-    assert folder.parent.all_keys() == []
+    assert folder.parent.list_keys() == []
 
 
 # Numbers of objects
@@ -269,7 +280,7 @@ def test_what_fails_midway_is_told_and_taken_away(faulty_bucket, faulty):
 @pytest.mark.parametrize("expected_rows", [10**9, None])
 def test_a_billion_rows_of_a_thousand_features_are_thousands_of_objects(expected_rows):
     n_rows, n_features, n_columns = 10**9, 1000, 3
-    rows_per_chunk = 64 * _chunk_words(n_features, expected_rows)
+    rows_per_chunk = 64 * _choose_chunk_words(n_features, expected_rows)
     n_chunks = -(-n_rows // rows_per_chunk)
     of_chunks = n_chunks * (2 + 1 + n_columns)  # bits and observed, order, columns
     tables_bytes = 8 * n_chunks * (n_features + 3 + 4 + 3 + n_columns)
@@ -286,7 +297,7 @@ def test_an_artifact_has_the_same_objects_as_files(bucket, tmp_path):
     rng = np.random.default_rng(0)
     arrays = {f"a{i}": NamedArray(("x", "y"), rng.random((i, 3))) for i in range(12)}
     arrays["scalar"] = NamedArray((), np.array(2.5))
-    folder, path = place(f"{bucket}/runs/fit"), tmp_path / "fit"
+    folder, path = parse_path(f"{bucket}/runs/fit"), tmp_path / "fit"
     for target in (folder, path, folder):  # the second time something lies there
         write_artifact(target, arrays, {"note": "ç"})
     assert objects_of(folder) == files_of(path)
@@ -299,7 +310,7 @@ def test_an_artifact_has_the_same_objects_as_files(bucket, tmp_path):
 
 @pytest.mark.parametrize("name", ["a/c/0", "a/zarr.json", "zarr.json", "manifest.json"])
 def test_a_damaged_artifact_is_refused(bucket, name):
-    folder = place(f"{bucket}/fit")
+    folder = parse_path(f"{bucket}/fit")
     write_artifact(folder, {"a": NamedArray(("x",), np.arange(9.0))}, {})
     (folder / name).unlink()
     with pytest.raises(DataError, match="fit"):
@@ -307,7 +318,7 @@ def test_a_damaged_artifact_is_refused(bucket, name):
 
 
 def test_an_interrupted_artifact_is_none(faulty_bucket, faulty):
-    folder = place(f"{faulty_bucket}/fit")
+    folder = parse_path(f"{faulty_bucket}/fit")
     arrays = {f"a{i}": NamedArray(("x",), np.arange(9.0) + i) for i in range(5)}
     write_artifact(folder, arrays, {})
     faulty.fault = lambda r: DENIED if r.method == "PUT" and r.path.endswith("a4/c/0") else None
@@ -321,36 +332,36 @@ def test_codes_have_the_same_objects_as_files(bucket, tmp_path):
     n_rows = 9000
     values = {"mean": np.random.default_rng(0).random((n_rows, 3), np.float32)}
     values["row"] = np.arange(n_rows)
-    for folder in (place(f"{bucket}/z"), tmp_path / "z"):
+    for folder in (parse_path(f"{bucket}/z"), tmp_path / "z"):
         writer = create_codes(folder, CODES, n_rows, 4096)
         runs = [slice(4096 * key, 4096 * (key + 1)) for key in range(3)]
         checksums = [
             writer(key, {name: array[rows] for name, array in values.items()})
             for key, rows in enumerate(runs)
         ]
-        assert writer.holds(1, checksums[1])
-        assert not writer.holds(1, checksums[0])
+        assert writer.has_range(1, checksums[1])
+        assert not writer.has_range(1, checksums[0])
         seal_codes(writer, checksums, {})
-    assert objects_of(place(f"{bucket}/z")) == files_of(tmp_path / "z")
+    assert objects_of(parse_path(f"{bucket}/z")) == files_of(tmp_path / "z")
     codes = open_codes(f"{bucket}/z")
     assert np.array_equal(codes["mean"], values["mean"])
     elsewhere = pickle.loads(pickle.dumps(codes.read_chunk))  # as workers read
     assert np.array_equal(elsewhere(1)["row"], values["row"][4096:8192])
-    (place(f"{bucket}/z/mean/c/1/0")).unlink()
+    (parse_path(f"{bucket}/z/mean/c/1/0")).unlink()
     with pytest.raises(DataError, match="chunk 1"):
         open_codes(f"{bucket}/z").verify()
 
 
 def test_codes_are_published_over_older_ones(bucket):
-    target = place(f"{bucket}/out/z")
+    target = parse_path(f"{bucket}/out/z")
     for seed in (1, 2):
         unfinished = UnfinishedCodes(target, f"fingerprint {seed}")
-        with unfinished.working(resume=False):
-            writer = create_codes(unfinished.runs.codes, CODES, 5, 5)
+        with unfinished.claim_work(resume=False):
+            writer = create_codes(unfinished.results.codes_folder, CODES, 5, 5)
             mean = np.full((5, 3), seed, np.float32)
             checksums = [writer(0, {"mean": mean, "row": np.arange(5)})]
-            unfinished.runs.note(checksums)
-            assert unfinished.runs.finished() == checksums
+            unfinished.results.record_finished(checksums)
+            assert unfinished.results.read_finished() == checksums
             seal_codes(writer, checksums, {})
             unfinished.publish(overwrite=seed == 2)
         assert np.array_equal(open_codes(target)["mean"], mean)
@@ -358,18 +369,18 @@ def test_codes_are_published_over_older_ones(bucket):
 
 
 def test_the_work_of_a_run_is_kept_or_cleared(bucket):
-    run = RunFolder(place(f"{bucket}/runs"), "model", "0123456789abcdef")
-    with run.working(resume=False):
-        (run.work / "states" / "1").write_bytes(b"")
-        with pytest.raises(Busy), run.working(resume=True):
+    run = RunFolder(parse_path(f"{bucket}/runs"), "model", "0123456789abcdef")
+    with run.claim_work(resume=False):
+        (run.work_folder / "states" / "1").write_bytes(b"")
+        with pytest.raises(FolderInUseError), run.claim_work(resume=True):
             pass
-    with run.working(resume=True):
+    with run.claim_work(resume=True):
         assert run.has_states()
-    with run.working(resume=False):
+    with run.claim_work(resume=False):
         assert not run.has_states()
-        run.close_work()
-    run.point_to(place(f"{bucket}/runs/model-1"))
-    assert run.output.all_keys() == ["runs/latest"]
+        run.delete_work()
+    run.set_latest(parse_path(f"{bucket}/runs/model-1"))
+    assert run.output.list_keys() == ["runs/latest"]
 
 
 # Sources
@@ -377,7 +388,7 @@ def test_the_work_of_a_run_is_kept_or_cleared(bucket):
 
 @pytest.fixture
 def incoming(bucket: str) -> ObjectPath:
-    folder = place(f"{bucket}/incoming")
+    folder = parse_path(f"{bucket}/incoming")
     for name in ("b.csv", "a.csv", ".hidden.csv", "deeper/c.csv", "notes.md"):
         (folder / name).write_bytes(b"x,y,night\n0,1,%d\n1,1,3\n" % ord(name[0]))
     return folder
@@ -401,7 +412,7 @@ def test_a_file_is_read_as_from_disk(incoming, tmp_path):
     (tmp_path / "a.csv").write_bytes((incoming / "a.csv").read_bytes())
     options = ReadOptions(row_columns=("night",))
     for_both = [open_source(str(p), options) for p in (tmp_path / "a.csv", incoming / "a.csv")]
-    expected, got = ([*source.batches()] for source in for_both)
+    expected, got = ([*source.iter_batches()] for source in for_both)
     assert for_both[1].feature_names == ("x", "y")
     assert for_both[1].path == f"{incoming}/a.csv"
     assert [batch.X.tolist() for batch in got] == [batch.X.tolist() for batch in expected]
@@ -412,7 +423,7 @@ def test_errors_name_the_url(incoming, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     source = open_source(f"{incoming}/a.csv")
     for action in (
-        lambda: [*source.batches()],
+        lambda: [*source.iter_batches()],
         lambda: open_source(f"{incoming}/notes.md"),
         lambda: open_source(f"{incoming}/nothing.csv"),
         lambda: open_source(f"{incoming}/a.csv", ReadOptions(row_columns=("day",))),
@@ -428,13 +439,13 @@ def test_a_file_that_changes_between_its_names_and_its_rows_is_refused(incoming)
     source = open_source(f"{incoming}/a.csv")
     (incoming / "a.csv").write_bytes(b"x,y,night\n1,1,1\n")
     with pytest.raises(DataError, match="changed"):
-        next(source.batches())
+        next(source.iter_batches())
 
 
 def test_a_copy_is_deleted_when_reading_stops(incoming, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (incoming / "d.csv").write_bytes(b"x,y\n0,1\n1,1\n")
-    batches = open_source(f"{incoming}/d.csv").batches()
+    batches = open_source(f"{incoming}/d.csv").iter_batches()
     next(batches)
     assert len(list(tmp_path.iterdir())) == 1
     batches.close()

@@ -15,12 +15,12 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class GroupSums:
-    """What `PairCounts.weighted` gives, a table at a time: no sum of all pairs is held.
+    """What `PairCounts.sum_weighted_groups` gives, a table at a time: no sum of all pairs is held.
 
     Attributes
     ----------
     counts
-        Counts by segment and group, see `PairCounts.of_groups`.
+        Counts by segment and group, see `PairCounts.from_groups`.
     n_groups
         Groups a segment.
     weights
@@ -35,7 +35,7 @@ class GroupSums:
     @property
     def segments(self) -> Counts:
         """Segments that the groups belong to, sorted, (n_segments,)."""
-        return self.counts.grouped_segments(self.n_groups)
+        return self.counts.list_grouped_segments(self.n_groups)
 
     @property
     def n_features(self) -> int:
@@ -45,38 +45,38 @@ class GroupSums:
     @property
     def rows(self) -> Counts:
         """Rows of each segment, (n_segments,)."""
-        return self._summed(self.counts.rows)
+        return self._sum_by_segment(self.counts.rows)
 
     def margins(self) -> tuple[Counts, Counts]:
         """Give observed values and ones of every feature, (n_segments, n_features) each."""
         observed, ones = self.counts.margins()
-        return self._summed(observed), self._summed(ones)
+        return self._sum_by_segment(observed), self._sum_by_segment(ones)
 
     def table(
         self, segment: int, left: slice = slice(None), right: slice = slice(None)
     ) -> PairTable:
         """Give the tables of pairs (i in left, j in right) of the segment at this place."""
-        place, times = self._placed()
+        place, times = self._find_rows()
         rows = np.flatnonzero(place == segment)
         counted = rows[times[rows] > 0]
         kept = counted if counted.size else rows[:1]
         tables = [self.counts.table(int(row), left, right) for row in kept]
-        return PairTable(*(_combined(times[kept], parts) for parts in zip(*tables, strict=True)))
+        return PairTable(*(_sum_tables(times[kept], parts) for parts in zip(*tables, strict=True)))
 
-    def _placed(self) -> tuple[Counts, Counts]:
+    def _find_rows(self) -> tuple[Counts, Counts]:
         """Place of the segment of each row of the counts, and how often the row counts."""
         place = np.searchsorted(self.segments, self.counts.segments // self.n_groups)
         return place, self.weights[place, self.counts.segments % self.n_groups]
 
-    def _summed(self, values: Counts) -> Counts:
+    def _sum_by_segment(self, values: Counts) -> Counts:
         """Sum what each row of the counts has, by segment."""
-        place, times = self._placed()
+        place, times = self._find_rows()
         sums = np.zeros((len(self.weights), *values.shape[1:]), np.int64)
         np.add.at(sums, place, (times * values.T).T)
         return sums
 
 
-def _combined(times: Counts, parts: Sequence[Counts]) -> Counts:
+def _sum_tables(times: Counts, parts: Sequence[Counts]) -> Counts:
     """Sum one part of tables, each so many times."""
     total: Counts = times[0] * parts[0]
     for often, part in zip(times[1:], parts[1:], strict=True):

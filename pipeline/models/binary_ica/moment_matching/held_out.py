@@ -17,26 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
-from pipeline.executors.progress import labelled
+from pipeline.executors.base import MapFunction
+from pipeline.executors.progress import label_map
 from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
-from pipeline.models.binary_ica.moment_matching.objective import Solution
-from pipeline.models.binary_ica.moment_matching.optimiser import maximise, spread_over
-from pipeline.models.binary_ica.moment_matching.segments import Segments, segments_of
+from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
+from pipeline.models.binary_ica.moment_matching.optimiser import map_or_thread, maximise
+from pipeline.models.binary_ica.moment_matching.segments import (
+    SegmentCorrelations,
+    estimate_segments,
+)
 from pipeline.numerics.gaussian.pair_likelihood import pair_log_likelihood
 from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]
-Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+FeaturePairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-MOST_SPLITS = 2
-MOST_PAIRS = 1 << 17
+MAX_SPLITS = 2
+MAX_PAIRS = 1 << 17
 """Pairs of features that are scored."""
 _TOLERANCE = 1e-5
 """Of fits to half of the rows: their sampling error is larger still."""
 
 
-class Candidate(NamedTuple):
+class ScoredSetting(NamedTuple):
     """A setting that was tried.
 
     Attributes
@@ -56,7 +59,7 @@ class Candidate(NamedTuple):
     regularization: float
     nats: Array
     n_pairs: float
-    ends: Sequence[Solution] = ()
+    solutions: Sequence[MatchSolution] = ()
 
     @property
     def score(self) -> float:
@@ -65,7 +68,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fold:
+class HeldOutFold:
     """Correlations of one half of the rows, and tables of the other.
 
     Attributes
@@ -78,18 +81,20 @@ class Fold:
         Their tables of the other half, an entry a segment.
     """
 
-    train: Segments
-    pairs: Pairs
+    train: SegmentCorrelations
+    pairs: FeaturePairs
     test: Sequence[PairTable]
 
 
-def folds_of(counts: PairCounts, n_groups: int, min_rows: int, map_items: Map) -> list[Fold]:
+def split_into_folds(
+    counts: PairCounts, n_groups: int, min_rows: int, map_items: MapFunction
+) -> list[HeldOutFold]:
     """Split counts into halves by groups, and each half against the other both ways.
 
     Parameters
     ----------
     counts
-        Counts by segment and group, see `PairCounts.of_groups`.
+        Counts by segment and group, see `PairCounts.from_groups`.
     n_groups
         Groups a segment, a power of two.
     min_rows
@@ -100,21 +105,21 @@ def folds_of(counts: PairCounts, n_groups: int, min_rows: int, map_items: Map) -
     Returns
     -------
     list of Fold
-        Two for each of up to `MOST_SPLITS` splits, one after the other.
+        Two for each of up to `MAX_SPLITS` splits, one after the other.
 
     Raises
     ------
     FitError
         If a half of the rows leaves no segment to use.
     """
-    folds, pairs = [], scored_pairs(counts.n_features)
-    for half in _halves(n_groups):
-        odd = np.tile(half, (len(counts.grouped_segments(n_groups)), 1))
+    folds, pairs = [], choose_pairs(counts.n_features)
+    for half in _choose_halves(n_groups):
+        odd = np.tile(half, (len(counts.list_grouped_segments(n_groups)), 1))
         halves = [GroupSums(counts, n_groups, weights) for weights in (1 - odd, odd)]
         for train, test in (halves, halves[::-1]):
-            trained = segments_of(train, max(1, min_rows // 2), map_items)
-            folds.append(Fold(trained, pairs, _tables_of(test, pairs)))
-    if not all(fold.train.used.any() for fold in folds):
+            trained = estimate_segments(train, max(1, min_rows // 2), map_items)
+            folds.append(HeldOutFold(trained, pairs, _select_tables(test, pairs)))
+    if not all(fold.train.is_used.any() for fold in folds):
         raise FitError(
             "Expected segments that can be used when half of their rows are held out, got none. "
             "Give --components and --set regularization, or longer segments."
@@ -122,26 +127,26 @@ def folds_of(counts: PairCounts, n_groups: int, min_rows: int, map_items: Map) -
     return folds
 
 
-def _halves(n_groups: int) -> list[NDArray[np.int64]]:
+def _choose_halves(n_groups: int) -> list[NDArray[np.int64]]:
     """Say for each split which groups are in its second half: rows of a Hadamard matrix."""
-    splits = range(1, 1 + min(MOST_SPLITS, n_groups - 1))
+    splits = range(1, 1 + min(MAX_SPLITS, n_groups - 1))
     return [
         np.array([(group & split).bit_count() % 2 for group in range(n_groups)], np.int64)
         for split in splits
     ]
 
 
-def scored_pairs(n_features: int) -> Pairs:
+def choose_pairs(n_features: int) -> FeaturePairs:
     """Give features i < j of all pairs, or of as many as are scored."""
     i, j = np.triu_indices(n_features, 1)
-    if len(i) <= MOST_PAIRS:
+    if len(i) <= MAX_PAIRS:
         return i, j
-    drawn = np.random.default_rng(0).choice(len(i), MOST_PAIRS, replace=False)
+    drawn = np.random.default_rng(0).choice(len(i), MAX_PAIRS, replace=False)
     drawn.sort()
     return i[drawn], j[drawn]
 
 
-def _tables_of(sums: GroupSums, pairs: Pairs) -> list[PairTable]:
+def _select_tables(sums: GroupSums, pairs: FeaturePairs) -> list[PairTable]:
     """Pick the tables of some pairs from those of every segment."""
     square, found = (sums.n_features, sums.n_features), []
     for segment, n_rows in enumerate(sums.rows.tolist()):
@@ -150,27 +155,27 @@ def _tables_of(sums: GroupSums, pairs: Pairs) -> list[PairTable]:
     return found
 
 
-def independence(folds: Sequence[Fold]) -> Candidate:
+def score_independence(folds: Sequence[HeldOutFold]) -> ScoredSetting:
     """Score independent features: no components, or what a condition number of 1 leaves."""
     none = np.zeros(len(folds[0].pairs[0]))
-    scored = [_scored(fold, lambda place: none) for fold in folds]
+    scored = [_score_fold(fold, lambda place: none) for fold in folds]
     nats, n_pairs = zip(*scored, strict=True)
-    return Candidate(0, 1.0, np.array(nats), float(sum(n_pairs)))
+    return ScoredSetting(0, 1.0, np.array(nats), float(sum(n_pairs)))
 
 
-def try_setting(
-    folds: Sequence[Fold],
+def score_setting(
+    folds: Sequence[HeldOutFold],
     n_components: int,
     regularization: float,
-    starts: Sequence[Solution],
-    map_items: Map,
-) -> Candidate:
+    starts: Sequence[MatchSolution],
+    map_items: MapFunction,
+) -> ScoredSetting:
     """Fit every fold from a start of its own and score it.
 
     Parameters
     ----------
     folds
-        What `folds_of` gives.
+        What `split_into_folds` gives.
     n_components, regularization
         The setting.
     starts
@@ -181,50 +186,55 @@ def try_setting(
     fit = partial(_fit_fold, regularization)
     largest = max(fold.train.correlation.nbytes for fold in folds)
     label = f"choose, {n_components} components, regularization {regularization:g}"
-    told = labelled(map_items, label, len(folds))
-    found = spread_over(fit, zip(folds, starts, strict=True), largest, told)
+    told = label_map(map_items, label, len(folds))
+    found = map_or_thread(fit, zip(folds, starts, strict=True), largest, told)
     nats, n_pairs, ends = zip(*found, strict=True)
-    return Candidate(n_components, regularization, np.array(nats), float(sum(n_pairs)), ends)
+    return ScoredSetting(n_components, regularization, np.array(nats), float(sum(n_pairs)), ends)
 
 
-def starts_of(folds: Sequence[Fold], solution: Solution, used: NDArray[np.bool_]) -> list[Solution]:
-    """Begin every fold where all rows' fit ended: `solution` is of the segments `used`."""
+def make_fold_starts(
+    folds: Sequence[HeldOutFold], solution: MatchSolution, used: NDArray[np.bool_]
+) -> list[MatchSolution]:
+    """Begin every fold where all rows' fit ended: `solution` is of the segments `is_used`."""
     place = np.cumsum(used) - 1
-    at = [np.where(used, place, 0)[fold.train.used] for fold in folds]
+    at = [np.where(used, place, 0)[fold.train.is_used] for fold in folds]
     return [
-        Solution(solution.mixing, solution.log_variances[u], solution.log_precisions[u]) for u in at
+        MatchSolution(solution.mixing, solution.log_variances[u], solution.log_precisions[u])
+        for u in at
     ]
 
 
 def _fit_fold(
-    regularization: float, task: tuple[Fold, Solution], spread: Map = map
-) -> tuple[Array, float, Solution]:
+    regularization: float, task: tuple[HeldOutFold, MatchSolution], spread: MapFunction = map
+) -> tuple[Array, float, MatchSolution]:
     """Fit one half; held-out nats of its segments, pairs and rows they are of, the solution."""
     fold, start = task
     moments = fold.train.moments(regularization)
     end = maximise(moments, start, _TOLERANCE, spread).solution
     ridge = moments.ridge
-    return *_scored(fold, lambda u: end.stretched_correlation(u, ridge[u])[fold.pairs], spread), end
+    return *_score_fold(
+        fold, lambda u: end.unshrink_correlation(u, ridge[u])[fold.pairs], spread
+    ), end
 
 
-def _scored(
-    fold: Fold, correlations: Callable[[int], Array], spread: Map = map
+def _score_fold(
+    fold: HeldOutFold, correlations: Callable[[int], Array], spread: MapFunction = map
 ) -> tuple[Array, float]:
     """Nats of every segment, and the pairs that they are of.
 
-    `correlations` gives those of the pairs scored in each of the segments that the fold uses.
+    `correlate_features_with_codes` gives those of the pairs scored in each of the segments that the fold uses.
     """
-    nats, used = np.zeros(len(fold.train.used)), np.flatnonzero(fold.train.used)
+    nats, used = np.zeros(len(fold.train.is_used)), np.flatnonzero(fold.train.is_used)
 
     def held_out(task: tuple[int, int]) -> tuple[float, float]:
         place, segment = task
-        return _held_out(fold, segment, correlations(place))
+        return _score_segment(fold, segment, correlations(place))
 
     nats[used], n_pairs = zip(*spread(held_out, enumerate(used.tolist())), strict=True)
     return nats, sum(n_pairs)
 
 
-def _held_out(fold: Fold, segment: int, correlation: Array) -> tuple[float, float]:
+def _score_segment(fold: HeldOutFold, segment: int, correlation: Array) -> tuple[float, float]:
     """Log-likelihood of a segment's tables under thresholds and correlations of the other half."""
     table, thresholds = fold.test[segment], fold.train.thresholds[segment]
     i, j = fold.pairs

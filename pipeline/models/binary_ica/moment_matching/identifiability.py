@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def surplus(n_features: int, n_components: int, n_segments: int) -> int:
+def count_surplus_equations(n_features: int, n_components: int, n_segments: int) -> int:
     """Statistics minus unknowns of binary ICA fitted to the correlations of its segments.
 
     With n features, K components and U segments this is U [n (n − 1) / 2 − K] − n K. A segment

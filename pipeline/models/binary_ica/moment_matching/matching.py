@@ -8,26 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.executors.base import Map
-from pipeline.executors.progress import labelled
-from pipeline.models.binary_ica.moment_matching.bootstrap import mixing_interval
+from pipeline.executors.base import MapFunction
+from pipeline.executors.progress import label_map
+from pipeline.models.binary_ica.moment_matching.bootstrap import bootstrap_mixing_interval
 from pipeline.models.binary_ica.moment_matching.held_out import (
-    Candidate,
-    Fold,
-    folds_of,
-    independence,
+    HeldOutFold,
+    ScoredSetting,
+    score_independence,
+    split_into_folds,
 )
-from pipeline.models.binary_ica.moment_matching.identifiability import surplus
-from pipeline.models.binary_ica.moment_matching.objective import Solution
+from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
+from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
 from pipeline.models.binary_ica.moment_matching.optimiser import Optimum, maximise_from_seeds
-from pipeline.models.binary_ica.moment_matching.refinement import calibrated, fit_gaps, readable
-from pipeline.models.binary_ica.moment_matching.segments import Segments
+from pipeline.models.binary_ica.moment_matching.refinement import (
+    calibrate_variances,
+    fill_gaps,
+    normalize_solution,
+)
+from pipeline.models.binary_ica.moment_matching.segments import SegmentCorrelations
 from pipeline.models.binary_ica.moment_matching.selection import (
-    GRID,
-    Choice,
-    agreement_of_halves,
-    choose,
-    resampled_ridges,
+    RIDGE_GRID,
+    SettingChoice,
+    choose_setting,
+    refit_and_compare_halves,
+    resample_ridges,
 )
 from pipeline.statistics.counts import PairCounts
 
@@ -35,7 +39,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Settings:
+class MatchSettings:
     """How to match.
 
     Attributes
@@ -56,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Match:
+class MomentMatch:
     """What came of it.
 
     Attributes
@@ -89,32 +93,32 @@ class Match:
 
     n_components: int
     regularization: float
-    choice: Choice | None
+    choice: SettingChoice | None
     agreement: float | None
-    tried: Sequence[Candidate]
+    candidates: Sequence[ScoredSetting]
     n_starts: int
     optima: Sequence[Optimum]
     best: Optimum
     gap_rounds: int
-    segments: Segments
+    segments: SegmentCorrelations
     ridge: Array
-    solution: Solution
+    solution: MatchSolution
     interval: Array
 
 
 def match_moments(
     counts: PairCounts,
-    segments: Segments,
-    settings: Settings,
+    segments: SegmentCorrelations,
+    settings: MatchSettings,
     seeds: Mapping[str, NDArray[np.int64]],
-    map_items: Map,
-) -> Match:
+    map_items: MapFunction,
+) -> MomentMatch:
     """Match correlations of segments.
 
     Parameters
     ----------
     counts
-        Counts by segment and group, see `PairCounts.of_groups`.
+        Counts by segment and group, see `PairCounts.from_groups`.
     segments
         What they give.
     settings
@@ -125,20 +129,22 @@ def match_moments(
         Where starts, folds and replicates run.
     """
     n_components, r = settings.n_components, settings.regularization
-    choice: Choice | None = None
+    choice: SettingChoice | None = None
     agreement: float | None = None
-    tried: Sequence[Candidate] = ()
+    tried: Sequence[ScoredSetting] = ()
     if not (n_components and r):
-        choice, agreement, tried = _held_out_choice(counts, segments, settings, map_items)
+        choice, agreement, tried = _choose_by_held_out(counts, segments, settings, map_items)
         n_components, r = choice.candidate.n_components, choice.candidate.regularization
     starts, also = seeds["starts"].tolist(), [choice.solution] if choice else []
-    told = labelled(map_items, "starts", len(starts) + len(also))
+    told = label_map(map_items, "starts", len(starts) + len(also))
     optima = maximise_from_seeds(segments.moments(r), n_components, starts, told, also=also)
-    best, segments, gap_rounds = fit_gaps(optima[0], segments, r, map_items)
-    solution = readable(calibrated(best.solution, segments, r, map_items), segments)
+    best, segments, gap_rounds = fill_gaps(optima[0], segments, r, map_items)
+    solution = normalize_solution(
+        calibrate_variances(best.solution, segments, r, map_items), segments
+    )
     replicates = seeds["bootstrap"].tolist()
-    ridges = resampled_ridges(choice.ridges, replicates) if choice else [r] * len(replicates)
-    interval = mixing_interval(
+    ridges = resample_ridges(choice.ridges, replicates) if choice else [r] * len(replicates)
+    interval = bootstrap_mixing_interval(
         counts,
         settings.n_groups,
         ridges,
@@ -148,7 +154,7 @@ def match_moments(
         replicates,
         map_items,
     )
-    return Match(
+    return MomentMatch(
         n_components,
         r,
         choice,
@@ -165,23 +171,29 @@ def match_moments(
     )
 
 
-def _held_out_choice(
-    counts: PairCounts, segments: Segments, settings: Settings, map_items: Map
-) -> tuple[Choice, float, Sequence[Candidate]]:
+def _choose_by_held_out(
+    counts: PairCounts,
+    segments: SegmentCorrelations,
+    settings: MatchSettings,
+    map_items: MapFunction,
+) -> tuple[SettingChoice, float, Sequence[ScoredSetting]]:
     """Choose, compare the halves, and score; the folds, which are large, end with it."""
-    folds = folds_of(counts, settings.n_groups, settings.min_rows, map_items)
-    choice = _chosen(segments, folds, settings, map_items)
-    agreement = agreement_of_halves(folds, choice.candidate, map_items)
-    return choice, agreement, (independence(folds), *choice.tried)
+    folds = split_into_folds(counts, settings.n_groups, settings.min_rows, map_items)
+    choice = _choose_identifiable(segments, folds, settings, map_items)
+    agreement = refit_and_compare_halves(folds, choice.candidate, map_items)
+    return choice, agreement, (score_independence(folds), *choice.candidates)
 
 
-def _chosen(
-    segments: Segments, folds: Sequence[Fold], settings: Settings, map_items: Map
-) -> Choice:
+def _choose_identifiable(
+    segments: SegmentCorrelations,
+    folds: Sequence[HeldOutFold],
+    settings: MatchSettings,
+    map_items: MapFunction,
+) -> SettingChoice:
     """Choose on held-out rows what is not given, among components that are identifiable."""
     n_components, r = settings.n_components, settings.regularization
-    n, n_used = segments.correlation.shape[1], int(segments.used.sum())
+    n, n_used = segments.correlation.shape[1], int(segments.is_used.sum())
     # By the paper's own count: beside it the fit would warn of what it chose itself.
-    identifiable = [k for k in range(1, n + 1) if surplus(n, k, n_used) >= 0] or [1]
+    identifiable = [k for k in range(1, n + 1) if count_surplus_equations(n, k, n_used) >= 0] or [1]
     components = [n_components] if n_components else identifiable
-    return choose(segments, folds, components, [r] if r else GRID, map_items)
+    return choose_setting(segments, folds, components, [r] if r else RIDGE_GRID, map_items)

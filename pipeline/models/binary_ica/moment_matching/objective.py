@@ -24,17 +24,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.executors.base import Map
+from pipeline.executors.base import MapFunction
 
 Array = NDArray[np.float64]
 
 _SLICE_BYTES = 4 << 20
-_SUREST = 0.999
+_MAX_CORRELATION = 0.999
 """Stretched correlations are kept below: what the ridge took may not come back in full."""
 
 
 @dataclass(frozen=True)
-class Moments:
+class SegmentMoments:
     """What is matched.
 
     Attributes
@@ -90,7 +90,7 @@ class Moments:
             yield slice(first, min(first + step, self.n_segments))
 
 
-class Solution(NamedTuple):
+class MatchSolution(NamedTuple):
     """Unknowns of the likelihood.
 
     Attributes
@@ -107,11 +107,11 @@ class Solution(NamedTuple):
     log_variances: Array
     log_precisions: Array
 
-    def flat(self) -> Array:
+    def to_vector(self) -> Array:
         """All unknowns in one vector."""
         return np.concatenate([part.ravel() for part in self])
 
-    def implied_correlation(self, segment: int) -> Array:
+    def model_correlation(self, segment: int) -> Array:
         """Correlations of a segment under the model, (n_features, n_features)."""
         signal = self.mixing * np.exp(0.5 * self.log_variances[segment])
         covariance = signal @ signal.T
@@ -120,24 +120,28 @@ class Solution(NamedTuple):
         np.fill_diagonal(implied, 1.0)
         return implied
 
-    def stretched_correlation(self, segment: int, ridge: float) -> Array:
+    def unshrink_correlation(self, segment: int, ridge: float) -> Array:
         """Give the implied correlations as they would be had the ridge not shrunk them."""
-        implied = self.implied_correlation(segment)
-        return np.clip(implied * (1 + ridge), -_SUREST, _SUREST)
+        implied = self.model_correlation(segment)
+        return np.clip(implied * (1 + ridge), -_MAX_CORRELATION, _MAX_CORRELATION)
 
 
-def unflatten(flat: Array, n_segments: int, n_features: int, n_components: int) -> Solution:
-    """Undo `Solution.flat`."""
+def solution_from_vector(
+    flat: Array, n_segments: int, n_features: int, n_components: int
+) -> MatchSolution:
+    """Undo `MatchSolution.flat`."""
     edges = np.cumsum([n_features * n_components, n_segments * n_components])
     mixing, variances, precisions = np.split(flat, edges)
-    return Solution(
+    return MatchSolution(
         mixing.reshape(n_features, n_components),
         variances.reshape(n_segments, n_components),
         precisions.reshape(n_segments, n_features),
     )
 
 
-def likelihood(moments: Moments, solution: Solution, spread: Map = map) -> tuple[float, Solution]:
+def likelihood_and_gradient(
+    moments: SegmentMoments, solution: MatchSolution, spread: MapFunction = map
+) -> tuple[float, MatchSolution]:
     """Compute the mean log-likelihood of a row, up to a constant, and its gradient.
 
     Parameters
@@ -157,19 +161,19 @@ def likelihood(moments: Moments, solution: Solution, spread: Map = map) -> tuple
     mixing, log_variances, log_precisions = solution
 
     def terms(part: slice) -> tuple[float, Array, Array, Array]:
-        return _terms(moments, part, mixing, log_variances[part], log_precisions[part])
+        return _segment_terms(moments, part, mixing, log_variances[part], log_precisions[part])
 
     values, by_mixing, by_variances, by_precisions = zip(
         *spread(terms, moments.slices()), strict=True
     )
-    gradient = Solution(
+    gradient = MatchSolution(
         np.sum(by_mixing, axis=0), np.concatenate(by_variances), np.concatenate(by_precisions)
     )
     return float(np.sum(values)), gradient
 
 
-def _terms(
-    moments: Moments, part: slice, mixing: Array, log_variances: Array, log_precisions: Array
+def _segment_terms(
+    moments: SegmentMoments, part: slice, mixing: Array, log_variances: Array, log_precisions: Array
 ) -> tuple[float, Array, Array, Array]:
     """Value and gradients of some segments; D is 0 where a feature does not count."""
     counts, weights = moments.varies[part], moments.weights[part]
@@ -182,7 +186,7 @@ def _terms(
     G = np.eye(mixing.shape[1]) + L.transpose(0, 2, 1) @ L
     inverse, (_, log_det) = np.linalg.inv(G), np.linalg.slogdet(G)
     B = D[:, :, None] * L
-    CB = _matched(moments, part, B)
+    CB = _multiply_ridged(moments, part, B)
     explained = B.transpose(0, 2, 1) @ CB
     trace = (D**2).sum(axis=1) - (inverse * explained).sum(axis=(1, 2))
     value = (log_precisions * counts).sum(axis=1) - 0.5 * (log_det + trace)
@@ -199,7 +203,7 @@ def _terms(
     )
 
 
-def _matched(moments: Moments, part: slice, B: Array) -> Array:
+def _multiply_ridged(moments: SegmentMoments, part: slice, B: Array) -> Array:
     """(C + δ I) B / (1 + δ)."""
     ridge = moments.ridge[part, None, None]
     product: Array = (moments.matrices(part) @ B + ridge * B) / (1 + ridge)

@@ -12,14 +12,14 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.executors.base import Map
-from pipeline.executors.progress import in_this_process
+from pipeline.executors.base import MapFunction
+from pipeline.executors.progress import make_local_map
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.models.binary_ica.moment_matching.objective import (
-    Moments,
-    Solution,
-    likelihood,
-    unflatten,
+    MatchSolution,
+    SegmentMoments,
+    likelihood_and_gradient,
+    solution_from_vector,
 )
 
 Array = NDArray[np.float64]
@@ -27,14 +27,14 @@ R = TypeVar("R")
 
 TOLERANCE = 1e-7
 """Of the stopping rule: far below the sampling error of any data."""
-_WINDOW = 10
+_CHECK_INTERVAL = 10
 _MAX_ITERATIONS = 20_000
-STEPS_KEPT = 20
+LBFGS_MEMORY = 20
 """By L-BFGS."""
 # Bounds that no sensible solution meets; they keep exponentials finite while steps are wild.
-_LOG_VARIANCE, _LOG_PRECISION = 25.0, 12.0
-_BYTES_TO_SEND = 8 << 20
-_LEAST_VALUE, _RELATIVE_VARIANCES = 0.05, (0.1, 5.0)
+_MAX_LOG_VARIANCE, _MAX_LOG_PRECISION = 25.0, 12.0
+_MAX_BYTES_TO_SEND = 8 << 20
+_MIN_VALUE, _RELATIVE_VARIANCES = 0.05, (0.1, 5.0)
 
 
 class Optimum(NamedTuple):
@@ -52,19 +52,19 @@ class Optimum(NamedTuple):
         Whether the stopping rule was met.
     """
 
-    solution: Solution
+    solution: MatchSolution
     objective: float
     iterations: int
     converged: bool
 
 
 def maximise_from_seeds(
-    moments: Moments,
+    moments: SegmentMoments,
     n_components: int,
     seeds: Iterable[int],
-    map_items: Map,
+    map_items: MapFunction,
     tol: float = TOLERANCE,
-    also: Sequence[Solution] = (),
+    also: Sequence[MatchSolution] = (),
 ) -> list[Optimum]:
     """Maximise from random starts, and others.
 
@@ -94,9 +94,9 @@ def maximise_from_seeds(
     FitError
         If none did.
     """
-    starts = [*also, *(random_start(moments, n_components, seed) for seed in seeds)]
+    starts = [*also, *(draw_start(moments, n_components, seed) for seed in seeds)]
     fit = partial(maximise, moments, tol=tol)
-    found = spread_over(fit, starts, moments.correlation.nbytes, map_items)
+    found = map_or_thread(fit, starts, moments.correlation.nbytes, map_items)
     finite = [optimum for optimum in found if np.isfinite(optimum.objective)]
     if not finite:
         raise FitError(
@@ -105,17 +105,17 @@ def maximise_from_seeds(
     return sorted(finite, key=lambda optimum: -optimum.objective)
 
 
-def spread_over(
-    function: Callable[..., R], items: Iterable[Any], n_bytes: int, map_items: Map
+def map_or_thread(
+    function: Callable[..., R], items: Iterable[Any], n_bytes: int, map_items: MapFunction
 ) -> list[R]:
     """Map where so many bytes of correlations can be sent along; else here, with threads inside."""
-    if n_bytes <= _BYTES_TO_SEND:
+    if n_bytes <= _MAX_BYTES_TO_SEND:
         return list(map_items(function, items))
     threads = ThreadsExecutor(os.cpu_count() or 1)
-    return list(in_this_process(map_items)(partial(function, spread=threads.map), items))
+    return list(make_local_map(map_items)(partial(function, spread=threads.map), items))
 
 
-def random_start(moments: Moments, n_components: int, seed: int) -> Solution:
+def draw_start(moments: SegmentMoments, n_components: int, seed: int) -> MatchSolution:
     """Take the leading eigenvectors of the mean correlation, turned at random."""
     rng = np.random.default_rng(seed)
     n, mean = moments.n_features, moments.mean()
@@ -124,41 +124,41 @@ def random_start(moments: Moments, n_components: int, seed: int) -> Solution:
     mixing = (vectors * np.sqrt(np.maximum(values, 0.1))) @ turn
     spread = 0.5 * rng.standard_normal((moments.n_segments, n_components))
     precision = np.tile(0.5 * np.log1p((mixing**2).sum(axis=1)), (moments.n_segments, 1))
-    return Solution(mixing, spread, precision)
+    return MatchSolution(mixing, spread, precision)
 
 
-def grown(moments: Moments, solution: Solution) -> Solution:
+def add_component(moments: SegmentMoments, solution: MatchSolution) -> MatchSolution:
     """Add a component along the leading eigenvector of what the solution leaves unexplained."""
     n, mean = moments.n_features, np.zeros((moments.n_features,) * 2)
     for part in moments.slices():
-        left = _unexplained(moments, solution, part)
+        left = _residual_correlation(moments, solution, part)
         mean += np.tensordot(moments.weights[part], left, axes=1)
     (value,), vectors = scipy.linalg.eigh(mean, subset_by_index=(n - 1, n - 1))
     column = vectors[:, 0] * np.exp(solution.log_precisions).mean(axis=0)
     # Made a second time, rather than held for all segments at once.
-    again = (_unexplained(moments, solution, part) for part in moments.slices())
+    again = (_residual_correlation(moments, solution, part) for part in moments.slices())
     along = [np.einsum("i,uij,j->u", vectors[:, 0], left, vectors[:, 0]) for left in again]
     variances = np.concatenate(along)
     # A start need not be exact, but each variance has to be one.
-    relative = np.log(np.clip(variances / max(value, _LEAST_VALUE), *_RELATIVE_VARIANCES))
-    return Solution(
-        np.column_stack([solution.mixing, np.sqrt(max(value, _LEAST_VALUE)) * column]),
+    relative = np.log(np.clip(variances / max(value, _MIN_VALUE), *_RELATIVE_VARIANCES))
+    return MatchSolution(
+        np.column_stack([solution.mixing, np.sqrt(max(value, _MIN_VALUE)) * column]),
         np.column_stack([solution.log_variances, relative]),
         solution.log_precisions,
     )
 
 
-def _unexplained(moments: Moments, solution: Solution, part: slice) -> Array:
+def _residual_correlation(moments: SegmentMoments, solution: MatchSolution, part: slice) -> Array:
     """Correlations of some segments less those of the solution; 0 on the diagonal."""
     left: Array = moments.matrices(part) / (1 + moments.ridge[part, None, None])
     for matrix, segment in zip(left, range(part.start, part.stop), strict=True):
-        matrix -= solution.implied_correlation(segment)
+        matrix -= solution.model_correlation(segment)
         np.fill_diagonal(matrix, 0.0)
     return left
 
 
 def maximise(
-    moments: Moments, start: Solution, tol: float = TOLERANCE, spread: Map = map
+    moments: SegmentMoments, start: MatchSolution, tol: float = TOLERANCE, spread: MapFunction = map
 ) -> Optimum:
     """Maximise the likelihood from one start.
 
@@ -174,11 +174,11 @@ def maximise(
     spread
         Maps over runs of segments.
     """
-    return _ascend(lambda at: likelihood(moments, at, spread), start, tol)
+    return _run_lbfgs(lambda at: likelihood_and_gradient(moments, at, spread), start, tol)
 
 
 def maximise_variances(
-    moments: Moments, n_rows: float, start: Solution, spread: Map = map
+    moments: SegmentMoments, n_rows: float, start: MatchSolution, spread: MapFunction = map
 ) -> Optimum:
     """Maximise the likelihood over variances and scales, the mixing kept.
 
@@ -198,30 +198,32 @@ def maximise_variances(
         Maps over runs of segments.
     """
 
-    def posterior(at: Solution) -> tuple[float, Solution]:
-        value, gradient = likelihood(moments, at, spread)
+    def posterior(at: MatchSolution) -> tuple[float, MatchSolution]:
+        value, gradient = likelihood_and_gradient(moments, at, spread)
         off = at.log_variances - at.log_variances.mean(axis=0)
         return value - 0.5 * (off**2).sum() / n_rows, gradient._replace(
             mixing=np.zeros_like(at.mixing), log_variances=gradient.log_variances - off / n_rows
         )
 
-    return _ascend(posterior, start, TOLERANCE)
+    return _run_lbfgs(posterior, start, TOLERANCE)
 
 
-def _ascend(
-    objective: Callable[[Solution], tuple[float, Solution]], start: Solution, tol: float
+def _run_lbfgs(
+    objective: Callable[[MatchSolution], tuple[float, MatchSolution]],
+    start: MatchSolution,
+    tol: float,
 ) -> Optimum:
     """Follow L-BFGS upwards until it rests."""
     shape = (*start.log_precisions.shape, start.mixing.shape[1])
 
     def loss(flat: Array) -> tuple[float, Array]:
-        value, gradient = objective(unflatten(flat, *shape))
-        return -value, -gradient.flat()
+        value, gradient = objective(solution_from_vector(flat, *shape))
+        return -value, -gradient.to_vector()
 
-    rest = _Rest(tol, start.mixing, lambda flat: unflatten(flat, *shape).mixing)
+    rest = _StoppingRule(tol, start.mixing, lambda flat: solution_from_vector(flat, *shape).mixing)
     result = scipy.optimize.minimize(
         loss,
-        start.flat(),
+        start.to_vector(),
         jac=True,
         method="L-BFGS-B",
         bounds=_bounds(start),
@@ -229,26 +231,28 @@ def _ascend(
         options={
             "maxiter": _MAX_ITERATIONS,
             "maxfun": 2 * _MAX_ITERATIONS,
-            "maxcor": STEPS_KEPT,
+            "maxcor": LBFGS_MEMORY,
             "ftol": 0.0,
             "gtol": 0.0,
         },
     )
     finite = bool(np.isfinite(result.x).all())
     return Optimum(
-        unflatten(result.x, *shape),
+        solution_from_vector(result.x, *shape),
         -float(result.fun) if finite else -np.inf,
         int(result.nit),
         rest.reached or bool(result.success),
     )
 
 
-def _bounds(start: Solution) -> scipy.optimize.Bounds:
-    limit = np.repeat([np.inf, _LOG_VARIANCE, _LOG_PRECISION], [part.size for part in start])
+def _bounds(start: MatchSolution) -> scipy.optimize.Bounds:
+    limit = np.repeat(
+        [np.inf, _MAX_LOG_VARIANCE, _MAX_LOG_PRECISION], [part.size for part in start]
+    )
     return scipy.optimize.Bounds(-limit, limit)
 
 
-class _Rest:
+class _StoppingRule:
     """Stops L-BFGS where the answer has stopped to move."""
 
     def __init__(self, tol: float, mixing: Array, mixing_of: Callable[[Array], Array]) -> None:
@@ -258,18 +262,18 @@ class _Rest:
 
     def __call__(self, intermediate_result: scipy.optimize.OptimizeResult) -> None:
         self.iterations += 1
-        if self.iterations % _WINDOW:
+        if self.iterations % _CHECK_INTERVAL:
             return
         loss = intermediate_result.fun
         mixing = self.mixing_of(intermediate_result.x).copy()
         risen = self.loss - loss <= self.tol * max(1.0, abs(loss))
-        if risen and (_cosines(mixing, self.mixing) >= 1 - self.tol).all():
+        if risen and (_column_cosines(mixing, self.mixing) >= 1 - self.tol).all():
             self.reached = True
             raise StopIteration
         self.loss, self.mixing = loss, mixing
 
 
-def _cosines(a: Array, b: Array) -> Array:
+def _column_cosines(a: Array, b: Array) -> Array:
     """Cosine of each pair of columns."""
     cosines: Array = (a * b).sum(axis=0) / np.sqrt((a**2).sum(axis=0) * (b**2).sum(axis=0))
     return cosines

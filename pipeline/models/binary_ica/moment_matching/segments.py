@@ -10,19 +10,19 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.executors.base import Map
-from pipeline.models.binary_ica.moment_matching.objective import Moments
+from pipeline.executors.base import MapFunction
+from pipeline.models.binary_ica.moment_matching.objective import SegmentMoments
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.statistics.correlations import (
     PairTables,
-    correlation_matrices,
+    estimate_correlations,
     estimate_tetrachoric,
 )
 
 Array = NDArray[np.float64]
 
-_WORTH_A_TASK = 300
-FEW_UNDEFINED = 0.1
+_MIN_TASK_FEATURES = 300
+MAX_UNDEFINED_SHARE = 0.1
 """Share of a segment's pairs that may be undefined; of more, the segment is left out."""
 
 
@@ -36,7 +36,7 @@ class SegmentStatus(IntEnum):
 
 
 @dataclass(frozen=True)
-class Segments:
+class SegmentCorrelations:
     """Segments, one row each.
 
     Attributes
@@ -72,25 +72,25 @@ class Segments:
     extremes: Array
 
     @property
-    def used(self) -> NDArray[np.bool_]:
+    def is_used(self) -> NDArray[np.bool_]:
         """Whether each segment is used, (n_segments,)."""
         used: NDArray[np.bool_] = self.status == SegmentStatus.USED
         return used
 
-    def undefined(self) -> NDArray[np.bool_]:
+    def find_undefined_pairs(self) -> NDArray[np.bool_]:
         """Pairs of features that vary, but whose correlation is unknown."""
-        return _undefined(self.varies, self.pair_status)
+        return _find_undefined(self.varies, self.pair_status)
 
     def empty_cells(self) -> NDArray[np.bool_]:
         """Pairs whose table has an empty cell; of features that do not vary there was word."""
         empty: NDArray[np.bool_] = self.pair_status == PairStatus.EMPTY_CELL
         return empty
 
-    def moments(self, regularization: float) -> Moments:
+    def moments(self, regularization: float) -> SegmentMoments:
         """Moments of the segments used, ridged to a condition number."""
-        used = self.used
-        weights, delta = self.pair_rows[used], ridge(self.extremes[used], regularization)
-        return Moments(
+        used = self.is_used
+        weights, delta = self.pair_rows[used], find_ridge(self.extremes[used], regularization)
+        return SegmentMoments(
             self.correlation,
             self.varies[used],
             weights / weights.sum(),
@@ -99,35 +99,37 @@ class Segments:
             None if used.all() else np.flatnonzero(used),
         )
 
-    def filled(self, correlation: Array, map_items: Map) -> Segments:
+    def with_correlation(self, correlation: Array, map_items: MapFunction) -> SegmentCorrelations:
         """Replace the correlations, (n_segments, n_features, n_features)."""
-        extremes = extreme_eigenvalues(correlation, map_items)
+        extremes = find_extreme_eigenvalues(correlation, map_items)
         return replace(self, correlation=correlation, extremes=extremes)
 
 
-def segments_of(counts: PairTables, min_rows: int, map_items: Map) -> Segments:
+def estimate_segments(
+    counts: PairTables, min_rows: int, map_items: MapFunction
+) -> SegmentCorrelations:
     """Estimate the correlations of every segment and judge which segments can be used."""
     observed, ones = counts.margins()
     varies = (ones > 0) & (ones < observed)
-    correlation, pair_status = correlation_matrices(
+    correlation, pair_status = estimate_correlations(
         counts, partial(estimate_tetrachoric, "half"), map_items
     )
-    status = _judged(counts.rows, varies, pair_status, min_rows)
-    pair_rows = np.array([_mean_rows(counts, u, varies[u]) for u in range(len(varies))])
-    _fill_by_others(correlation, pair_status, varies, pair_rows * (status == SegmentStatus.USED))
-    return Segments(
+    status = _classify_segments(counts.rows, varies, pair_status, min_rows)
+    pair_rows = np.array([_mean_pair_rows(counts, u, varies[u]) for u in range(len(varies))])
+    _fill_undefined(correlation, pair_status, varies, pair_rows * (status == SegmentStatus.USED))
+    return SegmentCorrelations(
         status,
         counts.rows,
         pair_rows,
         varies,
-        *_thresholds(observed, ones, varies),
+        *_estimate_thresholds(observed, ones, varies),
         correlation,
         pair_status,
-        extreme_eigenvalues(correlation, map_items),
+        find_extreme_eigenvalues(correlation, map_items),
     )
 
 
-def _thresholds(
+def _estimate_thresholds(
     observed: NDArray[np.int64], ones: NDArray[np.int64], varies: NDArray[np.bool_]
 ) -> tuple[Array, Array]:
     """Thresholds and their standard errors."""
@@ -139,11 +141,11 @@ def _thresholds(
     return thresholds, errors
 
 
-def _fill_by_others(
+def _fill_undefined(
     correlation: Array, pair_status: NDArray[np.uint8], varies: NDArray[np.bool_], weights: Array
 ) -> None:
     """Give undefined pairs the weighted mean over the segments where the pair is known."""
-    missing = _undefined(varies, pair_status)
+    missing = _find_undefined(varies, pair_status)
     if not missing.any():
         return
     known = (pair_status == PairStatus.PLAIN) | (pair_status == PairStatus.EMPTY_CELL)
@@ -154,7 +156,7 @@ def _fill_by_others(
         matrix[gaps] = mean[gaps]
 
 
-def _mean_rows(counts: PairTables, segment: int, varies: NDArray[np.bool_]) -> float:
+def _mean_pair_rows(counts: PairTables, segment: int, varies: NDArray[np.bool_]) -> float:
     """Mean number of rows behind a correlation."""
     corner = slice(0, 1)
     if np.ndim(counts.table(segment, corner, corner).n) == 0:  # one number for all pairs
@@ -164,7 +166,7 @@ def _mean_rows(counts: PairTables, segment: int, varies: NDArray[np.bool_]) -> f
     return float(n[pairs].mean()) if pairs.any() else 0.0
 
 
-def _judged(
+def _classify_segments(
     rows: NDArray[np.int64],
     varies: NDArray[np.bool_],
     pair_status: NDArray[np.uint8],
@@ -172,16 +174,16 @@ def _judged(
 ) -> NDArray[np.uint8]:
     n_varying = varies.sum(axis=1)
     n_pairs = np.maximum(n_varying * (n_varying - 1), 1)
-    undefined = _undefined(varies, pair_status).sum(axis=(1, 2)) / n_pairs
+    undefined = _find_undefined(varies, pair_status).sum(axis=(1, 2)) / n_pairs
     status = np.select(
-        [rows < min_rows, n_varying < 2, undefined > FEW_UNDEFINED],
+        [rows < min_rows, n_varying < 2, undefined > MAX_UNDEFINED_SHARE],
         [SegmentStatus.TOO_SMALL, SegmentStatus.CONSTANT, SegmentStatus.UNDEFINED_PAIRS],
         SegmentStatus.USED,
     )
     return status.astype(np.uint8)
 
 
-def _undefined(varies: NDArray[np.bool_], pair_status: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def _find_undefined(varies: NDArray[np.bool_], pair_status: NDArray[np.uint8]) -> NDArray[np.bool_]:
     # In place: arrays of all pairs of all segments are large.
     unknown: NDArray[np.bool_] = pair_status == PairStatus.CONSTANT_FEATURE
     unknown |= pair_status == PairStatus.NO_OBSERVATIONS
@@ -190,7 +192,7 @@ def _undefined(varies: NDArray[np.bool_], pair_status: NDArray[np.uint8]) -> NDA
     return unknown
 
 
-def ridge(extremes: Array, regularization: float) -> Array:
+def find_ridge(extremes: Array, regularization: float) -> Array:
     """Find the least δ >= 0 with which (C + δ I) / (1 + δ) has a condition number r.
 
     Step 2 of algorithm 1 of Hyttinen et al. (2022): δ = (λ₁ − r λₙ) / (r − 1).
@@ -212,13 +214,13 @@ def ridge(extremes: Array, regularization: float) -> Array:
     return np.maximum(0.0, needed)
 
 
-def _extremes(correlation: Array) -> Array:
+def _extreme_pair(correlation: Array) -> Array:
     """Least and largest eigenvalue."""
     values = np.linalg.eigvalsh(correlation)
     return np.array([values[0], values[-1]], np.float64)
 
 
-def extreme_eigenvalues(correlation: Array, map_items: Map) -> Array:
+def find_extreme_eigenvalues(correlation: Array, map_items: MapFunction) -> Array:
     """Find the least and the largest eigenvalue of each matrix, (n_segments, 2)."""
-    spread = map_items if correlation.shape[1] >= _WORTH_A_TASK else map
-    return np.array(list(spread(_extremes, correlation))).reshape(-1, 2)
+    spread = map_items if correlation.shape[1] >= _MIN_TASK_FEATURES else map
+    return np.array(list(spread(_extreme_pair, correlation))).reshape(-1, 2)

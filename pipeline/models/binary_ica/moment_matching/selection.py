@@ -20,37 +20,37 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.executors.base import Map
-from pipeline.executors.progress import labelled
+from pipeline.executors.base import MapFunction
+from pipeline.executors.progress import label_map
 from pipeline.models.binary_ica.moment_matching.held_out import (
-    Candidate,
-    Fold,
-    starts_of,
-    try_setting,
+    HeldOutFold,
+    ScoredSetting,
+    make_fold_starts,
+    score_setting,
 )
-from pipeline.models.binary_ica.moment_matching.objective import Solution
+from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
 from pipeline.models.binary_ica.moment_matching.optimiser import (
-    grown,
+    add_component,
     maximise_from_seeds,
 )
-from pipeline.models.binary_ica.moment_matching.segments import Segments, ridge
+from pipeline.models.binary_ica.moment_matching.segments import SegmentCorrelations, find_ridge
 from pipeline.numerics.metrics import mean_cosine_similarity
 
 Array = NDArray[np.float64]
 
-GRID = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 1e4)
+RIDGE_GRID = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 1e4)
 """Condition numbers to choose from: the larger, the weaker the ridge."""
-_FIRST = GRID.index(10.0)
+_FIRST_RIDGE_INDEX = RIDGE_GRID.index(10.0)
 _PATIENCE = 2
-_STARTS = 2
+_N_STARTS = 2
 _TOLERANCE = 1e-5
-_FEWER_MAY_LOSE = 2.7
-_STEADY, _UNSTEADIER = 0.9, 0.05
+_MAX_LOSS_OF_FEWER = 2.7
+_MIN_HALVES_SIMILARITY, _SIMILARITY_TOLERANCE = 0.9, 0.05
 """Similarity of halves to ask for, and how much less than that of the best score: a strong ridge
 makes halves agree on what is biased, so little is asked of a weaker one."""
 
 
-class Trial(NamedTuple):
+class ComponentsTrial(NamedTuple):
     """A number of components that was tried.
 
     Attributes
@@ -61,16 +61,16 @@ class Trial(NamedTuple):
         The ridges tried, from the strongest.
     """
 
-    solution: Solution
-    candidates: Sequence[Candidate]
+    solution: MatchSolution
+    candidates: Sequence[ScoredSetting]
 
     @property
-    def best(self) -> Candidate:
+    def best(self) -> ScoredSetting:
         """The ridge of the highest score; of equals, the strongest."""
         return max(self.candidates, key=lambda candidate: candidate.score)
 
 
-class Choice(NamedTuple):
+class SettingChoice(NamedTuple):
     """What was chosen, and from what.
 
     Attributes
@@ -85,19 +85,19 @@ class Choice(NamedTuple):
         All candidates, in the order of components.
     """
 
-    candidate: Candidate
-    solution: Solution
-    ridges: Sequence[Candidate]
-    tried: Sequence[Candidate]
+    candidate: ScoredSetting
+    solution: MatchSolution
+    ridges: Sequence[ScoredSetting]
+    candidates: Sequence[ScoredSetting]
 
 
-def choose(
-    whole: Segments,
-    folds: Sequence[Fold],
+def choose_setting(
+    whole: SegmentCorrelations,
+    folds: Sequence[HeldOutFold],
     components: Sequence[int],
     grid: Sequence[float],
-    map_items: Map,
-) -> Choice:
+    map_items: MapFunction,
+) -> SettingChoice:
     """Choose the number of components, each tried at its best ridge, and then the ridge.
 
     Parameters
@@ -105,7 +105,7 @@ def choose(
     whole
         Segments of all rows.
     folds
-        What `folds_of` gives.
+        What `split_into_folds` gives.
     components
         Numbers of components, one by one; they end once two in a row were not better by a standard
         error.
@@ -115,119 +115,127 @@ def choose(
         Where folds are fitted.
     """
     trials = try_components(whole, folds, components, grid, map_items)
-    trial = fewest(trials)
-    trial = trial._replace(candidates=_towards_weaker(folds, trial, grid, map_items))
+    trial = choose_components(trials)
+    trial = trial._replace(candidates=_try_weaker_ridges(folds, trial, grid, map_items))
     by_number = {t.best.n_components: t for t in (*trials, trial)}
     tried = [c for t in by_number.values() for c in t.candidates]
-    return Choice(weakest(trial.candidates), trial.solution, trial.candidates, tried)
+    return SettingChoice(choose_ridge(trial.candidates), trial.solution, trial.candidates, tried)
 
 
 def try_components(
-    whole: Segments,
-    folds: Sequence[Fold],
+    whole: SegmentCorrelations,
+    folds: Sequence[HeldOutFold],
     components: Sequence[int],
     grid: Sequence[float],
-    map_items: Map,
-) -> list[Trial]:
+    map_items: MapFunction,
+) -> list[ComponentsTrial]:
     """Score numbers of components in turn, each with the ridges that seem best."""
-    trials: list[Trial] = []
-    first, last_better = min(_FIRST, len(grid) - 1), 0
+    trials: list[ComponentsTrial] = []
+    first, last_better = min(_FIRST_RIDGE_INDEX, len(grid) - 1), 0
     for place, n_components in enumerate(components):
         before = trials[-1].solution if trials else None
-        solution = _fit_whole(whole, n_components, grid[first], before, map_items)
-        trials.append(Trial(solution, _climb(whole, folds, solution, grid, first, map_items)))
+        solution = _fit_all_rows(whole, n_components, grid[first], before, map_items)
+        trials.append(
+            ComponentsTrial(solution, _climb_grid(whole, folds, solution, grid, first, map_items))
+        )
         first = grid.index(trials[-1].best.regularization)
-        if not _as_good(trials[last_better].best, trials[place].best):
+        if not _is_as_good(trials[last_better].best, trials[place].best):
             last_better = place
         elif place - last_better >= _PATIENCE:
             break
     return trials
 
 
-def fewest(trials: Sequence[Trial]) -> Trial:
+def choose_components(trials: Sequence[ComponentsTrial]) -> ComponentsTrial:
     """Take the fewest components that are within 2.7 standard errors of the best score."""
     best = max((trial.best for trial in trials), key=lambda candidate: candidate.score)
-    return next(trial for trial in trials if _as_good(trial.best, best, _FEWER_MAY_LOSE))
+    return next(trial for trial in trials if _is_as_good(trial.best, best, _MAX_LOSS_OF_FEWER))
 
 
-def weakest(ridges: Sequence[Candidate]) -> Candidate:
+def choose_ridge(ridges: Sequence[ScoredSetting]) -> ScoredSetting:
     """Take the weakest steady ridge within one standard error of the best score.
 
     Of few rows every weak ridge leaves nothing: where none is steady it is the strongest of them.
     """
     best = max(ridges, key=lambda candidate: candidate.score)
-    good = [candidate for candidate in ridges if _as_good(candidate, best)]
-    asked = max(_STEADY, similarity_of_halves(best) - _UNSTEADIER)
-    steady = [candidate for candidate in good if similarity_of_halves(candidate) >= asked]
+    good = [candidate for candidate in ridges if _is_as_good(candidate, best)]
+    asked = max(_MIN_HALVES_SIMILARITY, halves_similarity(best) - _SIMILARITY_TOLERANCE)
+    steady = [candidate for candidate in good if halves_similarity(candidate) >= asked]
     return steady[-1] if steady else good[0]
 
 
-def resampled_ridges(ridges: Sequence[Candidate], seeds: Sequence[int]) -> list[float]:
+def resample_ridges(ridges: Sequence[ScoredSetting], seeds: Sequence[int]) -> list[float]:
     """Choose the ridge anew, once a seed, from scores of segments drawn with replacement."""
     n_segments = ridges[0].nats.shape[1]
     chosen = []
     for seed in seeds:
         drawn = np.random.default_rng([seed, 1]).integers(n_segments, size=n_segments)
         anew = [c._replace(nats=c.nats[:, drawn]) for c in ridges]
-        chosen.append(weakest(anew).regularization)
+        chosen.append(choose_ridge(anew).regularization)
     return chosen
 
 
-def similarity_of_halves(candidate: Candidate) -> float:
+def halves_similarity(candidate: ScoredSetting) -> float:
     """Mean over splits of the mean cosine similarity of the mixings of their two halves."""
-    mixings = [end.mixing for end in candidate.ends]
+    mixings = [end.mixing for end in candidate.solutions]
     pairs = zip(mixings[::2], mixings[1::2], strict=True)
     return float(np.mean([mean_cosine_similarity(a, b) for a, b in pairs]))
 
 
-def agreement_of_halves(folds: Sequence[Fold], chosen: Candidate, map_items: Map) -> float:
+def refit_and_compare_halves(
+    folds: Sequence[HeldOutFold], chosen: ScoredSetting, map_items: MapFunction
+) -> float:
     """Fit two halves of the rows by themselves; the mean cosine similarity of their mixings."""
     label = f"halves, {chosen.n_components} components"
-    told, mixings = labelled(map_items, label, _STARTS + 1), []
-    for fold, end in zip(folds[:2], chosen.ends, strict=False):
-        moments, seeds = fold.train.moments(chosen.regularization), range(_STARTS)
+    told, mixings = label_map(map_items, label, _N_STARTS + 1), []
+    for fold, end in zip(folds[:2], chosen.solutions, strict=False):
+        moments, seeds = fold.train.moments(chosen.regularization), range(_N_STARTS)
         fits = maximise_from_seeds(moments, chosen.n_components, seeds, told, also=[end])
         mixings.append(fits[0].solution.mixing)
     return mean_cosine_similarity(*mixings)
 
 
-def _as_good(candidate: Candidate, best: Candidate, n_errors: float = 1.0) -> bool:
+def _is_as_good(candidate: ScoredSetting, best: ScoredSetting, n_errors: float = 1.0) -> bool:
     """Whether a score is within so many standard errors of the best, over segments."""
     lost = (best.nats - candidate.nats).sum(axis=0)[best.nats.any(axis=0)]
     error = np.sqrt(len(lost)) * lost.std(ddof=1) if len(lost) > 1 else 0.0
     return bool(lost.sum() <= n_errors * error)
 
 
-def _fit_whole(
-    whole: Segments, n_components: int, r: float, before: Solution | None, map_items: Map
-) -> Solution:
+def _fit_all_rows(
+    whole: SegmentCorrelations,
+    n_components: int,
+    r: float,
+    before: MatchSolution | None,
+    map_items: MapFunction,
+) -> MatchSolution:
     """Fit all rows from random starts of a fixed stream, and from one component less."""
     moments = whole.moments(r)
-    also = [] if before is None else [grown(moments, before)]
+    also = [] if before is None else [add_component(moments, before)]
     label = f"choose, {n_components} components, all rows"
-    told, seeds = labelled(map_items, label, _STARTS + len(also)), range(_STARTS)
+    told, seeds = label_map(map_items, label, _N_STARTS + len(also)), range(_N_STARTS)
     found = maximise_from_seeds(moments, n_components, seeds, told, _TOLERANCE, also)
     return found[0].solution
 
 
-def _climb(
-    whole: Segments,
-    folds: Sequence[Fold],
-    solution: Solution,
+def _climb_grid(
+    whole: SegmentCorrelations,
+    folds: Sequence[HeldOutFold],
+    solution: MatchSolution,
     grid: Sequence[float],
     first: int,
-    map_items: Map,
-) -> list[Candidate]:
+    map_items: MapFunction,
+) -> list[ScoredSetting]:
     """Climb the grid from its place `first`; each fit begins where the one beside it ended."""
     n_components, done = solution.mixing.shape[1], {}
-    starts: Sequence[Solution] = starts_of(folds, solution, whole.used)
-    done[first] = try_setting(folds, n_components, grid[first], starts, map_items)
+    starts: Sequence[MatchSolution] = make_fold_starts(folds, solution, whole.is_used)
+    done[first] = score_setting(folds, n_components, grid[first], starts, map_items)
     for step in (1, -1):
         place = first
-        while 0 <= place + step < len(grid) and (step < 0 or ridged(folds, grid[place])):
+        while 0 <= place + step < len(grid) and (step < 0 or has_ridge(folds, grid[place])):
             beside = done[place]
-            done[place + step] = try_setting(
-                folds, n_components, grid[place + step], beside.ends, map_items
+            done[place + step] = score_setting(
+                folds, n_components, grid[place + step], beside.solutions, map_items
             )
             if done[place + step].score <= beside.score:
                 break
@@ -237,19 +245,24 @@ def _climb(
     return [done[place] for place in sorted(done)]
 
 
-def _towards_weaker(
-    folds: Sequence[Fold], trial: Trial, grid: Sequence[float], map_items: Map
-) -> list[Candidate]:
+def _try_weaker_ridges(
+    folds: Sequence[HeldOutFold],
+    trial: ComponentsTrial,
+    grid: Sequence[float],
+    map_items: MapFunction,
+) -> list[ScoredSetting]:
     """Try weaker ridges too, as long as they are within one standard error of the best."""
     ridges = list(trial.candidates)
-    while weakest(ridges) is (last := ridges[-1]) and ridged(folds, last.regularization):
+    while choose_ridge(ridges) is (last := ridges[-1]) and has_ridge(folds, last.regularization):
         if (place := grid.index(last.regularization) + 1) == len(grid):
             break
-        ridges.append(try_setting(folds, last.n_components, grid[place], last.ends, map_items))
+        ridges.append(
+            score_setting(folds, last.n_components, grid[place], last.solutions, map_items)
+        )
     return ridges
 
 
-def ridged(folds: Sequence[Fold], regularization: float) -> bool:
+def has_ridge(folds: Sequence[HeldOutFold], regularization: float) -> bool:
     """Whether a ridge does anything; if not, weaker ones are the same."""
     trained = [fold.train for fold in folds]
-    return any(ridge(t.extremes[t.used], regularization).any() for t in trained)
+    return any(find_ridge(t.extremes[t.is_used], regularization).any() for t in trained)

@@ -9,29 +9,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import Notice
-from pipeline.models.binary_ica.moment_matching.identifiability import surplus
-from pipeline.models.binary_ica.moment_matching.matching import Match
-from pipeline.models.binary_ica.moment_matching.refinement import MOST_ROUNDS
+from pipeline.errors import FitWarning
+from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
+from pipeline.models.binary_ica.moment_matching.matching import MomentMatch
+from pipeline.models.binary_ica.moment_matching.refinement import MAX_ROUNDS
 from pipeline.models.binary_ica.moment_matching.segments import (
-    FEW_UNDEFINED,
-    Segments,
+    MAX_UNDEFINED_SHARE,
+    SegmentCorrelations,
     SegmentStatus,
 )
-from pipeline.models.binary_ica.moment_matching.selection import GRID
+from pipeline.models.binary_ica.moment_matching.selection import RIDGE_GRID
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 
 Array = NDArray[np.float64]
 
-_DISAGREE = 0.95
-_PROPORTIONAL = 0.2
+_MIN_HALVES_AGREEMENT = 0.95
+_MIN_LOG_RATIO_SPREAD = 0.2
 """Standard deviation over segments of the log ratio of two variances."""
-_SHRUNK = 9.0
-_ALONE, _PARALLEL = 0.95, 0.98
-_UNSTEADY = 0.7
+_MAX_RIDGE = 9.0
+_SINGLE_FEATURE_SHARE, _PARALLEL_COSINE = 0.95, 0.98
+_MIN_START_SIMILARITY = 0.7
 
 
-def diagnose(match: Match, start_similarities: Array) -> dict[str, Any]:
+def describe_match(match: MomentMatch, start_similarities: Array) -> dict[str, Any]:
     """Sum up a match in numbers.
 
     Parameters
@@ -42,11 +42,13 @@ def diagnose(match: Match, start_similarities: Array) -> dict[str, Any]:
         Mean cosine similarity of every start to the best, best first.
     """
     n_features, n_components = match.solution.mixing.shape
-    scores = [candidate.score for candidate in match.tried]
+    scores = [candidate.score for candidate in match.candidates]
     return {
         "n_components": n_components,
         "regularization": match.regularization,
-        "surplus": surplus(n_features, n_components, int(match.segments.used.sum())),
+        "surplus": count_surplus_equations(
+            n_features, n_components, int(match.segments.is_used.sum())
+        ),
         "stability_of_starts": float(start_similarities[1:2].min(initial=1.0)),
         **({} if match.agreement is None else {"stability_of_halves": match.agreement}),
         "starts_finite": len(match.optima),
@@ -54,13 +56,13 @@ def diagnose(match: Match, start_similarities: Array) -> dict[str, Any]:
         "optimiser_converged": match.best.converged,
         "gap_rounds": match.gap_rounds,
         "gain": max(scores[1:]) - scores[0] if scores else 0.0,
-        **count_cases(match.segments),
+        **count_statuses(match.segments),
     }
 
 
-def count_cases(segments: Segments) -> dict[str, int]:
+def count_statuses(segments: SegmentCorrelations) -> dict[str, int]:
     """Count segments by `SegmentStatus`, and in those used pairs by `PairStatus` and constants."""
-    used = segments.used
+    used = segments.is_used
     counts = {
         f"segments_{status.name.lower()}": int((segments.status == status).sum())
         for status in SegmentStatus
@@ -73,9 +75,9 @@ def count_cases(segments: Segments) -> dict[str, int]:
     return counts | {f"pairs_{s.name.lower()}": int(by_status[s]) for s in PairStatus}
 
 
-def judge_segments(
-    segments: Segments, indices: NDArray[np.int64], min_rows: int, ridge: Array
-) -> tuple[Notice, ...]:
+def warn_about_segments(
+    segments: SegmentCorrelations, indices: NDArray[np.int64], min_rows: int, ridge: Array
+) -> tuple[FitWarning, ...]:
     """Say which segments, features and pairs were left out or guessed.
 
     Parameters
@@ -89,16 +91,16 @@ def judge_segments(
     ridge
         δ of each segment used.
     """
-    used = segments.used
+    used = segments.is_used
     texts = {
         SegmentStatus.TOO_SMALL: f"segments left out, fewer than {min_rows} rows: {{segments}}; "
         "--set min_rows=1 keeps them",
         SegmentStatus.CONSTANT: "segments left out, fewer than two features vary: {segments}",
-        SegmentStatus.UNDEFINED_PAIRS: f"segments left out, more than {FEW_UNDEFINED:.0%} of the "
+        SegmentStatus.UNDEFINED_PAIRS: f"segments left out, more than {MAX_UNDEFINED_SHARE:.0%} of the "
         "pairs without a correlation: {segments}",
     }
     found = [
-        Notice(text, segments=tuple(indices[segments.status == status].tolist()))
+        FitWarning(text, segments=tuple(indices[segments.status == status].tolist()))
         for status, text in texts.items()
         if (segments.status == status).any()
     ]
@@ -108,29 +110,29 @@ def judge_segments(
         features = np.flatnonzero(constant.any(axis=0)).tolist()
         text = f"constant within a segment and left out there, {constant.sum()} times: "
         text += "{features}, in some of the segments {segments}; `varies` says which"
-        found.append(Notice(text, tuple(features), tuple(where)))
+        found.append(FitWarning(text, tuple(features), tuple(where)))
     told = {
         "pairs with an empty cell, estimated with ½ more in every cell": segments.empty_cells(),
-        "pairs without a correlation, set to the model's": segments.undefined(),
+        "pairs without a correlation, set to the model's": segments.find_undefined_pairs(),
     }
     for text, pairs in told.items():
         if (here := pairs & used[:, None, None]).any():
             features = np.flatnonzero(here.any(axis=(0, 1))).tolist()
             where = indices[here.any(axis=(1, 2))].tolist()
             text += f": {here.sum() // 2}, among {{features}} in {{segments}}"
-            found.append(Notice(text, tuple(features), tuple(where)))
-    nowhere = np.where(used[:, None, None], segments.undefined(), True).all(axis=0)
+            found.append(FitWarning(text, tuple(features), tuple(where)))
+    nowhere = np.where(used[:, None, None], segments.find_undefined_pairs(), True).all(axis=0)
     if nowhere.any():
         text = "pairs without a correlation in any segment, so the mixing is in doubt: {features}"
-        found.append(Notice(text, tuple(np.flatnonzero(nowhere.any(axis=0)).tolist())))
-    if (ridge > _SHRUNK).any():
+        found.append(FitWarning(text, tuple(np.flatnonzero(nowhere.any(axis=0)).tolist())))
+    if (ridge > _MAX_RIDGE).any():
         text = "correlations of segments shrunk to less than a tenth by the ridge: {segments}; a "
         text += "larger regularization shrinks less"
-        found.append(Notice(text, segments=tuple(indices[used][ridge > _SHRUNK].tolist())))
+        found.append(FitWarning(text, segments=tuple(indices[used][ridge > _MAX_RIDGE].tolist())))
     return tuple(found)
 
 
-def judge_mixing(mixing: Array, remedy: str) -> tuple[Notice, ...]:
+def warn_about_mixing(mixing: Array, remedy: str) -> tuple[FitWarning, ...]:
     """Say which columns look like a fit gone astray: one feature alone, two all but the same.
 
     Parameters
@@ -141,42 +143,42 @@ def judge_mixing(mixing: Array, remedy: str) -> tuple[Notice, ...]:
         What may do better.
     """
     found = []
-    if (alone := np.flatnonzero((mixing**2).max(axis=0) > _ALONE)).size:
+    if (alone := np.flatnonzero((mixing**2).max(axis=0) > _SINGLE_FEATURE_SHARE)).size:
         features = np.unique(np.abs(mixing[:, alone]).argmax(axis=0)).tolist()
         text = "components that are one feature alone: {features}; "
-        found.append(Notice(f"{text}{remedy} may do better", tuple(features)))
+        found.append(FitWarning(f"{text}{remedy} may do better", tuple(features)))
     cosines = np.triu(np.abs(mixing.T @ mixing), 1)
-    if cosines.max(initial=0.0) > _PARALLEL:
+    if cosines.max(initial=0.0) > _PARALLEL_COSINE:
         k, l = np.unravel_index(int(cosines.argmax()), cosines.shape)  # noqa: E741
         text = f"components {k + 1} and {l + 1} are all but the same; {remedy} may do better"
-        found.append(Notice(text))
+        found.append(FitWarning(text))
     return tuple(found)
 
 
-def judge_choice(match: Match) -> tuple[Notice, ...]:
+def warn_about_choice(match: MomentMatch) -> tuple[FitWarning, ...]:
     """Say where the ridge ended at an end of the grid, and where halves of the rows disagree."""
     if match.choice is None or match.agreement is None:
         return ()
     found, r = [], match.regularization
     if len({candidate.regularization for candidate in match.choice.ridges}) > 1:
-        if r == GRID[0]:
+        if r == RIDGE_GRID[0]:
             found.append(f"regularization {r:g} is the strongest that auto tries")
-        if r == GRID[-1] and match.ridge.any():
+        if r == RIDGE_GRID[-1] and match.ridge.any():
             found.append(
                 f"regularization {r:g} is the weakest that auto tries: held-out rows ask for no "
                 "more ridge than keeps correlations positive definite"
             )
-    if match.agreement < _UNSTEADY:
+    if match.agreement < _MIN_START_SIMILARITY:
         found.append(
             "halves of the rows disagree on the mixing: mean cosine similarity "
             f"{match.agreement:.3f}; take fewer components or more rows"
         )
-    return tuple(map(Notice, found))
+    return tuple(map(FitWarning, found))
 
 
-def judge_fit(
+def warn_about_fit(
     diagnostics: Mapping[str, Any], n_starts: int, variances: Array
-) -> tuple[Notice, ...]:
+) -> tuple[FitWarning, ...]:
     """Say what is in doubt.
 
     Parameters
@@ -203,23 +205,23 @@ def judge_fit(
         found.append(f"{diverged} of {n_starts} starts diverged and were left out")
     if not diagnostics["optimiser_converged"]:
         found.append(f"stopped after {diagnostics['iterations']} iterations before converging")
-    if diagnostics["stability_of_starts"] < _DISAGREE:
+    if diagnostics["stability_of_starts"] < _MIN_HALVES_AGREEMENT:
         found.append(
             "the two best starts disagree: mean cosine similarity "
             f"{diagnostics['stability_of_starts']:.3f}; the likelihood has several optima, or "
             "the mixing is not identifiable"
         )
-    if diagnostics["gap_rounds"] == MOST_ROUNDS:
+    if diagnostics["gap_rounds"] == MAX_ROUNDS:
         found.append("pairs set to the model's correlations had not come to rest")
-    if pair := _proportional(variances):
+    if pair := _find_proportional_pair(variances):
         found.append(
             f"the variances of components {pair[0] + 1} and {pair[1] + 1} rise and fall together "
             "over segments: any rotation of the two fits as well"
         )
-    return tuple(map(Notice, found))
+    return tuple(map(FitWarning, found))
 
 
-def _proportional(variances: Array) -> tuple[int, int] | None:
+def _find_proportional_pair(variances: Array) -> tuple[int, int] | None:
     """Find the two components whose variances are most nearly proportional, if too nearly."""
     profiles = np.log(variances)
     n_components = profiles.shape[1]
@@ -227,4 +229,4 @@ def _proportional(variances: Array) -> tuple[int, int] | None:
     for k, l in itertools.combinations(range(n_components), 2):  # noqa: E741
         apart[k, l] = (profiles[:, k] - profiles[:, l]).std()
     k, l = divmod(int(np.argmin(apart)), n_components)  # noqa: E741
-    return (k, l) if apart[k, l] < _PROPORTIONAL else None
+    return (k, l) if apart[k, l] < _MIN_LOG_RATIO_SPREAD else None

@@ -15,18 +15,18 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import log_ndtr
 from scipy.stats import norm
 
-from pipeline.data.blocks import BinaryBlock, block_of
+from pipeline.data.blocks import BinaryBlock, pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
-from pipeline.params import named_arrays
+from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
-from storage.examples.examples import NonstationaryTruth, nonstationary_truth
+from storage.examples.examples import NonstationaryTruth, draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import (
     drawn,
     fitted,
@@ -35,7 +35,7 @@ from tests.pipeline.models.binary_ica.moment_matching import (
     small,
     truth_and_data,
 )
-from tests.support.strategies import Data, memory_rows, tables
+from tests.support.strategies import DenseData, make_memory_rows, tables
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -52,7 +52,7 @@ def example() -> tuple[NonstationaryTruth, FitState]:
 
 
 def arrays_of(params: BLICAParams) -> dict[str, NDArray[Any]]:
-    return {name: values for name, (_, values) in named_arrays(params).items()}
+    return {name: values for name, (_, values) in get_named_arrays(params).items()}
 
 
 def assert_finite(arrays: Any) -> None:
@@ -170,7 +170,7 @@ def test_margins_that_no_means_explain_are_told() -> None:
     X = data.X.copy()
     rare = (data.labels == 3) & (np.arange(len(X)) % 2 == 0)
     X[rare, 0] = 0
-    misfit = fitted(Data(X, None, data.segments), n_components=2).params.mean_misfit
+    misfit = fitted(DenseData(X, None, data.segments), n_components=2).params.mean_misfit
     assert misfit[3] > 5
     assert np.delete(misfit, 3).max() < 2
 
@@ -187,15 +187,15 @@ def test_missing_values_leave_the_estimate_where_it_was() -> None:
     truth, data = truth_and_data(*SHAPE)
     missing = np.where(np.arange(6) % 2, 0.5, 0.1)
     mask = np.random.default_rng(0).random(data.X.shape) >= missing
-    state = fitted(Data(data.X, mask.astype(np.uint8), data.segments), n_components=2)
+    state = fitted(DenseData(data.X, mask.astype(np.uint8), data.segments), n_components=2)
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.95
     assert state.warnings == ()
 
 
 def test_threads_change_nothing() -> None:
-    rows = memory_rows(small(), [400] * 3)
+    rows = make_memory_rows(small(), [400] * 3)
     model = BLICA(n_components=2, regularization=20.0, bootstrap=20)
-    here, there = (fit(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
+    here, there = (fit_model(model, rows, executor) for executor in (SERIAL, ThreadsExecutor(3)))
     for name, values in arrays_of(here.params).items():
         assert values.tobytes() == arrays_of(there.params)[name].tobytes(), name
 
@@ -207,7 +207,7 @@ def test_central_work_tells_how_far_it_is() -> None:
         told.append((label, done, total))
 
     model = BLICA(n_components=2, bootstrap=20)
-    fit(model, memory_rows(small()), SERIAL, progress=progress)
+    fit_model(model, make_memory_rows(small()), SERIAL, progress=progress)
     kinds = [label.partition(",")[0] for label, _, _ in told]
     assert list(dict.fromkeys(kinds)) == [
         "feature counts", "pair counts", "choose", "halves", "starts", "bootstrap",
@@ -221,18 +221,18 @@ def test_central_work_tells_how_far_it_is() -> None:
 
 
 def test_codes_follow_the_sources_that_made_the_data() -> None:
-    truth = nonstationary_truth(20, 2, 4, seed=3)
+    truth = draw_nonstationary_truth(20, 2, 4, seed=3)
     rng, n = np.random.default_rng(0), 4000
     segments = np.repeat(np.arange(4), n)
     sources = truth.source_means[segments] + np.sqrt(
         truth.source_variances[segments]
     ) * rng.standard_normal((4 * n, 2))
     X = (rng.random((4 * n, 20)) < norm.cdf(SCALE * sources @ truth.mixing.T)).astype(np.uint8)
-    state = fitted(Data(X, None, segments), n_components=2)
+    state = fitted(DenseData(X, None, segments), n_components=2)
     lengths, signs, order = matched(truth, state.params)
     for u in range(4):
         here = segments == u
-        codes = MODEL.transform(state.params, block_of(X[here], None, u), RNG)
+        codes = MODEL.transform(state.params, pack_block(X[here], None, u), RNG)
         errors = signs * codes["mean"][:, order] - lengths * sources[here]
         share = errors.var(axis=0) / (lengths**2 * truth.source_variances[u])
         assert share.max() < 0.35
@@ -257,7 +257,7 @@ def test_held_out_rows_are_likelier_under_the_fit_than_under_independence() -> N
     gained = []
     for u in range(0, 12, 3):
         X = data.X[data.labels == u]
-        model = MODEL.log_likelihood(state.params, block_of(X, None, u), RNG).nats
+        model = MODEL.log_likelihood(state.params, pack_block(X, None, u), RNG).nats
         z = state.params.thresholds[u]
         alone = X @ log_ndtr(-z) + (1 - X) @ log_ndtr(z)
         gained.append((model - alone).mean())
@@ -279,9 +279,9 @@ def test_many_features_are_as_likely_as_the_few_of_them_that_are_observed(
     X = np.random.default_rng(0).integers(0, 2, (50, 24)).astype(np.uint8)
     observed = np.zeros_like(X)
     observed[:, [1, 6, 8, 9, 17, 22]] = 1
-    found = MODEL.log_likelihood(wide, block_of(X, observed, segment), RNG)
+    found = MODEL.log_likelihood(wide, pack_block(X, observed, segment), RNG)
     order = [6, 1, 8, 9, 22, 17]
-    exact = MODEL.log_likelihood(params, block_of(X[:, order], None, segment), RNG)
+    exact = MODEL.log_likelihood(params, pack_block(X[:, order], None, segment), RNG)
     errors = np.abs(found.nats - exact.nats)
     if n_components == 2:
         assert np.mean(found.integration_error) < 1e-4
@@ -297,7 +297,7 @@ def test_many_features_are_as_likely_as_the_few_of_them_that_are_observed(
 @pytest.mark.parametrize("seed", [0, 2, 21])
 def test_intervals_are_about_the_columns_that_they_stand_beside(seed: int) -> None:
     """Also where the two variances are nearly equal, so that little decides their order."""
-    truth = nonstationary_truth(5, 2, 6, seed)
+    truth = draw_nonstationary_truth(5, 2, 6, seed)
     data = nonstationary(truth, 400, seed)
     params = fitted(data, n_components=2, regularization=3.0, bootstrap=20).params
     lower, upper = params.mixing_interval
@@ -350,7 +350,7 @@ def test_bad_settings_are_refused(more: dict[str, Any], message: str) -> None:
 # --- awkward data --------------------------------------------------------------------------------
 
 
-def check_awkward(data: Data, **more: Any) -> FitState | None:
+def check_awkward(data: DenseData, **more: Any) -> FitState | None:
     """Fit; None where that is refused, else everything must be finite."""
     try:
         state = fitted(data, **{"min_rows": 1, "starts": 2, **more})
@@ -359,7 +359,7 @@ def check_awkward(data: Data, **more: Any) -> FitState | None:
     assert_finite(arrays_of(state.params))
     assert_finite(state.diagnostics)
     for segment in (0, 1, 99):
-        block: BinaryBlock = block_of(data.X[:9], None, segment)
+        block: BinaryBlock = pack_block(data.X[:9], None, segment)
         assert_finite(MODEL.transform(state.params, block, RNG))
         assert np.isfinite(MODEL.composite_log_likelihood(state.params, block, RNG)).all()
         assert np.isfinite(MODEL.log_likelihood(state.params, block, RNG).nats).all()
@@ -375,7 +375,7 @@ regularization = st.sampled_from([None, 1.01, 10.0, 1e9])
 @awkward
 @given(small_tables, n_components, regularization)
 def test_small_tables_are_refused_or_fitted_finite(
-    data: Data, n_components: int | None, regularization: float | None
+    data: DenseData, n_components: int | None, regularization: float | None
 ) -> None:
     check_awkward(data, n_components=n_components, regularization=regularization)
 
@@ -391,7 +391,7 @@ def test_sparse_tables_are_refused_or_fitted_finite(
     X = (rng.random(shape) < rng.choice([0.1, 0.5, 0.9], shape[1])).astype(np.uint8)
     X[:, -1] = X[:, 0]
     mask = (rng.random(shape) < rng.choice([0.4, 0.8])).astype(np.uint8)
-    data = Data(X, mask if seed % 2 else None, rng.integers(0, rng.integers(3, 7), len(X)))
+    data = DenseData(X, mask if seed % 2 else None, rng.integers(0, rng.integers(3, 7), len(X)))
     check_awkward(data, n_components=n_components, regularization=regularization)
 
 
@@ -412,7 +412,7 @@ def test_extreme_dependence_is_fitted_finite(kind: str) -> None:
         X[:, 1:3], X[:, 3:] = X[:, :1], 1 - X[:, :1]
     elif kind == "one pair":
         X[:, 1] = X[:, 0]
-    data = Data(X, None, np.arange(600) % 4)
+    data = DenseData(X, None, np.arange(600) % 4)
     given = ({"n_components": k, "regularization": r} for k, r in ((4, 10.0), (2, 1e12)))
     for more in ({}, *given):
         assert check_awkward(data, **more) is not None
@@ -422,5 +422,5 @@ def test_resampling_awkward_data_stays_finite() -> None:
     rng = np.random.default_rng(0)
     for n_rows in (30, 90):
         X = (rng.random((n_rows, 4)) < 0.3).astype(np.uint8)
-        data = Data(X, None, np.arange(n_rows) % 3)
+        data = DenseData(X, None, np.arange(n_rows) % 3)
         check_awkward(data, n_components=1, regularization=10.0, bootstrap=20)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from pipeline.models.binary_ica.blica import BLICA
-from storage.examples.examples import nonstationary_truth
+from storage.examples.examples import draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import fitted, nonstationary
-from tests.support.traced_memory import peak_of, tracing_process
+from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
 
 def _fit(n_features: int, n_segments: int, more: dict[str, Any]) -> None:
     """Short segments, whose halves have pairs with empty cells."""
-    truth = nonstationary_truth(n_features, 2, n_segments, seed=1)
+    truth = draw_nonstationary_truth(n_features, 2, n_segments, seed=1)
     fitted(nonstationary(truth, 60), n_components=2, **more)
 
 
@@ -33,8 +33,8 @@ matrix = pytest.mark.matrix
     ],
 )
 def test_a_fit_takes_no_more_than_is_stated(shape: tuple[int, int], more: dict[str, Any]) -> None:
-    stated = BLICA(n_components=2, **more).memory(*shape, n_threads=1)
-    with tracing_process() as process:
+    stated = BLICA(n_components=2, **more).estimate_memory(*shape, n_threads=1)
+    with start_tracing_process() as process:
         process.submit(_fit, 6, 4, more).result()  # compiles
-        _, peak = process.submit(peak_of, _fit, *shape, more).result()
+        _, peak = process.submit(measure_peak_memory, _fit, *shape, more).result()
     assert 0.5 * stated < peak <= stated

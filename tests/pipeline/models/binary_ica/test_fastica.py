@@ -9,23 +9,25 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import decomposition
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
+from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import FastICA, fastica
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.random import RowRandom
-from tests.support.strategies import Data, memory_rows
+from tests.support.strategies import DenseData, make_memory_rows
 
 
 def fitted(X: NDArray[np.uint8], n_components: int | None, observed: Any = None) -> FitState:
-    return fit(FastICA(n_components), memory_rows(Data(X, observed)), SerialExecutor())
+    return fit_model(
+        FastICA(n_components), make_memory_rows(DenseData(X, observed)), SerialExecutor()
+    )
 
 
 def codes(state: FitState, X: NDArray[np.uint8], observed: Any = None) -> NDArray[np.float64]:
-    block = block_of(X, observed)
+    block = pack_block(X, observed)
     return np.asarray(FastICA().transform(state.params, block, RowRandom(0))["mean"])
 
 
@@ -71,7 +73,7 @@ def test_missing_values_stand_at_the_mean_of_their_feature() -> None:
 def test_a_sample_of_the_rows_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     X = pairs_of_features()
     whole = fitted(X, 3).params.mixing
-    monkeypatch.setattr(fastica, "MOST_ROWS", 1000)
+    monkeypatch.setattr(fastica, "MAX_ROWS", 1000)
     some = fitted(X, 3).params.mixing
     assert 0.9 < mean_cosine_similarity(some, whole) < 1 - 1e-6
 

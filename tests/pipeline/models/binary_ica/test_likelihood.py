@@ -8,63 +8,68 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from flows.experiments.binary_ica.trials import rows_in_memory
-from pipeline.data.blocks import block_of
+from flows.experiments.binary_ica.trials import pack_rows_in_memory
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, fit, start
-from pipeline.learning.convergence import ended, stop_warning
-from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
-from pipeline.models.binary_ica.likelihood_params import Point
-from pipeline.models.binary_ica.optimiser import (
-    first_priors,
-    log_prior,
-    no_path,
-    refreshed,
-    summit,
-    trusted,
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    collect_pass_statistics,
+    fit_model,
+    initialize_fit,
 )
-from pipeline.models.binary_ica.scoring import patterns_of, score_sums
-from pipeline.numerics.metrics import matched_columns, mean_cosine_similarity
+from pipeline.learning.convergence import describe_early_stop, is_stage_over
+from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
+from pipeline.models.binary_ica.likelihood_params import ParameterPoint
+from pipeline.models.binary_ica.optimiser import (
+    find_maximum,
+    limit_step,
+    log_prior,
+    make_empty_path,
+    make_initial_priors,
+    update_priors,
+)
+from pipeline.models.binary_ica.scoring import find_patterns, sum_scores
+from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.numerics.probit.probit_quadrature import quadrature_scores
 from pipeline.statistics.scores import ScoreSums
-from storage.examples.examples import nonstationary_rows, nonstationary_truth
+from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
 
 SEGMENTS = 12
 
 
 def drawn(n_features=6, n_components=2, rows=400, seed=3, segments=SEGMENTS):
     """A known mixing, and rows drawn from it."""
-    truth = nonstationary_truth(n_features, n_components, segments, seed)
-    X = np.concatenate([batch.X for batch in nonstationary_rows(truth, rows, seed)])
-    return truth, rows_in_memory(X, segments), X
+    truth = draw_nonstationary_truth(n_features, n_components, segments, seed)
+    X = np.concatenate([batch.X for batch in draw_nonstationary_rows(truth, rows, seed)])
+    return truth, pack_rows_in_memory(X, segments), X
 
 
 @pytest.fixture(scope="module")
 def found():
     """A fit, with the truth and the rows."""
     truth, rows, X = drawn()
-    return truth, rows, X, fit(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
+    return truth, rows, X, fit_model(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
 
 
 def log_likelihood(params, X, segments=SEGMENTS):
     """Of all rows, by quadrature."""
     parts = np.split(X, segments)
-    blocks = [replace(block_of(part), segment=u) for u, part in enumerate(parts)]
-    return sum(score_sums(params, block, quadrature_scores).log_likelihood for block in blocks)
+    blocks = [replace(pack_block(part), segment=u) for u, part in enumerate(parts)]
+    return sum(sum_scores(params, block, quadrature_scores).log_likelihood for block in blocks)
 
 
 def at(params, mixing, means, variances):
     """The same parameters elsewhere, without offsets."""
-    point = Point(mixing, np.zeros(len(mixing)), means, np.log(variances))
-    return params.at(point)
+    point = ParameterPoint(mixing, np.zeros(len(mixing)), means, np.log(variances))
+    return params.with_point(point)
 
 
 def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth():
     # Of few rows BLICA's answer, which nothing shrinks, may have the larger likelihood.
     truth, rows, X = drawn(rows=1000, segments=40)
-    state = fit(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
-    blica = fit(BLICA(2, 20.0), rows, SerialExecutor(), 0).params
+    state = fit_model(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
+    blica = fit_model(BLICA(2, 20.0), rows, SerialExecutor(), 0).params
     similarity = mean_cosine_similarity(state.params.mixing, truth.mixing)
     assert similarity > max(0.999, mean_cosine_similarity(blica.mixing, truth.mixing))
     reached = log_likelihood(state.params, X, 40)
@@ -78,7 +83,7 @@ def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth
 
 def test_a_fit_that_is_cut_short_ends_at_the_highest_point_that_it_scored():
     _, rows, X = drawn(rows=100)
-    state = fit(BinaryICALikelihood(2, max_iter=2), rows, SerialExecutor(), 0)
+    state = fit_model(BinaryICALikelihood(2, max_iter=2), rows, SerialExecutor(), 0)
     assert "stopped at max_iter=2" in state.warnings[0].text
     assert log_likelihood(state.params, X) / len(X) == pytest.approx(state.history[-1], rel=1e-9)
 
@@ -87,24 +92,24 @@ def test_a_fit_that_is_cut_short_ends_at_the_highest_point_that_it_scored():
 def test_where_no_step_leads_higher_a_fit_ends_and_says_so_unless_noise_hides_it(variance):
     _, rows, _ = drawn(rows=100)
     model, executor = BinaryICALikelihood(2), SerialExecutor()
-    state = start(model, collect_first(model, rows, executor, 0), 0)
-    sums = collect_pass(model, state, rows, executor, 0)
-    highest = state.params.point.flat()
+    state = initialize_fit(model, collect_first_statistics(model, rows, executor, 0), 0)
+    sums = collect_pass_statistics(model, state, rows, executor, 0)
+    highest = state.params.point.to_vector()
     state = model.update(state, sums, executor.map, np.random.default_rng(0))
     lower, n_steps = replace(sums, log_likelihood=-1e9, variance=variance), 0
-    while not ended(model.convergence(state), [-1.0]):
+    while not is_stage_over(model.get_convergence_criterion(state), [-1.0]):
         state = model.update(state, lower, executor.map, np.random.default_rng(0))
         n_steps += 1
     assert n_steps > 1
-    np.testing.assert_allclose(state.params.point.flat(), highest)
-    warning = stop_warning(model.convergence(state), [-1.0])
+    np.testing.assert_allclose(state.params.point.to_vector(), highest)
+    warning = describe_early_stop(model.get_convergence_criterion(state), [-1.0])
     assert warning is None if variance else "no step led higher" in warning
 
 
 def test_most_true_entries_lie_within_two_standard_errors(found):
     truth, _, _, state = found
     lengths = np.linalg.norm(truth.mixing, axis=0)
-    mixing = matched_columns(truth.mixing / lengths, state.params.mixing)
+    mixing = match_columns(truth.mixing / lengths, state.params.mixing)
     within = np.abs(mixing - state.params.mixing) < 2 * state.params.mixing_error
     assert within.mean() > 0.8
     assert (state.params.mixing_error < 0.2).all()
@@ -113,15 +118,15 @@ def test_most_true_entries_lie_within_two_standard_errors(found):
 
 def test_sums_of_scores_are_derivatives_and_their_products_information(found):
     _, _, X, state = found
-    block = replace(block_of(X[:400]), segment=0)
-    sums = score_sums(state.params, block, quadrature_scores)
+    block = replace(pack_block(X[:400]), segment=0)
+    sums = sum_scores(state.params, block, quadrature_scores)
     point, eps = state.params.point, 1e-4
     flat = np.concatenate([point.mixing.ravel(), point.offsets])
 
     def total(change):
         mixing = (flat + change)[: point.mixing.size].reshape(point.mixing.shape)
         moved = point._replace(mixing=mixing, offsets=(flat + change)[point.mixing.size :])
-        return score_sums(state.params.at(moved), block, quadrature_scores).log_likelihood
+        return sum_scores(state.params.with_point(moved), block, quadrature_scores).log_likelihood
 
     slopes = [(total(step) - total(-step)) / (2 * eps) for step in eps * np.eye(len(flat))]
     scale = np.abs(np.array(slopes)).max()
@@ -130,8 +135,8 @@ def test_sums_of_scores_are_derivatives_and_their_products_information(found):
     def total_own(name, k, change):
         values = getattr(point, name).copy()
         values[0, k] += change
-        moved = state.params.at(point._replace(**{name: values}))
-        return score_sums(moved, block, quadrature_scores).log_likelihood
+        moved = state.params.with_point(point._replace(**{name: values}))
+        return sum_scores(moved, block, quadrature_scores).log_likelihood
 
     own = [
         (total_own(name, k, eps) - total_own(name, k, -eps)) / (2 * eps)
@@ -139,56 +144,58 @@ def test_sums_of_scores_are_derivatives_and_their_products_information(found):
         for k in range(2)
     ]
     np.testing.assert_allclose(sums.own_gradient[0], own, rtol=0, atol=1e-3 * scale)
-    rows = [score_sums(state.params, block_of(row[None]), quadrature_scores) for row in X[:400]]
+    rows = [sum_scores(state.params, pack_block(row[None]), quadrature_scores) for row in X[:400]]
     expected = sum(np.outer(row.gradient, row.gradient) for row in rows)
     np.testing.assert_allclose(sums.information, expected, atol=1e-9 * np.abs(expected).max())
 
 
 def test_like_rows_are_scored_once():
     X = np.array([[0, 1], [1, 1], [0, 1], [0, 1]], np.uint8)
-    patterns = patterns_of(block_of(X))
+    patterns = find_patterns(pack_block(X))
     np.testing.assert_array_equal(patterns.X, [[0, 1], [1, 1]])
     np.testing.assert_array_equal(patterns.times, [3, 1])
 
 
 def test_missing_values_set_rows_apart_whatever_stands_there():
     X = np.array([[0, 1], [1, 1], [0, 1]], np.uint8)
-    patterns = patterns_of(block_of(X, np.array([[0, 1], [0, 1], [1, 1]], np.uint8)))
+    patterns = find_patterns(pack_block(X, np.array([[0, 1], [0, 1], [1, 1]], np.uint8)))
     assert sorted(patterns.times.tolist()) == [1, 2]
     assert patterns.observed.sum() == 3
 
 
 def test_scores_that_are_no_numbers_are_refused(found):
     _, _, X, state = found
-    block = replace(block_of(X[:400]), segment=0)
-    sums = score_sums(state.params, block, quadrature_scores)
+    block = replace(pack_block(X[:400]), segment=0)
+    sums = sum_scores(state.params, block, quadrature_scores)
     broken = replace(sums, gradient=sums.gradient * np.nan)
     point = state.params.point
-    one = Point(*point[:2], point.means[:1], point.log_variances[:1])
+    one = ParameterPoint(*point[:2], point.means[:1], point.log_variances[:1])
     with pytest.raises(FitError, match="finite derivatives"):
-        summit(broken, one, first_priors(one), no_path(one).extended(one, broken))
+        find_maximum(
+            broken, one, make_initial_priors(one), make_empty_path(one).add_point(one, broken)
+        )
 
 
 def test_a_step_is_shortened_to_where_it_is_trusted(found):
     point = found[3].params.point
-    step = Point(*(np.full_like(part, 7.0) for part in point))
-    short = trusted(step, point)
+    step = ParameterPoint(*(np.full_like(part, 7.0) for part in point))
+    short = limit_step(step, point)
     longest = max(1.0, 1 / np.abs(point.mixing).max())
-    np.testing.assert_allclose(short.flat(), step.flat() / (7 * longest))
-    np.testing.assert_allclose(trusted(short, point).flat(), short.flat())
+    np.testing.assert_allclose(short.to_vector(), step.to_vector() / (7 * longest))
+    np.testing.assert_allclose(limit_step(short, point).to_vector(), short.to_vector())
 
 
 def test_priors_come_to_rest_where_those_of_expectation_maximisation_do(found):
     _, _, X, state = found
     point, n = state.params.point, 3
     logs = point.log_variances[:n] - point.log_variances[:n].mean(axis=0)
-    some = Point(*point[:2], point.means[:n], logs)
-    blocks = [replace(block_of(X[400 * u : 400 * (u + 1)]), segment=u) for u in range(n)]
-    sums = reduce(ScoreSums.merge, (score_sums(state.params, b, quadrature_scores) for b in blocks))
-    path, priors = no_path(some).extended(some, sums), first_priors(some)
+    some = ParameterPoint(*point[:2], point.means[:n], logs)
+    blocks = [replace(pack_block(X[400 * u : 400 * (u + 1)]), segment=u) for u in range(n)]
+    sums = reduce(ScoreSums.merge, (sum_scores(state.params, b, quadrature_scores) for b in blocks))
+    path, priors = make_empty_path(some).add_point(some, sums), make_initial_priors(some)
     for _ in range(500):
-        priors = refreshed(some, summit(sums, some, priors, path), priors)
-    unknown = summit(sums, some, priors, path).own_covariance.diagonal(axis1=1, axis2=2)
+        priors = update_priors(some, find_maximum(sums, some, priors, path), priors)
+    unknown = find_maximum(sums, some, priors, path).own_covariance.diagonal(axis1=1, axis2=2)
     for name, part in {"means": slice(0, 2), "log_variances": slice(2, 4)}.items():
         squares = getattr(some, name) ** 2 + unknown[:, part]
         assert getattr(priors, name) == pytest.approx(squares.mean(), rel=1e-6)
@@ -197,37 +204,37 @@ def test_priors_come_to_rest_where_those_of_expectation_maximisation_do(found):
 def test_the_prior_of_variances_does_not_follow_scales_that_mixing_takes_up(found):
     _, _, X, state = found
     point = state.params.point
-    one = Point(*point[:2], point.means[:1], point.log_variances[:1])
-    sums = score_sums(state.params, replace(block_of(X[:400]), segment=0), quadrature_scores)
-    priors = first_priors(one)
-    known = summit(sums, one, priors, no_path(one).extended(one, sums))
+    one = ParameterPoint(*point[:2], point.means[:1], point.log_variances[:1])
+    sums = sum_scores(state.params, replace(pack_block(X[:400]), segment=0), quadrature_scores)
+    priors = make_initial_priors(one)
+    known = find_maximum(sums, one, priors, make_empty_path(one).add_point(one, sums))
     far, farther = (point._replace(log_variances=point.log_variances - by) for by in (20.0, 40.0))
-    before, after = (refreshed(at, known, priors).log_variances for at in (far, farther))
+    before, after = (update_priors(at, known, priors).log_variances for at in (far, farther))
     assert after == pytest.approx(before, rel=1e-12)
 
 
 def test_points_are_laid_flat_and_back(found):
     point = found[3].params.point
-    for part, again in zip(point, point.unflat(point.flat()), strict=True):
+    for part, again in zip(point, point.from_vector(point.to_vector()), strict=True):
         np.testing.assert_array_equal(part, again)
 
 
 def test_a_step_climbs_the_prior_where_no_row_says_anything(found):
     _, _, X, state = found
     point = state.params.point
-    one = Point(*point[:2], point.means[:1] + 1, point.log_variances[:1] + 1)
-    sums = score_sums(state.params, replace(block_of(X[:400]), segment=0), quadrature_scores)
-    nothing = type(sums).from_arrays({n: 0 * a for n, a in sums.arrays().items()})
-    priors = first_priors(one)
-    step = summit(nothing, one, priors, no_path(one).extended(one, nothing)).step
-    moved = one.moved(step, 1.0)
+    one = ParameterPoint(*point[:2], point.means[:1] + 1, point.log_variances[:1] + 1)
+    sums = sum_scores(state.params, replace(pack_block(X[:400]), segment=0), quadrature_scores)
+    nothing = type(sums).from_arrays({n: 0 * a for n, a in sums.to_arrays().items()})
+    priors = make_initial_priors(one)
+    step = find_maximum(nothing, one, priors, make_empty_path(one).add_point(one, nothing)).step
+    moved = one.move_by(step, 1.0)
     assert log_prior(moved, priors) > log_prior(one, priors)
     np.testing.assert_allclose([*moved.means, *moved.log_variances], 0, atol=1e-8)
 
 
 def test_expectation_propagation_serves_more_components():
     truth, rows, _ = drawn(10, 4, 600, segments=20)
-    state = fit(BinaryICALikelihood(4), rows, SerialExecutor(), 0)
+    state = fit_model(BinaryICALikelihood(4), rows, SerialExecutor(), 0)
     assert state.diagnostics["likelihood"] == "ep"
     assert 0 < state.diagnostics["likelihood_error"] < 0.2
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.97
@@ -236,7 +243,7 @@ def test_expectation_propagation_serves_more_components():
 def test_three_components_are_fitted_exactly_to_few_features():
     truth, rows, _ = drawn(7, 3, 100)
     model = BinaryICALikelihood(3, likelihood="exact", max_iter=4)
-    state = fit(model, rows, SerialExecutor(), 0)
+    state = fit_model(model, rows, SerialExecutor(), 0)
     assert state.diagnostics["likelihood"] == "exact"
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.9
 
@@ -244,13 +251,13 @@ def test_three_components_are_fitted_exactly_to_few_features():
 def test_an_exact_likelihood_of_many_features_is_refused():
     _, rows, _ = drawn(21, 3, 50)
     with pytest.raises(FitError, match=r"at most 20 features or 2 components .* got 21 and 3"):
-        fit(BinaryICALikelihood(3, likelihood="exact"), rows, SerialExecutor(), 0)
+        fit_model(BinaryICALikelihood(3, likelihood="exact"), rows, SerialExecutor(), 0)
 
 
 def test_one_segment_is_refused():
     _, rows, _ = drawn(rows=100, segments=1)
     with pytest.raises(FitError, match="at least 3 segments, got 1"):
-        fit(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
+        fit_model(BinaryICALikelihood(2), rows, SerialExecutor(), 0)
 
 
 @pytest.mark.parametrize(
@@ -264,11 +271,13 @@ def test_settings_are_checked(settings, message):
 
 def test_what_a_summary_shows_are_numbers(found):
     diagnostics = found[3].diagnostics
-    assert all(isinstance(diagnostics[name], float) for name in BinaryICALikelihood.shown)
+    assert all(
+        isinstance(diagnostics[name], float) for name in BinaryICALikelihood.summary_diagnostics
+    )
 
 
 def test_a_fit_that_came_to_rest_still_counts_as_converged_once_it_is_done(found):
     state = found[3]
-    convergence = BinaryICALikelihood(2).convergence(state)
-    assert convergence.converged(state.history)
+    convergence = BinaryICALikelihood(2).get_convergence_criterion(state)
+    assert convergence.has_converged(state.history)
     assert len(state.history) < convergence.max_iter

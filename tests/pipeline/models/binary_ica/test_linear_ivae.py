@@ -7,45 +7,56 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    collect_pass_statistics,
+    fit_model,
+    initialize_fit,
+)
 from pipeline.models.binary_ica import LinearIVAE
-from pipeline.models.binary_ica.affine_vae import Rows, slopes
+from pipeline.models.binary_ica.affine_vae import VAEBatch, lower_bound_gradient
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.random import RowRandom
-from storage.examples.examples import NonstationaryTruth, nonstationary_rows, nonstationary_truth
-from tests.support.strategies import Data, memory_rows
+from storage.examples.examples import (
+    NonstationaryTruth,
+    draw_nonstationary_rows,
+    draw_nonstationary_truth,
+)
+from tests.support.strategies import DenseData, make_memory_rows
 
 SERIAL = SerialExecutor()
 
 
 def drawn(
     n_components: int, seed: int, n_rows: int = 500, n_segments: int = 20
-) -> tuple[Data, NonstationaryTruth]:
-    truth = nonstationary_truth(6, n_components, n_segments, seed)
-    batches = list(nonstationary_rows(truth, n_rows, seed))
+) -> tuple[DenseData, NonstationaryTruth]:
+    truth = draw_nonstationary_truth(6, n_components, n_segments, seed)
+    batches = list(draw_nonstationary_rows(truth, n_rows, seed))
     segments = [batch.columns["segment"].astype(np.int64) for batch in batches]
     X = np.concatenate([batch.X for batch in batches])
-    return Data(X, None, np.concatenate(segments)), truth
+    return DenseData(X, None, np.concatenate(segments)), truth
 
 
-def fitted(data: Data, **settings: Any) -> FitState:
-    return fit(LinearIVAE(**{"n_components": 2, **settings}), memory_rows(data), SERIAL)
+def fitted(data: DenseData, **settings: Any) -> FitState:
+    return fit_model(LinearIVAE(**{"n_components": 2, **settings}), make_memory_rows(data), SERIAL)
 
 
-def random_state(data: Data, **settings: Any) -> FitState:
+def random_state(data: DenseData, **settings: Any) -> FitState:
     """A state with parameters that differ from segment to segment."""
     model = LinearIVAE(2, **settings)
-    state = start(model, collect_first(model, memory_rows(data), SERIAL, 0), 0)
-    change = 0.5 * np.random.default_rng(0).standard_normal(state.params.vae.flat().size)
-    return FitState(state.params.moved(change), state.working)
+    state = initialize_fit(
+        model, collect_first_statistics(model, make_memory_rows(data), SERIAL, 0), 0
+    )
+    change = 0.5 * np.random.default_rng(0).standard_normal(state.params.vae.flatten().size)
+    return FitState(state.params.add_change(change), state.working)
 
 
-def bounds_of(params: Any, data: Data, segment: int = 1) -> Any:
-    block = block_of(data.X[:50], segment=segment)
+def bounds_of(params: Any, data: DenseData, segment: int = 1) -> Any:
+    block = pack_block(data.X[:50], segment=segment)
     return LinearIVAE().lower_bound(params, block, RowRandom(0))
 
 
@@ -67,7 +78,7 @@ def test_the_mixing_is_found_for_most_seeds() -> None:
 def test_columns_are_put_in_order_without_changing_the_model() -> None:
     data, _ = drawn(2, seed=0, n_rows=30)
     before = random_state(data).params
-    after = before.readable()
+    after = before.normalize_columns()
     assert not np.allclose(before.mixing, after.mixing)
     np.testing.assert_allclose(bounds_of(after, data), bounds_of(before, data), rtol=1e-10)
     np.testing.assert_allclose(np.linalg.norm(after.mixing, axis=0), 1)
@@ -81,12 +92,14 @@ def test_a_step_goes_along_the_slope_with_the_draws_of_the_rows() -> None:
     data, _ = drawn(2, seed=0, n_rows=30)
     settings = {"batch": len(data.X), "optimizer": "momentum", "momentum": 0.0}
     model, at = LinearIVAE(2, **settings), random_state(data, **settings)
-    steps = collect_pass(model, at, memory_rows(data, [250, 350]), SERIAL, seed=5)
+    steps = collect_pass_statistics(model, at, make_memory_rows(data, [250, 350]), SERIAL, seed=5)
     X, places = data.X.astype(np.float64), data.labels
-    rows = Rows(X, X - at.params.means, None, places)
+    rows = VAEBatch(X, X - at.params.means, None, places)
     noise = RowRandom(5, pass_index=0).stream("codes").normal(np.arange(len(X)), 2)
-    expected = model.rates["momentum"] * slopes(at.params.vae, rows, noise).flat()
-    found = steps.arrays()["sum_theta"] / len(X)
+    expected = (
+        model.default_rates["momentum"] * lower_bound_gradient(at.params.vae, rows, noise).flatten()
+    )
+    found = steps.to_arrays()["sum_theta"] / len(X)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     assert np.abs(expected).max() > 1e-3
 
@@ -95,7 +108,7 @@ def test_missing_values_are_left_out_of_the_bound() -> None:
     data, _ = drawn(2, seed=0, n_rows=30)
     params, seen = random_state(data).params, np.ones_like(data.X[:50])
     seen[:, 3:] = 0
-    found = LinearIVAE().lower_bound(params, block_of(data.X[:50] & seen, seen), RowRandom(0))
+    found = LinearIVAE().lower_bound(params, pack_block(data.X[:50] & seen, seen), RowRandom(0))
     assert len(np.unique(found)) <= 2**3
     assert (found > bounds_of(params, data, segment=0)).mean() > 0.8
 
@@ -110,4 +123,4 @@ def test_missing_values_are_left_out_of_the_bound() -> None:
 def test_what_it_cannot_fit_is_refused(settings: Any, n_segments: int, refusal: str) -> None:
     data, _ = drawn(2, seed=0, n_rows=30)
     with pytest.raises(FitError, match=refusal):
-        fitted(Data(data.X, None, data.labels % n_segments), **settings)
+        fitted(DenseData(data.X, None, data.labels % n_segments), **settings)

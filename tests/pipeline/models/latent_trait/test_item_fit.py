@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pipeline.models.latent_trait.item_fit import expected_shares, score_fit
+from pipeline.models.latent_trait.item_fit import item_fit_statistics, item_probabilities_by_score
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
 
 
@@ -23,13 +23,15 @@ def test_shares_are_those_of_all_patterns(n: int, q: int) -> None:
     expected = [
         (chance[score == k] @ patterns[score == k]) / chance[score == k].sum() for k in range(n + 1)
     ]
-    np.testing.assert_allclose(expected_shares(weights, offsets, nodes), expected, atol=1e-12)
+    np.testing.assert_allclose(
+        item_probabilities_by_score(weights, offsets, nodes), expected, atol=1e-12
+    )
 
 
 def test_many_even_items_stay_precise() -> None:
     """Items of P = 1/2 bring the characteristic function next to 0."""
     nodes = gauss_hermite(5, 1)
-    found = expected_shares(np.zeros((301, 1)), np.zeros(301), nodes)
+    found = item_probabilities_by_score(np.zeros((301, 1)), np.zeros(301), nodes)
     np.testing.assert_allclose(
         found[130:170], (np.arange(130, 170) / 301)[:, None] + np.zeros(301), atol=1e-9
     )
@@ -38,8 +40,10 @@ def test_many_even_items_stay_precise() -> None:
 def test_what_fits_has_no_misfit() -> None:
     weights, offsets, nodes = np.ones((6, 1)), np.linspace(-1, 1, 6), gauss_hermite(21, 1)
     rows = np.full(7, 10_000)
-    ones = np.rint(rows[:, None] * expected_shares(weights, offsets, nodes)).astype(np.int64)
-    found = score_fit(rows, ones, weights, offsets, nodes)
+    ones = np.rint(rows[:, None] * item_probabilities_by_score(weights, offsets, nodes)).astype(
+        np.int64
+    )
+    found = item_fit_statistics(rows, ones, weights, offsets, nodes)
     assert (found.df == 3).all()
     assert (found.s_x2 < 1e-3).all()
 
@@ -47,4 +51,4 @@ def test_what_fits_has_no_misfit() -> None:
 def test_cells_with_too_few_rows_are_put_together() -> None:
     weights, offsets, nodes = np.ones((4, 1)), np.zeros(4), gauss_hermite(21, 1)
     rows, ones = np.array([0, 3, 2, 3, 0]), np.zeros((5, 4), np.int64)
-    assert (score_fit(rows, ones, weights, offsets, nodes).df == 0).all()
+    assert (item_fit_statistics(rows, ones, weights, offsets, nodes).df == 0).all()

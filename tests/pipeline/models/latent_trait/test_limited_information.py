@@ -9,7 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.models.latent_trait.limited_information import independent_fit, limited_fit
+from pipeline.models.latent_trait.limited_information import (
+    compute_independence_fit,
+    compute_m2_fit,
+)
 from pipeline.numerics.logistic.latent_nodes import Nodes, gauss_hermite
 
 Floats = NDArray[np.float64]
@@ -57,7 +60,7 @@ def test_it_is_the_definition(n: int, q: int) -> None:
     e = counts @ chosen / n_rows - pi
     both = (chosen[:, :n].T * counts) @ chosen[:, :n]
     w = packed.reshape(n, -1)
-    found = limited_fit(both.astype(np.int64), n_rows, w[:, :-1], w[:, -1], nodes, rank)
+    found = compute_m2_fit(both.astype(np.int64), n_rows, w[:, :-1], w[:, -1], nodes, rank)
     assert found.m2 == pytest.approx(n_rows * e @ C @ e, rel=1e-4)
     assert found.df == chosen.shape[1] - rank
 
@@ -68,7 +71,7 @@ def test_independent_features_fit_independence() -> None:
     chances, values = rng.uniform(0.2, 0.8, 8), []
     for _ in range(400):
         X = (rng.random((2000, 8)) < chances).astype(np.int64)
-        found = independent_fit(X.T @ X, len(X))
+        found = compute_independence_fit(X.T @ X, len(X))
         values.append(found.m2)
     assert found.df == 28
     assert np.mean(values) == pytest.approx(28, rel=0.05)

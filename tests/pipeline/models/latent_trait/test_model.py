@@ -11,16 +11,21 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import collect_first, collect_pass, fit, start
+from pipeline.fitting.loop import (
+    collect_first_statistics,
+    collect_pass_statistics,
+    fit_model,
+    initialize_fit,
+)
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.models.state import FitState
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
 from pipeline.random import RowRandom
-from tests.support.data import shared
-from tests.support.strategies import Data, memory_rows
+from tests.support.data import find_shared_data
+from tests.support.strategies import DenseData, make_memory_rows
 
 Bits = NDArray[np.uint8]
 
@@ -37,11 +42,13 @@ SERIAL = SerialExecutor()
 
 def fitted(X: Bits, observed: Bits | None = None, **settings: Any) -> FitState:
     sizes = [len(X) // 2, len(X) - len(X) // 2]
-    return fit(LatentTrait(**settings), memory_rows(Data(X, observed), sizes), SERIAL)
+    return fit_model(
+        LatentTrait(**settings), make_memory_rows(DenseData(X, observed), sizes), SERIAL
+    )
 
 
 def shared_bits(name: str) -> tuple[Bits, Any]:
-    with np.load(shared(f"{name}.npz")) as saved:
+    with np.load(find_shared_data(f"{name}.npz")) as saved:
         arrays = dict(saved)
     return np.unpackbits(arrays["X"], axis=1)[:, : arrays["shape"][1]], arrays
 
@@ -112,15 +119,15 @@ def sparse_factor(n_rows: int) -> Bits:
 def test_sparse_items_keep_their_factor_from_every_seed(n_rows: int) -> None:
     """The bound's optimum is at weights of 0; the default starts there, and leaves."""
     X = sparse_factor(n_rows)
-    rows, p = memory_rows(Data(X), [n_rows // 2] * 2), X.mean(axis=0)
+    rows, p = make_memory_rows(DenseData(X), [n_rows // 2] * 2), X.mean(axis=0)
     independent = (p * np.log(p) + (1 - p) * np.log1p(-p)).sum()
-    found = [fit(LatentTrait(n_components=1), rows, SERIAL, seed) for seed in range(10)]
+    found = [fit_model(LatentTrait(n_components=1), rows, SERIAL, seed) for seed in range(10)]
     reached = [state.history[-1] for state in found]
     assert min(reached) > independent + 0.06
     assert np.ptp(reached) < 1e-4
     norms = [np.linalg.norm(state.params.weights) for state in found]
     np.testing.assert_allclose(norms, 7.4, rtol=0.1)
-    bound = fit(LatentTrait(n_components=1, estimator="variational"), rows, SERIAL)
+    bound = fit_model(LatentTrait(n_components=1, estimator="variational"), rows, SERIAL)
     assert bound.history[-1] == pytest.approx(independent, abs=1e-4)
     assert np.abs(bound.params.weights).max() < 0.02
     assert any("components without weight: 1 of 1" in told.text for told in bound.warnings)
@@ -182,7 +189,7 @@ def test_features_without_weight_are_named() -> None:
 
 def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
     """The end, and the history of every stage."""
-    model, rows = LatentTrait(**settings), memory_rows(Data(X))
+    model, rows = LatentTrait(**settings), make_memory_rows(DenseData(X))
     stages: list[list[float]] = [[]]
 
     def seen(state: FitState) -> None:
@@ -190,7 +197,7 @@ def histories(X: Bits, **settings: Any) -> tuple[FitState, list[list[float]]]:
             stages.append([])
         stages[-1] = list(state.history)
 
-    return fit(model, rows, SERIAL, checkpoint=seen), stages
+    return fit_model(model, rows, SERIAL, checkpoint=seen), stages
 
 
 @pytest.mark.parametrize("settings", [{}, {"n_components": None, "estimator": "quadrature"}])
@@ -215,7 +222,7 @@ def test_likelihood_bound_and_posterior_agree_with_integration() -> None:
     X, *_ = two_factors()
     model, state = LatentTrait(estimator="quadrature"), fitted(X[:3000], estimator="quadrature")
     rows = X[:50]
-    params, block = state.params, block_of(rows)
+    params, block = state.params, pack_block(rows)
     nodes = gauss_hermite(40, 2)
     p = expit(nodes.points @ params.weights.T + params.offsets)
     joint = np.exp(
@@ -239,7 +246,7 @@ def test_nodes_too_far_apart_are_warned_of_with_their_remedy() -> None:
     found: dict[int, tuple[float, list[str]]] = {}
     for nodes in (15, 200):
         state = fitted(X, n_components=1, estimator="quadrature", nodes=nodes)
-        exact = LatentTrait().log_likelihood(state.params, block_of(X), RNG).nats.mean()
+        exact = LatentTrait().log_likelihood(state.params, pack_block(X), RNG).nats.mean()
         warned = [notice.text for notice in state.warnings if "nodes an axis" in notice.text]
         found[nodes] = abs(state.history[-1] - exact), warned
     assert found[15][0] > 0.01
@@ -314,10 +321,15 @@ def test_a_prior_that_is_advised_is_stronger_than_the_one_there_is(
 
 
 def test_a_warm_start_takes_up_the_nodes_that_its_items_need() -> None:
-    model, rows = LatentTrait(n_components=1, estimator="quadrature"), memory_rows(Data(survey()))
-    done = fit(model, rows, SERIAL)
-    begun = model.warm(start(model, collect_first(model, rows, SERIAL, 0), 0), done.params)
-    again = fit(model, rows, SERIAL, state=begun)
+    model, rows = (
+        LatentTrait(n_components=1, estimator="quadrature"),
+        make_memory_rows(DenseData(survey())),
+    )
+    done = fit_model(model, rows, SERIAL)
+    begun = model.warm_start(
+        initialize_fit(model, collect_first_statistics(model, rows, SERIAL, 0), 0), done.params
+    )
+    again = fit_model(model, rows, SERIAL, state=begun)
     assert again.iteration < done.iteration / 3
     assert again.diagnostics["nodes_an_axis"] == done.diagnostics["nodes_an_axis"]
     np.testing.assert_allclose(again.params.weights, done.params.weights, rtol=1e-2)
@@ -332,7 +344,7 @@ def test_missing_values_are_absent() -> None:
     assert turned_error(state.params.weights, weights) < 0.06
     assert state.diagnostics["rows_without_values"] == 5
     assert any("without any value: 5" in notice.text for notice in state.warnings)
-    codes = LatentTrait().transform(state.params, block_of(X[:5], observed[:5]), RNG)
+    codes = LatentTrait().transform(state.params, pack_block(X[:5], observed[:5]), RNG)
     np.testing.assert_allclose(codes["mean"], 0, atol=1e-12)
     np.testing.assert_allclose(codes["variance"], 1, atol=1e-6)
 
@@ -364,12 +376,12 @@ def test_constant_features_are_refused_or_pinned() -> None:
 
 def test_a_fit_that_goes_on_reaches_the_same_bytes() -> None:
     X, *_ = two_factors()
-    rows, model = memory_rows(Data(X[:2000])), LatentTrait(max_iter=6, tol=1e-12, nodes=9)
+    rows, model = make_memory_rows(DenseData(X[:2000])), LatentTrait(max_iter=6, tol=1e-12, nodes=9)
     states: list[FitState] = []
-    first = start(model, collect_first(model, rows, SERIAL, 0), 0)
-    whole = fit(model, rows, SERIAL, state=first, checkpoint=states.append)
+    first = initialize_fit(model, collect_first_statistics(model, rows, SERIAL, 0), 0)
+    whole = fit_model(model, rows, SERIAL, state=first, checkpoint=states.append)
     for state in states[:-1]:
-        again = fit(model, rows, SERIAL, state=state)
+        again = fit_model(model, rows, SERIAL, state=state)
         assert again.history == whole.history
         assert again.params.weights.tobytes() == whole.params.weights.tobytes()
     assert any("stopped at max_iter=6" in notice.text for notice in whole.warnings)
@@ -380,7 +392,9 @@ def test_nodes_of_a_fit_give_its_objective_again(estimator: str) -> None:
     X, *_ = two_factors()
     settings: dict[str, Any] = {"estimator": estimator, "nodes": 9, "tol": 1e-9}
     state = fitted(X[:2000], **settings)
-    again = collect_pass(LatentTrait(**settings), state, memory_rows(Data(X[:2000])), SERIAL, 0)
+    again = collect_pass_statistics(
+        LatentTrait(**settings), state, make_memory_rows(DenseData(X[:2000])), SERIAL, 0
+    )
     assert again.objective / 2000 == pytest.approx(state.history[-1], abs=1e-7)
 
 
@@ -418,7 +432,7 @@ def test_as_many_traits_as_features_are_refused() -> None:
 def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
     """Traits without weight change nothing, so the estimate can be held against quadrature."""
     X, *_ = two_factors()
-    block = block_of(X[:300], first_row=7)
+    block = pack_block(X[:300], first_row=7)
     params = fitted(X[:2000], estimator="quadrature").params
     wider = replace(params, weights=np.pad(params.weights, ((0, 0), (0, 3))))
     model, exact = LatentTrait(), LatentTrait().log_likelihood(params, block, RNG)
@@ -434,5 +448,5 @@ def test_more_than_three_traits_have_an_estimate_with_its_error() -> None:
     assert codes["mean"].shape == (300, 5)
     np.testing.assert_allclose(codes["mean"][:, :2], truth["mean"], atol=0.02)
     np.testing.assert_allclose(codes["variance"][:, :2], truth["variance"], rtol=0.05)
-    again = model.log_likelihood(wider, block_of(X[100:300], first_row=107), RNG)
+    again = model.log_likelihood(wider, pack_block(X[100:300], first_row=107), RNG)
     assert again.nats.tobytes() == found.nats[100:].tobytes()

@@ -7,11 +7,11 @@ import pytest
 from scipy.special import expit
 
 from pipeline.executors.serial import SerialExecutor
-from pipeline.fitting.loop import fit
-from pipeline.models.latent_trait.em import bare_params, on_principal_axes
+from pipeline.fitting.loop import fit_model
+from pipeline.models.latent_trait.em import make_params, turn_to_principal_axes
 from pipeline.models.latent_trait.model import LatentTrait
 from tests.pipeline.models.latent_trait.test_model import fitted
-from tests.support.strategies import Data, memory_rows
+from tests.support.strategies import DenseData, make_memory_rows
 
 
 def drawn(n_features: int, q: int, n_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -20,7 +20,9 @@ def drawn(n_features: int, q: int, n_rows: int) -> tuple[np.ndarray, np.ndarray,
     weights = rng.normal(0, 0.2, (n_features, q))
     weights[np.arange(n_features), np.arange(n_features) % q] += rng.uniform(1, 2, n_features)
     offsets = rng.uniform(-1, 1, n_features)
-    weights = on_principal_axes(bare_params(weights * np.linspace(1.6, 0.7, q), offsets)).weights
+    weights = turn_to_principal_axes(
+        make_params(weights * np.linspace(1.6, 0.7, q), offsets)
+    ).weights
     chances = expit(rng.standard_normal((n_rows, q)) @ weights.T + offsets)
     return (rng.random(chances.shape) < chances).astype(np.uint8), weights, offsets
 
@@ -57,5 +59,7 @@ def test_what_is_no_likelihood_has_no_errors(estimator: str) -> None:
 
 def test_too_few_rows_for_errors_are_told() -> None:
     X, *_ = drawn(24, 4, 300)
-    done = fit(LatentTrait(n_components=4), memory_rows(Data(X)), SerialExecutor(), 0)
+    done = fit_model(
+        LatentTrait(n_components=4), make_memory_rows(DenseData(X)), SerialExecutor(), 0
+    )
     assert "no standard errors: fewer than 3 rows a parameter" in [w.text for w in done.warnings]

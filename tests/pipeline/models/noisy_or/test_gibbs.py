@@ -7,9 +7,9 @@ import pytest
 
 from pipeline.models.noisy_or.gibbs import (
     MISSING,
-    Network,
-    network_of,
-    posterior_means,
+    NoisyOrNetwork,
+    make_network,
+    sample_posterior_means,
     sample_states,
 )
 from pipeline.random import RowRandom
@@ -19,7 +19,7 @@ N_HIDDEN = 8
 
 
 def drawn(
-    network: Network, X: np.ndarray, n_sweeps: int, rows: np.ndarray | None = None
+    network: NoisyOrNetwork, X: np.ndarray, n_sweeps: int, rows: np.ndarray | None = None
 ) -> np.ndarray:
     """Units after so many sweeps from all off."""
     states = np.zeros((len(X), network.n_hidden), np.uint8)
@@ -35,7 +35,7 @@ def test_chains_visit_states_as_often_as_the_posterior_says(missing: bool) -> No
     if missing:
         x[[1, 5]] = MISSING
     _, posterior = enumerated(f, leaks, x[None])
-    states = drawn(network_of(f, leaks), np.tile(x, (20_000, 1)), 30)
+    states = drawn(make_network(f, leaks), np.tile(x, (20_000, 1)), 30)
     found = np.bincount(states @ (1 << np.arange(N_HIDDEN)), minlength=1 << N_HIDDEN)
     expected = 20_000 * posterior[0]
     # Few states are rare: those expected fewer than 5 times are taken together.
@@ -54,7 +54,7 @@ def test_means_are_as_far_off_as_they_say() -> None:
     states = np.arange(1 << N_HIDDEN)[:, None] >> np.arange(N_HIDDEN) & 1
     exact = enumerated(f, leaks, X)[1] @ states
     key = RowRandom(2).key
-    means, worth = posterior_means(network_of(f, leaks), X, key, np.arange(40), 50, 1000)
+    means, worth = sample_posterior_means(make_network(f, leaks), X, key, np.arange(40), 50, 1000)
     z = (means - exact) / np.sqrt(exact * (1 - exact) / worth)
     assert 0.6 < z.std() < 1.5
     assert (worth <= 2000 + 1e-9).all()
@@ -64,13 +64,15 @@ def test_chains_that_stay_apart_are_worth_little() -> None:
     """Two units explain the same features, and either holds the other off."""
     f, leaks = (np.full((2, 30), 0.999),), (np.full(30, 1e-4), np.full(2, 0.01))
     X = np.ones((1, 30), np.uint8)
-    _, worth = posterior_means(network_of(f, leaks), X, RowRandom(0).key, np.arange(1), 5, 40)
+    _, worth = sample_posterior_means(
+        make_network(f, leaks), X, RowRandom(0).key, np.arange(1), 5, 40
+    )
     assert worth.max() < 10
 
 
 def test_units_of_a_row_do_not_depend_on_its_neighbours() -> None:
     rng = np.random.default_rng(4)
-    network = network_of(*random_network(rng, (12, 5, 3)))
+    network = make_network(*random_network(rng, (12, 5, 3)))
     X, rows = rng.integers(0, 2, (50, 12)).astype(np.uint8), rng.permutation(500)[:50]
     whole, some = drawn(network, X, 4, rows), np.array([3, 40, 7])
     np.testing.assert_array_equal(drawn(network, X[some], 4, rows[some]), whole[some])
@@ -78,7 +80,7 @@ def test_units_of_a_row_do_not_depend_on_its_neighbours() -> None:
 
 def test_sweeps_end_where_no_flip_is_likely() -> None:
     """With one sure cause of all features, the first sweep turns it on, and the second is sure."""
-    network = network_of((np.full((1, 20), 0.99),), (np.full(20, 1e-4), np.array([0.5])))
+    network = make_network((np.full((1, 20), 0.99),), (np.full(20, 1e-4), np.array([0.5])))
     X, states = np.ones((1, 20), np.uint8), np.zeros((1, 1), np.uint8)
     flips = sample_states(network, X, states, np.uint64(1), np.arange(1), 0.05, np.ones(15))
     assert states[0, 0] == 1
@@ -87,9 +89,9 @@ def test_sweeps_end_where_no_flip_is_likely() -> None:
 
 def test_what_a_network_does_not_explain_keeps_its_units_finite() -> None:
     """Sixty sure causes bring e below the smallest numbers there are, and back."""
-    network = network_of((np.ones((60, 3)),), (np.full(3, 1e-4), np.full(60, 0.999)))
+    network = make_network((np.ones((60, 3)),), (np.full(3, 1e-4), np.full(60, 0.999)))
     X = np.array([[1, 1, 1], [0, 0, 0]], np.uint8)
-    means, worth = posterior_means(network, X, np.uint64(1), np.arange(2), 5, 20)
+    means, worth = sample_posterior_means(network, X, np.uint64(1), np.arange(2), 5, 20)
     assert np.isfinite(means).all()
     assert np.isfinite(worth).all()
     assert means[0].mean() > 0.9

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.models.noisy_or.gibbs import MISSING, network_of
-from pipeline.models.noisy_or.likelihood import annealed_log_probabilities, log_probabilities
+from pipeline.models.noisy_or.gibbs import MISSING, make_network
+from pipeline.models.noisy_or.likelihood import (
+    enumerate_log_probabilities,
+    estimate_log_probabilities,
+)
 from pipeline.random import RowRandom
 from tests.support.enumerated_noisy_or import enumerated, random_network
 
@@ -17,17 +20,17 @@ def test_enumeration_sums_the_formula(sizes: tuple[int, ...]) -> None:
     f, leaks = random_network(rng, sizes)
     X = rng.integers(0, 3, (20, sizes[0])).astype(np.uint8)
     X[0], X[1], X[2] = 0, 1, MISSING
-    found = log_probabilities(network_of(f, leaks), X)
+    found = enumerate_log_probabilities(make_network(f, leaks), X)
     np.testing.assert_allclose(found, enumerated(f, leaks, X)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_annealing_is_as_far_off_as_it_says() -> None:
     rng = np.random.default_rng(5)
-    network = network_of(*random_network(rng, (12, 5, 3)))
+    network = make_network(*random_network(rng, (12, 5, 3)))
     X = rng.integers(0, 2, (60, 12)).astype(np.uint8)
     X[:10, 4] = MISSING
-    exact = log_probabilities(network, X)
-    found, errors = annealed_log_probabilities(network, X, RowRandom(1).key, np.arange(60), 60, 100)
+    exact = enumerate_log_probabilities(network, X)
+    found, errors = estimate_log_probabilities(network, X, RowRandom(1).key, np.arange(60), 60, 100)
     z = (found - exact) / errors
     assert np.abs(z).max() < 4
     assert 0.7 < z.std() < 1.4
@@ -42,6 +45,6 @@ def test_annealing_agrees_with_enumeration_where_causes_are_sure() -> None:
         (np.full(24, 1e-4), np.full(6, 0.3)),
     )
     X = np.repeat(rng.integers(0, 2, (20, 6)), 4, axis=1).astype(np.uint8)
-    network = network_of(f, leaks)
-    found, errors = annealed_log_probabilities(network, X, RowRandom(1).key, np.arange(20), 50, 200)
-    assert (np.abs(found - log_probabilities(network, X)) < 4 * errors + 1e-6).all()
+    network = make_network(f, leaks)
+    found, errors = estimate_log_probabilities(network, X, RowRandom(1).key, np.arange(20), 50, 200)
+    assert (np.abs(found - enumerate_log_probabilities(network, X)) < 4 * errors + 1e-6).all()

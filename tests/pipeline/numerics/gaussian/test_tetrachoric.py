@@ -178,7 +178,9 @@ def test_arguments_broadcast_and_may_be_of_any_type_and_layout():
     column = tetrachoric(2000, ones_i[:, :1], 500, [1, 2, 3])
     assert column.correlation.shape == column.status.shape == (150, 3)
     assert tetrachoric(np.zeros((2, 0)), 0, 0, 0).correlation.shape == (2, 0)
-    assert len(module._fill.signatures) == 1  # Each version would cost seconds of compilation.
+    assert (
+        len(module._fill_correlations.signatures) == 1
+    )  # Each version would cost seconds of compilation.
 
 
 def upper_corner(h, k, rho):

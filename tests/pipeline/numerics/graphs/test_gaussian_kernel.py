@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.data.blocks import block_of
-from pipeline.numerics.bits.packed_rows import PackedRows
+from pipeline.data.blocks import pack_block
+from pipeline.numerics.bits.packed_rows import BitRows
 from pipeline.numerics.graphs.gaussian_kernel import (
     gaussian_kernel,
-    kernel_times,
-    kernel_times_vector,
+    multiply_kernel,
+    multiply_kernel_by_vector,
     squared_distances,
 )
 
@@ -22,8 +22,8 @@ def data(n: int, n_features: int, missing: float) -> tuple[np.ndarray, np.ndarra
     return X, (RNG.random(X.shape) >= missing).astype(np.uint8)
 
 
-def packed(X: np.ndarray, mask: np.ndarray) -> PackedRows:
-    return block_of(X, None if mask.all() else mask).packed_rows()
+def packed(X: np.ndarray, mask: np.ndarray) -> BitRows:
+    return pack_block(X, None if mask.all() else mask).to_packed_rows()
 
 
 def dense_distances(X: np.ndarray, mask: np.ndarray, Y: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -52,14 +52,14 @@ def test_distances_are_those_of_dense_rows(
 def test_products_with_a_vector_are_those_of_the_matrix(missing: float) -> None:
     left, right = packed(*data(30, 70, missing)), packed(*data(1500, 70, missing))
     vector = RNG.standard_normal(1500)
-    found = kernel_times_vector(left, right, 3.0, vector)
+    found = multiply_kernel_by_vector(left, right, 3.0, vector)
     np.testing.assert_allclose(found, gaussian_kernel(left, right, 3.0) @ vector, rtol=1e-10)
 
 
 def test_products_of_a_row_do_not_depend_on_the_rows_beside() -> None:
     left, right = packed(*data(50, 70, 0.1)), packed(*data(40, 70, 0.1))
     columns = RNG.standard_normal((40, 3))
-    whole = kernel_times(left, right, 3.0, columns)
+    whole = multiply_kernel(left, right, 3.0, columns)
     np.testing.assert_allclose(whole, gaussian_kernel(left, right, 3.0) @ columns, rtol=1e-12)
-    part = kernel_times(left.taken(slice(20, 31)), right, 3.0, columns)
+    part = multiply_kernel(left.take(slice(20, 31)), right, 3.0, columns)
     assert part.tobytes() == whole[20:31].tobytes()

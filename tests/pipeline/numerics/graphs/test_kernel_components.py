@@ -7,35 +7,35 @@ import pytest
 from scipy.linalg import eigh
 
 import pipeline.numerics.graphs.kernel_components as module
-from pipeline.data.blocks import block_of
-from pipeline.numerics.bits.packed_rows import PackedRows
-from pipeline.numerics.graphs.gaussian_kernel import gaussian_kernel, kernel_times
+from pipeline.data.blocks import pack_block
+from pipeline.numerics.bits.packed_rows import BitRows
+from pipeline.numerics.graphs.gaussian_kernel import gaussian_kernel, multiply_kernel
 from pipeline.numerics.graphs.kernel_components import (
-    Components,
-    components_of_landmarks,
-    components_of_rows,
-    half_agrees,
-    kernel_sums,
-    spread_landmarks,
+    KernelComponents,
+    choose_landmarks,
+    decompose_landmarks,
+    decompose_rows,
+    half_agreement,
+    sum_kernel,
 )
 
 WIDTH = 3.0
 
 
-def rows_with_copies() -> tuple[PackedRows, np.ndarray, PackedRows]:
+def rows_with_copies() -> tuple[BitRows, np.ndarray, BitRows]:
     """Distinct rows, their numbers, and all rows."""
     rng = np.random.default_rng(5)
     y = rng.standard_normal((150, 2)) @ rng.standard_normal((2, 40))
     X = np.unique((y + 0.5 * rng.standard_normal(y.shape) > 0).astype(np.uint8), axis=0)
     times = rng.integers(1, 5, len(X))
     return (
-        block_of(X).packed_rows(),
+        pack_block(X).to_packed_rows(),
         times,
-        block_of(np.repeat(X, times, axis=0)).packed_rows(),
+        pack_block(np.repeat(X, times, axis=0)).to_packed_rows(),
     )
 
 
-def dense(rows: PackedRows, n_leading: int) -> tuple[np.ndarray, np.ndarray, float]:
+def dense(rows: BitRows, n_leading: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Eigenvalues, codes and trace of H K H."""
     K = gaussian_kernel(rows, rows, WIDTH)
     centred = K - K.mean(axis=0) - K.mean(axis=1)[:, None] + K.mean()
@@ -47,8 +47,8 @@ def dense(rows: PackedRows, n_leading: int) -> tuple[np.ndarray, np.ndarray, flo
     )
 
 
-def codes(rows: PackedRows, landmarks: PackedRows, found: Components) -> np.ndarray:
-    return kernel_times(rows, landmarks, WIDTH, found.directions) - found.offsets
+def codes(rows: BitRows, landmarks: BitRows, found: KernelComponents) -> np.ndarray:
+    return multiply_kernel(rows, landmarks, WIDTH, found.directions) - found.offsets
 
 
 def assert_same_codes(found: np.ndarray, expected: np.ndarray, atol: float) -> None:
@@ -59,57 +59,57 @@ def assert_same_codes(found: np.ndarray, expected: np.ndarray, atol: float) -> N
 @pytest.mark.parametrize("dense_to", [module.FULL_SOLVER, 10])
 def test_components_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch, dense_to: int) -> None:
     monkeypatch.setattr(module, "FULL_SOLVER", dense_to)
-    monkeypatch.setattr(module, "_ROWS_A_TASK", 64)
+    monkeypatch.setattr(module, "_ROWS_PER_TASK", 64)
     rows, times, copies = rows_with_copies()
-    found = components_of_rows(rows, times, WIDTH, 4, map)
+    found = decompose_rows(rows, times, WIDTH, 4, map)
     values, expected, trace = dense(copies, 4)
     np.testing.assert_allclose(found.components.eigenvalues, values, rtol=1e-10)
     assert_same_codes(codes(copies, rows, found.components), expected, 1e-9)
     assert found.total == pytest.approx(trace, rel=1e-12)
-    assert found.lost == 0.0
+    assert found.lost_share == 0.0
 
 
 def test_all_rows_for_landmarks_lose_nothing() -> None:
     rows, _, copies = rows_with_copies()
-    sums = kernel_sums(copies, rows, WIDTH)
-    found = components_of_landmarks(rows, WIDTH, sums, 4)
+    sums = sum_kernel(copies, rows, WIDTH)
+    found = decompose_landmarks(rows, WIDTH, sums, 4)
     values, expected, trace = dense(copies, 4)
     np.testing.assert_allclose(found.components.eigenvalues, values, rtol=1e-8)
     assert_same_codes(codes(copies, rows, found.components), expected, 1e-6)
     assert found.total == pytest.approx(trace, rel=1e-8)
-    assert found.lost == pytest.approx(0.0, abs=1e-8)
+    assert found.lost_share == pytest.approx(0.0, abs=1e-8)
 
 
 def test_what_landmarks_lose_is_told() -> None:
     rows, _, copies = rows_with_copies()
-    few = rows.taken(np.arange(0, rows.n_rows, 8))
-    sums = kernel_sums(copies, few, WIDTH)
-    found = components_of_landmarks(few, WIDTH, sums, 2)
+    few = rows.take(np.arange(0, rows.n_rows, 8))
+    sums = sum_kernel(copies, few, WIDTH)
+    found = decompose_landmarks(few, WIDTH, sums, 2)
     K, cross = gaussian_kernel(copies, copies, WIDTH), gaussian_kernel(copies, few, WIDTH)
     nystroem = cross @ np.linalg.solve(gaussian_kernel(few, few, WIDTH), cross.T)
-    assert found.lost == pytest.approx(1 - np.trace(nystroem) / len(K), rel=1e-6)
+    assert found.lost_share == pytest.approx(1 - np.trace(nystroem) / len(K), rel=1e-6)
     values, expected, _ = dense(copies, 2)
     assert (found.components.eigenvalues <= values + 1e-9).all()  # K less Nyström's is no less
     own = codes(copies, few, found.components)
-    half = rows.taken(np.arange(0, rows.n_rows, 8)[: -(-few.n_rows // 2)])
-    halved = components_of_landmarks(half, WIDTH, kernel_sums(copies, half, WIDTH), 2)
+    half = rows.take(np.arange(0, rows.n_rows, 8)[: -(-few.n_rows // 2)])
+    halved = decompose_landmarks(half, WIDTH, sum_kernel(copies, half, WIDTH), 2)
     basis = [np.linalg.qr(a)[0] for a in (own, codes(copies, half, halved.components))]
     overlap = np.square(basis[0].T @ basis[1]).sum() / 2
-    assert half_agrees(found.components, few, WIDTH, sums, 2) == pytest.approx(overlap, rel=1e-8)
+    assert half_agreement(found.components, few, WIDTH, sums, 2) == pytest.approx(overlap, rel=1e-8)
     assert 0.5 < overlap < np.square(basis[0].T @ np.linalg.qr(expected)[0]).sum() / 2
 
 
 def test_landmarks_differ_and_spread() -> None:
     X = np.repeat(np.repeat(np.eye(4, dtype=np.uint8), 90, axis=1), 3, axis=0)
     X[1::3, 10] ^= 1  # four clusters of three rows, two of them alike
-    rows, times = block_of(X).packed_rows(), np.ones(12, np.int64)
-    chosen = spread_landmarks(rows, times, 20.0, 12, np.random.default_rng(0))
+    rows, times = pack_block(X).to_packed_rows(), np.ones(12, np.int64)
+    chosen = choose_landmarks(rows, times, 20.0, 12, np.random.default_rng(0))
     assert len(np.unique(X[chosen], axis=0)) == len(chosen) == 8
     assert len({c // 3 for c in chosen[:4].tolist()}) == 4
 
 
 def test_rows_of_great_number_are_drawn_first() -> None:
-    rows = block_of(np.eye(50, dtype=np.uint8)).packed_rows()
+    rows = pack_block(np.eye(50, dtype=np.uint8)).to_packed_rows()
     times = np.where(np.arange(50) == 17, 10**6, 1)
-    chosen = spread_landmarks(rows, times, 1.0, 3, np.random.default_rng(1))
+    chosen = choose_landmarks(rows, times, 1.0, 3, np.random.default_rng(1))
     assert chosen[0] == 17

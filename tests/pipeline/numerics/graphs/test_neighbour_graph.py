@@ -7,17 +7,17 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.numerics.graphs.nearest_rows import NumberedRows
 from pipeline.numerics.graphs.neighbour_graph import (
-    Links,
-    joined,
-    nearest_vertices,
-    neighbour_links,
-    parts_of,
-    smoothest,
+    GraphEdges,
+    connect_components,
+    find_nearest_vertices,
+    label_connected_components,
+    laplacian_eigenvectors,
+    neighbour_edges,
 )
 from tests.support.strategies import Bits
 
@@ -31,20 +31,20 @@ def distinct(n: int, n_features: int, seed: int = 0) -> Bits:
 
 def vertices(X: Bits, mask: Bits | None = None) -> NumberedRows:
     at = np.arange(len(X))
-    return NumberedRows(block_of(X, mask).packed_rows(), at, at)
+    return NumberedRows(pack_block(X, mask).to_packed_rows(), at, at)
 
 
-def graph(X: Bits, k: int, mask: Bits | None = None) -> Links:
+def graph(X: Bits, k: int, mask: Bits | None = None) -> GraphEdges:
     """The links of a graph before its parts are joined."""
     of = vertices(X, mask)
-    return neighbour_links(nearest_vertices(of, of.numbers, k, map))
+    return neighbour_edges(find_nearest_vertices(of, of.numbers, k, map))
 
 
 def distances(X: Bits) -> Array:
     return (X[:, None] != X).sum(axis=2).astype(np.float64)
 
 
-def pairs(links: Links) -> set[tuple[int, int]]:
+def pairs(links: GraphEdges) -> set[tuple[int, int]]:
     return {*zip(links.left.tolist(), links.right.tolist(), strict=True)}
 
 
@@ -73,7 +73,7 @@ def test_links_are_those_of_brute_force() -> None:
 
 def test_threads_find_the_same() -> None:
     of = vertices(distinct(2500, 40))
-    one, two = (nearest_vertices(of, of.numbers, 3, m) for m in (map, ThreadsExecutor(2).map))
+    one, two = (find_nearest_vertices(of, of.numbers, 3, m) for m in (map, ThreadsExecutor(2).map))
     assert one.indices.tobytes() == two.indices.tobytes()
     assert one.distances.tobytes() == two.distances.tobytes()
 
@@ -81,10 +81,10 @@ def test_threads_find_the_same() -> None:
 def test_parts_are_joined_by_the_shortest_links() -> None:
     X = apart()
     links, far = graph(X, 3), distances(X)
-    parts = parts_of(links, len(X))
+    parts = label_connected_components(links, len(X))
     assert parts.max() == 3
-    whole = joined(links, vertices(X), map)
-    assert not parts_of(whole, len(X)).any()
+    whole = connect_components(links, vertices(X), map)
+    assert not label_connected_components(whole, len(X)).any()
     added = sorted(pairs(whole) - pairs(links))
     assert len(added) == 3
     between = np.array([[far[parts == a][:, parts == b].min() for b in range(4)] for a in range(4)])
@@ -97,7 +97,7 @@ def test_rows_that_cannot_be_compared_are_refused() -> None:
     mask[:12, :6] = mask[12:, 6:] = 1
     links = graph(X * mask, 3, mask)
     with pytest.raises(FitError, match=r"got (8|12) distinct ones that share none with the other"):
-        joined(links, vertices(X * mask, mask), map)
+        connect_components(links, vertices(X * mask, mask), map)
 
 
 def test_eigenvectors_are_those_of_the_dense_generalised_problem() -> None:
@@ -108,7 +108,7 @@ def test_eigenvectors_are_those_of_the_dense_generalised_problem() -> None:
     W[links.left, links.right] = W[links.right, links.left] = weights
     D = np.diag(W.sum(axis=1))
     values, vectors = scipy.linalg.eigh(D - W, D)
-    found = smoothest(links, weights, 500, 5)
+    found = laplacian_eigenvectors(links, weights, 500, 5)
     np.testing.assert_allclose(found.eigenvalues, values[1:6], rtol=0, atol=1e-8)
     cosines = (found.vectors * (D @ vectors[:, 1:6])).sum(axis=0) / np.sqrt(D.sum())
     np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-8)

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from sklearn.manifold import trustworthiness as by_sklearn
 
-from pipeline.numerics.graphs.neighbourhoods import NOBODY, nearest, trustworthiness, voted
+from pipeline.numerics.graphs.neighbourhoods import (
+    NOT_AMONG_OTHERS,
+    find_nearest_places,
+    majority_label,
+    trustworthiness,
+)
 
 
 def test_trustworthiness_and_continuity_are_scikit_learns() -> None:
@@ -51,14 +56,14 @@ FAR = st.sampled_from([0.0, 1.0, 2.0, np.inf])
 def test_the_nearest_are_the_first_of_all_in_order(
     distances: NDArray[np.float64], k: int, draw: st.DataObject
 ) -> None:
-    own = draw.draw(hnp.arrays(np.int64, 5, elements=st.integers(NOBODY, 8)))
+    own = draw.draw(hnp.arrays(np.int64, 5, elements=st.integers(NOT_AMONG_OTHERS, 8)))
     expected = [
         [j for j in np.argsort(far, kind="stable") if j != own[i]][:k]
         for i, far in enumerate(distances)
     ]
-    np.testing.assert_array_equal(nearest(distances, k, own), expected)
+    np.testing.assert_array_equal(find_nearest_places(distances, k, own), expected)
 
 
 def test_the_commonest_label_wins_and_of_several_the_nearests() -> None:
     labels = np.array([[3, 1, 1, 2, 2], [0, 2, 2, 0, 1], [4, 4, 4, 4, 4], [1, 2, 3, 4, 5]])
-    assert voted(labels).tolist() == [1, 0, 4, 1]
+    assert majority_label(labels).tolist() == [1, 0, 4, 1]

@@ -12,8 +12,8 @@ from scipy.special import expit, log_expit, logsumexp
 
 from pipeline.errors import FitError
 from pipeline.numerics.logistic.centred_points import (
-    Items,
-    modes,
+    TraitItems,
+    find_posterior_modes,
     posterior_by_quadrature,
     posterior_by_sampling,
 )
@@ -25,7 +25,7 @@ Bits = NDArray[np.uint8]
 
 def drawn(
     n_features: int, q: int, slope: float, n_rows: int = 60, seed: int = 0
-) -> tuple[Bits, Bits, Items]:
+) -> tuple[Bits, Bits, TraitItems]:
     """Rows of a model with slopes of this size, and a mask with a row that has no value."""
     rng = np.random.default_rng(seed)
     weights = slope * rng.standard_normal((n_features, q))
@@ -34,16 +34,16 @@ def drawn(
     X = (rng.random((n_rows, n_features)) < expit(x @ weights.T + offsets)).astype(np.uint8)
     observed = (rng.random(X.shape) < 0.8).astype(np.uint8)
     observed[0] = 0
-    return X, observed, Items(weights, offsets)
+    return X, observed, TraitItems(weights, offsets)
 
 
-def log_joint(t: Bits, observed: Bits, items: Items, x: Floats) -> Floats:
+def log_joint(t: Bits, observed: Bits, items: TraitItems, x: Floats) -> Floats:
     eta = x @ items.weights.T + items.offsets
     terms = log_expit(np.where(t == 1, eta, -eta)) * observed
     return terms.sum(axis=-1) - 0.5 * (x**2 + np.log(2 * np.pi)).sum(axis=-1)
 
 
-def on_grid(t: Bits, observed: Bits, items: Items) -> tuple[Floats, Floats, float]:
+def on_grid(t: Bits, observed: Bits, items: TraitItems) -> tuple[Floats, Floats, float]:
     """Moments and log-likelihood by the trapezoid rule on a grid."""
     q = items.weights.shape[1]
     axis, step = np.linspace(-7, 7, {1: 20_001, 2: 201, 3: 61}[q], retstep=True)
@@ -83,7 +83,7 @@ def test_quadrature_is_right_where_shared_nodes_are_not(
 
 def with_edges(
     n_features: int, q: int, steep: tuple[float, ...], seed: int = 1
-) -> tuple[Bits, Items]:
+) -> tuple[Bits, TraitItems]:
     """Rows of sparse items with slopes below 1, but for some."""
     rng = np.random.default_rng(seed)
     weights, offsets = 0.3 * rng.standard_normal((n_features, q)), rng.uniform(-4.5, -2, n_features)
@@ -93,10 +93,10 @@ def with_edges(
         offsets[k] = -slope * rng.uniform(-0.8, 1.5)
     x = rng.standard_normal((12, q))
     X = (rng.random((12, n_features)) < expit(x @ weights.T + offsets)).astype(np.uint8)
-    return X, Items(weights, offsets)
+    return X, TraitItems(weights, offsets)
 
 
-def on_fine_grid(X: Bits, items: Items, step: float) -> tuple[Floats, Floats]:
+def on_fine_grid(X: Bits, items: TraitItems, step: float) -> tuple[Floats, Floats]:
     """Means and log-likelihoods of rows, on one grid for all."""
     q = items.weights.shape[1]
     axis = np.arange(-6.5, 6.5 + step / 2, step)
@@ -146,7 +146,7 @@ def test_a_missing_value_has_no_edge() -> None:
     observed = np.ones_like(X)
     observed[:, :2] = 0
     found = posterior_by_quadrature(X, observed, items)
-    rest = posterior_by_quadrature(X[:, 2:], None, Items(items.weights[2:], items.offsets[2:]))
+    rest = posterior_by_quadrature(X[:, 2:], None, TraitItems(items.weights[2:], items.offsets[2:]))
     np.testing.assert_allclose(found.log_likelihood, rest.log_likelihood, atol=1e-9)
     np.testing.assert_allclose(found.mean, rest.mean, atol=1e-9)
 
@@ -162,7 +162,7 @@ def test_a_row_without_values_has_the_prior() -> None:
 @pytest.mark.parametrize("q", [1, 2, 5])
 def test_modes_are_those_that_scipy_finds(q: int) -> None:
     X, observed, items = drawn(20, q, 2.0, n_rows=10)
-    found = modes(X, observed, items)
+    found = find_posterior_modes(X, observed, items)
     for n in range(10):
 
         def cost(x: Floats, n: int = n) -> Any:

@@ -19,15 +19,15 @@ from scipy.special import expit, logsumexp
 from scipy.stats import norm
 
 from pipeline.errors import FitError
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 from pipeline.numerics.logistic.latent_nodes import (
     NodePosterior,
     Nodes,
+    draw_nodes,
     gauss_hermite,
     node_mass,
     node_posterior,
     node_statistics,
-    random_nodes,
 )
 
 Floats = NDArray[np.float64]
@@ -122,15 +122,15 @@ def test_a_rule_out_of_range_is_refused(n_per_axis, n_components, message) -> No
 
 
 def test_random_nodes_are_standard_normal_and_of_equal_weight() -> None:
-    nodes = random_nodes(20_000, 2, np.random.default_rng(0))
+    nodes = draw_nodes(20_000, 2, np.random.default_rng(0))
     assert logsumexp(nodes.log_weights) == pytest.approx(0, abs=1e-12)
     assert np.ptp(nodes.log_weights) == 0
     np.testing.assert_allclose(nodes.points.mean(axis=0), 0, atol=0.03)
     np.testing.assert_allclose(np.cov(nodes.points.T), np.eye(2), atol=0.05)
-    again = random_nodes(20_000, 2, np.random.default_rng(0))
+    again = draw_nodes(20_000, 2, np.random.default_rng(0))
     assert again.points.tobytes() == nodes.points.tobytes()
     with pytest.raises(FitError, match="Expected at least 2 nodes, got 1"):
-        random_nodes(1, 2, np.random.default_rng(0))
+        draw_nodes(1, 2, np.random.default_rng(0))
 
 
 @settings(deadline=None, max_examples=25)
@@ -140,7 +140,7 @@ def test_statistics_and_posteriors_are_those_of_loops(
 ) -> None:
     problem = random_problem(seed, n_samples, n_features, n_components, masked)
     rng = np.random.default_rng(seed)
-    nodes = random_nodes(9, n_components, rng) if drawn else gauss_hermite(3, n_components)
+    nodes = draw_nodes(9, n_components, rng) if drawn else gauss_hermite(3, n_components)
     statistics = node_statistics(*problem, nodes)
     posterior = node_posterior(*problem, nodes)
     R, evidence = (
@@ -250,8 +250,8 @@ def test_two_components_against_numerical_integration() -> None:
         (7, gauss_hermite(21, 1)),
         (5, gauss_hermite(7, 3)),
         (2, gauss_hermite(2, 1)),
-        (20, random_nodes(441, 3, np.random.default_rng(0))),
-        (20, random_nodes(200, 27, np.random.default_rng(0))),
+        (20, draw_nodes(441, 3, np.random.default_rng(0))),
+        (20, draw_nodes(200, 27, np.random.default_rng(0))),
     ],
     ids=["441", "21", "343", "2", "441 random", "200 random with 378 products"],
 )
@@ -261,7 +261,7 @@ def test_the_bytes_of_a_row_do_not_depend_on_its_company(n_features, nodes, mask
     rng = np.random.default_rng(6)
     chosen = [rng.permutation(400)[: rng.integers(1, 400)] for _ in range(15)]
     chosen += [np.arange(start, start + length) for start, length in ((0, 1), (399, 1), (63, 130))]
-    with one_blas_thread():
+    with limit_blas_threads():
         whole = node_posterior(*problem, nodes)
         for rows in chosen:
             part = node_posterior(*problem.rows(rows), nodes)

@@ -11,10 +11,10 @@ from scipy.special import expit, log_expit, logsumexp
 from pipeline.errors import FitError
 from pipeline.numerics.bits.kernels import pack_rows
 from pipeline.numerics.logistic.logistic_bound import (
-    BoundPosterior,
-    bound_m_step,
-    bound_posterior,
-    bound_statistics,
+    VariationalPosterior,
+    variational_e_step,
+    variational_m_step,
+    variational_row_posterior,
 )
 
 seeds = st.integers(0, 2**32 - 1)
@@ -33,11 +33,11 @@ def draw(rng, weights, offsets, n_samples):
 
 
 def posterior_of(T, observed, weights, offsets, **limits):
-    return bound_posterior(*packed(T, observed), weights, offsets, **limits)
+    return variational_row_posterior(*packed(T, observed), weights, offsets, **limits)
 
 
 def statistics_of(T, observed, weights, offsets, **limits):
-    return bound_statistics(*packed(T, observed), weights, offsets, **limits)
+    return variational_e_step(*packed(T, observed), weights, offsets, **limits)
 
 
 def packed(T, observed):
@@ -82,7 +82,7 @@ def reference_posterior(T, observed, weights, offsets, **limits):
         reference_row(t[k].astype(float), weights[k], offsets[k], **limits)
         for t, k in zip(T, keep, strict=True)
     ]
-    return BoundPosterior(*(np.array(column) for column in zip(*rows, strict=True)))
+    return VariationalPosterior(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def reference_sums(T, observed, weights, offsets, posterior):
@@ -151,7 +151,7 @@ def test_lambda_is_exact():
     xi = np.concatenate([[0.0, 1e-99, 1e-20], np.geomspace(1e-9, 1e3, 400), [1e6, 1e50]])
     signed = xi * np.where(np.arange(len(xi)) % 2, 1, -1)
     weights, words = np.zeros((len(xi), 1)), np.zeros((len(xi), 1), np.uint64)
-    found = bound_statistics(words, None, 1, weights, signed).curvature[:, -1]
+    found = variational_e_step(words, None, 1, weights, signed).curvature[:, -1]
     with mp.workdps(40):
         exact = [float(mp.tanh(mpf(x) / 2) / (2 * mpf(x))) if x else 0.25 for x in xi]
     np.testing.assert_allclose(found, exact, rtol=1e-14, atol=0)
@@ -216,7 +216,7 @@ def test_the_m_step_raises_the_bound(seed, q, prior_precision):
     for _ in range(4):
         found = statistics_of(T, mask, weights, offsets, **limits)
         objectives.append(found.bound - prior_precision / 2 * np.sum(weights**2))
-        weights, offsets = bound_m_step(found.curvature, found.target, prior_precision)
+        weights, offsets = variational_m_step(found.curvature, found.target, prior_precision)
     assert all(after > before for before, after in pairwise(objectives))
 
 
@@ -226,7 +226,7 @@ def test_the_m_step_solves_its_equations(q):
     model = random_model(rng, 6, q)
     T, _ = draw(rng, *model, 80)
     found = statistics_of(T, None, *model)
-    weights, offsets = bound_m_step(found.curvature, found.target, prior_precision=2.5)
+    weights, offsets = variational_m_step(found.curvature, found.target, prior_precision=2.5)
     posterior = reference_posterior(T, None, *model)
     curvature, target = reference_sums(T, None, *model, posterior)
     precision = np.diag([2.5] * q + [0])
@@ -308,12 +308,16 @@ def test_thousands_of_features():
 def test_no_rows():
     weights, offsets = np.ones((3, 2)), np.zeros(3)
     words = np.zeros((3, 0), np.uint64)
-    found = bound_statistics(words, None, 0, weights, offsets)
+    found = variational_e_step(words, None, 0, weights, offsets)
     assert (found.bound, found.rounds) == (0, 0)
     assert found.curvature.shape == (3, 6)
     assert not found.curvature.any()
     assert not found.target.any()
-    assert bound_posterior(words, words, 0, weights, offsets).covariance.shape == (0, 2, 2)
+    assert variational_row_posterior(words, words, 0, weights, offsets).covariance.shape == (
+        0,
+        2,
+        2,
+    )
 
 
 def test_words_may_lie_anywhere():
@@ -324,9 +328,9 @@ def test_words_may_lie_anywhere():
     apart = np.full((4, 6), 2**64 - 1, np.uint64)[:, 1:5:2]
     apart[:] = words
     apart.flags.writeable = False
-    expected = bound_statistics(words, None, 100, *model)
+    expected = variational_e_step(words, None, 100, *model)
     for given_words in (apart, np.asfortranarray(words), np.hstack([words, words])):
-        found = bound_statistics(given_words, None, 100, *model)
+        found = variational_e_step(given_words, None, 100, *model)
         np.testing.assert_array_equal(found.curvature, expected.curvature)
 
 
@@ -349,7 +353,7 @@ WORDS, WEIGHTS, OFFSETS = np.zeros((3, 1), np.uint64), np.ones((3, 2)), np.ones(
         ({"max_rounds": 0}, "max_rounds >= 1"),
     ],
 )
-@pytest.mark.parametrize("function", [bound_statistics, bound_posterior])
+@pytest.mark.parametrize("function", [variational_e_step, variational_row_posterior])
 def test_what_does_not_fit_is_refused(function, changed, message):
     arguments = {
         "words": WORDS,
@@ -367,6 +371,6 @@ def test_the_m_step_refuses_a_feature_that_no_row_has():
     mask[:, 1] = 0
     found = statistics_of(np.ones((10, 3), np.uint8), mask, WEIGHTS, OFFSETS)
     with pytest.raises(FitError, match="none of feature 1"):
-        bound_m_step(found.curvature, found.target)
+        variational_m_step(found.curvature, found.target)
     with pytest.raises(FitError, match="prior_precision"):
-        bound_m_step(found.curvature, found.target, -1.0)
+        variational_m_step(found.curvature, found.target, -1.0)

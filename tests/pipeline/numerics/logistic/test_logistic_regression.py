@@ -13,12 +13,12 @@ from sklearn.linear_model import LogisticRegression
 from pipeline.errors import FitError
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
+    draw_nodes,
     gauss_hermite,
     node_statistics,
-    random_nodes,
 )
 from pipeline.numerics.logistic.logistic_regression import MAX_SLOPE, LogisticFit, logistic_m_step
-from tests.support.data import shared
+from tests.support.data import find_shared_data
 
 Floats = NDArray[np.float64]
 seeds = st.integers(0, 2**32 - 1)
@@ -286,7 +286,7 @@ def em(X, nodes: Nodes, n_iterations: int, equal_slopes=False) -> tuple[Logistic
 )
 def test_the_likelihood_of_lsat_6(n_per_axis: int, equal_slopes: bool, published: float) -> None:
     """Maxima of Bock & Aitkin's example, section 6 of the Law School Admission Test."""
-    with np.load(shared("lsat6.npz")) as file:
+    with np.load(find_shared_data("lsat6.npz")) as file:
         X = np.unpackbits(file["X"], axis=1)[:, : file["shape"][1]]
     fit, history = em(X, gauss_hermite(n_per_axis, 1), 250, equal_slopes)
     assert history[-1] == pytest.approx(published, abs=0.01)
@@ -297,7 +297,7 @@ def test_the_likelihood_of_lsat_6(n_per_axis: int, equal_slopes: bool, published
 
 @pytest.mark.parametrize(
     "nodes",
-    [gauss_hermite(9, 2), random_nodes(100, 2, np.random.default_rng(0))],
+    [gauss_hermite(9, 2), draw_nodes(100, 2, np.random.default_rng(0))],
     ids=["quadrature", "random"],
 )
 def test_em_climbs_even_where_slopes_run_away(nodes: Nodes) -> None:

@@ -9,12 +9,16 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.numerics.logistic.centred_points import Items, RowPosterior, posterior_by_quadrature
+from pipeline.numerics.logistic.centred_points import (
+    RowPosterior,
+    TraitItems,
+    posterior_by_quadrature,
+)
 from pipeline.numerics.logistic.logistic_sites import (
-    SiteStatistics,
-    site_m_step,
-    site_posterior,
-    site_statistics,
+    EPStatistics,
+    ep_e_step,
+    ep_m_step,
+    ep_posterior,
 )
 
 Floats = NDArray[np.float64]
@@ -35,7 +39,7 @@ def drawn(
 
 
 def exact(X: Bits, observed: Bits, weights: Floats, offsets: Floats) -> RowPosterior:
-    return posterior_by_quadrature(X, observed, Items(weights, offsets))
+    return posterior_by_quadrature(X, observed, TraitItems(weights, offsets))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +54,7 @@ def test_posteriors_are_near_the_exact_ones(
     n_items: int, q: int, slope: float, base: float, nats: float, deviations: float
 ) -> None:
     model = drawn(n_items, q, slope, base)
-    found, truth = site_posterior(*model), exact(*model)
+    found, truth = ep_posterior(*model), exact(*model)
     assert np.abs(found.log_likelihood - truth.log_likelihood).max() < nats
     assert np.abs(found.mean - truth.mean).max() < deviations
     np.testing.assert_allclose(
@@ -70,9 +74,9 @@ def test_the_gradient_is_that_of_the_log_likelihood(entry: tuple[int, int]) -> N
     for change in (1e-3, -1e-3):
         moved = packed.copy()
         moved[entry] += change
-        found = site_statistics(X, observed, moved[:, :2].copy(), moved[:, 2].copy())
+        found = ep_e_step(X, observed, moved[:, :2].copy(), moved[:, 2].copy())
         reached.append(found.log_likelihood)
-    gradient = site_statistics(X, observed, weights, offsets).gradient
+    gradient = ep_e_step(X, observed, weights, offsets).gradient
     assert gradient[entry] == pytest.approx((reached[0] - reached[1]) / 2e-3, rel=0.01, abs=0.02)
 
 
@@ -80,7 +84,7 @@ def test_the_curvature_is_that_of_expected_items() -> None:
     X, observed, weights, offsets = drawn(12, 2, 1.5, -1.0)
     observed[:] = 0
     observed[:, 4] = 1
-    found = site_statistics(X, observed, weights, offsets)
+    found = ep_e_step(X, observed, weights, offsets)
     assert (np.delete(found.curvature, 4, axis=0) == 0).all()
     assert (np.delete(found.gradient, 4, axis=0) == 0).all()
     # one item alone: its site is exact, and so is the mean of its slope, the last entry
@@ -95,18 +99,18 @@ def test_the_curvature_is_that_of_expected_items() -> None:
 
 def test_a_row_has_the_same_bytes_whatever_its_neighbours() -> None:
     X, observed, weights, offsets = drawn(30, 5, 2.0, -1.0, n=1500)
-    whole = site_posterior(X, observed, weights, offsets)
-    part = site_posterior(X[301:1200], observed[301:1200], weights, offsets)
+    whole = ep_posterior(X, observed, weights, offsets)
+    part = ep_posterior(X[301:1200], observed[301:1200], weights, offsets)
     for of_whole, of_part in zip(whole, part, strict=True):
         assert of_whole[301:1200].tobytes() == of_part.tobytes()
 
 
-def em(X: Bits, passes: int, **more: Any) -> tuple[Floats, list[SiteStatistics]]:
+def em(X: Bits, passes: int, **more: Any) -> tuple[Floats, list[EPStatistics]]:
     weights, margin = np.full((X.shape[1], 1), 0.5), X.mean(axis=0)
     packed, found = np.column_stack([weights, np.log(margin / (1 - margin))]), []
     for _ in range(passes):
-        found.append(site_statistics(X, None, packed[:, :1].copy(), packed[:, 1].copy()))
-        packed = site_m_step(found[-1].gradient, found[-1].curvature, packed, **more)
+        found.append(ep_e_step(X, None, packed[:, :1].copy(), packed[:, 1].copy()))
+        packed = ep_m_step(found[-1].gradient, found[-1].curvature, packed, **more)
     return packed, found
 
 

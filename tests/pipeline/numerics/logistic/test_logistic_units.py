@@ -7,10 +7,10 @@ import pytest
 from scipy.special import expit
 
 from pipeline.numerics.logistic.logistic_units import (
+    count_draw_words,
     fill_draws,
     fill_probabilities,
-    states_of,
-    words_of,
+    row_states,
 )
 from pipeline.random import RowRandom
 
@@ -30,11 +30,11 @@ def test_draws_are_those_of_keyed_words(width: int) -> None:
     rows = np.arange(40) * 1000
     inputs = np.random.default_rng(0).standard_normal((40, width)).astype(np.float32)
     out = np.full((40, width + 1), 7, np.float32)
-    fill_draws(inputs, width, states_of(KEY, rows), 5, out)
-    drawn = RowRandom(3).stream("units").uniform(rows, 5 + words_of(width))[:, 5:]
+    fill_draws(inputs, width, row_states(KEY, rows), 5, out)
+    drawn = RowRandom(3).stream("units").uniform(rows, 5 + count_draw_words(width))[:, 5:]
     words = (drawn * 2.0**53).astype(np.uint64) << np.uint64(11)
     high = (words >> np.uint64(32)) / 2.0**32
-    half = words_of(width)
+    half = count_draw_words(width)
     expected = high[:, : width - half] < expit(inputs[:, half:].astype(float))
     assert (out[:, half:width] == expected).mean() > 0.999
     assert (out[:, -1] == 7).all()
@@ -44,9 +44,9 @@ def test_draws_do_not_depend_on_the_rows_beside() -> None:
     rows = np.arange(9) + 100
     inputs = np.random.default_rng(1).standard_normal((9, 33)).astype(np.float32)
     whole, alone = np.empty_like(inputs), np.empty((1, 33), np.float32)
-    fill_draws(inputs, 33, states_of(KEY, rows), 0, whole)
+    fill_draws(inputs, 33, row_states(KEY, rows), 0, whole)
     for n in range(9):
-        fill_draws(inputs[n : n + 1], 33, states_of(KEY, rows[n : n + 1]), 0, alone)
+        fill_draws(inputs[n : n + 1], 33, row_states(KEY, rows[n : n + 1]), 0, alone)
         np.testing.assert_array_equal(alone[0], whole[n])
 
 
@@ -55,7 +55,7 @@ def test_units_are_on_as_often_as_they_should_be() -> None:
     with np.errstate(divide="ignore"):
         inputs = np.tile(np.log(wanted) - np.log1p(-wanted), (400_000, 1)).astype(np.float32)
     out = np.empty_like(inputs)
-    fill_draws(inputs, 6, states_of(KEY, np.arange(len(out))), 0, out)
+    fill_draws(inputs, 6, row_states(KEY, np.arange(len(out))), 0, out)
     np.testing.assert_allclose(out.mean(axis=0), wanted, atol=3e-3)
     assert out[:, 1].mean() == pytest.approx(1e-4, rel=0.5)
     assert np.abs(np.corrcoef(out[:, 2:5].T) - np.eye(3)).max() < 0.01

@@ -11,16 +11,16 @@ from scipy.special import expit
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
     gauss_hermite,
+    iter_responsibilities,
     node_posterior,
     node_statistics,
-    responsibilities,
 )
-from pipeline.numerics.logistic.logistic_sites import site_posterior
+from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.numerics.logistic.trait_scores import (
-    node_curvature,
-    node_scores,
-    score_products,
-    trait_scores,
+    sum_node_curvature,
+    sum_node_scores,
+    sum_score_products,
+    sum_trait_scores,
 )
 
 Floats = NDArray[np.float64]
@@ -69,15 +69,15 @@ def test_they_are_the_derivatives(q: int, n_features: int, masked: bool) -> None
         / (20 * h) ** 2
     )
     posterior = node_posterior(X, observed, weights, offsets, nodes)
-    found = trait_scores(X, observed, weights, offsets, posterior)
+    found = sum_trait_scores(X, observed, weights, offsets, posterior)
     np.testing.assert_allclose(found.products, scores.T @ scores, rtol=0, atol=0.01)
     mass = node_statistics(X, observed, weights, offsets, nodes).mass
-    curvature = node_curvature(mass, weights, offsets, nodes)
+    curvature = sum_node_curvature(mass, weights, offsets, nodes)
     np.testing.assert_allclose(found.curvature, curvature, rtol=0, atol=0.01 * curvature.max())
     louis = block_diag(*curvature) - found.spread + found.products
     np.testing.assert_allclose(louis, -hessian, rtol=0, atol=0.01 * abs(hessian).max())
     if not masked:
-        on_nodes = node_scores(X, weights, offsets, nodes)
+        on_nodes = sum_node_scores(X, weights, offsets, nodes)
         np.testing.assert_allclose(on_nodes.products, scores.T @ scores, rtol=0, atol=1e-4)
         louis = block_diag(*curvature) - on_nodes.spread + on_nodes.products
         np.testing.assert_allclose(louis, -hessian, rtol=0, atol=1e-3 * abs(hessian).max())
@@ -91,8 +91,8 @@ def test_rows_on_nodes_have_the_spread_of_their_responsibilities(q: int) -> None
     z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
     left = X[:, None] - expit(nodes.points @ weights.T + offsets)
     scores = np.einsum("nli,la->nlia", left, z).reshape(len(X), len(z), -1)
-    (_, shares), *_ = responsibilities(X, None, weights, offsets, nodes)
-    found = node_scores(X, weights, offsets, nodes)
+    (_, shares), *_ = iter_responsibilities(X, None, weights, offsets, nodes)
+    found = sum_node_scores(X, weights, offsets, nodes)
     spread = np.einsum("nl,nlp,nlr->pr", shares, scores, scores)
     mean = np.einsum("nl,nlp->np", shares, scores)
     np.testing.assert_allclose(found.spread, spread, rtol=1e-10, atol=1e-10)
@@ -130,7 +130,7 @@ def test_products_of_scores_are_those_of_the_derivatives(
         ends = log_likelihood(packed + step), log_likelihood(packed - step)
         scores[:, *place] = (ends[0] - ends[1]) / (2 * STEP)
     flat = scores.reshape(len(X), -1)
-    by_sites = site_posterior(X, observed, weights, offsets)
-    found = score_products(X, observed, weights, offsets, by_sites)
+    by_sites = ep_posterior(X, observed, weights, offsets)
+    found = sum_score_products(X, observed, weights, offsets, by_sites)
     expected = flat.T @ flat
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.02 * expected.max())

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pipeline.numerics.logistic.logistic_units import states_of
-from pipeline.numerics.networks.contrast import fill_contrast
-from pipeline.numerics.networks.layered_network import count_numbers, layers_of
+from pipeline.numerics.logistic.logistic_units import row_states
+from pipeline.numerics.networks.contrast import fill_contrastive_gradient
+from pipeline.numerics.networks.layered_network import count_parameters, split_into_layers
 from pipeline.random import RowRandom
 
 
@@ -19,7 +19,9 @@ def test_slopes_are_those_of_enumeration_on_the_average(is_masked: bool) -> None
     seen = (rng.random((3, 4)) < 0.7).astype(np.float32) if is_masked else None
     mask = np.ones((3, 4)) if seen is None else seen
     given *= mask.astype(np.float32)
-    (layer,) = layers_of(rng.standard_normal(count_numbers((4, 2))).astype(np.float32), (4, 2))
+    (layer,) = split_into_layers(
+        rng.standard_normal(count_parameters((4, 2))).astype(np.float32), (4, 2)
+    )
 
     w, c, b = (part.astype(np.float64) for part in layer)
     up = expit(given @ w + b)
@@ -35,10 +37,12 @@ def test_slopes_are_those_of_enumeration_on_the_average(is_masked: bool) -> None
     mu, lam = given.mean(axis=0), up.mean(axis=0)
     expected[:4, :2] -= np.outer(expected[:4, 2], lam) + np.outer(mu, expected[4, :2])
 
-    found = np.empty((n_draws, count_numbers((4, 2))), np.float32)
+    found = np.empty((n_draws, count_parameters((4, 2))), np.float32)
     for k, flat in enumerate(found):
-        states = states_of(RowRandom(k).key, np.arange(3))
-        around = fill_contrast(layer, given, seen, states, layers_of(flat, (4, 2))[0])
+        states = row_states(RowRandom(k).key, np.arange(3))
+        around = fill_contrastive_gradient(
+            layer, given, seen, states, split_into_layers(flat, (4, 2))[0]
+        )
         for mean, wanted in zip(around, (mu, lam), strict=True):
             np.testing.assert_allclose(mean, wanted, rtol=1e-5)
     flat = np.concatenate([expected[:4, :2].ravel(), expected[:4, 2], expected[4, :2]])

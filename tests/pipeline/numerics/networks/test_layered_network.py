@@ -11,18 +11,18 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.numerics.networks.layer_rows import codes_of
+from pipeline.numerics.networks.layer_rows import encode_layers
 from pipeline.numerics.networks.layered_network import (
     Pull,
-    count_numbers,
-    cross_entropies,
-    downward,
-    fill_slopes,
-    flat_of,
-    layers_of,
+    count_parameters,
+    fill_gradient,
+    flatten_layers,
+    negative_cross_entropies,
+    negative_squared_errors,
+    propagate_down,
+    propagate_up,
     sigmoid,
-    squared_errors,
-    upward,
+    split_into_layers,
 )
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ SIZES = [(7, 4), (7, 5, 3), (6, 5, 4, 2)]
 
 
 def network(sizes: tuple[int, ...], seed: int = 0) -> Floats:
-    return 0.7 * np.random.default_rng(seed).standard_normal(count_numbers(sizes))
+    return 0.7 * np.random.default_rng(seed).standard_normal(count_parameters(sizes))
 
 
 def rows(n_features: int, n_rows: int = 9, seed: int = 1) -> tuple[Floats, Floats, Floats]:
@@ -45,8 +45,8 @@ def slope_of(
     flat: Floats, sizes: tuple[int, ...], *given: Any, **more: Any
 ) -> tuple[Floats, tuple[Any, ...]]:
     slope = np.full_like(flat, np.nan)
-    slopes = layers_of(slope, sizes)
-    fill_slopes(layers_of(flat, sizes), *given, slopes, **more)
+    slopes = split_into_layers(slope, sizes)
+    fill_gradient(split_into_layers(flat, sizes), *given, slopes, **more)
     return slope, slopes
 
 
@@ -65,9 +65,13 @@ def test_slopes_are_those_of_finite_differences(
     mask = seen if is_masked else None
 
     def score(flat: Floats) -> float:
-        layers = layers_of(flat, sizes)
-        inputs = downward(layers, upward(layers, given)[-1])[-1]
-        return float((squared_errors if squared else cross_entropies)(inputs, wanted, mask).sum())
+        layers = split_into_layers(flat, sizes)
+        inputs = propagate_down(layers, propagate_up(layers, given)[-1])[-1]
+        return float(
+            (negative_squared_errors if squared else negative_cross_entropies)(
+                inputs, wanted, mask
+            ).sum()
+        )
 
     flat = network(sizes)
     found, _ = slope_of(flat, sizes, given, wanted, mask, squared=squared)
@@ -80,9 +84,9 @@ def test_penalties_on_codes_pull_all_layers_below(sizes: tuple[int, ...]) -> Non
     pulls = np.linspace(-1, 2, sizes[-1])
 
     def penalised(flat: Floats) -> float:
-        layers = layers_of(flat, sizes)
-        codes = upward(layers, given)[-1]
-        scores = cross_entropies(downward(layers, codes)[-1], wanted, None)
+        layers = split_into_layers(flat, sizes)
+        codes = propagate_up(layers, given)[-1]
+        scores = negative_cross_entropies(propagate_down(layers, codes)[-1], wanted, None)
         return float(scores.sum() + (codes @ pulls).sum())
 
     flat, means = network(sizes), []
@@ -94,7 +98,9 @@ def test_penalties_on_codes_pull_all_layers_below(sizes: tuple[int, ...]) -> Non
     found, _ = slope_of(flat, sizes, given, wanted, None, pull=pull)
     np.testing.assert_allclose(found, differences(penalised, flat), rtol=1e-6, atol=1e-7)
     (mean,) = means
-    np.testing.assert_allclose(mean, upward(layers_of(flat, sizes), given)[-1].mean(axis=0))
+    np.testing.assert_allclose(
+        mean, propagate_up(split_into_layers(flat, sizes), given)[-1].mean(axis=0)
+    )
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -125,12 +131,12 @@ def test_single_precision_is_near_double() -> None:
 
 def test_layers_are_views_of_one_array() -> None:
     flat = network((6, 5, 2))
-    layers = layers_of(flat, (6, 5, 2))
+    layers = split_into_layers(flat, (6, 5, 2))
     assert [[part.shape for part in layer] for layer in layers] == [
         [(6, 5), (6,), (5,)],
         [(5, 2), (5,), (2,)],
     ]
-    np.testing.assert_array_equal(flat_of(layers), flat)
+    np.testing.assert_array_equal(flatten_layers(layers), flat)
     layers[1].weights[0, 0] = 7.5
     assert 7.5 in flat
 
@@ -144,8 +150,10 @@ def test_sigmoids_are_those_of_scipy(kind: type[np.floating[Any]]) -> None:
 
 def test_codes_are_those_of_the_network_without_what_is_missing() -> None:
     rng = np.random.default_rng(2)
-    layers = layers_of(network((9, 6, 3)), (9, 6, 3))
+    layers = split_into_layers(network((9, 6, 3)), (9, 6, 3))
     X, seen = (rng.random((2, 20, 9)) < 0.6).astype(np.uint8)
-    expected = upward(layers, (X * seen).astype(np.float64))[-1]
-    np.testing.assert_allclose(codes_of(layers, X, seen), expected, rtol=1e-12)
-    assert codes_of(layers, X, None)[:1].tobytes() == codes_of(layers, X[:1], None).tobytes()
+    expected = propagate_up(layers, (X * seen).astype(np.float64))[-1]
+    np.testing.assert_allclose(encode_layers(layers, X, seen), expected, rtol=1e-12)
+    assert (
+        encode_layers(layers, X, None)[:1].tobytes() == encode_layers(layers, X[:1], None).tobytes()
+    )

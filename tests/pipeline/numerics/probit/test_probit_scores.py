@@ -10,10 +10,10 @@ import scipy
 
 from pipeline.errors import FitError
 from pipeline.numerics.probit.probit_quadrature import quadrature_scores
-from pipeline.numerics.probit.probit_scores import propagation_scores
+from pipeline.numerics.probit.probit_scores import ep_scores
 
 FINE = partial(quadrature_scores, step=0.2, radius=9.0)
-EXACT_PROPAGATION = partial(propagation_scores, tol=1e-10)
+EXACT_PROPAGATION = partial(ep_scores, tol=1e-10)
 
 
 def problem(n_features=6, n_components=2, steepness=1.0, n_rows=30):
@@ -76,12 +76,12 @@ def test_quadrature_is_exact_and_its_error_covers_the_difference(n_components, s
 def test_the_error_of_propagation_is_about_what_it_is_off_by():
     X, weights, offsets = problem(n_rows=200)
     exact = quadrature_scores(X, weights, offsets).log_likelihood
-    found = propagation_scores(X, weights, offsets)
+    found = ep_scores(X, weights, offsets)
     off = np.abs(found.log_likelihood - exact)
     assert 0.7 < found.error.mean() / off.mean() < 1.4
 
 
-@pytest.mark.parametrize("score", [propagation_scores, quadrature_scores])
+@pytest.mark.parametrize("score", [ep_scores, quadrature_scores])
 def test_missing_values_leave_out_their_factors(score):
     X, weights, offsets = problem()
     observed = np.ones(X.shape, bool)

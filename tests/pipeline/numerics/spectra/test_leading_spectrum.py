@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics.spectra import leading_spectrum as module
-from pipeline.numerics.spectra.leading_spectrum import leading_spectrum, most_leading
+from pipeline.numerics.spectra.leading_spectrum import compute_leading_spectrum, max_leading_pairs
 
 Floats = NDArray[np.float64]
 N = 400
@@ -22,9 +22,9 @@ def correlated(n: int, n_factors: int, n_rows: int) -> Floats:
     return np.corrcoef(rows + 2 * rng.standard_normal((n_rows, n)), rowvar=False)
 
 
-def spectrum(matrix: Floats, n_leading: int, seed: int = 0) -> module.Spectrum:
+def spectrum(matrix: Floats, n_leading: int, seed: int = 0) -> module.LeadingSpectrum:
     rng = np.random.default_rng(seed)
-    return leading_spectrum(lambda block: matrix @ block, len(matrix), n_leading, rng)
+    return compute_leading_spectrum(lambda block: matrix @ block, len(matrix), n_leading, rng)
 
 
 @pytest.mark.parametrize("n_leading", [1, 5, 20])  # 20 are more than stand out
@@ -49,7 +49,7 @@ def test_residuals_are_those_of_the_vectors() -> None:
 def test_it_begins_again_where_the_basis_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = correlated(N, 6, 4000)
     whole = spectrum(matrix, 8)
-    monkeypatch.setattr(module, "_BLOCKS_HELD", 3)
+    monkeypatch.setattr(module, "_MAX_BASIS_BLOCKS", 3)
     short = spectrum(matrix, 8)
     assert short.n_products > whole.n_products
     np.testing.assert_allclose(short.values, whole.values, rtol=1e-10)
@@ -78,11 +78,13 @@ def test_equal_eigenvalues_are_all_found() -> None:
 
 
 def test_more_than_there_is_room_for_are_refused() -> None:
-    with pytest.raises(FitError, match=rf"--components: Expected 1 to {most_leading(N)}.* got 39"):
-        spectrum(np.eye(N), most_leading(N) + 1)
+    with pytest.raises(
+        FitError, match=rf"--components: Expected 1 to {max_leading_pairs(N)}.* got 39"
+    ):
+        spectrum(np.eye(N), max_leading_pairs(N) + 1)
 
 
 def test_what_does_not_converge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_PRODUCTS", 3)
+    monkeypatch.setattr(module, "_MAX_PRODUCTS", 3)
     with pytest.raises(FitError, match="converge within 3 products"):
         spectrum(correlated(N, 6, 4000), 20)

@@ -14,7 +14,7 @@ from pipeline.numerics.spectra.noise_spectrum import (
     find_spikes,
     noise_eigenvalues,
 )
-from pipeline.numerics.spectra.soft_edge import edge_points
+from pipeline.numerics.spectra.soft_edge import draw_edge_points
 
 Array = NDArray[np.float64]
 
@@ -96,7 +96,7 @@ def test_dense_matrices_have_these_eigenvalues(degrees: float) -> None:
     noise, rng, n_draws = uneven_noise(degrees), np.random.default_rng(0), 40
     drawn = np.array([draw_eigenvalues(noise, 20, rng) for _ in range(n_draws)])
     edge = find_edge(noise)
-    found = noise_eigenvalues(noise, edge, edge_points(300, 20, 300, rng))
+    found = noise_eigenvalues(noise, edge, draw_edge_points(300, 20, 300, rng))
     error = np.sqrt(drawn.var(axis=0) / n_draws + found.var(axis=0) / 300)
     assert (np.abs(found.mean(axis=0) - drawn.mean(axis=0)) < 3 * error + edge.scale / 4).all()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.numerics.spectra.soft_edge import count_above, edge_points, unfold
+from pipeline.numerics.spectra.soft_edge import count_above, draw_edge_points, unfold
 
 # Of F_1: Bornemann (2010), On the numerical evaluation of distributions in random matrix theory.
 _MEAN, _VARIANCE = -1.2065335745820, 1.607781034581
 
 
 def test_the_first_follows_tracy_and_widom() -> None:
-    first = -edge_points(600, 1, 1500, np.random.default_rng(0))[:, 0]
+    first = -draw_edge_points(600, 1, 1500, np.random.default_rng(0))[:, 0]
     # Of what is not yet in the limit, n^(−2/3) = 0.014 is left.
     assert abs(first.mean() - _MEAN) < 4 * (_VARIANCE / 1500) ** 0.5 + 0.03
     assert abs(first.var() / _VARIANCE - 1) < 4 * (2 / 1500) ** 0.5 + 0.1
@@ -19,7 +19,7 @@ def test_the_first_follows_tracy_and_widom() -> None:
 
 def test_they_are_those_of_dense_matrices() -> None:
     rng, n, n_draws = np.random.default_rng(1), 100, 300
-    found = edge_points(n, 10, n_draws, rng)
+    found = draw_edge_points(n, 10, n_draws, rng)
     dense = np.empty_like(found)
     for draw in dense:
         square = rng.standard_normal((n, n))
@@ -35,7 +35,7 @@ def test_they_are_those_of_dense_matrices() -> None:
 
 
 def test_as_many_lie_above_as_their_rank_says() -> None:
-    points = edge_points(100_000, 64, 60, np.random.default_rng(2))
+    points = draw_edge_points(100_000, 64, 60, np.random.default_rng(2))
     assert (np.diff(points, axis=1) > 0).all()
     # Between k − 1, as many as lie above it, and k.
     expected = count_above(points).mean(axis=0)
@@ -48,6 +48,6 @@ def test_unfolding_is_undone() -> None:
 
 
 def test_few_rows() -> None:
-    points = edge_points(3, 3, 5, np.random.default_rng(3))
+    points = draw_edge_points(3, 3, 5, np.random.default_rng(3))
     assert points.shape == (5, 3)
     assert np.isfinite(points).all()

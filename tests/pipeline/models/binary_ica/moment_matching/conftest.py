@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.executors.base import one_blas_thread
+from pipeline.executors.base import limit_blas_threads
 
 
 @pytest.fixture(autouse=True)
 def _one_blas_thread() -> Iterator[None]:
-    with one_blas_thread():
+    with limit_blas_threads():
         yield

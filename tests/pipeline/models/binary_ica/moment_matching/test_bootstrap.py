@@ -12,12 +12,12 @@ from scipy.stats import norm
 
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.models.binary_ica.moment_matching import optimiser
-from pipeline.models.binary_ica.moment_matching.bootstrap import mixing_interval
-from pipeline.models.binary_ica.moment_matching.objective import Solution
+from pipeline.models.binary_ica.moment_matching.bootstrap import bootstrap_mixing_interval
+from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise
-from pipeline.models.binary_ica.moment_matching.refinement import readable
-from pipeline.models.binary_ica.moment_matching.segments import segments_of
-from pipeline.numerics.metrics import matched_columns
+from pipeline.models.binary_ica.moment_matching.refinement import normalize_solution
+from pipeline.models.binary_ica.moment_matching.segments import estimate_segments
+from pipeline.numerics.metrics import match_columns
 from pipeline.statistics.counts import PairCounts
 from tests.pipeline.models.binary_ica.moment_matching import Floats, counts_of, drawn, planted
 
@@ -27,17 +27,17 @@ TRUTH = planted(5, 2, N_SEGMENTS, seed=1)
 
 
 def summed(counts: PairCounts, n_groups: int) -> PairCounts:
-    return counts.weighted(n_groups, np.ones((N_SEGMENTS, n_groups), np.int64))
+    return counts.sum_weighted_groups(n_groups, np.ones((N_SEGMENTS, n_groups), np.int64))
 
 
-def optimum(counts: PairCounts) -> Solution:
+def optimum(counts: PairCounts) -> MatchSolution:
     """The one next to the truth."""
-    return maximise(segments_of(counts, 20, map).moments(REGULARIZATION), TRUTH).solution
+    return maximise(estimate_segments(counts, 20, map).moments(REGULARIZATION), TRUTH).solution
 
 
-def estimate(counts: PairCounts) -> Solution:
+def estimate(counts: PairCounts) -> MatchSolution:
     """The same for reading."""
-    return readable(optimum(counts), segments_of(counts, 20, map))
+    return normalize_solution(optimum(counts), estimate_segments(counts, 20, map))
 
 
 def data_of(seed: int, n_groups: int, n_rows: int = N_ROWS) -> PairCounts:
@@ -49,11 +49,11 @@ def interval_of(seed: int, n_groups: int, replicates: int = 40, n_rows: int = N_
     """Interval of the mixing, in the order and with the signs of the true columns."""
     counts = data_of(seed, n_groups, n_rows)
     solution = estimate(summed(counts, n_groups))
-    segments = segments_of(summed(counts, n_groups), 20, map)
+    segments = estimate_segments(summed(counts, n_groups), 20, map)
     settings_ = (n_groups, [REGULARIZATION] * replicates)
     found = (optimum(summed(counts, n_groups)), solution.mixing, segments)
-    lower, upper = mixing_interval(counts, *settings_, *found, range(replicates), map)
-    matched = matched_columns(solution.mixing, TRUTH.mixing)
+    lower, upper = bootstrap_mixing_interval(counts, *settings_, *found, range(replicates), map)
+    matched = match_columns(solution.mixing, TRUTH.mixing)
     cosines = solution.mixing.T @ matched
     order = np.abs(cosines).argmax(axis=0)
     signs = np.sign(cosines[order, range(2)])
@@ -68,7 +68,7 @@ def implied_deviations(n_groups: int) -> Floats:
 
 def test_intervals_are_as_wide_as_estimates_scatter() -> None:
     estimates = [
-        matched_columns(estimate(data_of(100 + seed, 1)).mixing, TRUTH.mixing) for seed in range(25)
+        match_columns(estimate(data_of(100 + seed, 1)).mixing, TRUTH.mixing) for seed in range(25)
     ]
     scatter = np.std(estimates, axis=0, ddof=1)
     ratios = implied_deviations(16) / scatter
@@ -98,9 +98,9 @@ def test_more_rows_make_narrower_intervals() -> None:
 
 def test_without_seeds_there_is_no_interval() -> None:
     counts = data_of(0, 2)
-    segments = segments_of(summed(counts, 2), 20, map)
+    segments = estimate_segments(summed(counts, 2), 20, map)
     found = (optimum(summed(counts, 2)), estimate(summed(counts, 2)).mixing, segments)
-    interval = mixing_interval(counts, 2, [], *found, [], map)
+    interval = bootstrap_mixing_interval(counts, 2, [], *found, [], map)
     assert interval.shape == (0, 5, 2)
 
 
@@ -108,20 +108,23 @@ def test_intervals_are_percentiles_and_the_same_wherever_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts = data_of(0, 4)
-    segments = segments_of(summed(counts, 4), 20, map)
+    segments = estimate_segments(summed(counts, 4), 20, map)
     ridges = [5.0, 20.0, 20.0, 50.0, 20.0]
     found = (optimum(summed(counts, 4)), estimate(summed(counts, 4)).mixing, segments)
     arguments = (counts, 4, ridges, *found)
-    single = [mixing_interval(counts, 4, [r], *found, [seed], map) for seed, r in enumerate(ridges)]
+    single = [
+        bootstrap_mixing_interval(counts, 4, [r], *found, [seed], map)
+        for seed, r in enumerate(ridges)
+    ]
     for lower, upper in single:
         np.testing.assert_array_equal(lower, upper)
     replicates = [lower for lower, _ in single]
-    together = mixing_interval(*arguments, range(5), map)
+    together = bootstrap_mixing_interval(*arguments, range(5), map)
     np.testing.assert_allclose(together, np.percentile(replicates, [2.5, 97.5], axis=0))
     assert np.ptp(replicates, axis=0).min() > 0
-    threaded = mixing_interval(*arguments, range(5), ThreadsExecutor(2).map)
-    monkeypatch.setattr(optimiser, "_BYTES_TO_SEND", 0)
-    large = mixing_interval(*arguments, range(5), map)
+    threaded = bootstrap_mixing_interval(*arguments, range(5), ThreadsExecutor(2).map)
+    monkeypatch.setattr(optimiser, "_MAX_BYTES_TO_SEND", 0)
+    large = bootstrap_mixing_interval(*arguments, range(5), map)
     assert threaded.tobytes() == large.tobytes() == together.tobytes()
 
 
@@ -136,17 +139,17 @@ def test_columns_take_the_order_and_the_signs_of_the_reference(k: int, seed: int
     lengths = rng.uniform(0.1, 9, k)
     near = columns + 0.05 * rng.standard_normal(columns.shape)
     mixed = (near * rng.choice([-1, 1], k))[:, rng.permutation(k)]
-    np.testing.assert_allclose(matched_columns(mixed, columns * lengths), near, rtol=1e-12)
+    np.testing.assert_allclose(match_columns(mixed, columns * lengths), near, rtol=1e-12)
 
 
 def test_the_matching_is_the_best_of_all_not_column_by_column() -> None:
     """The first column is nearest to both; giving it to the first would leave 0 for the second."""
     reference = np.array([[1.0, 0.0], [0.0, 1.0]])
     estimated = np.array([[0.8, 1.0], [0.6, 0.0]])
-    np.testing.assert_array_equal(matched_columns(estimated, reference), estimated[:, ::-1])
+    np.testing.assert_array_equal(match_columns(estimated, reference), estimated[:, ::-1])
 
 
 def test_lengths_stay_and_zeros_stay_zeros() -> None:
     estimated = np.array([[0.0, -3.0], [0.0, 0.0]])
-    matched = matched_columns(estimated, np.eye(2))
+    matched = match_columns(estimated, np.eye(2))
     np.testing.assert_array_equal(matched, [[3.0, 0.0], [0.0, 0.0]])

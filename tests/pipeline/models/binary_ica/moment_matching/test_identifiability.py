@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.models.binary_ica.moment_matching.identifiability import surplus
+from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
 
 # Hyttinen et al. (2022), table 1: K = n, for n = 2 ... 10.
 TABLE = {
@@ -18,9 +18,9 @@ TABLE = {
 
 @pytest.mark.parametrize("n_segments", TABLE)
 def test_as_many_components_as_features_give_the_table_of_the_paper(n_segments: int) -> None:
-    assert [surplus(n, n, n_segments) for n in range(2, 11)] == TABLE[n_segments]
+    assert [count_surplus_equations(n, n, n_segments) for n in range(2, 11)] == TABLE[n_segments]
 
 
 def test_fewer_components_leave_more() -> None:
     # 3 segments of 6 correlations against 3 x 2 variances and 4 x 2 entries of the mixing.
-    assert surplus(4, 2, 3) == 3 * 6 - 3 * 2 - 4 * 2
+    assert count_surplus_equations(4, 2, 3) == 3 * 6 - 3 * 2 - 4 * 2

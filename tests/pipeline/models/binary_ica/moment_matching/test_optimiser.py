@@ -12,13 +12,17 @@ import pytest
 from pipeline.errors import FitError
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.models.binary_ica.moment_matching import optimiser
-from pipeline.models.binary_ica.moment_matching.objective import Moments, Solution, likelihood
+from pipeline.models.binary_ica.moment_matching.objective import (
+    MatchSolution,
+    SegmentMoments,
+    likelihood_and_gradient,
+)
 from pipeline.models.binary_ica.moment_matching.optimiser import (
     Optimum,
+    draw_start,
     maximise,
     maximise_from_seeds,
     maximise_variances,
-    random_start,
 )
 from pipeline.numerics.metrics import mean_cosine_similarity
 from tests.pipeline.models.binary_ica.moment_matching import correlations_of, moments_of, planted
@@ -31,15 +35,13 @@ def test_planted_solutions_are_recovered(shape: tuple[int, int, int]) -> None:
     best, *_ = maximise_from_seeds(moments, shape[1], range(2), map, tol=1e-10)
     assert best.converged
     assert mean_cosine_similarity(best.solution.mixing, truth.mixing) > 1 - 1e-4
-    assert best.objective == pytest.approx(likelihood(moments, truth)[0], abs=1e-6)
+    assert best.objective == pytest.approx(likelihood_and_gradient(moments, truth)[0], abs=1e-6)
     np.testing.assert_allclose(correlations_of(best.solution), moments.correlation, atol=3e-3)
 
 
 def test_the_default_rule_stops_near_the_optimum() -> None:
     moments = moments_of(planted(6, 2, 8))
-    loose, strict = (
-        maximise(moments, random_start(moments, 2, 0), tol=tol) for tol in (1e-7, 1e-12)
-    )
+    loose, strict = (maximise(moments, draw_start(moments, 2, 0), tol=tol) for tol in (1e-7, 1e-12))
     assert loose.converged
     assert loose.iterations < strict.iterations
     assert strict.objective - loose.objective < 1e-5
@@ -49,14 +51,16 @@ def test_the_default_rule_stops_near_the_optimum() -> None:
 def test_running_out_of_iterations_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = moments_of(planted(6, 2, 8))
     monkeypatch.setattr(optimiser, "_MAX_ITERATIONS", 7)
-    cut = maximise(moments, random_start(moments, 2, 0))
+    cut = maximise(moments, draw_start(moments, 2, 0))
     assert (cut.iterations, cut.converged) == (7, False)
 
 
 def test_the_objective_is_that_of_the_solution() -> None:
     moments = moments_of(planted(6, 2, 8), 0.2)
-    found = maximise(moments, random_start(moments, 2, 0))
-    assert found.objective == pytest.approx(likelihood(moments, found.solution)[0], rel=1e-12)
+    found = maximise(moments, draw_start(moments, 2, 0))
+    assert found.objective == pytest.approx(
+        likelihood_and_gradient(moments, found.solution)[0], rel=1e-12
+    )
 
 
 def test_a_better_optimum_comes_first_and_a_diverged_start_is_left_out() -> None:
@@ -78,19 +82,19 @@ def test_a_better_optimum_comes_first_and_a_diverged_start_is_left_out() -> None
 def test_a_start_that_is_not_finite_is_dropped(
     part: str, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(moments: Moments, n_components: int, seed: int) -> Solution:
-        start = random_start(moments, n_components, seed)
+    def spoilt(moments: SegmentMoments, n_components: int, seed: int) -> MatchSolution:
+        start = draw_start(moments, n_components, seed)
         if seed % 2:
             getattr(start, part)[:] = bad
         return start
 
     moments = moments_of(planted(6, 2, 8))
-    monkeypatch.setattr(optimiser, "random_start", spoilt)
+    monkeypatch.setattr(optimiser, "draw_start", spoilt)
     found = maximise_from_seeds(moments, 2, range(4), map)
     assert len(found) == 2
     for optimum in found:
         assert np.isfinite(optimum.objective)
-        assert np.isfinite(optimum.solution.flat()).all()
+        assert np.isfinite(optimum.solution.to_vector()).all()
     with pytest.raises(FitError, match=r"Expected a start that stays finite, got none\. Fit "):
         maximise_from_seeds(moments, 2, [1, 3], map)
 
@@ -99,7 +103,7 @@ def test_starts_have_the_same_bytes_wherever_they_run(monkeypatch: pytest.Monkey
     moments = moments_of(planted(6, 3, 8), 0.1)
     here = maximise_from_seeds(moments, 3, range(3), map)
     there = maximise_from_seeds(moments, 3, range(3), ThreadsExecutor(3).map)
-    monkeypatch.setattr(optimiser, "_BYTES_TO_SEND", 0)
+    monkeypatch.setattr(optimiser, "_MAX_BYTES_TO_SEND", 0)
 
     def unused(function: Any, items: Iterable[Any]) -> Iterator[Any]:
         raise AssertionError("large moments are not sent")
@@ -107,13 +111,13 @@ def test_starts_have_the_same_bytes_wherever_they_run(monkeypatch: pytest.Monkey
     large = maximise_from_seeds(moments, 3, range(3), unused)
     for other in (there, large):
         for a, b in zip(here, other, strict=True):
-            assert a.solution.flat().tobytes() == b.solution.flat().tobytes()
+            assert a.solution.to_vector().tobytes() == b.solution.to_vector().tobytes()
             assert a[1:] == b[1:]
 
 
 def test_a_start_hangs_on_its_seed_alone() -> None:
     moments = moments_of(planted(6, 3, 8))
-    a, b, other = (random_start(moments, 3, seed).flat() for seed in (4, 4, 5))
+    a, b, other = (draw_start(moments, 3, seed).to_vector() for seed in (4, 4, 5))
     assert a.tobytes() == b.tobytes()
     assert np.abs(a - other).max() > 0.1
 
@@ -122,19 +126,19 @@ def test_a_start_hangs_on_its_seed_alone() -> None:
 def test_correlations_of_one_stay_within_the_bounds(n_components: int) -> None:
     """The likelihood of features that are all the same has no maximum."""
     moments = replace(moments_of(planted(5, 1, 4)), correlation=np.ones((4, 5, 5)))
-    found = maximise(moments, random_start(moments, n_components, 0))
+    found = maximise(moments, draw_start(moments, n_components, 0))
     assert np.isfinite(found.objective)
-    assert np.isfinite(found.solution.flat()).all()
-    assert np.isfinite(likelihood(moments, found.solution)[1].flat()).all()
+    assert np.isfinite(found.solution.to_vector()).all()
+    assert np.isfinite(likelihood_and_gradient(moments, found.solution)[1].to_vector()).all()
 
 
 # --- variances alone -----------------------------------------------------------------------------
 
 
-def log_posterior(moments: Moments, n_rows: float, at: Solution) -> float:
+def log_posterior(moments: SegmentMoments, n_rows: float, at: MatchSolution) -> float:
     """The likelihood, and a normal prior of the logarithms about their mean over segments."""
     prior = -0.5 * len(at.log_variances) * at.log_variances.var(axis=0).sum()
-    return likelihood(moments, at)[0] + prior / n_rows
+    return likelihood_and_gradient(moments, at)[0] + prior / n_rows
 
 
 def test_variances_are_those_of_the_largest_posterior_and_the_mixing_stays() -> None:
@@ -150,7 +154,8 @@ def test_variances_are_those_of_the_largest_posterior_and_the_mixing_stays() -> 
         step = [0.03 * rng.standard_normal(part.shape) for part in truth]
         _, variances, precisions = (a + b for a, b in zip(found.solution, step, strict=True))
         assert (
-            log_posterior(moments, n_rows, Solution(truth.mixing, variances, precisions)) < highest
+            log_posterior(moments, n_rows, MatchSolution(truth.mixing, variances, precisions))
+            < highest
         )
 
 

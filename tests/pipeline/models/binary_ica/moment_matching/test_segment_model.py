@@ -11,7 +11,7 @@ import pytest
 from scipy.special import log_ndtr, logsumexp
 from scipy.stats import multivariate_normal, norm
 
-from pipeline.data.blocks import block_of
+from pipeline.data.blocks import pack_block
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
 from pipeline.models.binary_ica.params import BLICAParams
@@ -102,7 +102,7 @@ def test_codes_are_posterior_moments(place: int, segment: int, masked: bool) -> 
     log_joint, grid = joint_with_codes(place, PATTERNS, mask)
     posterior = np.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True))
     mean, second = posterior @ grid, posterior @ grid**2
-    block = block_of(PATTERNS, mask if masked else None, segment)
+    block = pack_block(PATTERNS, mask if masked else None, segment)
     codes = MODEL.transform(PARAMS, block, RNG)
     prior = VARIANCES[place]
     np.testing.assert_allclose(codes["mean"] / np.sqrt(prior), mean / np.sqrt(prior), atol=0.02)
@@ -115,7 +115,7 @@ def test_codes_are_the_means_of_the_sources_that_gave_the_same_rows() -> None:
     rng, place = np.random.default_rng(0), 1
     codes = MEANS[place] + np.sqrt(VARIANCES[place]) * rng.standard_normal((400_000, 2))
     X = (outputs_at(place, codes) + rng.standard_normal((len(codes), 5)) > 0).astype(np.uint8)
-    found = MODEL.transform(PARAMS, block_of(PATTERNS, None, 2), RNG)
+    found = MODEL.transform(PARAMS, pack_block(PATTERNS, None, 2), RNG)
     pattern = X @ (1 << np.arange(4, -1, -1))
     for k in range(32):
         same = codes[pattern == k]
@@ -128,7 +128,7 @@ def test_codes_are_the_means_of_the_sources_that_gave_the_same_rows() -> None:
 
 @places
 def test_likelihoods_of_all_rows_sum_to_one(place: int, segment: int) -> None:
-    block = block_of(PATTERNS, None, segment)
+    block = pack_block(PATTERNS, None, segment)
     log_likelihood = MODEL.log_likelihood(PARAMS, block, RNG).nats
     assert np.exp(log_likelihood).sum() == pytest.approx(1, abs=2e-4)
 
@@ -141,7 +141,7 @@ def test_likelihoods_are_integrals_over_the_sources(place: int, segment: int, ma
         mask = np.random.default_rng(1).integers(0, 2, PATTERNS.shape, dtype=np.uint8)
         mask[0] = 0
     log_joint, _ = joint_with_codes(place, PATTERNS, mask)
-    block = block_of(PATTERNS, mask if masked else None, segment)
+    block = pack_block(PATTERNS, mask if masked else None, segment)
     found = MODEL.log_likelihood(PARAMS, block, RNG).nats
     np.testing.assert_allclose(found, logsumexp(log_joint, axis=1), atol=1e-3)
 
@@ -149,8 +149,8 @@ def test_likelihoods_are_integrals_over_the_sources(place: int, segment: int, ma
 def test_missing_values_are_summed_over() -> None:
     mask = np.ones_like(PATTERNS)
     mask[:, [1, 3]] = 0
-    found = MODEL.log_likelihood(PARAMS, block_of(PATTERNS, mask, 5), RNG).nats
-    whole = np.exp(MODEL.log_likelihood(PARAMS, block_of(PATTERNS, None, 5), RNG).nats)
+    found = MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, mask, 5), RNG).nats
+    whole = np.exp(MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, None, 5), RNG).nats)
     same = (PATTERNS[:, None, [0, 2, 4]] == PATTERNS[:, [0, 2, 4]]).all(axis=2)
     np.testing.assert_allclose(np.exp(found), same @ whole, rtol=5e-4)
 
@@ -166,7 +166,7 @@ def test_composite_likelihoods_are_sums_over_pairs(place: int, segment: int, mas
     for i, j in zip(*np.triu_indices(5, 1), strict=True):
         log_cells = np.log(pair_table(place, i, j))[PATTERNS[:, i], PATTERNS[:, j]]
         expected += log_cells * mask[:, i] * mask[:, j]
-    block = block_of(PATTERNS, mask if masked else None, segment)
+    block = pack_block(PATTERNS, mask if masked else None, segment)
     found = MODEL.composite_log_likelihood(PARAMS, block, RNG)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -215,7 +215,7 @@ def mean_params() -> BLICAParams:
 
 def answers(params: BLICAParams, segment: int) -> list[Floats]:
     """All that a fitted model says of rows of a segment."""
-    block, codes = block_of(PATTERNS, None, segment), np.array([[0.3, -1.0], [2.0, 0.5]])
+    block, codes = pack_block(PATTERNS, None, segment), np.array([[0.3, -1.0], [2.0, 0.5]])
     return [
         *MODEL.transform(params, block, RNG).values(),
         MODEL.log_likelihood(params, block, RNG).nats,
@@ -246,7 +246,7 @@ def test_segments_left_out_do_not_enter_the_mean() -> None:
 def test_more_than_twenty_features_have_both_likelihoods() -> None:
     rng = np.random.default_rng(0)
     params = params_of(rng.standard_normal((21, 2)), rng.standard_normal((3, 21)))
-    block = block_of(rng.integers(0, 2, (9, 21), dtype=np.uint8))
+    block = pack_block(rng.integers(0, 2, (9, 21), dtype=np.uint8))
     found = MODEL.log_likelihood(params, block, RNG)
     assert (found.nats < 0).all()
     assert np.isfinite(found.integration_error).all()

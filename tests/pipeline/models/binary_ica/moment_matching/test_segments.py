@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from pipeline.models.binary_ica.moment_matching.segments import (
-    Segments,
+    SegmentCorrelations,
     SegmentStatus,
-    extreme_eigenvalues,
-    ridge,
-    segments_of,
+    estimate_segments,
+    find_extreme_eigenvalues,
+    find_ridge,
 )
 from pipeline.numerics.gaussian.tetrachoric import PairStatus, tetrachoric
 from tests.pipeline.models.binary_ica.moment_matching import (
@@ -26,7 +26,7 @@ from tests.pipeline.models.binary_ica.moment_matching import (
     planted,
     segments_of_truth,
 )
-from tests.support.strategies import Bits, Data, dense_pair_table
+from tests.support.strategies import Bits, DenseData, count_dense_pairs
 
 N_FEATURES, N_SEGMENTS, N_ROWS = 5, 4, 200
 TRUTH = planted(N_FEATURES, 2, N_SEGMENTS)
@@ -34,21 +34,21 @@ Spoil = Callable[[Bits, Bits], None]
 """Changes values and mask of segment 1."""
 
 
-def rows(seed: int = 0, n_rows: int = N_ROWS) -> Data:
+def rows(seed: int = 0, n_rows: int = N_ROWS) -> DenseData:
     return drawn(TRUTH, n_rows, np.random.default_rng(seed))
 
 
-def spoilt(spoil: Spoil) -> Data:
+def spoilt(spoil: Spoil) -> DenseData:
     data = rows()
     X, mask, here = data.X.copy(), np.ones_like(data.X), data.labels == 1
     values, observed = X[here], mask[here]
     spoil(values, observed)
     X[here], mask[here] = values, observed
-    return Data(X, None if mask.all() else mask, data.segments)
+    return DenseData(X, None if mask.all() else mask, data.segments)
 
 
-def estimated(data: Data, min_rows: int = 20) -> Segments:
-    return segments_of(counts_of(data), min_rows, map)
+def estimated(data: DenseData, min_rows: int = 20) -> SegmentCorrelations:
+    return estimate_segments(counts_of(data), min_rows, map)
 
 
 def apart(*pairs: tuple[int, int]) -> Spoil:
@@ -91,12 +91,14 @@ def test_segments_are_judged(spoil: Spoil, status: SegmentStatus) -> None:
     expected = np.full(N_SEGMENTS, SegmentStatus.USED)
     expected[1] = status
     np.testing.assert_array_equal(segments.status, expected)
-    np.testing.assert_array_equal(segments.used, expected == SegmentStatus.USED)
+    np.testing.assert_array_equal(segments.is_used, expected == SegmentStatus.USED)
 
 
 def test_segments_of_too_few_rows_are_left_out() -> None:
     data = rows()
-    kept = data.take(np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 30)))
+    kept = data.take_rows(
+        np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 30))
+    )
     for min_rows, status in ((30, SegmentStatus.USED), (31, SegmentStatus.TOO_SMALL)):
         segments = estimated(kept, min_rows)
         assert segments.status.tolist() == [0, 0, status, 0]
@@ -122,10 +124,10 @@ def test_segments_left_out_give_no_moments() -> None:
 def test_thresholds_and_their_errors_come_from_the_margins(masked: bool) -> None:
     data = rows(1)
     mask = np.random.default_rng(0).integers(0, 2, data.X.shape, dtype=np.uint8)
-    data = Data(data.X, mask if masked else None, data.segments)
+    data = DenseData(data.X, mask if masked else None, data.segments)
     segments, step = estimated(data), 1e-6
     for u in range(N_SEGMENTS):
-        part = data.take(data.labels == u)
+        part = data.take_rows(data.labels == u)
         n = part.mask.sum(axis=0)
         share = (part.X & part.mask).sum(axis=0) / n
         np.testing.assert_allclose(segments.thresholds[u], norm.isf(share), rtol=1e-12)
@@ -152,7 +154,9 @@ def test_thresholds_of_constant_features_are_those_of_half_a_count() -> None:
 
 def test_weights_are_rows() -> None:
     data = rows()
-    kept = data.take(np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100)))
+    kept = data.take_rows(
+        np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100))
+    )
     segments = estimated(kept)
     np.testing.assert_array_equal(segments.pair_rows, [200, 200, 100, 200])
     np.testing.assert_allclose(segments.moments(10.0).weights, np.array([2, 2, 1, 2]) / 7)
@@ -164,16 +168,16 @@ def test_weights_are_pairwise_complete_rows_of_the_features_that_vary() -> None:
     mask = (rng.random(data.X.shape) < rng.uniform(0.3, 1, (1, N_FEATURES))).astype(np.uint8)
     X = data.X.copy()
     X[data.labels == 2, 4] = 1
-    data = Data(X, mask, data.segments)
+    data = DenseData(X, mask, data.segments)
     pairs = np.triu_indices(N_FEATURES, 1)
     expected = []
     for u in range(N_SEGMENTS):
-        n = dense_pair_table(data.take(data.labels == u))[0][pairs]
+        n = count_dense_pairs(data.take_rows(data.labels == u))[0][pairs]
         counted = np.ones(len(n), np.bool_) if u != 2 else (pairs[0] != 4) & (pairs[1] != 4)
         expected.append(n[counted].mean())
     segments = estimated(data)
     np.testing.assert_allclose(segments.pair_rows, expected)
-    weights = np.array(expected)[segments.used]
+    weights = np.array(expected)[segments.is_used]
     np.testing.assert_allclose(segments.moments(10.0).weights, weights / weights.sum())
 
 
@@ -183,7 +187,7 @@ def test_weights_are_pairwise_complete_rows_of_the_features_that_vary() -> None:
 def test_correlations_are_tetrachoric_segment_by_segment() -> None:
     data, segments = rows(), estimated(rows())
     for u in range(N_SEGMENTS):
-        found = tetrachoric(*dense_pair_table(data.take(data.labels == u)))
+        found = tetrachoric(*count_dense_pairs(data.take_rows(data.labels == u)))
         expected = found.correlation.copy()
         np.fill_diagonal(expected, 1.0)
         np.testing.assert_allclose(segments.correlation[u], expected, atol=1e-12)
@@ -197,21 +201,25 @@ def test_empty_cells_are_filled_with_half_a_count_and_marked() -> None:
 
     data = spoilt(spoil)
     segments = estimated(data)
-    n, ones_i, ones_j, joint = (t[0, 1] for t in dense_pair_table(data.take(data.labels == 1)))
+    n, ones_i, ones_j, joint = (
+        t[0, 1] for t in count_dense_pairs(data.take_rows(data.labels == 1))
+    )
     expected = tetrachoric(n + 2.0, ones_i + 1.0, ones_j + 1.0, joint + 0.5).correlation
     assert segments.pair_status[1, 0, 1] == PairStatus.EMPTY_CELL
     assert segments.correlation[1, 0, 1] == pytest.approx(expected, abs=1e-12)
-    assert segments.used.all()
-    assert not segments.undefined().any()
+    assert segments.is_used.all()
+    assert not segments.find_undefined_pairs().any()
 
 
 def test_gaps_are_filled_by_the_other_segments() -> None:
     data = spoilt(apart((0, 1)))
-    kept = data.take(np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100)))
+    kept = data.take_rows(
+        np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 100))
+    )
     segments = estimated(kept)
     gaps = np.zeros((N_SEGMENTS, N_FEATURES, N_FEATURES), np.bool_)
     gaps[1, [0, 1], [1, 0]] = True
-    np.testing.assert_array_equal(segments.undefined(), gaps)
+    np.testing.assert_array_equal(segments.find_undefined_pairs(), gaps)
     others = segments.correlation[[0, 2, 3], 0, 1] @ [200, 100, 200] / 500
     np.testing.assert_allclose(segments.correlation[1, [0, 1], [1, 0]], others, rtol=1e-12)
     values = np.linalg.eigvalsh(segments.correlation[1])
@@ -220,7 +228,9 @@ def test_gaps_are_filled_by_the_other_segments() -> None:
 
 def test_segments_left_out_fill_no_gaps() -> None:
     data = spoilt(apart((0, 1)))
-    cut = data.take(np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 19)))
+    cut = data.take_rows(
+        np.flatnonzero((data.labels != 2) | (np.arange(len(data.X)) % N_ROWS < 19))
+    )
     segments = estimated(cut)
     assert segments.status[2] == SegmentStatus.TOO_SMALL
     others = segments.correlation[[0, 3], 0, 1].mean()
@@ -231,8 +241,8 @@ def test_pairs_known_nowhere_are_zero_until_the_model_fills_them() -> None:
     data = rows()
     mask = np.ones_like(data.X)
     apart((0, 1))(data.X, mask)
-    segments = estimated(Data(data.X, mask, data.segments))
-    assert segments.undefined()[:, 0, 1].all()
+    segments = estimated(DenseData(data.X, mask, data.segments))
+    assert segments.find_undefined_pairs()[:, 0, 1].all()
     np.testing.assert_array_equal(segments.correlation[:, 0, 1], 0.0)
 
 
@@ -244,12 +254,12 @@ def test_a_pair_that_does_not_vary_where_both_are_observed_is_undefined() -> Non
     segments = estimated(spoilt(spoil))
     assert segments.pair_status[1, 0, 1] == PairStatus.CONSTANT_FEATURE
     assert segments.varies[1].all()
-    assert segments.undefined()[1, 0, 1]
+    assert segments.find_undefined_pairs()[1, 0, 1]
 
 
 def test_features_that_do_not_vary_are_uncorrelated_and_no_gaps() -> None:
     segments = estimated(spoilt(all_but_two_constant))
-    assert not segments.undefined().any()
+    assert not segments.find_undefined_pairs().any()
     np.testing.assert_array_equal(segments.correlation[1, 2:, 2:], np.eye(3))
     np.testing.assert_array_equal(segments.correlation[1, :2, 2:], 0.0)
 
@@ -259,9 +269,9 @@ def test_threads_and_tasks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     from pipeline.models.binary_ica.moment_matching import segments as module
 
     counts, here = counts_of(rows()), estimated(rows())
-    monkeypatch.setattr(module, "_WORTH_A_TASK", 1)
-    there = segments_of(counts, 20, ThreadsExecutor(3).map)
-    for name in Segments.__dataclass_fields__:
+    monkeypatch.setattr(module, "_MIN_TASK_FEATURES", 1)
+    there = estimate_segments(counts, 20, ThreadsExecutor(3).map)
+    for name in SegmentCorrelations.__dataclass_fields__:
         assert getattr(here, name).tobytes() == getattr(there, name).tobytes()
 
 
@@ -282,8 +292,8 @@ def test_the_ridge_brings_any_matrix_to_the_condition_number(
     rng = np.random.default_rng(seed)
     correlation = np.triu(rng.uniform(-1, 1, (n, n)), 1)
     correlation += correlation.T + np.eye(n)
-    extremes = extreme_eigenvalues(correlation[None], map)
-    (delta,) = ridge(extremes, regularization)
+    extremes = find_extreme_eigenvalues(correlation[None], map)
+    (delta,) = find_ridge(extremes, regularization)
     assert delta >= 0
     least, largest = np.linalg.eigvalsh(correlation)[[0, -1]]
     if delta == 0:
@@ -308,7 +318,7 @@ def test_filling_computes_the_eigenvalues_anew() -> None:
     segments = segments_of_truth(TRUTH)
     changed = segments.correlation.copy()
     changed[1] = np.eye(N_FEATURES)
-    filled = segments.filled(changed, map)
+    filled = segments.with_correlation(changed, map)
     np.testing.assert_allclose(filled.extremes[1], 1.0)
     np.testing.assert_allclose(np.delete(filled.extremes - segments.extremes, 1, 0), 0, atol=1e-12)
     assert replace(filled, correlation=None, extremes=None).rows is segments.rows

@@ -13,24 +13,27 @@ from scipy.stats import multivariate_normal, norm
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.models.binary_ica.moment_matching import held_out, optimiser, selection
 from pipeline.models.binary_ica.moment_matching.held_out import (
-    Candidate,
-    Fold,
-    folds_of,
-    starts_of,
-    try_setting,
+    HeldOutFold,
+    ScoredSetting,
+    make_fold_starts,
+    score_setting,
+    split_into_folds,
 )
-from pipeline.models.binary_ica.moment_matching.objective import Moments, Solution
+from pipeline.models.binary_ica.moment_matching.objective import MatchSolution, SegmentMoments
 from pipeline.models.binary_ica.moment_matching.optimiser import Optimum
-from pipeline.models.binary_ica.moment_matching.segments import Segments, segments_of
+from pipeline.models.binary_ica.moment_matching.segments import (
+    SegmentCorrelations,
+    estimate_segments,
+)
 from pipeline.models.binary_ica.moment_matching.selection import (
-    GRID,
-    Choice,
-    Trial,
-    choose,
-    fewest,
-    resampled_ridges,
+    RIDGE_GRID,
+    ComponentsTrial,
+    SettingChoice,
+    choose_components,
+    choose_ridge,
+    choose_setting,
+    resample_ridges,
     try_components,
-    weakest,
 )
 from pipeline.statistics.counts import PairCounts
 from tests.pipeline.models.binary_ica.moment_matching import (
@@ -40,7 +43,7 @@ from tests.pipeline.models.binary_ica.moment_matching import (
     drawn,
     planted,
 )
-from tests.support.strategies import Data, memory_blocks
+from tests.support.strategies import DenseData, make_memory_blocks
 
 TRUTH = planted(6, 2, 8)
 
@@ -51,13 +54,15 @@ def counted(n_rows: int, n_groups: int = 2) -> PairCounts:
 
 
 @lru_cache
-def folds(n_rows: int) -> list[Fold]:
-    return folds_of(counted(n_rows), 2, 20, map)
+def folds(n_rows: int) -> list[HeldOutFold]:
+    return split_into_folds(counted(n_rows), 2, 20, map)
 
 
 @lru_cache
-def whole(n_rows: int) -> Segments:
-    return segments_of(counts_of(drawn(TRUTH, n_rows, np.random.default_rng(0), 0.4)), 20, map)
+def whole(n_rows: int) -> SegmentCorrelations:
+    return estimate_segments(
+        counts_of(drawn(TRUTH, n_rows, np.random.default_rng(0), 0.4)), 20, map
+    )
 
 
 # --- folds ---------------------------------------------------------------------------------------
@@ -67,9 +72,9 @@ def whole(n_rows: int) -> Segments:
 def test_folds_share_the_rows_between_them(n_groups: int) -> None:
     rng = np.random.default_rng(1)
     data = drawn(TRUTH, 301, rng)
-    data = Data(data.X, (rng.random(data.X.shape) < 0.9).astype(np.uint8), data.segments)
+    data = DenseData(data.X, (rng.random(data.X.shape) < 0.9).astype(np.uint8), data.segments)
     everything = counts_of(data)
-    folds = folds_of(counts_of(data, n_groups), n_groups, 20, map)
+    folds = split_into_folds(counts_of(data, n_groups), n_groups, 20, map)
     assert len(folds) == (2 if n_groups == 2 else 4)
     i, j = np.triu_indices(data.X.shape[1], 1)
     for first, second in zip(folds[::2], folds[1::2], strict=True):
@@ -97,8 +102,8 @@ def test_a_half_is_scored_by_the_rows_that_the_other_was_fitted_to() -> None:
 def test_of_many_features_the_same_pairs_are_scored_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(held_out, "MOST_PAIRS", 4)
-    some = folds_of(counted(300), 2, 20, map)
+    monkeypatch.setattr(held_out, "MAX_PAIRS", 4)
+    some = split_into_folds(counted(300), 2, 20, map)
     i, j = some[0].pairs
     assert len({*zip(i.tolist(), j.tolist(), strict=True)}) == 4
     for fold, every in zip(some, folds(300), strict=True):
@@ -112,39 +117,39 @@ def test_of_many_features_the_same_pairs_are_scored_everywhere(
 
 def test_splits_share_half_of_every_half() -> None:
     """Splits that hold out much the same rows would repeat each other."""
-    first, second = np.array(held_out._halves(8))
+    first, second = np.array(held_out._choose_halves(8))
     assert (first.sum(), second.sum(), (first & second).sum()) == (4, 4, 2)
 
 
 def test_half_the_rows_are_enough_for_a_half() -> None:
     data = drawn(TRUTH, 80, np.random.default_rng(0))
-    data = data.take((data.labels < 4) | (np.arange(len(data.X)) % 80 < 40))
+    data = data.take_rows((data.labels < 4) | (np.arange(len(data.X)) % 80 < 40))
     for min_rows, used in ((40, [True] * 8), (60, [True] * 4 + [False] * 4)):
-        for fold in folds_of(counts_of(data, 2), 2, min_rows, map):
-            assert fold.train.used.tolist() == used
+        for fold in split_into_folds(counts_of(data, 2), 2, min_rows, map):
+            assert fold.train.is_used.tolist() == used
 
 
 @pytest.mark.parametrize("n_rows", [40, 41])
 def test_segments_that_just_have_enough_rows_are_in_both_folds(n_rows: int) -> None:
     counts = counts_of(drawn(TRUTH, n_rows, np.random.default_rng(0)), 2)
-    for fold in folds_of(counts, 2, n_rows, map):
-        assert fold.train.used.all()
+    for fold in split_into_folds(counts, 2, n_rows, map):
+        assert fold.train.is_used.all()
 
 
 def test_rows_that_come_in_small_blocks_are_shared_as_well() -> None:
     """Segments in no order, in chunks that hold about one row of each."""
     data = drawn(TRUTH, 100, np.random.default_rng(0))
-    mixed = data.take(np.random.default_rng(1).permutation(len(data.X)))
-    parts = [PairCounts.of_groups(block, 2) for block in memory_blocks(mixed, [8] * 100)]
+    mixed = data.take_rows(np.random.default_rng(1).permutation(len(data.X)))
+    parts = [PairCounts.from_groups(block, 2) for block in make_memory_blocks(mixed, [8] * 100)]
     counts = reduce(lambda a, b: a.merge(b), parts)
-    for fold in folds_of(counts, 2, 20, map):
+    for fold in split_into_folds(counts, 2, 20, map):
         assert fold.train.rows.min() > 35
 
 
 # --- held-out scores -----------------------------------------------------------------------------
 
 
-def dense_nats(fold: Fold, segment: int, correlation: Floats) -> float:
+def dense_nats(fold: HeldOutFold, segment: int, correlation: Floats) -> float:
     """Σ count · log P(cell) over the pairs, by SciPy's bivariate normal."""
     t, total = fold.train.thresholds[segment], 0.0
     tables = zip(*fold.test[segment], strict=True)
@@ -158,23 +163,23 @@ def dense_nats(fold: Fold, segment: int, correlation: Floats) -> float:
     return total
 
 
-class Fixed(Solution):
+class Fixed(MatchSolution):
     """A solution whose mixing stands for correlations, ridged like the data it was fitted to."""
 
-    def implied_correlation(self, segment: int) -> Floats:
+    def model_correlation(self, segment: int) -> Floats:
         return self.mixing[segment]
 
 
-def scored(correlations: Floats, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> Candidate:
+def scored(correlations: Floats, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> ScoredSetting:
     """Score these correlations in place of a fit."""
 
-    def maximise(moments: Moments, start: Solution, *_: Any) -> Optimum:
+    def maximise(moments: SegmentMoments, start: MatchSolution, *_: Any) -> Optimum:
         ridged = correlations / (1 + moments.ridge[:, None, None])
         return Optimum(Fixed(ridged, start.log_variances, start.log_precisions), 0.0, 1, True)
 
     monkeypatch.setattr(held_out, "maximise", maximise)
-    starts = starts_of(folds(n_rows), TRUTH, whole(n_rows).used)
-    return try_setting(folds(n_rows), 2, 5.0, starts, map)
+    starts = make_fold_starts(folds(n_rows), TRUTH, whole(n_rows).is_used)
+    return score_setting(folds(n_rows), 2, 5.0, starts, map)
 
 
 def test_a_score_is_the_pairwise_log_likelihood_of_the_other_half(
@@ -217,42 +222,42 @@ def scripted(score: Callable[[int, float], float], monkeypatch: pytest.MonkeyPat
     """Give scores in place of fits, all segments alike; note the settings tried, and the starts."""
     seen: list[Any] = []
 
-    def tried(folds: Any, k: int, r: float, starts: Any, map_items: Any) -> Candidate:
+    def tried(folds: Any, k: int, r: float, starts: Any, map_items: Any) -> ScoredSetting:
         seen.append((k, r, starts))
-        return Candidate(k, r, np.full((2, 4), score(k, r)), 8.0, [TRUTH, TRUTH])
+        return ScoredSetting(k, r, np.full((2, 4), score(k, r)), 8.0, [TRUTH, TRUTH])
 
-    monkeypatch.setattr(selection, "try_setting", tried)
-    monkeypatch.setattr(selection, "ridged", lambda folds, r: True)
+    monkeypatch.setattr(selection, "score_setting", tried)
+    monkeypatch.setattr(selection, "has_ridge", lambda folds, r: True)
     return seen
 
 
-def trials(components: Any, grid: Any = GRID) -> list[Trial]:
+def trials(components: Any, grid: Any = RIDGE_GRID) -> list[ComponentsTrial]:
     return try_components(whole(200), folds(200), components, grid, map)
 
 
-def chosen(components: Any, grid: Any = GRID) -> Choice:
-    return choose(whole(200), folds(200), components, grid, map)
+def chosen(components: Any, grid: Any = RIDGE_GRID) -> SettingChoice:
+    return choose_setting(whole(200), folds(200), components, grid, map)
 
 
-@pytest.mark.parametrize("peak", range(len(GRID)))
+@pytest.mark.parametrize("peak", range(len(RIDGE_GRID)))
 def test_the_climb_ends_at_the_peak_of_a_unimodal_score(
     peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripted(lambda k, r: -float(abs(GRID.index(r) - peak)), monkeypatch)
+    scripted(lambda k, r: -float(abs(RIDGE_GRID.index(r) - peak)), monkeypatch)
     (trial,) = trials([1])
-    assert trial.best.regularization == GRID[peak]
-    visited = [GRID.index(candidate.regularization) for candidate in trial.candidates]
+    assert trial.best.regularization == RIDGE_GRID[peak]
+    visited = [RIDGE_GRID.index(candidate.regularization) for candidate in trial.candidates]
     assert visited == sorted(set(visited))
     # No further than one beyond the peak.
-    assert min(peak, GRID.index(10.0)) - 1 <= min(visited)
-    assert max(visited) <= max(peak, GRID.index(10.0)) + 1
+    assert min(peak, RIDGE_GRID.index(10.0)) - 1 <= min(visited)
+    assert max(visited) <= max(peak, RIDGE_GRID.index(10.0)) + 1
 
 
 def test_the_next_number_of_components_begins_at_the_best_ridge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    peak = GRID.index(1000.0)
-    seen = scripted(lambda k, r: k - float(abs(GRID.index(r) - peak)), monkeypatch)
+    peak = RIDGE_GRID.index(1000.0)
+    seen = scripted(lambda k, r: k - float(abs(RIDGE_GRID.index(r) - peak)), monkeypatch)
     trials([1, 2])
     assert [r for k, r, _ in seen if k == 2] == [1000.0, 1e4, 500.0]
 
@@ -262,15 +267,17 @@ def test_components_end_after_two_that_are_no_better(monkeypatch: pytest.MonkeyP
     scripted(lambda k, r: scores[k], monkeypatch)
     found = trials(range(1, 7), [10.0])
     assert [trial.best.n_components for trial in found] == [1, 2, 3, 4, 5, 6]
-    assert fewest(found).best.n_components == 4
+    assert choose_components(found).best.n_components == 4
 
 
 def test_a_gain_below_a_standard_error_does_not_prolong_the_search() -> None:
     """Scores of halves creep up long after the last component that is there."""
     truth = planted(7, 2, 8, seed=2)
     counts = counts_of(drawn(truth, 2000, np.random.default_rng(0)), 8)
-    segments = segments_of(counts_of(drawn(truth, 2000, np.random.default_rng(0))), 20, map)
-    found = try_components(segments, folds_of(counts, 8, 20, map), range(1, 8), [1000.0], map)
+    segments = estimate_segments(counts_of(drawn(truth, 2000, np.random.default_rng(0))), 20, map)
+    found = try_components(
+        segments, split_into_folds(counts, 8, 20, map), range(1, 8), [1000.0], map
+    )
     assert [trial.best.n_components for trial in found] == [1, 2, 3, 4]
 
 
@@ -289,10 +296,12 @@ def test_folds_begin_where_all_rows_ended_and_go_on_from_ridge_to_ridge(
 def test_where_nothing_is_ridged_no_weaker_ridge_is_tried() -> None:
     truth = planted(6, 1, 8)
     data = drawn(truth, 4000, np.random.default_rng(0))
-    halves = folds_of(counts_of(data, 2), 2, 20, map)
-    found = choose(segments_of(counts_of(data), 20, map), halves, [1], GRID, map)
+    halves = split_into_folds(counts_of(data, 2), 2, 20, map)
+    found = choose_setting(
+        estimate_segments(counts_of(data), 20, map), halves, [1], RIDGE_GRID, map
+    )
     tried = [c.regularization for c in found.ridges]
-    assert tried[-1] < GRID[-1]
+    assert tried[-1] < RIDGE_GRID[-1]
     assert found.candidate.regularization == tried[-1]
 
 
@@ -301,13 +310,13 @@ def test_where_nothing_is_ridged_no_weaker_ridge_is_tried() -> None:
 
 def candidate(
     n_components: int, nats: list[float], r: float = 10.0, ends: Any = (TRUTH, TRUTH)
-) -> Candidate:
+) -> ScoredSetting:
     """Nats by segment, in one fold."""
-    return Candidate(n_components, r, np.array([nats]), 10.0, ends)
+    return ScoredSetting(n_components, r, np.array([nats]), 10.0, ends)
 
 
-def trial_of(*candidates: Candidate) -> Trial:
-    return Trial(TRUTH, candidates)
+def trial_of(*candidates: ScoredSetting) -> ComponentsTrial:
+    return ComponentsTrial(TRUTH, candidates)
 
 
 def test_fewer_components_are_taken_within_the_error() -> None:
@@ -315,14 +324,14 @@ def test_fewer_components_are_taken_within_the_error() -> None:
     # Differences 1 ± s of four terms: their sum is 4, its standard error 2 · s √(4 / 3).
     for s, expected in ((0.64, 3), (0.65, 2)):
         fewer = candidate(2, [9 - s, 9 + s, 9 - s, 9 + s])
-        assert fewest([trial_of(fewer), trial_of(best)]).best.n_components == expected
+        assert choose_components([trial_of(fewer), trial_of(best)]).best.n_components == expected
 
 
 def test_folds_of_a_segment_count_as_one_term_of_the_standard_error() -> None:
-    best = Candidate(3, 10.0, np.full((2, 4), 10.0), 10.0)
+    best = ScoredSetting(3, 10.0, np.full((2, 4), 10.0), 10.0)
     for s, expected in ((0.64, 3), (0.65, 2)):
         fewer = best._replace(n_components=2, nats=np.full((2, 4), 9.0) + s * np.array([1, -1] * 2))
-        assert fewest([trial_of(fewer), trial_of(best)]).best.n_components == expected
+        assert choose_components([trial_of(fewer), trial_of(best)]).best.n_components == expected
 
 
 def test_the_fewest_within_the_error_win_each_at_its_best_ridge() -> None:
@@ -334,7 +343,7 @@ def test_the_fewest_within_the_error_win_each_at_its_best_ridge() -> None:
         trial_of(candidate(3, [9.0, 9.5, 10.0, 10.0])),
         trial_of(candidate(4, [10.0, 10.0, 10.0, 10.0])),
     ]
-    best = fewest(tried).best
+    best = choose_components(tried).best
     assert (best.n_components, best.regularization) == (2, 20.0)
 
 
@@ -342,17 +351,17 @@ def test_the_weakest_ridge_within_one_standard_error_is_taken() -> None:
     strong = candidate(2, [10.0, 10.0, 10.0, 10.0], 2.0)
     near = candidate(2, [9.0, 10.9, 9.1, 10.8], 5.0)
     far = candidate(2, [8.0, 8.1, 8.0, 8.1], 20.0)
-    assert weakest([strong, near]).regularization == 5.0
-    assert weakest([strong, near, far]).regularization == 5.0
-    assert weakest([strong, far]).regularization == 2.0
+    assert choose_ridge([strong, near]).regularization == 5.0
+    assert choose_ridge([strong, near, far]).regularization == 5.0
+    assert choose_ridge([strong, far]).regularization == 2.0
 
 
 def test_a_weaker_ridge_at_which_halves_disagree_is_not_taken() -> None:
     other = TRUTH._replace(mixing=planted(6, 2, 8, seed=5).mixing)
     best = candidate(2, [10.0, 10.0, 10.0, 10.0], 20.0)
     apart = candidate(2, [9.0, 10.9, 9.1, 10.9], 200.0, (TRUTH, other))
-    assert weakest([best, apart]).regularization == 20.0
-    assert weakest([best, apart._replace(ends=best.ends)]).regularization == 200.0
+    assert choose_ridge([best, apart]).regularization == 20.0
+    assert choose_ridge([best, apart._replace(solutions=best.solutions)]).regularization == 200.0
 
 
 def test_where_halves_disagree_at_every_ridge_the_strongest_within_the_error_is_taken() -> None:
@@ -362,7 +371,7 @@ def test_where_halves_disagree_at_every_ridge_the_strongest_within_the_error_is_
     strong = candidate(2, [9.0, 10.9, 9.1, 10.8], 20.0, **halves)
     best = candidate(2, [10.0, 10.0, 10.0, 10.0], 50.0, **halves)
     weak = strong._replace(regularization=200.0)
-    assert weakest([worse, strong, best, weak]).regularization == 20.0
+    assert choose_ridge([worse, strong, best, weak]).regularization == 20.0
 
 
 def test_the_weaker_ridges_within_the_error_are_tried_at_the_chosen_number_alone(
@@ -370,39 +379,39 @@ def test_the_weaker_ridges_within_the_error_are_tried_at_the_chosen_number_alone
 ) -> None:
     noise = np.array([1.0, -1.0, 1.0, -1.0])
 
-    def tried(folds: Any, k: int, r: float, starts: Any, map_items: Any) -> Candidate:
-        place = GRID.index(r)
+    def tried(folds: Any, k: int, r: float, starts: Any, map_items: Any) -> ScoredSetting:
+        place = RIDGE_GRID.index(r)
         nats = 10.0 * (k > 1) - 0.1 * abs(place - 2) + (place % 2) * noise
-        return Candidate(k, r, nats[None], 4.0, [TRUTH, TRUTH])
+        return ScoredSetting(k, r, nats[None], 4.0, [TRUTH, TRUTH])
 
-    monkeypatch.setattr(selection, "try_setting", tried)
-    monkeypatch.setattr(selection, "ridged", lambda folds, r: True)
+    monkeypatch.setattr(selection, "score_setting", tried)
+    monkeypatch.setattr(selection, "has_ridge", lambda folds, r: True)
     found = chosen([1, 2, 3])
     assert found.candidate.n_components == 2
     assert found.candidate.regularization > 10.0
-    weakest_tried = {c.n_components: c.regularization for c in found.tried}
+    weakest_tried = {c.n_components: c.regularization for c in found.candidates}
     assert weakest_tried[2] > weakest_tried[1] == weakest_tried[3] == 20.0
 
 
 def test_ridges_of_replicates_vary_as_scores_do() -> None:
     rng = np.random.default_rng(0)
     sure = [candidate(2, [10.0] * 12, 5.0), candidate(2, [0.0] * 12, 20.0)]
-    assert set(resampled_ridges(sure, range(40))) == {5.0}
+    assert set(resample_ridges(sure, range(40))) == {5.0}
     close = [
         candidate(2, (10 + rng.standard_normal(12)).tolist(), 5.0),
         candidate(2, (9.5 + rng.standard_normal(12)).tolist(), 20.0),
     ]
-    assert set(resampled_ridges(close, range(40))) == {5.0, 20.0}
-    assert resampled_ridges(close, range(40)) == resampled_ridges(close, range(40))
+    assert set(resample_ridges(close, range(40))) == {5.0, 20.0}
+    assert resample_ridges(close, range(40)) == resample_ridges(close, range(40))
 
 
 def test_the_true_number_of_components_is_chosen() -> None:
     for n_components in (1, 2, 3):
         truth = planted(7, n_components, 8, seed=n_components)
         data = drawn(truth, 2000, np.random.default_rng(0))
-        halves = folds_of(counts_of(data, 8), 8, 20, map)
-        found = choose(
-            segments_of(counts_of(data), 20, map), halves, range(1, 6), [10.0, 50.0], map
+        halves = split_into_folds(counts_of(data, 8), 8, 20, map)
+        found = choose_setting(
+            estimate_segments(counts_of(data), 20, map), halves, range(1, 6), [10.0, 50.0], map
         )
         assert found.candidate.n_components == n_components
 
@@ -411,10 +420,10 @@ def test_scores_have_the_same_bytes_wherever_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def scores(map_items: Any) -> list[tuple[Any, ...]]:
-        found = choose(whole(200), folds(200), [1, 2], [5.0, 10.0], map_items)
-        return [(c.n_components, c.regularization, c.nats.tobytes()) for c in found.tried]
+        found = choose_setting(whole(200), folds(200), [1, 2], [5.0, 10.0], map_items)
+        return [(c.n_components, c.regularization, c.nats.tobytes()) for c in found.candidates]
 
     here = scores(map)
     assert scores(ThreadsExecutor(2).map) == here
-    monkeypatch.setattr(optimiser, "_BYTES_TO_SEND", 0)
+    monkeypatch.setattr(optimiser, "_MAX_BYTES_TO_SEND", 0)
     assert scores(None) == here

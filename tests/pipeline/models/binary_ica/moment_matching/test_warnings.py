@@ -9,37 +9,37 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pipeline.errors import FitError, Notice
+from pipeline.errors import FitError, FitWarning
 from pipeline.models.binary_ica.moment_matching import optimiser
-from pipeline.models.binary_ica.moment_matching.warnings import judge_choice
+from pipeline.models.binary_ica.moment_matching.warnings import warn_about_choice
 from pipeline.models.state import FitState
-from pipeline.params import named_arrays
-from storage.examples.examples import nonstationary_truth
+from pipeline.params import get_named_arrays
+from storage.examples.examples import draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import (
     fitted,
     nonstationary,
     small,
     truth_and_data,
 )
-from tests.support.strategies import Data
+from tests.support.strategies import DenseData
 
 
-def notices(state: FitState, text: str) -> list[Notice]:
+def notices(state: FitState, text: str) -> list[FitWarning]:
     return [notice for notice in state.warnings if text in notice.text]
 
 
 def test_fewer_than_three_segments_are_refused() -> None:
     data = small()
     with pytest.raises(FitError, match=r"Expected at least 3 segments, got 2\. Ingest with --seg"):
-        fitted(data.take(data.labels < 2), n_components=2)
+        fitted(data.take_rows(data.labels < 2), n_components=2)
 
 
 def test_fewer_than_three_segments_to_use_are_refused_naming_the_others() -> None:
     data = small()
-    data = data.take((data.labels < 2) | (np.arange(len(data.X)) % 200 < 19))
+    data = data.take_rows((data.labels < 2) | (np.arange(len(data.X)) % 200 < 19))
     with pytest.raises(FitError, match=r"3 segments to use, got 2: left out 2, 3, 4, 5.*=20") as e:
         fitted(data, n_components=2)
-    assert e.value.notice.segments == (2, 3, 4, 5)
+    assert e.value.message.segments == (2, 3, 4, 5)
     assert fitted(data, n_components=2, min_rows=19).params.segment_status.tolist() == [0] * 6
 
 
@@ -47,8 +47,8 @@ def test_undefined_pairs_that_leave_too_few_segments_are_named() -> None:
     data, mask = small(), np.ones_like(small().X)
     mask[::2, [1, 3]] = mask[1::2, [2, 4]] = 0
     with pytest.raises(FitError, match=r"got 0: left out 0, 1, 2, 3, 4, 5.* pairs without") as e:
-        fitted(Data(data.X, mask, data.segments), n_components=2)
-    assert e.value.notice.features == (1, 2, 3, 4)
+        fitted(DenseData(data.X, mask, data.segments), n_components=2)
+    assert e.value.message.features == (1, 2, 3, 4)
 
 
 def test_more_components_than_features_are_refused() -> None:
@@ -58,7 +58,7 @@ def test_more_components_than_features_are_refused() -> None:
 
 def test_what_cannot_be_identified_is_told_with_the_count() -> None:
     data = small()
-    state = fitted(data.take(data.labels < 3), n_components=4, regularization=10.0)
+    state = fitted(data.take_rows(data.labels < 3), n_components=4, regularization=10.0)
     # 3 segments of 10 correlations against 3 x 4 variances and 5 x 4 entries of the mixing.
     (notice,) = notices(state, "more unknowns than correlations")
     assert "2 more unknowns" in notice.text
@@ -69,7 +69,7 @@ def test_what_cannot_be_identified_is_told_with_the_count() -> None:
 
 def test_unidentifiable_numbers_of_components_are_not_chosen() -> None:
     data = small(1000)
-    params = fitted(data.take(data.labels < 3)).params
+    params = fitted(data.take_rows(data.labels < 3)).params
     assert params.candidate_components.max() <= 3
 
 
@@ -79,7 +79,7 @@ def test_a_choice_at_an_end_of_the_grid_is_told() -> None:
     X = data.X.copy()
     X[:, 1] = X[:, 0]
     X[::400, 1] ^= 1
-    data = Data(X, None, data.segments)
+    data = DenseData(X, None, data.segments)
     state = fitted(data, n_components=1)
     assert state.diagnostics["regularization"] == 1e4
     assert len(notices(state, "regularization 10000 is the weakest that auto tries")) == 1
@@ -91,15 +91,15 @@ def test_the_strongest_ridge_is_told_where_others_were_tried() -> None:
     match: Any = SimpleNamespace(
         choice=SimpleNamespace(ridges=at), regularization=2.0, ridge=np.ones(3), agreement=0.9
     )
-    (notice,) = judge_choice(match)
+    (notice,) = warn_about_choice(match)
     assert notice.text.startswith("regularization 2 is the strongest that auto tries")
     match.choice.ridges = at[:1]  # given, not chosen
-    assert judge_choice(match) == ()
+    assert warn_about_choice(match) == ()
 
 
 def test_halves_that_disagree_are_told() -> None:
     noise = np.random.default_rng(0).integers(0, 2, (160, 5), dtype=np.uint8)
-    state = fitted(Data(noise, None, np.arange(160) % 4), n_components=2)
+    state = fitted(DenseData(noise, None, np.arange(160) % 4), n_components=2)
     assert state.diagnostics["stability_of_halves"] < 0.7
     assert len(notices(state, "halves of the rows disagree")) == 1
     sound = fitted(small(2000), n_components=2)
@@ -121,7 +121,7 @@ def test_a_feature_constant_in_a_segment_is_named_and_left_out_there() -> None:
     expected[4, 1] = 0
     np.testing.assert_array_equal(params.varies, expected)
     assert params.thresholds[4, 1] == pytest.approx(norm.isf(1 - 0.5 / 200))
-    assert all(np.isfinite(values).all() for _, values in named_arrays(params).values())
+    assert all(np.isfinite(values).all() for _, values in get_named_arrays(params).values())
 
 
 def test_nothing_of_the_start_is_left_where_a_feature_is_constant() -> None:
@@ -139,7 +139,7 @@ def test_features_that_vary_nowhere_are_refused_by_name() -> None:
         data.X[data.labels == u, 3] = u % 2
     with pytest.raises(FitError, match="got constant ones: 3") as error:
         fitted(data, n_components=2)
-    assert error.value.notice.features == (3,)
+    assert error.value.message.features == (3,)
 
 
 def test_features_that_vary_only_where_nothing_is_used_are_refused_by_name() -> None:
@@ -150,17 +150,17 @@ def test_features_that_vary_only_where_nothing_is_used_are_refused_by_name() -> 
     data.X[~first, 4] = 1
     with pytest.raises(FitError) as error:
         fitted(data, n_components=4, regularization=10.0)
-    assert 4 in error.value.notice.features
+    assert 4 in error.value.message.features
 
 
 def test_segments_left_out_are_named_with_the_reason() -> None:
     data = small()
-    data = data.take((data.labels != 1) | (np.arange(len(data.X)) % 200 < 19))
+    data = data.take_rows((data.labels != 1) | (np.arange(len(data.X)) % 200 < 19))
     data.X[data.labels == 2, 1:] = 0
     mask = np.ones_like(data.X)
     of_5 = np.flatnonzero(data.labels == 5)
     mask[np.ix_(of_5[::2], [1, 3])] = mask[np.ix_(of_5[1::2], [2, 4])] = 0
-    state = fitted(Data(data.X, mask, data.segments), n_components=2, regularization=10.0)
+    state = fitted(DenseData(data.X, mask, data.segments), n_components=2, regularization=10.0)
     for text, segment in (
         ("fewer than 20 rows", 1),
         ("fewer than two features vary", 2),
@@ -175,7 +175,7 @@ def test_segments_left_out_are_named_with_the_reason() -> None:
     left_out = params.segment_status > 0
     mean = params.source_variances[~left_out].mean(axis=0)
     np.testing.assert_allclose(params.source_variances[left_out], np.tile(mean, (3, 1)), rtol=0.02)
-    assert all(np.isfinite(values).all() for _, values in named_arrays(params).values())
+    assert all(np.isfinite(values).all() for _, values in get_named_arrays(params).values())
     np.testing.assert_array_equal(params.ridge[left_out], 0.0)
 
 
@@ -184,7 +184,7 @@ def test_undefined_pairs_are_named_and_take_the_correlations_of_the_model() -> N
     mask = np.ones_like(data.X)
     here = np.flatnonzero(data.labels == 3)
     mask[here[::2], 0] = mask[here[1::2], 2] = 0
-    state = fitted(Data(data.X, mask, data.segments), n_components=2, regularization=50.0)
+    state = fitted(DenseData(data.X, mask, data.segments), n_components=2, regularization=50.0)
     (notice,) = notices(state, "pairs without a correlation")
     assert "set to the model's: 1, among" in notice.text
     assert (notice.features, notice.segments) == ((0, 2), (3,))
@@ -201,7 +201,7 @@ def test_pairs_with_an_empty_cell_are_named() -> None:
     here = np.flatnonzero(data.labels == 3)
     X[here, 0] = np.arange(len(here)) < 20
     X[here[:20], 2] = 0  # in this segment 0 and 2 are never 1 together
-    state = fitted(Data(X, None, data.segments), n_components=2, regularization=50.0)
+    state = fitted(DenseData(X, None, data.segments), n_components=2, regularization=50.0)
     (notice,) = notices(state, "pairs with an empty cell")
     assert "½ more in every cell: 1, among" in notice.text
     assert (notice.features, notice.segments) == ((0, 2), (3,))
@@ -211,7 +211,7 @@ def test_pairs_with_an_empty_cell_are_named() -> None:
 
 @pytest.mark.parametrize("n_segments", [4, 12])
 def test_stationary_data_warn_that_the_mixing_is_not_identified(n_segments: int) -> None:
-    truth = nonstationary_truth(5, 5, n_segments, seed=2)
+    truth = draw_nonstationary_truth(5, 5, n_segments, seed=2)
     still = truth._replace(
         source_means=np.zeros_like(truth.source_means),
         source_variances=np.ones_like(truth.source_variances),
@@ -222,7 +222,7 @@ def test_stationary_data_warn_that_the_mixing_is_not_identified(n_segments: int)
 
 
 def test_proportional_variances_are_told_apart_from_the_others() -> None:
-    truth = nonstationary_truth(8, 3, 12, seed=1)
+    truth = draw_nonstationary_truth(8, 3, 12, seed=1)
     variances = truth.source_variances.copy()
     lengths = np.linalg.norm(truth.mixing, axis=0)
     variances[:, 1] = variances[:, 0] * (lengths[0] / lengths[1]) ** 2
@@ -242,7 +242,7 @@ def test_proportional_variances_are_told_apart_from_the_others() -> None:
 
 def test_a_strong_ridge_is_told() -> None:
     X = np.repeat(small(600).X[:, :1], 5, axis=1)
-    state = fitted(Data(X, None, small(600).segments), n_components=1, regularization=1.1)
+    state = fitted(DenseData(X, None, small(600).segments), n_components=1, regularization=1.1)
     (notice,) = notices(state, "shrunk to less than a tenth")
     assert notice.segments == tuple(range(6))
 
