@@ -1,7 +1,7 @@
 """Every model as a scikit-learn estimator: `ClippedPCA`, `LatentTrait` and so on, made when asked.
 
 Arguments are the model's settings, with its defaults, and three that all have: `binarize`,
-`random_state` and `n_jobs`. X is dense, and NaN where a value is missing. After `fit_model`, `fitted_` is
+`random_state` and `n_jobs`. X is dense, and NaN where a value is missing. After `fit`, `fitted_` is
 what `pipeline.api.functions.fit` gives.
 
 Models of segments (BLICA, BinaryICALikelihood, LinearIVAE, Bottleneck) take y as the segment of
@@ -42,8 +42,7 @@ from pipeline.models.capabilities import (
     check_can_sample,
 )
 from pipeline.models.registry import find_models
-from pipeline.models.setting_descriptions import describe_settings
-from pipeline.models.settings import list_hyperparameters
+from pipeline.models.settings import describe_settings, list_hyperparameters
 from pipeline.statistics.labels import SEGMENT
 
 _ARGUMENT_NAMES = {"components": "n_components", "seed": "random_state", "segment": "y"}
@@ -134,7 +133,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         Parameters
         ----------
         X, y, segments
-            As for `fit_model`; models of segments take the mean of those fitted where neither is given.
+            As for `fit`; models of segments take the mean of those fitted where neither is given.
 
         Raises
         ------

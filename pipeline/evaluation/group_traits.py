@@ -28,7 +28,6 @@ from pipeline.fitting.loop import (
     initialize_fit,
 )
 from pipeline.models.base import Model
-from pipeline.models.settings import pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
@@ -39,7 +38,7 @@ from pipeline.numerics.logistic.latent_nodes import (
 from pipeline.numerics.logistic.logistic_regression import logistic_m_step
 from pipeline.params import array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -178,7 +177,7 @@ class GroupTraits(Model):
         return np.append(params.items, params.focal)
 
     def unpack_params(self, params: GroupParams, packed: Array, n_samples: int) -> Any:
-        """Undo `pack_matrix`."""
+        """Undo `packed`."""
         return GroupParams(packed[:-2].reshape(-1, 2).copy(), packed[-2:].copy())
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
+from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.base import Statistics
@@ -30,8 +31,8 @@ class Model(Protocol):
     A model has parameters of single segments where an array of `params` has the dimension
     `segment`. It then has two whole-numbered arrays (segment,) that no other model has: `segments`,
     the index that each has in the data fitted, once each, and `segment_rows`, its rows there.
-    `map_fitted_segments.fitted_segments` reads them. A block's segment, and those that `sample` and
-    `reconstruct` take, are such indices; any other, `map_fitted_segments.UNKNOWN` for one, stands for
+    `segments.map_fitted_segments` reads them. A block's segment, and those that `sample` and
+    `reconstruct` take, are such indices; any other, `segments.UNKNOWN` for one, stands for
     the mean of the segments fitted. To other models segments do not matter.
     """
 
@@ -55,6 +56,9 @@ class Model(Protocol):
     max_iter: int
     tol: float
     n_components: int | None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut a pass by pairs of features so that a task's statistics stay within a budget."""

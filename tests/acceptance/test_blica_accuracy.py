@@ -65,6 +65,7 @@ def repeated(*values: object) -> Any:
     return pytest.param(*values, marks=pytest.mark.matrix)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shape", [SHAPES[0], *map(repeated, SHAPES[1:])], ids=str)
 def test_the_mixing_is_found(tmp_path, shape):
     assert similarities(tmp_path, shape, n_seeds=2).min() >= 0.97

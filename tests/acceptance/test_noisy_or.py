@@ -90,6 +90,7 @@ def pattern_activations(params: NoisyOrParams) -> tuple[Array, Array]:
     return top[patterns, units], np.array(others)
 
 
+@pytest.mark.matrix
 def test_units_above_read_which_way_rows_are_shifted() -> None:
     directions, bits = directions_and_bits(0, starts=4)
     assert directions >= 0.95

@@ -81,6 +81,7 @@ def test_a_flow_called_by_its_parameters_checks_once(data, reads):
     assert reads() == {data: 1}
 
 
+@pytest.mark.matrix
 def test_a_report_reads_the_artifact_it_lies_in(cli, data, reads):
     assert cli("fit", "--dataset", data, "--report").code == 0
     assert reads() == {data: 1, "artifact": 1}
@@ -169,6 +170,7 @@ def test_a_cluster_lost_after_the_work_costs_no_work(cli, data, monkeypatch):
     assert counted == ["pass", "lost"]
 
 
+@pytest.mark.matrix
 def test_artifacts_are_loaded_once(cli, data, reads):
     fitted = cli("fit", "--dataset", data, *SERIAL, "--json").json["artifact"]
     ArtifactReader.from_artifact(load_artifact(fitted))()  # as tasks do, each process once

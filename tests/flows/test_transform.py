@@ -264,6 +264,7 @@ def inodes(folder: Path) -> list[int]:
     return [(folder / "mean" / "c" / str(key) / "0").stat().st_ino for key in range(5)]
 
 
+@pytest.mark.matrix
 def test_a_killed_transform_resumes_to_the_same_bytes(transformed, folder, artifact, monkeypatch):
     before = files_of(write_codes(Path("z.zarr")))
     more = ("--split", "train", "--overwrite")

@@ -57,16 +57,10 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     sum_mixture_information,
 )
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.settings import (
-    check_choices,
-    check_components,
-    make_constant_feature_warnings,
-    pool_margins,
-)
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -104,7 +98,7 @@ class BernoulliMixtureParams:
         )
 
     def with_free_parameters(self, packed: Array, most: float) -> BernoulliMixtureParams:
-        """Undo `pack_matrix`, log-odds not above `size_limits` in size; log-weights need not sum to 1."""
+        """Undo `packed`, log-odds not above `most` in size; log-weights need not sum to 1."""
         n_components, n_features = self.probabilities.shape
         log_odds = np.clip(packed[:-n_components], -most, most)
         log_weights = scipy.special.log_softmax(np.maximum(packed[-n_components:], -most))
@@ -146,8 +140,7 @@ class BernoulliMixture(Model):
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
+        super().__post_init__()
         if not _MIN_SMOOTHING <= self.smoothing < np.inf:
             raise FitError(f"smoothing: Expected at least 0.000001, got {self.smoothing}.")
         for name in ("starts", "max_iter"):
@@ -262,7 +255,7 @@ class BernoulliMixture(Model):
         return params.free_parameters
 
     def unpack_params(self, params: BernoulliMixtureParams, packed: Array, n_samples: int) -> Any:
-        """Undo `pack_matrix`, within what an M-step of so many rows leads to."""
+        """Undo `packed`, within what an M-step of so many rows leads to."""
         most = np.log((n_samples + len(params.weights)) / self.smoothing + 1)
         return params.with_free_parameters(packed, most)
 

@@ -114,6 +114,7 @@ def test_a_trial_has_the_rows_of_its_truth():
     np.testing.assert_array_equal(X, batch.X)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shape", [SMALL, ProblemShape(3, 3, 8, 100)])
 def test_the_timed_parts_are_the_fit(shape):
     found, expected = (

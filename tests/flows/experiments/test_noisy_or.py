@@ -47,6 +47,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
     return output
 
 
+@pytest.mark.matrix
 def test_every_start_is_told(finished: Path) -> None:
     rows = table(finished / "noisy-or")
     assert [(row["problem"], row["start"]) for row in rows] == [

@@ -158,6 +158,7 @@ def refuse_chunks(request: ProxyRequest) -> tuple[int, str] | None:
     return DENIED if "/bits/c/" in request.path else None
 
 
+@pytest.mark.matrix
 def test_a_store_that_refuses_is_no_damage(cli, faulty, faulty_bucket):
     dataset = f"{faulty_bucket}/d.zarr"
     np.savez("x.npz", X=X)

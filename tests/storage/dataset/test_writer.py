@@ -39,6 +39,7 @@ from tests.support.data import ArrayBatch
 from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
 
+@pytest.mark.matrix
 @settings(max_examples=12, deadline=None)
 @given(table=tables())
 def test_batches_leave_no_trace(table: Table) -> None:
@@ -93,6 +94,7 @@ def _write_batches(path: Path, n_batches: int) -> None:
             writer.add(ArrayBatch(batch, None, {}))
 
 
+@pytest.mark.matrix
 def test_memory_of_writing_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     with start_tracing_process() as process:
 

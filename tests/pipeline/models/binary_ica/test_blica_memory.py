@@ -21,6 +21,7 @@ def _fit(n_features: int, n_segments: int, more: dict[str, Any]) -> None:
 matrix = pytest.mark.matrix
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("shape", "more"),
     [

@@ -209,6 +209,7 @@ def test_pairs_with_an_empty_cell_are_named() -> None:
     assert not notices(fitted(data, n_components=2, regularization=50.0), "empty cell")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_segments", [4, 12])
 def test_stationary_data_warn_that_the_mixing_is_not_identified(n_segments: int) -> None:
     truth = draw_nonstationary_truth(5, 5, n_segments, seed=2)
