@@ -111,17 +111,17 @@ def store_proxy(store: StoreServer) -> Iterator[tuple[FaultyProxy, str]]:
 
 
 @pytest.fixture
-def faulty(proxied_store: tuple[FaultyProxy, str]) -> FaultyProxy:
+def faulty(store_proxy: tuple[FaultyProxy, str]) -> FaultyProxy:
     """The proxy before the store of `faulty_bucket`: give it a fault."""
-    return proxied_store[0]
+    return store_proxy[0]
 
 
 @pytest.fixture
 def faulty_bucket(
-    store: StoreServer, proxied_store: tuple[FaultyProxy, str], monkeypatch: pytest.MonkeyPatch
+    store: StoreServer, store_proxy: tuple[FaultyProxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """The URL of a bucket behind the proxy."""
-    yield from _open_test_bucket(store, proxied_store[1], monkeypatch)
+    yield from _open_test_bucket(store, store_proxy[1], monkeypatch)
 
 
 @pytest.fixture(scope="session")

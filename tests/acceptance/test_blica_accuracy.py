@@ -18,7 +18,7 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
-from storage.examples.examples import (
+from storage.examples import (
     NonstationaryTruth,
     draw_nonstationary_rows,
     draw_nonstationary_truth,

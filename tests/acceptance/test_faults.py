@@ -26,7 +26,7 @@ import pytest
 from distributed import Client
 
 from storage import load_artifact, open_codes
-from storage.dataset.kept_chunks import clear_chunk_cache
+from storage.dataset.chunks import clear_chunk_cache
 from storage.stores.locations import parse_path
 from tests.support.cluster_processes import run_command, start_scheduler, start_worker
 from tests.support.data import draw_probit_rows, write_arrays

@@ -20,7 +20,7 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.likelihood import enumerate_log_probabilities
 from pipeline.random import RowRandom
-from storage.examples.enumerated import (
+from storage.examples import (
     EnumeratedCases,
     enumerate_lines,
     enumerate_shifter,

@@ -29,7 +29,7 @@ from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
-from storage.examples.examples import (
+from storage.examples import (
     NonstationaryTruth,
     draw_nonstationary_rows,
     draw_nonstationary_truth,

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.artifacts.artifacts import load_artifact
-from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 from tests.support.data import write_arrays
 
 BLICA = ("--model", "blica")

@@ -18,7 +18,7 @@ from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import append_dataset
-from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 from tests.support.data import ArrayBatch, draw_probit_rows, make_test_row_source, write_arrays
 
 NAMES = [f"item {i}" for i in range(8)]

@@ -15,7 +15,7 @@ from flows.running import stages as running
 from pipeline.errors import ClusterLost
 from storage import load_artifact
 from storage.artifacts import artifacts
-from storage.artifacts.artifact_reader import ArtifactReader
+from storage.artifacts.artifacts import ArtifactReader
 from storage.dataset import dataset
 from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 

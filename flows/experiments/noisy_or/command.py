@@ -47,7 +47,7 @@ from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task
 from pipeline.errors import FitError
 from pipeline.models.noisy_or import NoisyOr
-from storage.examples.enumerated import entropy, merge_equal_rows
+from storage.examples import entropy, merge_equal_rows
 
 NAME = "noisy-or"
 OUTPUT = "runs/experiments/noisy-or"

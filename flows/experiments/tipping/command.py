@@ -37,7 +37,7 @@ from flows.experiments.tipping.trial import (
     draw_noisy_prototypes,
     run_tipping_trial,
 )
-from flows.report.figures.drawing import find_image_layout
+from flows.report.figures.image_layout import find_image_layout
 from flows.running.executors import open_executor
 from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task

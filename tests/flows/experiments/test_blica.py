@@ -42,7 +42,7 @@ from flows.experiments.binary_ica.trials import pack_rows_in_memory
 from pipeline.data.blocks import iter_blocks
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.binary_ica.fastica import FastICA
-from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 from tests.flows.experiments.tables import table
 
 Call = Callable[..., Any]

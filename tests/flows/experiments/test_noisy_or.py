@@ -23,7 +23,7 @@ from flows.experiments.noisy_or.problems import (
     score_top_units,
 )
 from flows.experiments.noisy_or.trial import bits_per_row
-from storage.examples.enumerated import merge_equal_rows
+from storage.examples import merge_equal_rows
 from tests.flows.experiments.tables import table
 
 Call = Callable[..., Any]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from storage import load_artifact, open_dataset
-from storage.artifacts.packed import load_packed
+from storage.artifacts.artifacts import load_packed
 from storage.errors import DamagedChunkError, DataError
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.faults import flip_middle_bit

@@ -28,7 +28,7 @@ import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import fit
 from flows.cli.options import run
-from storage.codes.results import WrittenRuns
+from storage.codes.unfinished_codes import WrittenRuns
 
 note = WrittenRuns.note
 def deadly(self, checksums):

@@ -34,7 +34,7 @@ import os, signal, sys
 from flows import fit
 from flows.cli.options import run
 from flows.fitting import stages
-from storage.codes.results import WrittenRuns
+from storage.codes.unfinished_codes import WrittenRuns
 {IN_STRIPS}
 
 def kill(*given):

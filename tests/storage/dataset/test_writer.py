@@ -296,12 +296,12 @@ from pathlib import Path
 import tests.storage.dataset.test_writer as t
 from storage.dataset import writer
 count = iter(range(99))
-store = writer.DatasetWriter._store
+store = writer.DatasetWriter._write_array_chunk
 def store_or_die(*args):
     if next(count) == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
     return store(*args)
-writer.DatasetWriter._store = store_or_die
+writer.DatasetWriter._write_array_chunk = store_or_die
 getattr(t, sys.argv[1])(Path(sys.argv[2]))
 """
 

@@ -26,7 +26,7 @@ from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
-from storage.examples.examples import NonstationaryTruth, draw_nonstationary_truth
+from storage.examples import NonstationaryTruth, draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import (
     drawn,
     fitted,

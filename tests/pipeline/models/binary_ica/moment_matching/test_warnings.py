@@ -14,7 +14,7 @@ from pipeline.models.binary_ica.moment_matching import optimiser
 from pipeline.models.binary_ica.moment_matching.warnings import warn_about_choice
 from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
-from storage.examples.examples import draw_nonstationary_truth
+from storage.examples import draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import (
     fitted,
     nonstationary,
