@@ -21,7 +21,7 @@ from pipeline.errors import FitError
 from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.params import array_field
-from pipeline.statistics.scores import ScoreSums
+from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
 

@@ -139,7 +139,7 @@ def test_what_cannot_be_fitted_is_refused(
         ({"width": np.inf}, "width: Expected above 0, got inf"),
         ({"landmarks": 1}, "landmarks: Expected at least 2 and at most 5,000, got 1"),
         ({"landmarks": 9999}, "landmarks: Expected at least 2 and at most 5,000, got 9999"),
-        ({"n_components": 0}, "--components: Expected at least 1"),
+        ({"n_components": 0}, "components: Expected at least 1"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], told: str) -> None:

@@ -13,9 +13,9 @@ from scipy.stats import chisquare, hypergeom
 
 from pipeline.data.blocks import pack_block
 from pipeline.numerics.gaussian.tetrachoric import arcsine_correlation, tetrachoric
-from pipeline.statistics import independence
+from pipeline.statistics import correlations as independence
+from pipeline.statistics.correlations import draw_independent_pairs
 from pipeline.statistics.counts import PairCounts, PairTable
-from pipeline.statistics.independence import draw_independent_pairs
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]
