@@ -29,8 +29,8 @@ from flows.experiments.base import (
     summarize_run,
     write_results,
 )
-from flows.experiments.tipping.figures import BinaryImages, SyntheticRows, TippingFigures
-from flows.experiments.tipping.trial import (
+from flows.experiments.tipping_figures import BinaryImages, SyntheticRows, TippingFigures
+from flows.experiments.tipping_trial import (
     ESTIMATORS,
     TippingTrial,
     check_rows,

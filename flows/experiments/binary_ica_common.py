@@ -15,8 +15,8 @@ from rich.table import Table
 
 from flows.cli.options import ExecutorOptions
 from flows.experiments.base import TableRow
-from flows.experiments.binary_ica.methods import METHODS
-from flows.experiments.binary_ica.trials import SimulatedRows, pack_rows_in_memory
+from flows.experiments.binary_ica_methods import METHODS
+from flows.experiments.binary_ica_trials import SimulatedRows, pack_rows_in_memory
 from flows.running.executors import open_executor
 from pipeline.executors.base import Executor
 from storage.examples import (

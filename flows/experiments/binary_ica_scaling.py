@@ -26,7 +26,7 @@ from flows.experiments.base import (
     summarize_run,
     write_results,
 )
-from flows.experiments.binary_ica.common import (
+from flows.experiments.binary_ica_common import (
     ProblemShape,
     column_values,
     describe_left_out,
@@ -34,7 +34,7 @@ from flows.experiments.binary_ica.common import (
     print_summary,
     run_shape_trials,
 )
-from flows.experiments.binary_ica.methods import METHODS, run_timed_trial
+from flows.experiments.binary_ica_methods import METHODS, run_timed_trial
 from flows.experiments.drawing import open_figure, plot_ranges
 from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task

@@ -25,13 +25,13 @@ from flows.experiments.base import (
     summarize_run,
     write_results,
 )
-from flows.experiments.binary_ica.common import (
+from flows.experiments.binary_ica_common import (
     ProblemShape,
     draw_truth,
     print_summary,
     run_shape_trials,
 )
-from flows.experiments.binary_ica.trials import run_exact_trial
+from flows.experiments.binary_ica_trials import run_exact_trial
 from flows.experiments.drawing import open_figure
 from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task

@@ -1,8 +1,6 @@
-"""Draws models of two latent dimensions into given axes: codes, items, posteriors.
+"""Figures 1 to 4 of the paper behind the latent-trait model, from fits of other data.
 
-All take arrays, so any model's can be drawn. Codes and weights are drawn in one plane, with the
-first dimension to the right. Views are square: with the layout `compressed` a figure leaves room
-for the legends beside them.
+M. E. Tipping, "Probabilistic visualisation of high-dimensional binary data", NIPS 1998.
 """
 
 from __future__ import annotations
@@ -15,6 +13,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import scipy
+
+from flows.experiments.drawing import open_figure
+from flows.experiments.tipping_trial import fine_posterior, make_trial_model, plane_posterior
+from flows.report.figures.image_layout import ImageLayout
+from pipeline.data.blocks import BinaryBlock
+from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -321,3 +338,209 @@ def add_posterior_legend(axes: Axes) -> None:
         Line2D([], [], color=gaussian, marker="x", ms=7, mew=1.8, ls="--", lw=1.2),
     ]
     axes.legend(marks, ["exact", "variational"], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+_STYLE: Any = {"cmap": "Greys", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
+
+
+def plot_image_grid(axes: Axes, images: Array, x: ArrayLike, y: ArrayLike, title: str = "") -> None:
+    """Draw images over a grid of latent points.
+
+    Parameters
+    ----------
+    axes
+        Where to draw.
+    images
+        (n_y, n_x, height, width), the first row of them below; NaN is left blank.
+    x, y
+        Latent coordinates of the columns, (n_x,), and rows, (n_y,), ascending.
+    title
+        What stands above.
+    """
+    # Strokes that reach the edge must not run into the next image.
+    framed = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=np.nan)
+    n_y, n_x, height, width = framed.shape
+    tiled = framed[::-1].transpose(0, 2, 1, 3).reshape(n_y * height, n_x * width)
+    axes.imshow(tiled, extent=(0, n_x, 0, n_y), **_STYLE)
+    axes.set_aspect(height / width)
+    axes.hlines(np.arange(n_y + 1), 0, n_x, color="#999999", linewidth=0.5)
+    axes.vlines(np.arange(n_x + 1), 0, n_y, color="#999999", linewidth=0.5)
+    for ticks, values in ((axes.set_xticks, x), (axes.set_yticks, y)):
+        named = [f"{value:.2g}".replace("-", "−") for value in np.asarray(values)]
+        ticks(np.arange(len(named)) + 0.5, named)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set(title=title, xlabel="latent dimension 1", ylabel="latent dimension 2")
+
+
+def plot_images_at(axes: Axes, images: Array, codes: ArrayLike, across: int = 14) -> Indices:
+    """Draw images at their codes, as many as do not overlap, into a view that is set and square.
+
+    Parameters
+    ----------
+    axes
+        Where to draw.
+    images
+        (n_rows, height, width); NaN is left blank.
+    codes
+        (n_rows, 2).
+    across
+        Images that would fit side by side.
+
+    Returns
+    -------
+    ndarray
+        The rows drawn; those before others are preferred.
+    """
+    points = np.asarray(codes, np.float64)
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    _, height, width = images.shape
+    half = (right - left) / across / 2 * np.array([width, height]) / max(width, height)
+    chosen = _choose_separate_rows(points, 2.1 * half)
+    for row in chosen:
+        (x0, y0), (x1, y1) = points[row] - half, points[row] + half
+        axes.imshow(images[row], extent=(x0, x1, y0, y1), **_STYLE)
+    axes.set(xlim=(left, right), ylim=(bottom, top))
+    return chosen
+
+
+def _choose_separate_rows(points: Array, apart: Array) -> Indices:
+    """Choose rows one by one, each apart from all chosen before along at least one axis."""
+    chosen: list[int] = []
+    for row, point in enumerate(points):
+        if (np.abs(points[chosen] - point) >= apart).any(axis=1).all():
+            chosen.append(row)
+    return np.array(chosen, np.intp)
+
+
+_VARIATIONAL, _SAMPLING = "variational", "sampling"
+_EXTENT, _IMAGES_PER_AXIS = 2.0, 9  # of the grid of images
+
+
+class SyntheticRows(NamedTuple):
+    """Noisy copies of prototypes, and the prototype of each row."""
+
+    name: str
+    block: BinaryBlock
+    prototype: NDArray[np.intp]
+
+
+class BinaryImages(NamedTuple):
+    """Rows that are images, and where their features lie."""
+
+    name: str
+    block: BinaryBlock
+    layout: ImageLayout
+
+
+@dataclass(frozen=True)
+class TippingFigures:
+    """Draws into a folder; parameters are by data and estimator."""
+
+    folder: Path
+    params: Mapping[tuple[str, str], LatentTraitParams]
+
+    def _paths(self, name: str) -> tuple[Path, Path]:
+        return self.folder / f"tipping_{name}.png", self.folder / f"tipping_{name}.svg"
+
+    def plot_synthetic_codes(self, data: Sequence[SyntheticRows]) -> None:
+        """Draw figure 1: codes of the synthetic data, variational beside sampling."""
+        note = (
+            "Posterior means of all rows, their area the number of rows. Lines: where a bit is 0 "
+            "or 1 with probability ½; the number of the bit stands on the side of 1. Variational: "
+            "means of its own Gaussians; sampling: exact means, axes turned to match."
+        )
+        title = "Noisy copies of three prototypes in the latent plane"
+        size = (12, 4.9 * len(data))
+        with open_figure(*self._paths("synthetic"), size=size, title=title, note=note) as figure:
+            figure.set_layout_engine("compressed")
+            panels = figure.subplots(len(data), 2, squeeze=False)
+            for row, found in zip(panels, data, strict=True):
+                self._plot_synthetic_panels(row, found)
+
+    def _plot_synthetic_panels(self, row: Sequence[Axes], data: SyntheticRows) -> None:
+        variational = self.params[data.name, _VARIATIONAL]
+        sampling = self.params[data.name, _SAMPLING]
+        turn, _ = scipy.linalg.orthogonal_procrustes(sampling.weights, variational.weights)
+        exact = fine_posterior(data.block, sampling.weights, sampling.offsets)
+        gaussian = variational_posterior(variational, data.block)
+        drawn = {
+            _VARIATIONAL: (gaussian.mean, variational.weights, variational.offsets),
+            _SAMPLING: (exact.mean @ turn, sampling.weights @ turn, sampling.offsets),
+        }
+        labels = [f"prototype {k + 1}" for k in data.prototype]
+        names = [str(i + 1) for i in range(data.block.n_features)]
+        for axes, (name, (codes, weights, offsets)) in zip(row, drawn.items(), strict=True):
+            plot_codes(axes, codes, labels, f"{data.name}, {name}")
+            plot_item_lines(axes, weights, offsets, names)
+
+    def plot_expected_images(self, images: BinaryImages) -> None:
+        """Draw figure 2: P(t = 1 | x) over the plane."""
+        axis = np.linspace(-_EXTENT, _EXTENT, _IMAGES_PER_AXIS)
+        points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+        model, params = make_trial_model("variational"), self.params[images.name, _VARIATIONAL]
+        found = images.layout.arrange_images(model.reconstruct(params, points))
+        note = (
+            "Probability that a pixel is 1 at points of the plane, white 0, black 1; variational "
+            "fit. Latent dimensions have mean 0 and variance 1."
+        )
+        title = f"What the model of {images.name} expects over the latent plane"
+        with open_figure(*self._paths("expected"), size=(7.5, 8), title=title, note=note) as figure:
+            grid = found.reshape(_IMAGES_PER_AXIS, _IMAGES_PER_AXIS, *found.shape[1:])
+            plot_image_grid(figure.subplots(), grid, axis, axis)
+
+    def plot_image_codes(self, images: BinaryImages) -> None:
+        """Draw figure 3: the codes of images, and some of the images at their codes."""
+        params, block = self.params[images.name, _VARIATIONAL], images.block
+        codes = variational_posterior(params, block).mean
+        pictures = images.layout.arrange_images(_values_with_gaps(block))
+        note = (
+            f"Left: posterior means of {block.n_samples:,} images, variational fit. Right: some of "
+            "the images, the middle of each at its own mean; the first that found room."
+        )
+        title = f"Images of {images.name} in the latent plane"
+        with open_figure(*self._paths("codes"), size=(12, 6.9), title=title, note=note) as figure:
+            left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+            plot_codes(left, codes, title="all images")
+            right.set_aspect("equal")
+            drawn = plot_images_at(right, pictures, codes)
+            right.set(title=f"{len(drawn)} of them", xlabel="latent dimension 1")
+
+    def plot_posteriors(self, data: Sequence[SyntheticRows | BinaryImages]) -> None:
+        """Draw figure 4: exact posteriors of single rows and their variational Gaussians."""
+        note = (
+            "Outlines hold 50, 90 and 99 % of the posterior of one row, under the weights of the "
+            "variational fit; marks are means. Exact: prior times likelihood on a grid. Above: the "
+            "row whose bound on log P(t) is as loose as that of the median row; below: the row "
+            "with the loosest bound. Gap: log P(t) less the bound, in nats."
+        )
+        title = "Posteriors in the latent plane, exact and variational"
+        size = (4 * len(data) + 1.2, 8.2)
+        with open_figure(*self._paths("posteriors"), size=size, title=title, note=note) as figure:
+            figure.set_layout_engine("compressed")
+            panels = figure.subplots(2, len(data), squeeze=False)
+            for column, found in zip(panels.T, data, strict=True):
+                self._plot_posterior_panels(column, found)
+            add_posterior_legend(panels[0, -1])
+
+    def _plot_posterior_panels(
+        self, column: Sequence[Axes], data: SyntheticRows | BinaryImages
+    ) -> None:
+        params, block = self.params[data.name, _VARIATIONAL], data.block
+        bound = variational_posterior(params, block)
+        exact = fine_posterior(block, params.weights, params.offsets)
+        gaps = exact.log_likelihood - bound.bound
+        order = np.argsort(gaps, kind="stable")
+        X, observed = block.unpack_values(), block.unpack_mask()
+        for axes, row in zip(column, (order[len(order) // 2], order[-1]), strict=True):
+            mask = None if observed is None else observed[row]
+            found = plane_posterior(X[row], mask, params.weights, params.offsets)
+            title = f"{data.name}, row {row + 1}: gap {gaps[row]:.2g}"
+            outlines = (found.x, found.y, found.density)
+            plot_posteriors(axes, *outlines, bound.mean[row], bound.covariance[row], title)
+
+
+def _values_with_gaps(block: BinaryBlock) -> Array:
+    """Bits as numbers, NaN where none is observed."""
+    X, observed = block.unpack_values().astype(np.float64), block.unpack_mask()
+    return X if observed is None else np.where(observed == 1, X, np.nan)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flows.experiments.binary_ica.trials import SimulatedRows, pack_rows_in_memory
+from flows.experiments.binary_ica_trials import SimulatedRows, pack_rows_in_memory
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import (
     collect_first_statistics,
