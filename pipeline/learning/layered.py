@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit
 
-from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch, take_batch_rows
 from pipeline.learning.training import Arrays, GradientTraining
 from pipeline.numerics.logistic.logistic_units import fill_draws, row_states
@@ -140,18 +139,6 @@ def score_reconstructions(
     """
     inputs = propagate_down(layers, propagate_up(layers, given)[-1])[-1]
     return (negative_squared_errors if squared else negative_cross_entropies)(inputs, given, seen)
-
-
-def check_noise(share: float) -> None:
-    """Refuse a share of bits to corrupt that is none.
-
-    Raises
-    ------
-    FitError
-        Naming it.
-    """
-    if not 0 < share < 1:
-        raise FitError(f"noise: Expected above 0 and below 1, got {share}.")
 
 
 def corrupt_bits(

@@ -34,7 +34,7 @@ constant added to all c_k, or to all V_jk of one unit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -48,7 +48,7 @@ from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.optimisers import Optimiser, OptimiserMemory
 from pipeline.learning.training import train_on_blocks
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.three_layers import (
     ThreeLayerNetwork,
@@ -59,6 +59,7 @@ from pipeline.numerics.networks.three_layers import (
 )
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
 from pipeline.statistics.labels import (
     MAX_CATEGORIES,
     SEGMENT,
@@ -149,7 +150,7 @@ class Bottleneck(GradientModel):
     params: ClassVar[type[BottleneckParams]] = BottleneckParams
     column: str = SEGMENT
     kind: Literal["auto", "category", "number"] = "auto"
-    patience: int = field(default=10, kw_only=True)
+    patience: int = setting(10, minimum=1, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

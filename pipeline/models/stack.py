@@ -48,7 +48,6 @@ from pipeline.learning.layered import (
     Corruption,
     FillSlopes,
     NetworkLearner,
-    check_noise,
     compute_baseline_score,
     convert_batch_to_float32,
     corrupt_bits,
@@ -59,7 +58,7 @@ from pipeline.learning.layered import (
 from pipeline.learning.training import GradientTraining, train_on_blocks
 from pipeline.models.gradient import GradientModel
 from pipeline.models.rbm.contrast import CONTRASTIVE_RATES
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_units import row_states
 from pipeline.numerics.networks.gradient_steps import fill_contrastive_gradient
@@ -77,7 +76,7 @@ from pipeline.numerics.networks.layered_network import (
 )
 from pipeline.params import layer_arrays_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
@@ -159,19 +158,16 @@ class Stack(GradientModel):
     default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
     params: ClassVar[type[StackParams]] = StackParams
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("before_fine_tuning",)
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = setting(None, minimum=1)
     block: Literal["rbm", "autoencoder"] = "autoencoder"
-    pretrain: int = 20
+    pretrain: int = setting(20, minimum=0)
     corruption: Corruption = "mask"
-    noise: float = 0.2
+    noise: float = setting(0.2, above=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layers is not None:
             _check_layers(self.layers, self.n_components)
-        if self.pretrain < 0:
-            raise FitError(f"pretrain: Expected at least 0, got {self.pretrain}. Give more.")
-        check_noise(self.noise)
 
     def _stage_training(self, stage: int, sizes: tuple[int, ...]) -> GradientTraining:
         """Return how a stage takes steps; stage k < L trains layer k."""
@@ -339,8 +335,6 @@ def _format_sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _check_layers(layers: tuple[int, ...], n_components: int | None) -> None:
-    if min(layers, default=0) < 1:
-        raise FitError(f"layers: Expected at least one unit in each, got {layers}. Give more.")
     _check_growth(layers)
     if n_components not in (None, layers[-1]):
         raise FitError(

@@ -40,7 +40,7 @@ the chains mix slowly; `pcd` and more `steps` reduce it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -62,7 +62,7 @@ from pipeline.models.rbm.partition import (
     is_enumerable,
     run_annealing,
 )
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.boltzmann_rows import (
     BoltzmannMachine,
@@ -73,7 +73,7 @@ from pipeline.numerics.networks.boltzmann_rows import (
 )
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
@@ -182,17 +182,13 @@ class RestrictedBoltzmannMachine(GradientModel):
     default_rates: ClassVar[Mapping[str, float]] = CONTRASTIVE_RATES
     params: ClassVar[type[RBMParams]] = RBMParams
     method: Literal["cd", "pcd"] = "pcd"
-    steps: int = 1
-    momentum: float = field(default=0.5, kw_only=True)
-    weight_decay: float = 0.0
-    sparsity: float = 0.0
-    target: float = 0.1
-    chains: int = 500
-    temperatures: int = 2000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_settings(self)
+    steps: int = setting(1, minimum=1)
+    momentum: float = setting(0.5, minimum=0, below=1, kw_only=True)
+    weight_decay: float = setting(0.0, minimum=0)
+    sparsity: float = setting(0.0, minimum=0)
+    target: float = setting(0.1, above=0, below=1)
+    chains: int = setting(500, minimum=2)
+    temperatures: int = setting(2000, minimum=1)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Return the bytes of each task's parameters, gradient, optimizer memory and units."""
@@ -364,14 +360,3 @@ class RestrictedBoltzmannMachine(GradientModel):
 
 def _pseudo_score(params: RBMParams, batch: TrainingBatch) -> Array:
     return pseudo_likelihoods(params.machine, batch.X, batch.observed)
-
-
-def _check_settings(model: RestrictedBoltzmannMachine) -> None:
-    for name, least in (("steps", 1), ("temperatures", 1), ("chains", 2)):
-        if (value := getattr(model, name)) < least:
-            raise FitError(f"{name}: Expected at least {least}, got {value}. Give more.")
-    for name in ("weight_decay", "sparsity"):
-        if not 0 <= (value := getattr(model, name)) < np.inf:
-            raise FitError(f"{name}: Expected at least 0, got {value}.")
-    if not 0 < model.target < 1:
-        raise FitError(f"target: Expected above 0 and below 1, got {model.target}.")
