@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.models.noisy_or.checks import CODE_SWEEPS
+from pipeline.models.noisy_or.estimation import iter_networks
 from pipeline.models.noisy_or.gibbs import sample_posterior_means
 from pipeline.models.noisy_or.likelihood import enumerate_log_probabilities
-from pipeline.models.noisy_or.search import iter_networks
+from pipeline.models.noisy_or.model import CODE_SWEEPS
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]

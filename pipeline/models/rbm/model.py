@@ -324,7 +324,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         return LogLikelihood(nats - params.log_z, error, float(params.log_z_error))
 
     def pseudo_log_likelihood(self, params: RBMParams, block: BinaryBlock, rng: RowRandom) -> Array:
-        """Return Σ_i log P(x_i | all other values) over each row's observed values, (n_samples,)."""
+        """Return Σ_i log P(x_i | all others) over the observed values of each row, (n_samples,)."""
         return pseudo_likelihoods(params.machine, block.unpack_values(), block.unpack_mask())
 
     def sample(

@@ -10,8 +10,13 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.models.noisy_or.checks import compute_unmixed_share, warn_about_unmixed_chains
-from pipeline.models.noisy_or.params import log_prior, reestimate, remove_units, sum_unit_statistics
+from pipeline.models.noisy_or.estimation import (
+    log_prior,
+    reestimate,
+    remove_units,
+    sum_unit_statistics,
+)
+from pipeline.models.noisy_or.model import compute_unmixed_share, warn_about_unmixed_chains
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
