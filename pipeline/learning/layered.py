@@ -35,7 +35,9 @@ Gives the means below and above that the slopes of a single layer are around, wh
 """
 
 DEFAULT_RATES = {"adam": 0.03, "momentum": 0.1}
-"""Length of the first steps where none is given, by optimizer."""
+"""Default initial learning rate for reconstruction losses, by optimizer."""
+CONTRASTIVE_RATES = {"adam": 0.01, "momentum": 0.05}
+"""Default initial learning rate for contrastive divergence, by optimizer."""
 _STEEPNESS = 4.0  # a sigmoid rises by ¼: with flatter curves signals fade from layer to layer
 
 

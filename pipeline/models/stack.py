@@ -44,6 +44,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.layered import (
+    CONTRASTIVE_RATES,
     DEFAULT_RATES,
     Corruption,
     FillSlopes,
@@ -57,7 +58,6 @@ from pipeline.learning.layered import (
 )
 from pipeline.learning.training import GradientTraining, train_on_blocks
 from pipeline.models.gradient import GradientModel
-from pipeline.models.rbm.contrast import CONTRASTIVE_RATES
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.logistic_units import row_states

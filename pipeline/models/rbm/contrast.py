@@ -32,8 +32,6 @@ Singles = NDArray[np.float32]
 Bits = NDArray[np.uint8]
 RowNumbers = NDArray[np.int64]
 
-CONTRASTIVE_RATES = {"adam": 0.01, "momentum": 0.05}
-"""Default initial learning rate, by optimizer."""
 _MISSING_DRAWS = 3  # Gibbs steps of the missing values before a step
 
 

@@ -52,10 +52,11 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.batches import TrainingBatch
+from pipeline.learning.layered import CONTRASTIVE_RATES
 from pipeline.learning.training import train_on_blocks
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.gradient import GradientModel
-from pipeline.models.rbm.contrast import CONTRASTIVE_RATES, ContrastLearner, ContrastRule
+from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule
 from pipeline.models.rbm.partition import (
     enumerate_log_z,
     estimate_log_z,
