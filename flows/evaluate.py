@@ -62,8 +62,8 @@ from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.models.capabilities import CanSample
 from pipeline.passes.collect import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
+from storage.dataset.chunks import clear_chunk_cache
 from storage.dataset.dataset import BinaryDataset
-from storage.dataset.kept_chunks import clear_chunk_cache
 
 HELP = """Say how well fitted models describe the rows of a dataset.
 
