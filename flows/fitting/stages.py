@@ -40,7 +40,7 @@ from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.passes.feature_strips import FeaturePairJob, make_square_rows
 from pipeline.passes.row_ranges import RangeResults
-from pipeline.statistics.base import Statistics
+from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import PAIRS_FOLDER, NamedArray, write_artifact
 from storage.codes.codes import open_codes, seal_codes
 from storage.codes.unfinished_codes import ResumableResults
@@ -243,12 +243,12 @@ def _make_manifest(job: FitJob, state: FitState, n_samples: int) -> dict[str, An
 def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
     """Draw the report within the artifact, and publish it where a Prefect server is configured."""
     with _warn_on_error("no report could be drawn"):
+        from flows.report.inputs import REPORT_FILE
         from flows.report.page import build_report_from_artifact, write_report
         from flows.report.server import publish_report
-        from flows.report.subject import REPORT_FILE
 
         output = parse_path(artifact) / REPORT_FILE
-        report = build_report_from_artifact(artifact, opened=dataset)
+        report = build_report_from_artifact(artifact, dataset=dataset)
         write_report(report, output)
         with _warn_on_error("the report could not be published on the Prefect server"):
             publish_report(report, output)

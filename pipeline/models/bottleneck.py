@@ -45,8 +45,7 @@ from scipy.special import softmax
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.optimisers import Optimiser, OptimiserMemory
-from pipeline.learning.training import train_on_blocks
+from pipeline.learning.training import Optimiser, OptimiserMemory, train_on_blocks
 from pipeline.models.gradient import GradientModel
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState

@@ -56,8 +56,12 @@ from pipeline.data.segments import draw_segments
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch, take_batch_rows
 from pipeline.learning.layered import compute_baseline_score
-from pipeline.learning.optimisers import Optimiser, OptimiserMemory
-from pipeline.learning.training import compute_finite_score, train_on_blocks
+from pipeline.learning.training import (
+    Optimiser,
+    OptimiserMemory,
+    compute_finite_score,
+    train_on_blocks,
+)
 from pipeline.models.binary_ica.affine_vae import VAEBatch, lower_bound_gradient, row_lower_bounds
 from pipeline.models.binary_ica.linear_ivae_params import LinearIVAEParams
 from pipeline.models.gradient import GradientModel
@@ -124,12 +128,12 @@ class LinearIVAE(GradientModel):
         if n_segments < 2:
             raise FitError(
                 f"Expected at least 2 segments, got {n_segments}. "
-                "Ingest with --segment-by COLUMN, or fit another model."
+                "Give the segment of each row by {segment}, or fit another model."
             )
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
-                f"--components: Expected at most {n_features}, the number of features, "
-                f"got {self.n_components}."
+                f"Expected at most {n_features}, the number of features, got {self.n_components}.",
+                parameter="components",
             )
 
     def _draw_first_params(

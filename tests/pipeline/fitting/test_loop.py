@@ -29,7 +29,7 @@ from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import FitState
 from pipeline.params import array_field
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 from tests.models.climber import Climber
@@ -253,7 +253,7 @@ def test_every_pass_draws_anew_and_every_seed() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_seeds_out_of_range_are_refused(seed: int) -> None:
-    with pytest.raises(FitError, match=rf"--seed: Expected .* got {seed}\."):
+    with pytest.raises(FitError, match=rf"^seed: Expected .* got {seed}\."):
         fit_model(Shares(noise=0.5), ROWS, SERIAL, seed)
     fit_model(Shares(noise=0.5, max_iter=2), ROWS, SERIAL, 2**63 - 1)
 

@@ -14,7 +14,7 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.optimisers import Optimiser
+from pipeline.learning.training import Optimiser
 from pipeline.models.bottleneck import Bottleneck, BottleneckLearner
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.three_layers import score_gradient
@@ -183,7 +183,7 @@ def test_too_many_categories_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_components": 0}, "--components: Expected at least 1, got 0"),
+        ({"n_components": 0}, "components: Expected at least 1, got 0"),
         ({"rate": 0.0}, r"rate: Expected above 0, got 0\.0"),
         ({"rate": -1.0}, r"rate: Expected above 0, got -1\.0"),
         ({"column": ""}, "column: Expected the name of a per-row column, got ''"),
