@@ -210,7 +210,7 @@ def test_a_warm_start_goes_on_with_all_layers() -> None:
 def test_diverging_training_is_told_and_the_last_good_parameters_kept(pretrain: int) -> None:
     X = kinds(1500, 12)
     state = fitted(X, **{**SMALL, "pretrain": pretrain}, rate=1e30, optimizer="momentum")
-    (told,) = {notice.text for notice in state.warnings if "stopped at" not in notice.text}
+    (told,) = {notice.text for notice in state.warnings if "stopped before" not in notice.text}
     assert "training diverged" in told
     assert "--set rate=0.1" in told
     assert all(np.isfinite(w).all() for w in state.params.weights)
