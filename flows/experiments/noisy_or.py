@@ -18,10 +18,10 @@ from flows.experiments.noisy_or_problems import CauseProblem, average_top_units
 from pipeline.executors.base import limit_blas_threads
 from pipeline.inference.hidden_causes import feature_probabilities_by_unit
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.models.noisy_or.checks import CODE_SWEEPS
+from pipeline.models.noisy_or.estimation import iter_networks
 from pipeline.models.noisy_or.gibbs import sample_posterior_means
 from pipeline.models.noisy_or.likelihood import enumerate_log_probabilities
-from pipeline.models.noisy_or.search import iter_networks
+from pipeline.models.noisy_or.model import CODE_SWEEPS
 from pipeline.random import RowRandom
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.models.noisy_or import NoisyOrParams
-from pipeline.models.noisy_or.params import MIN_LEAK
+from pipeline.models.noisy_or.estimation import MIN_LEAK
 from storage.examples import EnumeratedCases, enumerate_lines, enumerate_shifter
 
 Array = NDArray[np.float64]

@@ -15,8 +15,7 @@ from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import Optimiser
-from pipeline.models.bottleneck import Bottleneck
-from pipeline.models.bottleneck.learner import BottleneckLearner
+from pipeline.models.bottleneck import Bottleneck, BottleneckLearner
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.three_layers import score_gradient
 from pipeline.random import RowRandom
