@@ -48,7 +48,7 @@ def allocate_aligned(n_words: int) -> Words:
 
 @_kernel
 def pad_rows(words: Words, n_rows: int) -> Words:
-    """Copy rows, (n_words, at most n_rows), padded with zeros to n_rows and to whole quads of words."""
+    """Copy rows, (n_words, at most n_rows), zero-padded to n_rows and to whole quads of words."""
     n_words = max(_QUAD, -(-len(words) // _QUAD) * _QUAD)
     copied = allocate_aligned(n_words * n_rows).reshape(n_words, n_rows)
     copied[:] = 0

@@ -1,4 +1,4 @@
-"""Graphs of nearest neighbours among binary rows, and the vectors that vary least along their links."""
+"""Graphs of nearest neighbours among binary rows, and vectors that vary least along their links."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def trustworthiness(original: Array, coded: Array, k: int) -> float:
 
 
 def _distance_ranks(distances: Array, rows: Indices) -> Indices:
-    """Return the ranks of given rows among all others, by distance from each row; 1 is the nearest."""
+    """Return the ranks of given rows among all others, by distance from each row, from 1."""
     n = len(distances)
     places, own = np.arange(n), distances.diagonal()[:, None]
     ranks = np.empty(rows.shape, np.int64)
