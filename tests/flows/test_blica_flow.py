@@ -148,7 +148,7 @@ def test_fewer_than_three_segments(refused, tmp_path, n_segments):
     X, segments = drawn(6, n_segments)
     write_arrays(tmp_path / "d.zarr", X, segments=segments)
     assert refused("--dataset", "d.zarr") == (
-        f"Expected at least 3 segments, got {n_segments}. "
+        f"BLICA needs at least 3 segments, but there are {n_segments}. "
         "Give the segment of each row by --segment-by, or fit another model."
     )
 
@@ -158,7 +158,7 @@ def test_segments_with_too_few_rows_are_named(refused, tmp_path):
     few = np.r_[0:310, 600:900]
     write_arrays(tmp_path / "d.zarr", X[few], segments=segments[few])
     message = refused("--dataset", "d.zarr")
-    assert "Expected at least 3 segments to use, got 2" in message
+    assert "BLICA needs at least 3 usable segments, but there are 2" in message
     assert "'year 1'" in message
     assert "'year 0'" not in message
     assert "min_rows=20" in message
@@ -204,7 +204,7 @@ def test_a_feature_constant_within_a_segment(warned, tmp_path):
     X, segments = drawn(6, 5)
     X[segments == "year 2", 4] = 1
     write_arrays(tmp_path / "d.zarr", X, segments=segments, names=NAMES)
-    warning = warned("constant within a segment", "--dataset", "d.zarr", *GIVEN)
+    warning = warned("out of segments where they are constant", "--dataset", "d.zarr", *GIVEN)
     assert "'rice'" in warning
     assert "'year 2'" in warning
     assert "'bread'" not in warning

@@ -128,7 +128,9 @@ def test_what_strips_cannot_do_is_refused_at_once() -> None:
         FitError, match=f"components is {most + 1}, but the limit is {most}, about an eighth of the"
     ):
         fitted(DenseData(drawn()), n_components=most + 1)
-    with pytest.raises(FitError, match=r"repair=\"nearest\" takes at most 100 features.* there are 150"):
+    with pytest.raises(
+        FitError, match=r"repair=\"nearest\" takes at most 100 features.* there are 150"
+    ):
         fitted(DenseData(drawn()), repair="nearest")
 
 

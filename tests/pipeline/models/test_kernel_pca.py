@@ -121,8 +121,16 @@ SAME = np.ones((50, 6), np.uint8)
         (SAME, {}, "No two rows differ in features observed in both, so there is nothing to fit"),
         (SAME, {"width": 1.0}, "No two rows differ in features observed in both"),
         (SAME, {"landmarks": 10}, "No two rows differ in features observed in both"),
-        (np.eye(6, dtype=np.uint8), {"n_components": 6}, "components is 6, but there are only 6 distinct rows"),
-        (probit(99), {"landmarks": 9, "n_components": 9}, "components is 9, but there are only 9 landmarks"),
+        (
+            np.eye(6, dtype=np.uint8),
+            {"n_components": 6},
+            "components is 6, but there are only 6 distinct rows",
+        ),
+        (
+            probit(99),
+            {"landmarks": 9, "n_components": 9},
+            "components is 9, but there are only 9 landmarks",
+        ),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(

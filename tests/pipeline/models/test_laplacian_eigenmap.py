@@ -150,7 +150,10 @@ def test_too_many_rows_are_refused_with_the_cost(monkeypatch: pytest.MonkeyPatch
 def test_components_that_no_neighbours_share_are_told_and_finite() -> None:
     X = np.unique(np.random.default_rng(0).integers(0, 2, (60, 30), dtype=np.uint8), axis=0)
     model, state = fitted(X, n_components=50)
-    assert "components differ as much between neighbours as between any rows" in state.warnings[-1].render()
+    assert (
+        "components differ as much between neighbours as between any rows"
+        in state.warnings[-1].render()
+    )
     assert np.isfinite(codes(model, state, 1 - X)).all()
     state = replace(state, params=replace(state.params, width=np.array(1e-3)))
     assert np.isfinite(codes(model, state, 1 - X)).all()
