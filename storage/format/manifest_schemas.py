@@ -1,6 +1,6 @@
-"""What manifests look like: they are data from outside, checked once, where they are read.
+"""Schemas of manifests. Manifests are external data, so they are checked when they are read.
 
-It is imported where a manifest is read, as pydantic takes its time to be imported.
+Imported only where a manifest is read, because pydantic is slow to import.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _check_unique(names: list[str]) -> list[str]:
 
 
 def _check_text(value: Any) -> Any:
-    """Take any text: what a person wrote may hold half of a pair of surrogates."""
+    """Accept any text, even a lone surrogate, which the data may contain."""
     if not isinstance(value, str):
         raise ValueError("text")
     return value
@@ -46,7 +46,7 @@ UniqueTexts = Annotated[
 
 
 def _check_pages(pages: list[list[int]]) -> list[list[int]]:
-    """Take pages that end behind each other: so many texts, so many bytes."""
+    """Check that pages follow each other, in number of texts and of bytes."""
     ends = [[0, 0], *(page[:2] for page in pages)]
     if not all(a < c and b < d for (a, b), (c, d) in pairwise(ends)):
         raise ValueError("pages of texts that end behind each other")
@@ -58,11 +58,11 @@ TextPages = Annotated[
     Field(min_length=1),
     AfterValidator(_check_pages),
 ]
-"""Of the texts of a column: numbers of texts and of bytes up to the end, and a checksum."""
+"""Per page of a column's texts: number of texts up to its end, number of bytes, and checksum."""
 
 
 def _check_json_value(value: Any, depth: int = 0) -> Any:
-    """Take what can be shown: text, finite numbers of 64 bits, and these in lists and mappings."""
+    """Check for text, finite 64-bit numbers, and lists and mappings of these."""
     if depth > 20 or (isinstance(value, int) and abs(value) > MAX_INT64):
         raise ValueError("numbers of 64 bits in lists that are not deep")
     inner = (*value, *value.values()) if isinstance(value, dict) else value
@@ -78,7 +78,7 @@ JsonValue = Annotated[Any, AfterValidator(_check_json_value)]
 
 
 def _check_packed_array(described: list[Any]) -> list[Any]:
-    """Take name, type and shape of an array among those packed in one."""
+    """Check the name, dtype and shape of a packed array."""
     match described:
         case [str(), str(dtype), [*shape]] if dtype in _NUMBER_DTYPES:
             if all(type(size) is int and 0 <= size <= MAX_INT64 for size in shape):
@@ -98,7 +98,7 @@ class ArtifactArrayRecord(TypedDict):
 
 
 class ArtifactManifest(TypedDict):
-    """What every artifact has."""
+    """Entries that every artifact has."""
 
     arrays: dict[str, ArtifactArrayRecord]
     packed: NotRequired[list[PackedArrayRecord]]
@@ -115,7 +115,7 @@ class DatasetRecord(TypedDict):
 
 
 class WarmStartRecord(TypedDict):
-    """The fit that another began at."""
+    """The fit that a warm start began from."""
 
     path: str
     digest: str
@@ -130,7 +130,7 @@ class SkippedChunkRecord(TypedDict):
 
 
 class StageUsageRecord(TypedDict):
-    """What a stage took."""
+    """Resources that a stage used."""
 
     seconds: Number
     cpu_seconds: Number
@@ -140,7 +140,7 @@ class StageUsageRecord(TypedDict):
 
 
 class ParameterMoveRecord(TypedDict):
-    """The parameter that moved most."""
+    """The parameter that changed most."""
 
     array: str
     feature: str
@@ -149,7 +149,7 @@ class ParameterMoveRecord(TypedDict):
 
 
 class ParameterDriftRecord(TypedDict, total=False):
-    """How parameters moved."""
+    """How parameters changed."""
 
     array: str
     similarity: Number
@@ -157,7 +157,7 @@ class ParameterDriftRecord(TypedDict, total=False):
 
 
 class PairDriftRecord(TypedDict):
-    """A pair of features whose correlation moved."""
+    """A pair of features whose correlation changed."""
 
     features: list[str]
     before: Number
@@ -166,7 +166,7 @@ class PairDriftRecord(TypedDict):
 
 
 class CorrelationDriftRecord(TypedDict):
-    """How correlations moved."""
+    """How correlations changed."""
 
     pairs: Count
     rms: Number
@@ -176,7 +176,7 @@ class CorrelationDriftRecord(TypedDict):
 
 
 class LikelihoodDriftRecord(TypedDict):
-    """How likely new rows are."""
+    """How likely the new rows are."""
 
     measure: str
     unit: str
@@ -186,13 +186,13 @@ class LikelihoodDriftRecord(TypedDict):
 
 
 class OmissionRecord(TypedDict):
-    """Why something was left out."""
+    """Why something is left out."""
 
     note: str
 
 
 class DriftRecord(TypedDict):
-    """What changed since the fit before."""
+    """Changes since the previous fit."""
 
     path: str
     digest: str
@@ -216,7 +216,7 @@ Diagnostics = Annotated[dict[str, JsonValue], AfterValidator(_check_objective_na
 
 
 class FitManifest(ArtifactManifest, total=False):
-    """What the artifact of a fit has; `from_artifact` says which parts every one needs."""
+    """Entries of a fit's artifact; `from_artifact` states which ones it needs."""
 
     model: str
     hyperparameters: dict[str, JsonValue]
@@ -248,7 +248,7 @@ _MAX_VALUE_LENGTH = 60
 
 
 class ColumnRecord(TypedDict):
-    """A per-row column of a dataset: where its texts are, in version 1 of the format the texts."""
+    """A per-row column of a dataset, and the pages of its texts."""
 
     kind: Literal["int", "float", "category"]
     categories: NotRequired[UniqueTexts]
@@ -265,7 +265,7 @@ class TableChecksums(TypedDict):
 
 
 class DatasetManifest(TypedDict):
-    """What `storage.dataset.chunk_writer` records."""
+    """Entries that `storage.dataset.chunk_writer` records."""
 
     digest: str
     n_rows: Count
@@ -291,7 +291,7 @@ class CodeArrayRecord(TypedDict):
 
 
 class CodesManifest(TypedDict):
-    """What codes have; those of pairs have no more."""
+    """Entries of codes; those of pairs have only the required ones."""
 
     n_rows: Count
     rows_per_chunk: Annotated[int, Field(ge=1, le=MAX_INT64)]
@@ -306,21 +306,21 @@ class CodesManifest(TypedDict):
 
 
 def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
-    """Refuse a manifest whose parts are not what the format says.
+    """Check a manifest against its schema.
 
     Parameters
     ----------
     path
-        Its file.
+        Path of the manifest.
     kind
         Its `format`.
     manifest
-        The manifest, sealed as it should be.
+        The manifest, whose digest is correct.
 
     Raises
     ------
     DataError
-        Naming the part, what was expected and what came.
+        If an entry is invalid; the message names the entry, the expected value and the actual one.
     """
     schema: Any = _SCHEMAS[kind]
     if kind == ARTIFACT_FORMAT and "model" in manifest:
@@ -334,23 +334,23 @@ def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
 
 
 def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
-    """Refuse what JSON gave where it is not what a type says.
+    """Check JSON values against a type.
 
     Parameters
     ----------
     path
-        The file.
+        Path of the file.
     schema
         A type, such as a `TypedDict`.
     values
-        What is to be of that type.
+        The values.
     remedy
-        What to do where it is not.
+        The advice to add to the message.
 
     Raises
     ------
     DataError
-        Naming the part, what was expected and what came.
+        If a value is invalid; the message names the entry, the expected value and the actual one.
     """
     try:
         _build_type_adapter(schema).validate_python(values, strict=True)
@@ -367,7 +367,7 @@ def _format_error(path: str, at: str, reason: str, got: str, remedy: str) -> str
 
 
 class _InconsistentManifest(Exception):
-    """Parts do not go together: where, what was expected, what came."""
+    """Entries contradict each other: (entry, expected value, actual value)."""
 
 
 def _format_expected(found: Any) -> str:

@@ -1,4 +1,4 @@
-"""Manifests: JSON beside Zarr, sealed by a digest, without which nothing counts as whole."""
+"""Manifests: JSON next to Zarr, sealed by a digest. Without one, a folder counts as incomplete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.stores.locations import MANIFEST_NAME, AnyPath, format_kind, is_unf
 
 
 def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Seal a manifest with its own digest and write it: from here on the folder counts as whole."""
+    """Seal a manifest with its own digest and write it, which makes the folder complete."""
     # Only what JSON gives back can be checked later: its keys are text, its lists are no tuples.
     body = json.loads(json.dumps(manifest))
     body.pop("manifest_digest", None)
@@ -23,22 +23,21 @@ def write_manifest(folder: AnyPath, manifest: Mapping[str, Any]) -> dict[str, An
 
 
 def read_manifest(folder: AnyPath, kind: str, newest: int) -> dict[str, Any]:
-    """Read a manifest and refuse what is not whole, not ours, too new or against its schema.
+    """Read and check a manifest.
 
     Parameters
     ----------
     folder
-        The dataset's or artifact's folder.
+        Folder of the dataset, artifact or codes.
     kind
-        Its `format` name, such as `latentbits-dataset`.
-    newest
-        The newest format version this package reads.
+        Its `format`, such as `latentbits-dataset`.
+    version
+        The format version that this package reads.
 
     Raises
     ------
     DataError
-        If the manifest is missing, damaged, of another kind, of a newer version, or has a part
-        that is not what the format says.
+        If the manifest is missing, damaged, of another kind or version, or violates its schema.
     """
     manifest = _read_json(folder, kind)
     if manifest.get("format") != kind:

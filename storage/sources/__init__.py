@@ -1,4 +1,4 @@
-"""Readers of binary data: each opens cheaply and streams batches of rows."""
+"""Readers of binary data: each opens quickly and streams batches of rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def _make_lazy_opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
-    """Open by a module that is imported when it is needed: what it imports takes its time."""
+    """Return an opener whose module is imported on first use, because its imports are slow."""
 
     def opened(path: str, options: ReadOptions) -> Source:
         found = getattr(import_module(f"storage.sources.{module}"), function)
@@ -62,7 +62,7 @@ def _make_lazy_opener(module: str, function: str) -> Callable[[str, ReadOptions]
 
 
 def _open_npz(path: str, options: ReadOptions) -> Source:
-    """Open an `.npz` archive: SciPy sparse, packed, or dense."""
+    """Open an `.npz` archive: sparse, packed or dense."""
     with translate_read_errors(path), ZipFile(path) as archive:
         headers = read_member_headers(archive)
         if "format" in headers:
@@ -98,22 +98,21 @@ _LOCAL_SUFFIXES = (".bed",)
 def open_source(
     path: str, options: ReadOptions | None = None, items: Sequence[str] | None = None
 ) -> Source:
-    """Open a source by its suffix: reads headers only, of baskets without `items` all.
+    """Open a source by its suffix; this reads headers only, except for baskets without `items`.
 
     Parameters
     ----------
     path
         A file or its URL, or the directory of a Zarr array.
     options
-        How values become bits and which columns are not features.
+        How values become bits, and which columns are not features.
     items
-        The common items of several basket files, see `find_basket_items`; other formats name
-        their own features and leave it aside.
+        The common items of several basket files, from `find_basket_items`; other formats ignore it.
 
     Raises
     ------
     DataError
-        If the path cannot be read, or its kind is unknown.
+        If the path cannot be read, or its format is unknown.
     """
     options = options or ReadOptions()
     values = {n: v for n, v in parse_folder_columns(path).items() if n in options.row_columns}
@@ -168,7 +167,7 @@ def open_long_tables(
 
 
 def _make_folder_error(folder: Path) -> DataError:
-    """Say of a folder how to name the files in it, by the kind that most of them are."""
+    """Return the error for a folder; it suggests a pattern for the most common kind of file."""
     found = Counter(filter(None, (_find_suffix(entry.name) for entry in folder.iterdir())))
     hint = f"No file in it ends in {', '.join(_OPENERS)}."
     if found:
@@ -184,12 +183,12 @@ def _make_unknown_error(path: str) -> DataError:
 
 
 def is_basket_file(path: str) -> bool:
-    """Tell whether a path names FIMI baskets, which need a common list of items."""
+    """Return whether a path names FIMI baskets, which need a common list of items."""
     return _find_suffix(path) in (".dat", ".dat.gz")
 
 
 def expand_sources(patterns: Sequence[str]) -> list[str]:
-    """Expand wildcards of paths and URLs, each in sorted order; the arguments keep theirs.
+    """Expand wildcards of paths and URLs; the matches of each pattern are sorted.
 
     Raises
     ------
@@ -200,7 +199,7 @@ def expand_sources(patterns: Sequence[str]) -> list[str]:
 
 
 def find_new_files(folders: Sequence[str], known: Mapping[str, str]) -> NewFiles:
-    """Find the files below folders or prefixes whose tags are not known yet; see `list_new_files`."""
+    """Find the files below folders or prefixes that are not known yet; see `list_new_files`."""
     return list_new_files(folders, known, _OPENERS)
 
 
@@ -222,7 +221,7 @@ def _expand(pattern: str) -> list[str]:
 
 
 def _list_partitioned_files(folder: Path) -> list[str]:
-    """Give the files of a partitioned folder, as arrivals would come."""
+    """List the files of a partitioned folder, in the order of new files."""
     found = find_new_files([str(folder)], {})
     if not (found.new or found.waiting):
         raise _make_folder_error(folder)

@@ -1,4 +1,4 @@
-"""What to do about values that are not binary, by what the column holds."""
+"""Advice on values that are not binary, derived from the other values of the column."""
 
 from __future__ import annotations
 
@@ -29,25 +29,27 @@ _NO_WORDS = frozenset({"0", "no", "n", "nay", "false", "f", "nein", "non", "inco
 
 
 def shorten_value(value: str) -> str:
-    """Shorten a long value."""
+    """Shorten a long value for a message."""
     return value[:_MAX_VALUE_LENGTH]
 
 
 def suggest_remedy(
     name: str, values: Sequence[str], given: str | None, columns: Sequence[str] = ()
 ) -> str:
-    """Say what to do about a column; only what was measured has a threshold that makes sense.
+    """Suggest what to do about a column.
+
+    A threshold is suggested only for measurements, where it makes sense.
 
     Parameters
     ----------
     name
         The column.
     values
-        Values of it, as messages show them.
-    given
-        `--threshold` or `--map` where one says already what values are.
+        Some of its values, as messages show them.
+    rule
+        "threshold" or "map" if the options already say how values become bits.
     columns
-        All columns of a table; none of arrays.
+        All columns of a table; empty for arrays.
     """
     if any(_DECIMAL_COMMA.fullmatch(value) for value in values):
         return "Write numbers with a decimal point, not a comma."
@@ -62,7 +64,7 @@ def suggest_remedy(
 
 
 def _explain_values(name: str, counts: Counter[str], n_values: int, in_table: bool) -> str:
-    """Say what the values may be, and the option for it."""
+    """Suggest an interpretation of the values and the option for it."""
     apart = f"--keep {name} to keep them beside the features, or --drop {name}"
     if n_values >= _MIN_IDENTIFIERS and len(counts) > _IDENTIFIER_SHARE * n_values:
         return f"Nearly all values around it differ: if they name the rows, use {apart}"
@@ -83,7 +85,7 @@ def _format_counts(counts: Counter[str], most: int) -> str:
 
 
 def _suggest_map(counts: Counter[str], else_: str) -> str:
-    """Propose what values mean: as words say it, or both that two values can."""
+    """Suggest a map: the usual meaning of words such as yes and no, or both meanings of two values."""
     plain = {value.strip("'\""): n for value, n in counts.most_common()}
     ones, zeros = ([v for v in plain if v.lower() in words] for words in (_YES_WORDS, _NO_WORDS))
     others = [value for value in plain if value not in (*ones, *zeros)]
@@ -108,7 +110,7 @@ def _suggest_map(counts: Counter[str], else_: str) -> str:
 
 
 def _suggest_long(columns: Sequence[str], counts: Counter[str]) -> str:
-    """Propose the other reading of a table of few columns: its lines may be values of rows."""
+    """Suggest reading a table of few columns as a long one, with one value per line."""
     plain = {value.strip("'\"").lower() for value in counts}
     few_numbers = 1 < len(plain) <= _MAX_DISTINCT and None not in map(parse_number, plain)
     are_values = few_numbers or "0" in plain or plain <= _YES_WORDS | _NO_WORDS  # and no names

@@ -1,4 +1,4 @@
-"""Tables of text: CSV and TSV."""
+"""Text tables: CSV and TSV."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True, kw_only=True)
 class CsvSource(Source):
-    """A `.csv` or `.tsv` file. Per-row columns stay text, as they are written.
+    """A `.csv` or `.tsv` file. Per-row columns stay text, as written.
 
     Attributes
     ----------
     delimiter
-        Comma, semicolon, tab or bar.
+        Comma, semicolon, tab or vertical bar.
     header
         Names of all columns in file order.
     has_header
@@ -51,7 +51,7 @@ class CsvSource(Source):
     has_header: bool
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Parse blocks of lines: as bits or numbers if that goes, as text otherwise."""
+        """Parse blocks of lines: as bits or numbers if possible, else as text."""
         first_row = 0
         with translate_read_errors(self.path), open_text(self.path) as stream:
             if self.has_header:
@@ -64,7 +64,7 @@ class CsvSource(Source):
                     first_row += rows.num_rows
 
     def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
-        """Give the values, and how they become bits: those that Arrow mapped are bits."""
+        """Return the values and the options that remain to be applied: Arrow may have applied the map."""
         typed = pa.bool_() if self.options.threshold is None else pa.float64()
         if not self.options.maps or self._common_map is not None:
             with suppress(pa.ArrowInvalid):
@@ -80,7 +80,7 @@ class CsvSource(Source):
 
     @cached_property
     def _common_map(self) -> ValueMap | None:
-        """The map of all features, if they have the same."""
+        """The map that all features share, if any."""
         maps = {find_map(self.options.maps, name) for name in self.feature_names}
         return maps.pop() if len(maps) == 1 else None
 
@@ -90,7 +90,7 @@ class CsvSource(Source):
         block: bytes,
         note_ragged: Callable[[pa.csv.InvalidRow], str] | None = None,
     ) -> pa.Table:
-        """Parse lines with features of the given type; on one thread where rows are noted."""
+        """Parse lines with features of this type; on one thread if ragged rows are recorded."""
         features = dict.fromkeys(self.feature_names, kind)
         columns = dict.fromkeys(self.column_names, pa.string())
         return pa.csv.read_csv(
@@ -109,7 +109,7 @@ class CsvSource(Source):
         )
 
     def _refuse_ragged(self, block: bytes, first_row: int) -> None:
-        """Parse again on one thread: rows know their number, and Arrow notes them in this one."""
+        """Parse again on one thread, where Arrow knows the numbers of ragged rows."""
         ragged: list[pa.csv.InvalidRow] = []
 
         def note(row: pa.csv.InvalidRow) -> str:
@@ -125,7 +125,7 @@ class CsvSource(Source):
             )
 
     def _refuse_line_breaks(self, table: pa.Table, first_row: int) -> None:
-        """An unclosed quote would swallow the rows that follow it."""
+        """Refuse line breaks in texts: an unclosed quote would swallow the following rows."""
         for name in self.column_names:
             broken = pa.compute.match_substring(table.column(name), "\n").to_numpy()
             if broken.any():
@@ -137,9 +137,9 @@ class CsvSource(Source):
 
 
 def open_csv(path: str, options: ReadOptions) -> CsvSource:
-    """Open a `.csv` or `.tsv` file: reads its first line.
+    """Open a `.csv` or `.tsv` file; this reads its first line.
 
-    A first line of nothing but values and missing tokens is a row, not a header.
+    A first line that consists of values and missing tokens only is a row, not a header.
     """
     delimiter, words = read_csv_header(path)
     has_header = bool((encode_tokens(words, ReadOptions(options.missing)) == INVALID).any())
@@ -165,12 +165,12 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
 
 
 def read_csv_header(path: str) -> tuple[str, list[str]]:
-    """Read the first line: what cuts it, and its words.
+    """Read the first line and return the delimiter and the words.
 
     Raises
     ------
     DataError
-        If there is none, several marks may cut it, or one that such a file does not have.
+        If there is no first line, or its delimiter is ambiguous or unexpected.
     """
     with translate_read_errors(path), open_text(path) as stream:
         lines = [line.decode("utf-8-sig") for line in (stream.readline(), stream.readline())]
@@ -183,12 +183,12 @@ def read_csv_header(path: str) -> tuple[str, list[str]]:
 
 
 def _find_delimiter(path: str, lines: Sequence[str]) -> str:
-    """Tell what cuts the first two lines: a tab in a `.tsv`, else what cuts both into as many.
+    """Find the delimiter: a tab in a `.tsv`, else the one that gives both first lines equally many words.
 
     Raises
     ------
     DataError
-        If there are several such marks.
+        If there are several such delimiters.
     """
     if path.lower().removesuffix(".gz").endswith(".tsv"):
         return "\t"
@@ -207,7 +207,7 @@ def _find_delimiter(path: str, lines: Sequence[str]) -> str:
 
 
 def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None:
-    """Refuse a first line that is one word to us and several to another mark."""
+    """Refuse a first line of one word that another delimiter would split."""
     marks = {**_DELIMITERS, " ": "spaces"}
     other = next((mark for mark in marks if len(words) == 1 and mark in words[0]), None)
     if other is not None:
@@ -222,6 +222,6 @@ def _split_line(line: str, delimiter: str) -> list[str]:
 
 
 def _is_row(words: Sequence[str], options: ReadOptions) -> bool:
-    """Tell whether the first line, were it a row, could be read."""
+    """Return whether the first line can be read as a row."""
     codes = [encode_tokens([word], options, find_map(options.maps, word)) for word in words]
     return INVALID not in np.concatenate(codes)

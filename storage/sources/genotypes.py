@@ -1,4 +1,4 @@
-"""Genotypes: `.bed` files of PLINK, beside which lie a `.bim` and a `.fam`."""
+"""Genotypes: `.bed` files of PLINK, with a `.bim` and a `.fam` file in the same folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MISSING_COUNT = -127
 
 @dataclass(frozen=True, kw_only=True)
 class BedSource(Source):
-    """Counts of the first allele, 0 to 2: individuals are rows and variants features."""
+    """Counts of the first allele, 0 to 2: individuals are rows and variants are features."""
 
     n_rows: int
 
@@ -32,7 +32,7 @@ class BedSource(Source):
         return tuple(str(Path(self.path).with_suffix(s)) for s in (".bed", ".bim", ".fam"))
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read long runs of individuals, and give them in short ones."""
+        """Read long ranges of individuals and yield them as short ones."""
         step = max(self.batch_rows, _READ_CELLS // self.n_features)
         with translate_read_errors(self.path), _open_bed_reader(self.path) as bed:
             columns = {name: _read_fam_column(bed, name) for name in self.column_names}
@@ -47,7 +47,7 @@ class BedSource(Source):
 
 
 def open_bed(path: str, options: ReadOptions) -> BedSource:
-    """Open a `.bed` file: reads the names beside it."""
+    """Open a `.bed` file; this reads the names in the other two files."""
     check_installed(path, "bed_reader", "genotypes")
     if options.threshold is None and not options.maps:
         raise DataError(
@@ -71,7 +71,7 @@ def _open_bed_reader(path: str) -> Any:
 
 
 def _read_fam_column(bed: Any, name: str) -> Any:
-    """Give a column of the .fam; what it leaves out is empty."""
+    """Return a column of the `.fam` file; missing entries are empty."""
     values = getattr(bed, name)
     if name == "sex":
         return np.array(["", "1", "2"])[values]

@@ -1,7 +1,7 @@
-"""Long tables: a line names a row, a feature and its value, in any order; a row is several lines.
+"""Long tables: a line names a row, a feature and its value, in any order; a row has several lines.
 
-Lines are read once: they go to a temporary file as numbers, nine bytes a line, from there to their
-places in a packed bit matrix, so that memory holds the names alone.
+Lines are read once. They go to a temporary file as numbers, nine bytes per line, and from there
+into a packed bit matrix on disk, so that memory holds only the names.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from storage.stores.object_path import is_url
 
 @dataclass(frozen=True, kw_only=True)
 class LongTableSource(Source):
-    """One or more long tables, whose lines may name the same rows.
+    """One or more long tables, whose lines may refer to the same rows.
 
     Attributes
     ----------
     paths
         The files, in order.
     remote_tags
-        Tags of those in object stores.
+        Tags of the files in object stores.
     columns
-        What their columns are for.
+        Roles of the columns.
     duplicates
-        Which of several lines of one row and feature counts; without it they are refused.
+        Which of several lines for the same row and feature counts; None refuses them.
     entries
-        What the lines say.
+        The entries of all lines.
     row_values
-        Names of the rows, in the order in which they come, and other columns, (n_rows,) each.
+        Row names, in order of appearance, and other per-row columns, (n_rows,) each.
     """
 
     duplicate_remedy = "Remove one of the lines, or say --duplicates last or any."
@@ -56,20 +56,20 @@ class LongTableSource(Source):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All tables of this machine."""
+        """All local tables."""
         return tuple(path for path in self.paths if not is_url(path))
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """Those of all tables."""
+        """Tags of all tables."""
         return {**super().tags, **self.remote_tags}
 
     def format_row_place(self, row: int) -> str:
-        """Name a row as its lines do."""
+        """Describe a row by its name."""
         return f"{self.path}: row {self.row_values[self.columns.row][row]!r}"
 
     def iter_batches(self) -> Iterator[SourceBatch]:
-        """Put the values in their places on disk, then read the rows."""
+        """Write the values to their places on disk, then read the rows."""
         n_rows, first = len(self.row_values[self.columns.row]), 0
         absent = 0 if self.columns.value is None else MISSING
         for batch in spool_codes(self, n_rows, self.entries, absent, self.duplicates):
@@ -80,7 +80,7 @@ class LongTableSource(Source):
 
 
 class _NameIndex:
-    """Names that lines give, numbered in the order in which they come."""
+    """Numbers names in order of appearance."""
 
     def __init__(self, known: Sequence[str] = ()) -> None:
         self.names = pa.array(known, pa.string())
@@ -88,7 +88,7 @@ class _NameIndex:
     def encode(
         self, lines: LineBatch, column: str, check: Callable[[LineBatch, str, pa.Array], None]
     ) -> NDArray[np.int32]:
-        """Number the names of a run of lines; new ones are checked."""
+        """Number the names in a batch of lines; new names are checked."""
         coded = lines.column(column)
         _refuse_nameless(lines, column, coded)
         n_known = len(self.names)
@@ -102,14 +102,14 @@ class _NameIndex:
 
 
 class _RowTexts:
-    """What lines say of their rows: one text each, the same in all lines of a row."""
+    """A per-row column: one text per row, equal in all lines of the row."""
 
     def __init__(self) -> None:
         self.values = np.zeros(0, object)
         self.is_known = np.zeros(0, np.bool_)
 
     def update(self, lines: LineBatch, name: str, rows: NDArray[np.int32], n_rows: int) -> None:
-        """Take a run of lines over; rows are `n_rows` by now."""
+        """Add a batch of lines; `n_rows` rows are known now."""
         n_new = n_rows - len(self.values)
         self.values = np.append(self.values, np.full(n_new, "", object))
         self.is_known = np.append(self.is_known, np.zeros(n_new, np.bool_))
@@ -134,20 +134,20 @@ def open_tables(
     duplicates: DuplicateRule | None = None,
     features: Sequence[str] | None = None,
 ) -> LongTableSource:
-    """Open long tables: reads all lines.
+    """Open long tables; this reads all lines.
 
     Parameters
     ----------
     paths
         CSV, TSV or Parquet files.
     columns
-        What their columns are for.
+        Roles of the columns.
     options
-        How values become bits, and which further columns are kept.
+        How values become bits, and which other columns to keep.
     duplicates
-        Which of several lines of one row and feature counts; without it they are refused.
+        Which of several lines for the same row and feature counts; None refuses them.
     features
-        Names of the features; by default those that the lines name, sorted.
+        Names of the features; by default all that occur, sorted.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def open_tables(
     entries, seen = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
 
     def check(lines: LineBatch, column: str, new: pa.Array) -> None:
-        """Take new names, but no features that the dataset does not have or leave out."""
+        """Accept new names, except features that the dataset neither has nor leaves out."""
         if features is not None and column == columns.feature:
             _refuse_new(lines, column, match_feature_names(paths[0], new.to_pylist(), options))
 
@@ -228,7 +228,7 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
 
 
 def _refuse_nameless(lines: LineBatch, name: str, coded: pa.DictionaryArray) -> None:
-    """Refuse lines without a name: an empty text, or none."""
+    """Raise `DataError` if a line has an empty name, or none."""
     empty = pc.index(coded.dictionary, "").as_py()
     if empty < 0 and not coded.null_count:
         return

@@ -1,4 +1,4 @@
-"""Tables that libraries read as Arrow's record batches: Parquet, SPSS, Stata and Excel."""
+"""Tables of SPSS, Stata and Excel."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from storage.sources.value_codes import ReadOptions
 
 
 def open_statistics(path: str, options: ReadOptions) -> RecordSource:
-    """Open a `.sav` or `.zsav` file of SPSS, or a `.dta` of Stata: reads its header.
+    """Open a `.sav` or `.zsav` file of SPSS, or a `.dta` file of Stata; this reads its header.
 
-    Values are the codes, not their labels; what SPSS calls user-missing is missing.
+    Values are the codes, not their labels; SPSS's user-missing values are missing.
     """
     check_installed(path, "pyreadstat", "statistics")
     with translate_read_errors(path):
@@ -50,7 +50,7 @@ def _iter_statistics(path: str, names: Sequence[str], n_rows: int) -> Iterator[p
 
 
 def open_excel(path: str, options: ReadOptions) -> RecordSource:
-    """Open the one sheet of an `.xlsx` file that is not empty: reads its first row."""
+    """Open the only non-empty sheet of an `.xlsx` file; this reads its first row."""
     check_installed(path, "openpyxl", "excel")
     with translate_read_errors(path), closing(_iter_excel_rows(path)) as rows:
         names = [str(name).strip() if name is not None else "" for name in next(rows, ())]
@@ -62,7 +62,7 @@ def open_excel(path: str, options: ReadOptions) -> RecordSource:
 
 
 def _iter_excel_rows(path: str) -> Any:
-    """Give the cells of a sheet, row by row."""
+    """Yield the cells of the sheet, row by row."""
     import openpyxl
 
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)
@@ -81,7 +81,7 @@ def _iter_excel_rows(path: str) -> Any:
 
 
 def _iter_nonblank_rows(sheet: Any) -> Iterator[tuple[Any, ...]]:
-    """Give the rows of a sheet that are not blank."""
+    """Yield the rows of a sheet that are not blank."""
     rows = sheet.iter_rows(values_only=True)
     return (row for row in rows if any(cell is not None for cell in row))
 
@@ -96,6 +96,6 @@ def _iter_excel(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.Rec
 
 
 def _format_cell(row: Sequence[Any], place: int) -> str | None:
-    """Give a cell as a CSV would: rows end with their last cell."""
+    """Return a cell as a CSV file would have it; rows end with their last cell."""
     value = row[place] if place < len(row) else None
     return None if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Values as codes: the one place where numbers become 0, 1, missing or bad."""
+"""How values become bits: options, maps, and the codes 0, 1, missing and invalid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.errors import DataError
 
 
 def parse_number(text: str) -> float | None:
-    """Read a number, true or false; None if it is none of them."""
+    """Parse a number, true or false; return None for anything else."""
     word = text.strip().lower()
     if word in ("true", "false"):
         return float(word == "true")
@@ -23,7 +23,7 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_float(word: str) -> float | None:
-    """Read a number; None if it is none."""
+    """Parse a number; return None for anything else."""
     try:
         return float(word)
     except ValueError:
@@ -35,14 +35,15 @@ _ALL_FEATURES = "*:"  # of all features, whatever colons are in their values
 
 @dataclass(frozen=True)
 class ValueMap:
-    """What the values of some features stand for.
+    """The meaning of the values of some features.
 
     Attributes
     ----------
     columns
-        The features, a name or a pattern with `*` and `?`.
+        The features: a name, or a pattern with `*` and `?`.
     codes
-        0 or 1 of each value, which is compared without regard to case, as a number if it is one.
+        Pairs of value and code 0 or 1. Values are compared as numbers if they are numbers, else
+        without regard to case.
     """
 
     columns: str
@@ -60,7 +61,7 @@ class ValueMap:
         return {value.casefold(): code for value, code in self.codes}
 
     def find_code(self, word: str) -> int | None:
-        """Give the code of a word, None where it has none."""
+        """Return the code of a word, or None."""
         plain = word.strip().casefold()
         if (code := self.words.get(plain)) is not None:
             return code
@@ -68,17 +69,17 @@ class ValueMap:
         return None if number is None else self.numbers.get(number)
 
     def __str__(self) -> str:
-        """Name the values."""
+        """List the values."""
         return ", ".join(repr(value) for value, _ in self.codes)
 
 
 def parse_map(text: str) -> ValueMap:
-    """Read `VALUE=1,VALUE=0`, for some features only `FEATURES:VALUE=1,VALUE=0`.
+    """Parse `VALUE=1,VALUE=0`, or `FEATURES:VALUE=1,VALUE=0` for some features only.
 
     Raises
     ------
     DataError
-        If it is not written so, gives a value two codes, or makes all values alike.
+        If the text has another form, gives a value two codes, or gives all values the same code.
     """
     head, colon, tail = text.partition(":")
     columns, pairs = (head, tail) if colon and "=" not in head else ("*", text)
@@ -105,12 +106,12 @@ def parse_map(text: str) -> ValueMap:
 
 
 def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
-    """Write what `--yes` and `--no` say as a map; nothing where they say nothing.
+    """Return lists of ones and zeros as the text of a map, in a tuple; empty if both lists are empty.
 
     Raises
     ------
     DataError
-        If only one of them was given, or a value stands in both.
+        If only one list has values, or a value is in both.
     """
     if bool(ones) != bool(zeros):
         given, other = ("--yes", "--no") if ones else ("--no", "--yes")
@@ -125,12 +126,12 @@ def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
 
 
 def format_plain_map(text: str) -> str:
-    """Write a map as a reader of messages would."""
+    """Return the text of a map as messages show it."""
     return text.removeprefix(_ALL_FEATURES)
 
 
 def find_map(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:
-    """Give the first map that holds for a feature."""
+    """Return the first map that applies to a feature, or None."""
     return next((m for m in maps if feature == m.columns or fnmatchcase(feature, m.columns)), None)
 
 
@@ -144,23 +145,22 @@ _TILE_COLUMNS = 16
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How values become bits.
+    """How values become bits, and which columns are features.
 
     Attributes
     ----------
     missing
-        Further tokens that mean "not observed"; a numeric one also holds for numeric sources.
+        Additional tokens that mean "not observed"; numeric ones also apply to numeric sources.
     threshold
         Binarise: 1 where value > threshold. NaN stays missing.
     row_columns
-        Names of per-row columns wanted; they are not features.
+        Names of the per-row columns, which are not features.
     maps
-        Which values are 1 and 0 where they are not written so; of each feature the first that
-        fits its name.
+        Which values are 1 and 0; the first map that matches a feature's name applies.
     features, drop
-        Names and patterns of the columns that alone are features, and of those that are none.
-    goes_on
-        Whether rows are added, so that what was left out before need not be there again.
+        Names and patterns of the only columns that are features, and of columns that are not.
+    is_append
+        Whether rows are appended, so that names in `features` and `drop` may be absent.
     """
 
     missing: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class ReadOptions:
 def encode_numbers(
     values: NDArray[Any], options: ReadOptions, value_map: ValueMap | None = None
 ) -> ValueCodes:
-    """Code an array of booleans, integers or floats: 0, 1, MISSING or BAD, in the same shape."""
+    """Encode booleans, integers or floats as 0, 1, MISSING or INVALID, in the same shape."""
     values = np.asarray(values)
     if values.dtype.kind == "b":
         values = values.view(np.uint8)
@@ -226,7 +226,7 @@ def encode_numbers(
 def encode_features(
     values: NDArray[Any], options: ReadOptions, feature_names: Sequence[str]
 ) -> ValueCodes:
-    """Code numbers whose columns are features, (n_rows, n_features), each by its own map."""
+    """Encode numbers, (n_rows, n_features), each column with the map for its feature."""
     if not options.maps:
         return encode_numbers(values, options)
     codes = np.empty(values.shape, np.uint8)
@@ -236,13 +236,13 @@ def encode_features(
 
 
 def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
-    """Refuse types that `encode_numbers` does not take."""
+    """Raise `DataError` for dtypes that `encode_numbers` does not accept."""
     if dtype.kind not in "biuf":
         raise DataError(f"{path}: Expected booleans, integers or floats, got {dtype}.")
 
 
 def check_implicit_zeros(path: str, options: ReadOptions) -> None:
-    """Refuse options under which the zeros that a sparse format leaves out are not 0."""
+    """Raise `DataError` if the options would not read a sparse format's implicit zeros as 0."""
     if options.maps:
         raise DataError(
             f"{path}: Expected no map of values, because entries left out are 0, got one. "

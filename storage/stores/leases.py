@@ -1,4 +1,4 @@
-"""Claims in object stores: an object beside the folder, renewed for as long as its writer lives."""
+"""Write locks in object stores: an object next to the folder, renewed while its writer lives."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from storage.errors import DataError, FolderInUseError
 from storage.stores.object_path import ObjectPath, ObjectVersion, StoredObject
 
 RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
-"""A claim is given up when it was not renewed for the latter; clocks may differ by less."""
+"""A claim expires when it was not renewed for the latter; clocks must differ by less."""
 
 
 @contextmanager
 def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
-    """Be the only writer of a folder; the claim of a writer that died is given up soon after.
+    """Lock a folder for writing; the claim of a writer that died expires soon.
 
-    Gives a function that tells whether nobody has taken over, to be asked before what was written
-    is declared whole.
+    Yields a function that returns whether the lock still holds. Call it before declaring the
+    written data complete.
 
     Raises
     ------
-    Busy
-        If another process is writing there, or has taken over since.
+    FolderInUseError
+        If another process is writing there, or has taken over the claim.
     """
     lease = _Lease(folder)
     lease.acquire()
@@ -76,19 +76,19 @@ class _Lease:
                 return
 
     def renew(self) -> None:
-        """Write the claim again and again, until it ended or was lost."""
+        """Write the claim again and again, until it ends or is lost."""
         while not self.ended.wait(RENEW_SECONDS):
             with suppress(DataError):  # the store may be back before the claim is stale
                 if not self._write(self._version):
                     return
 
     def is_held(self) -> bool:
-        """Tell whether nobody has taken over."""
+        """Return whether no other writer has taken over."""
         held = self._claim.read_object()
         return held is not None and self._is_ours(held)
 
     def release(self) -> bool:
-        """Delete the claim; tell whether it was held to the end."""
+        """Delete the claim; return whether it was held to the end."""
         with suppress(DataError):  # what is not deleted will be stale
             if not self.is_held():
                 return False
@@ -96,7 +96,7 @@ class _Lease:
         return True
 
     def _write(self, replaces: ObjectVersion | None) -> bool:
-        """Write the claim if nobody else did meanwhile."""
+        """Write the claim, unless another writer did so in the meantime; return whether it was written."""
         writer = [
             *_identify_writer(),
             self._token,
@@ -121,13 +121,13 @@ class _Lease:
 
 
 def _identify_writer() -> tuple[str, int, float]:
-    """Say who writes: the machine, and the process by its number and time of birth."""
+    """Identify the writer: the machine, and the process by number and start time."""
     pid = os.getpid()
     return _identify_machine(), pid, psutil.Process(pid).create_time()
 
 
 def _identify_machine() -> str:
-    """Name what a process number belongs to: containers share a host's name, not its numbers."""
+    """Identify the process-number namespace: containers may share a host's name, not its numbers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

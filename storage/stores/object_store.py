@@ -1,4 +1,4 @@
-"""Opens the buckets of object stores, and tells what they answer in one line."""
+"""Opens the buckets of object stores and describes their errors in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RETRY_CONFIG = {
     },
 }
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says of a disk without room; writing says so without a name."""
+"""Error numbers of a full disk; such errors may lack the file's name."""
 _PROBE_RETRY_CONFIG = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 _NO_CREDENTIALS_SIGNS = (
@@ -36,20 +36,20 @@ _NO_CREDENTIALS_SIGNS = (
 
 
 class StoreKind(NamedTuple):
-    """What differs between object stores.
+    """Differences between object stores.
 
     Attributes
     ----------
-    opens
-        The class of obstore that opens a bucket.
-    bucket
-        What a bucket is called.
+    store_class
+        The obstore class that opens a bucket.
+    bucket_word
+        What the store calls a bucket.
     credentials
-        Variables of the environment that may hold them.
+        Environment variables that may hold credentials.
     endpoints
-        Variables that may hold an address, the usual one first.
+        Environment variables that may hold an address, the usual one first.
     account
-        The variable that names the account, where buckets belong to one.
+        The environment variable with the name of the account, if buckets belong to one.
     """
 
     store_class: str
@@ -75,22 +75,22 @@ STORE_KINDS = {
     ),
     "gs": StoreKind("GCSStore", "bucket", "GOOGLE_SERVICE_ACCOUNT", ("GOOGLE_BASE_URL",)),
 }
-"""The object stores there are, by the scheme of their URLs."""
+"""The supported object stores by URL scheme."""
 SCHEMES_TEXT = ", ".join(f"{scheme}://" for scheme in STORE_KINDS)
 
 
 def get_store_kind(url: str) -> StoreKind:
-    """Tell what kind of store a URL is of."""
+    """Return the kind of store of a URL."""
     return STORE_KINDS[url.partition("://")[0]]
 
 
 @lru_cache(maxsize=32)
 def open_bucket(root: str, prefix: str = "") -> Any:
-    """Open a bucket, or what lies below a prefix of its keys.
+    """Open a bucket, or the part of it below a key prefix.
 
-    Credentials and endpoint are those of the environment. Whether it answers is asked with little
-    patience, so that a mistake is told within seconds; later requests are repeated after
-    throttling, server errors and lost connections.
+    Credentials and endpoint come from the environment. A first request with few retries reports
+    mistakes within seconds; later requests are retried after throttling, server errors and lost
+    connections.
     """
     with translate_store_errors(root):
         if prefix:
@@ -101,7 +101,7 @@ def open_bucket(root: str, prefix: str = "") -> Any:
 
 
 def _probe_bucket(store: Any) -> None:
-    """Read an object that is not there: other than the outcome of HEAD, an answer has a body."""
+    """Read an object that does not exist: unlike for HEAD, the response has a body."""
     from obstore import get
 
     try:
@@ -130,7 +130,7 @@ def _open_store(root: str, prefix: str, retries: Any) -> Any:
 
 
 def _find_account(root: str) -> dict[str, str]:
-    """Name the account: obstore finds it by itself, but panics where it describes such a store."""
+    """Name the account explicitly: obstore finds it too, but panics when printing such a store."""
     kind = get_store_kind(root)
     if kind.account is None:
         return {}
@@ -140,7 +140,7 @@ def _find_account(root: str) -> dict[str, str]:
 
 
 def _check_endpoint(root: str) -> None:
-    """Refuse an address that obstore would panic at."""
+    """Refuse an address at which obstore would panic."""
     for name in get_store_kind(root).endpoints:
         parts = urlsplit(os.environ.get(name) or "http://none")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -151,7 +151,7 @@ def _check_endpoint(root: str) -> None:
 
 @contextmanager
 def translate_store_errors(path: object) -> Iterator[None]:
-    """Turn errors of a store or a full disk into one line; a missing object is for the caller."""
+    """Turn errors of a store or a full disk into one line; missing objects are left to the caller."""
     try:
         yield
     except Exception as error:
@@ -167,7 +167,7 @@ def translate_store_errors(path: object) -> Iterator[None]:
 
 
 def make_store_error(path: str, error: BaseException) -> StoreUnreachableError | None:
-    """Describe an error of an object store, or None if this is none or a missing object."""
+    """Describe an error of an object store; return None for missing objects and other errors."""
     lost = isinstance(error, FileNotFoundError) and _find_error_code(str(error)) in _NO_BUCKET_CODES
     if not lost and not type(error).__module__.startswith("obstore"):
         return None
@@ -196,7 +196,7 @@ def _explain_error(kind: StoreKind, error: str, text: str) -> str:
 
 
 def _find_error_code(text: str) -> str:
-    """Find the store's own name of an error in its answer."""
+    """Return the store's own code for an error."""
     _, found, after = text.partition("<Code>")
     return after.partition("</Code>")[0] if found else ""
 
