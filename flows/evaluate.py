@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.cli.errors import format_error
 from flows.cli.options import Json, make_app, run_app
 from flows.cli.progress import report_progress
 from flows.cli.splits import resolve_evaluation_split, resolve_fit_split
@@ -157,8 +158,8 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
             state = initialize_fit(model, first, seed)
             state = fit_model(model, rows, job.executor, seed, state=state, progress=job.progress)
         except FitError as error:
-            text = error.message.render(job.dataset.feature_names, job.dataset.segment_names)
-            warnings.append(f"{name}: {text}")
+            error = error.with_names(job.dataset.feature_names, job.dataset.segment_names)
+            warnings.append(format_error(error.with_prefix(name)))
         else:
             subject = EvaluatedModel(model, state.params, NO_SEGMENTS)
             found = ComparedModel(name, None, subject, state.diagnostics["n_components"], training)
@@ -191,9 +192,7 @@ def _evaluate_model(
         predicted = describe_prediction(subject.labels, sums.values)
         codes = evaluate_codes(drawn, subject, named.segments, job.choose_training_rows(named))
     except FitError as error:
-        notice = error.message
-        text = f"{named.name}: {notice.text}"
-        raise FitError(text, notice.features, notice.segments) from error
+        raise error.with_prefix(named.name) from error
     return {
         "name": named.name,
         "artifact": named.artifact,

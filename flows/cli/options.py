@@ -12,11 +12,11 @@ from cyclopts import App, Group, Parameter, Token
 from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
+from flows.cli.errors import format_error, is_bad_input, is_interruption
 from flows.cli.imports import end_imports
 from flows.cli.interrupts import can_continue, install_interrupt_handler
 from flows.cli.logs import configure_logging, is_logging_json, log
 from flows.cli.program import format_command, rewrite_commands
-from flows.cli.refusals import is_bad_input, is_interruption
 from pipeline.errors import ClusterLost
 from pipeline.executors.cancellation import run_cancellable
 from storage.errors import DataError
@@ -193,7 +193,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
         _exit_with_message(INTERRUPTED, "interrupted")
     except Exception as error:
         if is_bad_input(error):
-            _exit_with_message(BAD_INPUT, _format_error(error))
+            _exit_with_message(BAD_INPUT, format_error(error))
         if isinstance(error, ClusterLost):
             _exit_with_message(FAILED, str(error))
         if is_interruption(error):
@@ -212,12 +212,6 @@ def _describe_misuse(error: CycloptsError) -> str:
     if lone and isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.argument.name
         return f"{name}: Expected a value, got none. Did you mean {name} {words[0]}?"
-    return str(error)
-
-
-def _format_error(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
     return str(error)
 
 

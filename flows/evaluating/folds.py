@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
+from flows.cli.errors import format_error, spell_option
 from flows.evaluating.named import NO_SEGMENTS
 from flows.running.stages import StageRunner
 from pipeline.data.blocks import RowSource
@@ -146,7 +147,7 @@ def cross_validate(
                 _cross_validate_model(ModelToRefit(name, model, dealt.seed), dealt, stages)
             )
         except FitError as error:
-            warnings.append(str(error))
+            warnings.append(format_error(error))
     return {"n_samples": n_rows, "models": models, "warnings": warnings}
 
 
@@ -181,7 +182,7 @@ def _evaluate_fold(
     try:
         return _refit_and_score(fold, refit, dealt)
     except FitError as error:
-        raise FitError(f"{refit.name}: fold {number}: {error.message.render(*names)}") from error
+        raise error.with_names(*names).with_prefix(f"{refit.name}: fold {number}") from error
 
 
 def _refit_and_score(fold: RowFold, refit: ModelToRefit, dealt: CrossValidationRows) -> _FoldResult:
@@ -196,7 +197,7 @@ def _refit_and_score(fold: RowFold, refit: ModelToRefit, dealt: CrossValidationR
     measure = find_likelihood_measure(subject, dataset.n_features)
     rows = fold.select_held_out(dealt.rows)
     sums = score_rows(subject, measure.name, rows, executor, dealt.seed, progress)
-    warnings = tuple(notice.render(*names) for notice in state.warnings)
+    warnings = tuple(notice.render(*names, spell=spell_option) for notice in state.warnings)
     return _FoldResult(measure, sums, int(state.diagnostics["n_components"]), warnings)
 
 

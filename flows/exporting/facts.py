@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from flows.cli.errors import format_warnings
 from flows.exporting.files import BatchedTable, make_table
 from pipeline.inference.from_artifact import objective_from_artifact
 from storage.artifacts.artifacts import Artifact
@@ -41,7 +42,8 @@ def _iter_facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     yield "created", manifest.get("created")
     yield "version", manifest["versions"].get("latentbits")
     yield "warnings", len(manifest["warnings"])
-    yield from ((f"warning_{k}", text) for k, text in enumerate(manifest["warnings"], start=1))
+    warnings = format_warnings(manifest["warnings"])
+    yield from ((f"warning_{k}", text) for k, text in enumerate(warnings, start=1))
 
 
 def _format_value(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from flows.data.datasets import digest_leading_chunks
 from flows.data.fitted import LoadedModel
+from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules
 from pipeline.learning.convergence import find_final_objective
@@ -95,7 +96,7 @@ def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> d
         "history": history,
         "objective": find_final_objective(convergence, history) if history else None,
         "diagnostics": state.diagnostics,
-        "warnings": [notice.render(*names) for notice in state.warnings],
+        "warnings": [notice.render(*names, spell=keep_placeholder) for notice in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),
         **({"labels": labels} if labels else {}),
     }

@@ -156,7 +156,7 @@ def _start_local_cluster(cluster: ClusterSettings) -> LocalCluster:
 
 
 def _make_worker(*where: Any, dashboard: bool, **settings: Any) -> Worker:
-    """Start a worker without the pages that nobody is told of, and without Bokeh."""
+    """Start a worker without web pages, whose address nobody is told."""
     return Worker(*where, dashboard=False, **settings)
 
 

@@ -14,8 +14,8 @@ from inspect import Parameter, Signature
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, get_type_hints
 
+from flows.cli.errors import hide_expected_tracebacks
 from flows.cli.imports import pause_garbage_collection
-from flows.cli.refusals import hide_expected_tracebacks
 from flows.running.server import check_scheduled_run, run_with_server
 
 _NAMING_PARAMETERS = ("dataset", "artifact", "output")

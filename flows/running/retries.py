@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.refusals import is_bad_input
+from flows.cli.errors import is_bad_input
 from pipeline.errors import ClusterLost
 from storage.errors import FolderInUseError, StoreUnreachableError
 

@@ -56,8 +56,7 @@ class StageRunner:
         try:
             return work()
         except FitError as error:
-            names = (self.feature_names, self.segment_names)
-            raise FitError(error.message.render(*names)) from error
+            raise error.with_names(self.feature_names, self.segment_names) from error
 
     @property
     def seconds(self) -> dict[str, float]:
