@@ -72,8 +72,8 @@ class Artifact(StorageReprMixin, Mapping[str, NDArray[Any]]):
     def pairs(self) -> Codes | None:
         """Arrays over all pairs of features, such as `correlation`; None unless the data are wide.
 
-        Arrays are read on access, either whole or one strip of features at a time with `read_chunk`. A
-        row is a feature. Entries left of a strip are 0; earlier strips hold them.
+        Arrays are read on access, as a whole or one strip of features at a time (`read_chunk`). A
+        row is a feature. Entries left of a strip are 0, because earlier strips hold them.
 
         Raises
         ------
@@ -241,9 +241,7 @@ def prepare_for_storage(folder: AnyPath, name: str, values: NDArray[Any]) -> NDA
         raise DataError(f"{folder}: {name} is an array of {values.dtype}, not of numbers.")
     may_lack = np.isnan(values) if name.endswith("_error") else np.False_
     if not (np.isfinite(values) | may_lack).all():
-        raise DataError(
-            f"{folder}: {name} is not finite: {_format_first_nonfinite(values)}."
-        )
+        raise DataError(f"{folder}: {name} is not finite: {_format_first_nonfinite(values)}.")
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
 
 
@@ -305,7 +303,7 @@ class PackedArrays(NamedTuple):
 def write_packed(
     folder: AnyPath, arrays: Mapping[str, NDArray[Any]], manifest: Mapping[str, Any]
 ) -> None:
-    """Write an artifact whose small arrays are packed into one, since every array costs milliseconds.
+    """Write an artifact whose small arrays are packed into one, as every array costs milliseconds.
 
     Raises
     ------

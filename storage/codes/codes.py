@@ -304,9 +304,7 @@ def open_codes(path: str | AnyPath, remedy: str = _REMEDY) -> Codes:
         group = open_group(folder)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        damaged = DataError(
-            f"{folder}: the codes are damaged ({reason}). {remedy}"
-        )
+        damaged = DataError(f"{folder}: the codes are damaged ({reason}). {remedy}")
         raise make_store_error(str(folder), error) or damaged from error
     return Codes(folder, manifest, group, remedy)
 

@@ -1,4 +1,4 @@
-"""Resumable results with one entry per row: a record of finished ranges, and codes not yet published."""
+"""Resumable results with one entry per row: a record of finished ranges, and unpublished codes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def _read_page(page: AnyPath) -> list[list[int]]:
     """Read a page; a damaged one is empty."""
     try:
         checksums_on_page = json.loads(page.read_text(encoding="utf-8"))
-        return [[operator.index(checksum) for checksum in checksums] for checksums in checksums_on_page]
+        return [
+            [operator.index(checksum) for checksum in checksums] for checksums in checksums_on_page
+        ]
     except (ValueError, TypeError):
         return []
 

@@ -148,7 +148,7 @@ class DatasetWriter:
         Raises
         ------
         DataError
-            If the number of features differs from earlier batches, or a per-row column changes type.
+            If the number of features differs from earlier batches, or a column changes its type.
         """
         if not len(batch.X):
             return

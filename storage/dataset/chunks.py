@@ -129,8 +129,8 @@ _lock = Lock()
 def get_or_read_chunk(rows: Hashable, key: int, memory: int, read: Callable[[], S]) -> S:
     """Return a chunk from the cache, or read it and cache it if there is room.
 
-    Chunks of other rows make room, oldest first. Chunks of the same rows do not: a cyclic pass would
-    evict every chunk just before its next use.
+    Chunks of other rows make room, oldest first. Chunks of the same rows do not: a pass in cycles
+    would evict every chunk just before its next use.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def clear_chunk_cache() -> None:
 
 
 def _evict_other_chunks(rows: Hashable, memory: int) -> bool:
-    """Evict chunks of other rows until at most `memory` bytes are cached; return whether that is possible."""
+    """Evict chunks of other rows to get below `memory` bytes; return whether that is possible."""
     own = sum(chunk.nbytes for place, chunk in _cache.items() if place[0] == rows)
     if own > memory:
         return False
@@ -171,5 +171,5 @@ def _evict_other_chunks(rows: Hashable, memory: int) -> bool:
 
 
 def list_occupied_slots(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the slots of a chunk that hold rows, given its (segment, first word, n_rows) blocks."""
+    """Return the slots of a chunk that hold rows; blocks are (segment, first word, n_rows)."""
     return np.concatenate([64 * first + np.arange(rows) for _, first, rows in blocks])

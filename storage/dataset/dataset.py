@@ -116,8 +116,8 @@ class BinaryDataset(StorageReprMixin):
     def levels(self) -> Mapping[str, Levels]:
         """The texts of the per-row columns that store codes of texts, by column."""
         kinds = self.manifest["columns"].items()
-        coded = {name: about for name, about in kinds if about["kind"] == "category"}
-        return {name: Levels(self.path, self.group, name, coded[name]) for name in coded}
+        pages = {name: entry["levels"] for name, entry in kinds if entry["kind"] == "category"}
+        return {name: Levels(self.path, self.group, name, pages[name]) for name in pages}
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ class BinaryDataset(StorageReprMixin):
         return self.blocks[first:last, 1:]
 
     def read_row_labels(self, key: int, names: Sequence[str]) -> tuple[Ints, dict[str, Array]]:
-        """Read the segments and per-row columns of a chunk in original row order, without its bits."""
+        """Read segments and per-row columns of a chunk in original row order, without its bits."""
         n_words, blocks = int(self.chunks[key, 2]), self._find_blocks(key)
         slots = list_occupied_slots(blocks)
         at = np.empty_like(slots)
@@ -197,7 +197,7 @@ class BinaryDataset(StorageReprMixin):
         return read_table(self.path, self.manifest, self.group, "ones")
 
     def to_xarray(self) -> xarray.Dataset:
-        """Return lazily unpacked `values` and `observed`, with the segment and columns of each row."""
+        """Return `values` and `observed` as lazy arrays, with segments and per-row columns."""
         bits = {name: self.to_dask(name) for name in ("values", "observed")}
         columns = {name: self.column(name) for name in self.column_names}
         names = {"feature": self.feature_names}
@@ -227,7 +227,7 @@ class BinaryDataset(StorageReprMixin):
         return X, observed
 
     def to_dask(self, name: str = "values") -> dask.array.Array:
-        """Return lazily unpacked `values` or `observed`, (n_rows, n_features), in original row order."""
+        """Return `values` or `observed` as a lazy array, (n_rows, n_features), in row order."""
         import dask
         import dask.array
 
@@ -256,8 +256,10 @@ class BinaryDataset(StorageReprMixin):
             chunk = self.read_chunk(key, columns=self.column_names)
             ones = np.bitwise_count(chunk.words).sum(axis=1, dtype=np.int64)
             if not np.array_equal(ones, recorded[key]):
-                raise DataError(f"{self.path}: chunk {key}: the counts of ones per feature do not match the recorded "
-                    "counts. Ingest the dataset again.")
+                raise DataError(
+                    f"{self.path}: chunk {key}: the counts of ones per feature do not match the "
+                    "recorded counts. Ingest the dataset again."
+                )
         for levels in self.levels.values():
             deque(levels, maxlen=0)
 
@@ -292,7 +294,7 @@ class BinaryDataset(StorageReprMixin):
             if name not in self.column_names:
                 have = ", ".join(self.column_names) or "none"
                 raise DataError(
-                    f"{self.path}: There is no per-row column {name!r}. It has: {have}."
+                    f"{self.path}: there is no per-row column {name!r}. It has: {have}."
                 )
 
     def _read_column_slots(self, name: str, key: int, n_words: int) -> NDArray[Any]:
@@ -313,10 +315,7 @@ class BinaryDataset(StorageReprMixin):
         """
         if split not in self.splits:
             have = ", ".join(self.splits) or "none"
-            raise DataError(
-                f"{self.path}: {{split}}: Expected a split of the dataset, got {split!r}. "
-                f"It has: {have}."
-            )
+            raise DataError(f"{self.path}: {{split}}: there is no split {split!r}. It has: {have}.")
         return self.splits.index(split)
 
     def _get_checksum(self, name: str, key: int) -> int:

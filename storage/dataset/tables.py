@@ -57,8 +57,8 @@ def read_table(
         )
     if name == "ones" and values.shape[1] != len(manifest["feature_names"]):
         raise DataError(
-            f"{folder}: the manifest names {len(manifest['feature_names'])} features, but there are "
-            f"{values.shape[1]}. Ingest the dataset again."
+            f"{folder}: the manifest names {len(manifest['feature_names'])} features, but there "
+            f"are {values.shape[1]}. Ingest the dataset again."
         )
     return values
 
@@ -94,7 +94,9 @@ def _iter_table_checks(
     yield f"{manifest['n_blocks']} blocks", blocks.shape == (manifest["n_blocks"], 4)
     yield f"checksums of {n_stored} arrays", checksums.shape == (n_chunks, n_stored)
     starts, ends = chunks[:, 0], chunks[:, :2].sum(axis=1)
-    are_consecutive = (chunks[:, 1] > 0).all() and starts[0] == 0 and np.array_equal(starts[1:], ends[:-1])
+    are_consecutive = (
+        (chunks[:, 1] > 0).all() and starts[0] == 0 and np.array_equal(starts[1:], ends[:-1])
+    )
     yield "consecutive chunks", are_consecutive
     yield f"{manifest['n_rows']} rows in them", int(ends[-1]) == manifest["n_rows"]
     words = chunks[:, 2]

@@ -240,7 +240,7 @@ def check_feature_names(names: Sequence[str]) -> tuple[str, ...]:
         If not.
     """
     if len(names) < 2:
-        raise DataError(f"The sources have {len(names)} features; a dataset needs at least two.")
+        raise DataError(f"A dataset needs at least 2 features, but the sources have {len(names)}.")
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -53,14 +53,14 @@ class EnumeratedCases(NamedTuple):
 
 def merge_equal_rows(cases: EnumeratedCases) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """Return the distinct rows, (n_rows, n_features), and their probabilities, (n_rows,)."""
-    rows, row_of = np.unique(cases.X, axis=0, return_inverse=True)
+    rows, indices = np.unique(cases.X, axis=0, return_inverse=True)
     probabilities = np.zeros(len(rows))
-    np.add.at(probabilities, row_of, cases.probabilities)
+    np.add.at(probabilities, indices, cases.probabilities)
     return rows, probabilities
 
 
 def entropy(cases: EnumeratedCases) -> float:
-    """Compute the entropy of a row in bits: the fewest with which any model can code it on average."""
+    """Compute the entropy of a row in bits, the lowest mean code length of any model."""
     _, probabilities = merge_equal_rows(cases)
     return -float(probabilities @ np.log2(probabilities))
 
@@ -84,17 +84,17 @@ def enumerate_lines() -> EnumeratedCases:
     is. Feature r3c4 is the pixel in row 3, column 4, counted from 0.
     """
     n_lines = 2 * _SIDE
-    drawn = np.zeros((len(_PATTERNS), n_lines), np.uint8)
-    for pattern, on in zip(drawn, _PATTERNS.values(), strict=True):
+    patterns = np.zeros((len(_PATTERNS), n_lines), np.uint8)
+    for pattern, on in zip(patterns, _PATTERNS.values(), strict=True):
         pattern[on] = 1
     free = _enumerate_rows(n_lines)
     chances = np.where(free, _LINE_PROBABILITY, 1 - _LINE_PROBABILITY).prod(axis=1)
     return EnumeratedCases(
         tuple(f"r{row}c{column}" for row in range(_SIDE) for column in range(_SIDE)),
         "pattern",
-        _render_lines(np.concatenate([drawn, free])),
+        _render_lines(np.concatenate([patterns, free])),
         np.array([*_PATTERNS, *["none"] * len(free)]),
-        np.concatenate([np.full(len(drawn), 0.5 / len(drawn)), 0.5 * chances]),
+        np.concatenate([np.full(len(patterns), 0.5 / len(patterns)), 0.5 * chances]),
     )
 
 
@@ -108,8 +108,8 @@ def enumerate_shifter() -> EnumeratedCases:
 
     M. S. Lewicki, T. J. Sejnowski (1996), as above. A row of 8 fair bits appears twice, then the
     same row shifted by one place with wrap-around appears twice. The shift is to the `left` (bit i
-    becomes bit i − 1) or to the `right` with equal probabilities. The entropy is below the 9 bits of
-    row and direction because 4 of the 256 rows, those of period 1 or 2, become the same row both
+    becomes bit i − 1) or to the `right`, with equal probabilities. The entropy is below the 9 bits
+    of row and direction because 4 of the 256 rows, those of period 1 or 2, become the same row both
     ways.
     """
     row = _enumerate_rows(_WIDTH)
@@ -216,19 +216,17 @@ def compute_examples_digest() -> str:
 
 def _parse_example_name(name: str) -> tuple[str, dict[str, int]]:
     """Split a name into the kind of example and its parameters, including defaults."""
-    kind, _, given = name.removeprefix(EXAMPLE_PREFIX).partition(":")
+    kind, _, settings = name.removeprefix(EXAMPLE_PREFIX).partition(":")
     if kind not in _EXAMPLES:
         raise DataError(_format_unknown_name("example", kind, _EXAMPLES))
     _, defaults = _EXAMPLES[kind]
     values = dict(defaults)
-    for part in filter(None, given.split(",")):
+    for part in filter(None, settings.split(",")):
         key, _, value = part.partition("=")
         if key not in defaults:
             raise DataError(_format_unknown_name(f"example:{kind} parameter", key, defaults))
         if not value.isdecimal() or (int(value) < 1 and key != "seed"):
-            raise DataError(
-                f"example:{kind}: Expected {key} a whole number above 0, got {value!r}."
-            )
+            raise DataError(f"example:{kind}: {key} must be a positive integer, not {value!r}.")
         values[key] = int(value)
     return kind, values
 
@@ -237,7 +235,7 @@ def _format_unknown_name(what: str, name: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     have = ", ".join(known) or "none"
-    return f"{what}: Expected one of {have}, got {name!r}.{hint}"
+    return f"{what} {name!r} is unknown. Choose one of {have}.{hint}"
 
 
 def _make_digits() -> Example:
@@ -247,14 +245,16 @@ def _make_digits() -> Example:
     out: pairs of them have empty cells, so that their correlations are undetermined. Feature r3c5
     is the pixel in row 3, column 5.
     """
-    from sklearn.datasets import load_digits  # half a second, and only here
+    from sklearn.datasets import load_digits  # slow to import
 
     images = load_digits()
     X = (images.data >= _INK_THRESHOLD).astype(np.uint8)
-    kept = np.abs(X.mean(axis=0) - 0.5) <= _MAX_IMBALANCE
-    names = np.array([f"r{row}c{column}" for row in range(8) for column in range(8)])[kept]
+    is_informative = np.abs(X.mean(axis=0) - 0.5) <= _MAX_IMBALANCE
+    names = np.array([f"r{row}c{column}" for row in range(8) for column in range(8)])[
+        is_informative
+    ]
     digits = np.array([str(digit) for digit in images.target])
-    batch = SourceBatch(np.ascontiguousarray(X[:, kept]), None, {"digit": digits})
+    batch = SourceBatch(np.ascontiguousarray(X[:, is_informative]), None, {"digit": digits})
     return Example(tuple(names.tolist()), len(X), lambda: iter([batch]), ("digit",), "digit")
 
 
@@ -339,8 +339,8 @@ def draw_nonstationary_truth(
     """
     if components > features:
         raise DataError(
-            f"example:nonstationary: Expected components at most features ({features}), "
-            f"got {components}. Give components={features} or fewer."
+            f"example:nonstationary: components is {components}, but features is only {features}. "
+            f"Use components={features} or fewer."
         )
     rng = np.random.default_rng([seed, 1])
     mixing = _draw_mixing(features, components, rng)
@@ -389,19 +389,19 @@ def draw_nonstationary_rows(
 
 
 def _make_enumerated_example(
-    cases_of: Callable[[], EnumeratedCases], rows: int, seed: int
+    enumerate_cases: Callable[[], EnumeratedCases], rows: int, seed: int
 ) -> Example:
     """Draw cases independently; the dataset stores their labels and the entropy of a row."""
-    cases = cases_of()
+    cases = enumerate_cases()
     n_cases, n_features = cases.X.shape
 
     def batches() -> Iterator[SourceBatch]:
         for run, rng in _iter_row_batches(rows, n_features, seed):
-            drawn = rng.choice(n_cases, len(run), p=cases.probabilities)
-            yield SourceBatch(cases.X[drawn], None, {cases.column: cases.labels[drawn]})
+            chosen = rng.choice(n_cases, len(run), p=cases.probabilities)
+            yield SourceBatch(cases.X[chosen], None, {cases.column: cases.labels[chosen]})
 
-    known = {"entropy_bits": entropy(cases)}
-    return Example(cases.feature_names, rows, batches, (cases.column,), attributes=known)
+    attributes = {"entropy_bits": entropy(cases)}
+    return Example(cases.feature_names, rows, batches, (cases.column,), attributes=attributes)
 
 
 _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {

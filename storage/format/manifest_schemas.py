@@ -14,7 +14,13 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from storage.errors import DataError
-from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, DATASET_FORMAT, list_stored_arrays
+from storage.format.schema import (
+    ARTIFACT_FORMAT,
+    CODES_FORMAT,
+    DATASET_FORMAT,
+    REMEDIES,
+    list_stored_arrays,
+)
 
 MAX_INT64 = 2**63 - 1
 _NUMBER_DTYPES = frozenset(
@@ -28,7 +34,7 @@ Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 
 def _check_unique(names: list[str]) -> list[str]:
     if len(names) != len({*names}):
-        raise ValueError("names that differ")
+        raise ValueError("names that all differ")
     return names
 
 
@@ -49,7 +55,7 @@ def _check_pages(pages: list[list[int]]) -> list[list[int]]:
     """Check that pages follow each other, in number of texts and of bytes."""
     ends = [[0, 0], *(page[:2] for page in pages)]
     if not all(a < c and b < d for (a, b), (c, d) in pairwise(ends)):
-        raise ValueError("pages of texts that end behind each other")
+        raise ValueError("pages of texts that follow each other")
     return pages
 
 
@@ -64,25 +70,25 @@ TextPages = Annotated[
 def _check_json_value(value: Any, depth: int = 0) -> Any:
     """Check for text, finite 64-bit numbers, and lists and mappings of these."""
     if depth > 20 or (isinstance(value, int) and abs(value) > MAX_INT64):
-        raise ValueError("numbers of 64 bits in lists that are not deep")
+        raise ValueError("64-bit numbers in lists of limited depth")
     inner = (*value, *value.values()) if isinstance(value, dict) else value
     if isinstance(value, dict | list):
         for one in inner:
             _check_json_value(one, depth + 1)
     if isinstance(value, str):
-        value.encode()  # half of a pair of surrogates is text to JSON, and to nothing else
+        value.encode()  # JSON allows lone surrogates, nothing else does
     return value
 
 
 JsonValue = Annotated[Any, AfterValidator(_check_json_value)]
 
 
-def _check_packed_array(described: list[Any]) -> list[Any]:
+def _check_packed_array(entry: list[Any]) -> list[Any]:
     """Check the name, dtype and shape of a packed array."""
-    match described:
+    match entry:
         case [str(), str(dtype), [*shape]] if dtype in _NUMBER_DTYPES:
             if all(type(size) is int and 0 <= size <= MAX_INT64 for size in shape):
-                return described
+                return entry
     raise ValueError("name, type and shape of an array of numbers")
 
 
@@ -251,7 +257,6 @@ class ColumnRecord(TypedDict):
     """A per-row column of a dataset, and the pages of its texts."""
 
     kind: Literal["int", "float", "category"]
-    categories: NotRequired[UniqueTexts]
     levels: NotRequired[TextPages]
 
 
@@ -325,12 +330,12 @@ def check_manifest(path: str, kind: str, manifest: Mapping[str, Any]) -> None:
     schema: Any = _SCHEMAS[kind]
     if kind == ARTIFACT_FORMAT and "model" in manifest:
         schema = FitManifest
-    check_schema(path, schema, manifest, _REMEDIES[kind])
+    check_schema(path, schema, manifest, REMEDIES[kind])
     try:
         _CONSISTENCY_CHECKS[kind](manifest)
     except _InconsistentManifest as error:
         at, reason, got = error.args
-        raise DataError(_format_error(path, at, reason, got, _REMEDIES[kind])) from None
+        raise DataError(_format_error(path, at, reason, got, REMEDIES[kind])) from None
 
 
 def check_schema(path: str, schema: Any, values: Any, remedy: str) -> None:
@@ -373,14 +378,14 @@ class _InconsistentManifest(Exception):
 def _format_expected(found: Any) -> str:
     if found["type"] == "missing":
         return "a value"
-    said: str = found["msg"]
-    return said.removeprefix("Input should be ").removeprefix("Value error, ")
+    message: str = found["msg"]
+    return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _format_value(value: Any) -> str:
     try:
         text = _make_printable(repr(value))
-    except (ValueError, RecursionError):  # a number too long to be written, lists too deep
+    except (ValueError, RecursionError):  # a number too long to print, or lists too deep
         return f"a {type(value).__name__}"
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"
 
@@ -408,17 +413,10 @@ def _check_dataset(manifest: Mapping[str, Any]) -> None:
             "stored", ", ".join(expected)[:200], _format_value(manifest["stored"])
         )
     for name, column in manifest["columns"].items():
-        if {*column} & {"categories", "levels"} != _find_text_keys(column["kind"], manifest):
+        if ("levels" in column) != (column["kind"] == "category"):
             raise _InconsistentManifest(
                 f"columns.{name}", "texts of a category", _format_value(column)
             )
-
-
-def _find_text_keys(kind: str, manifest: Mapping[str, Any]) -> set[str]:
-    """Name what tells the texts of a per-row column."""
-    if kind != "category":
-        return set()
-    return {"levels"} if manifest["format_version"] > 1 else {"categories"}
 
 
 def _check_artifact(manifest: Mapping[str, Any]) -> None:
@@ -427,16 +425,18 @@ def _check_artifact(manifest: Mapping[str, Any]) -> None:
 
 
 def _check_codes(manifest: Mapping[str, Any]) -> None:
-    n_rows, a_run = manifest["n_rows"], manifest["rows_per_chunk"]
+    n_rows, rows_per_chunk = manifest["n_rows"], manifest["rows_per_chunk"]
     for name, array in manifest["arrays"].items():
         _check_dims(name, array)
         if array["dims"][:1] != ["row"] or array["shape"][0] != n_rows:
             raise _InconsistentManifest(
                 f"arrays.{name}", f"{n_rows} rows", _format_value(array["shape"])
             )
-        if len(array["checksums"]) != -(-n_rows // a_run):
-            many = str(len(array["checksums"]))
-            raise _InconsistentManifest(f"arrays.{name}.checksums", f"{-(-n_rows // a_run)}", many)
+        if len(array["checksums"]) != -(-n_rows // rows_per_chunk):
+            n_checksums = str(len(array["checksums"]))
+            raise _InconsistentManifest(
+                f"arrays.{name}.checksums", f"{-(-n_rows // rows_per_chunk)}", n_checksums
+            )
 
 
 def _check_dims(name: str, array: Mapping[str, Any]) -> None:
@@ -455,9 +455,4 @@ _CONSISTENCY_CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     DATASET_FORMAT: _check_dataset,
     ARTIFACT_FORMAT: _check_artifact,
     CODES_FORMAT: _check_codes,
-}
-_REMEDIES = {
-    DATASET_FORMAT: "Ingest the dataset again.",
-    ARTIFACT_FORMAT: "Fit again.",
-    CODES_FORMAT: "Run again what wrote them.",
 }

@@ -26,7 +26,7 @@ SAFE_CODECS = frozenset(
 """Codecs of numbers that only compute."""
 
 
-def check_codecs(path: str, described: Mapping[str, Any], known: Set[str]) -> None:
+def check_codecs(path: str, metadata: Mapping[str, Any], known: Set[str]) -> None:
     """Refuse an array with other codecs, before any value is read.
 
     Some codecs, such as pickle, run code that the author of the array chose.
@@ -45,11 +45,11 @@ def check_codecs(path: str, described: Mapping[str, Any], known: Set[str]) -> No
     DataError
         If a codec is not permitted; the message names it.
     """
-    for name in _iter_codec_names(described):
+    for name in _iter_codec_names(metadata):
         if name not in known:
             raise DataError(
-                f"{path}: Expected an array of numbers with codecs that only compute, got the "
-                f"codec {name!r}, which may run code of whoever wrote it. Write it without."
+                f"{path}: the codec {name!r} may run code chosen by the author of the array. "
+                "Write the array with another codec."
             )
 
 
@@ -70,7 +70,12 @@ ARTIFACT_FORMAT = "latentbits-artifact"
 CODES_FORMAT = "latentbits-codes"
 FORMAT_VERSION = 1
 DATASET_VERSION = 2
-"""2: texts of per-row columns are arrays; in 1 the manifest holds them."""
+REMEDIES = {
+    DATASET_FORMAT: "Ingest the dataset again.",
+    ARTIFACT_FORMAT: "Fit again.",
+    CODES_FORMAT: "Run the command that wrote them again.",
+}
+"""Advice about damaged or outdated content."""
 _MAX_NAME_LENGTH = 200
 _OWN_CODECS = frozenset({"bytes", "zstd", "crc32c"})
 MIN_CHUNK_BYTES = 1 << 20
@@ -118,7 +123,7 @@ BLOCKS = ArraySpec(
     "int64",
     "chunk, segment, first_word (within the chunk, 64 slots each), n_rows of each block.",
 )
-ONES = ArraySpec("ones", ("chunk", "feature"), "int64", "Number of ones a chunk and feature.")
+ONES = ArraySpec("ones", ("chunk", "feature"), "int64", "Number of ones per chunk and feature.")
 CHECKSUMS = ArraySpec(
     "checksums",
     ("chunk", "array"),
@@ -177,9 +182,11 @@ def open_checked_array(group: zarr.Group, path: str, shape: Sequence[int] | None
     array: Any = group[path]
     check_codecs(path, array.metadata.to_dict(), _OWN_CODECS)
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{path}: Expected numbers, got {array.dtype}.")
+        raise DataError(f"{path}: the array holds {array.dtype}, not numbers.")
     if shape is not None and tuple(array.shape) != tuple(shape):
-        raise DataError(f"{path}: Expected shape {tuple(shape)}, got {tuple(array.shape)}.")
+        raise DataError(
+            f"{path}: the shape is {tuple(array.shape)}, but {tuple(shape)} in the manifest."
+        )
     return array
 
 

@@ -53,12 +53,12 @@ __all__ = [
 def _make_lazy_opener(module: str, function: str) -> Callable[[str, ReadOptions], Source]:
     """Return an opener whose module is imported on first use, because its imports are slow."""
 
-    def opened(path: str, options: ReadOptions) -> Source:
-        found = getattr(import_module(f"storage.sources.{module}"), function)
-        source: Source = found(path, options)
+    def open_lazily(path: str, options: ReadOptions) -> Source:
+        opener = getattr(import_module(f"storage.sources.{module}"), function)
+        source: Source = opener(path, options)
         return source
 
-    return opened
+    return open_lazily
 
 
 def _open_npz(path: str, options: ReadOptions) -> Source:
@@ -89,9 +89,9 @@ _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".zsav": _OPEN_STATISTICS,
     ".dta": _OPEN_STATISTICS,
     ".bed": _make_lazy_opener("genotypes", "open_bed"),
-    ".h5ad": _make_lazy_opener("cells", "open_cells"),
+    ".h5ad": _make_lazy_opener("cells", "open_anndata"),
 }
-# Whose names lie in files beside them.
+# Formats with names in separate files, which a single download would miss.
 _LOCAL_SUFFIXES = (".bed",)
 
 
@@ -117,22 +117,22 @@ def open_source(
     options = options or ReadOptions()
     values = {n: v for n, v in parse_folder_columns(path).items() if n in options.row_columns}
     columns = tuple(name for name in options.row_columns if name not in values)
-    opened = _open(path, replace(options, row_columns=columns), items)
+    source = _open(path, replace(options, row_columns=columns), items)
     return add_folder_columns(
-        opened if opened.can_select_columns else select_features(opened), values
+        source if source.can_select_columns else select_features(source), values
     )
 
 
 def _open(path: str, options: ReadOptions, items: Sequence[str] | None) -> Source:
     if is_url(path) and _find_suffix(path) in _LOCAL_SUFFIXES:
-        raise DataError(f"{path}: Expected a file of this machine, got a URL. Download it.")
+        raise DataError(f"{path}: this format cannot be read from a URL. Download the file.")
     if is_url(path) and _find_suffix(path):
         return open_remote(path, partial(open_source, options=options, items=items))
     place = Path(path)
     if is_url(path):
         raise _make_unknown_error(path)
     if not place.exists():
-        raise DataError(f"{path}: Expected a file or a Zarr array, got nothing there.")
+        raise DataError(f"{path}: there is no such file or Zarr array.")
     if place.is_dir():
         if is_zarr(path):
             return open_zarr(path, options)
@@ -159,7 +159,7 @@ def open_long_tables(
     DataError
         If a file or a line cannot be used.
     """
-    from storage.sources import long_tables  # Arrow takes its time to be imported
+    from storage.sources import long_tables  # importing Arrow is slow
     from storage.sources.long_lines import parse_long_columns
 
     columns = parse_long_columns(long)
@@ -172,13 +172,13 @@ def _make_folder_error(folder: Path) -> DataError:
     hint = f"No file in it ends in {', '.join(_OPENERS)}."
     if found:
         hint = f"Name its files, for example '{folder}/*{found.most_common(1)[0][0]}'."
-    return DataError(f"{folder}: Expected a file or a Zarr array, got a directory. {hint}")
+    return DataError(f"{folder}: this is a folder, not a file or a Zarr array. {hint}")
 
 
 def _make_unknown_error(path: str) -> DataError:
     return DataError(
-        f"{path}: Expected a suffix of {', '.join(_OPENERS)} or a Zarr directory, got "
-        f"{Path(path).suffix or 'none'!r}. Convert the file, or rename it."
+        f"{path}: the suffix {Path(path).suffix or 'none'!r} is unknown. Convert the file to a "
+        f"Zarr array or one of {', '.join(_OPENERS)}, or rename it."
     )
 
 
@@ -217,7 +217,7 @@ def _expand(pattern: str) -> list[str]:
     names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     near = get_close_matches(Path(pattern).name, names, n=1)
     hint = f"Did you mean {str(parent / near[0])!r}?" if near else "Check the path."
-    raise DataError(f"{pattern}: Expected an existing path, got nothing there. {hint}")
+    raise DataError(f"{pattern}: there is no such path. {hint}")
 
 
 def _list_partitioned_files(folder: Path) -> list[str]:
@@ -235,7 +235,7 @@ def _expand_url(pattern: str) -> list[str]:
     elif parse_object_url(pattern).is_file():
         return [pattern]
     raise DataError(
-        f"{pattern}: Expected a file of the store, got nothing there. "
+        f"{pattern}: the store has no such file. "
         f"Name files, for example '{parse_object_url(pattern).root}/folder/*.parquet'."
     )
 

@@ -257,10 +257,12 @@ def _check_packed(
 
 
 def _list_column_names(
-    path: str, headers: Mapping[str, NpyHeader], n_rows: int, others: tuple[str, ...]
+    path: str, headers: Mapping[str, NpyHeader], n_rows: int, reserved: tuple[str, ...]
 ) -> tuple[str, ...]:
     names = [
-        name for name, header in headers.items() if header.shape == (n_rows,) and name not in others
+        name
+        for name, header in headers.items()
+        if header.shape == (n_rows,) and name not in reserved
     ]
     for name in names:
         if headers[name].dtype.kind not in "biufUS":

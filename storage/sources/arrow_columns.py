@@ -139,7 +139,7 @@ def _parse_token(token: str | None, options: ReadOptions) -> float | None:
 
 
 def make_csv_word_options(options: ReadOptions, value_map: ValueMap | None) -> dict[str, list[str]]:
-    """Return, as options of Arrow's CSV reader, the words that it may read as bits and as missing."""
+    """Return options for Arrow's CSV reader: the words to read as bits and as missing."""
     return {
         "null_values": _list_missing_words(options, value_map),
         "true_values": _TRUE_WORDS if value_map is None else _list_words(value_map, 1),
@@ -174,7 +174,7 @@ def convert_row_column(source: Source, name: str, column: pa.Array, first_row: i
     if pa.types.is_integer(column.type) and column.null_count:
         row = first_row + int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise DataError(
-            f"{source.format_row_place(row)}, column {name!r}: Expected an integer, got no value. "
+            f"{source.format_row_place(row)}, column {name!r}: the integer is missing. "
             "Fill the column, or store it as text."
         )
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):

@@ -107,7 +107,7 @@ class Source(ABC):
 
     def __post_init__(self) -> None:
         if not self.feature_names:
-            raise DataError(f"{self.path}: Expected at least one feature, got none.")
+            raise DataError(f"{self.path}: there are no features.")
         check_column_names(self.path, self.feature_names)
         for name in self.options.row_columns:
             if name not in self.column_names:
@@ -148,8 +148,8 @@ class Source(ABC):
     @cached_property
     def feature_mask(self) -> NDArray[np.bool_]:
         """Whether the options select each column as a feature, (n_features,)."""
-        wanted = set(select_feature_names(self.path, self.feature_names, self.options))
-        return np.array([name in wanted for name in self.feature_names])
+        selected = set(select_feature_names(self.path, self.feature_names, self.options))
+        return np.array([name in selected for name in self.feature_names])
 
     @property
     def n_features(self) -> int:
@@ -211,9 +211,9 @@ class Source(ABC):
         expected = "0, 1, true, false" if value_map is None else str(value_map)
         if options.threshold is not None:
             expected = "a number, true, false"
-        given = "--threshold" if options.threshold is not None else "--map" if value_map else None
+        rule = "threshold" if options.threshold is not None else "map" if value_map else None
         columns = (*self.column_names, *self.feature_names) if self.can_select_columns else ()
-        remedy = suggest_remedy(name, column, given, columns)
+        remedy = suggest_remedy(name, column, rule, columns)
         return DataError(
             f"{self.format_place(row, feature)}: Expected {expected} or a missing value, "
             f"got {shorten_value(value)}. {remedy}"
@@ -232,8 +232,8 @@ class Source(ABC):
         near = get_close_matches(name, [other for other in known if other != name], n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return (
-            f"{self.path}: Expected a per-row column {name!r}, got none of that name.{hint} "
-            "Check --keep, --segment-by and --split-by."
+            f"{self.path}: there is no column {name!r}.{hint} "
+            "Check {keep}, {segment_by} and {split_by}."
         )
 
 
@@ -241,8 +241,8 @@ def check_installed(path: str, package: str, extra: str) -> None:
     """Raise `DataError` if the package that reads a format is not installed."""
     if find_spec(package) is None:
         raise DataError(
-            f"{path}: Expected the package {package} to read it, got none. "
-            f"pip install 'latentbits[{extra}]'."
+            f"{path}: the package {package} is needed to read it. "
+            f"Run: pip install 'latentbits[{extra}]'"
         )
 
 
@@ -255,13 +255,13 @@ def check_column_names(path: str, names: Sequence[str]) -> None:
     """Raise `DataError` if a column name is empty or repeated."""
     if "" in names:
         raise DataError(
-            f"{path}: Expected a name for every column, got none for column "
-            f"{names.index('') + 1}. Name it, or write the file without a row index."
+            f"{path}: column {names.index('') + 1} has no name. "
+            "Name it, or write the file without a row index."
         )
     repeated = [repr(name) for name, count in Counter(names).items() if count > 1]
     if repeated:
         shown = ", ".join(repeated[:5]) + (", …" if len(repeated) > 5 else "")
-        raise DataError(f"{path}: Expected distinct names, got repeated {shown}. Rename them.")
+        raise DataError(f"{path}: several columns have the same name: {shown}. Rename them.")
 
 
 def _list_read_errors() -> tuple[type[Exception], ...]:
@@ -272,8 +272,8 @@ def _list_read_errors() -> tuple[type[Exception], ...]:
 
 def compute_file_tag(file: Path) -> str:
     """Return a tag of a local file that changes with its content: size and time of writing."""
-    found = file.stat()
-    return f"{found.st_size}-{found.st_mtime_ns}"
+    status = file.stat()
+    return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 @contextmanager
@@ -286,8 +286,8 @@ def translate_read_errors(path: str) -> Iterator[None]:
     except _list_read_errors() as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise DataError(
-            f"{path}: Expected a readable file, got an error: {reason or type(error).__name__}. "
-            "Check that it is whole and of the kind its name says."
+            f"{path}: the file cannot be read: {reason or type(error).__name__}. "
+            "Check that it is complete and that its suffix is right."
         ) from error
 
 
@@ -302,33 +302,31 @@ def select_feature_names(path: str, names: Sequence[str], options: ReadOptions) 
     DataError
         If a name or pattern matches no column, or no feature is left.
     """
-    found = match_feature_names(path, names, options)
-    if names and not found:
-        raise DataError(
-            f"{path}: Expected at least one feature, got none: --features and --drop leave nothing."
-        )
-    return found
+    selected = match_feature_names(path, names, options)
+    if names and not selected:
+        raise DataError(f"{path}: {{features}} and {{drop}} leave no feature.")
+    return selected
 
 
 def match_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
     """Return the features that the options select, which may be none."""
-    named = _match_columns(path, "--features", options.features, names, options.is_append)
-    dropped = _match_columns(path, "--drop", options.drop, names, options.is_append)
-    return tuple(n for n in names if (n in named or not options.features) and n not in dropped)
+    included = _match_columns(path, "features", options.features, names, options.is_append)
+    dropped = _match_columns(path, "drop", options.drop, names, options.is_append)
+    return tuple(n for n in names if (n in included or not options.features) and n not in dropped)
 
 
 def _match_columns(
     path: str, option: str, patterns: Sequence[str], names: Sequence[str], may_miss: bool
 ) -> set[str]:
     """Return the columns with one of these names, or matching the pattern if none has that name."""
-    found: set[str] = set()
+    matches: set[str] = set()
     known = set(names)
     for pattern in patterns:
         fit = {pattern} & known or {name for name in names if fnmatchcase(name, pattern)}
         if not (fit or may_miss):
             near = get_close_matches(pattern, names, n=1)
-            some = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {some}"
-            raise DataError(f"{path}: {option}: Expected a column {pattern!r}, got none. {hint}")
-        found |= fit
-    return found
+            first = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {first}"
+            raise DataError(f"{path}: {{{option}}}: there is no column {pattern!r}. {hint}")
+        matches |= fit
+    return matches

@@ -49,8 +49,8 @@ class BasketSource(Source):
     ) -> DataError:
         line = first_row + int(np.searchsorted(np.cumsum(counts), number, side="right")) + 1
         return DataError(
-            f"{self.path}: line {line}: Expected an item among the {self.n_features} features, "
-            f"got {items[number]}. Ingest the files that have it together."
+            f"{self.path}: line {line}: item {items[number]} is not one of the {self.n_features} "
+            "features. Ingest all files together."
         )
 
 
@@ -93,16 +93,16 @@ def _iter_baskets(path: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int
                 number = int((items < 0).argmax())
                 line = int(np.searchsorted(np.cumsum(counts), number, side="right")) + 1
                 raise DataError(
-                    f"{path}: line {first_line + line}: Expected item numbers of 0 or more, "
-                    f"got {items[number]}. Correct the line."
+                    f"{path}: line {first_line + line}: item number {items[number]} is negative. "
+                    "Correct the line."
                 )
             yield items, counts
             first_line += len(counts)
     if not first_line:
-        raise DataError(f"{path}: Expected baskets, got an empty file.")
+        raise DataError(f"{path}: the file is empty.")
 
 
 def _parse_item(name: str) -> int:
-    """Return the item number that a feature is named after; -1, which is no item, if there is none."""
+    """Return the item number in a feature's name; -1, which is no item, if there is none."""
     fits = name.isdecimal() and len(name) < 19 and str(int(name)) == name
     return int(name) if fits else -1

@@ -90,7 +90,7 @@ def _iter_column_entries(X: Any) -> Iterator[Entries]:
 
 
 def open_anndata(path: str, options: ReadOptions) -> AnnDataSource:
-    """Open an `.h5ad` file; this reads the names of cells and features and the requested columns."""
+    """Open an `.h5ad` file; this reads the names and the requested per-row columns."""
     check_installed(path, "anndata", "cells")
     import h5py
     from anndata.io import read_elem

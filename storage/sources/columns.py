@@ -71,7 +71,7 @@ class PartitionedSource(Source):
         Values by column name.
     """
 
-    can_select_columns = True  # as the other does
+    can_select_columns = True  # the other source selects them
 
     source: Source
     values: Mapping[str, str]
@@ -104,11 +104,13 @@ def is_partitioned(folder: Path) -> bool:
     return any("=" in entry.name and entry.is_dir() for entry in folder.iterdir())
 
 
-def check_column_in_one_place(path: str, told: Iterable[str], names: Container[str]) -> None:
+def check_column_in_one_place(
+    path: str, folder_columns: Iterable[str], names: Container[str]
+) -> None:
     """Raise `DataError` if a file contains a column that its folder's name defines too."""
-    if twice := next((name for name in told if name in names), None):
+    if twice := next((name for name in folder_columns if name in names), None):
         raise DataError(
-            f"{path}: Expected a column {twice!r} in the file or in the folder's name, got both. "
+            f"{path}: column {twice!r} is both in the file and in the folder's name. "
             "Rename one of them."
         )
 

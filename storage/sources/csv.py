@@ -64,18 +64,18 @@ class CsvSource(Source):
                     first_row += rows.num_rows
 
     def _parse(self, block: bytes, first_row: int) -> tuple[pa.Table, ReadOptions]:
-        """Return the values and the options that remain to be applied: Arrow may have applied the map."""
-        typed = pa.bool_() if self.options.threshold is None else pa.float64()
+        """Return the values and the options still to apply: Arrow may have applied the map."""
+        feature_type = pa.bool_() if self.options.threshold is None else pa.float64()
         if not self.options.maps or self._common_map is not None:
             with suppress(pa.ArrowInvalid):
-                return self._read(typed, block), replace(self.options, maps=())
+                return self._read(feature_type, block), replace(self.options, maps=())
         try:
             return self._read(pa.string(), block), self.options
         except pa.ArrowInvalid as error:
             self._refuse_ragged(block, first_row)
+            place, reason = self.format_row_place(first_row), " ".join(str(error).split())
             raise DataError(
-                f"{self.format_row_place(first_row)} or after: Expected UTF-8 text of delimited values, "
-                f"got an error: {' '.join(str(error).split())}. Correct the file."
+                f"{place} or after: the text cannot be parsed: {reason}. Correct the file."
             ) from error
 
     @cached_property
@@ -88,7 +88,7 @@ class CsvSource(Source):
         self,
         kind: pa.DataType,
         block: bytes,
-        note_ragged: Callable[[pa.csv.InvalidRow], str] | None = None,
+        record_ragged: Callable[[pa.csv.InvalidRow], str] | None = None,
     ) -> pa.Table:
         """Parse lines with features of this type; on one thread if ragged rows are recorded."""
         features = dict.fromkeys(self.feature_names, kind)
@@ -97,10 +97,10 @@ class CsvSource(Source):
             pa.BufferReader(block),
             pa.csv.ReadOptions(
                 column_names=self.header,
-                use_threads=note_ragged is None,
+                use_threads=record_ragged is None,
                 block_size=len(block) + 1,
             ),
-            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=note_ragged),
+            pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=record_ragged),
             pa.csv.ConvertOptions(
                 column_types=features | columns,
                 include_columns=[*features, *columns],
@@ -112,16 +112,17 @@ class CsvSource(Source):
         """Parse again on one thread, where Arrow knows the numbers of ragged rows."""
         ragged: list[pa.csv.InvalidRow] = []
 
-        def note(row: pa.csv.InvalidRow) -> str:
+        def record(row: pa.csv.InvalidRow) -> str:
             ragged.append(row)
             return "skip"
 
         with suppress(pa.ArrowInvalid):
-            self._read(pa.string(), block, note)
+            self._read(pa.string(), block, record)
         for row in ragged[:1]:
+            place = self.format_row_place(first_row + row.number - 1)
             raise DataError(
-                f"{self.format_row_place(first_row + row.number - 1)}: Expected {row.expected_columns} "
-                f"columns, got {row.actual_columns}. Correct the row."
+                f"{place}: Expected {row.expected_columns} columns, got {row.actual_columns}. "
+                "Correct the row."
             )
 
     def _refuse_line_breaks(self, table: pa.Table, first_row: int) -> None:
@@ -131,8 +132,8 @@ class CsvSource(Source):
             if broken.any():
                 row = first_row + int(broken.argmax())
                 raise DataError(
-                    f"{self.format_row_place(row)}, column {name!r}: Expected text on one line, got a "
-                    "line break inside quotes. Close the quote, or remove the break."
+                    f"{self.format_row_place(row)}, column {name!r}: there is a line break inside "
+                    "quotes. Close the quote, or remove the break."
                 )
 
 
@@ -145,19 +146,19 @@ def open_csv(path: str, options: ReadOptions) -> CsvSource:
     has_header = bool((encode_tokens(words, ReadOptions(options.missing)) == INVALID).any())
     if has_header and _is_row(words, options):
         raise DataError(
-            f"{path}: Expected names in the first line, got values, which the options would read. "
-            "Add a line with the columns' names."
+            f"{path}: the first line contains values, not names. "
+            "Add a line with the names of the columns."
         )
     header = tuple(words) if has_header else make_feature_names(len(words))
     check_column_names(path, header)
-    wanted = dict.fromkeys(options.row_columns)
+    row_columns = dict.fromkeys(options.row_columns)
     return CsvSource(
         path=path,
         options=options,
         feature_names=select_feature_names(
-            path, [name for name in header if name not in wanted], options
+            path, [name for name in header if name not in row_columns], options
         ),
-        column_names=tuple(name for name in wanted if name in header),
+        column_names=tuple(name for name in row_columns if name in header),
         delimiter=delimiter,
         header=header,
         has_header=has_header,
@@ -177,13 +178,13 @@ def read_csv_header(path: str) -> tuple[str, list[str]]:
         delimiter = _find_delimiter(path, lines)
         words = [word.strip() for word in _split_line(lines[0], delimiter)]
     if not words:
-        raise DataError(f"{path}: Expected a header or a row in the first line, got none.")
+        raise DataError(f"{path}: the first line is empty.")
     _refuse_other_marks(path, words, delimiter)
     return delimiter, words
 
 
 def _find_delimiter(path: str, lines: Sequence[str]) -> str:
-    """Find the delimiter: a tab in a `.tsv`, else the one that gives both first lines equally many words.
+    """Find the delimiter: a tab in a `.tsv`, else one that splits both lines into as many words.
 
     Raises
     ------
@@ -198,10 +199,12 @@ def _find_delimiter(path: str, lines: Sequence[str]) -> str:
     }
     fit = [mark for mark, n in counts.items() if len(n) == 1 and n != {1}]
     if len(fit) > 1:
-        told = " and ".join(f"{_DELIMITERS[mark]} into {min(counts[mark])}" for mark in fit)
+        columns = " and ".join(
+            f"{min(counts[mark])} columns by {_DELIMITERS[mark]}" for mark in fit
+        )
         raise DataError(
-            f"{path}: Expected lines that one mark cuts into columns, got several: {told}. "
-            "Write the file with one of them, or quote the names that have the other."
+            f"{path}: the delimiter is ambiguous: {columns}. "
+            "Write the file with one delimiter, or quote the names that contain the other."
         )
     return fit[0] if fit else ","
 
@@ -212,8 +215,8 @@ def _refuse_other_marks(path: str, words: Sequence[str], delimiter: str) -> None
     other = next((mark for mark in marks if len(words) == 1 and mark in words[0]), None)
     if other is not None:
         raise DataError(
-            f"{path}: Expected {marks[delimiter]} between columns, got one column that looks cut "
-            f"by {marks[other]}. Write commas to a .csv or tabs to a .tsv."
+            f"{path}: there is one column, which seems to be several separated by {marks[other]} "
+            f"instead of {marks[delimiter]}. Write commas to a .csv or tabs to a .tsv file."
         )
 
 

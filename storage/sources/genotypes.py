@@ -14,7 +14,7 @@ from storage.sources.arrays import make_number_batch
 from storage.sources.base import Source, SourceBatch, check_installed, translate_read_errors
 from storage.sources.value_codes import ReadOptions
 
-# A run of individuals is spread over the whole file, so a run should be long.
+# Every range of individuals is spread over the whole file, so few long ranges are faster.
 _READ_CELLS = 1 << 27
 _FAM_COLUMNS = ("fid", "iid", "father", "mother", "sex", "pheno")
 _MISSING_COUNT = -127
@@ -41,9 +41,9 @@ class BedSource(Source):
                 for first, n_rows in self.iter_row_ranges(len(counts)):
                     values = counts[first : first + n_rows]
                     rows = slice(start + first, start + first + n_rows)
-                    kept = {name: column[rows] for name, column in columns.items()}
+                    row_values = {name: column[rows] for name, column in columns.items()}
                     observed = (values != _MISSING_COUNT).view(np.uint8)
-                    yield make_number_batch(self, values, start + first, kept, observed)
+                    yield make_number_batch(self, values, start + first, row_values, observed)
 
 
 def open_bed(path: str, options: ReadOptions) -> BedSource:
@@ -51,8 +51,8 @@ def open_bed(path: str, options: ReadOptions) -> BedSource:
     check_installed(path, "bed_reader", "genotypes")
     if options.threshold is None and not options.maps:
         raise DataError(
-            f"{path}: Expected to be told which counts of an allele are 1. Use --genotypes "
-            "dominant (one or two) or --genotypes recessive (two)."
+            f"{path}: choose which allele counts are 1: {{genotypes=dominant}} (one or two) or "
+            "{genotypes=recessive} (two)."
         )
     with translate_read_errors(path), _open_bed_reader(path) as bed:
         return BedSource(

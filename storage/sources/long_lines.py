@@ -21,7 +21,7 @@ from storage.sources.text import iter_line_blocks, open_text
 from storage.sources.value_codes import ReadOptions
 from storage.stores.object_path import is_url
 
-# Enough lines to hide what a run costs: names known so far are looked through once a run.
+# Large enough to hide the cost per batch: the known names are searched once per batch.
 _BLOCK_BYTES, _BATCH_LINES = 1 << 24, 1 << 20
 _ROLES = ("row", "feature", "value")
 
@@ -54,13 +54,13 @@ def parse_long_columns(text: str) -> LongColumns:
     found = {name.strip(): column.strip() for name, column in pairs}
     if len(found) < len(pairs) or not {"row", "feature"} <= found.keys() <= {*_ROLES}:
         raise DataError(
-            f"--long {text}: Expected row=COLUMN,feature=COLUMN and value=COLUMN where there are "
-            "values."
+            f"{{long={text}}}: write row=COLUMN,feature=COLUMN and, if there are values, "
+            "value=COLUMN."
         )
     if "" in found.values():
-        raise DataError(f"--long {text}: Expected a column behind every =, got none.")
+        raise DataError(f"{{long={text}}}: there is no column after one of the =.")
     if len({*found.values()}) < len(found):
-        raise DataError(f"--long {text}: Expected a column for each, got one for two of them.")
+        raise DataError(f"{{long={text}}}: one column has two roles. Name three different ones.")
     return LongColumns(**found)
 
 
@@ -91,11 +91,15 @@ def read_lines(
 
     Names are dictionary-encoded, values are booleans or numbers if possible; all else is text.
     """
-    wanted = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
+    requested = [*dict.fromkeys([name for name in columns if name is not None] + [*others])]
     for path in paths:
         first = 0
-        told = {name: text for name, text in parse_folder_columns(path).items() if name in wanted}
-        layout = _FileColumns(path, columns, [name for name in wanted if name not in told], told)
+        folder_values = {
+            name: text for name, text in parse_folder_columns(path).items() if name in requested
+        }
+        layout = _FileColumns(
+            path, columns, [name for name in requested if name not in folder_values], folder_values
+        )
         with translate_read_errors(path), open_local_copy(path) as (copy, tag):
             if is_url(path):
                 seen[path] = tag
@@ -135,13 +139,13 @@ class _FileColumns(NamedTuple):
         for name in self.file_columns:
             if name not in names:
                 raise DataError(
-                    f"{self.path}: Expected a column {name!r}, got none of that name among "
-                    f"{', '.join(names[:8])}. Check --long and --keep."
+                    f"{self.path}: there is no column {name!r} among {', '.join(names[:8])}. "
+                    "Check {long} and {keep}."
                 )
         check_column_in_one_place(self.path, self.folder_values, names)
 
     def convert_for_role(self, name: str, column: pa.Array) -> pa.Array:
-        """Dictionary-encode names of rows and features, keep numeric values, and make the rest text."""
+        """Dictionary-encode names of rows and features; keep numeric values; make the rest text."""
         if name in (self.columns.row, self.columns.feature):
             return _encode_names(column)
         is_value = name == self.columns.value and is_feature_type(column.type)
@@ -168,7 +172,7 @@ class _FileColumns(NamedTuple):
 def _encode_names(column: pa.Array) -> pa.DictionaryArray:
     """Dictionary-encode texts in order of appearance, without unused entries."""
     if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()  # before there are texts of every line
+        column = column.dictionary_encode()  # before casting, which would make a text per line
         return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.string()))
     found = column.indices.dictionary_encode()
     names = column.dictionary.take(found.dictionary).cast(pa.string())
@@ -211,13 +215,13 @@ def _iter_csv_batches(
     path: str, layout: _FileColumns, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
     """Parse blocks of lines on all CPUs."""
-    from storage.sources.csv import read_csv_header  # which imports Arrow's CSV reader too
+    from storage.sources.csv import read_csv_header  # imports Arrow's CSV reader
 
     delimiter, header = read_csv_header(path)
     layout.check_header(header)
-    wanted = layout.file_columns
-    types = dict.fromkeys(wanted, pa.string())
-    bits = types | {name: pa.bool_() for name in wanted if name == layout.columns.value}
+    file_columns = layout.file_columns
+    types = dict.fromkeys(file_columns, pa.string())
+    bits = types | {name: pa.bool_() for name in file_columns if name == layout.columns.value}
     value_map = options.maps[0] if options.maps else None
 
     def read(types: Mapping[str, pa.DataType], block: bytes) -> pa.RecordBatch:
@@ -227,13 +231,13 @@ def _iter_csv_batches(
             pa.csv.ParseOptions(delimiter=delimiter),
             pa.csv.ConvertOptions(
                 column_types=types,
-                include_columns=wanted,
+                include_columns=file_columns,
                 **make_csv_word_options(options, value_map),
             ),
         )
         return layout.convert_columns(table.combine_chunks().to_batches()[0])
 
-    def parsed(block: bytes) -> pa.RecordBatch:
+    def parse(block: bytes) -> pa.RecordBatch:
         if options.threshold is None:
             with suppress(pa.ArrowInvalid):
                 return read(bits, block)
@@ -241,7 +245,7 @@ def _iter_csv_batches(
 
     with open_text(path) as stream:
         stream.readline()
-        yield from map_on_all_cpus(parsed, iter_line_blocks(stream, _BLOCK_BYTES))
+        yield from map_on_all_cpus(parse, iter_line_blocks(stream, _BLOCK_BYTES))
 
 
 T = TypeVar("T")

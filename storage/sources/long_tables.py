@@ -45,7 +45,7 @@ class LongTableSource(Source):
         Row names, in order of appearance, and other per-row columns, (n_rows,) each.
     """
 
-    duplicate_remedy = "Remove one of the lines, or say --duplicates last or any."
+    duplicate_remedy = "Remove one of the lines, or use {duplicates=last} or {duplicates=any}."
 
     paths: tuple[str, ...]
     remote_tags: Mapping[str, str]
@@ -122,8 +122,8 @@ class _RowTexts:
         if differ.any():
             at = int(differ.argmax())
             raise DataError(
-                f"{lines.format_place(at)}, column {name!r}: Expected {self.values[rows[at]]!r}, as in "
-                f"other lines of the same row, got {texts[at]!r}. Do not keep the column."
+                f"{lines.format_place(at)}, column {name!r}: the text is {texts[at]!r}, but "
+                f"{self.values[rows[at]]!r} in other lines of the same row. Do not keep the column."
             )
 
 
@@ -157,17 +157,17 @@ def open_tables(
     for value_map in options.maps:
         if value_map.columns != "*":
             raise DataError(
-                f"--map {value_map.columns}: Expected a map of all features of a long table, got "
-                "one of some."
+                f"{{map}}: a long table needs one map for all features, but there is one for "
+                f"{value_map.columns}."
             )
     for path in paths:
         if not path.lower().endswith(LONG_SUFFIXES):
             raise DataError(
-                f"{path}: --long: Expected a suffix of {', '.join(LONG_SUFFIXES)}, got another. "
+                f"{path}: {{long}} needs a file with the suffix {', '.join(LONG_SUFFIXES)}. "
                 "Save the table as one of these."
             )
     others = tuple(name for name in options.row_columns if name != columns.row)
-    rows, named = _NameIndex(), _NameIndex(features or ())
+    rows, named_features = _NameIndex(), _NameIndex(features or ())
     facts = {name: _RowTexts() for name in others}
     entries, seen = EntryFile(), {}  # type: tuple[EntryFile, dict[str, str]]
 
@@ -182,10 +182,10 @@ def open_tables(
             fact.update(lines, name, numbers, len(rows.names))
         entries.add(
             numbers,
-            named.encode(lines, columns.feature, check),
+            named_features.encode(lines, columns.feature, check),
             _encode_values(lines, columns, options),
         )
-    names = named.names.to_pylist()
+    names = named_features.names.to_pylist()
     if features is None:
         order = sorted(range(len(names)), key=names.__getitem__)
         names = [names[k] for k in order]
@@ -212,17 +212,18 @@ def _encode_values(lines: LineBatch, columns: LongColumns, options: ReadOptions)
     if columns.value is None:
         return np.ones(lines.table.num_rows, np.uint8)
     column, value_map = lines.column(columns.value), options.maps[0] if options.maps else None
-    if pa.types.is_boolean(column.type):  # by the map already
+    if pa.types.is_boolean(column.type):  # the map is already applied
         return encode_column(column, ReadOptions())
     codes = encode_column(column, options, value_map)
     if codes.max(initial=0) == INVALID:
         at = int((codes == INVALID).argmax())
         around = [repr(value) for value in column[max(0, at - 5000) : at + 5000].to_pylist()]
-        given = "--map" if value_map else "--threshold" if options.threshold else None
+        rule = "map" if value_map else "threshold" if options.threshold else None
+        value = shorten_value(repr(column[at].as_py()))
         raise DataError(
             f"{lines.format_place(at)}, column {columns.value!r}: Expected "
-            f"{value_map or '0, 1, true, false'} or a missing value, got "
-            f"{shorten_value(repr(column[at].as_py()))}. {suggest_remedy(columns.value, around, given)}"
+            f"{value_map or '0, 1, true, false'} or a missing value, got {value}. "
+            f"{suggest_remedy(columns.value, around, rule)}"
         )
     return codes
 
@@ -234,7 +235,7 @@ def _refuse_nameless(lines: LineBatch, name: str, coded: pa.DictionaryArray) -> 
         return
     is_empty = pc.equal(coded.indices, empty).fill_null(True).to_numpy(False)
     raise DataError(
-        f"{lines.format_place(int(is_empty.argmax()))}, column {name!r}: Expected a name, got none. "
+        f"{lines.format_place(int(is_empty.argmax()))}, column {name!r}: the name is missing. "
         "Fill it in, or leave the line out."
     )
 
@@ -243,6 +244,6 @@ def _refuse_new(lines: LineBatch, column: str, names: Sequence[str]) -> None:
     if names:
         at = pc.index(lines.column(column).dictionary_decode(), names[0]).as_py()
         raise DataError(
-            f"{lines.format_place(at)}, column {column!r}: Expected a feature of the dataset, "
-            f"got {names[0]!r}. Ingest all rows anew with --overwrite."
+            f"{lines.format_place(at)}, column {column!r}: {names[0]!r} is not a feature of the "
+            "dataset. Ingest all rows again with {overwrite}."
         )

@@ -74,8 +74,8 @@ def list_new_files(
     for one in found:
         if known.get(one.path, one.tag) != one.tag:
             raise DataError(
-                f"{one.path}: Expected the file as it was ingested, got a changed one. Give new "
-                "rows in a file of another name, or ingest all files anew with --overwrite."
+                f"{one.path}: the file has changed since it was ingested. Write new rows to "
+                "another file, or ingest all files again with {overwrite}."
             )
     new = [one for one in found if one.path not in known]
     settled = time.time() - SETTLE_SECONDS
@@ -90,7 +90,7 @@ def collect_tags(sources: Iterable[Source]) -> dict[str, str]:
     """Return the tags of the files of opened sources, by absolute path or URL."""
     return {
         path: tag for source in sources for path, tag in getattr(source, "tags", {}).items()
-    }  # an example has none
+    }  # examples have none
 
 
 def _list_data_files(folder: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
@@ -122,8 +122,7 @@ def _list_local_files(folder: Path) -> list[tuple[str, SourceFile]]:
 
 def _make_no_folder_error(path: str) -> DataError:
     return DataError(
-        f"{path}: Expected a folder that files arrive in, got none. Check the path, or leave out "
-        "--new to read one file."
+        f"{path}: this is not a folder. Check the path, or leave out {{new}} to read one file."
     )
 
 

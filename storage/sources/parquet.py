@@ -57,14 +57,16 @@ def make_record_source(
 ) -> RecordSource:
     """Return the source of a table with named columns."""
     check_column_names(path, names)
-    wanted = dict.fromkeys(options.row_columns)
-    features = select_feature_names(path, [name for name in names if name not in wanted], options)
+    row_columns = dict.fromkeys(options.row_columns)
+    features = select_feature_names(
+        path, [name for name in names if name not in row_columns], options
+    )
     return RecordSource(
         path=path,
         options=options,
         feature_names=features,
         n_rows=n_rows,
-        column_names=tuple(name for name in wanted if name in names),
+        column_names=tuple(name for name in row_columns if name in names),
         read_records=records,
     )
 
@@ -77,8 +79,8 @@ def open_parquet(path: str, options: ReadOptions) -> RecordSource:
     for name in source.feature_names:
         if not is_feature_type(schema.field(name).type):
             raise DataError(
-                f"{path}: Expected booleans, numbers or text in column {name!r}, got "
-                f"{schema.field(name).type}. Use --keep {name} to keep it beside the features."
+                f"{path}: column {name!r} holds {schema.field(name).type}, not booleans, numbers "
+                f"or text. Use {{keep={name}}} to keep it as a per-row column."
             )
     return source
 

@@ -28,7 +28,7 @@ class RemoteSource(Source):
         Opens the local copy.
     """
 
-    can_select_columns = True  # as the copy does
+    can_select_columns = True  # the copy selects them
 
     tag: str
     opener: Callable[[str], Source]
@@ -86,29 +86,26 @@ def open_local_copy(path: str, expected: str | None = None) -> Iterator[tuple[st
             with open(copy, "wb") as file:
                 tag = parse_object_url(path).download(file)
             if expected not in (None, tag):
-                raise DataError(
-                    f"{path}: Expected the file as it was at first, got a changed one. "
-                    "Run it again."
-                )
+                raise DataError(f"{path}: the file has changed since it was first read. Run again.")
             yield copy, tag
         except FileNotFoundError:
-            raise DataError(f"{path}: Expected a file, got nothing there.") from None
+            raise DataError(f"{path}: there is no such file.") from None
         except DataError as error:
-            raise DataError(str(error).replace(copy, path)) from error
+            raise DataError(error.text.replace(copy, path), parameter=error.parameter) from error
 
 
 def find_matching_urls(pattern: str) -> list[str]:
     """List the URLs that match a pattern, sorted; as in a shell, `*` does not match `/`."""
-    wanted = parse_object_url(pattern)
-    parts = PurePosixPath(wanted.key).parts
+    url = parse_object_url(pattern)
+    parts = PurePosixPath(url.key).parts
     fixed = tuple(takewhile(lambda part: not has_magic(part), parts))
-    keys = ObjectPath(wanted.root, "/".join(fixed)).list_keys()
-    return sorted(f"{wanted.root}/{key}" for key in keys if _is_key_match(key, parts))
+    keys = ObjectPath(url.root, "/".join(fixed)).list_keys()
+    return sorted(f"{url.root}/{key}" for key in keys if _is_key_match(key, parts))
 
 
-def _is_key_match(key: str, wanted: tuple[str, ...]) -> bool:
+def _is_key_match(key: str, patterns: tuple[str, ...]) -> bool:
     parts = PurePosixPath(key).parts
-    return len(parts) == len(wanted) and all(map(_is_part_match, parts, wanted))
+    return len(parts) == len(patterns) and all(map(_is_part_match, parts, patterns))
 
 
 def _is_part_match(name: str, pattern: str) -> bool:

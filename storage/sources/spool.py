@@ -19,11 +19,11 @@ from storage.sources.value_codes import INVALID, MISSING, ValueCodes, encode_num
 
 DuplicateRule = Literal["last", "any"]
 """How duplicate entries count: the last one, or 1 if any is 1, else 0 if any is 0."""
-# Ranks of the codes 0, 1 and MISSING, of which the greatest counts under "any"; 0 is no entry.
+# Ranks of the codes 0, 1 and MISSING; with "any", the highest one counts. 0 means no entry.
 _CODE_RANKS = np.array([2, 3, 1], np.uint8)
-# Cells an entry, up to which all cells between the entries of a run are laid out.
+# Up to this many cells per entry, the whole range of cells is unpacked.
 _DENSE_CELLS_PER_ENTRY = 16
-# Rows, columns and values of a run of entries, each (n_entries,); rows and columns from 0.
+# Rows, columns and values of some entries, (n_entries,) each; rows and columns count from 0.
 Entries = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
@@ -153,13 +153,14 @@ def spool_codes(
         for first, count in source.iter_row_ranges(n_rows):
             part = slice(first * row_bytes, (first + count) * row_bytes)
             found = planes.read_codes(part, count, source.n_features, absent)
-            # Bad values were refused on entry, so there is none to show.
+            # Invalid values were refused before, so there are none to show.
             yield source.make_batch(found, first, lambda rows, feature: [])
 
 
 def format_duplicate(source: Source, row: int, column: int) -> str:
     """Describe a duplicate entry, which SciPy would add to the first."""
-    return f"{source.format_place(row, column)}: Expected one entry, got two. {source.duplicate_remedy}"
+    place = source.format_place(row, column)
+    return f"{place}: there are two entries. {source.duplicate_remedy}"
 
 
 def _encode_entries(
@@ -193,8 +194,8 @@ def _open_temporary_planes(n_bytes: int) -> Iterator[_BitPlanes]:
     # A full disk would kill the process at the next write to the mapped file.
     if free < 2 * n_bytes:
         raise DataError(
-            f"Expected {2 * n_bytes / 1e9:.1f} GB free in {tempfile.gettempdir()} to order the "
-            f"entries, got {free / 1e9:.1f} GB. Set TMPDIR to a larger disk."
+            f"Ordering the entries needs {2 * n_bytes / 1e9:.1f} GB in {tempfile.gettempdir()}, "
+            f"but only {free / 1e9:.1f} GB are free. Set TMPDIR to a larger disk."
         )
     with tempfile.TemporaryDirectory() as folder:
         low, high = (
@@ -237,8 +238,8 @@ class EntryFile:
         except OSError as error:
             n_entries = sum(self._counts) + len(rows)
             raise DataError(
-                f"{tempfile.gettempdir()}: Expected room for {9 * n_entries / 1e9:.1f} GB of "
-                f"entries or more, got: {error.strerror}. Set TMPDIR to a larger disk."
+                f"{tempfile.gettempdir()}: the entries need at least {9 * n_entries / 1e9:.1f} GB "
+                f"({error.strerror}). Set TMPDIR to a larger disk."
             ) from error
         self._counts.append(len(rows))
 

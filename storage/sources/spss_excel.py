@@ -45,7 +45,7 @@ def _iter_statistics(path: str, names: Sequence[str], n_rows: int) -> Iterator[p
     )
     for values, _ in read:
         columns = (pa.array(values[name], from_pandas=True) for name in names)
-        # All numbers are floats there: as text, whole ones read as such.
+        # All numbers are floats here; as text, integers are read as such.
         yield pa.record_batch([column.cast(pa.string()) for column in columns], names=[*names])
 
 
@@ -57,7 +57,7 @@ def open_excel(path: str, options: ReadOptions) -> RecordSource:
     while names and not names[-1]:
         names.pop()
     if not names:
-        raise DataError(f"{path}: Expected names in the first row, got none.")
+        raise DataError(f"{path}: the first row contains no names.")
     return make_record_source(path, options, names, None, _iter_excel)
 
 
@@ -71,8 +71,8 @@ def _iter_excel_rows(path: str) -> Any:
         if len(sheets) > 1:
             titles = ", ".join(repr(sheet.title) for sheet in sheets)
             raise DataError(
-                f"{path}: Expected one sheet with values, got {titles}. Save the one to read as a "
-                "file of its own."
+                f"{path}: several sheets have values: {titles}. Save the one to read as a separate "
+                "file."
             )
         for sheet in sheets:
             yield from _iter_nonblank_rows(sheet)

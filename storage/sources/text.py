@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from storage.errors import DataError
 
 TABLE_BLOCK_BYTES = 1 << 23
-# A short number takes two bytes as text and tens of bytes while it is put in its place.
+# A short number takes two bytes as text, but tens of bytes while it is processed.
 NUMBER_BLOCK_BYTES = 1 << 21
 
 

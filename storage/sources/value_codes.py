@@ -30,7 +30,7 @@ def parse_float(word: str) -> float | None:
         return None
 
 
-_ALL_FEATURES = "*:"  # of all features, whatever colons are in their values
+_ALL_FEATURES = "*:"  # prefix of a map for all features, whose values may contain colons
 
 
 @dataclass(frozen=True)
@@ -84,29 +84,31 @@ def parse_map(text: str) -> ValueMap:
     head, colon, tail = text.partition(":")
     columns, pairs = (head, tail) if colon and "=" not in head else ("*", text)
     codes: dict[str, int] = {}
-    meant: dict[str | float, int] = {}
+    meanings: dict[str | float, int] = {}
     for pair in pairs.split(","):
         value, _, code = pair.rpartition("=")
         if not value or code.strip() not in ("0", "1"):
             raise DataError(
-                f"--map {text}: Expected VALUE=1 or VALUE=0 between commas, got {pair!r}."
+                f"{{map={text}}}: {pair!r} is not VALUE=1 or VALUE=0. Separate values by commas."
             )
         value, number = value.strip(), parse_number(value)
         codes[value.casefold()] = int(code)
-        if meant.setdefault(value.casefold() if number is None else number, int(code)) != int(code):
-            raise DataError(f"--map {text}: Expected one meaning of {value!r}, got 1 and 0.")
-    found = ValueMap(columns, tuple(codes.items()))
+        if meanings.setdefault(value.casefold() if number is None else number, int(code)) != int(
+            code
+        ):
+            raise DataError(f"{{map={text}}}: {value!r} is both 1 and 0.")
+    value_map = ValueMap(columns, tuple(codes.items()))
     if len(set(codes.values())) < 2:
         missing = 1 - next(iter(codes.values()))
         raise DataError(
-            f"--map {text}: Expected values that are 1 and values that are 0, got none for "
-            f"{missing}. All values alike tell a model nothing."
+            f"{{map={text}}}: no value is {missing}. A model cannot learn from values that are all "
+            "alike."
         )
-    return found
+    return value_map
 
 
 def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
-    """Return lists of ones and zeros as the text of a map, in a tuple; empty if both lists are empty.
+    """Write lists of ones and zeros as the text of a map, in a tuple; empty without lists.
 
     Raises
     ------
@@ -114,13 +116,17 @@ def format_map(ones: Sequence[str], zeros: Sequence[str]) -> tuple[str, ...]:
         If only one list has values, or a value is in both.
     """
     if bool(ones) != bool(zeros):
-        given, other = ("--yes", "--no") if ones else ("--no", "--yes")
-        raise DataError(f"{given}: Expected {other} beside it, got none. Name the other values.")
+        missing = "{no}" if ones else "{yes}"
+        raise DataError(
+            f"{{yes}} and {{no}} belong together. Name the other values with {missing}."
+        )
     yes, no = (
         [value.strip() for text in texts for value in text.split(",")] for texts in (ones, zeros)
     )
     if both := {value.casefold() for value in yes} & {value.casefold() for value in no}:
-        raise DataError(f"--yes, --no: Expected a value in one of them, got {min(both)!r} in both.")
+        raise DataError(
+            f"{{yes}} and {{no}} both contain {min(both)!r}. Remove it from one of them."
+        )
     listed = [f"{value}=1" for value in yes] + [f"{value}=0" for value in no]
     return (f"{_ALL_FEATURES}{','.join(listed)}",) if ones else ()
 
@@ -137,9 +143,9 @@ def find_map(maps: Sequence[ValueMap], feature: str) -> ValueMap | None:
 
 ValueCodes = NDArray[np.uint8]
 
-# A value's code is 0 or 1, or one of these two.
+# Value codes other than 0 and 1.
 MISSING, INVALID = 2, 3
-# Columns copied at once: their source rows and one target line each stay in the first-level cache.
+# So few columns that their source rows and a target line each fit the first-level cache.
 _TILE_COLUMNS = 16
 
 
@@ -173,21 +179,21 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not math.isfinite(self.threshold):
-            raise DataError(f"--threshold: Expected a finite number, got {self.threshold}.")
+            raise DataError(f"{{threshold}} is {self.threshold}, but must be a finite number.")
         if self.maps and self.threshold is not None:
-            raise DataError("--map: Expected no --threshold beside it, got both. Name all values.")
-        of = [value_map.columns for value_map in self.maps]
-        if twice := next((columns for columns in of if of.count(columns) > 1), None):
+            raise DataError("{map} and {threshold} cannot be combined. Name all values in the map.")
+        columns = [value_map.columns for value_map in self.maps]
+        if twice := next((name for name in columns if columns.count(name) > 1), None):
             features = "all features" if twice == "*" else twice
             raise DataError(
-                f"--map, --yes: Expected one map of {features}, got {of.count(twice)}. "
+                f"{{map}} or {{yes}}: there are {columns.count(twice)} maps for {features}. "
                 "Name all values in one."
             )
         for value_map in self.maps:
             if both := [t for t in self.missing if value_map.find_code(t) is not None]:
                 raise DataError(
-                    f"--missing {both[0]}: Expected a value that no map makes 0 or 1, got one. "
-                    "Leave it out of one of them."
+                    f"{{missing={both[0]}}}: a map reads this value as 0 or 1. "
+                    "Remove it from one of them."
                 )
 
     @property
@@ -238,21 +244,19 @@ def encode_features(
 def check_numeric(path: str, dtype: np.dtype[Any]) -> None:
     """Raise `DataError` for dtypes that `encode_numbers` does not accept."""
     if dtype.kind not in "biuf":
-        raise DataError(f"{path}: Expected booleans, integers or floats, got {dtype}.")
+        raise DataError(f"{path}: the values are {dtype}, not booleans, integers or floats.")
 
 
 def check_implicit_zeros(path: str, options: ReadOptions) -> None:
     """Raise `DataError` if the options would not read a sparse format's implicit zeros as 0."""
     if options.maps:
         raise DataError(
-            f"{path}: Expected no map of values, because entries left out are 0, got one. "
-            "Use a dense format."
+            f"{path}: {{map}} needs a dense format, because a sparse file leaves out its zeros."
         )
     if encode_numbers(np.zeros(1), options)[0] != 0:
         raise DataError(
-            f"{path}: Expected options that keep 0 as 0, because entries left out are 0, got "
-            f"--threshold {options.threshold} --missing {' '.join(options.missing)}. "
-            "Use a threshold of 0 or more, or a dense format."
+            f"{path}: a sparse file leaves out its zeros, but {{threshold}} or {{missing}} gives 0 "
+            "another meaning. Use a threshold of 0 or more, or a dense format."
         )
 
 

@@ -89,19 +89,16 @@ def _find_matrix(path: str, node: zarr.Array[Any] | zarr.Group) -> tuple[zarr.Ar
     if isinstance(node, zarr.Array):
         return node, ""
     if node.attrs.get("format") == DATASET_FORMAT or (Path(path) / MANIFEST_NAME).exists():
-        raise DataError(
-            f"{path}: Expected data to ingest, got what is already a dataset. "
-            "Use it as it is: --dataset."
-        )
+        raise DataError(f"{path}: this is already a dataset. Use it with {{dataset}}.")
     names = [name for name, array in node.arrays() if array.ndim == 2]
     if names != ["X"]:
         raise DataError(
-            f"{path}: Expected a group with one matrix, 'X', got "
+            f"{path}: the group must have one matrix, 'X', but has "
             f"{', '.join(map(repr, sorted(names))) or 'none'}. Name the array's own directory."
         )
-    found = node["X"]
-    assert isinstance(found, zarr.Array)
-    return found, "X"
+    array = node["X"]
+    assert isinstance(array, zarr.Array)
+    return array, "X"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +144,6 @@ def open_reconstructed(path: str, options: ReadOptions) -> ReconstructedSource:
 
 def _make_missing_array_error(codes: Codes, array: str) -> DataError:
     return DataError(
-        f"{codes.path}: Expected codes with {array} of all features, got {', '.join(codes)}. "
-        f"Transform again with --reconstruct {array}."
+        f"{codes.path}: the codes have {', '.join(codes)}, but not the {array} of all features. "
+        f"Transform again with {{reconstruct={array}}}."
     )

@@ -43,10 +43,10 @@ def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
     finally:
         lease.ended.set()
         renewing.join()
-        kept = lease.release()
-    if not kept:
+        was_held = lease.release()
+    if not was_held:
         raise FolderInUseError(
-            f"{folder}: Expected no other writer, got one that took over. Run it again."
+            f"{folder}: another process took over as the only writer. Run again."
         )
 
 
@@ -69,7 +69,7 @@ class _Lease:
             if not _is_stale(held):
                 wait = round(max(STALE_SECONDS - _measure_age(held), 1))
                 raise FolderInUseError(
-                    f"{self._folder}: Expected no other writer, got one. Wait for it; if it "
+                    f"{self._folder}: another process is writing here. Wait for it; if it has "
                     f"died, its claim ends in {wait} s."
                 )
             if self._write(held.version):
@@ -78,7 +78,7 @@ class _Lease:
     def renew(self) -> None:
         """Write the claim again and again, until it ends or is lost."""
         while not self.ended.wait(RENEW_SECONDS):
-            with suppress(DataError):  # the store may be back before the claim is stale
+            with suppress(DataError):  # the store may recover before the claim expires
                 if not self._write(self._version):
                     return
 
@@ -89,19 +89,19 @@ class _Lease:
 
     def release(self) -> bool:
         """Delete the claim; return whether it was held to the end."""
-        with suppress(DataError):  # what is not deleted will be stale
+        with suppress(DataError):  # a claim that is not deleted expires
             if not self.is_held():
                 return False
             self._claim.unlink()
         return True
 
     def _write(self, replaces: ObjectVersion | None) -> bool:
-        """Write the claim, unless another writer did so in the meantime; return whether it was written."""
+        """Write the claim unless another writer did so meanwhile; return whether it was written."""
         writer = [
             *_identify_writer(),
             self._token,
             time.time(),
-        ]  # the time makes every version another
+        ]  # the time makes every version different
         content = json.dumps(writer).encode()
         try:
             if replaces is None:
@@ -109,7 +109,7 @@ class _Lease:
             else:
                 self._version = self._claim.write_bytes(content, replaces)
         except FileExistsError:
-            # A request whose answer was lost is repeated and finds what it wrote itself.
+            # A request whose answer was lost is repeated, and finds its own claim.
             held = self._claim.read_object()
             if held is None or not self._is_ours(held):
                 return False
@@ -127,7 +127,7 @@ def _identify_writer() -> tuple[str, int, float]:
 
 
 def _identify_machine() -> str:
-    """Identify the process-number namespace: containers may share a host's name, not its numbers."""
+    """Identify what process numbers belong to; containers may share a host's name, not these."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

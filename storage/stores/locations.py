@@ -1,4 +1,4 @@
-"""Paths of datasets, artifacts and codes: open, lock, replace and delete them, locally or in a store."""
+"""Paths of datasets, artifacts and codes, local or in a store: open, lock, replace, delete."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parse_path(text: str | AnyPath) -> AnyPath:
         return parse_object_url(text)
     if isinstance(text, Path) and text.parts[:1] in [(f"{scheme}:",) for scheme in STORE_KINDS]:
         raise DataError(
-            f"{text}: Expected a URL as text, got one made a path. Give {text.parts[0]}//…."
+            f"{text}: a URL must be given as text, not as a Path. Use {text.parts[0]}//…."
         )
     return Path(text) if isinstance(text, str) else text
 
@@ -122,11 +122,11 @@ def check_target_folder(target: AnyPath, kind: str, overwrite: bool) -> None:
     if not target.exists() or empty or is_unfinished(target, kind):
         return
     if not overwrite:
-        raise DataError(
-            f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
-        )
+        raise DataError(f"{target} already exists. Use {{overwrite}} to replace it.")
     if not has_format(target, kind):
-        raise DataError(f"{target}: Expected {format_kind(kind)} to replace, got something else.")
+        raise DataError(
+            f"{target} is not {format_kind(kind)}, so it is not replaced. Choose another path."
+        )
 
 
 def check_folder_name(target: AnyPath) -> None:
@@ -139,8 +139,8 @@ def check_folder_name(target: AnyPath) -> None:
     """
     if target.name.lower().endswith(_FILE_SUFFIXES):
         raise DataError(
-            f"{target}: Expected the name of a folder, as Zarr arrays are written, got that of a "
-            f"file. Name it {target.name.partition('.')[0]}.zarr."
+            f"{target}: Zarr arrays are written to a folder, but this is the name of a file. "
+            f"Name it {target.name.partition('.')[0]}.zarr."
         )
 
 
@@ -153,18 +153,16 @@ def check_target_file(target: AnyPath, overwrite: bool) -> None:
         If it is one of these.
     """
     if target.is_dir():
-        raise DataError(f"{target}: Expected a file, got a folder.")
+        raise DataError(f"{target} is a folder, not a file.")
     if target.exists() and not overwrite:
-        raise DataError(
-            f"{target}: Expected a new path, got one that exists. Use --overwrite to replace it."
-        )
+        raise DataError(f"{target} already exists. Use {{overwrite}} to replace it.")
 
 
 @contextmanager
 def lock_folder(folder: AnyPath) -> Iterator[Callable[[], bool]]:
     """Lock a folder for writing; the lock of a process that dies is released.
 
-    Yields a function that returns whether the lock still holds, which may change in an object store.
+    Yields a function that returns whether the lock still holds; in an object store it may be lost.
 
     Raises
     ------
@@ -192,13 +190,13 @@ def _open_locked_folder(folder: Path) -> int:
         except BlockingIOError:
             os.close(handle)
             raise FolderInUseError(
-                f"{folder}: Expected no other writer, got one. Wait for it."
+                f"{folder}: another process is writing here. Wait for it."
             ) from None
         except OSError:
-            return handle  # a file system without locks of folders, as NFS
+            return handle  # a file system that cannot lock folders, such as NFS
         if folder.is_dir() and os.fstat(handle).st_ino == folder.stat().st_ino:
             return handle
-        os.close(handle)  # the writer before deleted the folder that was locked
+        os.close(handle)  # the previous writer deleted the locked folder
 
 
 def clear_folder(folder: AnyPath) -> None:
@@ -219,21 +217,21 @@ def has_format(folder: AnyPath, kind: str) -> bool:
     """Return whether the folder was created for this format, complete or not."""
     try:
         group = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
-        ours: bool = group.get("attributes", {}).get("format") == kind
+        is_same: bool = group.get("attributes", {}).get("format") == kind
     except StoreUnreachableError:
         raise
     except (OSError, ValueError, AttributeError):
         return False
-    return ours
+    return is_same
 
 
 def checksum(values: NDArray[Any]) -> int:
     """Compute the CRC32C of an array's values in C order."""
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    found = 0
-    for start in range(0, len(flat), _CHECKSUM_BYTES):  # in parts: the library wants copies
-        found = google_crc32c.extend(found, flat[start : start + _CHECKSUM_BYTES].tobytes())
-    return int(found)
+    crc = 0
+    for start in range(0, len(flat), _CHECKSUM_BYTES):  # in parts: the library needs copies
+        crc = google_crc32c.extend(crc, flat[start : start + _CHECKSUM_BYTES].tobytes())
+    return int(crc)
 
 
 def replace_folder(new: AnyPath, target: AnyPath) -> None:

@@ -227,7 +227,7 @@ class ObjectPath:
             try:
                 return _extract_version(put(open_bucket(self.root), self.key, content, mode=mode))
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
-                raise FileExistsError(str(self)) from None  # or deleted since it was seen
+                raise FileExistsError(str(self)) from None  # or deleted in the meantime
 
     def touch(self) -> None:
         """Write an empty object."""
@@ -251,7 +251,7 @@ class ObjectPath:
             with suppress(FileNotFoundError):
                 delete(store, keys)
                 return
-            for key in keys:  # some stores give up at one that is gone
+            for key in keys:  # some stores stop at a missing one
                 with suppress(FileNotFoundError):
                     delete(store, key)
 
@@ -295,24 +295,25 @@ def parse_object_url(url: str) -> ObjectPath:
     parts = urlsplit(url)
     if parts.scheme not in STORE_KINDS:
         raise DataError(
-            f"{parts.scheme}://: Expected a path or a URL with one of {SCHEMES_TEXT}, got another."
+            f"{parts.scheme}://: the scheme is unknown. Use a path, or a URL with one of "
+            f"{SCHEMES_TEXT}."
         )
     kind, root = STORE_KINDS[parts.scheme], f"{parts.scheme}://{parts.netloc}"
     form = f"{parts.scheme}://{kind.bucket_word.upper()}/PATH"
     if "@" in parts.netloc:
         raise DataError(
-            f"{parts.scheme}://: Expected a URL without credentials, got some. "
+            f"{parts.scheme}://: a URL must not contain credentials. "
             f"Give them by environment variables, such as {kind.credentials}."
         )
-    if parts.query or parts.fragment:  # which may hold a signature
-        raise DataError(f"{root}{parts.path}: Expected {form}, got more behind it (? or #).")
+    if parts.query or parts.fragment:  # the query may contain a signature, so it is not shown
+        raise DataError(f"{root}{parts.path}: the URL must have the form {form}, without ? or #.")
     key = _normalize_key(str(PurePosixPath(parts.path.lstrip("/"))))
     if not parts.netloc or not key or ".." in key.split("/"):
-        raise DataError(f"{root}{parts.path}: Expected {form}, got something else.")
+        raise DataError(f"{root}{parts.path}: the URL must have the form {form}.")
     if not _HAS_OBSTORE:
         raise DataError(
-            f"{root}{parts.path}: Expected obstore for URLs, got none. "
-            "pip install 'latentbits[stores]'"
+            f"{root}{parts.path}: URLs need the package obstore. "
+            "Run: pip install 'latentbits[stores]'"
         )
     return ObjectPath(root, key)
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from storage.errors import StoreUnreachableError
 
-# The pauses are of random length, four times as long each time: about a minute in all.
+# Random pauses that grow fourfold each time: about a minute in total.
 _RETRY_CONFIG = {
     "max_retries": 15,
     "retry_timeout": timedelta(seconds=180),
@@ -29,7 +29,7 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PROBE_RETRY_CONFIG = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 _NO_CREDENTIALS_SIGNS = (
-    "/latest/api/token",  # where a machine of Amazon has them
+    "/latest/api/token",  # where machines of Amazon find theirs
     "/latest/meta-data/",
     "Error performing token request",
 )
@@ -110,7 +110,7 @@ def _probe_bucket(store: Any) -> None:
         if _find_error_code(str(error)) in _NO_BUCKET_CODES:
             raise
     except Exception as error:
-        if _find_error_code(str(error)) != "AccessDenied":  # this one object may be forbidden
+        if _find_error_code(str(error)) != "AccessDenied":  # only this object may be forbidden
             raise
 
 
@@ -119,7 +119,7 @@ def _open_store(root: str, prefix: str, retries: Any) -> Any:
 
     _check_endpoint(root)
     opens = getattr(store, get_store_kind(root).store_class)
-    # An endpoint in plain HTTP is asked for by naming it so.
+    # HTTP is used only if the endpoint's URL says so.
     return opens(
         root.partition("://")[2],
         prefix=prefix or None,
@@ -136,7 +136,7 @@ def _find_account(root: str) -> dict[str, str]:
         return {}
     if name := os.environ.get(kind.account):
         return {"account_name": name}
-    raise StoreUnreachableError(f"{root}: Expected credentials, got none. Give {kind.credentials}.")
+    raise StoreUnreachableError(f"{root}: there are no credentials. Set {kind.credentials}.")
 
 
 def _check_endpoint(root: str) -> None:
@@ -145,18 +145,18 @@ def _check_endpoint(root: str) -> None:
         parts = urlsplit(os.environ.get(name) or "http://none")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StoreUnreachableError(
-                f"{root}: {name}: Expected http://HOST or https://HOST, got another."
+                f"{root}: {name} must have the form http://HOST or https://HOST."
             )
 
 
 @contextmanager
 def translate_store_errors(path: object) -> Iterator[None]:
-    """Turn errors of a store or a full disk into one line; missing objects are left to the caller."""
+    """Turn errors of a store or a full disk into one line; leave missing objects to the caller."""
     try:
         yield
     except Exception as error:
-        if found := make_store_error(str(path), error):
-            raise found from error
+        if store_error := make_store_error(str(path), error):
+            raise store_error from error
         if (
             isinstance(error, OSError)
             and error.errno in DISK_FULL_ERRNOS
@@ -178,21 +178,19 @@ def make_store_error(path: str, error: BaseException) -> StoreUnreachableError |
 
 def _explain_error(kind: StoreKind, error: str, text: str) -> str:
     if _find_error_code(text) in _NO_BUCKET_CODES:
-        return f"Expected a {kind.bucket_word} that exists, got none. Create it, or mend the URL."
+        return f"the {kind.bucket_word} does not exist. Create it, or correct the URL."
     if any(sign in text for sign in _NO_CREDENTIALS_SIGNS):
-        return f"Expected credentials, got none. Give {kind.credentials}."
+        return f"there are no credentials. Set {kind.credentials}."
     if "RequestTimeTooSkewed" in text:
-        return "Expected the clock of the store, got another one here. Set the time."
+        return "the clock of this machine differs from that of the store. Set the time."
     if error in ("PermissionDeniedError", "UnauthenticatedError") or "403 Forbidden" in text:
         return (
-            f"Expected access to the store, was refused ({_find_error_code(text) or error}). Check the "
-            f"credentials in the environment, such as {kind.credentials}, and what they may do."
+            f"the store refused access ({_find_error_code(text) or error}). Check the credentials "
+            f"in the environment, such as {kind.credentials}, and their permissions."
         )
     if "error sending request" in text:
-        return (
-            f"Expected an answer of the store, got none. Check {kind.endpoints[0]} and the network."
-        )
-    return f"Expected an answer of the store, got {_format_reason(text)}."
+        return f"the store does not answer. Check {kind.endpoints[0]} and the network."
+    return f"the store answered with an error: {_format_reason(text)}."
 
 
 def _find_error_code(text: str) -> str:
@@ -204,5 +202,5 @@ def _find_error_code(text: str) -> str:
 def _format_reason(error: Exception | str) -> str:
     text = str(error)
     line = text.partition("\n")[0].partition("<?xml")[0].strip()
-    line = re.sub(r"\w+://\S+", "URL", line)  # which may hold a password
+    line = re.sub(r"\w+://\S+", "URL", line)  # which may contain a password
     return _find_error_code(text) or line[:200].rstrip(".")

@@ -82,7 +82,7 @@ def test_a_folder_is_not_named_like_a_file(refused, tmp_path, name, output):
     }
     message = refused(name, *more[name], output, "ideal.tsv")
     assert message == (
-        "error: ideal.tsv: Expected the name of a folder, as Zarr arrays are written, got that of "
+        "error: ideal.tsv: Zarr arrays are written to a folder, but this is the name of "
         "a file. Name it ideal.zarr."
     )
 
@@ -307,7 +307,7 @@ def test_zero_rows(refused, tmp_path):
 def test_another_delimiter(refused, tmp_path):
     text(tmp_path / "s.csv", "a b c\n0 1 1\n1 0 0\n")
     message = refused("ingest", "s.csv", "--dataset", "d.zarr")
-    assert "s.csv: Expected commas" in message
+    assert "s.csv: there is one column, which seems to be several" in message
     assert "looks cut by spaces" in message
 
 
