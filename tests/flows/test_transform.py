@@ -235,19 +235,19 @@ KILLED_AFTER_FIVE_RUNS = """
 import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import transform
-from flows.cli.options import run
-from storage.codes.unfinished_codes import WrittenRuns
+from flows.cli.options import run_app
+from storage.codes.unfinished_codes import ResumableResults
 
-note = WrittenRuns.note
+note = ResumableResults.record_finished
 def deadly(self, checksums):
     note(self, checksums)
-    if len(self.finished()) == 5:
+    if len(self.read_finished()) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
     pipeline.passes.row_ranges._MIN_ROWS = 30
-    WrittenRuns.note = deadly
-    run(transform.app, sys.argv[1:])
+    ResumableResults.record_finished = deadly
+    run_app(transform.app, sys.argv[1:])
 """
 
 

@@ -236,7 +236,9 @@ def test_the_latest_is_found_from_the_folder_of_runs(path: Path) -> None:
     assert "there is no such artifact" in refusal(lambda: load_artifact(path.parent))
     for elsewhere in ("", "..", "/etc", "../artifact"):
         (path.parent / "latest").write_text(elsewhere)
-        assert "the name of an artifact beside it" in refusal(lambda: load_artifact(path.parent))
+        assert "is not the name of an artifact in this folder" in refusal(
+            lambda: load_artifact(path.parent)
+        )
 
 
 def test_writing_replaces_what_was_there(path: Path) -> None:

@@ -143,13 +143,13 @@ KILLED = """
 import os, signal, sys
 from storage.stores.locations import parse_path
 from storage.dataset.writer import append_dataset, create_dataset
-from tests.support.data import Batch
+from tests.support.data import ArrayBatch
 from tests.storage.conftest import feature_names, random_bits
 url, append = sys.argv[1], len(sys.argv) > 2
 names = feature_names(4)
 opened = append_dataset(url, names) if append else create_dataset(url, names, words_per_chunk=1)
 with opened as writer:
-    writer.add(Batch(random_bits(500, 4)))
+    writer.add(ArrayBatch(random_bits(500, 4)))
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
