@@ -308,7 +308,7 @@ def test_another_delimiter(refused, tmp_path):
     text(tmp_path / "s.csv", "a b c\n0 1 1\n1 0 0\n")
     message = refused("ingest", "s.csv", "--dataset", "d.zarr")
     assert "s.csv: there is one column, which seems to be several" in message
-    assert "looks cut by spaces" in message
+    assert "several separated by spaces" in message
 
 
 def test_a_folder_of_files(refused, tmp_path):

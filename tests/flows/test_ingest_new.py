@@ -208,7 +208,7 @@ def test_objects_below_a_prefix(bits, tmp_path, monkeypatch, s3):
     assert (found.new, found.n_known) == ([f"{folder}/c.csv"], 2)
     np.testing.assert_array_equal(dense(open_dataset(dataset))[0], bits)
     put("b.csv", bits)
-    with pytest.raises(DataError, match=r"b\.csv: Expected the file as it was ingested"):
+    with pytest.raises(DataError, match=r"b\.csv: the file has changed since it was ingested"):
         take_in([folder], dataset)
     with pytest.raises(DataError, match="this is not a folder"):
         take_in([f"{folder}/c.csv"], dataset)
