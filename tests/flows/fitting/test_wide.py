@@ -26,8 +26,8 @@ N_FEATURES, HEIGHT = 150, 40
 IN_STRIPS = f"""
 from pipeline.fitting import pair_work as pairs
 from pipeline.models.clipped_pca import model
-model.MOST_AT_ONCE = 100
-pairs.height_within = lambda *of: {HEIGHT}
+model.MAX_SQUARE_FEATURES = 100
+pairs.choose_strip_height = lambda *of: {HEIGHT}
 """
 KILLED = f"""
 import os, signal, sys
