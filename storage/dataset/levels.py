@@ -156,7 +156,7 @@ class Levels:
         return texts
 
     def locate(self, codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return page and position of each code, (n,) each; raise `DataError` if one has no text."""
+        """Return page and position of codes, (n,) each; raise `DataError` if one has no text."""
         ends = np.array([0, *(end for end, _, _ in self.pages)])
         on_page = np.searchsorted(ends, codes, side="right") - 1
         if on_page.max(initial=0) == len(self.pages) or on_page.min(initial=0) < 0:
