@@ -13,9 +13,8 @@ if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_
     # no reason for a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from flows.cli.imports import begin_imports
-from flows.running.environment import configure_prefect
-from flows.running.own_packages import check_own_packages
+from flows.cli.startup import begin_imports
+from flows.running.environment import check_own_packages, configure_prefect
 
 check_own_packages(is_command=sys.argv[:1] == ["-m"])
 if sys.argv[:1] == ["-m"]:

@@ -7,7 +7,7 @@ import sys
 from difflib import get_close_matches
 from importlib.metadata import version
 
-from flows.cli.program import PROGRAM, PROGRAM_VARIABLE
+from flows.cli.startup import PROGRAM, PROGRAM_VARIABLE
 
 COMMANDS = {
     "Data": {

@@ -14,27 +14,35 @@ from numpy.typing import NDArray
 
 from flows.cli.options import Json, make_app, run_app
 from flows.cli.progress import report_progress
-from flows.cli.splits import resolve_evaluation_split, resolve_fit_split
 from flows.cli.summary import print_json
-from flows.data.datasets import check_label, make_row_source, open_dataset_or_example
+from flows.data.datasets import (
+    check_label,
+    make_row_source,
+    open_dataset_or_example,
+    resolve_evaluation_split,
+    resolve_fit_split,
+)
 from flows.evaluating.codes import (
     EvaluationSample,
     SampleSource,
     draw_evaluation_sample,
     evaluate_codes,
 )
-from flows.evaluating.comparison_tables import print_evaluation
+from flows.evaluating.compared_models import (
+    NO_SEGMENTS,
+    ComparedModel,
+    load_compared_model,
+    run_likelihood_ratio_tests,
+)
 from flows.evaluating.dif import DifGroups, compute_item_bias, find_dif_groups
 from flows.evaluating.folds import CrossValidationRows, ModelToRefit, check_folds, cross_validate
-from flows.evaluating.named import NO_SEGMENTS, ComparedModel, load_compared_model
-from flows.evaluating.nested import run_likelihood_ratio_tests
 from flows.evaluating.options import EvaluateOptions
+from flows.evaluating.tables import print_evaluation
 from flows.evaluating.wording import describe_shares, warn_about_capabilities, warn_about_labels
-from flows.fitting.training import TrainingRows, make_training_rows
+from flows.fitting.provenance import TrainingRows, make_training_rows
 from flows.running.executors import compute_row_memory, prepare_executor
-from flows.running.flow import make_flow, run_flow
-from flows.running.memory import check_memory, find_memory_limit
-from flows.running.stages import StageRunner
+from flows.running.flow import StageRunner, make_flow, run_flow
+from flows.running.resources import check_memory, find_memory_limit
 from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
 from pipeline.evaluation.calibration import (

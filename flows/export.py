@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
-from flows.cli.imports import pause_garbage_collection
 from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, make_app, run_app
 from flows.cli.progress import report_progress
+from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json
 from flows.data.datasets import open_dataset_or_example
 from flows.data.fitted import LoadedModel, load_fitted_model
@@ -157,9 +157,7 @@ def _make_table(job: ExportJob, progress: Progress) -> BatchedTable:
             job.codes, None if given is None else open_dataset_or_example(given)
         )
         return make_code_table(job.codes, dataset, progress)
-    from flows.exporting.correlations import make_correlation_table
-    from flows.exporting.facts import make_fit_table
-    from flows.exporting.items import make_item_table
+    from flows.exporting.artifacts import make_correlation_table, make_fit_table, make_item_table
 
     made: dict[ExportKind, Callable[[Artifact], BatchedTable]] = {
         "items": make_item_table,

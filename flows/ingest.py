@@ -12,11 +12,15 @@ from typing import Annotated, Any
 from flows.cli.options import OUTPUT, Json, Option, Switch, make_app, run_app
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest, print_json
-from flows.data.ingested import summarize_dataset
-from flows.data.ingesting import IngestJob, open_new_sources, open_sources, write_rows
-from flows.data.role_options import RoleOptions, parse_roles
-from flows.running.flow import make_flow, run_flow
-from flows.running.stages import run_task
+from flows.data.columns import RoleOptions, parse_roles
+from flows.data.ingest import (
+    IngestJob,
+    open_new_sources,
+    open_sources,
+    summarize_dataset,
+    write_rows,
+)
+from flows.running.flow import make_flow, run_flow, run_task
 from storage.errors import DataError
 from storage.stores.locations import parse_path
 

@@ -29,9 +29,8 @@ from flows.cli.summary import print_json
 from flows.data.datasets import make_row_source, open_dataset_or_example
 from flows.fitting.provenance import compute_fingerprint, describe_dataset, list_versions
 from flows.running.executors import compute_row_memory, prepare_executor
-from flows.running.flow import make_flow, run_flow
+from flows.running.flow import StageRunner, make_flow, run_flow
 from flows.running.row_results import run_writing_stages, write_row_ranges
-from flows.running.stages import StageRunner
 from pipeline.data.features import check_same_features
 from pipeline.errors import FitError
 from pipeline.evaluation.neighbours import NearestRowSearch

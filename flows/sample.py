@@ -26,10 +26,9 @@ from flows.cli.options import (
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest, print_json
 from flows.data.fitted import LoadedModel, load_fitted_model
-from flows.data.ingested import summarize_dataset
+from flows.data.ingest import summarize_dataset
 from flows.running.executors import prepare_executor
-from flows.running.flow import make_flow, run_flow
-from flows.running.stages import StageRunner
+from flows.running.flow import StageRunner, make_flow, run_flow
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress

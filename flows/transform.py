@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.imports import pause_garbage_collection
 from flows.cli.options import (
     OUTPUT,
     ArtifactPath,
@@ -27,16 +26,15 @@ from flows.cli.options import (
     make_app,
     run_app,
 )
-from flows.cli.splits import resolve_split
+from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json
-from flows.data.datasets import make_row_source, open_dataset_or_example
+from flows.data.datasets import make_row_source, open_dataset_or_example, resolve_split
 from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from flows.exporting.formats import check_table_file, check_table_size, has_table_suffix
 from flows.fitting.provenance import compute_fingerprint, describe_provenance
 from flows.running.executors import prepare_executor
-from flows.running.flow import make_flow, run_flow
+from flows.running.flow import StageRunner, make_flow, run_flow
 from flows.running.row_results import run_writing_stages, write_row_ranges
-from flows.running.stages import StageRunner
 from pipeline.data.segments import describe_unknown_segments, find_segment_indices
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from flows.running.embedded import run_embedded_server
+from flows.running.server import run_embedded_server
 from pipeline.models import registry
 from storage.stores import object_store
 from tests.support.object_proxy import FaultyProxy, start_proxy

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from cyclopts import App
 
-from flows.cli.program import PROGRAM
+from flows.cli.startup import PROGRAM
 
 
 def generate_completion_script(commands: Sequence[str], shell: str) -> str:

@@ -12,11 +12,10 @@ from cyclopts import App, Group, Parameter, Token
 from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
 
-from flows.cli.imports import end_imports
 from flows.cli.interrupts import can_continue, install_interrupt_handler
 from flows.cli.logs import configure_logging, is_logging_json, log
-from flows.cli.program import format_command, rewrite_commands
 from flows.cli.refusals import is_bad_input, is_interruption
+from flows.cli.startup import end_imports, format_command, rewrite_commands
 from pipeline.errors import ClusterLost
 from pipeline.executors.cancellation import run_cancellable
 from storage.errors import DataError

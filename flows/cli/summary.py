@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.splits import format_row_count
+from flows.data.datasets import format_row_count
 from pipeline.inference.from_artifact import objective_from_artifact
 
 _MAX_SHOWN = 8

@@ -1,4 +1,4 @@
-"""Finds the dataset that an option names; examples are made when first asked for."""
+"""Find the dataset, the split and the label that options name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.data.ingesting import ingest_sources
+from flows.data.ingest import ingest_sources
 from flows.running.environment import find_examples_folder
 from pipeline.data.blocks import RowSource
 from pipeline.statistics.labels import SEGMENT
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError, FolderInUseError
 from storage.examples.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
+
+if TYPE_CHECKING:
+    from storage.dataset.dataset import BinaryDataset
 
 
 def open_dataset_or_example(name: str) -> BinaryDataset:
@@ -106,3 +110,41 @@ def digest_leading_chunks(dataset: BinaryDataset, n_chunks: int) -> str:
     for table in (dataset.chunks[:n_chunks], blocks, dataset.checksums[:n_chunks]):
         digest.update(np.ascontiguousarray(table).tobytes())
     return digest.hexdigest()
+
+
+ALL_ROWS, TRAIN, TEST = "all", "train", "test"
+
+
+def resolve_split(dataset: BinaryDataset, split: str | None) -> str | None:
+    """Name the split that an option means; None and `all` mean all rows.
+
+    A split that is itself called `all` is meant by that.
+
+    Raises
+    ------
+    DataError
+        If the dataset has no such split.
+    """
+    if split is None or (split == ALL_ROWS and split not in dataset.splits):
+        return None
+    dataset.find_split_code(split)
+    return split
+
+
+def resolve_fit_split(dataset: BinaryDataset, split: str | None) -> str | None:
+    """Do the same for a fit, which takes `train` where there is one and no split is named."""
+    if split is None and TRAIN in dataset.splits:
+        return TRAIN
+    return resolve_split(dataset, split)
+
+
+def resolve_evaluation_split(dataset: BinaryDataset, split: str | None) -> str | None:
+    """Do the same for an evaluation, which takes `test` where there is one and none is named."""
+    if split is None and TEST in dataset.splits:
+        return TEST
+    return resolve_split(dataset, split)
+
+
+def format_row_count(n_rows: int, split: str | None) -> str:
+    """Write how many rows, and which."""
+    return f"{n_rows:,}, " + ("all" if split is None else f"split {split}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flows.data.datasets import make_row_source
-from flows.fitting.training import TrainingRows
+from flows.fitting.provenance import TrainingRows
 from pipeline.data.blocks import RowSource
 from pipeline.data.segments import find_segment_indices
 from pipeline.evaluation.evaluate import EvaluatedModel

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-from flows.evaluating.named import NO_SEGMENTS
-from flows.running.stages import StageRunner
+from flows.evaluating.compared_models import NO_SEGMENTS
+from flows.running.flow import StageRunner
 from pipeline.data.blocks import RowSource
 from pipeline.data.segments import find_segment_indices, map_fitted_segments
 from pipeline.errors import FitError

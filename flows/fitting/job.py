@@ -1,26 +1,29 @@
-"""What a fit is to do, checked, and what its stages share within their process."""
+"""What a fit is to do: options checked, and everything that the stages share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.hyperparameters import build_model
-from flows.cli.splits import resolve_fit_split
-from flows.data.datasets import make_row_source, open_dataset_or_example, read_true_mixing
-from flows.data.fitted import LoadedModel
+from flows.cli.hyperparameters import AUTO, build_model
+from flows.data.datasets import (
+    make_row_source,
+    open_dataset_or_example,
+    read_true_mixing,
+    resolve_fit_split,
+)
+from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from flows.fitting.kept_statistics import open_kept_statistics
 from flows.fitting.options import FitOptions
 from flows.fitting.provenance import compute_fingerprint, describe_provenance
-from flows.fitting.warm_start import find_warm_start
 from flows.running.executors import compute_row_memory, prepare_executor
-from flows.running.memory import find_memory_limit
+from flows.running.resources import find_memory_limit
 from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor
@@ -28,13 +31,15 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
-from pipeline.models.capabilities import CanPredict
+from pipeline.models.capabilities import CanPredict, CanWarmStart
+from pipeline.models.registry import find_models
 from pipeline.passes.collect import KeptSums
 from pipeline.statistics.base import Statistics
 from pipeline.statistics.labels import SEGMENT
 from storage.artifacts.run_folders import RunFolder
 from storage.dataset.dataset import BinaryDataset
-from storage.stores.locations import parse_path
+from storage.errors import DataError
+from storage.stores.locations import LATEST_NAME, AnyPath, parse_path
 
 
 @dataclass(frozen=True)
@@ -169,3 +174,60 @@ def _load_truth(model: Model, dataset: BinaryDataset) -> NDArray[np.float64]:
             f"--truth: Expected a model with a mixing matrix, got {model.name}. Leave out --truth."
         )
     return truth
+
+
+def find_warm_start(
+    model: Model, components: str | None, dataset: BinaryDataset, runs: AnyPath
+) -> tuple[Model, LoadedModel]:
+    """Find the fit to begin at, and refuse one that cannot be.
+
+    Parameters
+    ----------
+    model
+        What is to be fitted; its settings may differ from those of the fit before.
+    components
+        How many were asked for; None or `auto` keep the number of the fit before.
+    dataset
+        The rows to fit.
+    runs
+        The folder of runs.
+
+    Returns
+    -------
+    tuple
+        The model with its number of components, and the fit to begin at.
+
+    Raises
+    ------
+    DataError, FitError
+        If the model needs no start, or there is no fit of the same model, features and number of
+        components.
+    """
+    if not isinstance(model, CanWarmStart):
+        known = ", ".join(
+            sorted(name for name, kind in find_models().items() if issubclass(kind, CanWarmStart))
+        )
+        raise FitError(
+            f"--warm-start: Expected a model that iterates ({known}), got {model.name}, "
+            "which needs no start. Leave it out."
+        )
+    if not (runs / LATEST_NAME).is_file():
+        raise DataError(
+            f"--warm-start: Expected a latest artifact in {runs}, got none. Fit once without it."
+        )
+    before = load_fitted_model(runs)
+    if before.model.name != model.name:
+        raise FitError(
+            f"--warm-start: Expected the latest artifact to be of {model.name}, got one of "
+            f"{before.model.name}: {before.artifact.path}. Fit once without it."
+        )
+    check_dataset_features(before, dataset)
+    n_components = int(before.artifact.manifest["n_components"])
+    if components not in (None, AUTO) and model.n_components != n_components:
+        raise FitError(
+            f"--warm-start: Expected --components {n_components}, as {before.artifact.path} has, "
+            f"got {model.n_components}. Give that number, or fit without --warm-start."
+        )
+    if getattr(model, "layers", None) is not None:
+        return model, before  # which says itself whether layers are the same
+    return replace(model, n_components=n_components), before  # type: ignore[type-var]

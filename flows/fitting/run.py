@@ -8,7 +8,7 @@ from typing import Any
 from flows.cli.progress import report_progress
 from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.stages import run_fit_stages
-from flows.running.stages import StageRunner
+from flows.running.flow import StageRunner
 from pipeline.errors import FitError
 from storage.dataset.kept_chunks import clear_chunk_cache
 

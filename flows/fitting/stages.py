@@ -25,9 +25,9 @@ from flows.fitting.drift import measure_drift
 from flows.fitting.job import FitJob
 from flows.fitting.provenance import describe_outcome
 from flows.fitting.strips import StripReader
-from flows.running.memory import check_memory
+from flows.running.flow import StageRunner
+from flows.running.resources import check_memory
 from flows.running.row_results import write_row_ranges
-from flows.running.stages import StageRunner
 from pipeline.fitting.loop import (
     FitState,
     collect_first_statistics,

@@ -9,8 +9,8 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from flows.cli.imports import pause_garbage_collection
 from flows.cli.options import ExecutorName, ExecutorOptions
+from flows.cli.startup import pause_garbage_collection
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
 from pipeline.errors import FitError
 from pipeline.executors.base import Executor

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from flows.cli.progress import report_progress
-from flows.running.stages import StageRunner
+from flows.running.flow import StageRunner
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.passes.row_ranges import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.evaluating.comparison_tables import print_evaluation
+from flows.evaluating.tables import print_evaluation
 from flows.fitting.provenance import describe_outcome, describe_provenance
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.evaluating.comparison_tables import print_evaluation
+from flows.evaluating.tables import print_evaluation
 from pipeline.data.blocks import pack_block
 from pipeline.evaluation.folds import assign_folds
 from pipeline.executors.serial import SerialExecutor

@@ -171,7 +171,7 @@ def test_every_pair_has_a_line(exported, folder):
 
 @pytest.mark.parametrize("at_once", [1, 13, 1 << 17])
 def test_segments_have_correlations_of_their_own(exported, artifact, monkeypatch, at_once):
-    monkeypatch.setattr("flows.exporting.correlations._PAIRS_PER_BATCH", at_once)
+    monkeypatch.setattr("flows.exporting.artifacts._PAIRS_PER_BATCH", at_once)
     saved = load_artifact(artifact("blica", "regularization=20"))
     found = exported("correlations", "--artifact", saved.path, output="t.parquet")
     assert [*found.columns] == ["feature_1", "feature_2", "segment", "correlation", "status"]

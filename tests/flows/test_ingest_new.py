@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.data import ingesting as ingest
-from flows.data.roles import ColumnRoles
+from flows.data import ingest
+from flows.data.columns import ColumnRoles
 from pipeline.executors.progress import ignore_progress
 from storage import open_dataset
 from storage.errors import DataError, FolderInUseError

@@ -19,8 +19,8 @@ import numpy as np
 
 from flows import evaluate, sample, transform
 from flows.cli.refusals import is_bad_input
-from flows.data.ingesting import ingest_sources
-from flows.data.roles import ColumnRoles
+from flows.data.columns import ColumnRoles
+from flows.data.ingest import ingest_sources
 from flows.evaluating.options import EvaluateOptions
 from flows.report.page import build_report, write_report
 from flows.report.subject import load_report_inputs

@@ -19,8 +19,7 @@ from flows.experiments.base import run_experiment
 from flows.experiments.clipped_pca.images import compare_on_images
 from flows.experiments.clipped_pca.ring import compare_on_ring
 from flows.report.figures.drawing import find_image_layout
-from flows.running.flow import make_lazy_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_lazy_flow, run_task
 
 HELP = """Set clipped PCA beside linear PCA, as Lee and Sompolinsky (1999) do.
 

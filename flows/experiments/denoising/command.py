@@ -35,8 +35,7 @@ from flows.experiments.denoising.trial import (
 from flows.experiments.tipping.command import open_images
 from flows.experiments.tipping.figures import BinaryImages
 from flows.running.executors import open_executor
-from flows.running.flow import make_lazy_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_lazy_flow, run_task
 from pipeline.errors import FitError
 from pipeline.models.registry import find_model_class
 

@@ -43,8 +43,7 @@ from flows.experiments.noisy_or.trial import (
     run_noisy_or_trial,
 )
 from flows.running.executors import open_executor
-from flows.running.flow import make_lazy_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_lazy_flow, run_task
 from pipeline.errors import FitError
 from pipeline.models.noisy_or import NoisyOr
 from storage.examples.enumerated import entropy, merge_equal_rows

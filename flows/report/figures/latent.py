@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.fitted import LoadedModel
-from flows.exporting.items import find_unbounded_weights
+from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.figures.drawing import ImageLayout
 from flows.report.figures.heat_maps import plot_heat_map
 from flows.report.figures.labels import ColourLabels, group_rows_by_label

@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits
 
 from flows.cli.options import run_app
 from flows.data import datasets
-from flows.data.ingesting import ingest_sources
-from flows.data.roles import ColumnRoles
+from flows.data.columns import ColumnRoles
+from flows.data.ingest import ingest_sources
 from flows.experiments.__main__ import app
 from flows.experiments.tipping import command as tipping
 from flows.experiments.tipping import latent_plane

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flows.cli.hyperparameters import build_model
-from flows.data.ingesting import ingest_sources
+from flows.data.ingest import ingest_sources
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.subject import FigureOptions
 from pipeline.models.registry import find_models

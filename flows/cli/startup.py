@@ -1,9 +1,10 @@
-"""Imports without Python's search for garbage, in vain there: what modules make stays."""
+"""Start a command quickly, and know the name that the user typed."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,3 +30,19 @@ def end_imports() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+
+
+PROGRAM_VARIABLE = "LATENTBITS_PROGRAM"
+PROGRAM = "latentbits"
+
+
+def format_command(command: str) -> str:
+    """Give a command as it was typed."""
+    is_script = os.environ.get(PROGRAM_VARIABLE) == PROGRAM
+    return f"{PROGRAM} {command}" if is_script else f"python -m flows.{command}"
+
+
+def rewrite_commands(text: str) -> str:
+    """Write the commands in a help text as they are typed."""
+    is_script = os.environ.get(PROGRAM_VARIABLE) == PROGRAM
+    return text.replace("python -m flows.", f"{PROGRAM} ") if is_script else text
