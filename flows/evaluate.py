@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.cli.options import Json, make_app, run_app
+from flows.cli.app import make_app, run_app
+from flows.cli.options import Json
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_json
 from flows.data.datasets import (

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
-from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite, make_app, run_app
+from flows.cli.app import make_app, run_app
+from flows.cli.options import DATA, MODEL, OUTPUT, Json, Option, Overwrite
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from flows.cli.app import make_app, run_app
 from flows.cli.hyperparameters import format_settings_help
-from flows.cli.options import Json, make_app, run_app
+from flows.cli.options import Json
 from flows.cli.summary import print_fit, print_json
 from flows.fitting.options import FitOptions
 from flows.running.flow import make_flow, run_flow

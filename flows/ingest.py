@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
-from flows.cli.options import OUTPUT, Json, Option, Switch, make_app, run_app
+from flows.cli.app import make_app, run_app
+from flows.cli.options import OUTPUT, Json, Option, Switch
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest, print_json
 from flows.data.columns import RoleOptions, parse_roles

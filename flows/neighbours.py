@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
+from flows.cli.app import make_app, run_app
 from flows.cli.options import (
     DATA,
     OUTPUT,
@@ -22,8 +23,6 @@ from flows.cli.options import (
     Overwrite,
     Resume,
     WholeNumber,
-    make_app,
-    run_app,
 )
 from flows.cli.summary import print_json
 from flows.data.datasets import make_row_source, open_dataset_or_example

@@ -9,7 +9,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from flows.cli.options import Json, make_app, run_app
+from flows.cli.app import make_app, run_app
+from flows.cli.options import Json
 from flows.cli.summary import print_json
 from pipeline.inference.from_artifact import objective_from_artifact
 from storage.errors import DataError

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from flows.cli.app import make_app, run_app
 from flows.cli.options import (
     OUTPUT,
     ArtifactPath,
@@ -20,8 +21,6 @@ from flows.cli.options import (
     Overwrite,
     Seed,
     WholeNumber,
-    make_app,
-    run_app,
 )
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_ingest, print_json

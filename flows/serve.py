@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from cyclopts import Parameter
 
-from flows.cli.options import make_app, run_app
+from flows.cli.app import make_app, run_app
 from flows.cli.startup import pause_garbage_collection
 from flows.running.environment import is_server_configured
 from flows.running.server import check_server

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from flows.cli.app import make_app, run_app
 from flows.cli.options import (
     OUTPUT,
     ArtifactPath,
@@ -23,8 +24,6 @@ from flows.cli.options import (
     Resume,
     Seed,
     Split,
-    make_app,
-    run_app,
 )
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json

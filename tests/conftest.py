@@ -170,7 +170,7 @@ def plain_cli(
     prefect_server: None, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch
 ) -> Callable[..., CommandResult]:
     """As `cli`, with the defaults of the commands."""
-    from flows.cli.options import run_app
+    from flows.cli.app import run_app
 
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Start a command quickly, and know the name that the user typed."""
+"""Start a command quickly, and know the name under which the user called it."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
-@contextmanager
-def pause_garbage_collection() -> Iterator[None]:
-    """Import much at once; what was made is never searched again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        end_imports()
-
-
-def begin_imports() -> None:
-    """Do the same from now on, and leave it to the system to clear memory when the process ends."""
-    gc.disable()
-    atexit.register(gc.freeze)
-
-
-def end_imports() -> None:
-    """Search for garbage again, among what is made from now on."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-
-
 PROGRAM_VARIABLE = "LATENTBITS_PROGRAM"
 PROGRAM = "latentbits"
 
 
 def format_command(command: str) -> str:
-    """Give a command as it was typed."""
-    is_script = os.environ.get(PROGRAM_VARIABLE) == PROGRAM
-    return f"{PROGRAM} {command}" if is_script else f"python -m flows.{command}"
+    """Return a command as the user typed it: `latentbits fit` or `python -m flows.fit`."""
+    return f"{PROGRAM} {command}" if _is_script() else f"python -m flows.{command}"
 
 
 def rewrite_commands(text: str) -> str:
-    """Write the commands in a help text as they are typed."""
-    is_script = os.environ.get(PROGRAM_VARIABLE) == PROGRAM
-    return text.replace("python -m flows.", f"{PROGRAM} ") if is_script else text
+    """Write the commands in a help text as the user types them."""
+    return text.replace("python -m flows.", f"{PROGRAM} ") if _is_script() else text
+
+
+def _is_script() -> bool:
+    return os.environ.get(PROGRAM_VARIABLE) == PROGRAM
+
+
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Import without garbage collection, which would find nothing: modules stay alive."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        resume_garbage_collection()
+
+
+def stop_garbage_collection() -> None:
+    """Switch garbage collection off until `resume_garbage_collection`, and at exit."""
+    gc.disable()
+    atexit.register(gc.freeze)  # the system frees the memory faster
+
+
+def resume_garbage_collection() -> None:
+    """Collect garbage again, but never search the objects that exist now."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()

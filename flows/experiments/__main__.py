@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.cli.options import make_app, run_app
+from flows.cli.app import make_app, run_app
 from flows.cli.startup import rewrite_commands
 from flows.experiments import loadings
 from flows.experiments.binary_ica import identifiability as blica_identifiability

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.options import OUTPUT, make_app, run_app
+from flows.cli.app import make_app, run_app
+from flows.cli.options import OUTPUT
 from flows.cli.startup import pause_garbage_collection
 from flows.report.options import ReportOptions
 from flows.report.slugs import make_unique_slugs

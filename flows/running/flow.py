@@ -10,8 +10,8 @@ from inspect import Parameter, Signature
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from flows.cli.refusals import hide_expected_tracebacks, is_bad_input
 from flows.cli.startup import pause_garbage_collection
+from flows.cli.user_errors import hide_expected_tracebacks, is_bad_input
 from flows.running.resources import compute_usage, read_usage, release_free_memory
 from flows.running.server import check_scheduled_run, run_with_server
 from pipeline.errors import ClusterLost, FitError

@@ -66,7 +66,7 @@ def test_a_path_that_is_not_a_dataset(refused, tmp_path):
 def test_a_dataset_without_its_option(refused, dataset):
     message = refused("fit", dataset, "--components", "3")
     assert f"Did you mean --dataset {dataset}?" in message
-    assert "Expected no further words, got 'b'." in refused("fit", "--dataset", dataset, "b")
+    assert "Unexpected arguments: 'b'." in refused("fit", "--dataset", dataset, "b")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import COMMANDS, format_overview, list_commands
-from flows.cli.completion import generate_completion_script
+from flows.__main__ import COMMANDS, format_overview, generate_completion_script, list_commands
 from flows.cli.hyperparameters import build_model, format_settings_help
 from flows.data.datasets import open_dataset_or_example
 from pipeline.models.registry import find_models
@@ -62,9 +61,9 @@ def test_files_of_the_same_names_are_not_in_the_way(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["evalute"], "error: Expected a command, got 'evalute'. Did you mean evaluate?\n"),
-        (["x" * 9], f"error: Expected a command, got '{'x' * 9}'. See latentbits --help.\n"),
-        (["completion"], "error: completion: Expected one of bash, fish, zsh, got 'none'.\n"),
+        (["evalute"], "error: 'evalute' is not a command. Did you mean evaluate?\n"),
+        (["x" * 9], f"error: {'x' * 9!r} is not a command. See latentbits --help.\n"),
+        (["completion"], "error: completion: name one shell: bash, fish, zsh.\n"),
     ],
 )
 def test_what_is_no_command_is_refused(words, message):

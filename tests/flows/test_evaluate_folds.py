@@ -163,7 +163,7 @@ def test_a_fold_without_which_nothing_can_be_fitted_is_named(cli, rows, tmp_path
     ("options", "message"),
     [
         (("--folds", 1), "--folds: Expected at least 2, got 1. Ask for more."),
-        (("--folds", 2.5), "Expected a whole number, got '2.5'."),
+        (("--folds", 2.5), "'2.5' is not a whole number."),
         (("--folds", 2, "--label", "kind"), "--folds: Expected no --label, got 'kind'."),
         (("--folds", 500), "--folds: Expected at most 403, as many as rows, got 500."),
     ],

@@ -386,7 +386,10 @@ def test_codes_of_other_fits_and_rows_are_refused(transformed, cli, artifact, tm
         (("--what", "items", "--output", "t.csv"), "--artifact: Expected a path for --what items"),
         (("--what", "codes", "--output", "t.csv"), "--codes: Expected a path for --what codes"),
         (("--what", "fit", "--output", "t.tsv"), "ends in .csv, .parquet or .xlsx, got 't.tsv'."),
-        (("--what", "fit", "--output", "s3://b/t.csv"), "Expected a path of this machine, got"),
+        (
+            ("--what", "fit", "--output", "s3://b/t.csv"),
+            "is a URL, but only a local path works here",
+        ),
         (("--what", "all", "--output", "t.csv"), "--what"),
     ],
 )

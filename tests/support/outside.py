@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from flows import evaluate, sample, transform
-from flows.cli.refusals import is_bad_input
+from flows.cli.user_errors import is_bad_input
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
 from flows.evaluating.options import EvaluateOptions

@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from scipy.special import logsumexp
 from sklearn.datasets import load_digits
 
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from flows.data import datasets
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
@@ -214,7 +214,7 @@ def test_json_and_the_table_say_what_was_found(
     [
         (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
-        (("--output", "s3://bucket/x"), "s3://bucket/x: Expected a path of this machine"),
+        (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
         (("--split", "2"), "--split: Expected --dataset beside it"),
         (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),

@@ -15,7 +15,7 @@ from distributed import Client
 import pipeline
 import storage
 from flows import certificates as command
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from storage import load_artifact
 from tests.support.cluster_processes import (
     make_tls_options,

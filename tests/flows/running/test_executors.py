@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from flows.cli.options import make_app, run_app
+from flows.cli.app import make_app, run_app
 from flows.running.executors import check_executor_options, open_executor
 from pipeline.errors import FitError
 

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one line says what, and where in the code is no help."""
+"""Errors that the user can correct: one line describes them, and no traceback is shown."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_bad_input(error: BaseException | None) -> bool:
-    """Tell whether the data, the options or the disk are at fault, rather than this program."""
-    if isinstance(error, OSError):  # a broken connection is one too, but names no file
+    """Return whether data, options or the disk caused the error, rather than this program."""
+    if isinstance(error, OSError):  # a lost connection is an OSError too, but without a file name
         return error.filename is not None or error.errno in _DISK_FULL_ERRORS
     return isinstance(error, DataError | FitError)
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Tell whether an interrupt came first: Prefect stumbles over one between two stages."""
+    """Return whether an interrupt caused the error, as in Prefect between two stages."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def hide_expected_tracebacks() -> None:
-    """Let Prefect log that a stage refused its input or was interrupted, but not where."""
+    """Keep tracebacks of bad input and interrupts out of Prefect's logs."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_drop_expected_traceback)
 

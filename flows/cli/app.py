@@ -1,0 +1,137 @@
+"""The application of a command line: parsing, error lines, exit codes and Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, NoReturn
+
+from cyclopts import App, Parameter
+from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
+
+from flows.cli.logs import configure_logging, is_logging_json, log
+from flows.cli.options import OUTPUT, Switch
+from flows.cli.startup import format_command, resume_garbage_collection, rewrite_commands
+from flows.cli.user_errors import is_bad_input, is_interruption
+from pipeline.errors import ClusterLost
+from pipeline.executors.cancellation import run_cancellable
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+EXIT_CODES = "Exit codes: 0 done, 1 failure, 2 bad arguments or input, 130 interrupted.\n"
+
+_interrupt_received = threading.Event()
+
+
+def make_app(name: str, help_text: str, epilogue: str) -> App:
+    """Create a command's application; its help page shows `epilogue` below the options."""
+    app = App(
+        name=format_command(name),
+        help=rewrite_commands(help_text),
+        help_epilogue=rewrite_commands(epilogue),
+        default_parameter=Parameter(show_default=_format_default),
+        help_format="markdown",
+        version_flags=[],
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
+
+    app.meta.suppress_keyboard_interrupt = False
+
+    @app.meta.default
+    def launch(
+        *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        log_json: Annotated[
+            bool,
+            Switch,
+            Parameter(group=OUTPUT, help="Write log messages as JSON objects, one per line."),
+        ] = False,
+    ) -> None:
+        configure_logging(log_json)
+        app(words, exit_on_error=False, print_error=False)
+
+    return app
+
+
+def _format_default(value: Any) -> str | None:
+    """Format a default for the help page; None hides it if the option is simply off."""
+    return None if value is None or value is False or value == () else str(value)
+
+
+def run_app(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit: 0 done, 1 failure, 2 bad arguments or input, 130 interrupted."""
+    resume_garbage_collection()
+    _install_interrupt_handler()
+    configure_logging()
+    try:
+        run_cancellable(
+            _check_interrupt, partial(app.meta, exit_on_error=False, print_error=False), arguments
+        )
+    except CycloptsError as error:
+        _exit_with_message(BAD_INPUT, f"{_describe_misuse(error)} See --help.")
+    except KeyboardInterrupt:
+        _exit_with_message(INTERRUPTED, "interrupted")
+    except Exception as error:
+        if is_bad_input(error):
+            _exit_with_message(BAD_INPUT, _format_error(error))
+        if isinstance(error, ClusterLost):
+            _exit_with_message(FAILED, str(error))
+        if is_interruption(error):
+            _exit_with_message(INTERRUPTED, "interrupted")
+        log.exception("failure")
+        sys.exit(FAILED)
+    sys.exit(DONE)
+
+
+def _describe_misuse(error: CycloptsError) -> str:
+    """Describe a mistake on the command line, such as an option without its value."""
+    words = list(error.unused_tokens or ())
+    if isinstance(error, UnusedCliTokensError):
+        return f"Unexpected arguments: {' '.join(words)!r}."
+    are_values = words and not any(word.startswith("-") for word in words)
+    if are_values and isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.argument.name
+        return f"{name} has no value. Did you mean {name} {words[0]}?"
+    return str(error)
+
+
+def _format_error(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+    return str(error)
+
+
+def _exit_with_message(code: int, message: str) -> NoReturn:
+    """Print one line without control characters, and exit."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
+    if is_logging_json():
+        log.error(line, extra={"fields": {"exit_code": code}})
+    else:
+        print(f"error: {line}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _install_interrupt_handler() -> None:
+    """Raise and remember interrupts, unless this process ignores them.
+
+    Python drops a KeyboardInterrupt that arrives while an object is being deleted, so the handler
+    also sets a flag.
+    """
+    _interrupt_received.clear()
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _handle_interrupt)
+
+
+def _handle_interrupt(*_: object) -> None:
+    _interrupt_received.set()
+    raise KeyboardInterrupt
+
+
+def _check_interrupt() -> bool:
+    """Return True, or raise the KeyboardInterrupt that Python dropped."""
+    if _interrupt_received.is_set():
+        raise KeyboardInterrupt
+    return True
