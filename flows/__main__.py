@@ -26,7 +26,7 @@ COMMANDS = {
         "runs": "List the fits in a folder.",
     },
     "Reports and neighbours": {
-        "report": "Write the report of a fit as an HTML page, or its figures as files.",
+        "report": "Write the report of a fit as a web page, or its figures.",
         "neighbours": "Find the nearest neighbours of every row.",
         "experiments": "Reproduce published figures.",
     },

@@ -149,9 +149,9 @@ def file_imports() -> dict[str, set[str]]:
     return {name: others - {name} for name, others in found.items()}
 
 
-def test_no_files_import_each_other_in_a_circle(arrows: dict[str, set[str]]) -> None:
-    assert sum(map(len, arrows.values())) > len(arrows)
-    assert {*TopologicalSorter(arrows).static_order()} == {*MODULES}  # else it names the circle
+def test_no_files_import_each_other_in_a_circle(file_imports: dict[str, set[str]]) -> None:
+    assert sum(map(len, file_imports.values())) > len(file_imports)
+    assert {*TopologicalSorter(file_imports).static_order()} == {*MODULES}  # else it names the circle
 
 
 def folder_of(module: str) -> str:
@@ -160,10 +160,10 @@ def folder_of(module: str) -> str:
     return module if name in ("__init__", "__main__") else module.rpartition(".")[0]
 
 
-def test_no_folders_import_each_other_in_a_circle(arrows: dict[str, set[str]]) -> None:
+def test_no_folders_import_each_other_in_a_circle(file_imports: dict[str, set[str]]) -> None:
     entries = {name for name, path in MODULES.items() if path.stem in ("__init__", "__main__")}
     folders: dict[str, set[str]] = {}
-    for name, others in arrows.items():
+    for name, others in file_imports.items():
         if name not in entries:
             found = {folder_of(other) for other in others - entries} - {folder_of(name)}
             folders.setdefault(folder_of(name), set()).update(found)
@@ -171,11 +171,11 @@ def test_no_folders_import_each_other_in_a_circle(arrows: dict[str, set[str]]) -
     assert {*folders} <= {*TopologicalSorter(folders).static_order()}  # else it names the circle
 
 
-def test_packages_of_pipeline_import_only_what_lies_below(arrows: dict[str, set[str]]) -> None:
+def test_packages_of_pipeline_import_only_what_lies_below(file_imports: dict[str, set[str]]) -> None:
     rank = {name: height for height, names in enumerate(LAYERS) for name in names}
     pipeline = {
         name: {other for other in others if other.count(".") and other.startswith("pipeline.")}
-        for name, others in arrows.items()
+        for name, others in file_imports.items()
         if name.startswith("pipeline.")
     }
     assert {name.split(".")[1] for name in pipeline} == {*rank}
@@ -188,10 +188,10 @@ def test_packages_of_pipeline_import_only_what_lies_below(arrows: dict[str, set[
     assert upward == []
 
 
-def test_what_flows_are_made_of_imports_no_flow(arrows: dict[str, set[str]]) -> None:
+def test_what_flows_are_made_of_imports_no_flow(file_imports: dict[str, set[str]]) -> None:
     flows = {f"flows.{path.stem}" for path in (ROOT / "flows").glob("[!_]*.py")}
     assert flows >= {"flows.fit", "flows.ingest"}
-    rooms = {name: others for name, others in arrows.items() if name not in flows}
+    rooms = {name: others for name, others in file_imports.items() if name not in flows}
     assert {name: others & flows for name, others in rooms.items() if others & flows} == {}
 
 
