@@ -151,7 +151,9 @@ def file_imports() -> dict[str, set[str]]:
 
 def test_no_files_import_each_other_in_a_circle(file_imports: dict[str, set[str]]) -> None:
     assert sum(map(len, file_imports.values())) > len(file_imports)
-    assert {*TopologicalSorter(file_imports).static_order()} == {*MODULES}  # else it names the circle
+    assert {*TopologicalSorter(file_imports).static_order()} == {
+        *MODULES
+    }  # else it names the circle
 
 
 def folder_of(module: str) -> str:
@@ -171,7 +173,9 @@ def test_no_folders_import_each_other_in_a_circle(file_imports: dict[str, set[st
     assert {*folders} <= {*TopologicalSorter(folders).static_order()}  # else it names the circle
 
 
-def test_packages_of_pipeline_import_only_what_lies_below(file_imports: dict[str, set[str]]) -> None:
+def test_packages_of_pipeline_import_only_what_lies_below(
+    file_imports: dict[str, set[str]],
+) -> None:
     rank = {name: height for height, names in enumerate(LAYERS) for name in names}
     pipeline = {
         name: {other for other in others if other.count(".") and other.startswith("pipeline.")}

@@ -50,22 +50,22 @@ _DEFAULT_ROLES = ColumnRoles()
 
 @dataclass(frozen=True)
 class IngestJob:
-    """Sources that go together, opened, and what is to be made of them.
+    """Opened sources, and the dataset to make of them.
 
     Attributes
     ----------
     sources
-        In the order of their rows; none if nothing is new.
+        The sources in the order of their rows; empty if there is nothing new.
     path
-        The dataset's folder.
+        Folder of the dataset.
     roles
-        What the columns are for.
+        Roles of the columns.
     base
-        The dataset to which rows are added.
+        The dataset to append to, or None.
     overwrite
-        Replace a dataset once the new one is whole.
-    arrivals
-        What was found below folders, if those were searched.
+        Whether to replace an existing dataset.
+    new_files
+        The files found in watched folders, or None.
     """
 
     sources: Sequence[Any]
@@ -73,7 +73,7 @@ class IngestJob:
     roles: ColumnRoles
     base: BinaryDataset | None = None
     overwrite: bool = False
-    arrivals: NewFiles | None = None
+    new_files: NewFiles | None = None
 
 
 def ingest_sources(
@@ -85,25 +85,25 @@ def ingest_sources(
     overwrite: bool = False,
     progress: Progress = ignore_progress,
 ) -> BinaryDataset:
-    """Read sources and write them as a dataset, or as further rows of one.
+    """Read sources and write them as a dataset, or append them to one.
 
     Parameters
     ----------
     patterns
         Paths, globs, or `example:NAME`.
     path
-        The dataset's folder.
+        Folder of the dataset.
     roles
-        What the columns are for; an append takes what it is not told from the dataset.
+        Roles of the columns. An append completes them with those recorded in the dataset.
     append, overwrite
-        Add to the dataset, or replace it once the new one is whole.
+        Whether to append to the dataset, or to replace it.
     progress
-        Is told after every batch.
+        Called after every batch.
 
     Raises
     ------
     DataError
-        If a source cannot be used; nothing is left behind then.
+        If a source cannot be used; nothing is written then.
     """
     return write_rows(open_sources(patterns, path, roles, append, overwrite), progress)
 
@@ -111,37 +111,39 @@ def ingest_sources(
 def open_sources(
     patterns: Sequence[str], path: AnyPath, roles: ColumnRoles, append: bool, overwrite: bool
 ) -> IngestJob:
-    """Refuse what can be refused before a row is read.
+    """Open sources, and check everything that can be checked before reading rows.
 
     Raises
     ------
     DataError
-        If a source cannot be used, or the path is taken.
+        If a source cannot be used, or the dataset exists already.
     """
     names = [name for pattern in patterns for name in _expand_pattern(pattern)]
     if not names:
-        raise DataError("Expected at least one source, got none.")
+        raise DataError("No source was given. Name at least one file.")
     base = open_dataset(path) if append else None
     return _open_job(names, IngestJob((), path, roles, base, overwrite))
 
 
 def open_new_sources(folders: Sequence[str], path: AnyPath, roles: ColumnRoles) -> IngestJob:
-    """Open the files that arrived below folders since; the first make the dataset.
+    """Open the files in watched folders that the dataset does not contain yet.
+
+    If there is no dataset yet, one is created.
 
     Raises
     ------
     DataError
-        If a file cannot be used, or one that was read before has changed.
+        If a file cannot be used, or a file that the dataset contains has changed.
     """
     base = open_dataset(path) if (path / MANIFEST_NAME).exists() else None
-    found = find_new_files(folders, read_known_sources(base))
-    intake = IngestJob((), path, roles, base, arrivals=found)
-    return _open_job(found.new, intake) if found.new else intake
+    files = find_new_files(folders, read_known_sources(base))
+    job = IngestJob((), path, roles, base, new_files=files)
+    return _open_job(files.new, job) if files.new else job
 
 
-def _open_job(names: Sequence[str], intake: IngestJob) -> IngestJob:
-    """Open sources and complete the roles by what they and the base say."""
-    roles, base = intake.roles, intake.base
+def _open_job(names: Sequence[str], job: IngestJob) -> IngestJob:
+    """Open sources, and complete the roles from the sources and the base dataset."""
+    roles, base = job.roles, job.base
     if base is not None:
         roles = merge_with_stored_roles(roles, base)
     opened = _open_sources(names, roles, base)
@@ -155,24 +157,24 @@ def _open_job(names: Sequence[str], intake: IngestJob) -> IngestJob:
     if base is not None:
         check_stored_columns(roles, base)
     else:
-        check_dataset_target(intake.path, intake.overwrite)
-    return replace(intake, sources=opened, roles=roles)
+        check_dataset_target(job.path, job.overwrite)
+    return replace(job, sources=opened, roles=roles)
 
 
-def write_rows(intake: IngestJob, progress: Progress) -> BinaryDataset:
-    """Write the rows of all sources, at once or not at all: which they were is in the manifest.
+def write_rows(job: IngestJob, progress: Progress) -> BinaryDataset:
+    """Write the rows of all sources, or none; the manifest records the sources.
 
     Raises
     ------
     DataError
-        If a value cannot be used; nothing is left behind then.
+        If a value cannot be used; nothing is written then.
     """
-    opened, roles = intake.sources, intake.roles
+    opened, roles = job.sources, job.roles
     totals = [source.n_rows for source in opened]
     expected = None if None in totals else sum(totals)
     n_rows = _count_rows(opened, expected) if roles.segments else expected
-    with _open_writer(intake, n_rows) as writer:
-        segment = make_segmenter(roles, n_rows, intake.base)
+    with _open_writer(job, n_rows) as writer:
+        segment = make_segmenter(roles, n_rows, job.base)
         done = n_ones = n_seen = 0
         progress("ingest", done, n_rows or 0, done)
         for batch in iter_batches_in_order(opened):
@@ -185,19 +187,19 @@ def write_rows(intake: IngestJob, progress: Progress) -> BinaryDataset:
                 n_ones += int(batch.X.sum())
                 n_seen += batch.X.size if batch.observed is None else int(batch.observed.sum())
             progress("ingest", done, n_rows or 0, done)
-        if roles.maps and intake.base is None and n_ones in (0, n_seen):
+        if roles.maps and job.base is None and n_ones in (0, n_seen):
             raise DataError(
-                f"--map, --yes: Expected values that are 1 and values that are 0, got {n_seen:,} "
-                f"that are all {int(n_ones > 0)}. Check the map: "
+                f"--map, --yes: all {n_seen:,} values mean {int(n_ones > 0)}, none means "
+                f"{int(n_ones == 0)}. Check the map: "
                 f"{'; '.join(map(format_plain_map, roles.maps))}."
             )
-    return open_dataset(intake.path)
+    return open_dataset(job.path)
 
 
 @contextmanager
-def _open_writer(intake: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
-    """Write a new dataset or to the base, which then remembers the files among the sources."""
-    sources, path, roles, base = intake.sources, intake.path, intake.roles, intake.base
+def _open_writer(job: IngestJob, n_rows: int | None) -> Iterator[DatasetWriter]:
+    """Create a dataset or append to the base; either way it records the source files."""
+    sources, path, roles, base = job.sources, job.path, job.roles, job.base
     names, attributes, tags = (
         sources[0].feature_names,
         _merge_attributes(sources, base),
@@ -211,14 +213,14 @@ def _open_writer(intake: IngestJob, n_rows: int | None) -> Iterator[DatasetWrite
             expected_rows=n_rows,
             ingest={**asdict(roles), SOURCES_KEY: tags},
             attributes=attributes,
-            overwrite=intake.overwrite,
+            overwrite=job.overwrite,
         ) as writer:
             yield writer
         return
     with append_dataset(path, names) as writer:
         if writer.ingest != base.manifest["ingest"]:
             raise FolderInUseError(
-                f"{path}: Expected no other writer, got one in between. Run it again."
+                f"{path}: another writer changed the dataset in between. Run the command again."
             )
         writer.ingest = {**writer.ingest, SOURCES_KEY: {**read_known_sources(base), **tags}}
         yield writer
@@ -245,15 +247,15 @@ def _open_sources(
 
 
 def _check_example_options(names: Sequence[str], options: ReadOptions) -> None:
-    """Examples are made as they are."""
-    told = {"--map": options.maps, "--features": options.features, "--drop": options.drop}
-    for option, values in told.items():
-        if values and (made := [name for name in names if name.startswith(EXAMPLE_PREFIX)]):
-            raise DataError(f"{option}: Expected a file beside it, got {made[0]}.")
+    """Refuse options that do not apply to example datasets."""
+    given = {"--map": options.maps, "--features": options.features, "--drop": options.drop}
+    for option, values in given.items():
+        if values and (examples := [n for n in names if n.startswith(EXAMPLE_PREFIX)]):
+            raise DataError(f"{option} cannot be used with {examples[0]}, only with files.")
 
 
 def find_constant_features(sources: Sequence[Any]) -> tuple[str, ...]:
-    """Name the features that have one value alone, or none, in all rows of all sources."""
+    """Find the features with at most one distinct value in all rows of all sources."""
     names = sources[0].feature_names
     has_one, has_zero = np.zeros((2, len(names)), np.bool_)
     for batch in iter_batches_in_order(sources):
@@ -274,26 +276,26 @@ def _check_same_columns(first: Any, other: Any) -> None:
         if expected != got:
             differ = sorted(set(expected) ^ set(got)) or ["their order"]
             raise DataError(
-                f"{other.path}: Expected the columns of {first.path}, got others: "
-                f"{', '.join(map(str, differ[:5]))}. Give all sources the same columns."
+                f"{other.path}: the columns differ from those of {first.path}: "
+                f"{', '.join(map(str, differ[:5]))}. All sources must have the same columns."
             )
 
 
 def _merge_attributes(sources: Sequence[Any], base: BinaryDataset | None) -> Mapping[str, Any]:
-    """Give the dataset's attributes: a source may state none, but no others than those before."""
+    """Merge the attributes of sources; those that state any must agree with the rows before."""
     stated = {s.path: s.attributes for s in sources if getattr(s, "attributes", None)}
     expected: Mapping[str, Any] = base.attributes if base else next(iter(stated.values()), {})
     for path, attributes in stated.items():
         if attributes != expected:
             raise DataError(
-                f"{path}: Expected the {' and '.join(attributes)} of the rows before it, "
-                "got another. Write it to a dataset of its own."
+                f"{path}: its {' and '.join(attributes)} differs from that of the rows before it. "
+                "Write it to a separate dataset."
             )
     return expected
 
 
 def _count_rows(sources: Sequence[Any], known: int | None) -> int:
-    """Equal time bins need the number of rows; a source that does not know is read for it."""
+    """Count the rows, for equal time bins; read the sources that do not know their number."""
     if known is not None:
         return known
     return sum(
@@ -304,19 +306,20 @@ def _count_rows(sources: Sequence[Any], known: int | None) -> int:
 
 _MAX_PADDING = 0.1
 _MAX_NAMES = 5
-_MIN_DISTINCT_SHARE = (
-    0.9  # share of the rows with values of their own, from which on values are names
-)
-_MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000  # rows: at least, and about
+_MIN_DISTINCT_SHARE = 0.9
+"""A column names the rows if at least this share of its values are distinct."""
+_MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000
 
 
 def summarize_dataset(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
-    """Describe a dataset in small values."""
+    """Summarize a new dataset, with warnings about its contents."""
     words = int(dataset.chunks[:, 2].sum())
     padding = 1 - dataset.n_rows / (64 * words)
-    warned = dataset.n_segments > 1 and padding > _MAX_PADDING
-    text = f"padding takes {padding:.0%} of the bits: segments have few rows within a chunk"
-    warnings = [text] if warned else []
+    warnings = []
+    if dataset.n_segments > 1 and padding > _MAX_PADDING:
+        warnings.append(
+            f"padding takes {padding:.0%} of the bits: segments have few rows within a chunk"
+        )
     return {
         "dataset": str(dataset.path),
         "n_rows": dataset.n_rows,
@@ -335,28 +338,28 @@ def summarize_dataset(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
 
 
 def _warn_about_single_row_segments(dataset: BinaryDataset) -> list[str]:
-    """Name the segments of one row, from which models of segments learn nothing."""
+    """Warn about segments of one row, which models of segments cannot use."""
     _, segments, _, rows = dataset.blocks.T
     lone = np.flatnonzero(np.bincount(segments, rows, dataset.n_segments) == 1)
     if not len(lone):
         return []
     shown = _format_names([dataset.segment_names[segment] for segment in lone])
-    return [f"segments of one row: {shown}; models that need segments leave them out"]
+    return [f"segments with a single row: {shown}; models that need segments leave them out"]
 
 
 def _warn_about_duplicate_names(dataset: BinaryDataset) -> list[str]:
-    """Tell of columns that name the rows, but several by one value."""
-    shared = {name: _find_duplicate_names(dataset, name) for name in dataset.column_names}
+    """Warn about columns that name the rows but contain duplicates."""
+    duplicates = {name: _find_duplicate_names(dataset, name) for name in dataset.column_names}
     return [
-        f"values of {name} that several rows have: {_format_names(values)}; if they name the rows, "
-        "correct them"
-        for name, values in shared.items()
+        f"values of {name} that occur in several rows: {_format_names(values)}; correct them if "
+        "they name the rows"
+        for name, values in duplicates.items()
         if values
     ]
 
 
 def _find_duplicate_names(dataset: BinaryDataset, name: str) -> list[str]:
-    """Give the values of several rows, if nearly all rows have one of their own; by the first."""
+    """Find duplicate values, if nearly all rows (of the first) have a value of their own."""
     are_names = name == _find_row_column(dataset)
     if not (are_names or _can_be_names(dataset, name)):
         return []
@@ -367,21 +370,21 @@ def _find_duplicate_names(dataset: BinaryDataset, name: str) -> list[str]:
             name, dataset.read_row_labels(key, [name])[1][name]
         ).tolist()
     )
-    shared = [str(value) for value, n in counts.items() if n > 1 and value != ""]
-    return shared if are_names or len(counts) > _MIN_DISTINCT_SHARE * counts.total() else []
+    duplicates = [str(value) for value, n in counts.items() if n > 1 and value != ""]
+    return duplicates if are_names or len(counts) > _MIN_DISTINCT_SHARE * counts.total() else []
 
 
 def _find_row_column(dataset: BinaryDataset) -> str | None:
-    """Give the column that a long table calls its row."""
+    """Return the column that identifies the rows of a long table, if there is one."""
     if not (long := dataset.manifest["ingest"].get("long")):
         return None
-    from storage.sources.long_lines import parse_long_columns  # which imports Arrow
+    from storage.sources.long_lines import parse_long_columns  # imports Arrow
 
     return parse_long_columns(long).row
 
 
 def _can_be_names(dataset: BinaryDataset, name: str) -> bool:
-    """Leave out numbers that were measured, and texts of which there are too few."""
+    """Return whether a column may name the rows: not for measurements, nor for few texts."""
     if dataset.n_rows < _MIN_ROWS:
         return False
     if name in dataset.levels:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.data.datasets import format_row_count
+from flows.cli.summary import format_row_count
 
 _CONSOLE_WIDTH = 200  # a table that breaks its lines cannot be read
 LIKELIHOOD_MEASURES = (

@@ -16,7 +16,7 @@ from flows.data.datasets import (
     make_row_source,
     open_dataset_or_example,
     read_true_mixing,
-    resolve_fit_split,
+    TRAIN, resolve_split,
 )
 from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from flows.fitting.kept_statistics import open_kept_statistics
@@ -140,7 +140,7 @@ def prepare_fit(options: FitOptions) -> FitPlan:
     if options.memory is not None:
         find_memory_limit(options.memory)
     dataset = open_dataset_or_example(options.dataset)
-    split = resolve_fit_split(dataset, options.split)
+    split = resolve_split(dataset, options.split, TRAIN)
     _check_labels(model, dataset)
     truth = _load_truth(model, dataset) if options.truth else None
     stem = dataset.path.resolve().stem

@@ -16,50 +16,62 @@ from pipeline.executors.usage import ProcessUsage, measure_usage
 
 
 def release_free_memory() -> None:
-    """Give free memory back to the system: glibc keeps what lies between arrays still in use."""
-    with suppress(OSError, AttributeError):  # other C libraries have no such call
+    """Return free memory to the system; glibc would keep the gaps between arrays in use."""
+    with suppress(OSError, AttributeError):  # other C libraries lack this call
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def find_memory_limit(given: str | None = None) -> int:
-    """Bytes that a run may take: what is given, or what is free.
+def find_memory_limit(size: str | None = None) -> int:
+    """Return the bytes that a run may use: the value of `--memory`, or the free memory.
 
     Raises
     ------
     FitError
-        If what is given is no size.
+        If the value is not a size.
     """
-    if given is None:
-        from distributed.system import MEMORY_LIMIT  # takes its time to be imported
+    if size is None:
+        from distributed.system import MEMORY_LIMIT  # slow to import
 
         return min(psutil.virtual_memory().available, MEMORY_LIMIT)
     from dask.utils import parse_bytes
 
     try:
-        size = int(parse_bytes(given))
+        n_bytes = int(parse_bytes(size))
     except ValueError:
-        size = 0
-    if size <= 0:
-        raise FitError(f"--memory: Expected a size such as 4GB, got {given!r}.")
-    return size
+        n_bytes = 0
+    if n_bytes <= 0:
+        raise FitError(f"--memory: {size!r} is not a size such as 4GB.")
+    return n_bytes
 
 
-def check_memory(need: int, n_features: int, limit: int, given: str | None = None) -> None:
-    """Refuse a run that needs more bytes than it may take, at the least.
+def check_memory(need: int, n_features: int, limit: int, is_option: bool = False) -> None:
+    """Check that a run does not need more memory than it may use.
+
+    Parameters
+    ----------
+    need
+        Bytes that the run needs at least.
+    n_features
+        Number of features, for the message.
+    limit
+        Bytes that it may use.
+    is_option
+        Whether `--memory` sets the limit, rather than the free memory.
 
     Raises
     ------
     FitError
-        With both numbers.
+        If it needs more.
     """
     if need <= limit:
         return
-    free, remedy = "free memory", "Use a larger machine"
-    if given is not None:
-        free, remedy = "--memory", "Give more, use a larger machine"
+    allowance = f"--memory allows {limit / 1e9:.1f} GB"
+    remedy = "Allow more, or use a larger machine"
+    if not is_option:
+        allowance, remedy = f"{limit / 1e9:.1f} GB of memory are free", "Use a larger machine"
     raise FitError(
-        f"Expected {need / 1e9:.1f} GB of {free} for {n_features} features, "
-        f"got {limit / 1e9:.1f} GB. {remedy} or fewer features."
+        f"{n_features} features need {need / 1e9:.1f} GB, but {allowance}. "
+        f"{remedy} or fewer features."
     )
 
 
@@ -67,25 +79,25 @@ _THIS_PROCESS = "this process"
 
 
 class UsageReading(NamedTuple):
-    """The clock, and what every process has used by then, by its name."""
+    """The time, and the resources that each process has used by then, by its name."""
 
     clock: float
     processes: Mapping[str, ProcessUsage]
 
 
 def read_usage(executor: Executor) -> UsageReading:
-    """Read what this process and all workers have used so far."""
-    here = measure_usage()
+    """Read the resources that this process and all workers have used so far."""
+    own = measure_usage()
     on_workers = getattr(executor, "on_workers", None)
     workers: dict[str, ProcessUsage] = on_workers(measure_usage) if on_workers else {}
-    others = {name: used for name, used in workers.items() if used.process != here.process}
-    return UsageReading(time.perf_counter(), {_THIS_PROCESS: here, **others})
+    others = {name: used for name, used in workers.items() if used.process != own.process}
+    return UsageReading(time.perf_counter(), {_THIS_PROCESS: own, **others})
 
 
 def compute_usage(before: UsageReading, after: UsageReading) -> dict[str, Any]:
-    """Describe what was used between two readings; peaks are those since each process began.
+    """Describe the resources used between two readings.
 
-    A worker that was started between them counts from its start.
+    Memory peaks count from the start of each process, as does a worker that started in between.
     """
     workers = [used.peak_memory for name, used in after.processes.items() if name != _THIS_PROCESS]
     return {
@@ -99,9 +111,9 @@ def compute_usage(before: UsageReading, after: UsageReading) -> dict[str, Any]:
 
 
 def _compute_growth(before: UsageReading, after: UsageReading, name: str) -> list[Any]:
-    grown = []
+    growth = []
     for process, used in after.processes.items():
         first = before.processes.get(process)
-        known = first is not None and first.process == used.process
-        grown.append((getattr(used, name) or 0) - ((getattr(first, name) or 0) if known else 0))
-    return grown
+        is_same = first is not None and first.process == used.process
+        growth.append((getattr(used, name) or 0) - ((getattr(first, name) or 0) if is_same else 0))
+    return growth

@@ -42,7 +42,7 @@ def take_in(folders: list[str], path: AnyPath) -> NewFiles:
     intake = ingest.open_new_sources(folders, path, ColumnRoles())
     if intake.sources:
         ingest.write_rows(intake, ignore_progress)
-    return intake.arrivals
+    return intake.new_files
 
 
 def ingest_new(cli, *more: str):

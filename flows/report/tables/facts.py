@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.data.datasets import format_row_count
+from flows.cli.summary import format_row_count
 from flows.report.figures.plots import format_number
 from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.models.registry import find_models

@@ -272,7 +272,7 @@ def test_what_is_missing_is_printed_as_a_dash(capsys):
         (("--executor", "serial", "--workers", "2"), "--workers"),
         (
             ("--executor", "threads", "--cluster", "tcp://a:1"),
-            "--cluster: Expected --executor dask",
+            "--cluster needs --executor dask",
         ),
         (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
         (("--sede", "1"), "--sede"),

@@ -129,7 +129,7 @@ def _unchecked(given):
 
 def test_tls_to_a_scheduler_without(refused, plain, files):
     message = refused(plain.replace("tcp", "tls"), *make_tls_options(files))
-    assert "speaks TLS" in message
+    assert "does not use TLS" in message
 
 
 def test_tcp_to_a_scheduler_with_tls(refused, encrypted):
