@@ -15,8 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.errors import FitError, format_suggestion
 from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class, find_models
-from pipeline.models.setting_descriptions import describe_settings
-from pipeline.models.settings import list_hyperparameters
+from pipeline.models.settings import describe_settings, list_hyperparameters
 
 ModelName = Literal[tuple(sorted(find_models()))] | str  # type: ignore[valid-type]
 """A model's name; forms and help list those that are here, `build_model` refuses others."""

@@ -42,8 +42,7 @@ from pipeline.models.capabilities import (
     check_can_sample,
 )
 from pipeline.models.registry import find_models
-from pipeline.models.setting_descriptions import describe_settings
-from pipeline.models.settings import list_hyperparameters
+from pipeline.models.settings import describe_settings, list_hyperparameters
 from pipeline.statistics.labels import SEGMENT
 
 _ARGUMENT_NAMES = {"components": "n_components", "seed": "random_state", "segment": "y"}

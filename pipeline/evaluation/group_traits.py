@@ -28,7 +28,6 @@ from pipeline.fitting.loop import (
     initialize_fit,
 )
 from pipeline.models.base import Model
-from pipeline.models.settings import pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.latent_nodes import (
     Nodes,
@@ -39,7 +38,7 @@ from pipeline.numerics.logistic.latent_nodes import (
 from pipeline.numerics.logistic.logistic_regression import logistic_m_step
 from pipeline.params import array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]

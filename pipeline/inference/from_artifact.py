@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from pipeline.data.segments import get_fitted_segments
 from pipeline.errors import FitError
 from pipeline.models.base import Model
-from pipeline.models.registry import MODELS_VARIABLE, find_models
-from pipeline.models.settings import restore_model
+from pipeline.models.registry import MODELS_VARIABLE, find_models, restore_model
 from pipeline.params import find_unexpected_arrays, get_named_arrays, params_from_arrays
 
 REQUIRED_KEYS = (

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitWarning
 from pipeline.learning.batches import (
     TrainingBatch,
     concatenate_batches,
@@ -48,7 +48,6 @@ _MAX_LOST_SHARE = 0.1  # of what was gained
 _MIN_LOST_SHARE = 0.01  # of the score where nothing was learnt
 _RATE_DIVISOR = 3
 _MAX_BATCH, _MIN_BATCH, _STEPS_PER_PASS = 100, 10, 20
-_COUNT_SETTINGS = ("batch", "patience", "max_iter")
 
 
 class GradientLearner(Protocol):
@@ -105,25 +104,9 @@ class GradientTraining:
 
     @classmethod
     def from_model(cls, model: Any, rates: Mapping[str, float]) -> GradientTraining:
-        """Take the settings of a model, whose rate of None stands for one by optimizer.
-
-        Raises
-        ------
-        FitError
-            Naming the first that is out of range.
-        """
-        for name in _COUNT_SETTINGS:
-            value = getattr(model, name)
-            if value is not None and value < 1:
-                raise FitError(f"{name}: Expected at least 1, got {value}. Give more.")
+        """Take the settings of a model; a rate of None means the default of its optimizer."""
         usual = rates[model.optimizer]
         rate = usual if model.rate is None else model.rate
-        if not 0 < rate < np.inf:
-            raise FitError(f"rate: Expected above 0, got {rate}. Give more.")
-        if not 0 <= model.momentum < 1:
-            raise FitError(f"momentum: Expected at least 0 and below 1, got {model.momentum}.")
-        if not 0 < model.tol < 1:
-            raise FitError(f"tol: Expected above 0 and below 1, got {model.tol}.")
         steps = (model.batch, rate, usual)
         passes = (model.max_iter, model.patience, model.tol)
         return cls(model.optimizer, model.momentum, *steps, *passes)

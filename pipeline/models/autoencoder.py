@@ -38,13 +38,11 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.layered import (
     DEFAULT_RATES,
     Corruption,
     NetworkLearner,
-    check_noise,
     compute_baseline_score,
     convert_batch_to_float32,
     corrupt_bits,
@@ -53,7 +51,7 @@ from pipeline.learning.layered import (
 )
 from pipeline.learning.training import compute_finite_score, train_on_blocks
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.layer_rows import encode_layers
 from pipeline.numerics.networks.layered_network import (
@@ -67,7 +65,7 @@ from pipeline.numerics.networks.layered_network import (
 )
 from pipeline.params import array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
@@ -127,18 +125,10 @@ class Autoencoder(GradientModel):
     params: ClassVar[type[AutoencoderParams]] = AutoencoderParams
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
     corruption: Corruption = "none"
-    noise: float = 0.1
-    sparsity: float = 0.0
+    noise: float = setting(0.1, above=0, below=1)
+    sparsity: float = setting(0.0, minimum=0)
     penalty: Literal["l1", "kl"] = "kl"
-    target: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_noise(self.noise)
-        if not 0 < self.target < 1:
-            raise FitError(f"target: Expected above 0 and below 1, got {self.target}.")
-        if not 0 <= self.sparsity < np.inf:
-            raise FitError(f"sparsity: Expected at least 0, got {self.sparsity}.")
+    target: float = setting(0.1, above=0, below=1)
 
     @property
     def _is_squared(self) -> bool:

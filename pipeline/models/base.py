@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriterion
+from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.base import Statistics
@@ -55,6 +56,9 @@ class Model(Protocol):
     max_iter: int
     tol: float
     n_components: int | None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut a pass by pairs of features so that a task's statistics stay within a budget."""

@@ -15,7 +15,7 @@ from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion
 from pipeline.learning.training import GradientTraining
 from pipeline.models.base import Model
-from pipeline.models.settings import check_choices, check_components
+from pipeline.models.settings import setting
 from pipeline.models.state import FitState
 from pipeline.statistics.sums import StepSums
 
@@ -50,18 +50,13 @@ class GradientModel(Model):
     """Length of the first steps where none is given, by optimizer."""
     n_components: int | None = None
     _: KW_ONLY
-    batch: int | None = None
-    rate: float | None = None
+    batch: int | None = setting(None, minimum=1)
+    rate: float | None = setting(None, above=0)
     optimizer: Literal["adam", "momentum"] = "adam"
-    momentum: float = 0.9
-    patience: int = 20
-    max_iter: int = 100
-    tol: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
-        GradientTraining.from_model(self, self.default_rates)
+    momentum: float = setting(0.9, minimum=0, below=1)
+    patience: int = setting(20, minimum=1)
+    max_iter: int = setting(100, minimum=1)
+    tol: float = setting(1e-5, above=0, below=1)
 
     @property
     def _training(self) -> GradientTraining:

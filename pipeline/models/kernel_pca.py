@@ -47,12 +47,6 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.settings import (
-    check_components,
-    make_constant_feature_warnings,
-    make_unobserved_row_warnings,
-    pool_margins,
-)
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.bits.packed_rows import BitRows, unpack_bytes
 from pipeline.numerics.graphs.gaussian_kernel import multiply_kernel, squared_distances
@@ -67,8 +61,8 @@ from pipeline.numerics.graphs.kernel_components import (
 )
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
-from pipeline.statistics.distinct_rows import DistinctRows
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
+from pipeline.statistics.distinct_rows import DistinctRows, make_unobserved_row_warnings
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -137,7 +131,7 @@ class KernelPCA(Model):
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        check_components(self)
+        super().__post_init__()
         if self.width is not None and not 0 < self.width < np.inf:
             raise FitError(f"width: Expected a number above 0, got {self.width}.")
         if self.landmarks is not None and not 2 <= self.landmarks <= MAX_LANDMARKS:

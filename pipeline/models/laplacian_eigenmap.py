@@ -47,13 +47,6 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.settings import (
-    check_choices,
-    check_components,
-    make_constant_feature_warnings,
-    make_unobserved_row_warnings,
-    pool_margins,
-)
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.bits.packed_rows import BitRows, find_equal_rows, unpack_bytes
 from pipeline.numerics.graphs.nearest_rows import (
@@ -71,8 +64,8 @@ from pipeline.numerics.graphs.neighbour_graph import (
 )
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
-from pipeline.statistics.distinct_rows import DistinctRows
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
+from pipeline.statistics.distinct_rows import DistinctRows, make_unobserved_row_warnings
 
 Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
@@ -136,8 +129,7 @@ class LaplacianEigenmap(Model):
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_components(self)
+        super().__post_init__()
         if self.k < 1:
             raise FitError(f"k: Expected at least 1, got {self.k}.")
         if self.width is not None and not 0 < self.width < np.inf:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
+from typing import Any
 
 import pipeline.models
 from pipeline.errors import FitError, format_suggestion
@@ -51,6 +54,13 @@ def find_known_model(name: str) -> type[Model]:
             f"--model: Expected one of {', '.join(known)}, got {name!r}.{format_suggestion(name, known)}"
         )
     return known[name]
+
+
+def restore_model(kind: type[Model], recorded: Mapping[str, Any]) -> Model:
+    """Create a model again from the settings in a manifest, which records tuples as lists."""
+    names = {f.name for f in fields(kind) if f.init}  # type: ignore[arg-type]
+    values = {name: value for name, value in recorded.items() if name in names}
+    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
 
 
 def import_model(path: str) -> type[Model]:

@@ -1,55 +1,23 @@
-"""Hyperparameters of models: their names, values and help, and checks that several models share."""
+"""Settings of models: how they are declared, described and checked.
+
+A setting is a field of the model's dataclass. `setting` declares one with a range of numbers;
+`check_settings`, which every model runs when it is created, checks all of them in one place.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from inspect import signature
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import numpy as np
+from docstring_parser import DocstringStyle, parse
 
-from pipeline.errors import FitError, FitWarning
-from pipeline.models.base import Model
-from pipeline.statistics.counts import Counts, FeatureCounts
-from pipeline.statistics.distinct_rows import DistinctRows
-
-
-def list_hyperparameters(model: type[Model]) -> tuple[str, ...]:
-    """Name the settings of a model, the structural ones left out, as it takes them."""
-    return tuple(name for name in signature(model).parameters if name != "n_components")
-
-
-def can_be_none(model: type[Model], name: str) -> bool:
-    """Tell whether a setting may be None, which callers spell `auto`; others have it as a text."""
-    return type(None) in get_args(get_type_hints(model)[name])
-
-
-def restore_model(model: type[Model], recorded: Mapping[str, Any]) -> Model:
-    """Make a model again from all fields of its dataclass; those that no caller sets are left.
-
-    Tuples were recorded as lists.
-    """
-    given = {f.name for f in fields(model) if f.init}  # type: ignore[arg-type]
-    values = {name: value for name, value in recorded.items() if name in given}
-    return model(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
-
-
-def check_choices(model: Model) -> None:
-    """Check the settings that are declared as `Literal`.
-
-    Raises
-    ------
-    FitError
-        If a setting is none of its choices.
-    """
-    for name, kind in get_type_hints(type(model)).items():
-        if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
-            choices = ", ".join(sorted(get_args(kind)))
-            raise FitError(f"{name}: Expected one of {choices}, got {value!r}.")
-
+from pipeline.errors import FitError
 
 _TYPE_DESCRIPTIONS = {
     int: "a whole number",
@@ -59,31 +27,123 @@ _TYPE_DESCRIPTIONS = {
 }
 
 
-def check_types(model: type[Model], values: Mapping[str, Any]) -> None:
-    """Check settings that a caller gave by their declared types.
+@dataclass(frozen=True)
+class SettingRange:
+    """The finite numbers that a setting may be.
+
+    Attributes
+    ----------
+    minimum, maximum
+        Bounds that are allowed themselves.
+    above, below
+        Bounds that are not.
+    or_zero
+        Whether 0 is allowed too.
+    """
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    or_zero: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        if self.or_zero and value == 0:
+            return True
+        return (
+            math.isfinite(value)
+            and (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        bounds = {
+            "at least": self.minimum,
+            "above": self.above,
+            "at most": self.maximum,
+            "below": self.below,
+        }
+        words = (f"{word} {bound:,.16g}" for word, bound in bounds.items() if bound is not None)
+        return ("0, or " if self.or_zero else "") + " and ".join(words)
+
+
+def setting(
+    default: Any,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+    or_zero: bool = False,
+    **options: Any,
+) -> Any:
+    """Declare a setting and the range of its numbers.
+
+    None is always allowed. A tuple must not be empty, and all its numbers must be in the range.
+    `SettingRange` describes the bounds; `options` go to `dataclasses.field`.
+
+    Examples
+    --------
+    >>> tol: float = setting(1e-6, above=0, below=1)
+    """
+    allowed = SettingRange(minimum, above, maximum, below, or_zero)
+    return field(default=default, metadata={"range": allowed}, **options)
+
+
+def check_settings(model: Any) -> None:
+    """Check the number of components, every `Literal`, and every setting with a range.
 
     Raises
     ------
     FitError
-        If a setting is of another type.
+        If a setting is not one of its choices, or outside its range.
+    """
+    if model.n_components is not None and model.n_components < 1:
+        raise FitError(f"--components: Expected at least 1, got {model.n_components}.")
+    for name, kind in get_type_hints(type(model)).items():
+        if get_origin(kind) is Literal and (value := getattr(model, name)) not in get_args(kind):
+            choices = ", ".join(sorted(get_args(kind)))
+            raise FitError(f"{name}: Expected one of {choices}, got {value!r}.")
+    for declared in fields(model):
+        if "range" in declared.metadata:
+            _check_range(declared.name, getattr(model, declared.name), declared.metadata["range"])
+
+
+def _check_range(name: str, value: Any, allowed: SettingRange) -> None:
+    if value is None:
+        return
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not numbers or not all(number in allowed for number in numbers):
+        raise FitError(f"{name}: Expected {allowed}, got {value}.")
+
+
+def check_types(model: type[Any], values: Mapping[str, Any]) -> None:
+    """Check settings from a Python caller against their declared types.
+
+    Raises
+    ------
+    FitError
+        If a setting has another type.
     """
     hints = get_type_hints(model)
     for name, value in values.items():
         kinds = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
         if not any(_has_type(value, kind) for kind in kinds):
-            spoken = " or ".join(filter(None, map(_describe_type, kinds)))
+            expected = " or ".join(filter(None, map(_describe_type, kinds)))
             option = "--components" if name == "n_components" else name
-            raise FitError(f"{option}: Expected {spoken}, got {value!r}.")
+            raise FitError(f"{option}: Expected {expected}, got {value!r}.")
 
 
 def _has_type(value: Any, kind: Any) -> bool:
     if get_origin(kind) is tuple:
-        inner = get_args(kind)[0]
-        return isinstance(value, tuple | list) and all(_has_type(one, inner) for one in value)
+        item_kind = get_args(kind)[0]
+        return isinstance(value, tuple | list) and all(_has_type(v, item_kind) for v in value)
     if kind in (int, float):
         number = Integral if kind is int else Real
         return isinstance(value, number) and not isinstance(value, bool)
-    return isinstance(value, kind) if isinstance(kind, type) else True  # as `check_choices` says
+    return isinstance(value, kind) if isinstance(kind, type) else True  # `check_settings` does it
 
 
 def _describe_type(kind: Any) -> str:
@@ -92,46 +152,24 @@ def _describe_type(kind: Any) -> str:
     return "whole numbers" if get_origin(kind) is tuple else _TYPE_DESCRIPTIONS.get(kind, str(kind))
 
 
-def check_components(model: Model) -> None:
-    """Check the number of components, where one is given.
+def list_hyperparameters(model: type[Any]) -> tuple[str, ...]:
+    """Return the names of a model's settings in its order, without the number of components."""
+    return tuple(name for name in signature(model).parameters if name != "n_components")
 
-    Raises
-    ------
-    FitError
-        If it is below 1.
+
+def can_be_none(model: type[Any], name: str) -> bool:
+    """Return whether a setting may be None, which the command line spells `auto`."""
+    return type(None) in get_args(get_type_hints(model)[name])
+
+
+def describe_settings(model: type[Any]) -> defaultdict[str, str]:
+    """Return the description of each setting: its text under "Attributes" in the docstrings.
+
+    A class may add to the descriptions of the classes it inherits from, or replace them.
     """
-    if model.n_components is not None and model.n_components < 1:
-        raise FitError(f"--components: Expected at least 1, got {model.n_components}.")
-
-
-def pool_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
-    """Give observed values and ones of each feature in all segments, (n_features,) each.
-
-    Raises
-    ------
-    FitError
-        If a feature was never observed.
-    """
-    observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
-    if (missing := np.flatnonzero(observed == 0)).size:
-        raise FitError(
-            "Expected observed values in every feature, got none in {features}. "
-            "Leave these features out.",
-            missing.tolist(),
-        )
-    return observed, ones
-
-
-def make_constant_feature_warnings(
-    observed: Counts, ones: Counts, so: str = "nothing else depends on them"
-) -> tuple[FitWarning, ...]:
-    """Tell which features are constant, by the margins of `pool_margins`, and what follows."""
-    constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
-    return (FitWarning(f"constant, so that {so}: {{features}}", constant),) if constant else ()
-
-
-def make_unobserved_row_warnings(first: DistinctRows) -> tuple[FitWarning, ...]:
-    """Tell how many rows have no values, among the distinct ones that were kept."""
-    n_unseen = int(first.times.sum() - first.rows_with_values[1].sum())
-    text = f"rows of which nothing was observed are not fitted, and have the code 0: {n_unseen:,}"
-    return (FitWarning(text),) if n_unseen else ()
+    descriptions: defaultdict[str, str] = defaultdict(str)
+    docs = [kind.__doc__ or "" for kind in reversed(model.__mro__)]
+    for param in (p for doc in docs for p in parse(doc, DocstringStyle.NUMPYDOC).params):
+        if text := " ".join((param.description or "").split()):
+            descriptions |= dict.fromkeys(param.arg_name.split(", "), text)
+    return descriptions

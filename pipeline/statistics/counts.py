@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock, Tile
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 from pipeline.numerics.bits import kernels
 from pipeline.statistics.by_segment import sum_by_segment, sum_weighted_rows
 
@@ -80,6 +80,33 @@ class FeatureCounts:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Undo `arrays`."""
         return cls(**arrays)
+
+
+def pool_margins(first: FeatureCounts) -> tuple[Counts, Counts]:
+    """Return the observed values and the ones of each feature in all segments, (n_features,) each.
+
+    Raises
+    ------
+    FitError
+        If a feature was never observed.
+    """
+    observed, ones = first.observed.sum(axis=0), first.ones.sum(axis=0)
+    if (missing := np.flatnonzero(observed == 0)).size:
+        raise FitError(
+            "Expected observed values in every feature, got none in {features}. "
+            "Leave these features out.",
+            missing.tolist(),
+        )
+    return observed, ones
+
+
+def make_constant_feature_warnings(
+    observed: Counts, ones: Counts, consequence: str = "nothing else depends on them"
+) -> tuple[FitWarning, ...]:
+    """Warn about constant features, found in the margins of `pool_margins`."""
+    constant = tuple(np.flatnonzero((ones == 0) | (ones == observed)).tolist())
+    text = f"constant, so that {consequence}: {{features}}"
+    return (FitWarning(text, constant),) if constant else ()
 
 
 class PairTable(NamedTuple):

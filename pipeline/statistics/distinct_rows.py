@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
+from pipeline.errors import FitWarning
 from pipeline.numerics.bits.packed_rows import BitRows, full_mask_words
 from pipeline.random import RowRandom
 
@@ -149,3 +150,10 @@ def _is_new_row(order: Counts, hashes: Words, words: Words, observed: Words) -> 
     differ = np.full(len(order), True)
     differ[1:] = (both[1:] != both[:-1]).any(axis=1)
     return differ
+
+
+def make_unobserved_row_warnings(first: DistinctRows) -> tuple[FitWarning, ...]:
+    """Warn about rows without any value, counted among the distinct rows in the sample."""
+    n_unseen = int(first.times.sum() - first.rows_with_values[1].sum())
+    text = f"rows of which nothing was observed are not fitted, and have the code 0: {n_unseen:,}"
+    return (FitWarning(text),) if n_unseen else ()

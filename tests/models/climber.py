@@ -20,11 +20,10 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, pool_margins
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Climber(Model):
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_components(self)
+        super().__post_init__()
         if self.max_iter < 1:
             raise FitError(f"max_iter: Expected at least 1, got {self.max_iter}. Give more.")
         if not 0 < self.tol < 1:

@@ -24,11 +24,10 @@ from pipeline.executors.base import MapFunction
 from pipeline.learning.batches import TrainingBatch, iter_batches
 from pipeline.learning.convergence import ConvergenceCriterion, PatienceCriterion
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import layer_arrays_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -90,7 +89,7 @@ class Coder(Model):
     max_iter: int = 8
 
     def __post_init__(self) -> None:
-        check_components(self)
+        super().__post_init__()
         for name in ("batch", "max_iter"):
             if (value := getattr(self, name)) < 1:
                 raise FitError(f"{name}: Expected at least 1, got {value}. Give more.")

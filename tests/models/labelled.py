@@ -21,11 +21,10 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.settings import check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -61,7 +60,7 @@ class Labelled(Model):
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        check_components(self)
+        super().__post_init__()
         if not self.column:
             raise FitError("column: Expected a name, got ''. Give one.")
 

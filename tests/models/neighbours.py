@@ -22,12 +22,11 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import ConvergenceCriterion, PassCountCriterion
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import array_field
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, pool_margins
 
 Bits, Keys = NDArray[np.uint8], NDArray[np.int64]
 
@@ -68,7 +67,7 @@ class Neighbours(Model):
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        check_components(self)
+        super().__post_init__()
         if self.k < 1:
             raise FitError(f"k: Expected at least 1, got {self.k}. Give more.")
 

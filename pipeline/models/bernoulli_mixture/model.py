@@ -57,16 +57,10 @@ from pipeline.models.bernoulli_mixture.standard_errors import (
     sum_mixture_information,
 )
 from pipeline.models.capabilities import LogLikelihood
-from pipeline.models.settings import (
-    check_choices,
-    check_components,
-    make_constant_feature_warnings,
-    pool_margins,
-)
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -146,8 +140,7 @@ class BernoulliMixture(Model):
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
+        super().__post_init__()
         if not _MIN_SMOOTHING <= self.smoothing < np.inf:
             raise FitError(f"smoothing: Expected at least 0.000001, got {self.smoothing}.")
         for name in ("starts", "max_iter"):

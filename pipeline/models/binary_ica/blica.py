@@ -60,7 +60,6 @@ from pipeline.models.binary_ica.moment_matching.warnings import (
 )
 from pipeline.models.binary_ica.params import BLICAParams, make_empty_params, params_from_match
 from pipeline.models.binary_ica.probit_ica import ProbitICA
-from pipeline.models.settings import check_components
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
@@ -111,7 +110,7 @@ class BLICA(ProbitICA):
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        check_components(self)
+        super().__post_init__()
         r = self.regularization
         if r is not None and not 1 < r < np.inf:
             raise FitError(f"regularization: Expected a finite number above 1, got {r}.")

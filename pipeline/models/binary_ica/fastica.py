@@ -40,14 +40,13 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.settings import check_components, make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.affine_rows import affine_outputs
 from pipeline.numerics.spectra.linalg import fix_signs
 from pipeline.numerics.spectra.linear_ica import fast_ica
 from pipeline.params import array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_sample import RowSample
 
 Array = NDArray[np.float64]
@@ -82,9 +81,6 @@ class FastICA(Model):
     n_components: int | None = None
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        check_components(self)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the rows of each task with their mask, and of copies in double precision."""

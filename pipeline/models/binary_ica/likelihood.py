@@ -63,7 +63,6 @@ from pipeline.models.binary_ica.optimiser import (
 from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.models.binary_ica.probit_ica import ProbitICA
 from pipeline.models.binary_ica.scoring import ScoreFunction, sum_scores
-from pipeline.models.settings import check_choices, check_components
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.probit.orthant import MAX_FEATURES
 from pipeline.numerics.probit.orthant_scores import orthant_scores
@@ -111,8 +110,7 @@ class BinaryICALikelihood(ProbitICA):
     tol: float = 0.01
 
     def __post_init__(self) -> None:
-        check_components(self)
-        check_choices(self)
+        super().__post_init__()
         for name in ("starts", "max_iter"):
             if (value := getattr(self, name)) < 1:
                 raise FitError(f"{name}: Expected at least 1, got {value}.")

@@ -61,11 +61,10 @@ from pipeline.learning.training import compute_finite_score, train_on_blocks
 from pipeline.models.binary_ica.affine_vae import VAEBatch, lower_bound_gradient, row_lower_bounds
 from pipeline.models.binary_ica.linear_ivae_params import LinearIVAEParams
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.affine_rows import affine_outputs
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]

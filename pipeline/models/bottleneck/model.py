@@ -33,7 +33,7 @@ and V_jk of a unit, where outputs are categories.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -48,10 +48,11 @@ from pipeline.models.bottleneck.labels import describe_labels, is_categorical
 from pipeline.models.bottleneck.learner import BottleneckLearner, score_rows
 from pipeline.models.bottleneck.params import BottleneckParams
 from pipeline.models.gradient import GradientModel
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.three_layers import compute_hidden_units, compute_outputs
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
 from pipeline.statistics.labels import (
     MAX_CATEGORIES,
     SEGMENT,
@@ -87,7 +88,7 @@ class Bottleneck(GradientModel):
     params: ClassVar[type[BottleneckParams]] = BottleneckParams
     column: str = SEGMENT
     kind: Literal["auto", "category", "number"] = "auto"
-    patience: int = field(default=10, kw_only=True)
+    patience: int = setting(10, minimum=1, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

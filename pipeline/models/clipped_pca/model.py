@@ -62,7 +62,6 @@ from pipeline.models.clipped_pca.warnings import (
     warn_about_pairs,
     warn_about_spectrum,
 )
-from pipeline.models.settings import check_choices, check_components, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.spectra.leading_spectrum import max_leading_pairs
@@ -84,7 +83,13 @@ from pipeline.statistics.correlations import (
     estimate_correlations,
     estimate_tetrachoric,
 )
-from pipeline.statistics.counts import POOLED_KEY, FeatureCounts, PairCounts, make_tiles
+from pipeline.statistics.counts import (
+    POOLED_KEY,
+    FeatureCounts,
+    PairCounts,
+    make_tiles,
+    pool_margins,
+)
 from pipeline.statistics.null_spectrum import estimate_null_quantiles
 
 Array = NDArray[np.float64]
@@ -138,8 +143,7 @@ class ClippedPCA(Model):
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_components(self)
+        super().__post_init__()
         if self.null_draws < 20:
             raise FitError(f"null_draws: Expected at least 20, got {self.null_draws}.")
 

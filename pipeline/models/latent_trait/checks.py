@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError, FitWarning
 from pipeline.models.latent_trait.rotation import principal_axes
-from pipeline.models.settings import check_choices, check_components
 from pipeline.numerics.logistic.latent_nodes import MAX_COMPONENTS
 
 Array = NDArray[np.float64]
@@ -27,8 +26,6 @@ def check_settings(model: Any) -> None:
     FitError
         If one is out of range, or they do not go together.
     """
-    check_choices(model)
-    check_components(model)
     if model.nodes is not None and model.nodes < 2:
         raise FitError(f"nodes: Expected at least 2, got {model.nodes}.")
     if not 0 <= model.prior_precision < np.inf:

@@ -79,7 +79,6 @@ from pipeline.models.latent_trait.nodes import (
     is_variational,
     nodes_from_working,
 )
-from pipeline.models.settings import pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.logistic.centred_points import posterior_by_quadrature, posterior_by_sampling
 from pipeline.numerics.logistic.latent_nodes import (
@@ -88,7 +87,7 @@ from pipeline.numerics.logistic.latent_nodes import (
 )
 from pipeline.numerics.logistic.logistic_sites import ep_posterior
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, pool_margins
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
@@ -157,6 +156,7 @@ class LatentTrait(Model):
     tol: float = 1e-7
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from pipeline.errors import FitError, FitWarning
 from pipeline.models.noisy_or.gibbs import sample_posterior_means
 from pipeline.models.noisy_or.params import MIN_LEAK, NoisyOrParams
-from pipeline.models.settings import check_choices, check_components
 from pipeline.random import RowRandom
 
 Bits = NDArray[np.uint8]
@@ -34,8 +33,6 @@ def check_settings(model: Any) -> None:
     FitError
         Naming the first.
     """
-    check_components(model)
-    check_choices(model)
     if model.layers is not None:
         _check_layers(model.layers, model.n_components)
     for name in _COUNTS:

@@ -84,9 +84,9 @@ from pipeline.models.noisy_or.search import (
     estimate_row_likelihoods,
     learn_from_starts,
 )
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
+from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
 from pipeline.statistics.row_sample import RowSample
 from pipeline.statistics.sums import Sums
 
@@ -177,6 +177,7 @@ class NoisyOr(Model):
     tol: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
 
     @property

@@ -38,7 +38,7 @@ mix slowly, less with `pcd` or more `steps`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -58,7 +58,7 @@ from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule
 from pipeline.models.rbm.normaliser import enumerate_log_z, estimate_log_z, is_enumerable
 from pipeline.models.rbm.params import RBMParams
 from pipeline.models.rbm.steps import ChainSteps, add_chains
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.boltzmann_partition import run_annealing
 from pipeline.numerics.networks.boltzmann_rows import (
@@ -68,7 +68,7 @@ from pipeline.numerics.networks.boltzmann_rows import (
     pseudo_likelihoods,
 )
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 
 Array = NDArray[np.float64]
 
@@ -111,7 +111,7 @@ class RestrictedBoltzmannMachine(GradientModel):
     params: ClassVar[type[RBMParams]] = RBMParams
     method: Literal["cd", "pcd"] = "pcd"
     steps: int = 1
-    momentum: float = field(default=0.5, kw_only=True)
+    momentum: float = setting(0.5, minimum=0, below=1, kw_only=True)
     weight_decay: float = 0.0
     sparsity: float = 0.0
     target: float = 0.1

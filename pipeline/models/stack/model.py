@@ -58,7 +58,6 @@ from pipeline.learning.layered import (
 from pipeline.learning.training import GradientTraining, compute_finite_score, train_on_blocks
 from pipeline.models.gradient import GradientModel
 from pipeline.models.rbm.checks import DEFAULT_RATES as RATES_OF_CONTRAST
-from pipeline.models.settings import make_constant_feature_warnings, pool_margins
 from pipeline.models.stack.checks import check_growth, check_settings
 from pipeline.models.stack.params import StackParams, add_stage_change, format_sizes, split_at_stage
 from pipeline.models.state import Arrays, FitState
@@ -77,7 +76,7 @@ from pipeline.numerics.networks.layered_network import (
     split_into_layers,
 )
 from pipeline.random import RowRandom
-from pipeline.statistics.counts import FeatureCounts
+from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.held_out import is_held_out
 from pipeline.learning.training import GradientTraining, compute_finite_score, train_on_blocks
@@ -171,16 +170,3 @@ def test_a_score_that_is_no_number_is_far_down() -> None:
 def test_steps_that_are_too_long_are_told(history: tuple[float, ...], told: str | None) -> None:
     texts = [notice.text for notice in training().make_warnings(state(history), UNLEARNT)]
     assert [bool(told) and told in text for text in texts] == ([True] if told else [])
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        *(("rate", value) for value in (0.0, -1.0, np.inf, np.nan)),
-        *((name, 0) for name in ("batch", "patience", "max_iter", "tol")),
-        *(("momentum", value) for value in (1.0, -0.1)),
-    ],
-)
-def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(FitError, match=f"{setting}: Expected"):
-        training(**{setting: value})
