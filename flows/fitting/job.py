@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from flows.cli.hyperparameters import AUTO, build_model
 from flows.data.datasets import (
+    TRAIN,
     make_row_source,
     open_dataset_or_example,
     read_true_mixing,
-    TRAIN, resolve_split,
+    resolve_split,
 )
 from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from flows.fitting.kept_statistics import open_kept_statistics

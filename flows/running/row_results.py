@@ -58,8 +58,7 @@ def write_row_ranges(
     finished = results.read_finished()[: len(ranges)]
     writer = create_codes(results.codes_folder, specs, sum(n_rows), size, keep=bool(finished))
     ranges = [
-        row_range._replace(checksums=stored)
-        for row_range, stored in zip_longest(ranges, finished)
+        row_range._replace(checksums=stored) for row_range, stored in zip_longest(ranges, finished)
     ]
     checksums: list[list[int]] = []
     report(0, len(ranges), 0)

@@ -87,8 +87,8 @@ def check_server() -> None:
         except HTTPStatusError as error:
             if error.response.status_code not in (401, 403):
                 raise FitError(
-                    f"PREFECT_API_URL: {url} answered with status {error.response.status_code}, as no "
-                    "Prefect server does. Check the address."
+                    f"PREFECT_API_URL: {url} is not a Prefect server: it answered with status "
+                    f"{error.response.status_code}. Check the address."
                 ) from error
             raise FitError(
                 f"PREFECT_API_AUTH_STRING: the Prefect server at {url} refused the credentials. "

@@ -86,9 +86,7 @@ def _read_file(file: SourcedValue) -> bytes:
     try:
         return Path(file.value).read_bytes()
     except OSError as error:
-        raise FitError(
-            f"{file.source}: {file.value} cannot be read ({error.strerror})."
-        ) from error
+        raise FitError(f"{file.source}: {file.value} cannot be read ({error.strerror}).") from error
 
 
 def check_scheduler(address: str, security: Security | None) -> None:
