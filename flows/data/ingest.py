@@ -311,7 +311,7 @@ _MIN_DISTINCT_SHARE = 0.9
 _MIN_ROWS, _MAX_ROWS_SEARCHED = 20, 200_000
 
 
-def summarize_dataset(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
+def summarize_dataset(dataset: BinaryDataset) -> dict[str, Any]:
     """Summarize a new dataset, with warnings about its contents."""
     words = int(dataset.chunks[:, 2].sum())
     padding = 1 - dataset.n_rows / (64 * words)
@@ -333,7 +333,6 @@ def summarize_dataset(dataset: BinaryDataset, seconds: float) -> dict[str, Any]:
             *_warn_about_single_row_segments(dataset),
             *_warn_about_duplicate_names(dataset),
         ],
-        "seconds": round(seconds, 3),
     }
 
 

@@ -7,42 +7,39 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import scipy
 
 from flows.data.fitted import LoadedModel, check_dataset_features, load_fitted_model
 from flows.fitting.provenance import TrainingRows, find_training_rows
-from pipeline.data.segments import describe_unknown_segments, find_segment_indices
+from pipeline.data.segments import describe_unknown_segments
 from pipeline.errors import FitError
-from pipeline.evaluation.evaluate import EvaluatedModel
+from pipeline.evaluation.evaluate import EvaluatedModel, match_segments
 from pipeline.evaluation.prediction import TargetLabels, find_target_labels
 from pipeline.models.capabilities import CanPredict
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import parse_path
 
-NO_SEGMENTS = np.zeros(0, np.int64)
-
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """A fitted model to evaluate, and what to say of it.
+    """A fitted model to evaluate.
 
     Attributes
     ----------
     name, artifact
-        What it is called, and where it lies; None of a simple model.
+        Its name, and the path of its artifact; None for a baseline.
     subject, n_components
-        The model.
-    training
-        The rows that it was fitted to, where they are to be had.
+        The model, and its number of components.
+    training_rows
+        The rows that it was fitted to, if they still exist.
     seed
-        Of its fit.
+        Seed of its fit.
     segments
-        Index of each segment that has parameters of its own, by name.
+        Index of each segment that has its own parameters, by name.
     warnings
-        What to say beside its numbers.
+        Warnings about using it on the dataset.
     manifest
-        Of its artifact.
+        Manifest of its artifact.
     """
 
     name: str
@@ -57,33 +54,33 @@ class ComparedModel:
 
 
 def load_compared_model(path: str, dataset: BinaryDataset) -> ComparedModel:
-    """Load an artifact for a dataset: features must be its own, segments are found by name.
+    """Load an artifact, and check that it can be used on a dataset.
 
     Raises
     ------
     DataError, FitError
-        If there is no whole artifact of a model that is known here, or the dataset has other
-        features, or not the labels that it predicts.
+        If there is no complete artifact of a known model, or the dataset lacks its features or the
+        labels that it predicts.
     """
     fitted = load_fitted_model(parse_path(path))
     check_dataset_features(fitted, dataset)
-    known, names = fitted.segments, dataset.segment_names
-    segments = find_segment_indices(known, names) if known else NO_SEGMENTS
+    segments, names, manifest = fitted.segments, dataset.segment_names, fitted.artifact.manifest
+    labels = _find_labels(fitted, dataset)
     return ComparedModel(
         path,
         str(fitted.artifact.path.resolve()),
-        EvaluatedModel(fitted.model, fitted.params, segments, _find_labels(fitted, dataset)),
-        fitted.artifact.manifest["n_components"],
-        find_training_rows(fitted.artifact.manifest, dataset),
-        fitted.artifact.manifest["seed"],
-        known,
-        tuple(describe_unknown_segments(known, names)),
-        fitted.artifact.manifest,
+        match_segments(fitted.model, fitted.params, segments, names, labels),
+        manifest["n_components"],
+        find_training_rows(manifest, dataset),
+        manifest["seed"],
+        segments,
+        tuple(describe_unknown_segments(segments, names)),
+        manifest,
     )
 
 
 def _find_labels(fitted: LoadedModel, dataset: BinaryDataset) -> TargetLabels | None:
-    """Find the labels that a model predicts; the dataset must have them."""
+    """Find the labels that a model predicts, in the dataset."""
     if not isinstance(fitted.model, CanPredict):
         return None
     dataset.check_columns(fitted.model.list_required_columns())
@@ -91,11 +88,9 @@ def _find_labels(fitted: LoadedModel, dataset: BinaryDataset) -> TargetLabels | 
     return find_target_labels(fitted.model, fitted.params, names, dataset)
 
 
-Manifest = Mapping[str, Any]
-
 _SHOWN_SETTINGS = ("estimator", "equal_slopes", "prior_precision", "constant_features")
 _DEFAULT_VALUES = (None, "auto", "no", 0.0, "refuse")
-_MAX_DECREASE = 0.01  # nats that the larger of two fits may lie below the smaller
+_MAX_DECREASE = 0.01  # nats by which the larger model may lie below the smaller one
 
 
 def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
@@ -104,17 +99,17 @@ def run_likelihood_ratio_tests(models: Sequence[ComparedModel]) -> list[dict[str
     Raises
     ------
     FitError
-        If fits have no likelihood at a maximum, are of other rows, or are not nested.
+        If a fit has no maximised likelihood, or two are of different rows or not nested.
     """
     if len(models) < 2:
-        raise FitError("--likelihood-ratio: Expected two or more --artifact, got one.")
-    for named in models:
-        if "fit_statistics" not in named.manifest["diagnostics"]:
+        raise FitError("--likelihood-ratio needs at least two --artifact options.")
+    for model in models:
+        if "fit_statistics" not in model.manifest["diagnostics"]:
             raise FitError(
-                f"{named.name}: Expected a latent-trait fit by quadrature, whose likelihood is at "
-                f"its maximum, got {_format_model(named)}. Leave out --likelihood-ratio."
+                f"{model.name} is {_format_model(model)}, but only latent-trait fits by quadrature "
+                "maximise the likelihood. Leave out --likelihood-ratio."
             )
-    ordered = sorted(models, key=lambda named: _get_fit_statistics(named)["n_parameters"])
+    ordered = sorted(models, key=lambda model: _get_fit_statistics(model)["n_parameters"])
     return [_run_test(small, large) for small, large in pairwise(ordered)]
 
 
@@ -123,16 +118,16 @@ def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
     df = _get_fit_statistics(large)["n_parameters"] - _get_fit_statistics(small)["n_parameters"]
     if df < 1 or not _is_nested(small, large):
         raise FitError(
-            f"{small.name}, {large.name}: Expected nested models, got {_format_model(small)} and "
-            f"{_format_model(large)}. Compare their BIC, or rows held out."
+            f"{small.name}, {large.name}: {_format_model(small)} and {_format_model(large)} are "
+            "not nested. Compare their BIC, or held-out rows."
         )
     gain = (
         _get_fit_statistics(large)["log_likelihood"] - _get_fit_statistics(small)["log_likelihood"]
     )
     if gain < -_MAX_DECREASE:
         raise FitError(
-            f"{large.name}: Expected a likelihood above that of {small.name}, which it holds, got "
-            f"{-gain:.2f} nats less: it stopped short. Fit it again with another --seed."
+            f"{large.name}: the likelihood is {-gain:.2f} nats below that of its special case "
+            f"{small.name}, so the fit is not at its maximum. Fit it again with another --seed."
         )
     chi2 = max(2 * gain, 0.0)
     p = float(scipy.stats.chi2.sf(chi2, df))
@@ -140,36 +135,36 @@ def _run_test(small: ComparedModel, large: ComparedModel) -> dict[str, Any]:
 
 
 def _check_rows(small: ComparedModel, large: ComparedModel) -> None:
-    def rows(named: ComparedModel) -> tuple[Any, ...]:
-        manifest = named.manifest
+    def identify_rows(model: ComparedModel) -> tuple[Any, ...]:
+        manifest = model.manifest
         return manifest["dataset"]["digest"], manifest["split"], manifest["n_samples"]
 
-    if rows(small) != rows(large):
+    if identify_rows(small) != identify_rows(large):
         raise FitError(
-            f"{small.name}, {large.name}: Expected fits to the same rows, got others "
-            "(dataset, split). Fit both to the same."
+            f"{small.name}, {large.name} were fitted to different rows (dataset or split). "
+            "Fit both to the same rows."
         )
 
 
 def _is_nested(small: ComparedModel, large: ComparedModel) -> bool:
-    """Tell whether every model of the smaller kind is one of the larger."""
+    """Return whether the smaller model is a special case of the larger one."""
     a, b = small.manifest["hyperparameters"], large.manifest["hyperparameters"]
     same = ("prior_precision", "constant_features")
-    is_alike = all(a[name] == b[name] for name in same) and not a["prior_precision"]
-    return is_alike and b["equal_slopes"] == "no" and small.n_components <= large.n_components
+    is_comparable = all(a[name] == b[name] for name in same) and not a["prior_precision"]
+    return is_comparable and b["equal_slopes"] == "no" and small.n_components <= large.n_components
 
 
-def _get_fit_statistics(named: ComparedModel) -> Manifest:
-    told: Manifest = named.manifest["diagnostics"]["fit_statistics"]
-    return told
+def _get_fit_statistics(model: ComparedModel) -> Mapping[str, Any]:
+    statistics: Mapping[str, Any] = model.manifest["diagnostics"]["fit_statistics"]
+    return statistics
 
 
-def _format_model(named: ComparedModel) -> str:
-    settings = named.manifest["hyperparameters"]
-    components = f"{named.n_components} component{'s' if named.n_components != 1 else ''}"
-    told = (
+def _format_model(model: ComparedModel) -> str:
+    settings = model.manifest["hyperparameters"]
+    components = f"{model.n_components} component{'s' if model.n_components != 1 else ''}"
+    texts = (
         f", {name}={settings[name]}"
         for name in _SHOWN_SETTINGS
         if settings.get(name) not in _DEFAULT_VALUES
     )
-    return f"{named.manifest['model']} of {components}{''.join(told)}"
+    return f"{model.manifest['model']} with {components}{''.join(texts)}"

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flows.cli.summary import format_row_count
 
-_CONSOLE_WIDTH = 200  # a table that breaks its lines cannot be read
+_CONSOLE_WIDTH = 200  # wide enough not to break lines of the table
 LIKELIHOOD_MEASURES = (
     "log_likelihood",
     "lower_bound",
@@ -19,34 +19,34 @@ LIKELIHOOD_MEASURES = (
     "composite_log_likelihood",
 )
 _IN_SAMPLE_TEXTS = {
-    "all": "in-sample, fitted to these very rows",
+    "all": "in-sample, fitted to these rows",
     "some": "partly in-sample, fitted to some of these rows",
-    "unknown": "perhaps in-sample, the rows that were fitted are not there any more",
+    "unknown": "perhaps in-sample, as the fitted rows no longer exist",
 }
 _KIND_ORDER = {"exact": 0, "estimate": 0, "bound": 0, "pseudo": 1, "composite": 2, "none": 3}
 _KIND_TEXTS = {
     "exact": "exact",
-    "estimate": "log-likelihood by quadrature, draws or expectation propagation, ± for the choice "
-    "of rows and ± for the estimate",
+    "estimate": "log-likelihood by quadrature, draws or expectation propagation; the first ± is "
+    "for the choice of rows, the second for the estimate",
     "bound": "lower bound on the log-likelihood",
-    "pseudo": "sum over features given all others: of no use for comparing with log-likelihoods",
-    "composite": "sum over pairs of features: of no use for comparing with log-likelihoods",
-    "none": "the model offers no likelihood; compare bits, labels, marginals and pairs",
+    "pseudo": "sum over features given all others; not comparable with log-likelihoods",
+    "composite": "sum over pairs of features; not comparable with log-likelihoods",
+    "none": "the model has no likelihood; compare bits, labels, marginals and pairs",
 }
 
 
 _MAX_ITEMS = 30
 _BIAS_NAMES = {"odds_ratio": "odds ratio", "grade": "class"}
 _BIAS_NOTES = {
-    "mantel-haenszel": "odds ratio: above 1 the item favours the first group, among rows of equal "
-    "sum scores\nclass: A small or by chance, B moderate, C large",
-    "likelihood-ratio": "slopes, offsets: of the item in the first and the second group, where all "
-    "other items are shared; chi2 with 2 degrees of freedom",
+    "mantel-haenszel": "odds ratio: above 1, the item favours the first group among rows of equal "
+    "sum scores\nclass: A negligible or not significant, B moderate, C large",
+    "likelihood-ratio": "slopes, offsets: of the item in the first and the second group, if all "
+    "other items are equal in both; chi2 with 2 degrees of freedom",
 }
 
 
 def print_evaluation(summary: Mapping[str, Any]) -> None:
-    """Print the comparison, the differences of each artifact, and the warnings."""
+    """Print the comparison, the details of each artifact, and the warnings."""
     console = Console(width=_CONSOLE_WIDTH, soft_wrap=True, highlight=False)
     console.print(f"rows: {format_row_count(summary['n_samples'], summary['split'])}", markup=False)
     models = rank_models(summary["models"])
@@ -61,16 +61,16 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
         for line in _iter_model_details(model):
             console.print(line, markup=False)
     if any("pairs" in model for model in models):
-        judged, n_features = summary["n_features_judged"], summary["n_features"]
-        some = f", of {judged:,} features that were drawn" if judged < n_features else ""
+        n_compared, n_features = summary["n_features_judged"], summary["n_features"]
+        some = f", for {n_compared:,} randomly chosen features" if n_compared < n_features else ""
         console.print(f"implied: shares in {summary['n_drawn']:,} rows drawn from the model{some}")
     if bias := summary["item_bias"]:
         console.print(_make_bias_table(bias))
         console.print(_BIAS_NOTES[bias["test"]], markup=False)
     for test in summary["likelihood_ratio_tests"]:
         p = "< 0.0001" if test["p"] < 1e-4 else f"= {test['p']:.4f}"
-        told = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
-        console.print(f"likelihood ratio, {told}, {test['df']} df, p {p}", markup=False)
+        text = f"{test['larger']} over {test['smaller']}: χ² = {test['chi2']:.2f}"
+        console.print(f"likelihood ratio, {text}, {test['df']} df, p {p}", markup=False)
     for warning in summary["warnings"]:
         console.print(f"warning: {warning}", markup=False)
 
@@ -78,9 +78,9 @@ def print_evaluation(summary: Mapping[str, Any]) -> None:
 def _iter_header_lines(
     models: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Tell what the ranks are worth: which models know these rows, and which rows others know."""
+    """State which models were fitted to the evaluated rows, and what baselines were fitted to."""
     if n_folds := summary["folds"]:
-        yield f"held out: {n_folds} folds, each judged by models refitted to all rows but its own"
+        yield f"held out: {n_folds} folds, each evaluated by models refitted to all other rows"
         return
     for fitted, text in _IN_SAMPLE_TEXTS.items():
         if names := [model["name"] for model in models if model["rows_fitted"] == fitted]:
@@ -90,32 +90,35 @@ def _iter_header_lines(
         rows = "all rows" if baselines["split"] is None else f"split {baselines['split']}"
         if leading := baselines["leading_chunks"]:
             rows += f" of the first {leading} chunks"
-        why = "as the artifact" if baselines["as_artifact"] else "the artifact's data are not there"
-        yield f"without an artifact: fitted here to {rows} of {baselines['dataset']}, {why}"
+        reason = (
+            "as the artifact" if baselines["as_artifact"] else "the artifact's rows are missing"
+        )
+        yield f"baselines: fitted to {rows} of {baselines['dataset']}, {reason}"
 
 
 def rank_models(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Sort by the likelihood of a row, what has none last, by lost bits and labels."""
+    """Sort by likelihood per row, then by reconstruction and predicted labels."""
 
     def rank(model: Mapping[str, Any]) -> tuple[float, ...]:
-        found, lost = get_likelihood(model), model.get("nll_per_bit", float("inf"))
-        right = model.get("prediction", {}).get("accuracy", 0.0)
-        return _KIND_ORDER[model["kind"]], 0.0 if found is None else -found, lost, -right
+        likelihood, loss = get_likelihood(model), model.get("nll_per_bit", float("inf"))
+        accuracy = model.get("prediction", {}).get("accuracy", 0.0)
+        order = _KIND_ORDER[model["kind"]]
+        return order, 0.0 if likelihood is None else -likelihood, loss, -accuracy
 
     return sorted(models, key=rank)
 
 
 def get_likelihood(model: Mapping[str, Any]) -> float | None:
-    """Give the measure of likelihood of a row in nats, whatever its kind."""
+    """Return the likelihood measure of a model in nats per row, of any kind, or None."""
     return next((model[name] for name in LIKELIHOOD_MEASURES if name in model), None)
 
 
 def _make_comparison_table(models: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = ("model", "components", "nats a row", "bits a row", "kind")
+    columns = ("model", "components", "nats per row", "bits per row", "kind")
     labels = ["labels"] if any("prediction" in model for model in models) else []
     pairs = ["pairs rmse (by chance)"] if any("pairs" in model for model in models) else []
-    for name in (*columns, "wrong bits", "nats a bit", *labels, *pairs):
+    for name in (*columns, "wrong bits", "nats per bit", *labels, *pairs):
         table.add_column(name, justify="left" if name in ("model", "kind") else "right")
     for model in models:
         table.add_row(
@@ -131,28 +134,26 @@ def _make_comparison_table(models: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _format_prediction(found: Mapping[str, Any]) -> str:
-    """Tell how well labels are predicted; nothing of a model that predicts none."""
-    if "accuracy" in found:
-        return f"{found['accuracy']:.2%} right"
-    return f"R² {found['r2']:.4f}" if found.get("r2") is not None else ""
+def _format_prediction(prediction: Mapping[str, Any]) -> str:
+    if "accuracy" in prediction:
+        return f"{prediction['accuracy']:.2%} right"
+    return f"R² {prediction['r2']:.4f}" if prediction.get("r2") is not None else ""
 
 
 def _format_pair_rmse(model: Mapping[str, Any]) -> str:
-    """Tell how far pairs are off; nothing of a model that draws no rows."""
     if "pairs" not in model:
         return ""
     return f"{model['pairs']['rmse']:.4f} ({model['pairs']['rmse_by_chance']:.4f})"
 
 
 def _format_likelihood(model: Mapping[str, Any]) -> tuple[str, str]:
-    found = get_likelihood(model)
-    if found is None:
+    likelihood = get_likelihood(model)
+    if likelihood is None:
         return "", ""
     estimated = (
         f" ± {_format_error(model['estimation_error'])}" if model["kind"] == "estimate" else ""
     )
-    return f"{found:.4f} ± {model['standard_error']:.4f}{estimated}", f"{model['bits']:.4f}"
+    return f"{likelihood:.4f} ± {model['standard_error']:.4f}{estimated}", f"{model['bits']:.4f}"
 
 
 def _format_error(error: float) -> str:
@@ -160,7 +161,7 @@ def _format_error(error: float) -> str:
 
 
 def _iter_model_details(model: Mapping[str, Any]) -> Iterator[str]:
-    """Tell where a fitted model differs most from the data."""
+    """Describe where a fitted model differs most from the data."""
     if model["artifact"] is not None:
         if "folds" not in model:
             yield f"\n{model['name']}: {model['model']}"
@@ -177,31 +178,34 @@ def _iter_model_details(model: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"warning: {model['name']}: {warning}" for warning in model["warnings"])
 
 
-def _iter_prediction_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Tell how well labels are predicted, and how well by chance."""
-    if "accuracy" in found:
-        right = f"{found['accuracy']:.4f} ± {found['standard_error']:.4f} right"
-        alone = f"{found['commonest']:.4f} by the commonest alone"
-        yield f"  {found['column']}: {right} of {found['rows']:,} rows, {alone}"
-    elif found:
-        r2 = "no R², all are the same" if found["r2"] is None else f"R² {found['r2']:.4f}"
-        yield f"  {found['column']}: {r2}, error {found['rmse']:.4g} in {found['rows']:,} rows"
+def _iter_prediction_lines(prediction: Mapping[str, Any]) -> Iterator[str]:
+    """Describe how well labels are predicted, compared with the commonest label alone."""
+    if not prediction:
+        return
+    column, rows = prediction["column"], f"{prediction['rows']:,} rows"
+    if "accuracy" in prediction:
+        accuracy = f"{prediction['accuracy']:.4f} ± {prediction['standard_error']:.4f} right"
+        baseline = f"{prediction['commonest']:.4f} by always predicting the commonest label"
+        yield f"  {column}: {accuracy} of {rows}, {baseline}"
+    else:
+        r2 = "no R², as all are equal" if prediction["r2"] is None else f"R² {prediction['r2']:.4f}"
+        yield f"  {column}: {r2}, error {prediction['rmse']:.4g} in {rows}"
 
 
 def _make_bias_table(bias: Mapping[str, Any]) -> Table:
-    """Lay out which items favour a group, the most biased first."""
+    """List the items that favour a group, the most biased first."""
     (reference, focal), rows = (bias["reference"], bias["focal"]), bias["rows"]
     title = f"{bias['column']}: {reference} ({rows[0]:,} rows) against {focal} ({rows[1]:,})"
     if trait := bias.get("focal_trait"):
         title += f", whose trait has mean {trait['mean']:.2f} and sd {trait['sd']:.2f}"
     table = Table(box=None, padding=(0, 2, 0, 0), title=escape(title), title_justify="left")
     table.add_column("item")
-    named = [name for name in bias["items"][0] if name != "feature"]
-    for name in named:
+    columns = [name for name in bias["items"][0] if name != "feature"]
+    for name in columns:
         table.add_column(_BIAS_NAMES.get(name, name), justify="right")
     for item in bias["items"][:_MAX_ITEMS]:
         table.add_row(
-            escape(item["feature"]), *(_format_bias_cell(name, item[name]) for name in named)
+            escape(item["feature"]), *(_format_bias_cell(name, item[name]) for name in columns)
         )
     return table
 
@@ -210,7 +214,7 @@ def _format_bias_cell(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return ", ".join(f"{one:.2f}" for one in value)
+        return ", ".join(f"{number:.2f}" for number in value)
     return f"{value:.4f}" if name == "p" else f"{value:.2f}"
 
 
@@ -219,7 +223,7 @@ _NEIGHBOURHOODS, _NEIGHBOUR_LABELS = "neighbourhoods", "neighbour_labels"
 
 
 def print_code_quality(models: Sequence[ModelSummary], console: Console) -> None:
-    """Print what neighbours by codes are worth, the best first; nothing where no codes differ."""
+    """Print how well codes keep neighbourhoods and predict the label, best model first."""
     if not (
         shown := sorted(
             (m for m in models if _NEIGHBOURHOODS in m or _NEIGHBOUR_LABELS in m),
@@ -235,56 +239,57 @@ def print_code_quality(models: Sequence[ModelSummary], console: Console) -> None
 
 
 def _make_code_sort_key(model: ModelSummary) -> tuple[float, float]:
-    near, found = model.get(_NEIGHBOURHOODS, {}), model.get(_NEIGHBOUR_LABELS, {})
-    return -found.get("accuracy", 0.0), -near.get("trustworthiness", 0.0)
+    neighbourhoods, labels = model.get(_NEIGHBOURHOODS, {}), model.get(_NEIGHBOUR_LABELS, {})
+    return -labels.get("accuracy", 0.0), -neighbourhoods.get("trustworthiness", 0.0)
 
 
 def _iter_code_header_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
-    """Tell which rows are compared with which."""
-    for near in _select_results(models, _NEIGHBOURHOODS)[:1]:
-        rows = _format_rows(near["rows"], near["of"])
-        yield f"\ncodes: each row's {near['n_neighbors']} nearest, among {rows}"
-    told = {
-        f"{found['column']} of {_format_rows(found['rows'], found['of'])}: told by the "
-        f"{found['n_neighbors']} nearest of {_format_rows(found['neighbours'], found['neighbours_of'])} "
-        "fitted"
-        for found in _select_results(models, _NEIGHBOUR_LABELS)
+    """State which rows are compared."""
+    for result in _select_results(models, _NEIGHBOURHOODS)[:1]:
+        rows = _format_rows(result["rows"], result["of"])
+        yield f"\ncodes: the {result['n_neighbors']} nearest neighbours of each row, among {rows}"
+    lines = {
+        f"{result['column']} of {_format_rows(result['rows'], result['of'])}: predicted by the "
+        f"{result['n_neighbors']} nearest of "
+        f"{_format_rows(result['neighbours'], result['neighbours_of'])} fitted"
+        for result in _select_results(models, _NEIGHBOUR_LABELS)
     }
-    yield from sorted(told)
+    yield from sorted(lines)
 
 
 def _make_code_table(models: Sequence[ModelSummary]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     labels = _select_results(models, _NEIGHBOUR_LABELS)
-    told = [f"{labels[0]['column']} by codes", "by bits"] if labels else []
-    for name in ("model", "components", "trustworthiness", "continuity", *told):
+    columns = [f"{labels[0]['column']} by codes", "by bits"] if labels else []
+    for name in ("model", "components", "trustworthiness", "continuity", *columns):
         table.add_column(name, justify="left" if name == "model" else "right")
     for model in models:
-        near, found = model.get(_NEIGHBOURHOODS), model.get(_NEIGHBOUR_LABELS)
+        near, label = model.get(_NEIGHBOURHOODS), model.get(_NEIGHBOUR_LABELS)
         table.add_row(
             model["name"],
             f"{model['n_components']}",
             *(f"{near[name]:.3f}" if near else "" for name in ("trustworthiness", "continuity")),
-            *(_format_accuracy(found, by) for by in ("", "_by_bits") if labels),
+            *(_format_accuracy(label, by) for by in ("", "_by_bits") if labels),
         )
     return table
 
 
-def _format_accuracy(found: Mapping[str, Any] | None, by: str) -> str:
-    if found is None:
+def _format_accuracy(result: Mapping[str, Any] | None, by: str) -> str:
+    if result is None:
         return ""
-    return f"{found['accuracy' + by]:.1%} ± {found['standard_error' + by]:.1%}"
+    return f"{result['accuracy' + by]:.1%} ± {result['standard_error' + by]:.1%}"
 
 
 def _iter_code_footer_lines(models: Sequence[ModelSummary]) -> Iterator[str]:
-    """Tell what chance would give."""
+    """Explain the columns, and give the values for chance."""
     if _select_results(models, _NEIGHBOURHOODS):
-        yield "trustworthiness: 1 where neighbours by codes are neighbours by bits, 0.5 by chance"
-        yield "continuity: 1 where neighbours by bits are neighbours by codes, 0.5 by chance"
-    for found in _select_results(models, _NEIGHBOUR_LABELS)[:1]:
-        yield f"{found['column']}: {found['commonest']:.1%} by the commonest alone"
-        if found["rows_without"]:
-            yield f"{found['column']}: rows without one, left out: {found['rows_without']:,}"
+        yield "trustworthiness: 1 if neighbours by codes are neighbours by bits; 0.5 by chance"
+        yield "continuity: 1 if neighbours by bits are neighbours by codes; 0.5 by chance"
+    for result in _select_results(models, _NEIGHBOUR_LABELS)[:1]:
+        column, n_without = result["column"], result["rows_without"]
+        yield f"{column}: {result['commonest']:.1%} by always predicting the commonest label"
+        if n_without:
+            yield f"{column}: {n_without:,} rows without a label are left out"
 
 
 def _select_results(models: Sequence[ModelSummary], name: str) -> list[Mapping[str, Any]]:

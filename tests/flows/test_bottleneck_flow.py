@@ -87,7 +87,7 @@ def test_texts_are_predicted_of_rows_that_were_not_fitted(cli, folder, fitted):
     assert told["accuracy"] > 0.98
     assert told["commonest"] < 0.6
     assert found["kind"] == "none"
-    assert any("10 rows have no label, and are left out" in text for text in found["warnings"])
+    assert any("10 rows have no label and are left out" in text for text in found["warnings"])
     given = ("--dataset", folder / "d.zarr", "--artifact", artifact)
     done = cli("evaluate", *given, "--split", "test")
     assert f"{told['accuracy']:.2%} right" in done.out

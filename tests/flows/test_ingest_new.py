@@ -136,7 +136,7 @@ def test_roles_are_those_of_the_first_time(cli, bits):
     [
         (["nowhere", "--new"], "nowhere: Expected a folder that files arrive in"),
         (["a.csv", "--new"], "a.csv: Expected a folder that files arrive in"),
-        (["incoming", "--new", "--append"], "Expected one of --append, --overwrite and --new"),
+        (["incoming", "--new", "--append"], "--append, --overwrite and --new cannot be combined"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(cli, bits, arguments, words):

@@ -21,7 +21,7 @@ from flows import evaluate, sample, transform
 from flows.cli.user_errors import is_bad_input
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
-from flows.evaluating.options import EvaluateOptions
+from flows.evaluating.stages import EvaluateOptions
 from flows.report.page import build_report, write_report
 from flows.report.subject import load_report_inputs
 from pipeline.api import functions as api

@@ -16,7 +16,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
 from flows import evaluate, export, fit, ingest, neighbours, sample, transform
-from flows.evaluating.options import EvaluateOptions
+from flows.evaluating.stages import EvaluateOptions
 from flows.fitting.options import FitOptions
 from flows.report.flow import report
 from flows.report.options import ReportOptions
