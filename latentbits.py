@@ -1,6 +1,6 @@
 """Latent-variable models of binary data too large for one array in memory.
 
-`fit_model`, `transform` and `evaluate` work on datasets, on disk (`open_dataset`) or made of arrays and
+`fit`, `transform` and `evaluate` work on datasets, on disk (`open_dataset`) or made of arrays and
 data frames (`from_numpy`, `from_dataframe`). `ClippedPCA`, `LatentTrait` and every other model are
 scikit-learn estimators: `pipeline.api.estimators` says what they have in common.
 """
@@ -93,7 +93,7 @@ def from_dataframe(
     df
         All columns but those named below are features: 0, 1, True, False or missing. An xarray
         DataArray is (row, feature), a Dataset has `values` and maybe `observed`, as
-        `build_xarray` gives it.
+        `to_xarray` gives it.
     segment
         Name of the column, in xarray of the variable, with each row's segment.
     keep

@@ -37,8 +37,8 @@ from pipeline.inference.sample import (
     iter_sampling_tasks,
 )
 from pipeline.models.capabilities import check_can_sample
-from storage.artifacts.artifact_reader import ArtifactReader
-from storage.dataset.bits import unpack_rows
+from storage.artifacts.artifacts import ArtifactReader
+from storage.dataset.chunks import unpack_rows
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.writer import create_dataset
 from storage.format.schema import DATASET_FORMAT

@@ -44,7 +44,7 @@ from pipeline.passes.row_ranges import (
     count_rows_by_chunk,
 )
 from pipeline.random import RowRandom
-from storage.artifacts.artifact_reader import ArtifactReader
+from storage.artifacts.artifacts import ArtifactReader
 from storage.codes.codes import Codes, CodesWriter, open_codes, seal_codes
 from storage.codes.unfinished_codes import UnfinishedCodes
 from storage.dataset.dataset import BinaryDataset

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +30,20 @@ _DEAD_ENDPOINTS = {
     "GCE_METADATA_HOST": "127.0.0.1:9",
     "GCE_METADATA_IP": "127.0.0.1:9",
 }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most parameters of tests marked `few(n)`, and slow laws of a model, to the matrix."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        seen[name] += 1
+        few = item.get_closest_marker("few")
+        facts = getattr(getattr(item, "module", None), "FACTS", None)
+        is_slow = facts is not None and name.rpartition("::")[2] in facts.slow
+        if is_slow or (few is not None and seen[name] > few.args[0]):
+            item.add_marker(pytest.mark.matrix)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -96,17 +111,17 @@ def store_proxy(store: StoreServer) -> Iterator[tuple[FaultyProxy, str]]:
 
 
 @pytest.fixture
-def faulty(proxied_store: tuple[FaultyProxy, str]) -> FaultyProxy:
+def faulty(store_proxy: tuple[FaultyProxy, str]) -> FaultyProxy:
     """The proxy before the store of `faulty_bucket`: give it a fault."""
-    return proxied_store[0]
+    return store_proxy[0]
 
 
 @pytest.fixture
 def faulty_bucket(
-    store: StoreServer, proxied_store: tuple[FaultyProxy, str], monkeypatch: pytest.MonkeyPatch
+    store: StoreServer, store_proxy: tuple[FaultyProxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """The URL of a bucket behind the proxy."""
-    yield from _open_test_bucket(store, proxied_store[1], monkeypatch)
+    yield from _open_test_bucket(store, store_proxy[1], monkeypatch)
 
 
 @pytest.fixture(scope="session")

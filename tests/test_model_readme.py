@@ -33,24 +33,31 @@ def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def list_commands() -> list[list[str]]:
-    """Those of the page, on data made here."""
+    """Those of the page, on data made page_folder."""
     lines = re.findall(r"^    python -m (flows\.fit .*)$", README, flags=re.MULTILINE)
     return [line.replace("example:digits", "d.zarr").split() for line in lines]
 
 
-def test_the_commands_of_the_page_work(here: Path, cli: Any, monkeypatch: Any) -> None:
+def test_the_commands_of_the_page_work(page_folder: Path, cli: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     fit, show = list_commands()
     with start_command(*fit) as started:  # with worker processes, which find the file as well
         assert started.wait()[0] == 0
     assert cli("fit", *show[1:]).code == 0
-    use = ("--dataset", here / "d.zarr", "--artifact", here / "runs/d", "--output", "z.zarr")
+    use = (
+        "--dataset",
+        page_folder / "d.zarr",
+        "--artifact",
+        page_folder / "runs/d",
+        "--output",
+        "z.zarr",
+    )
     monkeypatch.setenv("LATENTBITS_MODELS", "two_kinds:TwoKinds")
     assert cli("transform", *use).code == 0
     assert open_codes("z.zarr")["mean"].shape == (3000, 2)
 
 
-def test_it_finds_what_the_mixture_here_finds(here: Path) -> None:
+def test_it_finds_what_the_mixture_here_finds(page_folder: Path) -> None:
     dataset = open_dataset("d.zarr")
     found = api.fit(dataset, "two_kinds:TwoKinds", smoothing=0.1)
     known = api.fit(dataset, BernoulliMixture.name, components=2)

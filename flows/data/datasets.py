@@ -17,7 +17,7 @@ from pipeline.data.blocks import RowSource
 from pipeline.statistics.labels import SEGMENT
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.errors import DataError, FolderInUseError
-from storage.examples.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
+from storage.examples import EXAMPLE_PREFIX, compute_examples_digest, format_example_slug
 
 ALL_ROWS, TRAIN, TEST = "all", "train", "test"
 

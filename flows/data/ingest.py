@@ -29,7 +29,7 @@ from storage.dataset.writer import (
     create_dataset,
 )
 from storage.errors import DataError, FolderInUseError
-from storage.examples.examples import EXAMPLE_PREFIX, open_example
+from storage.examples import EXAMPLE_PREFIX, open_example
 from storage.sources import (
     NewFiles,
     ReadOptions,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import iter_results_in_order
-from storage.dataset.bits import pack_rows, unpack_rows
+from storage.dataset.chunks import pack_rows, unpack_rows
 from storage.sources import SourceBatch
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 
 from flows.fitting.job import FitJob
-from storage.artifacts.packed import load_packed, write_packed
+from storage.artifacts.artifacts import load_packed, write_packed
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import MANIFEST_NAME
 

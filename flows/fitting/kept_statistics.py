@@ -20,7 +20,7 @@ from pipeline.executors.code_digest import digest_modules
 from pipeline.passes.collect import KeptSums
 from pipeline.passes.map_reduce import MergedChunks
 from pipeline.statistics.base import Statistics
-from storage.artifacts.packed import PackedArrays, load_packed, select_prefix, write_packed
+from storage.artifacts.artifacts import PackedArrays, load_packed, select_prefix, write_packed
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 from storage.format.manifest_schemas import check_schema

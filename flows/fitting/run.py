@@ -10,7 +10,7 @@ from flows.fitting.job import FitJob, FitPlan
 from flows.fitting.stages import run_fit_stages
 from flows.running.flow import StageRunner
 from pipeline.errors import FitError
-from storage.dataset.kept_chunks import clear_chunk_cache
+from storage.dataset.chunks import clear_chunk_cache
 
 
 def run_fit(plan: FitPlan) -> dict[str, Any]:

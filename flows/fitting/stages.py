@@ -33,10 +33,9 @@ from pipeline.fitting.loop import (
     collect_first_statistics,
     collect_pass_statistics,
     fit_model,
-    initialize_fit,
+    start_fit,
 )
-from pipeline.fitting.pair_work import get_pair_job_label, make_pair_job, state_from_results
-from pipeline.models.capabilities import CanWarmStart
+from pipeline.fitting.pair_work import PairJob, get_pair_job_label
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.passes.feature_strips import FeaturePairJob, make_square_rows
@@ -44,7 +43,7 @@ from pipeline.passes.row_ranges import RangeResults
 from pipeline.statistics.base import Statistics
 from storage.artifacts.artifacts import PAIRS_FOLDER, NamedArray, write_artifact
 from storage.codes.codes import open_codes, seal_codes
-from storage.codes.results import ResumableResults
+from storage.codes.unfinished_codes import ResumableResults
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import parse_path, replace_folder
 
@@ -99,13 +98,30 @@ def _collect_first_statistics(job: FitJob) -> Statistics:
 
 
 def _run_pair_work(job: FitJob, states: CheckpointStore, first: Statistics) -> None:
-    """Do the work before all passes, but what another try or run did, and save the state."""
+    """Do the pair work, unless an earlier try or run did it, and save the state."""
     if states.latest is not None:
         return
-    state = _make_initial_state(job, first)
-    # Free memory changes: without a limit that was given, bytes must not depend on it.
+    states.save(_make_initial_state(job, first))
+
+
+def _make_initial_state(job: FitJob, first: Statistics) -> FitState:
+    """Create the state before all passes, with the results of pair work if the model has any."""
+    # Free memory changes: unless the user set a limit, results must not depend on it.
     spare = None if job.options.memory is None else job.memory_budget - job.minimum_memory
-    work = make_pair_job(job.model, state, job.rows, spare)
+    return start_fit(
+        job.model,
+        first,
+        job.rows,
+        job.executor,
+        job.options.seed,
+        initial_params=None if job.initial_fit is None else job.initial_fit.params,
+        run_pairs=partial(_write_pair_results, job),
+        spare_memory=spare,
+    )
+
+
+def _write_pair_results(job: FitJob, work: PairJob) -> RangeResults:
+    """Run pair work and write its results to the work folder, from where they are read back."""
     written = ResumableResults(job.run_folder.work_folder / PAIRS_FOLDER)
     lengths = work.count_per_chunk(job.executor)
     length = work.choose_range_length(sum(lengths))
@@ -122,16 +138,7 @@ def _run_pair_work(job: FitJob, states: CheckpointStore, first: Statistics) -> N
     read = (
         StripReader(codes, job.row_memory) if isinstance(work, FeaturePairJob) else codes.read_chunk
     )
-    results = RangeResults(codes.n_chunks, read)
-    states.save(state_from_results(job.model, state, results, job.executor, job.options.seed))
-
-
-def _make_initial_state(job: FitJob, first: Statistics) -> FitState:
-    """Make the state before all passes, at the parameters of an earlier fit where that is asked."""
-    state = initialize_fit(job.model, first, job.options.seed)
-    if job.initial_fit is not None and isinstance(job.model, CanWarmStart):
-        state = job.model.warm_start(state, job.initial_fit.params)
-    return state
+    return RangeResults(codes.n_chunks, read)
 
 
 class PassStart(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.codes.codes import Codes
-from storage.dataset.kept_chunks import get_or_read_chunk
+from storage.dataset.chunks import get_or_read_chunk
 
 
 @dataclass(frozen=True)

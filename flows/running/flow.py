@@ -26,7 +26,7 @@ from flows.running.server import check_scheduled_run, run_with_server
 from pipeline.errors import ClusterLost, FitError
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from storage.dataset.kept_chunks import clear_chunk_cache
+from storage.dataset.chunks import clear_chunk_cache
 from storage.errors import FolderInUseError, StoreUnreachableError
 
 if TYPE_CHECKING:

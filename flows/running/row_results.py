@@ -17,7 +17,7 @@ from pipeline.passes.row_ranges import (
     write_range,
 )
 from storage.codes.codes import CodeArraySpec, CodesWriter, create_codes
-from storage.codes.results import ResumableResults
+from storage.codes.unfinished_codes import ResumableResults
 
 
 def write_row_ranges(

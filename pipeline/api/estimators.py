@@ -1,7 +1,7 @@
 """Every model as a scikit-learn estimator: `ClippedPCA`, `LatentTrait` and so on, made when asked.
 
 Arguments are the model's settings, with its defaults, and three that all have: `binarize`,
-`random_state` and `n_jobs`. X is dense, and NaN where a value is missing. After `fit_model`, `fitted_` is
+`random_state` and `n_jobs`. X is dense, and NaN where a value is missing. After `fit`, `fitted_` is
 what `pipeline.api.functions.fit` gives.
 
 Models of segments (BLICA, BinaryICALikelihood, LinearIVAE, Bottleneck) take y as the segment of
@@ -133,7 +133,7 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         Parameters
         ----------
         X, y, segments
-            As for `fit_model`; models of segments take the mean of those fitted where neither is given.
+            As for `fit`; models of segments take the mean of those fitted where neither is given.
 
         Raises
         ------

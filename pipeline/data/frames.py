@@ -34,7 +34,7 @@ def make_table_from_frame(
     df
         A frame that Narwhals knows, of pandas or Polars for one, whose other columns are the
         features. Or an xarray DataArray (row, feature), or a Dataset with `values` and maybe
-        `observed`, as `build_xarray` gives it.
+        `observed`, as `to_xarray` gives it.
     segment, keep
         Names of the columns, in xarray of the variables, with each row's segment, and to keep.
     features

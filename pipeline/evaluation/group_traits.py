@@ -177,7 +177,7 @@ class GroupTraits(Model):
         return np.append(params.items, params.focal)
 
     def unpack_params(self, params: GroupParams, packed: Array, n_samples: int) -> Any:
-        """Undo `pack_matrix`."""
+        """Undo `packed`."""
         return GroupParams(packed[:-2].reshape(-1, 2).copy(), packed[-2:].copy())
 
 

@@ -38,7 +38,7 @@ def iter_results_in_order(
     ahead: int,
     drop: Callable[[F], object] = lambda left: None,
 ) -> Generator[R]:
-    """Keep up to `read_ahead` submitted items under way, so that memory does not grow with them.
+    """Keep up to `ahead` submitted items under way, so that memory does not grow with them.
 
     Those that are left when a result fails, or nobody takes them, are dropped. Whether the results
     are wanted at all is asked after each.

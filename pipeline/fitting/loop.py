@@ -17,6 +17,7 @@ from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
 from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
 from pipeline.fitting.pair_work import (
+    PairJob,
     get_pair_job_label,
     make_pair_job,
     run_in_memory,
@@ -29,6 +30,7 @@ from pipeline.models.capabilities import (
     CanAccelerate,
     CanLearnLocally,
     CanPrepare,
+    CanWarmStart,
     HasInformationPass,
 )
 from pipeline.models.state import Arrays, FitState
@@ -43,6 +45,7 @@ from pipeline.passes.collect import (
     count_parts_per_group,
     sum_blocks,
 )
+from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
 from pipeline.statistics.base import Statistics
 from pipeline.statistics.several_starts import MultiStartStatistics
@@ -89,6 +92,48 @@ def initialize_fit(model: Model, first: Statistics, seed: int) -> FitState:
     check_seed(seed)
     with limit_blas_threads():
         return model.initialize(first, np.random.default_rng(seed))
+
+
+def start_fit(
+    model: Model,
+    first: Statistics,
+    rows: RowSource,
+    executor: Executor,
+    seed: int,
+    *,
+    initial_params: Any = None,
+    run_pairs: Callable[[PairJob], RangeResults] | None = None,
+    spare_memory: int | None = None,
+    progress: Progress = ignore_progress,
+) -> FitState:
+    """Create the state before the first pass, and do the model's pair work if it has any.
+
+    Parameters
+    ----------
+    model, rows, executor, seed, progress
+        As for `fit_model`.
+    first
+        The model's first statistics, of all rows.
+    initial_params
+        Parameters of an earlier fit to begin at, if the model can.
+    run_pairs
+        Runs pair work and returns its results; by default they stay in the memory of this process.
+    spare_memory
+        Bytes that tasks of pair work may need beyond `model.estimate_memory`; None is no limit.
+
+    Raises
+    ------
+    FitError
+        If the seed is out of range, or the model cannot use the data.
+    """
+    state = initialize_fit(model, first, seed)
+    if initial_params is not None and isinstance(model, CanWarmStart):
+        state = model.warm_start(state, initial_params)
+    if get_pair_job_label(model, rows.n_features):
+        job = make_pair_job(model, state, rows, spare_memory)
+        results = run_pairs(job) if run_pairs else run_in_memory(job, executor, progress)
+        state = state_from_results(model, state, results, executor, seed)
+    return state
 
 
 def check_seed(seed: int) -> None:
@@ -304,12 +349,8 @@ def fit_model(
         If the data or the hyperparameters cannot be used.
     """
     if state is None:
-        state = initialize_fit(
-            model, collect_first_statistics(model, rows, executor, seed, progress), seed
-        )
-        if get_pair_job_label(model, rows.n_features):
-            found = run_in_memory(make_pair_job(model, state, rows), executor, progress)
-            state = state_from_results(model, state, found, executor, seed)
+        first = collect_first_statistics(model, rows, executor, seed, progress)
+        state = start_fit(model, first, rows, executor, seed, progress=progress)
     if is_stage_over(model.get_convergence_criterion(state), state.history):
         state = replace(state, done=True)  # pair work was all that it needed
     counted = model.counts_key(rows.n_features) is not None

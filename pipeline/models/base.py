@@ -31,8 +31,8 @@ class Model(Protocol):
     A model has parameters of single segments where an array of `params` has the dimension
     `segment`. It then has two whole-numbered arrays (segment,) that no other model has: `segments`,
     the index that each has in the data fitted, once each, and `segment_rows`, its rows there.
-    `map_fitted_segments.fitted_segments` reads them. A block's segment, and those that `sample` and
-    `reconstruct` take, are such indices; any other, `map_fitted_segments.UNKNOWN` for one, stands for
+    `segments.map_fitted_segments` reads them. A block's segment, and those that `sample` and
+    `reconstruct` take, are such indices; any other, `segments.UNKNOWN` for one, stands for
     the mean of the segments fitted. To other models segments do not matter.
     """
 

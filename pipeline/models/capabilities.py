@@ -106,7 +106,7 @@ class CanReconstruct(Protocol):
     ) -> Array:
         """Give P(x = 1 | codes, segments), (n_samples, n_features).
 
-        `segments` is (n_samples,); without it all are `map_fitted_segments.UNKNOWN`.
+        `segments` is (n_samples,); without it all are `segments.UNKNOWN`.
         """
         ...
 
@@ -206,7 +206,7 @@ class CanAccelerate(Protocol):
         ...
 
     def unpack_params(self, params: Any, packed: Array, n_samples: int) -> Any:
-        """Undo `pack_matrix`, all else as in `params`; back within what so many rows allow."""
+        """Undo `packed`, all else as in `params`; back within what so many rows allow."""
         ...
 
 

@@ -50,7 +50,7 @@ NO_KEPT_SUMS: KeptSums[Any] = KeptSums()
 class GroupTask(NamedTuple, Generic[S]):
     """Chunks to sum, and what comes before them in their group, if that was kept.
 
-    From the block `select_prefix` of the group on, every `count_parts_per_group`-th is summed.
+    From the block `part` of the group on, every `count_parts_per_group`-th is summed.
     """
 
     tile: Tile | None

@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.display import Facts, StorageReprMixin, list_codes_facts
+from storage.display import Facts, StorageReprMixin, build_xarray, list_codes_facts
 from storage.errors import DataError, StoreUnreachableError
 from storage.format.manifests import read_manifest, write_manifest
 from storage.format.schema import (
@@ -22,7 +22,6 @@ from storage.format.schema import (
     has_chunk,
     open_checked_array,
 )
-from storage.labelled import build_xarray
 from storage.stores.locations import (
     AnyPath,
     checksum,

@@ -12,15 +12,8 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.dataset import bits
+from storage.dataset.chunks import list_occupied_slots, pack_rows, transpose_bits
 from storage.dataset.dataset import BinaryDataset, open_dataset
-from storage.dataset.layout import (
-    PendingRows,
-    concatenate_rows,
-    count_fitting_rows,
-    lay_out_blocks,
-    list_occupied_slots,
-)
 from storage.dataset.levels import Codebook, LevelsWriter, encode_texts, make_codebook
 from storage.errors import DataError
 from storage.format.manifests import write_manifest
@@ -43,6 +36,62 @@ from storage.format.schema import (
     open_checked_array,
 )
 from storage.stores.locations import AnyPath, checksum
+
+
+@dataclass
+class PendingRows:
+    """Row-packed rows that wait for their chunk."""
+
+    values: NDArray[np.uint8]
+    observed: NDArray[np.uint8] | None
+    segments: NDArray[np.int32]
+    columns: dict[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def slice_rows(self, rows: slice) -> PendingRows:
+        """Cut out consecutive rows."""
+        observed = None if self.observed is None else self.observed[rows]
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return PendingRows(self.values[rows], observed, self.segments[rows], columns)
+
+
+def concatenate_rows(parts: list[PendingRows]) -> PendingRows:
+    """Put parts one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    observed = None
+    if any(part.observed is not None for part in parts):
+        observed = np.concatenate(
+            [np.full_like(p.values, 255) if p.observed is None else p.observed for p in parts]
+        )
+    columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
+    values = np.concatenate([part.values for part in parts])
+    return PendingRows(values, observed, np.concatenate([part.segments for part in parts]), columns)
+
+
+def count_fitting_rows(segments: NDArray[np.int32], n_words: int) -> int:
+    """Count the leading rows whose blocks, each from a word boundary, fit into a chunk."""
+    segments = segments[: 64 * n_words]
+    opens_word = _rank_within_segments(segments) % 64 == 0
+    return int(np.searchsorted(np.cumsum(opens_word), n_words, side="right"))
+
+
+def _rank_within_segments(segments: NDArray[np.int32]) -> NDArray[np.int64]:
+    order = np.argsort(segments, kind="stable")
+    _, starts, sizes = np.unique(segments[order], return_index=True, return_counts=True)
+    rank = np.empty(len(segments), np.int64)
+    rank[order] = np.arange(len(segments)) - np.repeat(starts, sizes)
+    return rank
+
+
+def lay_out_blocks(segments: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Lay out segments in index order: (segment, first word, number of rows) each."""
+    names, sizes = np.unique(segments, return_counts=True)
+    n_words = -(-sizes // 64)
+    return np.column_stack([names, np.cumsum(n_words) - n_words, sizes]).astype(np.int64)
+
 
 _DEFAULT_SEGMENT = "all"
 _MAX_INT64 = np.iinfo(np.int64).max
@@ -108,9 +157,9 @@ class DatasetWriter:
                 f"Expected {len(self.feature_names)} features in every batch, "
                 f"got {batch.X.shape[1]}. Check the sources."
             )
-        values, observed = bits.pack_rows(batch.X), None
+        values, observed = pack_rows(batch.X), None
         if batch.observed is not None and not batch.observed.all():
-            observed = bits.pack_rows(batch.observed)
+            observed = pack_rows(batch.observed)
             values &= observed
         rows = PendingRows(
             values,
@@ -224,7 +273,7 @@ class DatasetWriter:
     def _lay_out_bits(self, rows: NDArray[np.uint8], slots: NDArray[np.int64]) -> NDArray[np.uint8]:
         placed = np.zeros((64 * self.words_per_chunk, rows.shape[1]), np.uint8)
         placed[slots] = rows
-        return bits.transpose(placed)[: len(self.feature_names)]
+        return transpose_bits(placed)[: len(self.feature_names)]
 
     def _lay_out_column(
         self, spec: ArraySpec, values: NDArray[Any], slots: NDArray[np.int64]

@@ -12,15 +12,30 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.dataset.bits import unpack_slots
-from storage.dataset.chunk import Chunk, Words, make_empty_chunk, mark_missing_texts
-from storage.dataset.damage import make_damaged_dataset_error, make_unreadable_error
-from storage.dataset.kept_chunks import get_or_read_chunk
-from storage.dataset.layout import list_occupied_slots
+from storage.dataset.chunks import (
+    Chunk,
+    Words,
+    get_or_read_chunk,
+    list_occupied_slots,
+    make_empty_chunk,
+    mark_missing_texts,
+    unpack_slots,
+)
 from storage.dataset.levels import Levels
-from storage.dataset.table_checks import check_chunk_shape, check_tables
-from storage.dataset.tables import read_table
-from storage.display import Facts, StorageReprMixin, list_dataset_facts
+from storage.dataset.tables import (
+    check_chunk_shape,
+    check_tables,
+    make_damaged_dataset_error,
+    make_unreadable_error,
+    read_table,
+)
+from storage.display import (
+    Facts,
+    StorageReprMixin,
+    build_row_variables,
+    build_xarray,
+    list_dataset_facts,
+)
 from storage.errors import DamagedChunkError, DataError
 from storage.format.manifests import read_manifest
 from storage.format.schema import (
@@ -30,7 +45,6 @@ from storage.format.schema import (
     has_chunk,
     open_checked_array,
 )
-from storage.labelled import build_row_variables, build_xarray
 from storage.stores.locations import AnyPath, checksum, open_group, parse_path
 from storage.stores.object_store import make_store_error
 

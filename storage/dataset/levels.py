@@ -18,7 +18,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.dataset.damage import make_damaged_dataset_error
+from storage.dataset.tables import make_damaged_dataset_error
 from storage.errors import DataError
 from storage.format.schema import (
     MIN_CHUNK_BYTES,

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.dataset.damage import make_damaged_dataset_error
-from storage.errors import DataError
-from storage.format.schema import open_checked_array
+from storage.errors import DamagedChunkError, DataError
+from storage.format.schema import BITS, OBSERVED, open_checked_array
 from storage.stores.locations import AnyPath, checksum
+from storage.stores.object_store import make_store_error
+
+
+def make_unreadable_error(what: str, error: Exception) -> DataError:
+    """Tell damage from a machine that is short of something, or may not read."""
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, OSError | MemoryError):
+        return DataError(f"{what} cannot be read ({reason}).")
+    return DamagedChunkError(f"{what} is damaged ({reason}). Ingest the dataset again.")
+
+
+def make_damaged_dataset_error(folder: AnyPath, error: Exception) -> DataError:
+    """Say that a dataset cannot be opened, or that its store does not answer."""
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return make_store_error(str(folder), error) or DataError(
+        f"{folder}: Expected a whole dataset, got a damaged one ({reason}). "
+        "Ingest the dataset again."
+    )
+
 
 TableArray = NDArray[np.int64]
 
@@ -45,3 +63,66 @@ def read_table(
             f"{len(manifest['feature_names'])}. Ingest the dataset again."
         )
     return values
+
+
+def check_tables(
+    folder: AnyPath,
+    manifest: Mapping[str, Any],
+    chunks: TableArray,
+    blocks: TableArray,
+    checksums: TableArray,
+) -> None:
+    """Refuse tables that disagree with each other or with the manifest.
+
+    Raises
+    ------
+    DataError
+        Saying what does not agree.
+    """
+    for expected, agrees in _iter_table_checks(manifest, chunks, blocks, checksums):
+        if not agrees:
+            raise DataError(
+                f"{folder}: Expected {expected}, got others. The manifest is not of these tables. "
+                "Ingest the dataset again."
+            )
+
+
+def _iter_table_checks(
+    manifest: Mapping[str, Any], chunks: TableArray, blocks: TableArray, checksums: TableArray
+) -> Iterator[tuple[str, Any]]:
+    n_chunks, n_segments = manifest["n_chunks"], len(manifest["segment_names"])
+    n_words, n_stored = manifest["words_per_chunk"], len(manifest["stored"])
+    yield f"{n_chunks} chunks", chunks.shape == (n_chunks, 3)
+    yield f"{manifest['n_blocks']} blocks", blocks.shape == (manifest["n_blocks"], 4)
+    yield f"checksums of {n_stored} arrays", checksums.shape == (n_chunks, n_stored)
+    starts, ends = chunks[:, 0], chunks[:, :2].sum(axis=1)
+    follow = (chunks[:, 1] > 0).all() and starts[0] == 0 and np.array_equal(starts[1:], ends[:-1])
+    yield "chunks that follow each other", follow
+    yield f"{manifest['n_rows']} rows in them", int(ends[-1]) == manifest["n_rows"]
+    words = chunks[:, 2]
+    yield f"chunks of 1 to {n_words} words", ((words >= 1) & (words <= n_words)).all()
+    key, segment, first, rows = blocks.T
+    yield (
+        "blocks of all chunks in order",
+        np.array_equal(np.unique(key), np.arange(n_chunks)) and (np.diff(key) >= 0).all(),
+    )
+    yield f"blocks of {n_segments} segments", ((segment >= 0) & (segment < n_segments)).all()
+    placed = (first >= 0) & (rows > 0) & (first + (rows + 63) // 64 <= words[key])
+    yield "blocks within their chunks", placed.all()
+    of_chunks = np.bincount(key, rows, n_chunks)
+    yield "blocks with the rows of their chunks", np.array_equal(of_chunks, chunks[:, 1])
+
+
+def check_chunk_shape(name: str, array: Any, manifest: Mapping[str, Any]) -> None:
+    """Refuse an array that is not cut as the manifest says.
+
+    Raises
+    ------
+    DataError
+        Saying how it should be cut.
+    """
+    n_bytes = 8 * manifest["words_per_chunk"]
+    is_packed = name in (BITS.name, OBSERVED.name)
+    expected = (len(manifest["feature_names"]), n_bytes) if is_packed else (8 * n_bytes,)
+    if array.chunks != expected:
+        raise DataError(f"{name}: Expected chunks of {expected}, got {array.chunks}.")

@@ -11,9 +11,9 @@ from typing import Any
 import zarr
 
 from storage.dataset.chunk_writer import DatasetWriter, resize_arrays
-from storage.dataset.damage import make_damaged_dataset_error
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from storage.dataset.levels import LevelsWriter, make_codebook
+from storage.dataset.tables import make_damaged_dataset_error
 from storage.errors import DataError
 from storage.format.schema import (
     BLOCKS,

@@ -1,1 +1,421 @@
-"""Datasets that need no file."""
+"""Datasets that need no file: `example:digits`, and generators of any size.
+
+`example:ring:rows=100000,features=256,seed=0` gives parameters; all have defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import DataError
+from storage.sources import SourceBatch
+from storage.sources.base import make_feature_names
+
+_SIDE, _LINE_PROBABILITY = 5, 0.3
+# Lines 0 to 4 are the rows from the top, 5 to 9 the columns from the left.
+_PATTERNS = {"verticals": [6, 8], "plus": [2, 7], "equals": [1, 3], "square": [0, 4, 5, 9]}
+_WIDTH = 8
+_SHIFTS = {"left": -1, "right": 1}
+
+
+class EnumeratedCases(NamedTuple):
+    """All cases that a row can come from; several may give the same row.
+
+    Attributes
+    ----------
+    feature_names
+        Names of the features.
+    column
+        What the labels are called.
+    X
+        The row of each case, values in {0, 1}, (n_cases, n_features).
+    labels
+        What is known of each case beside its row, text, (n_cases,).
+    probabilities
+        Sum to one, (n_cases,).
+    """
+
+    feature_names: tuple[str, ...]
+    column: str
+    X: NDArray[np.uint8]
+    labels: NDArray[np.str_]
+    probabilities: NDArray[np.float64]
+
+
+def merge_equal_rows(cases: EnumeratedCases) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Give the rows that can occur, (n_rows, n_features), and their probabilities, (n_rows,)."""
+    rows, row_of = np.unique(cases.X, axis=0, return_inverse=True)
+    probabilities = np.zeros(len(rows))
+    np.add.at(probabilities, row_of, cases.probabilities)
+    return rows, probabilities
+
+
+def entropy(cases: EnumeratedCases) -> float:
+    """Entropy of a row in bits: no model of the rows codes them in fewer on average."""
+    _, probabilities = merge_equal_rows(cases)
+    return -float(probabilities @ np.log2(probabilities))
+
+
+def enumerate_lines() -> EnumeratedCases:
+    """Enumerate the higher-order lines problem: 5 x 5 pixels, row by row; 6.3340 bits.
+
+    With probability ½ one of four patterns of lines is drawn, each as likely as the others:
+
+        verticals    plus         equals       square
+        . # . # .    . . # . .    . . . . .    # # # # #
+        . # . # .    . . # . .    # # # # #    # . . . #
+        . # . # .    # # # # #    . . . . .    # . . . #
+        . # . # .    . . # . .    # # # # #    # . . . #
+        . # . # .    . . # . .    . . . . .    # # # # #
+
+    so `verticals` is the second and the fourth column, `equals` the second and the fourth row, and
+    neither shares a line with `square` or `plus`. Otherwise, with the label `none`, each of the
+    five rows and five columns is drawn with probability 0.3, independently. A pixel is on if a
+    line through it is. Feature r3c4 is the pixel in row 3, column 4, from 0.
+    """
+    n_lines = 2 * _SIDE
+    drawn = np.zeros((len(_PATTERNS), n_lines), np.uint8)
+    for pattern, on in zip(drawn, _PATTERNS.values(), strict=True):
+        pattern[on] = 1
+    free = _enumerate_rows(n_lines)
+    chances = np.where(free, _LINE_PROBABILITY, 1 - _LINE_PROBABILITY).prod(axis=1)
+    return EnumeratedCases(
+        tuple(f"r{row}c{column}" for row in range(_SIDE) for column in range(_SIDE)),
+        "pattern",
+        _render_lines(np.concatenate([drawn, free])),
+        np.array([*_PATTERNS, *["none"] * len(free)]),
+        np.concatenate([np.full(len(drawn), 0.5 / len(drawn)), 0.5 * chances]),
+    )
+
+
+def _render_lines(on: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Draw lines, (n, 10), as pixels, (n, 25)."""
+    return (on[:, :_SIDE, None] | on[:, None, _SIDE:]).reshape(len(on), -1)
+
+
+def enumerate_shifter() -> EnumeratedCases:
+    """Enumerate the shifter problem: 4 rows of 8 features; 9 − 1/64 bits.
+
+    A row of 8 fair bits, twice, then the same row shifted by one place with wrap-around, twice.
+    The shift is to the `left` (bit i becomes bit i − 1) or to the `right`, as likely. The entropy
+    is below the 9 bits of row and direction because 4 of the 256 rows, those of period 1 or 2,
+    become the same row both ways.
+    """
+    row = _enumerate_rows(_WIDTH)
+    both_ways = [np.roll(row, by, axis=1) for by in _SHIFTS.values()]
+    X = np.concatenate([np.hstack([row, row, shifted, shifted]) for shifted in both_ways])
+    parts = ("row", "row_again", "shifted", "shifted_again")
+    names = tuple(f"{part}{place}" for part in parts for place in range(_WIDTH))
+    return EnumeratedCases(
+        names, "shift", X, np.repeat([*_SHIFTS], len(row)), np.full(len(X), 1 / len(X))
+    )
+
+
+def _enumerate_rows(n_features: int) -> NDArray[np.uint8]:
+    """All rows of so many bits, (2 ** n_features, n_features)."""
+    return (np.arange(1 << n_features)[:, None] >> np.arange(n_features) & 1).astype(np.uint8)
+
+
+EXAMPLE_PREFIX = "example:"
+_BATCH_CELLS = 1 << 22
+_FEW_FEATURES, _MAX_CONDITION_NUMBER = 20, 20.0
+_INK_THRESHOLD, _MAX_IMBALANCE = (
+    10,
+    0.4,
+)  # of a pixel of the digits; of its share of ones from a half
+
+
+@dataclass(frozen=True)
+class Example:
+    """A dataset made on the spot; reads like a source.
+
+    Attributes
+    ----------
+    feature_names, n_rows, column_names
+        As of any source.
+    make
+        Makes the batches.
+    default_segment, default_split
+        The per-row columns that give the segments and the splits, if any.
+    path
+        The name asked for.
+    attributes
+        What is known of the data beside the data, in JSON values.
+    """
+
+    feature_names: tuple[str, ...]
+    n_rows: int
+    make: Callable[[], Iterator[SourceBatch]]
+    column_names: tuple[str, ...] = ()
+    default_segment: str | None = None
+    default_split: str | None = None
+    path: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def iter_batches(self) -> Iterator[SourceBatch]:
+        """Make the rows in order."""
+        return self.make()
+
+
+class NonstationaryTruth(NamedTuple):
+    """What non-stationary data were drawn from.
+
+    Attributes
+    ----------
+    mixing
+        A, (n_features, n_components).
+    source_means, source_variances
+        Means and variances of the sources, (n_segments, n_components) each.
+    """
+
+    mixing: NDArray[np.float64]
+    source_means: NDArray[np.float64]
+    source_variances: NDArray[np.float64]
+
+
+def open_example(name: str) -> Example:
+    """Find an example by `example:NAME` or `example:NAME:PARAMETER=VALUE,...`.
+
+    Raises
+    ------
+    DataError
+        If the name or a parameter is unknown, or a value cannot be used.
+    """
+    kind, values = _parse_example_name(name)
+    make, _ = _EXAMPLES[kind]
+    return replace(make(**values), path=name)
+
+
+def format_example_slug(name: str) -> str:
+    """Name an example with all its parameters, fit for a file name; nothing is made.
+
+    Raises
+    ------
+    DataError
+        If the name or a parameter is unknown, or a value is not a whole number above zero.
+    """
+    kind, values = _parse_example_name(name)
+    return "-".join([kind, *(f"{key}{value}" for key, value in values.items())])
+
+
+def compute_examples_digest() -> str:
+    """Digest of the code that makes examples: what other code made is another dataset."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+
+
+def _parse_example_name(name: str) -> tuple[str, dict[str, int]]:
+    """Split a name into the kind of example and all its parameters."""
+    kind, _, given = name.removeprefix(EXAMPLE_PREFIX).partition(":")
+    if kind not in _EXAMPLES:
+        raise DataError(_format_unknown_name("example", kind, _EXAMPLES))
+    _, defaults = _EXAMPLES[kind]
+    values = dict(defaults)
+    for part in filter(None, given.split(",")):
+        key, _, value = part.partition("=")
+        if key not in defaults:
+            raise DataError(_format_unknown_name(f"example:{kind} parameter", key, defaults))
+        if not value.isdecimal() or (int(value) < 1 and key != "seed"):
+            raise DataError(
+                f"example:{kind}: Expected {key} a whole number above 0, got {value!r}."
+            )
+        values[key] = int(value)
+    return kind, values
+
+
+def _format_unknown_name(what: str, name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    have = ", ".join(known) or "none"
+    return f"{what}: Expected one of {have}, got {name!r}.{hint}"
+
+
+def _make_digits() -> Example:
+    """Handwritten digits, 8 x 8 pixels of grey 0 to 16: bit = grey >= 10; segments = digit.
+
+    Pixels that are set in fewer than a tenth of the images, or in more than nine tenths, are left
+    out: pairs of them have empty cells, of which correlations cannot be told. Feature r3c5 is the
+    pixel in row 3, column 5.
+    """
+    from sklearn.datasets import load_digits  # half a second, and only here
+
+    images = load_digits()
+    X = (images.data >= _INK_THRESHOLD).astype(np.uint8)
+    kept = np.abs(X.mean(axis=0) - 0.5) <= _MAX_IMBALANCE
+    names = np.array([f"r{row}c{column}" for row in range(8) for column in range(8)])[kept]
+    digits = np.array([str(digit) for digit in images.target])
+    batch = SourceBatch(np.ascontiguousarray(X[:, kept]), None, {"digit": digits})
+    return Example(tuple(names.tolist()), len(X), lambda: iter([batch]), ("digit",), "digit")
+
+
+def _make_ring(features: int, rows: int, seed: int) -> Example:
+    """Translation-invariant spins on a ring: s_i = sgn(cos θ_i y_1 + sin θ_i y_2), y ~ N(0, I).
+
+    Lee & Sompolinsky (1999), section 5: the Gaussians' spectrum is two eigenvalues of half the
+    number of features, the spins' a continuum.
+    """
+    angles = 2 * np.pi * np.arange(features) / features
+    loadings = np.column_stack([np.cos(angles), np.sin(angles)])
+    return _make_thresholded_gaussian(loadings, np.zeros(features), np.zeros(features), rows, seed)
+
+
+def _make_probit(features: int, factors: int, rows: int, seed: int) -> Example:
+    """Low-rank probit data: x = W y + ε, communalities in (0.3, 0.9), thresholds in (−1, 1)."""
+    rng = np.random.default_rng([seed, 1])
+    loadings = rng.standard_normal((features, factors))
+    communality = rng.uniform(0.3, 0.9, features)
+    loadings *= (np.sqrt(communality) / np.linalg.norm(loadings, axis=1))[:, None]
+    thresholds = rng.uniform(-1, 1, features)
+    return _make_thresholded_gaussian(loadings, np.sqrt(1 - communality), thresholds, rows, seed)
+
+
+def _make_thresholded_gaussian(
+    loadings: NDArray[np.float64],
+    noise: NDArray[np.float64],
+    thresholds: NDArray[np.float64],
+    n_rows: int,
+    seed: int,
+) -> Example:
+    n_features, n_factors = loadings.shape
+
+    def batches() -> Iterator[SourceBatch]:
+        for rows, rng in _iter_row_batches(n_rows, n_features, seed):
+            latent = rng.standard_normal((len(rows), n_factors)) @ loadings.T
+            if noise.any():
+                latent += noise * rng.standard_normal(latent.shape)
+            yield SourceBatch((latent > thresholds).astype(np.uint8), None, {})
+
+    return Example(make_feature_names(n_features), n_rows, batches)
+
+
+def _iter_row_batches(
+    n_rows: int, n_features: int, seed: int
+) -> Iterator[tuple[NDArray[np.int64], np.random.Generator]]:
+    """Cut rows into batches: their row numbers, and draws of their own."""
+    height = max(1, _BATCH_CELLS // n_features)
+    for index, first in enumerate(range(0, n_rows, height)):
+        rows = np.arange(first, min(first + height, n_rows))
+        yield rows, np.random.default_rng([seed, 0, index])
+
+
+def _make_nonstationary(
+    features: int, components: int, segments: int, rows_per_segment: int, seed: int
+) -> Example:
+    """Mixed Gaussian sources whose means and variances change from segment to segment."""
+    truth = draw_nonstationary_truth(features, components, segments, seed)
+    return Example(
+        make_feature_names(features),
+        segments * rows_per_segment,
+        lambda: draw_nonstationary_rows(truth, rows_per_segment, seed),
+        ("segment",),
+        "segment",
+        attributes={"truth": {name: a.tolist() for name, a in truth._asdict().items()}},
+    )
+
+
+def draw_nonstationary_truth(
+    features: int, components: int, segments: int, seed: int
+) -> NonstationaryTruth:
+    """Draw what non-stationary data are drawn from.
+
+    Hyttinen, Barin-Pacela & Hyvärinen (2022), Binary independent component analysis: a
+    non-stationarity-based approach. Entries of A in U(−3, 3); means of the sources in U(−½, ½)
+    and their standard deviations in U(½, 3), drawn anew for every segment.
+
+    Raises
+    ------
+    DataError
+        If there are more components than features.
+    """
+    if components > features:
+        raise DataError(
+            f"example:nonstationary: Expected components at most features ({features}), "
+            f"got {components}. Give components={features} or fewer."
+        )
+    rng = np.random.default_rng([seed, 1])
+    mixing = _draw_mixing(features, components, rng)
+    means = rng.uniform(-0.5, 0.5, (segments, components))
+    return NonstationaryTruth(mixing, means, rng.uniform(0.5, 3, (segments, components)) ** 2)
+
+
+def _draw_mixing(features: int, components: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw a mixing matrix until its condition number is below the limit.
+
+    That is 20, or from 20 features on, where this is rare, what three in four draws stay below.
+    """
+
+    def draw() -> NDArray[np.float64]:
+        return rng.uniform(-3, 3, (features, components))
+
+    limit = _MAX_CONDITION_NUMBER
+    if features >= _FEW_FEATURES:
+        limit = float(np.percentile([np.linalg.cond(draw()) for _ in range(1000)], 75))
+    # A single column has condition number 1, which is its percentile too.
+    while np.linalg.cond(mixing := draw()) > limit:
+        continue
+    return mixing
+
+
+def draw_nonstationary_rows(
+    truth: NonstationaryTruth, rows_per_segment: int, seed: int
+) -> Iterator[SourceBatch]:
+    """Draw rows segment by segment: x = [√(π/8) A z + ε > 0], so P(x = 1 | z) = Φ(√(π/8) A z).
+
+    z ~ N(source_means[u], diag(source_variances[u])) in segment u and ε ~ N(0, I). The per-row
+    column `segment` holds u as text.
+    """
+    n_segments, n_components = truth.source_means.shape
+    names = np.array([str(segment) for segment in range(n_segments)])
+    deviations = np.sqrt(truth.source_variances)
+    scaled = np.sqrt(np.pi / 8) * truth.mixing
+    for rows, rng in _iter_row_batches(n_segments * rows_per_segment, len(scaled), seed):
+        segment = rows // rows_per_segment
+        sources = rng.standard_normal((len(rows), n_components))
+        sources *= deviations[segment]
+        sources += truth.source_means[segment]
+        latent = sources @ scaled.T
+        latent += rng.standard_normal(latent.shape)
+        yield SourceBatch((latent > 0).astype(np.uint8), None, {"segment": names[segment]})
+
+
+def _make_enumerated_example(
+    cases_of: Callable[[], EnumeratedCases], rows: int, seed: int
+) -> Example:
+    """Draw cases independently: the dataset stores their labels and states the entropy of a row."""
+    cases = cases_of()
+    n_cases, n_features = cases.X.shape
+
+    def batches() -> Iterator[SourceBatch]:
+        for run, rng in _iter_row_batches(rows, n_features, seed):
+            drawn = rng.choice(n_cases, len(run), p=cases.probabilities)
+            yield SourceBatch(cases.X[drawn], None, {cases.column: cases.labels[drawn]})
+
+    known = {"entropy_bits": entropy(cases)}
+    return Example(cases.feature_names, rows, batches, (cases.column,), attributes=known)
+
+
+_EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
+    "digits": (_make_digits, {}),
+    "ring": (_make_ring, {"features": 256, "rows": 100_000, "seed": 0}),
+    "nonstationary": (
+        _make_nonstationary,
+        {"features": 10, "components": 10, "segments": 40, "rows_per_segment": 1000, "seed": 0},
+    ),
+    "probit": (_make_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
+    "lines": (
+        partial(_make_enumerated_example, enumerate_lines),
+        {"rows": 10_000, "seed": 0},
+    ),
+    "shifter": (
+        partial(_make_enumerated_example, enumerate_shifter),
+        {"rows": 10_000, "seed": 0},
+    ),
+}

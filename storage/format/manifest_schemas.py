@@ -7,22 +7,242 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic does not take that of Python 3.11
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from storage.errors import DataError
-from storage.format.artifact_schemas import ArtifactManifest, DatasetRecord, FitManifest
-from storage.format.manifest_types import (
-    MAX_INT64,
-    Checksum,
-    Count,
-    TextPages,
-    UniqueNames,
-    UniqueTexts,
-)
 from storage.format.schema import ARTIFACT_FORMAT, CODES_FORMAT, DATASET_FORMAT, list_stored_arrays
+
+MAX_INT64 = 2**63 - 1
+_NUMBER_DTYPES = frozenset(
+    {"bool", *(f"{kind}{8 * size}" for kind in ("int", "uint") for size in (1, 2, 4, 8))}
+    | {f"float{8 * size}" for size in (2, 4, 8, 12, 16)}
+)
+Count = Annotated[int, Field(ge=0, le=MAX_INT64)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Checksum = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+def _check_unique(names: list[str]) -> list[str]:
+    if len(names) != len({*names}):
+        raise ValueError("names that differ")
+    return names
+
+
+def _check_text(value: Any) -> Any:
+    """Take any text: what a person wrote may hold half of a pair of surrogates."""
+    if not isinstance(value, str):
+        raise ValueError("text")
+    return value
+
+
+UniqueNames = Annotated[list[str], AfterValidator(_check_unique)]
+UniqueTexts = Annotated[
+    list[Annotated[Any, AfterValidator(_check_text)]], AfterValidator(_check_unique)
+]
+
+
+def _check_pages(pages: list[list[int]]) -> list[list[int]]:
+    """Take pages that end behind each other: so many texts, so many bytes."""
+    ends = [[0, 0], *(page[:2] for page in pages)]
+    if not all(a < c and b < d for (a, b), (c, d) in pairwise(ends)):
+        raise ValueError("pages of texts that end behind each other")
+    return pages
+
+
+TextPages = Annotated[
+    list[Annotated[list[Count], Field(min_length=3, max_length=3)]],
+    Field(min_length=1),
+    AfterValidator(_check_pages),
+]
+"""Of the texts of a column: numbers of texts and of bytes up to the end, and a checksum."""
+
+
+def _check_json_value(value: Any, depth: int = 0) -> Any:
+    """Take what can be shown: text, finite numbers of 64 bits, and these in lists and mappings."""
+    if depth > 20 or (isinstance(value, int) and abs(value) > MAX_INT64):
+        raise ValueError("numbers of 64 bits in lists that are not deep")
+    inner = (*value, *value.values()) if isinstance(value, dict) else value
+    if isinstance(value, dict | list):
+        for one in inner:
+            _check_json_value(one, depth + 1)
+    if isinstance(value, str):
+        value.encode()  # half of a pair of surrogates is text to JSON, and to nothing else
+    return value
+
+
+JsonValue = Annotated[Any, AfterValidator(_check_json_value)]
+
+
+def _check_packed_array(described: list[Any]) -> list[Any]:
+    """Take name, type and shape of an array among those packed in one."""
+    match described:
+        case [str(), str(dtype), [*shape]] if dtype in _NUMBER_DTYPES:
+            if all(type(size) is int and 0 <= size <= MAX_INT64 for size in shape):
+                return described
+    raise ValueError("name, type and shape of an array of numbers")
+
+
+PackedArrayRecord = Annotated[list[Any], AfterValidator(_check_packed_array)]
+
+
+class ArtifactArrayRecord(TypedDict):
+    """An array of an artifact."""
+
+    dims: list[str]
+    shape: list[Count]
+    checksum: Checksum
+
+
+class ArtifactManifest(TypedDict):
+    """What every artifact has."""
+
+    arrays: dict[str, ArtifactArrayRecord]
+    packed: NotRequired[list[PackedArrayRecord]]
+
+
+class DatasetRecord(TypedDict):
+    """The dataset of a fit."""
+
+    path: str
+    digest: str
+    chunks_digest: NotRequired[str]
+    n_rows: Count
+    n_chunks: Count
+
+
+class WarmStartRecord(TypedDict):
+    """The fit that another began at."""
+
+    path: str
+    digest: str
+
+
+class SkippedChunkRecord(TypedDict):
+    """A chunk that was left out."""
+
+    chunk: Count
+    first_row: Count
+    n_rows: Count
+
+
+class StageUsageRecord(TypedDict):
+    """What a stage took."""
+
+    seconds: Number
+    cpu_seconds: Number
+    bytes_read: Count | None
+    peak_memory: Count | None
+    peak_memory_of_largest_worker: Count | None
+
+
+class ParameterMoveRecord(TypedDict):
+    """The parameter that moved most."""
+
+    array: str
+    feature: str
+    before: Number
+    now: Number
+
+
+class ParameterDriftRecord(TypedDict, total=False):
+    """How parameters moved."""
+
+    array: str
+    similarity: Number
+    largest_move: ParameterMoveRecord
+
+
+class PairDriftRecord(TypedDict):
+    """A pair of features whose correlation moved."""
+
+    features: list[str]
+    before: Number
+    new: Number
+    z: Number
+
+
+class CorrelationDriftRecord(TypedDict):
+    """How correlations moved."""
+
+    pairs: Count
+    rms: Number
+    rms_by_chance: Number
+    chance: str
+    largest: list[PairDriftRecord]
+
+
+class LikelihoodDriftRecord(TypedDict):
+    """How likely new rows are."""
+
+    measure: str
+    unit: str
+    rows: Count
+    before: Number
+    now: Number
+
+
+class OmissionRecord(TypedDict):
+    """Why something was left out."""
+
+    note: str
+
+
+class DriftRecord(TypedDict):
+    """What changed since the fit before."""
+
+    path: str
+    digest: str
+    created: str
+    rows_then: Count
+    rows_new: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
+    new_segments: list[str]
+    settings_changed: list[str]
+    parameters: ParameterDriftRecord
+    correlations: NotRequired[OmissionRecord | CorrelationDriftRecord]
+    likelihood: NotRequired[OmissionRecord | LikelihoodDriftRecord]
+
+
+def _check_objective_name(diagnostics: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(diagnostics.get("objective_is", ""), str):
+        raise ValueError("text in objective_is")
+    return diagnostics
+
+
+Diagnostics = Annotated[dict[str, JsonValue], AfterValidator(_check_objective_name)]
+
+
+class FitManifest(ArtifactManifest, total=False):
+    """What the artifact of a fit has; `from_artifact` says which parts every one needs."""
+
+    model: str
+    hyperparameters: dict[str, JsonValue]
+    seed: Count
+    split: str | None
+    versions: dict[str, str]
+    code: str
+    dataset: DatasetRecord
+    feature_names: UniqueNames
+    segment_names: UniqueNames
+    warm_start: WarmStartRecord | None
+    iterations: Count
+    converged: bool
+    history: list[Number]
+    objective: Number | None
+    diagnostics: Diagnostics
+    warnings: list[str]
+    n_components: Count
+    labels: UniqueTexts
+    n_samples: Count
+    created: str
+    skipped_chunks: list[SkippedChunkRecord]
+    drift: DriftRecord | None
+    usage_by_stage: dict[str, StageUsageRecord]
+    pairs: str | None
+
 
 _MAX_VALUE_LENGTH = 60
 

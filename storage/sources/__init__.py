@@ -10,19 +10,24 @@ from functools import partial
 from glob import glob, has_magic
 from importlib import import_module
 from pathlib import Path
+from zipfile import ZipFile
 
 from storage.errors import DataError
-from storage.sources.arrays import open_npy, open_npz
-from storage.sources.base import Source, SourceBatch
+from storage.sources.arrays import open_dense, open_npy, read_member_headers
+from storage.sources.base import Source, SourceBatch, translate_read_errors
 from storage.sources.baskets import find_basket_items, open_baskets
-from storage.sources.columns import select_features
-from storage.sources.folders import add_folder_columns, is_partitioned, parse_folder_columns
+from storage.sources.columns import (
+    add_folder_columns,
+    is_partitioned,
+    parse_folder_columns,
+    select_features,
+)
 from storage.sources.matrix_market import open_matrix_market
 from storage.sources.new_files import NewFiles, collect_tags, list_new_files
 from storage.sources.remote import find_matching_urls, open_remote
+from storage.sources.sparse import open_sparse
 from storage.sources.spool import DuplicateRule
-from storage.sources.value_codes import ReadOptions
-from storage.sources.value_maps import format_map, format_plain_map, parse_map
+from storage.sources.value_codes import ReadOptions, format_map, format_plain_map, parse_map
 from storage.sources.zarr_arrays import is_zarr, open_zarr
 from storage.stores.object_path import is_url, parse_object_url
 
@@ -56,21 +61,30 @@ def _make_lazy_opener(module: str, function: str) -> Callable[[str, ReadOptions]
     return opened
 
 
+def _open_npz(path: str, options: ReadOptions) -> Source:
+    """Open an `.npz` archive: SciPy sparse, packed, or dense."""
+    with translate_read_errors(path), ZipFile(path) as archive:
+        headers = read_member_headers(archive)
+        if "format" in headers:
+            return open_sparse(path, options, archive, headers)
+        return open_dense(path, options, archive, headers)
+
+
 _OPEN_CSV = _make_lazy_opener("csv", "open_csv")
-_OPEN_STATISTICS = _make_lazy_opener("records", "open_statistics")
+_OPEN_STATISTICS = _make_lazy_opener("spss_excel", "open_statistics")
 _OPENERS: dict[str, Callable[[str, ReadOptions], Source]] = {
     ".npy": open_npy,
-    ".npz": open_npz,
+    ".npz": _open_npz,
     ".csv": _OPEN_CSV,
     ".csv.gz": _OPEN_CSV,
     ".tsv": _OPEN_CSV,
     ".tsv.gz": _OPEN_CSV,
-    ".parquet": _make_lazy_opener("records", "open_parquet"),
+    ".parquet": _make_lazy_opener("parquet", "open_parquet"),
     ".mtx": open_matrix_market,
     ".mtx.gz": open_matrix_market,
     ".dat": open_baskets,
     ".dat.gz": open_baskets,
-    ".xlsx": _make_lazy_opener("records", "open_excel"),
+    ".xlsx": _make_lazy_opener("spss_excel", "open_excel"),
     ".sav": _OPEN_STATISTICS,
     ".zsav": _OPEN_STATISTICS,
     ".dta": _OPEN_STATISTICS,

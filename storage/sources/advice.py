@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from storage.sources.numbers import parse_number
+from storage.sources.value_codes import parse_number
 
 _MAX_DISTINCT = 10
 _MAX_PROPOSED = 3  # values of which a proposal may say what each means

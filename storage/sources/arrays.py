@@ -2,26 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import IO, Any
 from zipfile import ZipFile
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
-from storage.sources.members import (
-    NpyHeader,
-    open_member_rows,
-    read_header,
-    read_member,
-    read_member_headers,
-)
-from storage.sources.sparse import open_sparse
 from storage.sources.value_codes import MISSING, ReadOptions, check_numeric, encode_features
+
+ReadRows = Callable[[int, int], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class NpyHeader:
+    """Shape, order and type of a stored array."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype[Any]
+
+
+def read_member_headers(archive: ZipFile) -> dict[str, NpyHeader]:
+    """Read the header of every array of an `.npz` archive, by array name."""
+    headers = {}
+    for member in archive.namelist():
+        if member.endswith(".npy"):
+            with archive.open(member) as stream:
+                headers[member.removesuffix(".npy")] = read_header(stream)
+    return headers
+
+
+def read_header(stream: IO[bytes]) -> NpyHeader:
+    """Read the header of a `.npy` file or member; the stream then stands at the values."""
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    return NpyHeader(*read(stream))
+
+
+def read_member(archive: ZipFile, name: str) -> NDArray[Any]:
+    """Read a small array whole."""
+    with archive.open(name + ".npy") as stream:
+        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+    return array
+
+
+@contextmanager
+def open_member_rows(archive: ZipFile, name: str) -> Iterator[ReadRows]:
+    """Open an array for reading by consecutive runs of rows: `take(first, n_rows)`.
+
+    A Fortran-ordered matrix has no rows to stream: it is unpacked to a temporary file.
+    """
+    with archive.open(name + ".npy") as stream:
+        header = read_header(stream)
+        if header.dtype.hasobject:
+            raise ValueError(f"array {name!r} holds Python objects")
+        if not header.fortran_order:
+            yield lambda first, n_rows: _read_rows(stream, name, header, first, n_rows)
+            return
+    with TemporaryDirectory() as folder:
+        path = archive.extract(name + ".npy", folder)
+        array = np.load(path, mmap_mode="r")
+        yield lambda first, n_rows: array[first : first + n_rows]
+
+
+def _read_rows(
+    stream: IO[bytes], name: str, header: NpyHeader, first: int, n_rows: int
+) -> NDArray[Any]:
+    """Read the next rows; the archive's checksum is checked after the last one."""
+    shape = (n_rows, *header.shape[1:])
+    n_bytes = int(np.prod(shape, dtype=np.int64)) * header.dtype.itemsize
+    data = stream.read(n_bytes)
+    is_last = first + n_rows == header.shape[0]
+    if len(data) != n_bytes or (is_last and stream.read(1)):
+        raise ValueError(f"array {name!r} is not as long as its header says")
+    return np.frombuffer(data, header.dtype).reshape(shape)
+
 
 _SPLIT_LABELS = ("train", "valid", "test")
 # Arrays of the packed form that are never per-row columns.
@@ -141,18 +203,10 @@ def open_npy(path: str, options: ReadOptions) -> NpySource:
     )
 
 
-def open_npz(path: str, options: ReadOptions) -> Source:
-    """Open an `.npz` archive: SciPy sparse, packed, or dense."""
-    with translate_read_errors(path), ZipFile(path) as archive:
-        headers = read_member_headers(archive)
-        if "format" in headers:
-            return open_sparse(path, options, archive, headers)
-        return _open_matrix(path, options, archive, headers)
-
-
-def _open_matrix(
+def open_dense(
     path: str, options: ReadOptions, archive: ZipFile, headers: Mapping[str, NpyHeader]
 ) -> NpzSource:
+    """Open an archive with a packed or dense matrix."""
     packed = {"X", "shape"} <= headers.keys() and headers["shape"].shape == (2,)
     array = "X" if packed else _find_matrix_name(path, headers)
     check_numeric(path, headers[array].dtype)

@@ -11,10 +11,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage.errors import DataError
-from storage.sources.base import Source
-from storage.sources.numbers import parse_float, parse_number
-from storage.sources.value_codes import INVALID, MISSING, ReadOptions, ValueCodes, encode_numbers
-from storage.sources.value_maps import ValueMap, find_map
+from storage.sources.base import Source, SourceBatch
+from storage.sources.value_codes import (
+    INVALID,
+    MISSING,
+    ReadOptions,
+    ValueCodes,
+    ValueMap,
+    encode_numbers,
+    find_map,
+    parse_float,
+    parse_number,
+)
 
 # Compared without regard to case.
 MISSING_TOKENS = frozenset({"", "?", "na", "n/a", "nan", "none", "null"})
@@ -174,3 +182,21 @@ def convert_row_column(source: Source, name: str, column: pa.Array, first_row: i
         return numbers
     texts: NDArray[Any] = column.cast(pa.string()).fill_null("").to_numpy(zero_copy_only=False)
     return texts
+
+
+def make_table_batch(
+    source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
+) -> SourceBatch:
+    """Make a batch of rows of a table, of which the first is `first_row` of the source."""
+    features = {name: rows.column(name) for name in source.feature_names}
+    codes = encode_table(features, rows.num_rows, options)
+
+    def texts(part: slice, feature: int) -> list[str]:
+        column = features[source.feature_names[feature]]
+        return [repr(value) for value in column[part].to_pylist()]
+
+    columns = {
+        name: convert_row_column(source, name, rows.column(name), first_row)
+        for name in source.column_names
+    }
+    return source.make_batch(codes, first_row, texts, columns)

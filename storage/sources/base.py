@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +23,14 @@ from numpy.typing import NDArray
 
 from storage.errors import DataError
 from storage.sources.advice import shorten_value, suggest_remedy
-from storage.sources.selection import select_feature_names
-from storage.sources.value_codes import INVALID, MISSING, ReadOptions, ValueCodes, copy_to_row_order
-from storage.sources.value_maps import find_map
+from storage.sources.value_codes import (
+    INVALID,
+    MISSING,
+    ReadOptions,
+    ValueCodes,
+    copy_to_row_order,
+    find_map,
+)
 
 # Large enough to hide the cost of a batch, small enough that a few of them fit any machine.
 BATCH_CELLS = 1 << 22
@@ -283,3 +289,46 @@ def translate_read_errors(path: str) -> Iterator[None]:
             f"{path}: Expected a readable file, got an error: {reason or type(error).__name__}. "
             "Check that it is whole and of the kind its name says."
         ) from error
+
+
+_MAX_NAMED = 5
+
+
+def select_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
+    """Leave out what the options drop, and what they do not name where they name some.
+
+    Raises
+    ------
+    DataError
+        If a name or pattern fits no column, or none is left.
+    """
+    found = match_feature_names(path, names, options)
+    if names and not found:
+        raise DataError(
+            f"{path}: Expected at least one feature, got none: --features and --drop leave nothing."
+        )
+    return found
+
+
+def match_feature_names(path: str, names: Sequence[str], options: ReadOptions) -> tuple[str, ...]:
+    """Do the same, and leave nothing where that is what the options say."""
+    named = _match_columns(path, "--features", options.features, names, options.is_append)
+    dropped = _match_columns(path, "--drop", options.drop, names, options.is_append)
+    return tuple(n for n in names if (n in named or not options.features) and n not in dropped)
+
+
+def _match_columns(
+    path: str, option: str, patterns: Sequence[str], names: Sequence[str], may_miss: bool
+) -> set[str]:
+    """Find the columns of that name, or, where there is none, those that fit the pattern."""
+    found: set[str] = set()
+    known = set(names)
+    for pattern in patterns:
+        fit = {pattern} & known or {name for name in names if fnmatchcase(name, pattern)}
+        if not (fit or may_miss):
+            near = get_close_matches(pattern, names, n=1)
+            some = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Columns: {some}"
+            raise DataError(f"{path}: {option}: Expected a column {pattern!r}, got none. {hint}")
+        found |= fit
+    return found

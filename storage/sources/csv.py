@@ -14,19 +14,17 @@ import pyarrow.compute
 import pyarrow.csv
 
 from storage.errors import DataError
-from storage.sources.arrow_columns import encode_tokens, make_csv_word_options
+from storage.sources.arrow_columns import encode_tokens, make_csv_word_options, make_table_batch
 from storage.sources.base import (
     Source,
     SourceBatch,
     check_column_names,
     make_feature_names,
+    select_feature_names,
     translate_read_errors,
 )
-from storage.sources.records import make_table_batch
-from storage.sources.selection import select_feature_names
 from storage.sources.text import TABLE_BLOCK_BYTES, iter_line_blocks, open_text
-from storage.sources.value_codes import INVALID, ReadOptions
-from storage.sources.value_maps import ValueMap, find_map
+from storage.sources.value_codes import INVALID, ReadOptions, ValueMap, find_map
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.csv
@@ -13,10 +15,9 @@ import pyarrow.parquet
 from storage.errors import DataError
 from storage.sources.arrow_columns import is_feature_type, is_text, make_csv_word_options
 from storage.sources.base import translate_read_errors
-from storage.sources.folders import check_column_in_one_place, parse_folder_columns
+from storage.sources.columns import check_column_in_one_place, parse_folder_columns
 from storage.sources.remote import open_local_copy
 from storage.sources.text import iter_line_blocks, open_text
-from storage.sources.threads import map_on_all_cpus
 from storage.sources.value_codes import ReadOptions
 from storage.stores.object_path import is_url
 
@@ -241,3 +242,34 @@ def _iter_csv_batches(
     with open_text(path) as stream:
         stream.readline()
         yield from map_on_all_cpus(parsed, iter_line_blocks(stream, _BLOCK_BYTES))
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def map_on_all_cpus(function: Callable[[T], U], parts: Iterable[T]) -> Iterator[U]:
+    """Give what a function that lets go of the interpreter makes of each part, in order."""
+    n_threads = pa.cpu_count()
+    with ThreadPoolExecutor(n_threads) as pool:
+        waiting: deque[Future[U]] = deque()
+        try:
+            for part in _read_ahead(parts):
+                waiting.append(pool.submit(function, part))
+                if len(waiting) > n_threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _read_ahead(parts: Iterable[T]) -> Iterator[T]:
+    """Give parts, of which a thread reads the next while one is worked on."""
+    iterator, end = iter(parts), object()
+    with ThreadPoolExecutor(1) as reader:
+        coming: Future[Any] = reader.submit(next, iterator, end)
+        while (part := coming.result()) is not end:
+            coming = reader.submit(next, iterator, end)
+            yield part

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from storage.errors import DataError
 from storage.sources.advice import shorten_value, suggest_remedy
 from storage.sources.arrow_columns import encode_column
-from storage.sources.base import LONG_SUFFIXES, Source, SourceBatch
-from storage.sources.entry_file import EntryFile
+from storage.sources.base import LONG_SUFFIXES, Source, SourceBatch, match_feature_names
 from storage.sources.long_lines import LineBatch, LongColumns, read_lines
-from storage.sources.selection import match_feature_names
-from storage.sources.spool import DuplicateRule, spool_codes
+from storage.sources.spool import DuplicateRule, EntryFile, spool_codes
 from storage.sources.value_codes import INVALID, MISSING, ReadOptions, ValueCodes
 from storage.stores.object_path import is_url
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DataError
+from storage.sources.arrays import NpyHeader, open_member_rows, read_member, read_member_headers
 from storage.sources.base import Source, SourceBatch, make_feature_names, translate_read_errors
-from storage.sources.members import NpyHeader, open_member_rows, read_member, read_member_headers
 from storage.sources.spool import Entries, format_duplicate, spool_entries
 from storage.sources.value_codes import (
     ReadOptions,

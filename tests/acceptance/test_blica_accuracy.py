@@ -18,7 +18,7 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
-from storage.examples.examples import (
+from storage.examples import (
     NonstationaryTruth,
     draw_nonstationary_rows,
     draw_nonstationary_truth,
@@ -65,6 +65,7 @@ def repeated(*values: object) -> Any:
     return pytest.param(*values, marks=pytest.mark.matrix)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shape", [SHAPES[0], *map(repeated, SHAPES[1:])], ids=str)
 def test_the_mixing_is_found(tmp_path, shape):
     assert similarities(tmp_path, shape, n_seeds=2).min() >= 0.97

@@ -111,6 +111,7 @@ def justices(court: BinaryDataset) -> FitState:
     return refit(court, n_components=2)
 
 
+@pytest.mark.matrix
 def test_the_court_has_two_components(court):
     fitted = refit(court, n_components=None)
     assert fitted.diagnostics["n_components"] == 2

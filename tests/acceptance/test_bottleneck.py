@@ -78,6 +78,7 @@ def show(rows: list[tuple[float, float, float]]) -> None:
         print(f"{seed:4}  {codes:21.4f}  {network:7.4f}  {linear:36.4f}")
 
 
+@pytest.mark.matrix
 def test_codes_tell_digits_apart_better_than_principal_components() -> None:
     codes, network, linear = accuracies(0)
     assert codes >= linear + 0.01

@@ -105,6 +105,7 @@ def trait(n_components: int) -> Model:
     return LatentTrait(n_components=n_components, estimator="quadrature", constant_features="pin")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_independence_has_its_known_likelihood(name: str) -> None:
     model = next(iter(make_baseline_models(10_000).values()))
@@ -116,6 +117,7 @@ def test_trees_have_their_known_likelihood(name: str) -> None:
     assert chow_liu_of(name) == pytest.approx(CHOW_LIU[name], abs=1e-4)
 
 
+@pytest.mark.matrix
 def test_a_boltzmann_machine_of_50_is_good_on_a_survey() -> None:
     assert score("nltcs", RestrictedBoltzmannMachine(50, max_iter=40)).test > -6.1
 

@@ -26,7 +26,7 @@ import pytest
 from distributed import Client
 
 from storage import load_artifact, open_codes
-from storage.dataset.kept_chunks import clear_chunk_cache
+from storage.dataset.chunks import clear_chunk_cache
 from storage.stores.locations import parse_path
 from tests.support.cluster_processes import run_command, start_scheduler, start_worker
 from tests.support.data import draw_probit_rows, write_arrays
@@ -231,6 +231,7 @@ def work(cli, source, tmp_path, undisturbed) -> Callable[[str, str], Work]:
     return make
 
 
+@pytest.mark.matrix
 @cells("worker killed")
 def test_a_worker_is_killed(work, cluster, stage, model):
     cell = work(stage, model)
@@ -320,6 +321,7 @@ def test_a_worker_is_slow(work, cluster, stage, model):
     cell.check()
 
 
+@pytest.mark.matrix
 @cells("interrupted")
 def test_it_is_interrupted_on_a_cluster(work, cluster, stage, model):
     cell = work(stage, model)

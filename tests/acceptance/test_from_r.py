@@ -44,6 +44,7 @@ def items(plain_cli: Callable[..., Any]) -> dict[str, pd.DataFrame]:
     return {name: pd.read_csv(f"{name}.csv") for name in ("irt", "pca")}
 
 
+@pytest.mark.matrix
 def test_the_numbers_of_the_page_are_those_of_both(items: dict[str, pd.DataFrame]) -> None:
     table = printed()
     mirt = pd.read_csv(REFERENCE / "mirt_items.csv").query("dataset == 'lsat6'")
@@ -77,6 +78,7 @@ def test_numbers_of_r_and_ours_agree(
     np.testing.assert_allclose(pd.read_csv("r.csv")["correlation"], above, atol=2e-5)
 
 
+@pytest.mark.matrix
 def test_ideal_points_are_those_of_pscl(plain_cli: Callable[..., Any]) -> None:
     write_csv("housevotes84", "votes.csv")
     fit = ("--model", "latent-trait", "--components", 1, "--set", "prior_precision=1")

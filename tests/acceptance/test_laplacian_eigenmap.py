@@ -31,6 +31,7 @@ def accuracy(seed: int, weights: str = "binary", landmarks: int | None = None) -
     return by_neighbours(data, *codes)
 
 
+@pytest.mark.matrix
 def test_codes_of_new_rows_tell_digits_apart() -> None:
     assert accuracy(0) >= 0.9
 

@@ -20,7 +20,7 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
 from pipeline.models.noisy_or.likelihood import enumerate_log_probabilities
 from pipeline.random import RowRandom
-from storage.examples.enumerated import (
+from storage.examples import (
     EnumeratedCases,
     enumerate_lines,
     enumerate_shifter,
@@ -90,6 +90,7 @@ def pattern_activations(params: NoisyOrParams) -> tuple[Array, Array]:
     return top[patterns, units], np.array(others)
 
 
+@pytest.mark.matrix
 def test_units_above_read_which_way_rows_are_shifted() -> None:
     directions, bits = directions_and_bits(0, starts=4)
     assert directions >= 0.95

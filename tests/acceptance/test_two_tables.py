@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.support.data import find_shared_data
 
@@ -47,6 +48,7 @@ def rows_of(path: str) -> list[dict[str, str]]:
         return [*csv.DictReader(file)]
 
 
+@pytest.mark.matrix
 def test_roll_calls_become_points_with_names(plain_cli: Callable[..., Any]) -> None:
     data = saved("unvotes_core")
     X, seen = data["X"][::EVERY], data["M"][::EVERY]
@@ -66,6 +68,7 @@ def test_roll_calls_become_points_with_names(plain_cli: Callable[..., Any]) -> N
     assert any(">AU<" in figure.read_text(encoding="utf-8") for figure in figures)
 
 
+@pytest.mark.matrix
 def test_a_questionnaire_becomes_a_table_of_items(plain_cli: Callable[..., Any]) -> None:
     data = saved("verbal_aggression")
     with open("anger.csv", "w", encoding="utf-8") as file:

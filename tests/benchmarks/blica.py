@@ -2,8 +2,8 @@
 
 python -m tests.benchmarks.blica [--large | --wide]
 
-`correlate_features_with_codes` are the tetrachoric ones of all segments and `starts` three maximisations; both are
-parts of `fit_model`, which takes a given regularization and has the wall seconds beside it. `auto` is the
+`correlations` are the tetrachoric ones of all segments and `starts` three maximisations; both are
+parts of `fit`, which takes a given regularization and has the wall seconds beside it. `auto` is the
 fit that chooses the regularization, 2 halves at a time. `peak` is the largest size of the process
 until then, counting included, and `stated` what the latter fit says that it takes, in GB. `--large`
 adds 1000 features: some minutes and 3 GB; `--wide` has 3000 features alone.
@@ -29,7 +29,7 @@ from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 from storage.dataset.dataset import BinaryDataset
-from storage.examples.examples import (
+from storage.examples import (
     NonstationaryTruth,
     draw_nonstationary_rows,
     draw_nonstationary_truth,

@@ -20,7 +20,7 @@ from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.orthant import log_orthant_probability
 from pipeline.numerics.probit.probit_scores import ep_scores
-from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 
 SHAPES = ((6, 2), (6, 6), (10, 10), (20, 10))
 SEGMENTS, ROWS, TOL = 40, 3, 3e-5

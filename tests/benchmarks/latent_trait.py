@@ -27,8 +27,8 @@ from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.numerics.logistic.logistic_bound import variational_e_step
 from pipeline.passes.collect import collect_statistics
 from pipeline.statistics.sums import Sums
+from storage.dataset.chunks import clear_chunk_cache
 from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset
-from storage.dataset.kept_chunks import clear_chunk_cache
 from storage.dataset.writer import create_dataset
 from tests.benchmarks.workers import worker_processes
 from tests.support.data import ArrayBatch, make_test_row_source

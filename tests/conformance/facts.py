@@ -86,6 +86,8 @@ class Facts:
     n_sampled, shares_off
         Rows that a flexible model samples to be refitted, and how far shares of pairs may be off
         after that: five seeds stay below it.
+    slow
+        Laws that take seconds with this model, and are left to the matrix.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Facts:
     n_sampled: int = 20_000
     shares_off: float = 0.015
     fit_off: float = 0.025
+    slow: Collection[str] = ()
 
     @property
     def model(self) -> type[Any]:

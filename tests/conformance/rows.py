@@ -14,9 +14,8 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import FitState, fit_model
 from pipeline.inference.sample import divide_among_segments, draw_model_rows, iter_sampling_tasks
-from storage.artifacts.artifact_reader import ArtifactReader
-from storage.artifacts.artifacts import Artifact
-from storage.dataset.bits import unpack_rows
+from storage.artifacts.artifacts import Artifact, ArtifactReader
+from storage.dataset.chunks import unpack_rows
 from tests.conformance.facts import Facts
 from tests.support.strategies import DenseData, draw_probit_data, make_memory_rows, tables
 

@@ -39,4 +39,14 @@ FACTS = Facts(
     flexible={"likelihood": "ep"},  # of 40 features the integrals take long
     recovered=probit_sources,
     errors={"thresholds": 4.2, "mixing": 1.7, "source_variances": 2.5},
+    slow=(
+        "test_a_fit_recovers_the_model_that_it_sampled",
+        "test_a_fit_to_a_sample_recovers_the_parameters",
+        "test_codes_do_not_depend_on_how_rows_are_cut",
+        "test_degenerate_columns_are_refused_by_name_or_fitted",
+        "test_parameters_of_segments_say_of_which",
+        "test_segments_matter_to_models_that_have_some",
+        "test_they_are_with_other_settings_too",
+        "test_threads_give_the_bytes_of_serial",
+    ),
 )

@@ -41,4 +41,9 @@ FACTS = Facts(
     consistent={"regularization": 100.0},  # so large that it ridges no segment
     recovered=nonstationary_sources,
     errors={"thresholds": 4.2, "mixing": 1.7, "source_variances": 2.5},
+    slow=(
+        "test_segments_matter_to_models_that_have_some",
+        "test_they_are_with_other_settings_too",
+        "test_threads_give_the_bytes_of_serial",
+    ),
 )

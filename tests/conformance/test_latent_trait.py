@@ -42,4 +42,11 @@ FACTS = Facts(
     consistent={"estimator": "quadrature"},  # the bound makes slopes too small
     recovered=principal_axes_of_weights,
     errors={"weights": 10.8, "offsets": 5.0},
+    slow=(
+        "test_a_fit_recovers_the_model_that_it_sampled",
+        "test_a_warm_start_from_its_own_end_stays_there",
+        "test_parameters_of_segments_say_of_which",
+        "test_the_objective_never_falls",
+        "test_they_are_with_other_settings_too",
+    ),
 )

@@ -54,5 +54,11 @@ FACTS = Facts(
     errors={"shares": 1.5},
     n_sampled=20_000,
     shares_off=0.03,
-    fit_off=0.035,  # a chain stays in its mode: of 5,000 a share is known to 0.007
+    fit_off=0.035,  # a chain stays in its mode: of 5,000 a share is known to 0.007,
+    slow=(
+        "test_a_fit_has_the_pair_shares_of_its_data",
+        "test_a_fit_recovers_the_model_that_it_sampled",
+        "test_chunks_do_not_matter",
+        "test_degenerate_columns_are_refused_by_name_or_fitted",
+    ),
 )

@@ -13,4 +13,5 @@ FACTS = Facts(
         {"pretrain": 0, "optimizer": "momentum", "corruption": "none"},
     ),
     rising=(),
+    slow=("test_chunks_do_not_matter",),
 )

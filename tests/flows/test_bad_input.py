@@ -380,6 +380,7 @@ def test_a_dataset_that_cannot_be_written(refused, tmp_path):
     assert "file" in refused("ingest", "x.csv", "--dataset", "file/d.zarr")
 
 
+@pytest.mark.matrix
 def test_no_space_leaves_nothing_behind(tmp_path, prefect_server):
     """A limit on file size stands for a full disk: writing fails in the middle."""
     X = np.random.default_rng(0).integers(0, 2, (20_000, 200), dtype=np.uint8)

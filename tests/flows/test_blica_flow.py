@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.numerics.metrics import mean_cosine_similarity
 from storage.artifacts.artifacts import load_artifact
-from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 from tests.support.data import write_arrays
 
 BLICA = ("--model", "blica")
@@ -57,6 +57,7 @@ def dataset(request: pytest.FixtureRequest) -> Path:
     return path
 
 
+@pytest.mark.matrix
 def test_every_executor_gives_the_same_bytes(cli, dataset, cluster):
     """The ridge is chosen, of whole values the components, too; a bootstrap has missing ones."""
     given = ("--components", 2, "--set", "bootstrap=20")
@@ -84,6 +85,7 @@ def test_missing_values_change_little(cli, whole, gaps):
     assert mean_cosine_similarity(some["mixing"], all_values["mixing"]) > 0.98
 
 
+@pytest.mark.matrix
 def test_auto_is_the_default(cli, tmp_path):
     X, segments = drawn(4, 3)
     write_arrays(tmp_path / "d.zarr", X, segments=segments)
@@ -209,6 +211,7 @@ def test_a_feature_constant_within_a_segment(warned, tmp_path):
     assert "'year 1'" not in warning
 
 
+@pytest.mark.matrix
 def test_a_segment_with_few_rows(cli, warned, tmp_path):
     X, segments = drawn(6, 5)
     write_arrays(tmp_path / "d.zarr", X[:1215], segments=segments[:1215], names=NAMES)

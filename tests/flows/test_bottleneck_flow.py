@@ -76,6 +76,7 @@ def evaluated(cli: Any, dataset: Path, artifact: str, *more: object) -> dict[str
     return dict(found)
 
 
+@pytest.mark.matrix
 def test_texts_are_predicted_of_rows_that_were_not_fitted(cli, folder, fitted):
     artifact = fitted("kind")
     stored = load_artifact(artifact)
@@ -106,6 +107,7 @@ def test_codes_are_the_hidden_units(cli, folder, fitted):
     np.testing.assert_allclose(open_codes("z.zarr")["mean"], 1 / (1 + np.exp(-inputs)))
 
 
+@pytest.mark.matrix
 def test_categories_are_found_by_name_in_another_dataset(cli, folder, fitted, tmp_path):
     X, kind = rows(seed=7)
     same = evaluated(cli, folder / "d.zarr", fitted("kind"))["prediction"]["accuracy"]
@@ -125,6 +127,7 @@ def test_categories_are_found_by_name_in_another_dataset(cli, folder, fitted, tm
     assert f"column 'kind': {n_new} rows have a label that was not fitted" in found["warnings"][0]
 
 
+@pytest.mark.matrix
 def test_whole_numbers_are_categories_and_fractions_are_not(cli, folder, fitted):
     told = evaluated(cli, folder / "d.zarr", fitted("number"), "--split", "test")["prediction"]
     assert told["accuracy"] > 0.98
@@ -136,6 +139,7 @@ def test_whole_numbers_are_categories_and_fractions_are_not(cli, folder, fitted)
     assert f"R² {told['r2']:.4f}" in cli("evaluate", *given, "--split", "test").out
 
 
+@pytest.mark.matrix
 def test_segments_are_predicted_unless_a_column_is_told(cli, folder, fitted):
     told = evaluated(cli, folder / "parts.zarr", fitted("segment", "parts.zarr"))["prediction"]
     assert (told["column"], told["rows"]) == ("segment", N_ROWS)
@@ -157,6 +161,7 @@ def arrays(artifact: str) -> dict[str, bytes]:
     return {name: values.tobytes() for name, values in load_artifact(artifact).items()}
 
 
+@pytest.mark.matrix
 def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
     expected = arrays(fitted("kind"))
     given = ("--dataset", folder / "d.zarr", *BOTTLENECK, "--set", "column=kind", "--json")
@@ -166,6 +171,7 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
         assert arrays(done.json["artifact"]) == expected, where
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -35,6 +35,7 @@ def dataset(tmp_path: Path) -> Path:
     return write_arrays(tmp_path / "d.zarr", X * observed, observed, words_per_chunk=2).path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_workers_give_the_bytes_of_serial(
     model: str, cli: Any, dataset: Path, cluster: str

@@ -41,6 +41,7 @@ def test_help_and_version():
     assert typed("--version").stdout == f"latentbits {version('latentbits')}\n"
 
 
+@pytest.mark.matrix
 def test_a_command_is_run_and_called_as_it_was_typed(tmp_path):
     done = typed("models", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from pipeline.params import get_named_arrays
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import append_dataset
-from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 from tests.support.data import ArrayBatch, draw_probit_rows, make_test_row_source, write_arrays
 
 NAMES = [f"item {i}" for i in range(8)]
@@ -128,6 +128,7 @@ def nats_of_independent_features(train: np.ndarray, X: np.ndarray) -> float:
     return float((X * np.log(p) + (1 - X) * np.log1p(-p)).sum(axis=1).mean())
 
 
+@pytest.mark.matrix
 def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     cli, tmp_path, capsys
 ):
@@ -181,6 +182,7 @@ def test_rows_of_a_dataset_of_their_own_are_judged_by_what_was_fitted_to_others(
     assert nats == pytest.approx(nats_of_independent_features(new, new))
 
 
+@pytest.mark.matrix
 def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, cluster):
     command = ("--dataset", dataset, "--artifact", mixture, "--artifact", trait, "--no-baselines")
     command += ("--label", "kind", "--split", "all")
@@ -191,6 +193,7 @@ def test_every_executor_gives_the_same_numbers(cli, dataset, mixture, trait, clu
         assert evaluated(cli, *command, *options)["models"] == serial["models"]
 
 
+@pytest.mark.matrix
 def test_baselines_can_be_left_out_or_fail_alone(cli, folder, dataset, mixture):
     alone = evaluated(cli, "--dataset", dataset, "--artifact", mixture, "--no-baselines")
     assert [model["name"] for model in alone["models"]] == [mixture]
@@ -218,6 +221,7 @@ def segmented(path: Path, n_features: int, order: list[int], extra: bool = False
     return write_arrays(path, batch.X[at], segments=labels[at]).path
 
 
+@pytest.mark.matrix
 def test_segments_are_found_by_name(cli, tmp_path):
     first = segmented(tmp_path / "first.zarr", 6, [0, 1, 2])
     blica = fitted(first, "blica", n_components=2, regularization=20.0)

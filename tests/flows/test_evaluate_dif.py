@@ -56,6 +56,7 @@ def test_the_table_says_whom_items_favour(evaluated: Any) -> None:
     assert "S2WantShout" in done.out
 
 
+@pytest.mark.matrix
 def test_a_fit_for_every_item_tells_its_slopes_and_offsets(evaluated: Any) -> None:
     words = ("--dif", "gender", "--dif-test", "likelihood-ratio")
     bias = evaluated(*words, "--json").json["item_bias"]

@@ -76,6 +76,7 @@ def test_rows_are_judged_by_fits_to_the_others(evaluated, dataset, rows, tmp_pat
     assert told["log_likelihood"] < whole["models"][0]["log_likelihood"]
 
 
+@pytest.mark.matrix
 def test_every_executor_gives_the_same_numbers(evaluated, dataset, cluster):
     artifact = fitted(dataset, "latent-trait", n_components=1, max_iter=4)
     command = ("--dataset", dataset.path, "--artifact", artifact, "--folds", 3)
@@ -88,6 +89,7 @@ def test_every_executor_gives_the_same_numbers(evaluated, dataset, cluster):
         assert evaluated(*command, *options)["models"] == serial
 
 
+@pytest.mark.matrix
 def test_the_rows_are_those_that_a_fit_takes(evaluated, rows, tmp_path):
     split = {"split": np.where(np.arange(len(rows)) < 200, "train", "test")}
     dataset = write_arrays(tmp_path / "d.zarr", rows, columns=split)
@@ -101,6 +103,7 @@ def test_the_rows_are_those_that_a_fit_takes(evaluated, rows, tmp_path):
         assert evaluated(*command, "--no-baselines", "--split", name)["n_samples"] == n
 
 
+@pytest.mark.matrix
 def test_segments_keep_their_parameters(evaluated, tmp_path):
     X, _ = draw_probit_rows(900, 6, 2, seed=1)
     segments = np.repeat(["a", "b", "c"], 300)
@@ -112,6 +115,7 @@ def test_segments_keep_their_parameters(evaluated, tmp_path):
     assert blica["log_likelihood"] > flat["log_likelihood"] + 0.05
 
 
+@pytest.mark.matrix
 def test_the_order_in_sample_is_not_the_order_of_held_out_rows(evaluated, cli, tmp_path, capsys):
     """A mixture of five knows the 316 persons of a questionnaire better than the next ones."""
     source = str(find_shared_data("verbal_aggression.npz"))

@@ -34,6 +34,7 @@ def compared(cli: Any, tmp_path: Path, *artifacts: str) -> Any:
     return cli(*line, "--likelihood-ratio", "--no-baselines", "--json")
 
 
+@pytest.mark.matrix
 def test_slopes_of_lsat_6_do_not_differ(cli: Any, fits: Any, tmp_path: Path) -> None:
     """χ² = 0.57, 4 df, p = 0.967 (D. Rizopoulos, Journal of Statistical Software 17(5), 2006)."""
     rasch = fits("rasch", "--components", "1", "--set", "equal_slopes=yes")
@@ -44,6 +45,7 @@ def test_slopes_of_lsat_6_do_not_differ(cli: Any, fits: Any, tmp_path: Path) -> 
     assert test["p"] == pytest.approx(0.967, abs=1e-3)
 
 
+@pytest.mark.matrix
 def test_what_cannot_be_tested_is_refused(cli: Any, fits: Any, tmp_path: Path) -> None:
     one = fits("one", "--components", "1")
     half = fits("half", "--components", "1", dataset="half")

@@ -116,6 +116,7 @@ def test_all_parameters_of_features_are_there(exported, cli, artifact, name):
         np.testing.assert_array_equal(columns.to_numpy(float), values)
 
 
+@pytest.mark.matrix
 def test_columns_are_named_by_component_and_segment(exported, artifact):
     saved = load_artifact(artifact("blica", "regularization=20", "bootstrap=20"))
     found = exported("items", "--artifact", saved.path)
@@ -169,6 +170,7 @@ def test_every_pair_has_a_line(exported, folder):
     assert [*found["status"][:2]] == ["empty cell", "plain"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at_once", [1, 13, 1 << 17])
 def test_segments_have_correlations_of_their_own(exported, artifact, monkeypatch, at_once):
     monkeypatch.setattr("flows.exporting.artifacts._PAIRS_PER_BATCH", at_once)
@@ -182,6 +184,7 @@ def test_segments_have_correlations_of_their_own(exported, artifact, monkeypatch
         np.testing.assert_array_equal(own["correlation"], saved["correlations"][k][upper])
 
 
+@pytest.mark.matrix
 def test_a_fit_is_told_in_names_and_values(exported, artifact):
     path = artifact("latent-trait", "max_iter=2")
     manifest = load_artifact(path).manifest
@@ -217,6 +220,7 @@ def transformed(cli, dataset, artifact, monkeypatch):
     return call
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["latent-trait", "bernoulli-mixture", "blica", "clipped-pca"])
 @pytest.mark.parametrize("split", [None, "test"])
 def test_codes_stand_beside_what_is_known_of_their_rows(
@@ -248,6 +252,7 @@ def test_codes_stand_beside_what_is_known_of_their_rows(
     assert not {"variance_1", "covariance_1_1", "covariance_2_1"} & {*found.columns}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("output", ["t.csv", "t.parquet", "t.xlsx"])
 def test_transform_writes_the_same_table(transformed, cli, output):
     transformed("clipped-pca", "z.zarr")
@@ -277,6 +282,7 @@ def test_no_column_takes_the_place_of_another(cli, exported, tmp_path):
     assert found.iloc[0, :3].tolist() == [0, 1, 2]
 
 
+@pytest.mark.matrix
 def test_probabilities_go_by_the_names_of_features(transformed, exported):
     transformed("latent-trait", "z.zarr", "--reconstruct", "probabilities")
     found = exported("codes", "--codes", "z.zarr", output="t.parquet")
@@ -284,6 +290,7 @@ def test_probabilities_go_by_the_names_of_features(transformed, exported):
     np.testing.assert_array_equal(found[names], open_codes("z.zarr")["probabilities"])
 
 
+@pytest.mark.matrix
 def test_neighbours_are_rows_too(cli, exported, dataset):
     command = ("neighbours", "--dataset", dataset.path, "--k", 2, "--output", "n.zarr")
     assert cli(*command).code == 0
@@ -351,6 +358,7 @@ def test_nothing_is_left_of_a_table_that_cannot_be_made(transformed, cli):
     assert [path.name for path in Path().iterdir()] == ["z.zarr"]
 
 
+@pytest.mark.matrix
 def test_excel_has_no_room_for_more_rows(cli, transformed, monkeypatch, dataset, artifact):
     monkeypatch.setattr("flows.exporting.formats._MAX_EXCEL_SHAPE", (599, 100))
     transformed("clipped-pca", "z.zarr")

@@ -77,6 +77,7 @@ def test_every_executor_gives_the_same_bytes(cli, probit):
             assert got[name].tobytes() == expected[name].tobytes(), (options, name)
 
 
+@pytest.mark.matrix
 def test_the_split_train_is_fitted_unless_another_is_named(cli, probit):
     chosen = {(): ("2,000, split train", 2000, "train")}
     chosen["--split", "test"] = ("1,000, split test", 1000, "test")
@@ -115,6 +116,7 @@ def test_latest_points_to_the_last_fit(cli, probit):
     assert not Path("runs/probit/.unfinished").exists()
 
 
+@pytest.mark.matrix
 def test_usps_digits_through_both_commands(cli):
     source = find_shared_data("usps16_train.npz")
     assert cli("ingest", source, "--dataset", "usps.zarr").code == 0
@@ -165,6 +167,7 @@ def test_ctrl_c_ends_a_fit_soon(prefect_server, probit, tmp_path, monkeypatch, e
     assert "Traceback" not in err
 
 
+@pytest.mark.matrix
 def test_ctrl_c_while_a_command_is_loaded_leaves_no_traceback(tmp_path):
     command = [sys.executable, "-X", "importtime", "-m", "flows.fit", "--help"]
     process = subprocess.Popen(
@@ -179,6 +182,7 @@ def test_ctrl_c_while_a_command_is_loaded_leaves_no_traceback(tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.matrix
 def test_the_embedded_server_ends_with_a_killed_command(probit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)

@@ -78,6 +78,7 @@ def test_tokens_and_thresholds(cli):
     np.testing.assert_array_equal(observed, [[1, 1], [0, 1], [1, 0]])
 
 
+@pytest.mark.matrix
 def test_several_files_are_stored_in_the_order_given(cli, bits):
     for part in range(6):
         rows = bits[part * 50 : part * 50 + 50]
@@ -93,6 +94,7 @@ def test_several_files_are_stored_in_the_order_given(cli, bits):
     np.testing.assert_array_equal(dense(open_dataset("reverse.zarr"))[0], backwards)
 
 
+@pytest.mark.matrix
 def test_append_remembers_the_roles_and_touches_no_chunk(cli, bits):
     write_csv(Path("1.csv"), bits[:200], year=[str(i % 2) for i in range(200)])
     write_csv(Path("2.csv"), bits[200:], year=[str(1 + i % 2) for i in range(100)])
@@ -157,6 +159,7 @@ def test_baskets_share_their_items(cli):
     assert "99" in refused.message
 
 
+@pytest.mark.matrix
 def test_a_killed_ingest_is_refused_and_completed(cli, tmp_path):
     X = np.random.default_rng(0).integers(0, 2, (400_000, 200), dtype=np.uint8)
     np.save("x.npy", X)

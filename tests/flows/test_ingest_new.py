@@ -164,6 +164,7 @@ def test_a_writer_in_between_keeps_a_file_from_being_taken_twice(bits, tmp_path,
     np.testing.assert_array_equal(dense(open_dataset("v.zarr"))[0], bits)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", ["before", "after"])
 def test_a_run_killed_beside_the_manifest_ingests_nothing_twice(bits, tmp_path, monkeypatch, step):
     monkeypatch.chdir(tmp_path)

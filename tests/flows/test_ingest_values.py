@@ -64,6 +64,7 @@ def test_ids_are_recognised(plain_cli, calls):
     assert "if they name the rows, use --keep id to keep them beside the features" in error
 
 
+@pytest.mark.matrix
 def test_names_of_several_rows_are_told(plain_cli, calls):
     text = CALLS.replace("1004,", "1003,")
     (calls / "calls.csv").write_text(text)

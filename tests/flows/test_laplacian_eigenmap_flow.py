@@ -44,6 +44,7 @@ def refused(cli: Any, dataset: Path, *settings: object) -> str:
     return message
 
 
+@pytest.mark.matrix
 def test_rows_that_make_no_graph_are_refused(
     cli: Any, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

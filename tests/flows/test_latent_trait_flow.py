@@ -40,6 +40,7 @@ def repeated(*settings: str) -> Any:
     return pytest.param(settings, marks=pytest.mark.matrix)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
     [

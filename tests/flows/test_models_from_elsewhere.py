@@ -67,6 +67,7 @@ def artifact(cli, data, fits, model) -> str:
     return fits[model]
 
 
+@pytest.mark.matrix
 @every_model
 def test_it_is_fitted_and_used(cli, data, model, artifact):
     done = cli("report", "--artifact", artifact, "--output", "page.html", "--label", "party")
@@ -97,6 +98,7 @@ def test_it_is_sampled_or_refused_in_plain_words(cli, model, artifact):
         assert not Path("drawn.zarr").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", [CODER, LABELLED, *matrix(CLIMBER, PREPARED)])
 def test_every_executor_gives_the_same_bytes(cli, data, model, artifact, cluster):
     expected = arrays_of(artifact)

@@ -130,6 +130,7 @@ def kill_fit_in_a_pass(arguments: list[str], runs: ObjectPath) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.matrix
 def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
     faulty.fault = fail_every(5, THROTTLED, BEFORE, BROKEN, AFTER)
     found = []
@@ -146,6 +147,7 @@ def test_failing_requests_lose_nothing(cli, faulty_bucket, faulty, source):
     assert len(faulty.seen) > 100
 
 
+@pytest.mark.matrix
 def test_a_state_that_cannot_be_read_now_is_kept(cli, faulty_bucket, faulty, source):
     """A fit that took it for missing would begin anew and delete it."""
     data, runs = f"{faulty_bucket}/d.zarr", parse_path(f"{faulty_bucket}/runs")
@@ -176,6 +178,7 @@ def test_a_store_that_fails_for_good_midway_is_told(cli, faulty_bucket, faulty, 
 # Requests
 
 
+@pytest.mark.matrix
 def test_a_fit_makes_few_requests(cli, faulty_bucket, faulty, source):
     data = f"{faulty_bucket}/d.zarr"
     ingest(cli, source, data)

@@ -15,7 +15,7 @@ from flows.running import flow as running
 from pipeline.errors import ClusterLost
 from storage import load_artifact
 from storage.artifacts import artifacts
-from storage.artifacts.artifact_reader import ArtifactReader
+from storage.artifacts.artifacts import ArtifactReader
 from storage.dataset import dataset
 from tests.support.data import draw_probit_rows, make_test_row_source, write_arrays
 
@@ -81,6 +81,7 @@ def test_a_flow_called_by_its_parameters_checks_once(data, reads):
     assert reads() == {data: 1}
 
 
+@pytest.mark.matrix
 def test_a_report_reads_the_artifact_it_lies_in(cli, data, reads):
     assert cli("fit", "--dataset", data, "--report").code == 0
     assert reads() == {data: 1, "artifact": 1}
@@ -169,6 +170,7 @@ def test_a_cluster_lost_after_the_work_costs_no_work(cli, data, monkeypatch):
     assert counted == ["pass", "lost"]
 
 
+@pytest.mark.matrix
 def test_artifacts_are_loaded_once(cli, data, reads):
     fitted = cli("fit", "--dataset", data, *SERIAL, "--json").json["artifact"]
     ArtifactReader.from_artifact(load_artifact(fitted))()  # as tasks do, each process once

@@ -23,8 +23,7 @@ from pipeline.random import RowRandom
 from storage import load_artifact, open_codes, open_dataset
 from storage.artifacts.artifacts import NamedArray, write_artifact
 from storage.codes.codes import CodeArraySpec, create_codes, seal_codes
-from storage.codes.results import ResumableResults
-from storage.codes.unfinished_codes import UnfinishedCodes
+from storage.codes.unfinished_codes import ResumableResults, UnfinishedCodes
 from tests.conformance.facts import facts_of
 from tests.storage.conftest import files_of, write_dataset
 from tests.support.data import draw_probit_rows, write_arrays
@@ -237,7 +236,7 @@ import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import transform
 from flows.cli.options import run
-from storage.codes.results import WrittenRuns
+from storage.codes.unfinished_codes import WrittenRuns
 
 note = WrittenRuns.note
 def deadly(self, checksums):
@@ -264,6 +263,7 @@ def inodes(folder: Path) -> list[int]:
     return [(folder / "mean" / "c" / str(key) / "0").stat().st_ino for key in range(5)]
 
 
+@pytest.mark.matrix
 def test_a_killed_transform_resumes_to_the_same_bytes(transformed, folder, artifact, monkeypatch):
     before = files_of(write_codes(Path("z.zarr")))
     more = ("--split", "train", "--overwrite")

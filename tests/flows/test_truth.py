@@ -13,7 +13,7 @@ from flows.data.datasets import open_dataset_or_example, read_true_mixing
 from storage.dataset.dataset import open_dataset
 from storage.dataset.writer import create_dataset
 from storage.errors import DataError
-from storage.examples.examples import draw_nonstationary_truth, open_example
+from storage.examples import draw_nonstationary_truth, open_example
 from tests.support.data import ArrayBatch, draw_probit_rows, write_arrays
 
 SMALL = "example:nonstationary:features=4,components=2,segments=3,rows_per_segment=50"

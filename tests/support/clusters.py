@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.executors.cancellation import Cancelled, check_cancelled
-from storage.dataset.chunk import Chunk
+from storage.dataset.chunks import Chunk
 from storage.dataset.dataset import ChunkReader
 
 

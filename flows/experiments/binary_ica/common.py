@@ -19,7 +19,7 @@ from flows.experiments.binary_ica.methods import METHODS
 from flows.experiments.binary_ica.trials import SimulatedRows, pack_rows_in_memory
 from flows.running.executors import open_executor
 from pipeline.executors.base import Executor
-from storage.examples.examples import (
+from storage.examples import (
     NonstationaryTruth,
     draw_nonstationary_rows,
     draw_nonstationary_truth,

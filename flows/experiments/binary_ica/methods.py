@@ -122,7 +122,7 @@ def run_timed_trial(drawn: SimulatedRows) -> TrialValues:
     -------
     dict
         As of `run_sample_trial`; BLICA's seconds are the sum of its parts: `counts` of pairs;
-        `correlate_features_with_codes` of all rows and of the halves; `selection` of the ridge; `starts` from which
+        `correlations` of all rows and of the halves; `selection` of the ridge; `starts` from which
         the likelihood is climbed; `refinement` of gaps and variances. `iterations` of all starts.
     """
     _warm_up()

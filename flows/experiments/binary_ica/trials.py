@@ -29,7 +29,7 @@ _N_EXACT_STARTS = 12
 
 
 class MixingTruth(Protocol):
-    """What data are drawn from: `storage.examples.examples.NonstationaryTruth` is one."""
+    """What data are drawn from: `storage.examples.NonstationaryTruth` is one."""
 
     @property
     def mixing(self) -> Array:

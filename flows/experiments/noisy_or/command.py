@@ -46,7 +46,7 @@ from flows.running.executors import open_executor
 from flows.running.flow import make_lazy_flow, run_task
 from pipeline.errors import FitError
 from pipeline.models.noisy_or import NoisyOr
-from storage.examples.enumerated import entropy, merge_equal_rows
+from storage.examples import entropy, merge_equal_rows
 
 NAME = "noisy-or"
 OUTPUT = "runs/experiments/noisy-or"
@@ -59,7 +59,7 @@ figures (PNG and SVG): the bits a row, −log₂ P, over the epochs of every sta
 
 `bits` is exact, over all rows that there are, after the last epoch. No model has fewer on average
 than the entropy; `built` is a network of as many layers built by hand. `cosine` compares what the
-lower units turn on with the true causes, each of which is given a unit. `translate_store_errors` is the share of the
+lower units turn on with the true causes, each of which is given a unit. `told` is the share of the
 four patterns for which one upper unit is on that is off for the others; of shifted rows, the share
 whose direction the two upper units tell.
 """

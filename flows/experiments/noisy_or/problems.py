@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.models.noisy_or import NoisyOrParams
 from pipeline.models.noisy_or.params import MIN_LEAK
-from storage.examples.enumerated import EnumeratedCases, enumerate_lines, enumerate_shifter
+from storage.examples import EnumeratedCases, enumerate_lines, enumerate_shifter
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.str_]

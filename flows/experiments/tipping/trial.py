@@ -89,7 +89,7 @@ class TippingResult(NamedTuple):
         `error_grid`, the mean negative log-likelihood of a row in nats: on the 500 draws that
         sampling is fitted with, on 500 others, by 41 x 41 Gauss–Hermite nodes and on a fine grid;
         `passes` of the fit; `cpu_seconds` and `wall_seconds` until the objective is within `NEAR_NATS`
-        of its end; `converged`; `pinned`, the number of constant features; `max_slope`, the largest
+        of its end; `converged`; `pinned`, the number of constant features; `steepest`, the largest
         entry of the weights in size.
     params
         At the end, turned to principal axes.
@@ -112,7 +112,7 @@ def draw_noisy_prototypes(
 ) -> NoisyPrototypes:
     """Draw prototypes of fair bits, and copies whose bits are flipped with a probability.
 
-    The same seed gives the same prototypes; a larger `flip_middle_bit` flips more bits beside the same ones.
+    The same seed gives the same prototypes; a larger `flip` flips more bits beside the same ones.
     """
     rng = np.random.default_rng(seed)
     prototypes = rng.integers(2, size=(n_prototypes, n_features), dtype=np.uint8)

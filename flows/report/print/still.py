@@ -62,7 +62,7 @@ _RAMP = (160.0, 10.0)
 
 
 class _Part(NamedTuple):
-    """What stands below one thing and above the next; `draw_evaluation_sample` takes the paper and the top edge."""
+    """What stands below one thing and above the next; `draw` takes the paper and the top edge."""
 
     height: float
     draw: Callable[[Axes, float], None]

@@ -98,7 +98,7 @@ class BernoulliMixtureParams:
         )
 
     def with_free_parameters(self, packed: Array, most: float) -> BernoulliMixtureParams:
-        """Undo `pack_matrix`, log-odds not above `size_limits` in size; log-weights need not sum to 1."""
+        """Undo `packed`, log-odds not above `most` in size; log-weights need not sum to 1."""
         n_components, n_features = self.probabilities.shape
         log_odds = np.clip(packed[:-n_components], -most, most)
         log_weights = scipy.special.log_softmax(np.maximum(packed[-n_components:], -most))
@@ -255,7 +255,7 @@ class BernoulliMixture(Model):
         return params.free_parameters
 
     def unpack_params(self, params: BernoulliMixtureParams, packed: Array, n_samples: int) -> Any:
-        """Undo `pack_matrix`, within what an M-step of so many rows leads to."""
+        """Undo `packed`, within what an M-step of so many rows leads to."""
         most = np.log((n_samples + len(params.weights)) / self.smoothing + 1)
         return params.with_free_parameters(packed, most)
 

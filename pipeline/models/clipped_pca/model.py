@@ -114,7 +114,7 @@ class ClippedPCA(Model):
     constant_features
         `refuse` them, or `keep` them with loadings of zero.
     repair
-        What is done where correlations are indefinite, before the eigenvectors are taken: `find_nearest_places`
+        What is done where correlations are indefinite, before the eigenvectors are taken: `nearest`
         replaces C by the nearest correlation matrix, `shrink` by (1 − τ) C + τ I of the least τ.
     errors
         `model` gives standard errors of unrepaired tetrachoric correlations of up to 1,000 features

@@ -79,7 +79,7 @@ class LatentTraitParams:
         return TraitItems(self.weights, self.offsets)
 
     def with_free_parameters(self, packed: Array) -> LatentTraitParams:
-        """Undo `pack_matrix`; all else stays."""
+        """Undo `packed`; all else stays."""
         return replace(self, weights=packed[:, :-1].copy(), offsets=packed[:, -1].copy())
 
 

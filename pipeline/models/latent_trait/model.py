@@ -280,7 +280,7 @@ class LatentTrait(Model):
         return params.free_parameters
 
     def unpack_params(self, params: LatentTraitParams, packed: Array, n_samples: int) -> Any:
-        """Undo `pack_matrix`."""
+        """Undo `packed`."""
         return params.with_free_parameters(packed)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:

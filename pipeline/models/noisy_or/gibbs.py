@@ -142,7 +142,7 @@ def make_workspace(sizes: Integers, misses: Array, off: Array) -> RowWorkspace:
     Returns
     -------
     tuple
-        Misses, their inverses, off, values of the units, e of each, and `ignore_progress`, the log of the
+        Misses, their inverses, off, values of the units, e of each, and `silent`, the log of the
         misses of features that are off for each unit above them; `load_row` fills in what is of
         features.
     """

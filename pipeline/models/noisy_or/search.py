@@ -90,7 +90,7 @@ def iter_networks(
 ) -> Iterator[NoisyOrParams]:
     """Learn from random weights, and give the network after every epoch, the last of all rows.
 
-    The parameters are those of `learn_from_starts`; `initialize_fit` numbers the start.
+    The parameters are those of `learn_from_starts`; `start` numbers the start.
     """
     learner, rng = _draw_learner(model, layers, X, seed, start)
     yield from learner.iter_epochs(rng)

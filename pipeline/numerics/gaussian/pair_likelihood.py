@@ -57,7 +57,7 @@ def _both_tails(threshold: float) -> tuple[float, float]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _smallest_cell(h: float, k: float, rho: float, independent: float) -> _Corner:
-    """P11, log P11 and I for ρ ≤ 0 ≤ h + k; `baseline_log_likelihood` is P11 at ρ = 0."""
+    """P11, log P11 and I for ρ ≤ 0 ≤ h + k; `independent` is P11 at ρ = 0."""
     a2 = (h - k) ** 2 / 8.0
     b2 = (h + k) ** 2 / 8.0
     tau = math.sqrt((1.0 + rho) / (1.0 - rho))

@@ -171,7 +171,7 @@ def ep_m_step(
     Returns
     -------
     NDArray
-        As `pack_matrix`.
+        As `packed`.
     """
     q = packed.shape[1] - 1
     slope, matrices = gradient.copy(), _unpack_triangles(curvature, q + 1)

@@ -74,7 +74,7 @@ class AnnealedChains:
     def __init__(
         self, machine: BoltzmannMachine, start: Array, key: np.uint64, n_chains: int
     ) -> None:
-        """Draw the chains at β = 0, where features have the log-odds `initialize_fit`, (n_features,)."""
+        """Draw the chains at β = 0, where features have the log-odds `start`, (n_features,)."""
         self._weights = machine.weights.astype(np.float32)
         self._back = np.ascontiguousarray(self._weights.T)
         self._machine, self._from = machine, start

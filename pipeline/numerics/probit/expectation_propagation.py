@@ -229,7 +229,7 @@ def _check_parameters(n_features: int, w: Floats, b: Floats, m: Floats, v: Float
 
 @njit(**SITE_KERNEL_OPTIONS, cache=True)
 def _fill_posteriors(rows: ProbitRows, posterior: ProbitPosterior) -> None:
-    """Fill `encoder_moments` row by row, with moments in units of the prior."""
+    """Fill `posterior` row by row, with moments in units of the prior."""
     K, n_features = rows.weights.shape
     square, tensor = np.empty((K, K)), np.empty((K, K * (K + 1) // 2))
     features, row = np.empty(n_features, np.int64), allocate_workspace(K, n_features)

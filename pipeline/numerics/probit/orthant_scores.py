@@ -78,7 +78,7 @@ def orthant_scores(
     Returns
     -------
     ProbitScores
-        `error` is the standard error of `log_likelihood` as the shifts show it; `resolve_cluster_settings` is false
+        `error` is the standard error of `log_likelihood` as the shifts show it; `settled` is false
         where it is above `tol` because `max_points` ran out.
 
     Raises

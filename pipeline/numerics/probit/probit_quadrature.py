@@ -84,7 +84,7 @@ def quadrature_scores(
     -------
     ProbitScores
         `error` is half of what the two halves of the lattice differ by, far more than the whole is
-        off by, and the share of its outmost points, which is about what lies beyond. `resolve_cluster_settings` is
+        off by, and the share of its outmost points, which is about what lies beyond. `settled` is
         false where expectation propagation did not settle, so that the lattice may lie beside the
         posterior.
 

@@ -173,7 +173,7 @@ def _update_site(
     covariance: Floats,
     image: Floats,
 ) -> None:
-    """Update site i, given alone, and with it `centre_gradient` and `covariance`; `image` is scratch."""
+    """Update site i, given alone, and with it `centre` and `covariance`; `image` is scratch."""
     mean, variance = 0.0, 0.0
     for k in range(len(centre)):
         image[k] = 0.0

@@ -107,7 +107,7 @@ def _count_orders(k: int, j: int, m: int) -> float:
 def _fill_pair_sums(
     t: Floats, kappa: Floats, tensor: Floats, G: Floats, q: Floats, weighted: Floats, out: Floats
 ) -> None:
-    """G in coordinates Lᵀ u and q_i = t_iᵀ G t_i; `sum_weighted_groups` and `out` are scratch."""
+    """G in coordinates Lᵀ u and q_i = t_iᵀ G t_i; `weighted` and `out` are scratch."""
     for i in range(len(q)):
         q[i] = 0.0
     for k in range(len(t)):

@@ -43,7 +43,7 @@ from flows.experiments.binary_ica.trials import pack_rows_in_memory
 from pipeline.data.blocks import iter_blocks
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.binary_ica.fastica import FastICA
-from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 from tests.flows.experiments.tables import table
 
 Call = Callable[..., Any]
@@ -115,6 +115,7 @@ def test_a_trial_has_the_rows_of_its_truth():
     np.testing.assert_array_equal(X, batch.X)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shape", [SMALL, ProblemShape(3, 3, 8, 100)])
 def test_the_timed_parts_are_the_fit(shape):
     found, expected = (

@@ -20,7 +20,7 @@ from pipeline.errors import FitError
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
 from pipeline.numerics.metrics import mean_cosine_similarity
-from storage.examples.examples import NonstationaryTruth, draw_nonstationary_truth
+from storage.examples import NonstationaryTruth, draw_nonstationary_truth
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -23,7 +23,7 @@ from flows.experiments.noisy_or.problems import (
     score_top_units,
 )
 from flows.experiments.noisy_or.trial import bits_per_row
-from storage.examples.enumerated import merge_equal_rows
+from storage.examples import merge_equal_rows
 from tests.flows.experiments.tables import table
 
 Call = Callable[..., Any]
@@ -47,6 +47,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
     return output
 
 
+@pytest.mark.matrix
 def test_every_start_is_told(finished: Path) -> None:
     rows = table(finished / "noisy-or")
     assert [(row["problem"], row["start"]) for row in rows] == [

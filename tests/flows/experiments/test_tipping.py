@@ -67,6 +67,7 @@ def finished(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> 
 # Tables
 
 
+@pytest.mark.matrix
 def test_every_data_set_is_fitted_by_every_estimator_from_every_seed(finished: Path) -> None:
     rows = table(finished / "tipping")
     assert [(row["data"], row["estimator"], row["seed"]) for row in rows] == [

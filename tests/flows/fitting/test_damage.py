@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from storage import load_artifact, open_dataset
-from storage.artifacts.packed import load_packed
+from storage.artifacts.artifacts import load_packed
 from storage.errors import DamagedChunkError, DataError
 from tests.support.data import draw_probit_rows, write_arrays
 from tests.support.faults import flip_middle_bit
@@ -158,6 +158,7 @@ def refuse_chunks(request: ProxyRequest) -> tuple[int, str] | None:
     return DENIED if "/bits/c/" in request.path else None
 
 
+@pytest.mark.matrix
 def test_a_store_that_refuses_is_no_damage(cli, faulty, faulty_bucket):
     dataset = f"{faulty_bucket}/d.zarr"
     np.savez("x.npz", X=X)

@@ -154,6 +154,7 @@ def test_what_cannot_be_computed_does_not_lose_the_fit(cli, monkeypatch) -> None
     assert load_artifact(done.json["artifact"]).manifest["drift"] is None
 
 
+@pytest.mark.matrix
 def test_what_would_cost_too_much_or_say_nothing_is_left_out(cli, monkeypatch) -> None:
     drift = fit_twice(cli, SAME[N_ROWS : N_ROWS + 3])["drift"]
     assert "too few" in drift["correlations"]["note"]
@@ -172,6 +173,7 @@ def test_what_would_cost_too_much_or_say_nothing_is_left_out(cli, monkeypatch) -
     assert {"correlations", "likelihood of new rows"} <= told.keys()
 
 
+@pytest.mark.matrix
 def test_the_report_and_the_server_show_what_changed(cli) -> None:
     write_arrays(Path("d.zarr"), SAME[:N_ROWS], words_per_chunk=100)
     command = ("fit", "--dataset", "d.zarr", "--components", "2")

@@ -28,7 +28,7 @@ import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import fit
 from flows.cli.options import run
-from storage.codes.results import WrittenRuns
+from storage.codes.unfinished_codes import WrittenRuns
 
 note = WrittenRuns.note
 def deadly(self, checksums):
@@ -132,6 +132,7 @@ def test_damage_after_the_work_is_told(cli, data, monkeypatch):
     assert done.message.endswith("Fit again.")
 
 
+@pytest.mark.matrix
 def test_the_same_bytes_everywhere(fitted, data, cluster):
     expected = fitted()
     for where in (("--executor", "threads"), ("--cluster", cluster)):

@@ -63,6 +63,7 @@ def test_a_warm_start_ends_where_a_cold_one_does_in_fewer_passes(cli, dataset, n
     assert {n: once[n].tobytes() for n in once} == {n: twice[n].tobytes() for n in twice}
 
 
+@pytest.mark.matrix
 def test_the_number_of_components_is_kept_unless_another_is_asked_for(cli, dataset) -> None:
     command = ("fit", "--dataset", dataset, "--model", "latent-trait", *OPTIONS)
     short = ("--set", "max_iter=3")
@@ -105,6 +106,7 @@ def test_what_cannot_be_a_start_is_refused_before_any_work(cli, dataset, tmp_pat
     assert not Path("nowhere").exists()
 
 
+@pytest.mark.matrix
 def test_the_artifact_to_begin_at_makes_another_fit_wherever_it_lies(cli, dataset) -> None:
     command = ("fit", "--dataset", dataset, "--model", "latent-trait", *OPTIONS)
     for n_passes in (2, 3):
@@ -136,6 +138,7 @@ def test_an_interrupted_warm_start_goes_on(cli, dataset) -> None:
     assert {n: found[n].tobytes() for n in found} == {n: expected[n].tobytes() for n in expected}
 
 
+@pytest.mark.matrix
 def test_a_warm_start_takes_an_artifact_that_holds_nodes(cli, dataset) -> None:
     """Artifacts of before have the nodes of the fit, and no axes."""
     model = ("--model", "latent-trait", "--components", "2", "--set", "estimator=quadrature")

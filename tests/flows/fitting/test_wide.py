@@ -34,7 +34,7 @@ import os, signal, sys
 from flows import fit
 from flows.cli.options import run
 from flows.fitting import stages
-from storage.codes.results import WrittenRuns
+from storage.codes.unfinished_codes import WrittenRuns
 {IN_STRIPS}
 
 def kill(*given):
@@ -125,6 +125,7 @@ def test_strips_in_the_artifact_are_the_squares_of_a_narrow_fit(
     np.testing.assert_allclose(one["correlation"], other["correlation"], atol=1e-7)
 
 
+@pytest.mark.matrix
 def test_the_same_bytes_everywhere(fitted: Any, cluster: str) -> None:
     expected = fitted()
     for where in (("--executor", "threads"), ("--cluster", cluster)):
@@ -145,6 +146,7 @@ def killed_at(where: str, data: Path) -> Path:
     return work
 
 
+@pytest.mark.matrix
 def test_strips_that_a_killed_fit_counted_are_not_counted_again(
     fitted: Any, data: Path, tabulated: list[int]
 ) -> None:
@@ -155,6 +157,7 @@ def test_strips_that_a_killed_fit_counted_are_not_counted_again(
     assert tabulated == [0, 80, 120]
 
 
+@pytest.mark.matrix
 def test_a_fit_killed_before_its_artifact_was_in_place_loses_no_strip(
     fitted: Any, data: Path, tabulated: list[int]
 ) -> None:
@@ -200,6 +203,7 @@ def test_strips_of_another_fit_are_refused(fitted: Any) -> None:
         _ = load_artifact("runs/d").pairs
 
 
+@pytest.mark.matrix
 def test_damaged_chunks_are_left_out_of_strips(fitted: Any, data: Path) -> None:
     whole = fitted()
     flip_middle_bit(data / "bits/c/0/1")

@@ -194,6 +194,7 @@ def room_for_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.fitting.kept_statistics._MAX_SHARE", 1e3)  # the dataset is tiny
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", PLACES)
 def test_some_damage(made: Workspace, room_for_statistics: None, name: str) -> None:
     where, number, _ = PLACES[name]

@@ -83,6 +83,7 @@ def check_mutations(kind: str, made: Workspace, number: int, seed: int) -> int:
     return n_refused
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "number"), [("dataset", 4), ("codes", 12), ("latent-trait", 3)])
 def test_some_changes(made: Workspace, kind: str, number: int) -> None:
     assert check_mutations(kind, made, number, seed=0)

@@ -47,6 +47,7 @@ def published(prefix: str) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.matrix
 def test_a_fit_leaves_its_facts_and_figures_on_the_server(cli, data):
     for _ in range(2):
         done = cli("fit", "--dataset", data, "--components", 2, "--report")

@@ -133,6 +133,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_fit(cli, data, monkeypatch):
     assert load_artifact(done.json["artifact"])["loadings"].shape == (N_FEATURES, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [["--executor", "serial"], ["--workers", 1]], ids=str)
 def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
     done = cli("fit", "--dataset", data, "--components", 2, *options, "--json", "--no-report")
@@ -155,6 +156,7 @@ def test_peak_memory_is_recorded_with_or_without_a_report(cli, data, options):
         assert all(50e6 < worker < process for worker, process in zip(workers, own, strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", sorted(find_models()))
 def test_what_is_drawn_follows_from_the_arrays(data, tmp_path, model):
     built = build_model(model, "2", [])
@@ -322,6 +324,7 @@ def test_what_cannot_be_used_is_refused(cli, fitted, tmp_path):
     assert not Path(REPORT_FILE).exists()
 
 
+@pytest.mark.matrix
 def test_every_figure_becomes_a_picture(cli, fitted):
     options = ["--artifact", fitted, "--pictures", "drawn"]
     done = cli("report", *options)

@@ -93,6 +93,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("model", "n_components"),
     [*((name, "2") for name in sorted(find_models())), ("latent-trait", "1")],

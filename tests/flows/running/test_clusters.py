@@ -66,6 +66,7 @@ def refused(cli, dataset, tmp_path):
     return call
 
 
+@pytest.mark.matrix
 def test_a_fit_over_tls_has_the_bytes_of_a_serial_one(cli, dataset, encrypted, files):
     over_tls = ["--cluster", encrypted, "--workers", 2, *make_tls_options(files)]
     serial = cli("fit", "--dataset", dataset, "--executor", "serial", "--no-report", "--json")
@@ -127,6 +128,7 @@ def _unchecked(given):
     return x509.load_pem_x509_certificates(Path(given.value).read_bytes())
 
 
+@pytest.mark.matrix
 def test_tls_to_a_scheduler_without(refused, plain, files):
     message = refused(plain.replace("tcp", "tls"), *make_tls_options(files))
     assert "does not use TLS" in message
@@ -152,6 +154,7 @@ def copy_of_the_code(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.matrix
 def test_a_worker_with_other_code(refused, plain, tmp_path):
     other = copy_of_the_code(tmp_path / "other")
     with start_worker(plain, PYTHONPATH=str(other)):
@@ -161,6 +164,7 @@ def test_a_worker_with_other_code(refused, plain, tmp_path):
     _wait_until_gone(plain)
 
 
+@pytest.mark.matrix
 def test_a_worker_without_latentbits(refused, plain, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "pipeline.py").touch()  # stands before the installed package

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import flows, json, os, prefect
 from flows.running.environment import server_configured
@@ -43,6 +45,7 @@ def profile(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.matrix
 def test_the_embedded_server_sends_nothing_and_lies_apart(tmp_path):
     found = seen(tmp_path)
     assert found["configured"] is False
@@ -52,6 +55,7 @@ def test_the_embedded_server_sends_nothing_and_lies_apart(tmp_path):
     assert not (tmp_path / ".prefect").exists()
 
 
+@pytest.mark.matrix
 def test_a_server_of_the_environment_is_used(tmp_path):
     found = seen(tmp_path, PREFECT_API_URL="http://127.0.0.1:4321/api")
     assert found["configured"] is True
@@ -59,6 +63,7 @@ def test_a_server_of_the_environment_is_used(tmp_path):
     assert found["home"] == str(tmp_path / ".prefect")
 
 
+@pytest.mark.matrix
 def test_a_server_of_the_profile_is_used(tmp_path):
     profile(tmp_path)
     found = seen(tmp_path)

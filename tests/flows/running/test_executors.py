@@ -28,6 +28,7 @@ def listening() -> set[str]:
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", [{}, {"cluster": "local", "workers": 2}], ids=str)
 def test_a_local_cluster_listens_on_loopback_alone(where):
     with open_executor(**where) as executor:
@@ -50,6 +51,7 @@ def test_what_was_mapped_is_let_go_of():
         assert sum(item() is not None for item in mapped) < 25
 
 
+@pytest.mark.matrix
 def test_worker_processes_do_not_import_the_command():
     with open_executor(workers=1, worker_memory="500MiB") as executor:
         loaded = executor.client.run(_loaded)

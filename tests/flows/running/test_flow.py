@@ -100,6 +100,7 @@ def test_a_run_by_hand_is_recorded_with_its_options(cli, prefect_server, tmp_pat
     assert run.parameters.keys() == {one.name for one in fields(FitOptions)}
 
 
+@pytest.mark.matrix
 def test_a_flow_that_refuses_its_data_logs_one_line(prefect_server, tmp_path):
     """Called by its parameters, as a schedule does."""
     script = (

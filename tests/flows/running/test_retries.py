@@ -85,6 +85,7 @@ def test_a_scheduled_run_connects_again_after_a_lost_cluster(
     assert all(got[name].tobytes() == expected[name].tobytes() for name in expected)
 
 
+@pytest.mark.matrix
 def test_bad_input_is_not_tried_again(prefect_server, cluster, attempts, monkeypatch):
     seen = attempts(FitError("Expected other data."))
     monkeypatch.setattr(deployment, "id", "scheduled", raising=False)
@@ -100,6 +101,7 @@ def test_by_hand_nothing_is_tried_again(prefect_server, cluster, attempts):
     assert len(seen) == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("hours", "said"), [(1, r"360\d s ahead"), (-2, r"7\d\d\d s behind")])
 def test_a_schedule_by_another_clock_is_refused(
     prefect_server, cluster, attempts, monkeypatch, hours, said

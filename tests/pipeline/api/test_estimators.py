@@ -93,6 +93,7 @@ def test_every_model_is_checked() -> None:
     assert {kind.__name__ for kind in find_models().values()} == set(SMALL) < set(dir(lb))
 
 
+@pytest.mark.few(24)
 @parametrize_with_checks(
     [getattr(lb, name)(binarize=0.0, **settings) for name, settings in SMALL.items()],
     expected_failed_checks=lambda estimator: CANNOT.get(type(estimator).__name__, {}),
@@ -153,6 +154,7 @@ def test_it_is_what_the_functions_give(X: np.ndarray, segments: np.ndarray, name
         assert made.score(X, segments=segments) == found["log_likelihood"]
 
 
+@pytest.mark.matrix
 def test_rows_without_a_segment_have_the_mean_of_those_fitted(
     X: np.ndarray, segments: np.ndarray
 ) -> None:
@@ -274,6 +276,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return found.data, found.target
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "settings", "least"),
     [

@@ -40,6 +40,7 @@ def kept(rows: RowSource) -> np.ndarray:
     return np.sort(np.concatenate([block.rows for block in blocks]))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("split", [None, "test"])
 def test_every_row_is_held_out_once_and_else_fitted(tmp_path: Path, split: str | None):
     X, _ = draw_probit_rows(300, 4, 2, seed=0)

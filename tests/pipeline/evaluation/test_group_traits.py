@@ -64,6 +64,7 @@ def found(
     return run_group_tests("group", (0, 1), rows, SerialExecutor(), ignore_progress)
 
 
+@pytest.mark.matrix
 def test_twice_the_gain_is_that_of_direct_maximisation(tmp_path: Path) -> None:
     X, group = two_groups(400, 1.0, 1)
     tests, focal = found(tmp_path / "d.zarr", X, group)
@@ -77,6 +78,7 @@ def test_twice_the_gain_is_that_of_direct_maximisation(tmp_path: Path) -> None:
     assert in_focal == pytest.approx(own[14:], abs=2e-2)
 
 
+@pytest.mark.matrix
 def test_rows_of_neither_group_and_missing_values_count_for_nothing(tmp_path: Path) -> None:
     X, group = two_groups(300, 1.0, 2)
     few, _ = found(tmp_path / "few.zarr", X, group)

@@ -99,6 +99,7 @@ def test_a_killed_workers_chunks_are_read_again(dataset, expected, three_workers
     three_workers.wait_for_workers(3, timeout=60)
 
 
+@pytest.mark.matrix
 def test_workers_keep_chunks_and_get_them_again(dataset, three_workers, tmp_path):
     log = tmp_path / "read"
     logged = LoggedReader(str(dataset.path), dataset.digest, memory=1 << 30, log=str(log))
@@ -233,6 +234,7 @@ def _weighed(weighed: Weighed, item: np.ndarray) -> int:
     return int(weighed.weights @ item)
 
 
+@pytest.mark.matrix
 def test_a_function_outlives_the_worker_that_held_it(three_workers):
     executor = DaskExecutor(three_workers)
     found = executor.map(_own_process, range(300))

@@ -196,6 +196,7 @@ def test_settings_out_of_range_are_refused(settings: Any, message: str) -> None:
         Bottleneck(**settings)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["category", "number"])
 def test_steps_that_are_too_long_are_shortened_and_told(kind: Any) -> None:
     X = bits(2000)

@@ -66,6 +66,7 @@ GENERATORS: list[Callable[[int], np.random.BitGenerator]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("n_samples", [2000, 20_000])
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_five_factors_are_found(n_samples: int, generator: Any) -> None:

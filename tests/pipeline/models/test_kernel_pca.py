@@ -43,6 +43,7 @@ def share_right(codes: Floats, y: NDArray[np.int64]) -> float:
     return float(LogisticRegression(C=1e4, max_iter=10_000).fit(scaled, y).score(scaled, y))
 
 
+@pytest.mark.matrix
 def test_codes_are_those_of_scikit_learn() -> None:
     X = np.vstack([probit(1800), probit(200)])  # with copies
     state = fitted(X, n_components=4, width=4.0)

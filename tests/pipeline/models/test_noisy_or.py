@@ -74,6 +74,7 @@ def test_known_causes_are_found_again() -> None:
     assert state.iteration > 2  # rows beyond the sample were learnt from
 
 
+@pytest.mark.matrix
 def test_layers_by_rows_held_out_are_as_many_as_there_are_causes() -> None:
     state = fitted(bars(np.random.default_rng(2), 1500), leaks="learned")
     assert state.diagnostics["layers"][0] == 4
@@ -120,6 +121,7 @@ def test_chains_that_disagree_are_told() -> None:
     assert warn_about_unmixed_chains(0.0) == ()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["paper", "stability"])
 def test_upper_units_gather_what_comes_together(schedule: str) -> None:
     """One unit above turns on two bars at once; each bar also comes alone."""

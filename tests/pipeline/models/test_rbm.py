@@ -277,6 +277,7 @@ def drawn(n_rows: int, seed: int) -> Bits:
     return MODEL.sample(truth(), n_rows, np.random.default_rng(seed))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings", [{}, {"method": "cd", "steps": 5}, {"optimizer": "momentum", "max_iter": 40}]
 )
@@ -293,6 +294,7 @@ def test_a_refit_is_as_likely_as_the_truth(settings: dict[str, Any]) -> None:
     assert state.warnings == ()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("by_others", [False, True])
 def test_missing_values_do_not_matter_to_the_truth(by_others: bool) -> None:
     """Missing at random, and by the values of others, where shares of those seen are off."""

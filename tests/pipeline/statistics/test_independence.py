@@ -99,6 +99,7 @@ def leading(correlations: Floats, n_features: int) -> float:
 Estimator = Callable[[PairTable, Any], Floats]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("n_samples", "n_features", "shares", "missing", "estimate", "empty_cells"),
     [

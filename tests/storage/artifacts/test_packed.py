@@ -7,8 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from storage.artifacts.artifacts import NamedArray, write_artifact
-from storage.artifacts.packed import load_packed, select_prefix, write_packed
+from storage.artifacts.artifacts import (
+    NamedArray,
+    load_packed,
+    select_prefix,
+    write_artifact,
+    write_packed,
+)
 from storage.errors import DataError
 from storage.stores.locations import AnyPath, parse_path
 

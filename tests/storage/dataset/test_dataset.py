@@ -32,6 +32,7 @@ from tests.storage.conftest import (
 )
 
 
+@pytest.mark.matrix
 @settings(max_examples=15, deadline=None)
 @given(table=tables())
 def test_rows_come_back_in_their_order(table: Table) -> None:
@@ -319,6 +320,7 @@ FAULTS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("array", ARRAYS)
 def test_a_damaged_chunk_is_never_read(array: str, fault: str, path: Path) -> None:

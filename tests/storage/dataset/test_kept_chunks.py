@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.dataset import kept_chunks
+from storage.dataset import chunks as kept_chunks
+from storage.dataset.chunks import clear_chunk_cache, get_or_read_chunk
 from storage.dataset.dataset import BinaryDataset, ChunkReader
-from storage.dataset.kept_chunks import clear_chunk_cache, get_or_read_chunk
 from tests.support.data import write_arrays
 
 

@@ -39,6 +39,7 @@ from tests.support.data import ArrayBatch
 from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
 
+@pytest.mark.matrix
 @settings(max_examples=12, deadline=None)
 @given(table=tables())
 def test_batches_leave_no_trace(table: Table) -> None:
@@ -93,6 +94,7 @@ def _write_batches(path: Path, n_batches: int) -> None:
             writer.add(ArrayBatch(batch, None, {}))
 
 
+@pytest.mark.matrix
 def test_memory_of_writing_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     with start_tracing_process() as process:
 
@@ -294,12 +296,12 @@ from pathlib import Path
 import tests.storage.dataset.test_writer as t
 from storage.dataset import writer
 count = iter(range(99))
-store = writer.DatasetWriter._store
+store = writer.DatasetWriter._write_array_chunk
 def store_or_die(*args):
     if next(count) == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
     return store(*args)
-writer.DatasetWriter._store = store_or_die
+writer.DatasetWriter._write_array_chunk = store_or_die
 getattr(t, sys.argv[1])(Path(sys.argv[2]))
 """
 

@@ -20,7 +20,7 @@ from storage.artifacts.artifacts import NamedArray, load_artifact, write_artifac
 from storage.codes.codes import CodeArraySpec, create_codes, open_codes, seal_codes
 from storage.dataset.dataset import open_dataset
 from storage.errors import DataError
-from storage.format.codecs import check_codecs
+from storage.format.schema import check_codecs
 from storage.sources import open_source
 from tests.storage.conftest import random_bits, write_dataset
 

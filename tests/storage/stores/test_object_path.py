@@ -279,9 +279,9 @@ MACHINES = {
 }
 
 
-def test_missing_credentials_are_told(store, faulty_bucket, proxied_store, monkeypatch):
+def test_missing_credentials_are_told(store, faulty_bucket, store_proxy, monkeypatch):
     """The machine is asked for some, at an address that the proxy stands for."""
-    proxy, address = proxied_store
+    proxy, address = store_proxy
     names, machine = MACHINES[store.scheme]
     for name in names:
         monkeypatch.delenv(name)
@@ -316,9 +316,9 @@ def test_what_obstore_is_needed_for_is_told():
         "from importlib.machinery import PathFinder\n"
         "find = PathFinder.find_spec\n"
         "PathFinder.find_spec = lambda name, *a: None if name == 'obstore' else find(name, *a)\n"
-        "from storage.stores.locations import place\n"
-        "place('a').exists()\n"
-        "place('s3://bucket/a')\n"
+        "from storage.stores.locations import parse_path\n"
+        "parse_path('a').exists()\n"
+        "parse_path('s3://bucket/a')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "DataError: s3://bucket/a: Expected obstore" in done.stderr

@@ -239,6 +239,7 @@ def test_a_missing_chunk_of_zeros_is_seen(bucket):
         open_dataset(folder).verify()
 
 
+@pytest.mark.matrix
 def test_failing_requests_change_nothing(faulty_bucket, faulty, tmp_path):
     expected = write_labelled(tmp_path / "d.zarr")
     faulty.fault = fail_every(4, THROTTLED, BEFORE, BROKEN, AFTER)

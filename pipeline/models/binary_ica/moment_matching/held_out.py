@@ -222,7 +222,7 @@ def _score_fold(
 ) -> tuple[Array, float]:
     """Nats of every segment, and the pairs that they are of.
 
-    `correlate_features_with_codes` gives those of the pairs scored in each of the segments that the fold uses.
+    `correlations` gives those of the pairs scored in each of the segments that the fold uses.
     """
     nats, used = np.zeros(len(fold.train.is_used)), np.flatnonzero(fold.train.is_used)
 

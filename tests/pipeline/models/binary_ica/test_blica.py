@@ -26,7 +26,7 @@ from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.random import RowRandom
-from storage.examples.examples import NonstationaryTruth, draw_nonstationary_truth
+from storage.examples import NonstationaryTruth, draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import (
     drawn,
     fitted,
@@ -87,6 +87,7 @@ def test_as_many_sources_as_features_in_short_segments_raise_no_false_alarm() ->
     assert ratios.max() < 8
 
 
+@pytest.mark.matrix
 def test_the_number_of_components_and_the_ridge_are_chosen() -> None:
     truth, data = truth_and_data(*SHAPE)
     state = fitted(data)
@@ -105,6 +106,7 @@ def test_the_number_of_components_and_the_ridge_are_chosen() -> None:
     assert np.isfinite(state.params.candidate_scores).all()
 
 
+@pytest.mark.matrix
 def test_neither_the_seed_nor_another_option_moves_the_choice() -> None:
     def choice(**more: Any) -> tuple[Any, ...]:
         state = fitted(truth_and_data(4, 2, 5, 300)[1], **more)
@@ -264,6 +266,7 @@ def test_held_out_rows_are_likelier_under_the_fit_than_under_independence() -> N
     assert min(gained) > 0.1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("segment", [0, 99])
 @pytest.mark.parametrize("n_components", [2, 3])
 def test_many_features_are_as_likely_as_the_few_of_them_that_are_observed(
@@ -402,6 +405,7 @@ def test_halves_without_a_segment_to_use_are_refused_or_fitted() -> None:
     check_awkward(data, n_components=1, min_rows=20)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["the same", "complementary", "independent", "one pair"])
 def test_extreme_dependence_is_fitted_finite(kind: str) -> None:
     rng = np.random.default_rng(0)

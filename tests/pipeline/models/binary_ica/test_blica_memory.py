@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.models.binary_ica.blica import BLICA
-from storage.examples.examples import draw_nonstationary_truth
+from storage.examples import draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import fitted, nonstationary
 from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
@@ -21,6 +21,7 @@ def _fit(n_features: int, n_segments: int, more: dict[str, Any]) -> None:
 matrix = pytest.mark.matrix
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("shape", "more"),
     [

@@ -33,7 +33,7 @@ from pipeline.models.binary_ica.scoring import find_patterns, sum_scores
 from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.numerics.probit.probit_quadrature import quadrature_scores
 from pipeline.statistics.scores import ScoreSums
-from storage.examples.examples import draw_nonstationary_rows, draw_nonstationary_truth
+from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 
 SEGMENTS = 12
 
@@ -65,6 +65,7 @@ def at(params, mixing, means, variances):
     return params.with_point(point)
 
 
+@pytest.mark.matrix
 def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth():
     # Of few rows BLICA's answer, which nothing shrinks, may have the larger likelihood.
     truth, rows, X = drawn(rows=1000, segments=40)
@@ -240,6 +241,7 @@ def test_expectation_propagation_serves_more_components():
     assert mean_cosine_similarity(state.params.mixing, truth.mixing) > 0.97
 
 
+@pytest.mark.matrix
 def test_three_components_are_fitted_exactly_to_few_features():
     truth, rows, _ = drawn(7, 3, 100)
     model = BinaryICALikelihood(3, likelihood="exact", max_iter=4)

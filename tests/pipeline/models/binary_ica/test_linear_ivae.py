@@ -21,7 +21,7 @@ from pipeline.models.binary_ica.affine_vae import VAEBatch, lower_bound_gradient
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.random import RowRandom
-from storage.examples.examples import (
+from storage.examples import (
     NonstationaryTruth,
     draw_nonstationary_rows,
     draw_nonstationary_truth,

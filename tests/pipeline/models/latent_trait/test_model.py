@@ -134,6 +134,7 @@ def test_sparse_items_keep_their_factor_from_every_seed(n_rows: int) -> None:
     assert bound.diagnostics["objective_is"] == "lower bound"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("estimator", ["variational", "quadrature", "sampling", "ep"])
 def test_the_objective_never_falls(estimator: str) -> None:
     X, *_ = two_factors()
@@ -151,6 +152,7 @@ def test_acceleration_needs_fewer_passes() -> None:
     assert fast.history[-1] >= slow.history[-1] - 1e-6
 
 
+@pytest.mark.matrix
 def test_validation_finds_the_number_of_traits() -> None:
     X, *_ = two_factors()
     state = fitted(X, n_components=None, estimator="quadrature", max_iter=15)
@@ -169,6 +171,7 @@ def four_factors() -> Bits:
     return (rng.random(x.shape) < expit(2.5 * x - 1)).astype(np.uint8)
 
 
+@pytest.mark.matrix
 def test_more_than_three_traits_are_found_and_the_limit_of_quadrature_is_said() -> None:
     X, settings = four_factors(), {"n_components": None, "nodes": 7, "tol": 1e-5}
     found = fitted(X, **settings)

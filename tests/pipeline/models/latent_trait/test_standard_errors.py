@@ -27,6 +27,7 @@ def drawn(n_features: int, q: int, n_rows: int) -> tuple[np.ndarray, np.ndarray,
     return (rng.random(chances.shape) < chances).astype(np.uint8), weights, offsets
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("q", [2, 4])
 def test_estimates_are_as_far_from_the_truth_as_their_errors_say(q: int) -> None:
     X, weights, offsets = drawn(24, q, 3000)

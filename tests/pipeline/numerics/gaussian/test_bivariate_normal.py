@@ -79,6 +79,7 @@ def test_cdf_agrees_with_owens_t():
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("h", "k", "rho"),
     [
@@ -140,6 +141,7 @@ def test_infinite_limits_and_perfect_correlation(h, k, rho, expected):
     assert bivariate_normal_cdf(h, k, rho) == pytest.approx(expected, rel=1e-15, abs=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("h", "k", "rho"), [(0.5, -1.2, 0.6), (2.0, 2.0, -0.9), (1.0, 1.1, 0.999)])
 def test_density_is_the_derivative_in_the_correlation(h, k, rho):
     with mp.workdps(DIGITS):

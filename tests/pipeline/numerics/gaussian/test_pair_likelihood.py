@@ -51,6 +51,7 @@ def relative_errors(h, k, rho):
         return [abs(float(mp.expm1(mpf(log_p) - mp.log(exact)))) for log_p, exact in pairs]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("h", "k", "rho"),
     [
@@ -71,6 +72,7 @@ def test_cells_are_relatively_precise_however_small(h, k, rho):
     assert max(relative_errors(h, k, rho)) < 2e-12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("h", "k", "rho"),
     [

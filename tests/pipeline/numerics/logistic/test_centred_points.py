@@ -55,6 +55,7 @@ def on_grid(t: Bits, observed: Bits, items: TraitItems) -> tuple[Floats, Floats,
     return mean, np.einsum("l,lk,lj->kj", shares, x - mean, x - mean), log_likelihood
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("n_features", "q", "slope", "within"),
     [
@@ -112,6 +113,7 @@ def on_fine_grid(X: Bits, items: TraitItems, step: float) -> tuple[Floats, Float
     return np.array(means), np.array(log_likelihoods)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("n_features", "q", "steep", "step"),
     [
@@ -141,6 +143,7 @@ def test_rows_with_edges_do_not_hang_on_their_neighbours_either() -> None:
         assert got.tobytes() == expected[some].tobytes()
 
 
+@pytest.mark.matrix
 def test_a_missing_value_has_no_edge() -> None:
     X, items = with_edges(20, 2, (50.0, 30.0))
     observed = np.ones_like(X)

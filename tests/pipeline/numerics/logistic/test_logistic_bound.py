@@ -111,6 +111,7 @@ def log_likelihood(T, weights, offsets, n_nodes):
     return logsumexp(given_x + log_prior, axis=1)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     ("n_features", "q"), [(7, 1), (33, 1), (16, 2), (5, 3), (40, 3), (24, 4), (12, 5), (30, 7)]

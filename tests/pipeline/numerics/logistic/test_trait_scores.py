@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 STEP = 1e-4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("q", "n_features", "masked"), [(1, 6, False), (1, 14, True), (2, 5, True)]
 )
@@ -109,6 +110,7 @@ def crossed(nodes: Nodes, times: int) -> Nodes:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("q", "n_features", "an_axis"), [(2, 8, 41), (4, 10, 13)])
 def test_products_of_scores_are_those_of_the_derivatives(
     q: int, n_features: int, an_axis: int

@@ -84,6 +84,7 @@ def test_one_site_is_exact(z, weight):
     assert posterior.correction[0] < 1e-9
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("n_features", "communalities"),
     [(5, (0.1, 0.5)), (16, (0.1, 0.5)), (64, (0.3, 0.9)), (256, (0.3, 0.9)), (256, (0.9, 0.99))],

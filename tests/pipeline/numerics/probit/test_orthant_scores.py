@@ -230,6 +230,7 @@ def test_refusals(arguments, options, message):
         orthant_scores(*arguments, **options)
 
 
+@pytest.mark.matrix
 def test_few_draws_tell_what_the_lengths_of_steep_weights_change():
     weights, offsets = factor_model(0, n_components=6, steepest=STEEPEST)
     X = drawn_rows(4000, weights, offsets)

@@ -60,6 +60,7 @@ def test_scores_are_derivatives(score, n_components):
         np.testing.assert_allclose(scores.sum(axis=0), slopes, rtol=0, atol=1e-5 * scale)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("steepness", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("n_components", [1, 2])
 def test_quadrature_is_exact_and_its_error_covers_the_difference(n_components, steepness):

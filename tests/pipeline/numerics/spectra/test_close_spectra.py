@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import scipy
 
 from pipeline.numerics.spectra.close_spectra import leading_eigenpairs_except
@@ -23,6 +24,7 @@ def chain_of_rings(n_rings: int) -> tuple[scipy.sparse.csr_array, np.ndarray]:
     return scipy.sparse.csr_array(W / root / root[:, None]), root / np.linalg.norm(root)
 
 
+@pytest.mark.matrix
 def test_eigenpairs_that_lie_close_together_are_those_of_the_dense_matrix() -> None:
     for n_rings in (1, 40):  # of one ring every eigenvalue comes twice
         matrix, known = chain_of_rings(n_rings)

@@ -27,6 +27,7 @@ def spectrum(matrix: Floats, n_leading: int, seed: int = 0) -> module.LeadingSpe
     return compute_leading_spectrum(lambda block: matrix @ block, len(matrix), n_leading, rng)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("n_leading", [1, 5, 20])  # 20 are more than stand out
 @pytest.mark.parametrize("n_rows", [250, 4000])  # with fewer rows than features it has no full rank
 def test_it_gives_the_leading_eigenpairs(n_leading: int, n_rows: int) -> None:

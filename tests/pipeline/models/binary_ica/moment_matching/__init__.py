@@ -17,7 +17,7 @@ from pipeline.models.binary_ica.moment_matching.segments import SegmentCorrelati
 from pipeline.models.state import FitState
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.statistics.counts import PairCounts
-from storage.examples.examples import (
+from storage.examples import (
     NonstationaryTruth,
     draw_nonstationary_rows,
     draw_nonstationary_truth,

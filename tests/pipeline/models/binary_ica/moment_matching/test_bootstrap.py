@@ -66,6 +66,7 @@ def implied_deviations(n_groups: int) -> Floats:
     return np.sqrt(np.mean(np.square(widths), axis=0)) / (2 * norm.ppf(0.975))
 
 
+@pytest.mark.matrix
 def test_intervals_are_as_wide_as_estimates_scatter() -> None:
     estimates = [
         match_columns(estimate(data_of(100 + seed, 1)).mixing, TRUTH.mixing) for seed in range(25)
@@ -86,6 +87,7 @@ def test_intervals_cover_the_truth() -> None:
     assert np.mean(inside) > 0.75
 
 
+@pytest.mark.matrix
 def test_two_groups_and_sixteen_agree() -> None:
     two, sixteen = implied_deviations(2), implied_deviations(16)
     assert 1 / 1.3 < np.sqrt((two**2).mean() / (sixteen**2).mean()) < 1.3

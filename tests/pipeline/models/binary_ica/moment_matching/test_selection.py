@@ -405,6 +405,7 @@ def test_ridges_of_replicates_vary_as_scores_do() -> None:
     assert resample_ridges(close, range(40)) == resample_ridges(close, range(40))
 
 
+@pytest.mark.matrix
 def test_the_true_number_of_components_is_chosen() -> None:
     for n_components in (1, 2, 3):
         truth = planted(7, n_components, 8, seed=n_components)

@@ -14,7 +14,7 @@ from pipeline.models.binary_ica.moment_matching import optimiser
 from pipeline.models.binary_ica.moment_matching.warnings import warn_about_choice
 from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
-from storage.examples.examples import draw_nonstationary_truth
+from storage.examples import draw_nonstationary_truth
 from tests.pipeline.models.binary_ica.moment_matching import (
     fitted,
     nonstationary,
@@ -209,6 +209,7 @@ def test_pairs_with_an_empty_cell_are_named() -> None:
     assert not notices(fitted(data, n_components=2, regularization=50.0), "empty cell")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_segments", [4, 12])
 def test_stationary_data_warn_that_the_mixing_is_not_identified(n_segments: int) -> None:
     truth = draw_nonstationary_truth(5, 5, n_segments, seed=2)

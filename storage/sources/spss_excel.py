@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -12,99 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from storage.errors import DataError
-from storage.sources.arrow_columns import convert_row_column, encode_table, is_feature_type
 from storage.sources.base import (
-    Source,
-    SourceBatch,
-    check_column_names,
     check_installed,
     translate_read_errors,
 )
-from storage.sources.selection import select_feature_names
+from storage.sources.parquet import RecordSource, make_record_source
 from storage.sources.value_codes import ReadOptions
-
-RecordReader = Callable[[str, Sequence[str], int], Iterator[pa.RecordBatch]]
-"""Reads columns of a file, so many rows at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordSource(Source):
-    """A file with named columns, whose kind a library reads.
-
-    Attributes
-    ----------
-    records
-        Reads it.
-    """
-
-    is_streaming = True
-    can_select_columns = True
-
-    read_records: RecordReader
-
-    def iter_batches(self) -> Iterator[SourceBatch]:
-        """Read runs of rows."""
-        names, first_row = [*self.feature_names, *self.column_names], 0
-        with translate_read_errors(self.path), closing(self._iter_records(names)) as records:
-            for rows in records:
-                yield make_table_batch(self, rows, first_row, self.options)
-                first_row += rows.num_rows
-
-    def _iter_records(self, names: Sequence[str]) -> Any:
-        return self.read_records(self.path, names, self.batch_rows)
-
-
-def make_table_batch(
-    source: Source, rows: pa.RecordBatch, first_row: int, options: ReadOptions
-) -> SourceBatch:
-    """Make a batch of rows of a table, of which the first is `first_row` of the source."""
-    features = {name: rows.column(name) for name in source.feature_names}
-    codes = encode_table(features, rows.num_rows, options)
-
-    def texts(part: slice, feature: int) -> list[str]:
-        column = features[source.feature_names[feature]]
-        return [repr(value) for value in column[part].to_pylist()]
-
-    columns = {
-        name: convert_row_column(source, name, rows.column(name), first_row)
-        for name in source.column_names
-    }
-    return source.make_batch(codes, first_row, texts, columns)
-
-
-def _make_source(
-    path: str, options: ReadOptions, names: Sequence[str], n_rows: int | None, records: RecordReader
-) -> RecordSource:
-    check_column_names(path, names)
-    wanted = dict.fromkeys(options.row_columns)
-    features = select_feature_names(path, [name for name in names if name not in wanted], options)
-    return RecordSource(
-        path=path,
-        options=options,
-        feature_names=features,
-        n_rows=n_rows,
-        column_names=tuple(name for name in wanted if name in names),
-        read_records=records,
-    )
-
-
-def open_parquet(path: str, options: ReadOptions) -> RecordSource:
-    """Open a `.parquet` file: reads its footer."""
-    with translate_read_errors(path), pa.parquet.ParquetFile(path) as file:
-        schema, n_rows = file.schema_arrow, file.metadata.num_rows
-    source = _make_source(path, options, schema.names, n_rows, _iter_parquet)
-    for name in source.feature_names:
-        if not is_feature_type(schema.field(name).type):
-            raise DataError(
-                f"{path}: Expected booleans, numbers or text in column {name!r}, got "
-                f"{schema.field(name).type}. Use --keep {name} to keep it beside the features."
-            )
-    return source
-
-
-def _iter_parquet(path: str, names: Sequence[str], n_rows: int) -> Iterator[pa.RecordBatch]:
-    with pa.parquet.ParquetFile(path, memory_map=True) as file:
-        yield from file.iter_batches(n_rows, columns=[*names])
 
 
 def open_statistics(path: str, options: ReadOptions) -> RecordSource:
@@ -116,7 +28,7 @@ def open_statistics(path: str, options: ReadOptions) -> RecordSource:
     with translate_read_errors(path):
         _, header = _get_statistics_reader(path)(path, metadataonly=True)
     # The number of rows is not always in the header, and may be wrong there.
-    return _make_source(path, options, header.column_names, None, _iter_statistics)
+    return make_record_source(path, options, header.column_names, None, _iter_statistics)
 
 
 def _get_statistics_reader(path: str) -> Any:
@@ -146,7 +58,7 @@ def open_excel(path: str, options: ReadOptions) -> RecordSource:
         names.pop()
     if not names:
         raise DataError(f"{path}: Expected names in the first row, got none.")
-    return _make_source(path, options, names, None, _iter_excel)
+    return make_record_source(path, options, names, None, _iter_excel)
 
 
 def _iter_excel_rows(path: str) -> Any:

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from storage.examples import enumerated
-from storage.examples.enumerated import (
+from storage import examples
+from storage.examples import (
     EnumeratedCases,
+    compute_examples_digest,
     entropy,
     enumerate_lines,
     enumerate_shifter,
     merge_equal_rows,
+    open_example,
 )
-from storage.examples.examples import compute_examples_digest, open_example
 
 PICTURES = {
     "verticals": ".#.#. .#.#. .#.#. .#.#. .#.#.",
@@ -134,5 +135,5 @@ def test_seeds_draw_other_rows() -> None:
 
 def test_other_cases_make_other_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     before = compute_examples_digest()
-    monkeypatch.setattr(enumerated, "__file__", __file__)
+    monkeypatch.setattr(examples, "__file__", __file__)
     assert compute_examples_digest() != before

@@ -10,7 +10,7 @@ from scipy.stats import kstest, multivariate_normal, norm
 from sklearn.datasets import load_digits
 
 from storage.errors import DataError
-from storage.examples.examples import (
+from storage.examples import (
     NonstationaryTruth,
     draw_nonstationary_rows,
     draw_nonstationary_truth,
