@@ -44,7 +44,7 @@ def fit(options: FitOptions) -> dict[str, Any]:
 def _prepare_work(options: FitOptions) -> Callable[[], dict[str, Any]]:
     """Check the options, and give the work; `--help` needs nothing of what both are made of."""
     from flows.fitting.job import prepare_fit
-    from flows.fitting.run import run_fit
+    from flows.fitting.stages import run_fit
 
     return partial(run_fit, prepare_fit(options))
 

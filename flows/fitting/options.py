@@ -1,4 +1,4 @@
-"""What a fit is asked for: its command line, and the parameters that Prefect records."""
+"""The options of a fit, which are also the parameters of its flow."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ class FitOptions:
     model: Annotated[ModelName, Option(group=MODEL, help="Name of the model.")] = "clipped-pca"
     components: Annotated[
         str | None,
-        Option(group=MODEL, help="Number of latent components, or auto. [default: the model's]"),
+        Option(
+            group=MODEL,
+            help="Number of latent components, or auto. [default: depends on the model]",
+        ),
     ] = None
     layers: Annotated[
         str | None,
         Option(
             group=MODEL,
-            help="Hidden units of each layer from the data up, such as 256,64,16, the last being "
-            "the components; for models in layers. [default: the model's]",
+            help="Units of each layer, from the data upwards, such as 256,64,16; the last number is "
+            "that of the components. Only for layered models. [default: depends on the model]",
         ),
     ] = None
     settings: Annotated[
@@ -46,19 +49,19 @@ class FitOptions:
             group=MODEL,
             negative="",
             show_default=False,
-            help="NAME=VALUE, as `--help` lists them.",
+            help="A setting of the model: NAME=VALUE. Repeatable. See --model NAME --help.",
         ),
     ] = ()
     split: Annotated[
         str | None,
         Option(
             group=DATA,
-            help="Fit the rows whose `split` column has this value, or all rows. "
-            "[default: train where there is one, else all]",
+            help="Fit the rows whose `split` column has this value, or `all` rows. "
+            "[default: train if it exists, else all]",
         ),
     ] = None
     output: Annotated[
-        str | None, Option(group=OUTPUT, help="Folder of runs. [default: runs/DATASET]")
+        str | None, Option(group=OUTPUT, help="Folder for the fits. [default: runs/DATASET]")
     ] = None
     seed: Seed = 0
     where: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -66,33 +69,31 @@ class FitOptions:
     truth: Annotated[
         bool,
         Switch,
-        Option(
-            group=OUTPUT, help="Compare the mixing with the one that the dataset was made with."
-        ),
+        Option(group=OUTPUT, help="Compare with the true mixing matrix stored in the dataset."),
     ] = False
     report: Annotated[
-        bool, Option(group=OUTPUT, negative="--no-report", help="Draw a report into the artifact.")
+        bool, Option(group=OUTPUT, negative="--no-report", help="Write a report into the artifact.")
     ] = True
     warm_start: Annotated[
         bool,
         Switch,
         Option(
             group=RUN,
-            help="Begin at the latest fit in the folder of runs; for models that iterate.",
+            help="Start from the latest fit in the output folder. Only for iterative models.",
         ),
     ] = False
     memory: Annotated[
         str | None,
         Option(
             group=RUN,
-            help="Memory that the fit's arrays may take, such as 4GB; wide data are counted in "
-            "smaller pieces to stay within it. [default: what is free]",
+            help="Memory limit for the arrays of the fit, such as 4GB. Data with many features are "
+            "then counted in smaller pieces. [default: the free memory]",
         ),
     ] = None
     skip_corrupt: Annotated[
         bool,
         Switch,
         Option(
-            group=DATA, help="Leave out damaged chunks, with a warning; reads all of them first."
+            group=DATA, help="Leave out damaged chunks, with a warning. Reads all chunks first."
         ),
     ] = False

@@ -29,19 +29,19 @@ def describe_provenance(
     dataset: BinaryDataset,
     split: str | None,
     seed: int,
-    doing: str = "pipeline.fitting.loop",
-    start: LoadedModel | None = None,
+    module: str = "pipeline.fitting.loop",
+    initial_fit: LoadedModel | None = None,
 ) -> dict[str, Any]:
-    """Describe everything that decides a result.
+    """Describe everything that determines a result.
 
     Parameters
     ----------
     model, dataset, split, seed
-        What is fitted, or used, and on which rows.
-    doing
-        The module that does it.
-    start
-        The fit that it began at.
+        The model, and the rows that it is fitted to or used on.
+    module
+        The module that does the work.
+    initial_fit
+        The fit that it started from.
     """
     return {
         "model": model.name,
@@ -49,21 +49,21 @@ def describe_provenance(
         "seed": seed,
         "split": split,
         "versions": list_versions(),
-        "code": digest_modules(type(model).__module__, doing),
+        "code": digest_modules(type(model).__module__, module),
         "dataset": describe_dataset(dataset),
         "feature_names": dataset.feature_names,
         "segment_names": dataset.segment_names,
-        "warm_start": None if start is None else describe_artifact(start),
+        "warm_start": None if initial_fit is None else describe_artifact(initial_fit),
     }
 
 
 def list_versions() -> dict[str, str]:
-    """Give the versions of this library and of those that it computes with."""
+    """Return the versions of latentbits and of the numerical libraries."""
     return {name: version(name) for name in _LIBRARIES}
 
 
 def describe_dataset(dataset: BinaryDataset) -> dict[str, Any]:
-    """Name a dataset: its path, and the digests that tell its rows from any others."""
+    """Identify a dataset by its path and by digests of its rows."""
     return {
         "path": str(dataset.path.resolve()),
         "digest": dataset.digest,
@@ -75,21 +75,21 @@ def describe_dataset(dataset: BinaryDataset) -> dict[str, Any]:
 
 
 def describe_artifact(fitted: LoadedModel) -> dict[str, str]:
-    """Name the artifact of a fit: its path, and the digest that tells it from any other."""
+    """Identify the artifact of a fit by its path and digest."""
     return {"path": str(fitted.artifact.path.resolve()), "digest": fitted.digest}
 
 
-def compute_fingerprint(described: dict[str, Any]) -> str:
-    """Digest of a provenance; where dataset and artifacts lie decides nothing."""
+def compute_fingerprint(provenance: dict[str, Any]) -> str:
+    """Digest a provenance, without the paths of datasets and artifacts."""
     names = ("dataset", "queries", "warm_start")
-    lying = {name: described[name] for name in names if described.get(name)}
-    unplaced = {name: {**part, "path": ""} for name, part in lying.items()}
-    text = json.dumps({**described, **unplaced}, sort_keys=True)
+    located = {name: provenance[name] for name in names if provenance.get(name)}
+    without_paths = {name: {**part, "path": ""} for name, part in located.items()}
+    text = json.dumps({**provenance, **without_paths}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
-    """Describe what a fit ended with."""
+    """Describe the end of a fit: convergence, objective, diagnostics and warnings."""
     names = (dataset.feature_names, dataset.segment_names)
     convergence, history = model.get_convergence_criterion(state), state.history
     labels = name_categories(model, state.params, dataset)
@@ -99,19 +99,19 @@ def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> d
         "history": history,
         "objective": find_final_objective(convergence, history) if history else None,
         "diagnostics": state.diagnostics,
-        "warnings": [notice.render(*names) for notice in state.warnings],
+        "warnings": [warning.render(*names) for warning in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),
         **({"labels": labels} if labels else {}),
     }
 
 
 TrainingOverlap = Literal["all", "some", "none", "unknown"]
-"""How many of the rows that are scored were fitted."""
+"""How many of the evaluated rows were fitted."""
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Rows that were fitted: those of a split, or all, of the leading chunks of a dataset."""
+    """The rows that a model was fitted to: a split, or all, of the leading chunks of a dataset."""
 
     dataset: BinaryDataset
     split: str | None
@@ -119,17 +119,22 @@ class TrainingRows:
     skipped: tuple[int, ...] = ()
 
     @property
+    def key(self) -> str:
+        """Identifies the rows: two artifacts may be fitted to the same."""
+        return f"{self.dataset.digest} {(self.split, self.n_chunks, self.skipped)}"
+
+    @property
     def leading_chunks(self) -> int | None:
-        """Number of chunks, or None where they are the whole dataset."""
+        """Number of chunks, or None if they are the whole dataset."""
         return self.n_chunks if self.n_chunks < self.dataset.n_chunks else None
 
     def make_row_source(self, memory: int, columns: tuple[str, ...] = ()) -> RowSource:
-        """Give the rows, which may stay in memory, with per-row columns."""
-        found = make_row_source(self.dataset, self.split, memory, self.skipped, columns)
-        return replace(found, n_chunks=self.n_chunks)
+        """Return the rows; processes may keep `memory` bytes of them."""
+        rows = make_row_source(self.dataset, self.split, memory, self.skipped, columns)
+        return replace(rows, n_chunks=self.n_chunks)
 
     def find_overlap(self, dataset: BinaryDataset, split: str | None) -> TrainingOverlap:
-        """Tell how many rows of a split, or of all, are among those that were fitted."""
+        """Find how many rows of a dataset or split are among the fitted rows."""
         shared = min(self.n_chunks, dataset.n_chunks)
         if digest_leading_chunks(self.dataset, shared) != digest_leading_chunks(dataset, shared):
             return "none"
@@ -140,35 +145,35 @@ class TrainingRows:
 
 
 def make_training_rows(dataset: BinaryDataset, split: str | None) -> TrainingRows:
-    """Give all rows of a split of a dataset as those of a fit."""
+    """Describe a whole dataset or split as the rows of a fit."""
     return TrainingRows(dataset, split, dataset.n_chunks)
 
 
-def find_training_rows(manifest: Mapping[str, Any], here: BinaryDataset) -> TrainingRows | None:
+def find_training_rows(manifest: Mapping[str, Any], nearby: BinaryDataset) -> TrainingRows | None:
     """Find the rows that an artifact was fitted to.
 
     Parameters
     ----------
     manifest
-        Of the artifact.
-    here
-        A dataset that may hold them where the one recorded is not there any more.
+        Manifest of the artifact.
+    nearby
+        Another dataset that may contain them, if the recorded one no longer does.
 
     Returns
     -------
-    Training or None
-        None if they are not to be had: moved, deleted, or changed since.
+    TrainingRows or None
+        None if they were moved, deleted or changed.
     """
     recorded = manifest["dataset"]
     n_chunks, digest = int(recorded["n_chunks"]), recorded.get("chunks_digest")
     skipped = tuple(int(part["chunk"]) for part in manifest.get("skipped_chunks", ()))
-    for dataset in _iter_candidate_datasets(recorded["path"], here):
+    for dataset in _iter_candidate_datasets(recorded["path"], nearby):
         if n_chunks <= dataset.n_chunks and digest_leading_chunks(dataset, n_chunks) == digest:
             return TrainingRows(dataset, manifest["split"], n_chunks, skipped)
     return None
 
 
-def _iter_candidate_datasets(path: str, here: BinaryDataset) -> Iterator[BinaryDataset]:
-    yield here
+def _iter_candidate_datasets(path: str, nearby: BinaryDataset) -> Iterator[BinaryDataset]:
+    yield nearby
     with suppress(DataError):
         yield open_dataset(path)

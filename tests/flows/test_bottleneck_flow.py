@@ -175,7 +175,10 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((), "Expected at least two segments to tell apart, got one. Give a per-row column: --set"),
+        (
+            (),
+            "has only one segment, so segments cannot be predicted. Choose a per-row column by --set",
+        ),
         (("column=",), "column: Expected the name of a per-row column, got ''"),
         (
             ("column=sex",),
