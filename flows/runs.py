@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli.app import make_app, run_app
+from flows.cli.errors import format_error
 from flows.cli.options import Json
 from flows.cli.summary import print_json
 from pipeline.inference.from_artifact import objective_from_artifact
@@ -54,7 +55,7 @@ def _describe_fit(folder: AnyPath) -> dict[str, Any]:
     try:
         manifest = read_manifest(folder, ARTIFACT_FORMAT, FORMAT_VERSION)
     except DataError as error:
-        return {"artifact": str(folder), "latest": False, "refused": str(error)}
+        return {"artifact": str(folder), "latest": False, "refused": format_error(error)}
     return {"artifact": str(folder), "latest": False, **_summarize_manifest(manifest)}
 
 

@@ -1,63 +1,193 @@
-"""What a person is told, naming features and segments by their own names where these are known."""
+"""Errors and warnings that name features, segments and parameters the way their reader knows them.
+
+The text of an error or a warning may contain placeholders:
+
+| placeholder | command line | Python |
+|---|---|---|
+| `{features}`, `{segments}` | their names | their names |
+| `{components}` | `--components` | `components` |
+| `{components=3}` | `--components 3` | `components=3` |
+| `{repair=nearest}` | `--set repair=nearest` | `repair="nearest"` |
+
+Python's spelling is the default; `flows.cli.errors` has that of the command line. Braces inside a
+path or a quoted value, such as `data/{year}.csv`, are no placeholders.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
 
+SpellParameter = Callable[[str, str | None], str]
+"""Spells a parameter, given its name and, if the text suggests one, its value."""
+
+_PLACEHOLDER = re.compile(r"(?<![\w/.'\"-])\{([A-Za-z_]\w*)(?:=([^{}]*))?\}(?![\w/]|\.\w)")
+_NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?")
+_LITERALS = {"yes": "True", "no": "False"}
 _MAX_NAMES = 8
+
+
+def spell_in_python(name: str, value: str | None) -> str:
+    """Spell a parameter as a Python argument: `components`, `repair="nearest"`."""
+    return name if value is None else f"{name}={_format_literal(value)}"
+
+
+def keep_placeholder(name: str, value: str | None) -> str:
+    """Leave a parameter as a placeholder, to be spelled by `spell_parameters` later."""
+    return f"{{{name}}}" if value is None else f"{{{name}={value}}}"
+
+
+def spell_parameters(text: str, spell: SpellParameter = spell_in_python) -> str:
+    """Replace the placeholders of parameters in a text, such as a warning in a manifest."""
+    return _PLACEHOLDER.sub(lambda match: spell(match[1], match[2]), text)
+
+
+def _format_literal(value: str) -> str:
+    numbers = value.split(",")
+    if all(map(_NUMBER.fullmatch, numbers)):
+        return value if len(numbers) == 1 else f"({', '.join(numbers)})"
+    return _LITERALS.get(value, f'"{value}"')
 
 
 @dataclass(frozen=True)
 class FitWarning:
-    """A sentence about some features or segments.
+    """A message about some features, segments or a parameter.
 
     Attributes
     ----------
     text
-        The sentence; `{features}` and `{segments}` in it stand for their names.
+        The message; this module's docstring lists the placeholders.
     features, segments
-        Indices of those that it is about.
+        Indices of the features and segments it concerns, or their names.
+    parameter
+        Name of the argument or setting it concerns. A message that does not mention it begins with
+        it: `components: …`.
     """
 
     text: str
-    features: tuple[int, ...] = ()
-    segments: tuple[int, ...] = ()
+    features: tuple[int, ...] | tuple[str, ...] = ()
+    segments: tuple[int, ...] | tuple[str, ...] = ()
+    parameter: str | None = None
 
     def render(
-        self, features: Sequence[str] | None = None, segments: Sequence[str] | None = None
+        self,
+        features: Sequence[str] | None = None,
+        segments: Sequence[str] | None = None,
+        spell: SpellParameter = spell_in_python,
     ) -> str:
-        """Write the sentence out; without names, indices stand for them."""
-        text = self.text.replace("{features}", _format_names(self.features, features))
-        return text.replace("{segments}", _format_names(self.segments, segments))
+        """Return the message with its placeholders replaced.
+
+        Parameters
+        ----------
+        features, segments
+            The names that indices stand for, (n_features,) and (n_segments,); None shows indices.
+        spell
+            Spells a parameter.
+        """
+        names = {"features": (self.features, features), "segments": (self.segments, segments)}
+        mentioned = set()
+
+        def replace_placeholder(match: re.Match[str]) -> str:
+            name, value = match.groups()
+            if name in names:
+                return _format_names(*names[name])
+            mentioned.add(name)
+            return spell(name, value)
+
+        message = _PLACEHOLDER.sub(replace_placeholder, self.text)
+        if self.parameter is None or self.parameter in mentioned:
+            return message
+        return f"{spell(self.parameter, None)}: {message}"
+
+    def with_names(self, features: Sequence[str], segments: Sequence[str] = ()) -> FitWarning:
+        """Return the warning with names in place of indices; without names, indices stay."""
+        return replace(
+            self,
+            features=_find_names(self.features, features),
+            segments=_find_names(self.segments, segments),
+        )
+
+    def with_parameter_names(self, names: Mapping[str, str]) -> FitWarning:
+        """Return the warning with other names of parameters, such as `n_components`."""
+        text = spell_parameters(
+            self.text, lambda name, value: keep_placeholder(names.get(name, name), value)
+        )
+        parameter = self.parameter and names.get(self.parameter, self.parameter)
+        return replace(self, text=text, parameter=parameter)
 
 
-def _format_names(indices: Sequence[int], names: Sequence[str] | None) -> str:
-    shown = [repr(names[i]) if names else str(i) for i in indices[:_MAX_NAMES]]
-    more = len(indices) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+def _find_names(indices: Sequence[int] | Sequence[str], names: Sequence[str]) -> Any:
+    return tuple(names[i] if names and isinstance(i, int) else i for i in indices)
+
+
+def _format_names(indices: Sequence[int] | Sequence[str], names: Sequence[str] | None) -> str:
+    first = _find_names(indices[:_MAX_NAMES], names or ())
+    more = len(indices) - len(first)
+    return ", ".join(map(repr, first)) + (f" and {more} more" if more > 0 else "")
 
 
 def format_suggestion(word: str, known: Iterable[str]) -> str:
-    """Guess what was meant."""
+    """Return ` Did you mean …?` with the known word nearest to an unknown one, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 class FitError(ValueError):
-    """What was asked cannot be computed; the message says what, where and what to do."""
+    """A computation is impossible as requested; the message states problem, place and remedy.
+
+    Parameters
+    ----------
+    text, features, segments, parameter
+        See `FitWarning`. `str(error)` spells parameters as Python does.
+
+    Attributes
+    ----------
+    message
+        The same as a `FitWarning`, to be rendered with names or with another spelling.
+    """
 
     def __init__(
-        self, text: str, features: Sequence[int] = (), segments: Sequence[int] = ()
+        self,
+        text: str,
+        features: Sequence[int] | Sequence[str] = (),
+        segments: Sequence[int] | Sequence[str] = (),
+        *,
+        parameter: str | None = None,
     ) -> None:
-        indices = (tuple(int(i) for i in some) for some in (features, segments))
-        self.message = FitWarning(text, *indices)
+        self.message = FitWarning(text, _to_tuple(features), _to_tuple(segments), parameter)
         super().__init__(self.message.render())
 
-    def __reduce__(self) -> tuple[type[FitError], tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        return FitError, (self.message.text, self.message.features, self.message.segments)
+    @classmethod
+    def from_message(cls, message: FitWarning) -> Self:
+        """Make an error of a message."""
+        return cls(message.text, message.features, message.segments, parameter=message.parameter)
+
+    def with_names(self, features: Sequence[str], segments: Sequence[str] = ()) -> Self:
+        """Return the error with names in place of the indices; without names, indices stay."""
+        return self.from_message(self.message.with_names(features, segments))
+
+    def with_parameter_names(self, names: Mapping[str, str]) -> Self:
+        """Return the error with other names of parameters, such as `n_components`."""
+        return self.from_message(self.message.with_parameter_names(names))
+
+    def with_prefix(self, prefix: str) -> Self:
+        """Return the error with `prefix: ` before its text."""
+        text = self.message.text
+        if (name := self.message.parameter) and not re.search(rf"\{{{name}[=}}]", text):
+            text = f"{{{name}}}: {text}"
+        return self.from_message(replace(self.message, text=f"{prefix}: {text}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(self.from_message, self.message), ()
+
+
+def _to_tuple(values: Sequence[int] | Sequence[str]) -> Any:
+    return tuple(one if isinstance(one, str) else int(one) for one in values)
 
 
 class ClusterLost(RuntimeError):
-    """The cluster went away under a pass; the message says how to go on."""
+    """The cluster was lost during a pass; the message says how to continue."""

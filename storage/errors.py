@@ -1,17 +1,59 @@
-"""The error a person at the command line is meant to read."""
+"""Errors that the user can correct.
+
+Their texts name parameters by placeholders, as those of `pipeline.errors` do: `{overwrite}` or
+`{missing=NA}`. `flows.cli.errors` spells them as options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+_PLACEHOLDER = re.compile(r"(?<![\w/.'\"-])\{([A-Za-z_]\w*)(?:=([^{}]*))?\}(?![\w/]|\.\w)")
 
 
 class DataError(ValueError):
-    """The data at hand cannot be used; the message says what, where and what to do."""
+    """The data cannot be used; the message states problem, place and remedy.
+
+    Parameters
+    ----------
+    text
+        The message, with placeholders for parameters; `str(error)` spells them as Python does.
+    parameter
+        Name of the parameter it concerns. A message that does not mention it begins with it.
+    """
+
+    def __init__(self, text: str, *, parameter: str | None = None) -> None:
+        self.text, self.parameter = text, parameter
+        super().__init__(self.render(_spell_in_python))
+
+    def render(self, spell: Callable[[str, str | None], str]) -> str:
+        """Return the message; `spell` takes a parameter's name and the value suggested, if any."""
+        names = {match[1] for match in _PLACEHOLDER.finditer(self.text)}
+        message = _PLACEHOLDER.sub(lambda match: spell(match[1], match[2]), self.text)
+        if self.parameter is None or self.parameter in names:
+            return message
+        return f"{spell(self.parameter, None)}: {message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), self.text, parameter=self.parameter), ()
+
+
+def _spell_in_python(name: str, value: str | None) -> str:
+    if value is None:
+        return name
+    return f"{name}={value}" if value.replace(".", "").isdecimal() else f'{name}="{value}"'
 
 
 class FolderInUseError(DataError):
-    """Another process is writing there."""
+    """Another process is writing to the folder."""
 
 
 class DamagedChunkError(DataError):
-    """A chunk of a dataset is missing, or is not what was written."""
+    """A chunk of a dataset is missing or differs from what was written."""
 
 
 class StoreUnreachableError(DataError):
-    """An object store refuses, or does not answer: what lies there is not known."""
+    """An object store refuses the request or does not answer, so its contents are unknown."""

@@ -12,10 +12,10 @@ from typing import Annotated, Any, NoReturn
 from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
+from flows.cli.errors import format_error, is_bad_input, is_interruption
 from flows.cli.logs import configure_logging, is_logging_json, log
 from flows.cli.options import OUTPUT, Switch
 from flows.cli.startup import format_command, resume_garbage_collection, rewrite_commands
-from flows.cli.user_errors import is_bad_input, is_interruption
 from pipeline.errors import ClusterLost
 from pipeline.executors.cancellation import run_cancellable
 
@@ -75,7 +75,7 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
         _exit_with_message(INTERRUPTED, "interrupted")
     except Exception as error:
         if is_bad_input(error):
-            _exit_with_message(BAD_INPUT, _format_error(error))
+            _exit_with_message(BAD_INPUT, format_error(error))
         if isinstance(error, ClusterLost):
             _exit_with_message(FAILED, str(error))
         if is_interruption(error):
@@ -94,12 +94,6 @@ def _describe_misuse(error: CycloptsError) -> str:
     if are_values and isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.argument.name
         return f"{name} has no value. Did you mean {name} {words[0]}?"
-    return str(error)
-
-
-def _format_error(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
     return str(error)
 
 

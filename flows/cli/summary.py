@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from flows.cli.errors import format_warnings
 from pipeline.inference.from_artifact import objective_from_artifact
 
 _MAX_SHOWN = 8
@@ -56,9 +57,10 @@ def format_row_count(n_rows: int, split: str | None) -> str:
 
 def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
     """Summarize a fit from its manifest and parameters."""
-    names = ("model", "split", "n_samples", "n_components", "iterations", "converged", "warnings")
+    names = ("model", "split", "n_samples", "n_components", "iterations", "converged")
     return {
         **{name: manifest[name] for name in names},
+        "warnings": format_warnings(manifest["warnings"]),
         "n_features": len(manifest["feature_names"]),
         "n_segments": len(manifest["segment_names"]),
         "objective": objective_from_artifact(manifest),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
+from flows.cli.errors import format_error, spell_option
 from flows.running.flow import StageRunner
 from pipeline.data.blocks import RowSource
 from pipeline.data.segments import map_fitted_segments
@@ -143,7 +144,7 @@ def cross_validate(
         try:
             models.append(_cross_validate_model(ModelToRefit(name, model, rows.seed), rows, stages))
         except FitError as error:
-            warnings.append(str(error))
+            warnings.append(format_error(error))
     return {"n_samples": n_rows, "models": models, "warnings": warnings}
 
 
@@ -178,7 +179,7 @@ def _evaluate_fold(
     try:
         return _refit_and_score(fold, refit, rows)
     except FitError as error:
-        raise FitError(f"{refit.name}: fold {number}: {error.message.render(*names)}") from error
+        raise error.with_names(*names).with_prefix(f"{refit.name}: fold {number}") from error
 
 
 def _refit_and_score(fold: RowFold, refit: ModelToRefit, rows: CrossValidationRows) -> _FoldResult:
@@ -192,7 +193,7 @@ def _refit_and_score(fold: RowFold, refit: ModelToRefit, rows: CrossValidationRo
     measure = find_likelihood_measure(subject, dataset.n_features)
     held_out = fold.select_held_out(rows.rows)
     sums = score_rows(subject, measure.name, held_out, executor, rows.seed, progress)
-    warnings = tuple(warning.render(*names) for warning in state.warnings)
+    warnings = tuple(warning.render(*names, spell=spell_option) for warning in state.warnings)
     return _FoldResult(measure, sums, int(state.diagnostics["n_components"]), warnings)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.cli.errors import format_error
 from flows.cli.options import (
     DATA,
     MODEL,
@@ -301,8 +302,8 @@ def _fit_baselines(job: EvaluationJob) -> tuple[list[ComparedModel], list[str]]:
             state = initialize_fit(model, first, seed)
             state = fit_model(model, rows, job.executor, seed, state=state, progress=job.progress)
         except FitError as error:
-            text = error.message.render(job.dataset.feature_names, job.dataset.segment_names)
-            warnings.append(f"{name}: {text}")
+            error = error.with_names(job.dataset.feature_names, job.dataset.segment_names)
+            warnings.append(format_error(error.with_prefix(name)))
         else:
             subject = match_segments(model, state.params, {}, ())
             n_components = state.diagnostics["n_components"]
@@ -359,9 +360,7 @@ def _evaluate_model(
         )
         codes = _evaluate_codes(job, model, sample)
     except FitError as error:
-        message = error.message
-        text = f"{model.name}: {message.text}"
-        raise FitError(text, message.features, message.segments) from error
+        raise error.with_prefix(model.name) from error
     return {
         "name": model.name,
         "artifact": model.artifact,

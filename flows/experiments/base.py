@@ -14,11 +14,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from flows.cli.errors import spell_option
 from flows.cli.options import ExecutorOptions, Option, Seed, Split, Switch, parse_local_path
 from flows.cli.progress import report_progress
 from flows.cli.summary import print_json
 from flows.data.datasets import make_row_source, open_dataset_or_example
-from flows.report.figures.drawing import find_image_layout
+from flows.report.figures.image_layout import find_image_layout
 from flows.running.executors import check_executor_options, open_executor
 from flows.running.flow import Summary
 from flows.running.server import run_with_server
@@ -145,8 +146,8 @@ def fit_one_pass(
             statistics = collect_pass_statistics(model, state, rows, executor, seed, progress)
             done = fit_model(model, rows, executor, seed, state=state, statistics=statistics)
     except FitError as error:
-        raise FitError(error.message.render(*names)) from error
-    warnings = tuple(notice.render(*names) for notice in done.warnings)
+        raise error.with_names(*names) from error
+    warnings = tuple(notice.render(*names, spell=spell_option) for notice in done.warnings)
     return OnePassFit(done.params, statistics, warnings)
 
 

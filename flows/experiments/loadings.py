@@ -9,12 +9,12 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.report.figures.drawing import (
+from flows.experiments.drawing import (
     ImageRow,
     check_figure_suffix,
-    find_image_layout,
     save_images,
 )
+from flows.report.figures.image_layout import find_image_layout
 from pipeline.errors import FitError
 from storage.artifacts.artifacts import Artifact, load_artifact
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from flows.cli.errors import format_warnings
 from flows.exporting.columns import Array, ArrayGroup, iter_columns, list_segment_names
 from flows.exporting.files import BatchedTable, make_table
 from pipeline.inference.from_artifact import objective_from_artifact
@@ -219,7 +220,8 @@ def _iter_facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     yield "created", manifest.get("created")
     yield "version", manifest["versions"].get("latentbits")
     yield "warnings", len(manifest["warnings"])
-    yield from ((f"warning_{k}", text) for k, text in enumerate(manifest["warnings"], start=1))
+    warnings = format_warnings(manifest["warnings"])
+    yield from ((f"warning_{k}", text) for k, text in enumerate(warnings, start=1))
 
 
 def _format_value(value: Any) -> str:

@@ -103,6 +103,7 @@ class _WarningRecord(TypedDict):
     text: str
     features: list[int]
     segments: list[int]
+    parameter: str | None
 
 
 class _StateRecord(TypedDict):
@@ -149,5 +150,7 @@ def _rebuild_state(
     )
 
 
-def _make_warning(text: str, features: list[int], segments: list[int]) -> FitWarning:
-    return FitWarning(text, tuple(features), tuple(segments))
+def _make_warning(
+    text: str, features: list[int], segments: list[int], parameter: str | None
+) -> FitWarning:
+    return FitWarning(text, tuple(features), tuple(segments), parameter)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from flows.data.datasets import digest_leading_chunks, make_row_source
 from flows.data.fitted import LoadedModel
 from pipeline.data.blocks import RowSource
+from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules
 from pipeline.learning.convergence import find_final_objective
@@ -99,7 +100,7 @@ def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> d
         "history": history,
         "objective": find_final_objective(convergence, history) if history else None,
         "diagnostics": state.diagnostics,
-        "warnings": [warning.render(*names) for warning in state.warnings],
+        "warnings": [warning.render(*names, spell=keep_placeholder) for warning in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),
         **({"labels": labels} if labels else {}),
     }

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from storage.artifacts.packed import load_packed, write_packed
 
 from flows.cli.summary import summarize_fit
 from flows.fitting.checkpoints import CheckpointStore, collect_or_load, load_state
@@ -41,7 +40,13 @@ from pipeline.params import get_named_arrays
 from pipeline.passes.feature_strips import FeaturePairJob, make_square_rows
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.statistics.base import Statistics
-from storage.artifacts.artifacts import PAIRS_FOLDER, NamedArray, write_artifact
+from storage.artifacts.artifacts import (
+    PAIRS_FOLDER,
+    NamedArray,
+    load_packed,
+    write_artifact,
+    write_packed,
+)
 from storage.codes.codes import Codes, open_codes, seal_codes
 from storage.codes.unfinished_codes import ResumableResults
 from storage.dataset.chunks import get_or_read_chunk
@@ -331,12 +336,12 @@ def _make_manifest(job: FitJob, state: FitState, n_samples: int) -> dict[str, An
 def _try_write_report(artifact: str, dataset: BinaryDataset) -> str | None:
     """Write the report into the artifact, and publish it on a configured Prefect server."""
     with _warn_on_error("The report could not be drawn"):
+        from flows.report.inputs import REPORT_FILE
         from flows.report.page import build_report_from_artifact, write_report
         from flows.report.server import publish_report
-        from flows.report.subject import REPORT_FILE
 
         output = parse_path(artifact) / REPORT_FILE
-        report = build_report_from_artifact(artifact, opened=dataset)
+        report = build_report_from_artifact(artifact, dataset=dataset)
         write_report(report, output)
         with _warn_on_error("The report could not be published on the Prefect server"):
             publish_report(report, output)

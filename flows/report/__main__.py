@@ -11,19 +11,19 @@ from rich.console import Console
 from flows.cli.app import make_app, run_app
 from flows.cli.options import OUTPUT
 from flows.cli.startup import pause_garbage_collection
+from flows.report.figures.text import make_unique_slugs
+from flows.report.inputs import check_page_path, load_report_inputs
 from flows.report.options import ReportOptions
-from flows.report.slugs import make_unique_slugs
-from flows.report.subject import check_page_path, load_report_inputs
 from storage.stores.locations import AnyPath, check_target_file, parse_path
 
 if TYPE_CHECKING:
-    from flows.report.figures.plots import Figure
+    from flows.report.figures.marks import Figure
     from flows.report.page import Report
 
 HELP = """Write the report of a fitted model: one HTML file that needs no network.
 
-Where the dataset is given, or still lies unchanged where it was fitted, some of its rows are shown
-too: their latent codes, and the pairs of features whose joint shares the model misses.
+If the dataset of the fit is still where it was, or `--dataset` gives one, the report also shows
+some of its rows: their latent codes, and pairs of features whose joint frequency the model misses.
 """
 EXAMPLES = """Examples:
 
@@ -31,11 +31,10 @@ EXAMPLES = """Examples:
     python -m flows.report --artifact runs/usps --image-shape 16x16 --overwrite
     python -m flows.report --artifact runs/votes --pictures figures --picture-format pdf
 
-`flows.fit` writes one into the artifact by itself. Exit codes: 0 done, 2 bad arguments or input, 1
-failure, 130 interrupted.
+`flows.fit` already writes a report into the artifact. Exit codes: 0 done, 2 bad arguments or input,
+1 failure, 130 interrupted.
 """
 app = make_app("report", HELP, EXAMPLES)
-PictureFormat = Literal["png", "svg", "pdf"]
 
 
 @app.default
@@ -43,51 +42,48 @@ def main(
     *,
     options: ReportOptions,
     pictures: Annotated[
-        str | None, Parameter(group=OUTPUT, help="Folder to write every figure to as well.")
+        str | None, Parameter(group=OUTPUT, help="Folder for a picture of every figure.")
     ] = None,
     picture_format: Annotated[
-        PictureFormat,
+        Literal["png", "svg", "pdf"],
         Parameter(
             group=OUTPUT,
-            help="png, or svg or pdf at the width of one or two columns of a journal.",
+            help="svg and pdf are as wide as one or two columns of a journal.",
         ),
     ] = "png",
 ) -> None:
-    """Write, and say where."""
+    """Write the report, and the pictures if there is a folder for them."""
     page = check_page_path(options.output, options.overwrite)
-    subject = load_report_inputs(parse_path(options.artifact), options.figure_options)
+    inputs = load_report_inputs(parse_path(options.artifact), options.figure_options)
     with pause_garbage_collection():
-        from flows.report.page import (  # Bokeh takes its time to be imported
-            build_report,
-            write_report,
-        )
+        from flows.report.page import build_report, write_report  # models take a while to import
 
-    report = build_report(subject)
-    stills = _name_pictures(report, parse_path(pictures), picture_format) if pictures else {}
-    for path in stills:
+    report = build_report(inputs)
+    figures = _name_pictures(report, parse_path(pictures), picture_format) if pictures else {}
+    for path in figures:
         check_target_file(path, options.overwrite)
     write_report(report, page)
-    _write_pictures(stills)
+    _write_pictures(figures)
     console = Console(soft_wrap=True, highlight=False)
     for note in report.notes:
         console.print(f"warning: {note}", markup=False)
     console.print(f"report: {options.output}", markup=False)
-    for path in stills:
+    for path in figures:
         console.print(f"picture: {path}", markup=False)
 
 
-def _name_pictures(report: Report, folder: AnyPath, kind: PictureFormat) -> dict[AnyPath, Figure]:
-    """Name a file for each figure, after its title."""
+def _name_pictures(report: Report, folder: AnyPath, suffix: str) -> dict[AnyPath, Figure]:
+    """Name a file for each figure after its title."""
     folder.mkdir(parents=True, exist_ok=True)
     names = make_unique_slugs(figure.title for figure in report.figures)
-    return {folder / f"{name}.{kind}": f for name, f in zip(names, report.figures, strict=True)}
+    return {folder / f"{name}.{suffix}": f for name, f in zip(names, report.figures, strict=True)}
 
 
-def _write_pictures(pictures: Mapping[AnyPath, Figure]) -> None:
-    if pictures:
-        from flows.report.print.still import still  # Matplotlib takes its time to be imported
-    for path, figure in pictures.items():
-        path.write_bytes(still(figure, path.suffix[1:]))
+def _write_pictures(figures: Mapping[AnyPath, Figure]) -> None:
+    if figures:
+        from flows.report.print.picture import render_picture  # Matplotlib takes a while to import
+    for path, figure in figures.items():
+        path.write_bytes(render_picture(figure, path.suffix[1:]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flows.data.fitted import LoadedModel
 from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.figures.causes import find_causes, iter_unit_sentences
-from flows.report.figures.plots import format_number
+from flows.report.figures.text import format_number
 from flows.report.tables.facts import format_dataset_name
 from storage.artifacts.artifacts import Artifact
 
@@ -131,7 +131,8 @@ def _iter_fit_sentences(told: Mapping[str, Any]) -> Iterator[str]:
             else "poorly"
         )
         interval = " to ".join(format_number(bound, 2) for bound in told["rmsea_interval"])
-        of = f"RMSEA {format_number(size, 2)}, 90 % interval {interval}; SRMSR {format_number(told['srmsr'], 2)}"
+        rmsea, srmsr = format_number(size, 2), format_number(told["srmsr"], 2)
+        of = f"RMSEA {rmsea}, 90 % interval {interval}; SRMSR {srmsr}"
         yield f"The model fits pairs of features {well} ({of})."
     elif "m2_missing" in told:
         yield f"How well pairs of features fit cannot be said: {told['m2_missing']}."

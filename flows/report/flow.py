@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from flows.report.inputs import check_page_path
 from flows.report.options import ReportOptions
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.server import publish_report
-from flows.report.subject import check_page_path
 from flows.running.flow import make_flow, run_task
 from storage.stores.locations import parse_path
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import compress, groupby, product
 from typing import NamedTuple
 
-from flows.report.figures.plots import Figure
+from flows.report.figures.marks import Figure
 
 NARROW_WIDTH, FULL_WIDTH = 520, 1060
 """Pixels of a figure that has another beside it, and of one that has not."""
@@ -50,7 +50,7 @@ def _is_narrow(placed: PlacedFigure) -> bool:
 
 
 def _is_square(figure: Figure) -> bool:
-    return figure.plot is not None and figure.plot.sizing_mode == "scale_width"
+    return figure.plot is not None and figure.plot.height is None
 
 
 def _split_into_columns(group: Sequence[PlacedFigure]) -> tuple[tuple[PlacedFigure, ...], ...]:
@@ -68,4 +68,5 @@ def _estimate_height(figure: Figure) -> int:
     """Estimate the pixels of a figure and its words."""
     lines = 1 + len(figure.note + figure.hint) // _LETTERS_PER_LINE
     around = sum(map(bool, (figure.keys, figure.ramp, figure.choices)))
-    return int(figure.plot.height) + _TITLE_HEIGHT + _LINE_HEIGHT * (lines + around)
+    height = (figure.plot and figure.plot.height) or figure.width
+    return height + _TITLE_HEIGHT + _LINE_HEIGHT * (lines + around)

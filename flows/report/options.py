@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flows.cli.options import DATA, OUTPUT, ArtifactPath, Option, Overwrite
-from flows.report.subject import REPORT_FILE, FigureOptions
+from flows.report.inputs import REPORT_FILE, FigureOptions
 
 
 @Option(name="*")

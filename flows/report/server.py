@@ -13,9 +13,10 @@ from typing import Any
 
 from PIL import Image as Picture
 
+from flows.cli.errors import format_warnings
+from flows.report.figures.text import make_slug, make_unique_slugs
 from flows.report.findings import summarize_findings
 from flows.report.page import Report
-from flows.report.slugs import make_slug, make_unique_slugs
 from flows.report.tables.facts import (
     FactRows,
     describe_drift,
@@ -36,7 +37,9 @@ def publish_report(report: Report, page: AnyPath) -> None:
         return
     from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
-    from flows.report.print.still import still  # Matplotlib takes its time to be imported
+    from flows.report.print.picture import (
+        render_picture,  # Matplotlib takes its time to be imported
+    )
 
     manifest = report.fitted.artifact.manifest
     key = f"{make_slug(format_dataset_name(manifest))}-{make_slug(manifest['model'])}"
@@ -44,14 +47,14 @@ def publish_report(report: Report, page: AnyPath) -> None:
     create_markdown_artifact(told, key=key, description=_quote_text(format_title(manifest)))
     names = make_unique_slugs(figure.title for figure in report.figures)
     for name, figure in zip(names, report.figures, strict=True):
-        uri = _encode_small_image(still(figure))
+        uri = _encode_small_image(render_picture(figure))
         create_image_artifact(uri, key=f"{key}-{name}", description=_quote_text(figure.alt))
 
 
 def format_markdown(manifest: Mapping[str, Any], found: Sequence[str], page: AnyPath) -> str:
     """Write what was found, warnings, facts and drift; names of a dataset are not markup."""
     told = [f"- {_quote_text(sentence)}" for sentence in found]
-    warnings = [f"- {_quote_text(warning)}" for warning in manifest["warnings"]]
+    warnings = [f"- {_quote_text(warning)}" for warning in format_warnings(manifest["warnings"])]
     warnings = ["## Warnings", "", *warnings, ""] if warnings else []
     lines = [f"# {_quote_text(format_title(manifest))}", "", *told, "", *warnings]
     lines += _format_table(describe_fit(manifest))

@@ -17,10 +17,10 @@ from inspect import Parameter, Signature
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
+from flows.cli.errors import hide_expected_tracebacks, is_bad_input
 from flows.cli.progress import report_progress
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_json
-from flows.cli.user_errors import hide_expected_tracebacks, is_bad_input
 from flows.running.resources import compute_usage, read_usage, release_free_memory
 from flows.running.server import check_scheduled_run, run_with_server
 from pipeline.errors import ClusterLost, FitError
@@ -200,8 +200,7 @@ class StageRunner:
         try:
             return work()
         except FitError as error:
-            names = (self.feature_names, self.segment_names)
-            raise FitError(error.message.render(*names)) from error
+            raise error.with_names(self.feature_names, self.segment_names) from error
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -88,8 +88,8 @@ class UsageReading(NamedTuple):
 def read_usage(executor: Executor) -> UsageReading:
     """Read the resources that this process and all workers have used so far."""
     own = measure_usage()
-    on_workers = getattr(executor, "on_workers", None)
-    workers: dict[str, ProcessUsage] = on_workers(measure_usage) if on_workers else {}
+    run_on_workers = getattr(executor, "run_on_workers", None)
+    workers: dict[str, ProcessUsage] = run_on_workers(measure_usage) if run_on_workers else {}
     others = {name: used for name, used in workers.items() if used.process != own.process}
     return UsageReading(time.perf_counter(), {_THIS_PROCESS: own, **others})
 

@@ -29,7 +29,6 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pipeline.api import functions as api
-from pipeline.api.in_python import use_argument_names
 from pipeline.data.binary_table import make_binary_table
 from pipeline.data.in_memory import MemoryDataset, make_memory_dataset
 from pipeline.errors import FitError
@@ -104,15 +103,15 @@ class ModelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             y = _require_target(type(self).__name__, y, str(self._get_target_name()))
         settings = {name: getattr(self, name) for name in list_hyperparameters(self.model_class)}
         self.seed_ = _draw_seed(self.random_state)
-        with use_argument_names(_ARGUMENT_NAMES):
-            self.fitted_ = api.fit(
-                self._make_dataset(values, y, segments),
-                self.model_class.name,
-                components=self.n_components,
-                seed=self.seed_,
-                executor=make_executor(self.n_jobs),
-                **settings,
-            )
+        self.fitted_ = api.fit_with_argument_names(
+            _ARGUMENT_NAMES,
+            self._make_dataset(values, y, segments),
+            self.model_class.name,
+            components=self.n_components,
+            seed=self.seed_,
+            executor=make_executor(self.n_jobs),
+            settings=settings,
+        )
         for text in self.fitted_.warnings:
             warn(text, stacklevel=2)
         self.n_iter_ = max(1, len(self.fitted_.history))

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from pipeline.api.in_python import translate_options
 from pipeline.data.display import DisplayItems, ResultDisplayMixin
 from pipeline.data.protocols import StoredArtifact
+from pipeline.errors import spell_parameters
 from pipeline.inference.from_artifact import model_from_artifact, objective_from_artifact
 from pipeline.models.base import Model
 from pipeline.params import get_named_arrays
@@ -71,7 +71,7 @@ class FittedModel(ResultDisplayMixin):
             tuple(manifest["feature_names"]),
             tuple(manifest["segment_names"]),
             tuple(manifest["history"]),
-            tuple(map(translate_options, manifest["warnings"])),
+            tuple(map(spell_parameters, manifest["warnings"])),
             bool(manifest["converged"]),
             manifest["diagnostics"].get("objective_is", "objective"),
             objective_from_artifact(manifest),

@@ -7,14 +7,14 @@ than a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, get_args
 from warnings import warn
 
 from pipeline.api.fitted import Evaluation, FittedModel, LatentCodes
-from pipeline.api.in_python import format_for_python, translate_errors
 from pipeline.api.progress_line import show_progress
 from pipeline.data.blocks import RowSource
 from pipeline.data.features import check_same_features
@@ -106,13 +106,53 @@ def fit(
     FitError
         If a name or a value cannot be used, or the data cannot be fitted.
     """
+    return fit_with_argument_names(
+        {},
+        dataset,
+        model,
+        components=components,
+        split=split,
+        seed=seed,
+        executor=executor or make_executor(n_jobs),
+        progress=progress,
+        settings=settings,
+    )
+
+
+def fit_with_argument_names(
+    argument_names: Mapping[str, str],
+    dataset: Dataset,
+    model: str,
+    *,
+    components: int | str | None,
+    split: str | None = None,
+    seed: int,
+    executor: Executor,
+    progress: Progress | None = None,
+    settings: Mapping[str, Any],
+) -> FittedModel:
+    """Fit a model as `fit` does; errors and warnings use the caller's names of the arguments.
+
+    Parameters
+    ----------
+    argument_names
+        The caller's name for each argument that it calls differently.
+    dataset, model, components, split, seed, executor, progress, settings
+        As for `fit`.
+
+    Raises
+    ------
+    FitError
+        If a name or a value cannot be used, or the data cannot be fitted.
+    """
     names = (dataset.feature_names, dataset.segment_names)
-    executor = executor or make_executor(n_jobs)
-    with _translate_errors(dataset), show_progress(progress) as told:
+    with _name_in_errors(dataset, argument_names), show_progress(progress) as told:
         built = _build_model(model, components, settings)
         rows = _make_row_source(dataset, split, 1 << 30, built.list_required_columns())
         state = fit_model(built, rows, executor, seed, progress=told)
-    warnings = tuple(format_for_python(notice, *names) for notice in state.warnings)
+    warnings = tuple(
+        warning.with_parameter_names(argument_names).render(*names) for warning in state.warnings
+    )
     convergence, history = built.get_convergence_criterion(state), state.history
     converged = convergence.has_converged(history)
     named = state.diagnostics.get("objective_is", "objective")
@@ -168,7 +208,7 @@ def transform(
         If the features differ, or the model does not turn codes back into probabilities.
     """
     executor = executor or make_executor(n_jobs)
-    with _translate_errors(dataset), show_progress(progress) as told:
+    with _name_in_errors(dataset), show_progress(progress) as told:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
         if reconstruct not in (None, *get_args(Reconstruction)):
             raise FitError(
@@ -230,7 +270,7 @@ def evaluate(
         If the features differ, or no row has a label to predict.
     """
     executor = executor or make_executor(n_jobs)
-    with _translate_errors(dataset), show_progress(progress) as told:
+    with _name_in_errors(dataset), show_progress(progress) as told:
         labels = find_target_labels(fitted.model, fitted.params, fitted.labels, dataset)
         subject = replace(_make_subject(fitted, dataset), labels=labels)
         rows = _make_row_source(dataset, split, columns=labels.columns if labels else ())
@@ -264,7 +304,7 @@ def evaluate_likelihood(
     FitError
         If the features differ.
     """
-    with _translate_errors(dataset), show_progress(progress) as told:
+    with _name_in_errors(dataset), show_progress(progress) as told:
         subject, rows = _make_subject(fitted, dataset), _make_row_source(dataset, split)
         description, _ = evaluate_rows(subject, rows, executor, seed, told)
     return Evaluation(description)
@@ -291,7 +331,9 @@ def _build_model(name: str, components: int | str | None, settings: Mapping[str,
                 f"Expected one of {', '.join(known)}, got {key!r}.{format_suggestion(key, known)}"
             )
     if isinstance(components, str) and components != "auto":
-        raise FitError(f"--components: Expected a whole number or 'auto', got {components!r}.")
+        raise FitError(
+            f"Expected a whole number or 'auto', got {components!r}.", parameter="components"
+        )
     values = dict(settings)
     if components is not None:
         values["n_components"] = components
@@ -319,5 +361,13 @@ def _make_subject(fitted: FittedModel, dataset: Dataset) -> EvaluatedModel:
     return match_segments(fitted.model, fitted.params, known, dataset.segment_names)
 
 
-def _translate_errors(dataset: Dataset) -> AbstractContextManager[None]:
-    return translate_errors(dataset.feature_names, dataset.segment_names)
+@contextmanager
+def _name_in_errors(
+    dataset: Dataset, argument_names: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
+    """Name features, segments and arguments in errors as the caller knows them."""
+    try:
+        yield
+    except FitError as error:
+        named = error.with_names(dataset.feature_names, dataset.segment_names)
+        raise named.with_parameter_names(argument_names) from error

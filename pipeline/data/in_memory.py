@@ -97,7 +97,9 @@ class MemoryDataset(ResultDisplayMixin):
         splits = self.levels.get(_SPLIT, ())
         if split is not None and split not in splits:
             have = ", ".join(splits) or "none"
-            raise FitError(f"--split: Expected one of the data's splits, got {split!r}: {have}.")
+            raise FitError(
+                f"Expected one of the data's splits, got {split!r}: {have}.", parameter="split"
+            )
         return MemoryReader(self.chunks, columns, None if split is None else splits.index(split))
 
     def _iter_display_items(self) -> DisplayItems:

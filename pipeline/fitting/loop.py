@@ -139,7 +139,7 @@ def start_fit(
 def check_seed(seed: int) -> None:
     """Refuse a seed that the random generators do not take."""
     if not 0 <= seed < 2**63:
-        raise FitError(f"--seed: Expected 0 to 2**63 - 1, got {seed}. Choose another.")
+        raise FitError(f"Expected 0 to 2**63 - 1, got {seed}. Choose another.", parameter="seed")
 
 
 def collect_pass_statistics(

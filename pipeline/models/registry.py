@@ -51,7 +51,8 @@ def find_known_model(name: str) -> type[Model]:
     known = find_models()
     if name not in known:
         raise FitError(
-            f"--model: Expected one of {', '.join(known)}, got {name!r}.{format_suggestion(name, known)}"
+            f"Expected one of {', '.join(known)}, got {name!r}.{format_suggestion(name, known)}",
+            parameter="model",
         )
     return known[name]
 
@@ -76,15 +77,19 @@ def import_model(path: str) -> type[Model]:
         kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise FitError(
-            f"--model: Expected package.module:Class of a model that can be imported, got {path!r} "
-            f"({error}). Install its package, or check the name."
+            f"Expected package.module:Class of a model that can be imported, got {path!r} "
+            f"({error}). Install its package, or check the name.",
+            parameter="model",
         ) from error
     if not _is_model(kind):
-        raise FitError(f"--model: Expected a subclass of pipeline.models.base.Model, got {path!r}.")
+        raise FitError(
+            f"Expected a subclass of pipeline.models.base.Model, got {path!r}.", parameter="model"
+        )
     if (_find_own_models() | _imported_models).get(kind.name, kind) is not kind:
         raise FitError(
-            f"--model: Expected a model with a name of its own, got {path!r}, which is called "
-            f"{kind.name!r} as another is. Rename it."
+            f"Expected a model with a name of its own, got {path!r}, which is called "
+            f"{kind.name!r} as another is. Rename it.",
+            parameter="model",
         )
     return _imported_models.setdefault(kind.name, kind)
 

@@ -313,7 +313,7 @@ class BinaryDataset(StorageReprMixin):
         if split not in self.splits:
             have = ", ".join(self.splits) or "none"
             raise DataError(
-                f"{self.path}: --split: Expected a split of the dataset, got {split!r}. "
+                f"{self.path}: {{split}}: Expected a split of the dataset, got {split!r}. "
                 f"It has: {have}."
             )
         return self.splits.index(split)

@@ -149,7 +149,7 @@ def test_fewer_than_three_segments(refused, tmp_path, n_segments):
     write_arrays(tmp_path / "d.zarr", X, segments=segments)
     assert refused("--dataset", "d.zarr") == (
         f"Expected at least 3 segments, got {n_segments}. "
-        "Ingest with --segment-by COLUMN, or fit another model."
+        "Give the segment of each row by --segment-by, or fit another model."
     )
 
 

@@ -24,7 +24,7 @@ REFUSED = {
     "experiments": (("clipped-pca", "--dataset", "nowhere.zarr"), "nowhere.zarr: "),
     "serve": ((), "PREFECT_API_URL: "),
 }
-DEAR = ("prefect", "distributed", "bokeh", "matplotlib", "pyarrow", "sklearn", "uvicorn")
+DEAR = ("prefect", "distributed", "matplotlib", "pyarrow", "sklearn", "uvicorn")
 WATCHED = """
 import contextlib, io, json, runpy, sys
 

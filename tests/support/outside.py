@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from flows import evaluate, sample, transform
-from flows.cli.user_errors import is_bad_input
+from flows.cli.errors import is_bad_input
 from flows.data.columns import ColumnRoles
 from flows.data.ingest import ingest_sources
 from flows.evaluating.stages import EvaluateOptions
+from flows.report.inputs import load_report_inputs
 from flows.report.page import build_report, write_report
-from flows.report.subject import load_report_inputs
 from pipeline.api import functions as api
 from pipeline.models.registry import find_models
 from storage.artifacts.artifacts import load_artifact

@@ -32,7 +32,7 @@ from flows.experiments.binary_ica.common import (
     run_shape_trials,
 )
 from flows.experiments.binary_ica.trials import run_exact_trial
-from flows.report.figures.drawing import open_figure
+from flows.experiments.drawing import open_figure
 from flows.running.flow import make_lazy_flow, run_task
 from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
 

@@ -34,7 +34,7 @@ from flows.experiments.binary_ica.common import (
     run_shape_trials,
 )
 from flows.experiments.binary_ica.methods import METHODS, run_sample_trial
-from flows.report.figures.drawing import open_figure, plot_ranges
+from flows.experiments.drawing import open_figure, plot_ranges
 from flows.running.flow import make_lazy_flow, run_task
 from pipeline.models.binary_ica.fastica import MAX_ROWS
 

@@ -18,7 +18,7 @@ from flows.experiments import base
 from flows.experiments.base import run_experiment
 from flows.experiments.clipped_pca.images import compare_on_images
 from flows.experiments.clipped_pca.ring import compare_on_ring
-from flows.report.figures.drawing import find_image_layout
+from flows.report.figures.image_layout import find_image_layout
 from flows.running.flow import make_lazy_flow, run_task
 
 HELP = """Set clipped PCA beside linear PCA, as Lee and Sompolinsky (1999) do.

@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 from flows.cli.options import ExecutorOptions
 from flows.data.datasets import open_dataset_or_example
 from flows.experiments.base import draw_rows, fit_one_pass, write_table
-from flows.experiments.linear_pca import LinearPCA, fit_linear_pca
-from flows.report.figures.drawing import (
-    ImageLayout,
+from flows.experiments.drawing import (
     ImageRow,
-    find_image_layout,
     open_figure,
     plot_bars,
     plot_curves,
     save_images,
     set_log_scales,
 )
+from flows.experiments.linear_pca import LinearPCA, fit_linear_pca
+from flows.report.figures.image_layout import ImageLayout, find_image_layout
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.clipped_pca import ClippedPCA, ClippedPCAParams
 from pipeline.numerics.metrics import reconstruction_losses

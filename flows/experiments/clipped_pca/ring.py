@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from flows.cli.options import ExecutorOptions
 from flows.data.datasets import open_dataset_or_example
 from flows.experiments.base import draw_rows, fit_one_pass, write_table
-from flows.experiments.linear_pca import fit_linear_pca
-from flows.report.figures.drawing import (
+from flows.experiments.drawing import (
     open_figure,
     plot_bars,
     plot_curves,
     plot_strips,
     set_log_scales,
 )
+from flows.experiments.linear_pca import fit_linear_pca
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
 from pipeline.numerics.gaussian.arcsine import sign_correlation
 

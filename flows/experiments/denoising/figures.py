@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flows.experiments.denoising.trial import Bits, DenoisingResult
-from flows.report.figures.drawing import (
+from flows.experiments.drawing import (
     COLOURS,
     MARKERS,
-    ImageLayout,
     ImageRow,
     open_figure,
     save_images,
 )
+from flows.report.figures.image_layout import ImageLayout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.experiments.drawing import COLOURS, open_figure
 from flows.experiments.noisy_or.problems import CauseProblem, average_top_units
 from flows.experiments.noisy_or.trial import NoisyOrResult
-from flows.report.figures.drawing import COLOURS, open_figure
 from pipeline.inference.hidden_causes import feature_probabilities_by_unit
 from pipeline.models.noisy_or import NoisyOrParams
 

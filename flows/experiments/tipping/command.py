@@ -37,7 +37,7 @@ from flows.experiments.tipping.trial import (
     draw_noisy_prototypes,
     run_tipping_trial,
 )
-from flows.report.figures.drawing import find_image_layout
+from flows.report.figures.image_layout import find_image_layout
 from flows.running.executors import open_executor
 from flows.running.flow import make_lazy_flow, run_task
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
@@ -155,7 +155,7 @@ def open_images(
     try:
         check_rows(block)
     except FitError as error:
-        raise FitError(error.message.render(opened.feature_names)) from error
+        raise error.with_names(opened.feature_names) from error
     return BinaryImages(" ".join(parts), block, layout)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from flows.experiments.drawing import open_figure
 from flows.experiments.tipping.latent_figures import (
     add_posterior_legend,
     plot_codes,
@@ -23,7 +24,7 @@ from flows.experiments.tipping.latent_figures import (
 from flows.experiments.tipping.latent_images import plot_image_grid, plot_images_at
 from flows.experiments.tipping.latent_plane import fine_posterior, plane_posterior
 from flows.experiments.tipping.trial import make_trial_model
-from flows.report.figures.drawing import ImageLayout, open_figure
+from flows.report.figures.image_layout import ImageLayout
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.latent_trait.em import LatentTraitParams, variational_posterior
 

@@ -9,18 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.fitted import LoadedModel
-from flows.report.figures.drawing import ImageLayout
-from flows.report.figures.heat_maps import plot_heat_map
-from flows.report.figures.images import render_images
-from flows.report.figures.plots import (
+from flows.report.figures.heat_maps import (
     LARGEST_TEXT,
     MAX_COLUMNS,
-    MAX_IMAGES,
-    NEGATIVE,
-    Figure,
-    format_shown_count,
+    plot_heat_map,
     select_largest_rows,
 )
+from flows.report.figures.image_layout import ImageLayout
+from flows.report.figures.images import MAX_IMAGES, render_images
+from flows.report.figures.marks import Figure
+from flows.report.figures.text import format_shown_count
 from pipeline.inference.hidden_causes import feature_probabilities_by_unit
 from pipeline.models.capabilities import HasHiddenCauses, HiddenCauses
 
@@ -77,7 +75,7 @@ def _plot_images(layer: int, captions: Sequence[str], caused: Array, layout: Ima
     title = f"Pixels that units of layer {layer} turn on"
     shown = caused.T[:MAX_IMAGES]
     ones = np.ones(len(shown))
-    images = render_images(layout.arrange_images(shown), captions[:MAX_IMAGES], ones, NEGATIVE)
+    images = render_images(layout.arrange_images(shown), captions[:MAX_IMAGES], ones, False)
     through = ", through units below it" if layer > 1 else ""
     note = (
         f"Blue from 0 to 1: the probability that the unit alone turns a pixel on{through}. Below "
@@ -96,7 +94,7 @@ def _plot_map(layer: int, units: Sequence[str], below: Sequence[str], strengths:
     rows = select_largest_rows(strengths)
     shown, names = strengths[rows, :MAX_COLUMNS], [below[i] for i in rows]
     by = f"unit of layer {layer}"
-    drawn = plot_heat_map(shown, names, units[:MAX_COLUMNS], (kind, by), signed=False)
+    drawn = plot_heat_map(shown, names, units[:MAX_COLUMNS], (kind, by), is_signed=False)
     title = f"{kinds.capitalize()} that units of layer {layer} turn on"
     note = f"Probability that a {by} alone turns a {kind} on. "
     note += format_shown_count(kinds, len(rows), len(below), LARGEST_TEXT)

@@ -10,18 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from flows.report.figures.plots import NEGATIVE, CaptionedImage
+from flows.report.figures.colours import ColourScale
+from flows.report.figures.marks import CaptionedImage
 
 Array = NDArray[np.float64]
 
+MAX_IMAGES = 64
 _MIN_PIXELS = 112
 """Size of a picture at the least: browsers print small ones blurred."""
 
 
 def render_images(
-    images: Array, captions: Sequence[str], scales: Array, positive: str
+    images: Array, captions: Sequence[str], tops: Array, is_signed: bool
 ) -> tuple[CaptionedImage, ...]:
-    """Draw images, negative values in blue.
+    """Draw images.
 
     Parameters
     ----------
@@ -29,33 +31,21 @@ def render_images(
         (n, height, width); NaN is left blank.
     captions
         What stands under each.
-    scales
+    tops
         Largest size of each image's values, (n,).
-    positive
-        Colour of positive values.
+    is_signed
+        Whether some values are negative.
     """
-    shares = np.nan_to_num(images) / np.maximum(scales, 1e-12)[:, None, None]
-    return tuple(
-        CaptionedImage(_encode_data_uri(_convert_to_rgba(share, NEGATIVE, positive)), caption)
-        for share, caption in zip(shares, captions, strict=True)
-    )
+    times = max(1, _MIN_PIXELS // max(images.shape[1:]))
+    drawn = []
+    for image, caption, top in zip(images, captions, tops, strict=True):
+        pixels = ColourScale(float(top), is_signed).paint(np.nan_to_num(image))
+        drawn.append(CaptionedImage(encode_png(pixels.repeat(times, 0).repeat(times, 1)), caption))
+    return tuple(drawn)
 
 
-def _convert_to_rgba(share: Array, negative: str, positive: str) -> NDArray[np.uint8]:
-    """Turn values from −1 to 1 to red, green, blue and opacity."""
-    colours = np.array([_parse_rgb(negative), _parse_rgb(positive)], np.uint8)[
-        (share > 0).astype(int)
-    ]
-    opacity = np.round(255 * np.minimum(np.abs(share), 1)).astype(np.uint8)
-    return np.dstack([colours, opacity])
-
-
-def _parse_rgb(colour: str) -> tuple[int, ...]:
-    return tuple(bytes.fromhex(colour[1:]))
-
-
-def _encode_data_uri(pixels: NDArray[np.uint8]) -> str:
-    times = max(1, _MIN_PIXELS // max(pixels.shape[:2]))
+def encode_png(pixels: NDArray[np.uint8]) -> str:
+    """Return red, green, blue and opacity, (height, width, 4), as a data URI."""
     file = BytesIO()
-    Picture.fromarray(pixels.repeat(times, 0).repeat(times, 1)).save(file, "PNG")
+    Picture.fromarray(pixels).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

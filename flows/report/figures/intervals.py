@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from bokeh.models.annotations import Span
 from numpy.typing import NDArray
 
-from flows.report.figures.plots import (
-    COLOURS,
-    GREY,
-    MARKERS,
+from flows.report.figures.axes import make_axis, make_name_axis
+from flows.report.figures.colours import COLOURS, MARKERS
+from flows.report.figures.marks import (
     Figure,
     LegendKey,
-    add_hover,
-    format_number,
-    label_ticks,
-    make_plot,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RuleMark,
 )
+from flows.report.figures.text import format_number
 
 Array = NDArray[np.float64]
 
@@ -52,17 +51,14 @@ def plot_intervals(
         What was left out.
     """
     n, shown = len(values), min(values.shape[1], len(COLOURS))
-    view, n_beyond = _choose_view(values[:, :shown], ends[:, :, :shown])
-    height = _ROW_HEIGHT * n * max(1, shown // 2) + 60
-    plot = make_plot(("", ""), height=height, x_range=view, y_range=(n - 0.5, -0.5))
+    (low, high), n_beyond = _choose_view(values[:, :shown], ends[:, :, :shown])
     may_be_zero = bool(values.min() < 0 or values.max() > 1)  # unlike probabilities
-    if may_be_zero:
-        plot.add_layout(Span(location=0.0, dimension="height", line_color=GREY))
+    marks: list[Mark] = [RuleMark("x", 0.0)] if may_be_zero else []
     for k in range(shown):
         at = np.arange(n) + _SPREAD_SHARE * ((k + 0.5) / shown - 0.5)
-        _plot_component(plot, at, values[:, k], ends[:, :, k], features, k)
-    label_ticks(plot.yaxis, features)
-    plot.ygrid.visible = False
+        marks += _plot_component(at, values[:, k], ends[:, :, k], features, k)
+    height = _ROW_HEIGHT * n * max(1, shown // 2) + 60
+    plot = Plot(make_axis(low, high), make_name_axis(features, is_down=True), tuple(marks), height)
     sure = (ends[0] > 0) | (ends[1] < 0)
     if shown < values.shape[1]:
         note += f"{shown} of {values.shape[1]} components are shown. "
@@ -75,7 +71,7 @@ def plot_intervals(
 
 
 def _choose_view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
-    """Choose what of the axis is seen, and count the intervals beyond: a few wide ones may be."""
+    """Choose the ends of the axis, and count the intervals beyond: a few wide ones may be."""
     low, high = (np.where(np.isfinite(end), end, values) for end in ends)
     near, far = np.quantile(low, _TAIL_SHARE), np.quantile(high, 1 - _TAIL_SHARE)
     reach = max(float(far - near), 1e-9)
@@ -88,29 +84,21 @@ def _choose_view(values: Array, ends: Array) -> tuple[tuple[float, float], int]:
 
 
 def _plot_component(
-    plot: Any, at: Array, values: Array, ends: Array, features: Sequence[str], k: int
-) -> None:
+    at: Array, values: Array, ends: Array, features: Sequence[str], k: int
+) -> tuple[Mark, Mark]:
     low, high = ends
-    lines = {"xs": [*np.column_stack([low, high])], "ys": [*np.column_stack([at, at])]}
-    plot.multi_line("xs", "ys", source=lines, line_color=COLOURS[k], line_width=1.5)
-    data = {
-        "x": values,
-        "y": at,
-        "feature": [*features],
-        "value": [format_number(value) for value in values],
-        "interval": [format_interval(a, b) for a, b in zip(low, high, strict=True)],
-    }
-    marks = plot.scatter(
-        "x", "y", source=data, color=COLOURS[k], size=_MARK_SIZE, marker=MARKERS[k]
-    )
-    fields = [("feature", "feature"), ("value", "value"), ("interval", "interval")]
-    add_hover(plot, marks, fields)
+    lines = np.stack([np.column_stack([low, at]), np.column_stack([high, at])], axis=1)
+    facts = [
+        ("feature", features),
+        ("value", [format_number(value) for value in values]),
+        ("interval", [format_interval(a, b) for a, b in zip(low, high, strict=True)]),
+    ]
+    marks = PointMarks(values, at, COLOURS[k], MARKERS[k], _MARK_SIZE, facts=facts)
+    return LineMarks([*lines], [COLOURS[k]] * len(lines)), marks
 
 
 def format_interval(low: float, high: float) -> str:
     """Write the ends of an interval, if the data tell them."""
-    return (
-        f"{format_number(low)} to {format_number(high)}"
-        if np.isfinite(low + high)
-        else "not told by the data"
-    )
+    if not np.isfinite(low + high):
+        return "not told by the data"
+    return f"{format_number(low)} to {format_number(high)}"

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.report.figures.plots import (
+from flows.report.figures.colours import (
     COLOURS,
     GREY,
     MARKERS,
     MORE_COLOURS,
     ColourRamp,
-    LegendKey,
     blend_colours,
 )
+from flows.report.figures.marks import LegendKey
 from flows.report.figures.rows import CodedRows
 from pipeline.statistics.labels import SEGMENT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 
 from flows.data.fitted import LoadedModel
 from flows.exporting.artifacts import find_unbounded_weights
-from flows.report.figures.drawing import ImageLayout
+from flows.report.figures.axes import fit_axis, make_axis
+from flows.report.figures.colours import COLOURS, GREY, ColourScale
 from flows.report.figures.heat_maps import plot_heat_map
+from flows.report.figures.image_layout import ImageLayout
 from flows.report.figures.labels import ColourLabels, group_rows_by_label
 from flows.report.figures.lines import (
     EvenOddsLine,
@@ -19,25 +22,26 @@ from flows.report.figures.lines import (
     choose_names_with_room,
     find_even_odds_lines,
 )
-from flows.report.figures.plots import (
-    COLOURS,
-    GREY,
-    NAME_STYLE,
+from flows.report.figures.marks import (
     Figure,
     LegendKey,
-    add_hover,
-    format_number,
-    make_colour_scale,
-    make_plot,
-    make_square_plot,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RasterMark,
+    TextMarks,
 )
 from flows.report.figures.row_plots import plot_plane, plot_strip
-from flows.report.figures.rows import CodedRows
+from flows.report.figures.rows import CodedRows, DatasetSample
+from flows.report.figures.text import format_number
+from pipeline.evaluation.calibration import ShareComparison
 from pipeline.models.capabilities import CanReconstruct, check_can_reconstruct
 
 Array = NDArray[np.float64]
 
 _GRID_SIZE, _N_TILES = 61, 9
+_MAX_PAIRS, _N_WORST_PAIRS = 2000, 300
 _MAX_LINES = 40
 _ASPECT_RATIO = 2.0  # width of a plot of curves, its height being 1
 
@@ -88,7 +92,7 @@ def _plot_memberships(coded: CodedRows, labels: ColourLabels | None) -> Figure:
     means = np.array([coded.codes[kind.rows].mean(axis=0) for kind in kinds])
     of = labels.name if labels else "rows"
     columns = [str(k + 1) for k in range(means.shape[1])]
-    drawn = plot_heat_map(means, names, columns, (of, "component"), signed=False)
+    drawn = plot_heat_map(means, names, columns, (of, "component"), is_signed=False)
     by = f", by {of}" if labels else ""
     alt = f"Mean share of {len(columns)} components among {len(coded.codes):,} rows{by}."
     return Figure("Share of components", alt, note=alt, **drawn)
@@ -111,14 +115,16 @@ def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
     drawn = np.flatnonzero(~unbounded)
     shown = np.sort(drawn[np.argsort(-information[:, drawn].max(axis=0), kind="stable")])
     whole, shown = information.sum(axis=1), shown[:_MAX_LINES]
-    plot = make_plot(("component 1", "information"), height=340)
     names = [fitted.feature_names[i] for i in shown]
-    keys, hint = _plot_curves(plot, z, information[:, shown], names, named=False)
-    plot.line(z, whole, color=GREY, line_width=2.5)
-    at, most = z[whole.argmax()], whole.max()
+    curves, keys, hint = _plot_curves(z, information[:, shown], names)
+    total = LineMarks([np.column_stack([z, whole])], [GREY], 2.5)
+    x, y = fit_axis(z, "component 1"), fit_axis(np.append(0.0, whole), "information")
+    plot = Plot(x, y, (curves, total), height=340)
+    most, at = format_number(whole.max(), 3), format_number(z[whole.argmax()], 2)
+    error = format_number(whole.max() ** -0.5, 2)
     note = (
-        f"Where it is high, rows are told apart best: all features have {format_number(most, 3)} together "
-        f"at {format_number(at, 2)}, a standard error of {format_number(most**-0.5, 2)}."
+        f"Where it is high, rows are told apart best: all features have {most} together "
+        f"at {at}, a standard error of {error}."
     )
     if unbounded.any():
         steep = [fitted.feature_names[i] for i in np.flatnonzero(unbounded)]
@@ -127,7 +133,7 @@ def _plot_information(fitted: LoadedModel, coded: CodedRows) -> Figure:
     told: Any = {
         "note": note,
         "hint": hint,
-        "keys": (LegendKey("all features", GREY, "dash"), *keys),
+        "keys": (LegendKey("all features", GREY, "line"), *keys),
     }
     return Figure("Information over the component", alt, plot, **told)
 
@@ -136,9 +142,11 @@ def _plot_item_curves(fitted: LoadedModel, coded: CodedRows) -> Figure:
     """Draw P(x_i = 1) over one component, for the features that it moves most."""
     z, probabilities = _reconstruct_over_component(fitted, coded)
     moved = np.sort(np.argsort(-np.ptp(probabilities, axis=0), kind="stable")[:_MAX_LINES])
-    plot = make_plot(("component 1", "P(feature = 1)"), height=340, y_range=(-0.02, 1.02))
-    names = [fitted.feature_names[i] for i in moved]
-    keys, hint = _plot_curves(plot, z, probabilities[:, moved], names, named=True)
+    names, values = [fitted.feature_names[i] for i in moved], probabilities[:, moved]
+    curves, keys, hint = _plot_curves(z, values, names)
+    x, y = fit_axis(z, "component 1"), make_axis(-0.02, 1.02, "P(feature = 1)")
+    named = () if keys else (_label_curves(z, values.T, names, curves.colours),)
+    plot = Plot(x, y, (curves, *named), height=340)
     alt = f"Probability of 1 over component 1, of {len(moved)} features: {_join_names(names)}."
     shown, total = len(moved), probabilities.shape[1]
     note = f"{shown} of {total:,} features, those that change most." if shown < total else ""
@@ -146,39 +154,33 @@ def _plot_item_curves(fitted: LoadedModel, coded: CodedRows) -> Figure:
 
 
 def _plot_curves(
-    plot: Any, z: Array, values: Array, names: list[str], named: bool
-) -> tuple[tuple[LegendKey, ...], str]:
-    """Draw a curve for each name; few are named by a key of colours, many beside them if
-    they are to be named there.
+    z: Array, values: Array, names: list[str]
+) -> tuple[LineMarks, tuple[LegendKey, ...], str]:
+    """Draw a curve for each name, with a key of colours where they are few.
 
-    Returns the keys, and what pointing at curves shows.
+    Returns the curves, the keys, and what pointing at curves shows.
     """
     looks = tuple(LegendKey(name, COLOURS[k % len(COLOURS)]) for k, name in enumerate(names))
-    data = {
-        "xs": [z] * len(names),
-        "ys": [*values.T],
-        "feature": names,
-        "colour": [look.colour for look in looks],
-    }
-    lines = plot.multi_line("xs", "ys", source=data, color="colour", line_width=1.6, alpha=0.8)
-    add_hover(plot, lines, [("feature", "feature")])
+    curves = LineMarks(
+        [np.column_stack([z, column]) for column in values.T],
+        [look.colour for look in looks],
+        1.6,
+        facts=[("feature", names)],
+    )
     if len(looks) <= len(COLOURS):
-        return looks, ""
-    if named:
-        _label_curves(plot, z, values.T, looks)
-    return (), "Point at a curve for its name."
+        return curves, looks, ""
+    return curves, (), "Point at a curve for its name."
 
 
-def _label_curves(plot: Any, z: Array, curves: Array, looks: Sequence[LegendKey]) -> None:
-    """Put the name of each curve beside it, in its colour."""
+def _label_curves(z: Array, curves: Array, names: Sequence[str], colours: Sequence[str]) -> Mark:
+    """Write the name of each curve beside it, in its colour, if it has room."""
     low, unit = z[0], (z[-1] - z[0]) / _ASPECT_RATIO
     above = np.array([0.0, 1.0])
     scaled = [np.column_stack([(z - low) / unit, p]) for p in curves]
     places = choose_name_places([EvenOddsLine(k, points, above) for k, points in enumerate(scaled)])
-    for k in choose_names_with_room(places, [look.name for look in looks], _ASPECT_RATIO):
-        (x, y), look = places[k], looks[k]
-        at = ([low + unit * x], [y], [look.name])
-        plot.text(*at, text_color=look.colour, **NAME_STYLE)
+    kept = choose_names_with_room(places, names, _ASPECT_RATIO)
+    x, y = low + unit * places[kept, 0], places[kept, 1]
+    return TextMarks(x, y, [names[k] for k in kept], [colours[k] for k in kept])
 
 
 def _join_names(names: list[str]) -> str:
@@ -201,23 +203,17 @@ def _plot_item_lines(fitted: LoadedModel, coded: CodedRows) -> Figure:
     found = find_even_odds_lines(x, y, probabilities.T.reshape(-1, _GRID_SIZE, _GRID_SIZE))[
         :_MAX_LINES
     ]
-    plot = make_square_plot(
-        ("component 1", "component 2"), x_range=(x[0], x[-1]), y_range=(y[0], y[-1])
-    )
-    plot.scatter(coded.codes[:, 0], coded.codes[:, 1], size=3, color=COLOURS[5], alpha=0.5)
+    rows = PointMarks(*coded.codes.T, COLOURS[5], size=3, opacity=0.5)
     names = [fitted.feature_names[line.feature] for line in found]
-    data = {
-        "xs": [line.points[:, 0] for line in found],
-        "ys": [line.points[:, 1] for line in found],
-        "feature": names,
-    }
-    lines = plot.multi_line("xs", "ys", source=data, color=GREY, hover_line_color=COLOURS[1])
-    add_hover(plot, lines, [("feature", "feature")])
+    points, facts = [line.points for line in found], [("feature", names)]
+    marks: list[Mark] = [rows, LineMarks(points, [GREY] * len(found), 1.0, facts=facts)]
     if found:
         places = choose_name_places(found)
-        named = choose_names_with_room(places, names, x[-1] - x[0])
-        shown = [names[k] for k in named]
-        plot.text(places[named, 0], places[named, 1], shown, text_color=COLOURS[1], **NAME_STYLE)
+        kept = choose_names_with_room(places, names, x[-1] - x[0])
+        shown = [names[k] for k in kept]
+        marks.append(TextMarks(*places[kept].T, shown, [COLOURS[1]] * len(kept)))
+    axes = make_axis(x[0], x[-1], "component 1"), make_axis(y[0], y[-1], "component 2")
+    plot = Plot(*axes, tuple(marks))
     alt = f"Lines where features are as likely 1 as 0, over {len(coded.codes):,} rows: "
     note = (
         "On a line its feature is as likely 1 as 0; its name stands on the side where 1 is the "
@@ -239,18 +235,52 @@ def _plot_image_grid(fitted: LoadedModel, coded: CodedRows, layout: ImageLayout)
     # A blank line keeps neighbours apart.
     tiles = np.pad(np.nan_to_num(images), ((0, 0), (0, 1), (0, 1)))
     tiles = tiles.reshape(_N_TILES, _N_TILES, height + 1, width + 1)
-    # Bokeh draws the first row at the bottom, as the grid has it; images begin at the top.
-    whole = tiles[:, :, ::-1].transpose(0, 2, 1, 3).reshape(_N_TILES * (height + 1), -1)
-    ramp, mapper = make_colour_scale(np.ones(1), signed=False)
-    step = x[1] - x[0]
-    corner, size = (x[0] - step / 2, y[0] - step / 2), step * _N_TILES
-    plot = make_square_plot(
-        ("component 1", "component 2"),
-        x_range=(corner[0], corner[0] + size),
-        y_range=(corner[1], corner[1] + size),
+    # Points are in order from the bottom up, images from the top down.
+    whole = tiles[::-1].transpose(0, 2, 1, 3).reshape(_N_TILES * (height + 1), -1)
+    scale, half = ColourScale(1.0, is_signed=False), (x[1] - x[0]) / 2
+    axes = (
+        replace(make_axis(at[0] - half, at[-1] + half, f"component {k}"), has_lines=False)
+        for k, at in enumerate((x, y), 1)
     )
-    plot.image([whole], *corner, size, size, color_mapper=mapper)
-    plot.grid.visible = False
+    plot = Plot(*axes, (RasterMark(whole, scale),))
     alt = f"P(feature = 1) as {_N_TILES}x{_N_TILES} images over components 1 and 2."
     note = "Each image shows the probability of 1 of every pixel at its place."
-    return Figure("Images over latent space", alt, plot, note=note, ramp=ramp)
+    return Figure("Images over latent space", alt, plot, note=note, ramp=scale.make_ramp())
+
+
+def plot_calibration(
+    seen: DatasetSample, pairs: ShareComparison, feature_names: tuple[str, ...]
+) -> Figure:
+    """Draw observed over implied shares, those that differ most among them."""
+    at = _choose_pairs(pairs.z)
+    top = float(max(pairs.observed[at].max(), pairs.implied[at].max(), 1e-3)) * 1.03
+    x = make_axis(-0.02 * top, top, "share of joint ones in the model")
+    y = make_axis(-0.02 * top, top, "share in the data")
+    diagonal = LineMarks([np.array([[0.0, 0.0], [top, top]])], [GREY], 1.0, dash=(6, 6))
+    first, second = pairs.features[at].T
+    facts = [
+        ("feature", [feature_names[seen.features[i]] for i in first]),
+        ("and", [feature_names[seen.features[i]] for i in second]),
+        ("model", [format_number(value, 3) for value in pairs.implied[at]]),
+        ("data", [format_number(value, 3) for value in pairs.observed[at]]),
+        ("standard errors apart", [format_number(value, 2) for value in pairs.z[at]]),
+    ]
+    points = PointMarks(pairs.implied[at], pairs.observed[at], COLOURS[0], opacity=0.5, facts=facts)
+    rmse, chance = format_number(pairs.rmse, 2), format_number(pairs.chance_rmse, 2)
+    n_shown = f"{len(at):,} of " if len(at) < len(pairs.z) else ""
+    note = (
+        f"{n_shown}{len(pairs.z):,} pairs of features in {seen.n_rows:,} rows, and in "
+        f"{seen.n_drawn:,} drawn from the model. Root mean square difference {rmse}; were the "
+        f"model right, it would be about {chance}."
+    )
+    alt = "Share of rows in which both features of a pair are 1, in the data over the model. "
+    return Figure("Calibration of pairs", alt + note, Plot(x, y, (diagonal, points)), note=note)
+
+
+def _choose_pairs(z: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Select pairs that differ most, and some of all."""
+    if len(z) <= _MAX_PAIRS:
+        return np.arange(len(z))
+    worst = np.argsort(-np.abs(z), kind="stable")[:_N_WORST_PAIRS]
+    even = np.linspace(0, len(z) - 1, _MAX_PAIRS - _N_WORST_PAIRS).round().astype(np.intp)
+    return np.union1d(worst, even)

@@ -30,7 +30,7 @@ class EvenOddsLine(NamedTuple):
         Its index.
     points
         Of the line, (n, 2).
-    towards
+    direction
         Unit vector across the line to where 1 is the likelier, (2,).
     """
 

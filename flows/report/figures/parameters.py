@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from bokeh.models.annotations import Span
 from numpy.typing import NDArray
 
+from flows.report.figures.axes import fit_axis, make_axis, make_count_axis, plot_curve
 from flows.report.figures.causes import plot_causes
-from flows.report.figures.drawing import ImageLayout
-from flows.report.figures.heat_maps import plot_heat_map
-from flows.report.figures.images import render_images
-from flows.report.figures.intervals import format_interval, plot_intervals
-from flows.report.figures.plots import (
-    COLOURS,
-    GREY,
+from flows.report.figures.colours import COLOURS, SIGNS_TEXT
+from flows.report.figures.heat_maps import (
     LARGEST_TEXT,
     MAX_COLUMNS,
-    MAX_IMAGES,
-    NEGATIVE,
-    POSITIVE,
-    SIGNS_TEXT,
-    Figure,
-    LegendKey,
-    format_number,
-    format_shown_count,
-    plot_curve,
+    plot_heat_map,
     select_largest_rows,
 )
+from flows.report.figures.image_layout import ImageLayout
+from flows.report.figures.images import MAX_IMAGES, render_images
+from flows.report.figures.intervals import format_interval, plot_intervals
+from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, RuleMark
+from flows.report.figures.rows import CodedRows
+from flows.report.figures.text import format_number, format_shown_count
 from pipeline.inference.from_artifact import objective_from_artifact
 from pipeline.models.capabilities import HiddenCauses
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
 
+CORRELATION_TITLE = "Correlation of features with components"
 _MAX_RANKS, _MAX_INTERVALS = 64, 40
 # Dimensions of arrays that tell what features have to do with components.
 FEATURE_DIMS = (
@@ -110,9 +104,8 @@ def _plot_history(artifact: Artifact) -> Iterator[Figure]:
     history = np.array(artifact.manifest["history"], np.float64)
     if len(history) < 2:
         return
-    passes = np.arange(1, len(history) + 1)
     named = artifact.manifest["diagnostics"].get("objective_is", "objective")
-    plot = plot_curve(passes, history, ("pass", f"{named}, nats a row"))
+    plot = plot_curve(history, ("pass", f"{named}, nats a row"))
     first, last = format_number(history[0], 6), format_number(history[-1], 6)
     ended = "converged" if artifact.manifest["converged"] else "stopped before it converged"
     alt = f"The {named} went from {first} to {last} nats a row in {len(history)} passes; {ended}."
@@ -137,20 +130,25 @@ def _plot_spectrum(artifact: Artifact) -> Iterator[Figure]:
         return
     null = by_dims.get(("null_eigenvalue",), np.zeros(0))
     n_kept = int(artifact.manifest["n_components"])
-    plot = plot_curve(np.arange(1, len(values) + 1), values, ("rank", "eigenvalue"))
+    marks: list[Mark] = []
     keys: list[LegendKey] = []
     if len(null):
+        bound = np.column_stack([np.arange(1, len(null) + 1), null])
+        marks.append(LineMarks([bound], [COLOURS[1]], dash=(6, 6)))
         keys.append(LegendKey("data", COLOURS[0]))
-        null_data = {"x": np.arange(1, len(null) + 1), "y": null}
-        dashes = {"color": COLOURS[1], "line_dash": "dashed", "line_width": 1.5}
-        plot.line("x", "y", source=null_data, **dashes)
         keys.append(
             LegendKey("95 % of independent features (parallel analysis)", COLOURS[1], "dash")
         )
     if is_cut := n_kept < len(values):
-        style: Any = {"line_dash": "dotted", "line_color": GREY}
-        plot.add_layout(Span(location=n_kept + 0.5, dimension="height", **style))
-    plot.y_range.start = min(0.0, float(values.min())) - 0.03 * float(values.max())
+        marks.append(RuleMark("x", n_kept + 0.5, dash=(2, 4)))
+    plot = plot_curve(values, ("rank", "eigenvalue"), *marks)
+    low = min(0.0, float(values.min())) - 0.03 * float(values.max())
+    high = fit_axis(np.concatenate([values, null])).high
+    plot = replace(
+        plot,
+        x=make_count_axis(max(len(values), len(null)), "rank"),
+        y=make_axis(low, high, "eigenvalue"),
+    )
     chosen = "stand above the line" if len(null) else "were asked for"
     note = f"{n_kept} components{', left of the dotted line' * is_cut}; they {chosen}."
     span = f"from {format_number(values[0], 3)} down to {format_number(values[-1], 3)}"
@@ -240,9 +238,7 @@ def _plot_images(
         scales[:] = scales.max()
         note = f"Blue from 0 to {format_number(scales[0], 3)}. "
     note += format_shown_count("components", len(shown), values.shape[1], "")
-    images = render_images(
-        layout.arrange_images(shown), captions, scales, POSITIVE if signed else NEGATIVE
-    )
+    images = render_images(layout.arrange_images(shown), captions, scales, signed)
     return Figure(title, alt, images=images, note=note.strip(), width=1060)
 
 
@@ -272,3 +268,40 @@ def _plot_segment_map(artifact: Artifact, name: str, values: Array) -> Figure:
     note = format_shown_count("components", shown.shape[1], values.shape[1], "")
     title = f"{_format_title(name)} by segment"
     return Figure(title, alt, note=note, **drawn)
+
+
+def plot_correlations(
+    artifact: Artifact, coded: CodedRows, values: Array, layout: ImageLayout | None
+) -> Iterator[Figure]:
+    """Draw correlations of features with codes, where no parameters tell as much.
+
+    Parameters
+    ----------
+    artifact
+        Of a fit.
+    coded
+        Rows that were coded.
+    values
+        What `correlate_features_with_codes` returns.
+    layout
+        Where every feature lies in an image, if features are pixels.
+    """
+    told = {frozenset(dims) for dims, _ in FEATURE_DIMS}
+    if not any(frozenset(artifact.dims(name)) in told for name in artifact):
+        for figure in plot_feature_array(
+            artifact, "correlation", CORRELATION_TITLE, values, layout
+        ):
+            yield replace(figure, note=f"{figure.note} Of {len(coded.codes):,} rows.".strip())
+
+
+def correlate_features_with_codes(coded: CodedRows) -> Array:
+    """Correlate observed features with codes, 0 where either is constant: (n_features, n_codes)."""
+    X, codes = coded.values.astype(np.float64), coded.codes
+    seen = np.isfinite(X).astype(np.float64)
+    n = np.maximum(seen.sum(axis=0), 1.0)[:, None]
+    X = np.where(seen == 1, X, 0.0)
+    share, mean = X.sum(axis=0)[:, None] / n, seen.T @ codes / n
+    covariance = X.T @ codes / n - share * mean
+    variances = share * (1 - share), np.maximum(seen.T @ codes**2 / n - mean**2, 0.0)
+    scale = np.sqrt(variances[0] * variances[1])
+    return np.divide(covariance, scale, out=np.zeros_like(scale), where=scale > 1e-12)

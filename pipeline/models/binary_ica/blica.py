@@ -159,13 +159,13 @@ class BLICA(ProbitICA):
         n_features = first.ones.shape[1]
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
-                f"--components: Expected at most {n_features}, the number of features, "
-                f"got {self.n_components}."
+                f"Expected at most {n_features}, the number of features, got {self.n_components}.",
+                parameter="components",
             )
         if len(first.segments) < MIN_SEGMENTS:
             raise FitError(
                 f"Expected at least {MIN_SEGMENTS} segments, got {len(first.segments)}. "
-                "Ingest with --segment-by COLUMN, or fit another model."
+                "Give the segment of each row by {segment}, or fit another model."
             )
         usable = first.rows >= self.min_rows
         self._check_n_segments(usable, first.segments, ())

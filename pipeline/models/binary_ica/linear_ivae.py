@@ -124,12 +124,12 @@ class LinearIVAE(GradientModel):
         if n_segments < 2:
             raise FitError(
                 f"Expected at least 2 segments, got {n_segments}. "
-                "Ingest with --segment-by COLUMN, or fit another model."
+                "Give the segment of each row by {segment}, or fit another model."
             )
         if self.n_components is not None and self.n_components > n_features:
             raise FitError(
-                f"--components: Expected at most {n_features}, the number of features, "
-                f"got {self.n_components}."
+                f"Expected at most {n_features}, the number of features, got {self.n_components}.",
+                parameter="components",
             )
 
     def _draw_first_params(

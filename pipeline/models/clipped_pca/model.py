@@ -187,12 +187,12 @@ class ClippedPCA(Model):
         if self.n_components is not None and self.n_components > most:
             what = f"an eighth of {n_features} features" if is_wide else "the number of features"
             raise FitError(
-                f"--components: Expected at most {most}, {what}, got {self.n_components}."
+                f"Expected at most {most}, {what}, got {self.n_components}.", parameter="components"
             )
         if is_wide and self.repair == "nearest":
             raise FitError(
-                f"repair=nearest: Expected up to {MAX_SQUARE_FEATURES} features, as it takes all "
-                f"eigenvectors many times, got {n_features}. Use --set repair=shrink."
+                f"{{repair=nearest}} takes at most {MAX_SQUARE_FEATURES} features, as it computes "
+                f"all eigenvectors many times, got {n_features}. Use {{repair=shrink}}."
             )
 
     def _empty_params(self, n_features: int, thresholds: Array) -> ClippedPCAParams:
@@ -208,8 +208,8 @@ class ClippedPCA(Model):
         if self.constant_features == "refuse":
             raise FitError(
                 "Expected features that vary, got constant ones: {features}. Leave them out, "
-                "or keep them with loadings of zero by --set constant_features=keep.",
-                found,
+                "or keep them with loadings of zero by {constant_features=keep}.",
+                features=found,
             )
         return (FitWarning("constant, kept with loadings of zero: {features}", found),)
 
@@ -306,9 +306,9 @@ class ClippedPCA(Model):
     def _suggest_repair(self, n_features: int) -> str:
         """Say what helps where correlations are indefinite."""
         if self.empty_cells == "none":
-            return "consider --set empty_cells=half"
+            return "consider {empty_cells=half}"
         how = "shrink" if self.has_pair_tables(n_features) else "nearest"
-        return f"consider --set repair={how}"
+        return f"consider {{repair={how}}}"
 
     def has_pair_tables(self, n_features: int) -> bool:
         """Say that wide data are counted strip by strip."""

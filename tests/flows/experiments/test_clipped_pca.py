@@ -19,8 +19,9 @@ from flows.data import datasets
 from flows.experiments.__main__ import app
 from flows.experiments.base import draw_rows
 from flows.experiments.clipped_pca.images import compare_on_images
+from flows.experiments.drawing import ImageRow, save_images
 from flows.experiments.linear_pca import LinearPCA, fit_linear_pca
-from flows.report.figures.drawing import ImageRow, find_image_layout, save_images
+from flows.report.figures.image_layout import find_image_layout
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.statistics.counts import PairCounts

@@ -10,10 +10,10 @@ import pytest
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted_model
 from flows.report.figures.causes import find_causes, make_unit_table, plot_causes
-from flows.report.figures.drawing import find_image_layout
+from flows.report.figures.image_layout import find_image_layout
+from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
-from flows.report.print.still import still
-from flows.report.subject import REPORT_FILE
+from flows.report.print.picture import render_picture
 from pipeline.inference.hidden_causes import feature_probabilities_by_unit
 from pipeline.models.capabilities import HiddenCauses
 from storage.dataset.dataset import open_dataset
@@ -64,9 +64,11 @@ def test_pixels_are_drawn_as_images_and_units_below_as_a_map() -> None:
     assert [image.caption for image in pixels.images] == ["2.1: 12.5%"]
     assert units.title == "Units of layer 1 that units of layer 2 turn on"
     features, _ = plot_causes(TWO, ITEMS, None)
-    values = features.plot.renderers[0].data_source.data["value"]
-    np.testing.assert_array_equal(values.reshape(4, 2), TWO.strengths[0])
-    assert all(still(figure).startswith(b"\x89PNG") for figure in (lower, pixels, units, features))
+    (cells,) = features.plot.marks
+    np.testing.assert_array_equal(cells.values, TWO.strengths[0])
+    assert all(
+        render_picture(figure).startswith(b"\x89PNG") for figure in (lower, pixels, units, features)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from PIL import Image
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from flows.report.subject import REPORT_FILE
+from flows.report.inputs import REPORT_FILE
 from storage import load_artifact
 from tests.support.data import draw_probit_rows, write_arrays
 

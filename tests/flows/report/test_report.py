@@ -18,15 +18,15 @@ from PIL import Image as Picture
 
 from flows.cli.hyperparameters import build_model
 from flows.data.fitted import load_fitted_model
-from flows.report.figures.drawing import find_image_layout
+from flows.report.figures.image_layout import find_image_layout
 from flows.report.figures.labels import MAX_COLOURED_LABELS, ColourLabels, group_rows_by_label
 from flows.report.figures.lines import choose_name_places, find_even_odds_lines
-from flows.report.figures.parameters import plot_parameters
-from flows.report.figures.plots import format_number
-from flows.report.figures.rows import read_dataset_sample
+from flows.report.figures.parameters import correlate_features_with_codes, plot_parameters
+from flows.report.figures.rows import CodedRows, read_dataset_sample
+from flows.report.figures.text import format_number
+from flows.report.inputs import REPORT_FILE
 from flows.report.page import build_report_from_artifact, write_report
-from flows.report.print.still import still
-from flows.report.subject import REPORT_FILE
+from flows.report.print.picture import render_picture
 from pipeline.data.blocks import pack_block
 from pipeline.models.capabilities import CanSample, HasHiddenCauses
 from pipeline.models.registry import find_models
@@ -89,13 +89,14 @@ def test_bootstrap_intervals_are_drawn_beside_the_weights(data, tmp_path):
     path = write_fit(tmp_path / "blica", model, open_dataset(data))
     artifact = load_artifact(path)
     (figure,) = [f for f in plot_parameters(artifact, None) if f.title == "Mixing: 95 % intervals"]
-    lines, marks = (renderer.data_source.data for renderer in figure.plot.renderers)
+    lines, points = figure.plot.marks[-2:]
     low, high = artifact["mixing_interval"][:, :, 0]
-    np.testing.assert_array_equal(lines["xs"], np.column_stack([low, high]))
-    np.testing.assert_array_equal(marks["x"], artifact["mixing"][:, 0])
+    ends = np.array(lines.points)[:, :, 0]
+    np.testing.assert_array_equal(ends, np.column_stack([low, high]))
+    np.testing.assert_array_equal(points.x, artifact["mixing"][:, 0])
     n_sure = int(((low > 0) | (high < 0)).sum())
     assert figure.note == f"{n_sure} of {N_FEATURES} intervals leave out 0."
-    assert still(figure).startswith(b"\x89PNG")
+    assert render_picture(figure).startswith(b"\x89PNG")
     plain = build_model("blica", "1", ["regularization=20"])
     other = load_artifact(write_fit(tmp_path / "plain", plain, open_dataset(data)))
     assert not any("intervals" in figure.title for figure in plot_parameters(other, None))
@@ -106,9 +107,9 @@ def test_standard_errors_are_drawn_as_intervals(data, tmp_path):
     artifact = load_artifact(write_fit(tmp_path / "likelihood", model, open_dataset(data)))
     titles = {figure.title: figure for figure in plot_parameters(artifact, None)}
     assert "Mixing error" not in titles
-    lines, _ = (r.data_source.data for r in titles["Mixing: 95 % intervals"].plot.renderers)
+    lines, _ = titles["Mixing: 95 % intervals"].plot.marks[-2:]
     reach = 1.96 * artifact["mixing_error"][:, 0]
-    low, high = np.array(lines["xs"]).T
+    low, high = np.array(lines.points)[:, :, 0].T
     np.testing.assert_allclose(high - low, 2 * reach)
     np.testing.assert_allclose((high + low) / 2, artifact["mixing"][:, 0])
 
@@ -214,7 +215,7 @@ def test_nothing_in_a_page_comes_from_elsewhere(fitted, tmp_path):
     write_report(build_report_from_artifact(fitted), tmp_path / REPORT_FILE)
     page = Page(tmp_path / REPORT_FILE)
     links = [a.get(name) for _, a in page.tags for name in ("src", "href") if a.get(name)]
-    assert all(link.startswith("data:") for link in links)
+    assert all(link.startswith(("data:", "#")) for link in links)
     policy = next(a["content"] for _, a in page.tags if a.get("http-equiv"))
     assert "default-src 'none'" in policy
     scripts = re.findall(r"<script>(.*?)</script>", page.source, re.S)
@@ -234,7 +235,7 @@ def test_names_are_no_markup(tmp_path):
     artifact = write_fit(tmp_path / "artifact", built, dataset)
     write_report(build_report_from_artifact(artifact), tmp_path / REPORT_FILE)
     page = Page(tmp_path / REPORT_FILE)
-    assert [tag for tag, _ in page.tags].count("script") == 3
+    assert [tag for tag, _ in page.tags].count("script") == 2
     assert not {"b", "iframe"} & {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, given in page.tags for name in given)
 
@@ -442,3 +443,18 @@ def test_each_hidden_units_weights_become_an_image(data, tmp_path, name, setting
         np.testing.assert_allclose(pixels[..., 3] / 255, opacity, atol=0.003)
         is_red = pixels[..., 0] > pixels[..., 2]
         np.testing.assert_array_equal(is_red, column.reshape(3, 3) > 0)
+
+
+def test_correlations_are_of_what_was_observed():
+    rng = np.random.default_rng(0)
+    codes = rng.standard_normal((300, 2))
+    X = (codes @ rng.standard_normal((2, 5)) + rng.standard_normal((300, 5)) > 0).astype(float)
+    X[rng.random(X.shape) < 0.2] = np.nan
+    X[:, 3], X[:, 4] = 1.0, np.nan
+    coded = CodedRows(codes, X.astype(np.float32), np.arange(300), np.zeros(300), {})
+    found = correlate_features_with_codes(coded)
+    for i in range(3):
+        seen = np.isfinite(X[:, i])
+        expected = [np.corrcoef(X[seen, i], codes[seen, k])[0, 1] for k in range(2)]
+        np.testing.assert_allclose(found[i], expected, atol=1e-12)
+    assert not found[3:].any()

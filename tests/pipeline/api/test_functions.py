@@ -16,7 +16,6 @@ import pytest
 
 from pipeline.api import functions as api
 from pipeline.api import progress_line as telling
-from pipeline.api.in_python import translate_options, use_argument_names
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.progress import ignore_progress
@@ -184,45 +183,13 @@ def test_warnings_speak_python_also_those_of_an_artifact(tmp_path: Path) -> None
     data = write_arrays(tmp_path / "d.zarr", X, None, segments)
     settings: dict[str, Any] = {"n_components": 2, "regularization": 10.0}
     artifact = load_artifact(write_fit(tmp_path / "a", BLICA(**settings), data))
-    ends = "'d'; --set min_rows=1 keeps them", "'d'; min_rows=1 keeps them"
+    ends = "'d'; {min_rows=1} keeps them", "'d'; min_rows=1 keeps them"
     for warnings, end in (
         (artifact.manifest["warnings"], ends[0]),
         (api.FittedModel.from_artifact(artifact).warnings, ends[1]),
         (api.fit(data, "blica", components=2, regularization=10.0).warnings, ends[1]),
     ):
         assert any(text.endswith(end) for text in warnings)
-
-
-@pytest.mark.parametrize(
-    ("option", "argument"),
-    [
-        ("consider --set repair=nearest", 'consider repair="nearest"'),
-        ("--set nodes=46", "nodes=46"),
-        ("--set prior_precision=0.5.", "prior_precision=0.5."),
-        ("--set equal_slopes=yes", "equal_slopes=True"),
-        ("--set layers=10,20", "layers=(10, 20)"),
-        (
-            "Give --components and --set starts, or",
-            "Give components and starts, or",
-        ),
-        ("--components 6 does", "components=6 does"),
-        ("Choose another --split.", "Choose another split."),
-        (
-            "Ingest with --segment-by COLUMN, or fit",
-            "Give the segment of each row by segment, or fit",
-        ),
-        ("--append the rest", "--append the rest"),
-    ],
-)
-def test_options_become_arguments(option: str, argument: str) -> None:
-    assert translate_options(option) == argument
-
-
-def test_other_callers_have_other_names() -> None:
-    with use_argument_names({"components": "n_components", "segment": "y"}):
-        assert translate_options("--components 6 or --seed") == "n_components=6 or seed"
-        assert translate_options("Ingest with --segment-by COLUMN.").endswith("each row by y.")
-    assert translate_options("--components 6") == "components=6"
 
 
 def test_auto_is_a_text_where_it_is_a_choice(dataset: BinaryDataset) -> None:

@@ -184,7 +184,7 @@ def test_too_many_categories_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_components": 0}, "--components: Expected at least 1, got 0"),
+        ({"n_components": 0}, "components: Expected at least 1, got 0"),
         ({"rate": 0.0}, r"rate: Expected above 0, got 0\.0"),
         ({"rate": -1.0}, r"rate: Expected above 0, got -1\.0"),
         ({"column": ""}, "column: Expected the name of a per-row column, got ''"),

@@ -149,7 +149,7 @@ def test_a_given_number_of_components_needs_no_null() -> None:
 
 
 def test_more_components_than_features_are_refused() -> None:
-    with pytest.raises(FitError, match=r"--components: Expected at most 4\b.* got 5\."):
+    with pytest.raises(FitError, match=r"components: Expected at most 4\b.* got 5\."):
         fitted(probit(2000)[0][:, :4], n_components=5)
 
 

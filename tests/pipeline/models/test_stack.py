@@ -176,7 +176,7 @@ def test_sizes_of_layers(n_features: int, settings: Any, sizes: tuple[int, ...])
         ({"layers": (8, 0)}, r"layers: Expected at least one unit in each, got \(8, 0\)"),
         ({"layers": (8, 100)}, "layers: Expected at most 10 times the 8 units below, got 100"),
         ({"layers": (8, 4), "n_components": 3}, "--components: Expected 4, .* got 3"),
-        ({"n_components": 0}, "--components: Expected at least 1, got 0"),
+        ({"n_components": 0}, "components: Expected at least 1, got 0"),
         ({"pretrain": -1}, "pretrain: Expected at least 0, got -1"),
         ({"rate": 0.0}, "rate: Expected above 0, got 0"),
         ({"block": "perceptron"}, "block: Expected one of autoencoder, rbm, got 'perceptron'"),

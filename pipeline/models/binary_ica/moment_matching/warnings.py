@@ -94,7 +94,7 @@ def warn_about_segments(
     used = segments.is_used
     texts = {
         SegmentStatus.TOO_SMALL: f"segments left out, fewer than {min_rows} rows: {{segments}}; "
-        "--set min_rows=1 keeps them",
+        "{min_rows=1} keeps them",
         SegmentStatus.CONSTANT: "segments left out, fewer than two features vary: {segments}",
         SegmentStatus.UNDEFINED_PAIRS: f"segments left out, more than {MAX_UNDEFINED_SHARE:.0%} of the "
         "pairs without a correlation: {segments}",

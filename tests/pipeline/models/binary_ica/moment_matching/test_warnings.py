@@ -30,7 +30,9 @@ def notices(state: FitState, text: str) -> list[FitWarning]:
 
 def test_fewer_than_three_segments_are_refused() -> None:
     data = small()
-    with pytest.raises(FitError, match=r"Expected at least 3 segments, got 2\. Ingest with --seg"):
+    with pytest.raises(
+        FitError, match=r"Expected at least 3 segments, got 2\. Give the segment of each row by seg"
+    ):
         fitted(data.take_rows(data.labels < 2), n_components=2)
 
 
@@ -52,7 +54,7 @@ def test_undefined_pairs_that_leave_too_few_segments_are_named() -> None:
 
 
 def test_more_components_than_features_are_refused() -> None:
-    with pytest.raises(FitError, match=r"--components: Expected at most 5,.* got 6\."):
+    with pytest.raises(FitError, match=r"components: Expected at most 5,.* got 6\."):
         fitted(small(), n_components=6)
 
 

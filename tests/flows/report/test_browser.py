@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flows.cli.hyperparameters import build_model
 from flows.data.ingest import ingest_sources
+from flows.report.figures.text import format_number
+from flows.report.inputs import FigureOptions
 from flows.report.page import build_report_from_artifact, write_report
-from flows.report.subject import FigureOptions
 from pipeline.models.registry import find_models
+from storage import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset
 from tests.flows.hostile import HOSTILE
 from tests.support.data import draw_probit_rows, find_shared_data, write_arrays
@@ -22,28 +26,8 @@ from tests.support.fits import write_fit
 
 WIDTHS = {"laptop": 1280, "phone": 390}
 
-# Shadow roots hide Bokeh's canvases from ordinary queries.
-CANVASES = """
-function* canvases(node) {
-  for (const child of node.querySelectorAll("*")) {
-    if (child.tagName == "CANVAS") yield child;
-    if (child.shadowRoot) yield* canvases(child.shadowRoot);
-  }
-}
-function painted(canvas) {
-  const {width, height} = canvas;
-  if (!width || !height) return false;
-  const copy = Object.assign(document.createElement("canvas"), {width, height});
-  const context = copy.getContext("2d", {willReadFrequently: true});
-  context.drawImage(canvas, 0, 0);
-  const pixels = context.getImageData(0, 0, width, height).data;
-  return pixels.some((value, k) => k % 4 == 3 && value > 0);
-}
-return [...document.querySelectorAll("figure")].map(figure => {
-  const images = [...figure.querySelectorAll("img")];
-  const plots = [...canvases(figure)];
-  return images.length ? images.every(i => i.naturalWidth > 0) : plots.some(painted);
-});
+LOADED = """
+return [...document.images].every(image => image.complete && image.naturalWidth > 0);
 """
 OVERFLOWING = """
 const scrolls = element => element.parentElement.closest(".scroll");
@@ -54,16 +38,26 @@ COLUMN = """
 const rows = [...document.querySelectorAll("#parameters tbody tr")];
 return rows.map(row => Number(row.cells[1].dataset.value));
 """
-# Of the figure of a title: what is drawn of it, and what stands beside its axes.
+# Texts beside an axis that touch the one before.
+OVERLAPPING = """
+const boxes = [...document.querySelectorAll(".names")].map(names =>
+  [...names.children].map(name => name.getBoundingClientRect()).filter(box => box.width > 0));
+const touch = (a, b) => a.left < b.right && b.left < a.right && Math.abs(a.top - b.top) < 9;
+return boxes.flatMap(found => found.filter((box, k) => k && touch(found[k - 1], box))).length;
+"""
+# Of the figure of a title: the labels of its axes, names on the left by place, and marks.
 FIGURE = """
 const figure = [...document.querySelectorAll("figure")].find(
   found => found.innerText.startsWith(arguments[0]));
-const id = figure.querySelector(".plot").id;
-const root = Bokeh.documents.map(d => d.roots()[0])[
-  [...document.querySelectorAll(".plot")].findIndex(plot => plot.id == id)];
-const { below, left, renderers } = root, names = [...left[0].major_label_overrides.entries()];
-return [below[0].axis_label, left[0].axis_label, renderers[0].glyph.x.field,
-  renderers[0].glyph.y.field, names.sort((a, b) => a[0] - b[0]).map(([, name]) => name.text)];
+const text = name => figure.querySelector(name).textContent;
+const names = [...figure.querySelectorAll(".y.names span")].sort(
+  (a, b) => parseFloat(a.style.top) - parseFloat(b.style.top));
+const corner = figure.getBoundingClientRect();
+const marks = [...figure.querySelectorAll("[data-mark] > *")].map(mark => {
+  const { left, top } = mark.getBoundingClientRect();
+  return [left - corner.left, top - corner.top];
+});
+return [text(".x.label"), text(".y.label"), names.map(name => name.textContent), marks];
 """
 NAMES = "return [...document.querySelectorAll('[role=img], img')].map(e => e.ariaLabel || e.alt);"
 
@@ -79,22 +73,31 @@ def show(browser: Any, page: Path, width: int, scheme: str = "light") -> None:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     browser.get(page.resolve().as_uri())
     deadline = time.monotonic() + 20
-    while not all(browser.execute_script(CANVASES)) and time.monotonic() < deadline:
+    while not browser.execute_script(LOADED) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def check(browser: Any, page: Path) -> None:
     """Check the page that is shown."""
-    drawn = browser.execute_script(CANVASES)
-    assert len(drawn) > 1
-    assert all(drawn), drawn
+    assert browser.execute_script(LOADED)
+    figures = browser.find_elements("css selector", ".plot, .images")
+    assert len(figures) > 1
+    assert all(is_painted(figure) for figure in figures)
     assert [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
     assert requests(browser) - {page.resolve().as_uri()} == set()
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert browser.execute_script(OVERFLOWING) == []
+    assert browser.execute_script(OVERLAPPING) == 0
     names = browser.execute_script(NAMES)
     assert names
     assert all(names)
+
+
+def is_painted(element: Any) -> bool:
+    """Whether a picture of an element has pixels of a colour, which texts and axes have not."""
+    element.parent.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    picture = Image.open(BytesIO(element.screenshot_as_png)).convert("HSV")
+    return bool((np.asarray(picture)[..., 1] > 100).mean() > 2e-4)
 
 
 def requests(browser: Any) -> set[str]:
@@ -173,15 +176,7 @@ def point_everywhere(browser: Any) -> None:
     assert len(shown) > 1
 
 
-TOOLTIPS = """
-function* tips(node) {
-  for (const child of node.querySelectorAll("*")) {
-    if (`${child.className}`.includes("bk-Tooltip")) yield child.shadowRoot.textContent;
-    if (child.shadowRoot) yield* tips(child.shadowRoot);
-  }
-}
-return [...tips(document)].join();
-"""
+TOOLTIPS = "return document.querySelector('.tip:not([hidden])')?.innerText ?? '';"
 
 
 @pytest.mark.matrix
@@ -228,23 +223,79 @@ def test_a_reader_chooses_components_and_the_order_of_features(
     show(browser, report(tmp_path, data, "clipped-pca", 4), 1280)
     Select = pytest.importorskip("selenium.webdriver.support.select").Select
     rows, loadings = "Rows in latent space", "Loadings"
-    expected = ["component 1", "component 2", "place0", "place1", []]
-    assert browser.execute_script(FIGURE, rows) == expected
+    *labels, _, before = browser.execute_script(FIGURE, rows)
+    assert labels == ["component 1", "component 2"]
     across, up = (
         browser.find_element("xpath", f"//label[starts-with(., '{label}')]/select")
         for label in ("across", "up")
     )
     Select(across).select_by_visible_text("component 4")
     Select(up).select_by_visible_text("component 3")
-    expected = ["component 4", "component 3", "place3", "place2", []]
-    assert browser.execute_script(FIGURE, rows) == expected
-    *_, field, given = browser.execute_script(FIGURE, loadings)
-    assert (field, given) == ("y", list(data.feature_names))
+    *labels, ticks, after = browser.execute_script(FIGURE, rows)
+    assert labels == ["component 4", "component 3"]
+    assert len(ticks) > 2
+    assert np.abs(np.subtract(after, before)).mean(axis=0).min() > 10
+    Select(across).select_by_visible_text("component 1")
+    Select(up).select_by_visible_text("component 2")
+    np.testing.assert_allclose(browser.execute_script(FIGURE, rows)[-1], before, atol=1)
+    *_, given, before = browser.execute_script(FIGURE, loadings)
+    assert given == list(data.feature_names)
     order = browser.find_element("xpath", "//label[starts-with(., 'feature order')]/select")
     Select(order).select_by_visible_text("by similarity")
-    *_, field, similar = browser.execute_script(FIGURE, loadings)
-    assert field == "similar"
+    *_, similar, after = browser.execute_script(FIGURE, loadings)
     assert sorted(similar) == sorted(given) != similar
-    assert all(browser.execute_script(CANVASES))
+    tops = {name: top for name, (_, top) in zip(given, after, strict=True)}
+    assert sorted(tops, key=tops.__getitem__) == similar
     Select(order).select_by_visible_text("as in the data")
-    assert browser.execute_script(FIGURE, loadings)[-1] == given
+    *_, again, marks = browser.execute_script(FIGURE, loadings)
+    assert again == given
+    np.testing.assert_allclose(marks, before, atol=1)
+
+
+def test_pointing_at_a_mark_tells_what_it_is(
+    browser: Any, data: BinaryDataset, tmp_path: Path
+) -> None:
+    show(browser, report(tmp_path, data, "clipped-pca", 2), 1280)
+    loadings = load_artifact(tmp_path / "artifact")["loadings"]
+    marks = {
+        "Loadings": "image",
+        "Spectrum": "rect",
+        "Rows in latent space": "use",
+        "Features in latent space": "path",
+    }
+    told = {}
+    for title, tag in marks.items():
+        figure = f"//figure[starts-with(normalize-space(.), '{title}')]"
+        mark = browser.find_elements("xpath", f"{figure}//*[@data-mark]/*[local-name()='{tag}']")[0]
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
+        told[title] = " ".join(point_at(browser, *browser.execute_script(MIDDLE, mark)).split())
+    expected = f"feature {data.feature_names[0]} component 1 value {format_number(loadings[0, 0])}"
+    assert told["Loadings"].startswith(expected)
+    assert told["Spectrum"].startswith("rank 1 eigenvalue")
+    assert told["Rows in latent space"].startswith("row ")
+    assert "group " in told["Rows in latent space"]
+    assert told["Features in latent space"].startswith("feature ")
+
+
+# Of a mark: a quarter from its left, half way down; of a line, where it is half as long.
+MIDDLE = """
+const mark = arguments[0], { left, top, width, height } = mark.getBoundingClientRect();
+if (!mark.getPointAtLength || mark.closest("g")) return [left + width / 4, top + height / 2];
+const point = mark.getPointAtLength(mark.getTotalLength() / 2).matrixTransform(mark.getScreenCTM());
+return [point.x, point.y];
+"""
+
+
+def point_at(browser: Any, x: float, y: float) -> str:
+    """Move the pointer to a place in the window; what is shown there, once scrolling has ended."""
+    from selenium.webdriver.common.actions.action_builder import ActionBuilder
+
+    text = ""
+    for k in range(20):
+        actions = ActionBuilder(browser, duration=0)
+        actions.pointer_action.move_to_location(round(x) + k % 2, round(y))
+        actions.perform()
+        time.sleep(0.05)
+        if text := browser.execute_script(TOOLTIPS):
+            break
+    return text

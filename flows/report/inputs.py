@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flows.data.datasets import check_label
 from flows.data.fitted import LoadedModel, load_fitted_model
-from flows.report.figures.drawing import ImageLayout, find_image_layout
+from flows.report.figures.image_layout import ImageLayout, find_image_layout
 from flows.report.figures.rows import open_fitted_dataset
 from pipeline.errors import FitError
 from storage.dataset.dataset import BinaryDataset
@@ -66,7 +66,7 @@ class ReportInputs:
 def load_report_inputs(
     artifact: str | AnyPath,
     options: FigureOptions = DEFAULT_FIGURE_OPTIONS,
-    opened: BinaryDataset | None = None,
+    dataset: BinaryDataset | None = None,
 ) -> ReportInputs:
     """Find what to draw.
 
@@ -76,8 +76,8 @@ def load_report_inputs(
         Of a fit, or a folder of runs for the latest.
     options
         What to draw.
-    opened
-        The dataset of the fit, where it is open already.
+    dataset
+        The dataset of the fit, if it is already open.
 
     Raises
     ------
@@ -86,14 +86,16 @@ def load_report_inputs(
     """
     fitted = load_fitted_model(artifact)
     layout = _find_layout(fitted, options.image_shape)
-    dataset, note = (opened, "") if opened else open_fitted_dataset(fitted, options.dataset)
+    note = ""
+    if dataset is None:
+        dataset, note = open_fitted_dataset(fitted, options.dataset)
     if dataset is not None:
         check_label(dataset, options.label)
     return ReportInputs(fitted, layout, dataset, options.label, (note,) if note else ())
 
 
 def check_page_path(output: str, overwrite: bool) -> AnyPath:
-    """Give the place of a page to write.
+    """Give the parse_path of a page to write.
 
     Raises
     ------

@@ -1,0 +1,81 @@
+"""Errors and warnings on the command line: which are the user's to correct, and how they read.
+
+`pipeline` and `storage` name parameters by placeholders such as `{components=3}`. Here they become
+options: `--components 3`, or `--set repair=nearest` for a setting of a model.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shlex
+from collections.abc import Iterable
+
+from pipeline.errors import FitError, spell_parameters
+from storage.errors import DataError
+
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OPTIONS = frozenset(
+    (
+        *("append", "artifact", "components", "dataset", "dif", "drop", "drop_constant"),
+        *("duplicates", "executor", "features", "folds", "genotypes", "keep", "label", "layers"),
+        *("long", "map", "memory", "missing", "model", "new", "no", "output", "overwrite"),
+        *("queries", "reconstruct", "resume", "rows", "seed", "segment_by", "segments", "set"),
+        *("skip_corrupt", "split", "split_by", "threshold", "warm_start", "workers", "yes"),
+    )
+)
+"""Parameters with an option of their own; all others are settings of models."""
+_OTHER_NAMES = {"segment": "segment_by"}
+"""Python's names of parameters whose option has another name."""
+
+
+def spell_option(name: str, value: str | None) -> str:
+    """Spell a parameter as an option: `--segment-by COLUMN`, `--set repair=nearest`."""
+    name = _OTHER_NAMES.get(name, name)
+    if name not in OPTIONS:
+        return f"--set {name}" if value is None else f"--set {name}={shlex.quote(value)}"
+    option = f"--{name.replace('_', '-')}"
+    return option if value is None else f"{option} {shlex.quote(value)}"
+
+
+def format_error(error: BaseException) -> str:
+    """Return the message of an error, with options in place of parameters."""
+    if isinstance(error, FitError):
+        return error.message.render(spell=spell_option)
+    if isinstance(error, DataError):
+        return error.render(spell_option)
+    if isinstance(error, OSError):
+        return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+    return str(error)
+
+
+def format_warnings(texts: Iterable[str]) -> list[str]:
+    """Return the warnings of a manifest, with options in place of parameters."""
+    return [spell_parameters(text, spell_option) for text in texts]
+
+
+def is_bad_input(error: BaseException | None) -> bool:
+    """Return whether the data, the options or the disk are at fault, rather than this program."""
+    if isinstance(error, OSError):  # a broken connection is one too, but names no file
+        return error.filename is not None or error.errno in _DISK_FULL_ERRORS
+    return isinstance(error, DataError | FitError)
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """Return whether an interrupt caused the error, perhaps through an error of Prefect."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def hide_expected_tracebacks() -> None:
+    """Make Prefect log bad input and interruptions without a traceback."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_drop_expected_traceback)
+
+
+def _drop_expected_traceback(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if is_bad_input(error) or is_interruption(error):
+        record.exc_info = None
+    return True

@@ -1,0 +1,96 @@
+"""Colours of figures: seen on light and dark paper, told apart by the colour-blind.
+
+They are of middle lightness, and what is zero is transparent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.report.figures.text import format_number
+
+Array = NDArray[np.float64]
+
+# Okabe & Ito's colours; yellow is too pale for white paper, black too dark for black.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MORE_COLOURS = ("#9B51E0", "#7F5539", "#D81B60", "#999933")
+"""For labels beyond the first six. Ten, as many as there are digits, are as far apart as those."""
+MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus")
+NEGATIVE, POSITIVE = COLOURS[:2]
+SIGNS_TEXT = "orange is positive, blue negative"
+GREY = "#8c8c8c"
+_MISSING_COLOUR = (128, 128, 128, 255)
+_SCALE_SHARE, _MIN_VALUES = 0.98, 8  # share of values within a scale; fewer values are all within
+
+
+class ColourRamp(NamedTuple):
+    """What a scale of colours stands for; `colours` are its stops from left to right."""
+
+    low: str
+    high: str
+    colours: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ColourScale:
+    """Colours of values from 0, transparent, to `top`, opaque.
+
+    Attributes
+    ----------
+    top
+        Larger values look like this one.
+    is_signed
+        Whether the scale goes to −`top` too: positive values are orange, negative ones blue.
+        Without signs all are blue.
+    is_cut
+        Whether there are larger values.
+    """
+
+    top: float
+    is_signed: bool
+    is_cut: bool = False
+
+    def paint(self, values: Array) -> NDArray[np.uint8]:
+        """Return red, green, blue and opacity of each value, grey where it is not a number."""
+        share = np.nan_to_num(values) / max(self.top, 1e-12)
+        positive = POSITIVE if self.is_signed else NEGATIVE
+        ends = np.array([split_colour(NEGATIVE), split_colour(positive)], np.uint8)
+        opacity = np.round(255 * np.minimum(np.abs(share), 1)).astype(np.uint8)
+        colours = np.concatenate([ends[(share > 0).astype(int)], opacity[..., None]], axis=-1)
+        colours[np.isnan(values)] = _MISSING_COLOUR
+        return colours
+
+    def make_ramp(self) -> ColourRamp:
+        """Return the ends of the scale in words, and its colours."""
+        beyond = (" or less", " or more") if self.is_cut else ("", "")
+        high = format_number(self.top, 2) + beyond[1]
+        if not self.is_signed:
+            return ColourRamp("0", high, (f"{NEGATIVE}00", f"{NEGATIVE}ff"))
+        low = format_number(-self.top, 2) + beyond[0]
+        return ColourRamp(low, high, (f"{NEGATIVE}ff", f"{POSITIVE}00", f"{POSITIVE}ff"))
+
+
+def choose_scale(values: Array, is_signed: bool) -> ColourScale:
+    """Choose a scale for values. If a few are much larger than all others, these lie beyond it."""
+    sizes = np.abs(values)
+    top = float(sizes.max(initial=0.0)) or 1.0
+    few = sizes.size < _MIN_VALUES
+    most = top if few else float(np.quantile(sizes, _SCALE_SHARE, method="lower"))
+    is_cut = 0 < most < top / 1.5
+    return ColourScale(most if is_cut else top, is_signed, is_cut)
+
+
+def blend_colours(first: str, last: str, share: float) -> str:
+    """Return a colour between two."""
+    ends = np.array([split_colour(first), split_colour(last)])
+    mixed = np.round((1 - share) * ends[0] + share * ends[1]).astype(np.uint8)
+    return f"#{mixed.tobytes().hex()}"
+
+
+def split_colour(colour: str) -> tuple[int, ...]:
+    """Return red, green and blue of `#rrggbb`, from 0 to 255."""
+    return tuple(bytes.fromhex(colour[1:7]))

@@ -1,0 +1,365 @@
+"""The report's figures as still pictures, PNG, SVG or PDF, by Matplotlib and without a browser.
+
+Every picture is drawn from the same `Figure` that the page shows: title, plot or images, what
+colours stand for, and how to read it, one below the other on white. Lengths are pixels of the page.
+SVG and PDF are as wide as a column of a journal, or as two; their text is text.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import Op, PdfFile, RendererPdf
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure as Sheet
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Rectangle
+from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Bbox
+from numpy.typing import NDArray
+from PIL import Image as Picture
+
+from flows.report.figures.colours import ColourRamp
+from flows.report.figures.marks import CaptionedImage, Figure, LegendKey, Plot, TextMarks
+from flows.report.print.plot import (
+    MATPLOTLIB_MARKERS,
+    RULE_COLOUR,
+    SOFT_TEXT_COLOUR,
+    TEXT_COLOUR,
+    render_plot_in_axes,
+)
+
+_RC_PARAMS: Any = {
+    "axes.formatter.limits": (-4, 9),
+    "axes.formatter.useoffset": False,
+    "axes.labelsize": 12,
+    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same picture everywhere
+    "font.size": 12,
+    "lines.scale_dashes": False,
+    "pdf.fonttype": 42,  # whole letters, which other programs can edit
+    "svg.fonttype": "none",
+    "svg.hashsalt": "latentbits",
+    "text.parse_math": False,  # names are names, whatever they look like
+}
+_RESOLUTION = 1.75  # pixels of a picture a pixel of the page
+_MARGIN = 16.0
+_TITLE_SIZE, _NOTE_SIZE, _CAPTION_SIZE = 17.0, 14.0, 12.0  # sizes of letters
+_LINE_HEIGHT, _GAP_ABOVE = 20.0, 8.0
+_MAX_TEXT_WIDTH = 704.0
+_KEY_WIDTH, _KEY_GAP, _MAX_KEY_LENGTH = 18.0, 18.0, 60
+_TILE_WIDTH, _TILE_GAP = 104.0, 14.0
+_NARROW_WIDTH = 520.0
+_MAX_NARROW_IMAGES = 4  # so few images stand in a narrow picture
+_ONE_COLUMN_MM, _TWO_COLUMNS_MM = 89.0, 183.0  # mm, of Nature and Science
+_POINTS_PER_PIXEL = 7 / 12  # points of print, so that the smallest letters are of 7
+_POINTS_PER_MM = 72 / 25.4  # of a mm
+_INVALID_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+_FONT_FALLBACK = "'DejaVu Sans', Verdana, sans-serif"  # Verdana's letters are as wide
+_RAMP_SIZE = (160.0, 10.0)
+
+
+class _SheetPart(NamedTuple):
+    """What stands below one thing and above the next; `draw` takes the paper and the top edge."""
+
+    height: float
+    draw: Callable[[Axes, float], None]
+
+
+PictureFormat = Literal["png", "svg", "pdf"]
+
+
+def render_picture(figure: Figure, kind: PictureFormat = "png") -> bytes:
+    """Draw a figure of the report; the same figure gives the same bytes.
+
+    Raises
+    ------
+    FitError
+        If its plot holds what cannot be drawn.
+    """
+    with rc_context(_RC_PARAMS), _ignore_missing_glyphs():
+        width = _NARROW_WIDTH if 0 < len(figure.images) <= _MAX_NARROW_IMAGES else figure.width
+        if kind == "png":
+            return _encode_png(_render_sheet(figure, width))
+        columns = (
+            _TWO_COLUMNS_MM if width > _NARROW_WIDTH or _has_names(figure.plot) else _ONE_COLUMN_MM
+        )
+        return _VECTORS[kind](
+            _render_sheet(figure, columns * _POINTS_PER_MM / _POINTS_PER_PIXEL - 2 * _MARGIN)
+        )
+
+
+def _has_names(plot: Plot | None) -> bool:
+    """Tell whether names stand among the marks, which a narrow picture has no room for."""
+    return plot is not None and any(isinstance(mark, TextMarks) for mark in plot.marks)
+
+
+def _render_sheet(figure: Figure, width: float) -> Sheet:
+    """Draw a figure so many pixels wide, with a margin around it."""
+    parts = [*_iter_parts(figure, width)]
+    paper = _make_paper(width, sum(part.height for part in parts))
+    top = 0.0
+    for part in parts:
+        part.draw(paper, top)
+        top += part.height
+    return _get_sheet(paper)
+
+
+def _encode_png(sheet: Sheet) -> bytes:
+    file = BytesIO()
+    sheet.savefig(file, format="png")
+    return file.getvalue()
+
+
+def _encode_svg(sheet: Sheet) -> bytes:
+    """Give a drawing whose size is that in print, whatever the units within."""
+    file = BytesIO()
+    sheet.savefig(file, format="svg", metadata={"Date": None})
+    width, height = (72 * _POINTS_PER_PIXEL * inches for inches in sheet.get_size_inches())
+    size = f'<svg \\1width="{width:.2f}pt" height="{height:.2f}pt"'
+    text = re.sub(r'<svg ([^>]*?)width="\S+" height="\S+"', size, file.getvalue().decode(), count=1)
+    text = text.replace("family: 'DejaVu Sans'", f"family: {_FONT_FALLBACK}")
+    return _INVALID_XML.sub("\ufffd", text).encode()
+
+
+def _encode_pdf(sheet: Sheet) -> bytes:
+    """Give a page on which all is drawn smaller: Matplotlib's own pages have a pixel to a point."""
+    file, (width, height) = BytesIO(), sheet.get_size_inches()
+    page = PdfFile(file, metadata={"CreationDate": None})
+    page.newPage(width * _POINTS_PER_PIXEL, height * _POINTS_PER_PIXEL)
+    page.width, page.height = width, height  # beyond which it draws nothing
+    page.output(_POINTS_PER_PIXEL, 0, 0, _POINTS_PER_PIXEL, 0, 0, Op.concat_matrix)
+    sheet.set_dpi(72)
+    renderer = RendererPdf(page, 72, height, width)
+    sheet.draw(renderer)
+    renderer.finalize()
+    page.finalize()
+    page.close()
+    return file.getvalue()
+
+
+_VECTORS = {"svg": _encode_svg, "pdf": _encode_pdf}
+
+
+@contextmanager
+def _ignore_missing_glyphs() -> Iterator[None]:
+    """Names may have letters that the font has not: these become boxes, which says enough."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def _make_paper(width: float, height: float) -> Axes:
+    """Make invisible axes in pixels of the page, from the top left, within a margin."""
+    sizes = (width + 2 * _MARGIN) / 72, (height + 2 * _MARGIN) / 72
+    sheet = Sheet(figsize=sizes, dpi=72 * _RESOLUTION, facecolor="white")
+    paper = sheet.add_axes((0, 0, 1, 1))
+    paper.set(xlim=(-_MARGIN, width + _MARGIN), ylim=(height + _MARGIN, -_MARGIN))
+    paper.set_autoscale_on(False)
+    paper.axis("off")
+    return paper
+
+
+def _get_sheet(paper: Axes) -> Sheet:
+    sheet = paper.get_figure(root=True)
+    assert sheet is not None
+    return sheet
+
+
+def _iter_parts(figure: Figure, width: float) -> Iterator[_SheetPart]:
+    yield _make_text_part(figure.title, width, _TITLE_SIZE, TEXT_COLOUR, "bold")
+    yield (
+        _make_plot_part(figure.plot, width)
+        if figure.plot
+        else _make_images_part(figure.images, width)
+    )
+    if figure.keys:
+        yield _make_keys_part(figure.keys, width)
+    if figure.ramp:
+        yield _make_ramp_part(figure.ramp)
+    if figure.note:
+        yield _make_text_part(
+            figure.note, min(width, _MAX_TEXT_WIDTH), _NOTE_SIZE, SOFT_TEXT_COLOUR
+        )
+
+
+def _measure_text(text: str, size: float, weight: str = "normal") -> float:
+    font = FontProperties(family=_RC_PARAMS["font.family"], size=size, weight=weight)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width)
+
+
+def _flow_items(widths: Sequence[float], gap: float, room: float) -> list[tuple[int, float]]:
+    """Place things side by side in rows no wider than the room: row and left edge of each."""
+    places, row, x = [], 0, 0.0
+    for width in widths:
+        if x and x + width > room:
+            row, x = row + 1, 0.0
+        places.append((row, x))
+        x += width + gap
+    return places
+
+
+def _make_text_part(
+    text: str, room: float, size: float, colour: str, weight: str = "normal"
+) -> _SheetPart:
+    words = text.split()
+    places = _flow_items([_measure_text(word, size, weight) for word in words], 0.32 * size, room)
+    lines = [""] * (places[-1][0] + 1)
+    for word, (row, _) in zip(words, places, strict=True):
+        lines[row] += f" {word}" if lines[row] else word
+    step = 1.43 * size
+
+    def draw(paper: Axes, top: float) -> None:
+        style: Any = {"size": size, "color": colour, "weight": weight}
+        for row, line in enumerate(lines):
+            paper.text(0, top + _GAP_ABOVE + row * step + 0.8 * size, line, **style)
+
+    return _SheetPart(_GAP_ABOVE + len(lines) * step, draw)
+
+
+def _make_plot_part(plot: Plot, width: float) -> _SheetPart:
+    height = plot.height or width
+
+    def draw(paper: Axes, top: float) -> None:
+        corners = [(0, top + height), (width, top + _GAP_ABOVE)]
+        place = Bbox(paper.transData.transform(corners))
+        axes = _get_sheet(paper).add_axes((0, 0, 1, 1), facecolor="none")
+        _set_position(axes, place)
+        render_plot_in_axes(axes, plot)
+        # Names of ticks depend on the size, which depends on them.
+        for _ in range(2):
+            _set_position(axes, _leave_room_for_ticks(axes, place))
+
+    return _SheetPart(height, draw)
+
+
+def _set_position(axes: Axes, place: Bbox) -> None:
+    sheet = axes.get_figure(root=True)
+    assert sheet is not None
+    axes.set_position(place.transformed(sheet.transFigure.inverted()).bounds)
+
+
+def _leave_room_for_ticks(axes: Axes, place: Bbox) -> Bbox:
+    """Leave room within a place, in pixels of the picture, for what stands beside the axes."""
+    axes.apply_aspect()
+    drawn = [axis.get_tightbbox() for axis in (axes.xaxis, axes.yaxis) if axis.get_visible()]
+    own, whole = axes.bbox, Bbox.union([axes.bbox, *(box for box in drawn if box is not None)])
+    left, below = place.p0 + own.p0 - whole.p0
+    right, above = place.p1 + own.p1 - whole.p1
+    return Bbox.from_extents(left, below, right, above)
+
+
+def _make_keys_part(keys: Sequence[LegendKey], room: float) -> _SheetPart:
+    names = [_shorten_key(key.name) for key in keys]
+    places = _flow_items(
+        [_KEY_WIDTH + _measure_text(name, _NOTE_SIZE) for name in names], _KEY_GAP, room
+    )
+
+    def draw(paper: Axes, top: float) -> None:
+        for key, name, (row, x) in zip(keys, names, places, strict=True):
+            middle = top + _GAP_ABOVE + (row + 0.5) * _LINE_HEIGHT
+            if key.marker in ("dash", "line"):
+                style: Any = {"color": key.colour, "linewidth": 2}
+                style["linestyle"] = (0, (4, 4)) if key.marker == "dash" else "solid"
+                paper.plot([x, x + 12], [middle, middle], **style)
+            else:
+                style = {"color": key.colour, "ms": 8, "mew": 2 if key.marker == "plus" else 1}
+                paper.plot(x + 6, middle, MATPLOTLIB_MARKERS[key.marker], **style)
+            paper.text(
+                x + _KEY_WIDTH,
+                middle,
+                name,
+                size=_NOTE_SIZE,
+                color=TEXT_COLOUR,
+                va="center_baseline",
+            )
+
+    return _SheetPart(_GAP_ABOVE + (places[-1][0] + 1) * _LINE_HEIGHT, draw)
+
+
+def _shorten_key(name: str) -> str:
+    name = " ".join(name.split())
+    return name if len(name) <= _MAX_KEY_LENGTH else name[: _MAX_KEY_LENGTH - 1] + "…"
+
+
+def _make_ramp_part(ramp: ColourRamp) -> _SheetPart:
+    def draw(paper: Axes, top: float) -> None:
+        middle, (width, height) = top + _GAP_ABOVE + _LINE_HEIGHT / 2, _RAMP_SIZE
+        low, high = _shorten_key(ramp.low), _shorten_key(ramp.high)
+        left = _measure_text(low, _NOTE_SIZE) + 10
+        style: Any = {"size": _NOTE_SIZE, "color": TEXT_COLOUR, "va": "center_baseline"}
+        paper.text(0, middle, low, **style)
+        paper.text(left + width + 10, middle, high, **style)
+        colours = _blend_on_white(to_rgba_array(ramp.colours))
+        shares = np.linspace(0, len(colours) - 1, 256)
+        shades = [np.interp(shares, np.arange(len(colours)), part) for part in colours.T]
+        _render_tile(
+            paper, np.stack(shades, axis=-1)[None], (left, middle - height / 2), (width, height)
+        )
+
+    return _SheetPart(_GAP_ABOVE + _LINE_HEIGHT, draw)
+
+
+def _blend_on_white(rgba: NDArray[np.float64]) -> NDArray[np.float64]:
+    opacity = rgba[..., 3:]
+    return rgba[..., :3] * opacity + 1 - opacity
+
+
+def _render_tile(
+    paper: Axes,
+    pixels: NDArray[np.float64],
+    corner: tuple[float, float],
+    size: tuple[float, float],
+) -> None:
+    """Draw pixels with a thin line around them."""
+    (x, y), (width, height) = corner, size
+    place = (x, x + width, y + height, y)
+    paper.imshow(pixels, extent=place, aspect="auto", interpolation="nearest")
+    paper.add_patch(
+        Rectangle(corner, width, height, fill=False, edgecolor=RULE_COLOUR, linewidth=1)
+    )
+
+
+def _make_images_part(images: Sequence[CaptionedImage], room: float) -> _SheetPart:
+    pixels = [_decode_data_uri(image.uri) for image in images]
+    n_columns = _count_columns(len(images), room)
+    width = (room + _TILE_GAP) / n_columns - _TILE_GAP
+    height = width * pixels[0].shape[0] / pixels[0].shape[1]
+    step = height + _LINE_HEIGHT + _TILE_GAP
+
+    def draw(paper: Axes, top: float) -> None:
+        for k, (picture, image) in enumerate(zip(pixels, images, strict=True)):
+            row, column = divmod(k, n_columns)
+            x, y = column * (width + _TILE_GAP), top + _GAP_ABOVE + row * step
+            _render_tile(paper, picture, (x, y), (width, height))
+            below: Any = {
+                "size": _CAPTION_SIZE,
+                "color": SOFT_TEXT_COLOUR,
+                "ha": "center",
+                "va": "top",
+            }
+            paper.text(x + width / 2, y + height + 4, image.caption, **below)
+
+    return _SheetPart(_GAP_ABOVE + -(-len(images) // n_columns) * step - _TILE_GAP, draw)
+
+
+def _count_columns(n_images: int, room: float) -> int:
+    """Fill as few rows as may be, all but the last alike."""
+    most = int((room + _TILE_GAP) // (_TILE_WIDTH + _TILE_GAP))
+    n_rows = -(-n_images // most)
+    return -(-n_images // n_rows)
+
+
+def _decode_data_uri(uri: str) -> NDArray[np.float64]:
+    """Read a picture from a data URI, on white: red, green and blue from 0 to 1."""
+    file = BytesIO(base64.b64decode(uri.partition(",")[2]))
+    return _blend_on_white(np.asarray(Picture.open(file).convert("RGBA"), np.float64) / 255)

@@ -1,0 +1,245 @@
+"""Draws plots as HTML and SVG for the page.
+
+Places are shares of the plot's area, so a plot fits any width without a script, while letters and
+marks keep their size. Whatever a script needs to show facts and other axes is returned as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any, NamedTuple, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.report.figures.colours import GREY
+from flows.report.figures.images import encode_png
+from flows.report.figures.marks import (
+    Axis,
+    AxisChoice,
+    CellMarks,
+    Figure,
+    HoverColumns,
+    HoverFacts,
+    LineMarks,
+    Mark,
+    Plot,
+    PointMarks,
+    RasterMark,
+    RuleMark,
+    TextMarks,
+)
+from flows.report.figures.text import shorten_text
+
+Array = NDArray[np.float64]
+
+MAX_NAME_LENGTH = 18
+"""Letters beside an axis; the whole name is shown where one points at it."""
+MARKER_PATHS = {
+    "circle": "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z",
+    "square": "M-1-1h2v2h-2z",
+    "triangle": "M0-1.1l1.15 2h-2.3z",
+    "inverted_triangle": "M0 1.1l1.15-2h-2.3z",
+    "diamond": "M0-1.4l1.1 1.4l-1.1 1.4l-1.1-1.4z",
+    "plus": "M-1.2 0h2.4M0-1.2v2.4",
+    "line": "M-1.5 0h3",
+    "dash": "M-1.5 0h1M.5 0h1",
+}
+"""Outlines of marks around 0, 2 wide."""
+_MAX_NAMES_ON_PHONE = 14  # beside the axis below, of which a telephone shows every other
+_EDGE_SHARE = 90.0  # percent: names nearer to an edge end there
+_PLACE_STEPS = 9999  # steps of the places that are sent to a script
+_LINE_UNITS = 1000  # of lines, across the plot
+
+
+class RenderedPlot(NamedTuple):
+    """A plot as HTML, and what the page's script needs of it."""
+
+    html: str
+    data: dict[str, Any]
+
+
+def render_plot(figure: Figure, name: str) -> RenderedPlot:
+    """Draw the plot of a figure; `name` begins the identifiers within it."""
+    plot = figure.plot
+    assert plot is not None
+    shapes: dict[str, str] = {}
+    marks = "".join(_render_mark(plot, k, mark, name, shapes) for k, mark in enumerate(plot.marks))
+    area = (
+        f'<svg class="area{" lined" * (plot.x.has_lines or plot.y.has_lines)}" aria-hidden="true">'
+        f"<defs>{''.join(shapes.values())}</defs>{_render_grid(plot)}{marks}</svg>"
+    )
+    facts = {k: mark.facts for k, mark in enumerate(plot.marks) if getattr(mark, "facts", ())}
+    data: dict[str, Any] = {"facts": {k: _list_facts(columns) for k, columns in facts.items()}}
+    if figure.choices:
+        data["choices"] = [_describe_choice(plot, choice) for choice in figure.choices]
+        data["equal"] = plot.height is None
+    return RenderedPlot(f"{_render_names(plot.y, 'y')}{area}{_render_names(plot.x, 'x')}", data)
+
+
+def _list_facts(facts: HoverFacts) -> tuple[list[str], list[list[str]]]:
+    return [name for name, _ in facts], [[*column] for _, column in facts]
+
+
+def _compute_shares(axis: Axis, values: Any) -> Array:
+    """Return places in percent from the left or the bottom."""
+    return 100 * (np.asarray(values, np.float64) - axis.low) / (axis.high - axis.low)
+
+
+def _place_points(plot: Plot, x: Any, y: Any) -> tuple[Array, Array]:
+    """Return places in percent from the left and from the top."""
+    return _compute_shares(plot.x, x), 100 - _compute_shares(plot.y, y)
+
+
+def _render_names(axis: Axis, side: str) -> str:
+    """Write the label of an axis and the texts of its ticks."""
+    places = _compute_shares(axis, [tick.place for tick in axis.ticks])
+    edge, places = ("left", places) if side == "x" else ("top", 100 - places)
+    names = "".join(
+        f'<span style="{edge}:{place:.2f}%"{_render_title(tick.text)}>'
+        f"{escape(shorten_text(tick.text, MAX_NAME_LENGTH))}</span>"
+        for place, tick in zip(places, axis.ticks, strict=True)
+    )
+    many = " many" if side == "x" and len(axis.ticks) > _MAX_NAMES_ON_PHONE else ""
+    label = f'<span class="{side} label">{escape(axis.label)}</span>'
+    return f'{label}<div class="{side} names{many}">{names}</div>'
+
+
+def _render_title(text: str) -> str:
+    return f' title="{escape(text)}"' if len(text) > MAX_NAME_LENGTH else ""
+
+
+def _render_grid(plot: Plot) -> str:
+    return "".join(
+        f'<g class="{side} grid">{"".join(_iter_grid_lines(axis, side))}</g>'
+        for side, axis in (("x", plot.x), ("y", plot.y))
+    )
+
+
+def _iter_grid_lines(axis: Axis, side: str) -> Iterator[str]:
+    for tick in axis.ticks if axis.has_lines else ():
+        yield _render_line_across(axis, side, tick.place)
+
+
+def _render_line_across(axis: Axis, side: str, place: float, more: str = "") -> str:
+    """Draw a line across the plot at a place on an axis."""
+    share = float(_compute_shares(axis, place))
+    at = f"{share if side == 'x' else 100 - share:.2f}%"
+    other = "y" if side == "x" else "x"
+    return f'<line {side}1="{at}" {side}2="{at}" {other}1="0" {other}2="100%"{more}/>'
+
+
+def _render_mark(plot: Plot, k: int, mark: Mark, name: str, shapes: dict[str, str]) -> str:
+    open_group = f'<g data-mark="{k}"'
+    match mark:
+        case PointMarks():
+            style = f'fill="{mark.colour}" stroke="{mark.colour}"'
+            style += f' fill-opacity="{mark.opacity}" stroke-opacity="{mark.opacity}"'
+            inside = "".join(_iter_points(plot, mark, name, shapes))
+            return f'{open_group} class="{mark.marker}" {style}>{inside}</g>'
+        case LineMarks():
+            dash = f' stroke-dasharray="{" ".join(map(str, mark.dash))}"' if mark.dash else ""
+            inside = "".join(_iter_lines(plot, mark))
+            box = f'viewBox="0 0 {_LINE_UNITS} {_LINE_UNITS}" preserveAspectRatio="none"'
+            style = f'stroke-width="{mark.width}"{dash}'
+            return f'<svg data-mark="{k}" class="lines" {box} {style}>{inside}</svg>'
+        case HoverColumns():
+            return f'{open_group} class="columns">{"".join(_iter_columns(plot, mark))}</g>'
+        case CellMarks():
+            n_rows, n_columns = mark.values.shape
+            inside = "".join(_iter_cell_rows(mark))
+            gaps = _render_gaps(n_rows, n_columns)
+            return f'{open_group} class="cells" data-columns="{n_columns}">{inside}</g>{gaps}'
+        case RasterMark():
+            uri = encode_png(mark.scale.paint(mark.values))
+            place = 'width="100%" height="100%" preserveAspectRatio="none"'
+            return f'<image class="pixels" {place} href="{uri}"/>'
+        case TextMarks():
+            inside = "".join(_iter_texts(plot, mark))
+            return f'{open_group} class="texts" text-anchor="middle">{inside}</g>'
+        case RuleMark():
+            dash = f' stroke-dasharray="{" ".join(map(str, mark.dash))}"' if mark.dash else ""
+            axis = plot.x if mark.axis == "x" else plot.y
+            return _render_line_across(axis, mark.axis, mark.place, f' stroke="{GREY}"{dash}')
+
+        case _:
+            assert_never(mark)
+
+
+def _iter_points(plot: Plot, mark: PointMarks, name: str, shapes: dict[str, str]) -> Iterator[str]:
+    sizes = np.broadcast_to(np.round(2 * np.asarray(mark.size, np.float64)) / 2, len(mark.x))
+    for x, y, size in zip(*_place_points(plot, mark.x, mark.y), sizes, strict=True):
+        shape = f"{name}-{mark.marker}-{size:g}"
+        if shape not in shapes:
+            scale = f'd="{MARKER_PATHS[mark.marker]}" transform="scale({size / 2:g})"'
+            shapes[shape] = f'<path id="{shape}" {scale}/>'
+        yield f'<use href="#{shape}" x="{x:.2f}%" y="{y:.2f}%"/>'
+
+
+def _iter_lines(plot: Plot, mark: LineMarks) -> Iterator[str]:
+    for line, colour in zip(mark.points, mark.colours, strict=True):
+        line = line[np.isfinite(line).all(axis=1)]
+        x, y = _place_points(plot, line[:, 0], line[:, 1])
+        places = np.stack([x, y], axis=1) * (_LINE_UNITS / 100)
+        yield f'<path stroke="{colour}" d="M{" ".join(f"{a:.4g} {b:.4g}" for a, b in places)}"/>'
+
+
+def _iter_columns(plot: Plot, mark: HoverColumns) -> Iterator[str]:
+    x = _compute_shares(plot.x, mark.x)
+    middles = (x[1:] + x[:-1]) / 2
+    for left, right in zip([0.0, *middles], [*middles, 100.0], strict=True):
+        yield f'<rect x="{left:.2f}%" width="{right - left:.2f}%" height="100%"/>'
+
+
+def _iter_cell_rows(mark: CellMarks) -> Iterator[str]:
+    """Draw each row as a picture of its own, so that rows can change places."""
+    height = 100 / len(mark.values)
+    for i, row in enumerate(mark.scale.paint(mark.values)):
+        place = f'y="{i * height:.3f}%" width="100%" height="{height:.3f}%"'
+        uri = encode_png(row[None])
+        yield f'<image class="pixels" {place} preserveAspectRatio="none" href="{uri}"/>'
+
+
+def _render_gaps(n_rows: int, n_columns: int) -> str:
+    down = "".join(f"M{k} 0V{n_rows}" for k in range(1, n_columns))
+    across = "".join(f"M0 {i}H{n_columns}" for i in range(1, n_rows))
+    box = f'viewBox="0 0 {n_columns} {n_rows}" preserveAspectRatio="none"'
+    return f'<svg class="gaps" {box}><path d="{down}{across}"/></svg>'
+
+
+def _iter_texts(plot: Plot, mark: TextMarks) -> Iterator[str]:
+    places = zip(*_place_points(plot, mark.x, mark.y), mark.texts, mark.colours, strict=True)
+    for x, y, text, colour in places:
+        style = f'dy="{"-.4em" if mark.is_above else ".35em"}" fill="{colour}"'
+        if anchor := "end" if x > _EDGE_SHARE else "start" if x < 100 - _EDGE_SHARE else "":
+            style += f' text-anchor="{anchor}"'
+        yield f'<text x="{x:.2f}%" y="{y:.2f}%" {style}>{escape(text)}</text>'
+
+
+def _describe_choice(plot: Plot, choice: AxisChoice) -> dict[str, Any]:
+    return {
+        "axis": choice.axis,
+        "options": [
+            {
+                "label": option.axis.label,
+                "low": option.axis.low,
+                "high": option.axis.high,
+                "ticks": [[tick.place, tick.text] for tick in option.axis.ticks],
+                "places": _describe_places(plot.marks, option.axis, option.places),
+            }
+            for option in choice.options
+        ],
+    }
+
+
+def _describe_places(marks: Sequence[Mark], axis: Axis, places: Sequence[Array]) -> list[list[int]]:
+    """Return places as steps from the low to the high end of an axis, of cells their edges."""
+    return [
+        np.rint(
+            _compute_shares(axis, found - 0.5 * isinstance(mark, CellMarks)) * (_PLACE_STEPS / 100)
+        )
+        .astype(int)
+        .tolist()
+        for mark, found in zip(marks, places, strict=True)
+    ]
