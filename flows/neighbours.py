@@ -9,18 +9,7 @@ from functools import cached_property, partial
 from typing import Annotated, Any
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import (
-    DATA,
-    OUTPUT,
-    RUN,
-    DatasetName,
-    ExecutorOptions,
-    Json,
-    Option,
-    Overwrite,
-    Resume,
-    WholeNumber,
-)
+from flows.cli.options import DATA, OUTPUT, RUN, DatasetName, ExecutorOptions, Json, Option, Overwrite, Resume, WholeNumber
 from flows.cli.summary import print_summary
 from flows.data.datasets import make_row_source, open_dataset_or_example
 from flows.fitting.provenance import compute_fingerprint, describe_dataset, list_versions
@@ -29,7 +18,7 @@ from flows.running.flow import StageRunner, make_flow, run_command, run_stages
 from flows.running.row_results import write_row_ranges
 from pipeline.data.features import check_same_features
 from pipeline.errors import FitError
-from pipeline.evaluation.neighbours import NearestRowSearch
+from pipeline.evaluation.neighbourhoods import NearestRowSearch
 from pipeline.executors.base import Executor
 from pipeline.executors.code_digest import digest_modules
 from pipeline.executors.progress import Progress
@@ -114,7 +103,9 @@ class NeighboursJob:
             "metric": self.options.metric,
             "k": self.options.k,
             "versions": list_versions(),
-            "code": digest_modules("pipeline.fitting.pair_work", "pipeline.evaluation.neighbours"),
+            "code": digest_modules(
+                "pipeline.fitting.pair_work", "pipeline.evaluation.neighbourhoods"
+            ),
             "dataset": describe_dataset(self.dataset),
             "queries": None if self.queries is None else describe_dataset(self.queries),
         }

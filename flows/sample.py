@@ -11,16 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import (
-    OUTPUT,
-    ArtifactPath,
-    ExecutorOptions,
-    Json,
-    Option,
-    Overwrite,
-    Seed,
-    WholeNumber,
-)
+from flows.cli.options import OUTPUT, ArtifactPath, ExecutorOptions, Json, Option, Overwrite, Seed, WholeNumber
 from flows.cli.summary import print_ingest
 from flows.data.fitted import LoadedModel, load_fitted_model
 from flows.data.ingest import summarize_dataset

@@ -10,18 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import (
-    OUTPUT,
-    ArtifactPath,
-    DatasetName,
-    ExecutorOptions,
-    Json,
-    Option,
-    Overwrite,
-    Resume,
-    Seed,
-    Split,
-)
+from flows.cli.options import OUTPUT, ArtifactPath, DatasetName, ExecutorOptions, Json, Option, Overwrite, Resume, Seed, Split
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_summary
 from flows.data.datasets import make_row_source, open_dataset_or_example, resolve_split

@@ -15,6 +15,7 @@ from pipeline.data.segments import map_fitted_segments
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import (
     LikelihoodMeasure,
+    RowFold,
     describe_likelihood,
     describe_reconstruction,
     find_likelihood_measure,
@@ -22,7 +23,6 @@ from pipeline.evaluation.evaluate import (
     match_segments,
     score_rows,
 )
-from pipeline.evaluation.folds import RowFold
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import fit_model
@@ -68,7 +68,7 @@ class CrossValidationRows:
     folds
         The folds.
     executor, seed, progress
-        As for `pipeline.passes.collect.collect_statistics`; the seed is for draws of codes.
+        As for `pipeline.passes.map_reduce.collect_statistics`; the seed is for draws of codes.
     """
 
     dataset: BinaryDataset

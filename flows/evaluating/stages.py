@@ -12,16 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.errors import format_error
-from flows.cli.options import (
-    DATA,
-    MODEL,
-    RUN,
-    DatasetName,
-    ExecutorOptions,
-    Option,
-    Seed,
-    WholeNumber,
-)
+from flows.cli.options import DATA, MODEL, RUN, DatasetName, ExecutorOptions, Option, Seed, WholeNumber
 from flows.data.datasets import (
     TEST,
     TRAIN,
@@ -53,8 +44,12 @@ from pipeline.evaluation.calibration import (
     count_implied_pairs,
     count_observed_pairs,
 )
-from pipeline.evaluation.evaluate import evaluate_rows, make_baseline_models, match_segments
-from pipeline.evaluation.folds import RowFold
+from pipeline.evaluation.evaluate import (
+    RowFold,
+    evaluate_rows,
+    make_baseline_models,
+    match_segments,
+)
 from pipeline.evaluation.neighbourhoods import (
     MAX_QUERY_ROWS,
     MAX_REFERENCE_ROWS,
@@ -67,7 +62,7 @@ from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, CanSample
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.labels import list_columns_to_read
 from storage.dataset.dataset import BinaryDataset

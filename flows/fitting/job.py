@@ -34,9 +34,9 @@ from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict, CanWarmStart
 from pipeline.models.registry import find_models
-from pipeline.passes.collect import KeptSums
-from pipeline.statistics.base import Statistics
+from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
+from pipeline.statistics.sums import Statistics
 from storage.artifacts.run_folders import RunFolder
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError

@@ -6,18 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from flows.cli.hyperparameters import ModelName
-from flows.cli.options import (
-    DATA,
-    MODEL,
-    OUTPUT,
-    RUN,
-    DatasetName,
-    ExecutorOptions,
-    Option,
-    Resume,
-    Seed,
-    Switch,
-)
+from flows.cli.options import DATA, MODEL, OUTPUT, RUN, DatasetName, ExecutorOptions, Option, Resume, Seed, Switch
 
 
 @Option(name="*")

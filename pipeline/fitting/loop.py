@@ -23,8 +23,13 @@ from pipeline.fitting.pair_work import (
     run_in_memory,
     state_from_results,
 )
-from pipeline.learning.acceleration import SquaremStep, choose_squarem_step
-from pipeline.learning.convergence import describe_early_stop, find_final_objective, is_stage_over
+from pipeline.learning.convergence import (
+    SquaremStep,
+    choose_squarem_step,
+    describe_early_stop,
+    find_final_objective,
+    is_stage_over,
+)
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     CanAccelerate,
@@ -35,7 +40,7 @@ from pipeline.models.capabilities import (
 )
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import convert_to_c_order
-from pipeline.passes.collect import (
+from pipeline.passes.map_reduce import (
     NO_KEPT_SUMS,
     TASK_MEMORY,
     KeptSums,
@@ -47,8 +52,8 @@ from pipeline.passes.collect import (
 )
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
-from pipeline.statistics.base import Statistics
 from pipeline.statistics.several_starts import MultiStartStatistics
+from pipeline.statistics.sums import Statistics
 
 
 class PassInputs(NamedTuple):

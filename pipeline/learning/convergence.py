@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 _CYCLE_PASSES = 3  # passes
 _MAX_GAIN_RATIO = 0.99  # ratio of gains; a slower one cannot be told from rounding
@@ -194,3 +197,67 @@ def describe_early_stop(convergence: ConvergenceCriterion, history: Sequence[flo
             f"components may do better; last objectives: {last}"
         )
     return f"stopped at max_iter={convergence.max_iter} before converging; last objectives: {last}"
+
+
+Array = NDArray[np.float64]
+AccelerationMemory = Mapping[str, NDArray[np.float64]]
+
+_FIRST_LIMIT, _GROWTH = 4.0, 4.0
+
+
+class SquaremStep(NamedTuple):
+    """Where the next pass is made.
+
+    Attributes
+    ----------
+    parameters
+        θ of the next pass.
+    memory
+        What the next call is given.
+    accepted
+        False where the pass just made was at an extrapolation that is taken back.
+    """
+
+    parameters: Array
+    memory: AccelerationMemory
+    accepted: bool
+
+
+def choose_squarem_step(
+    at: Array, mapped: Array, objective: float, memory: AccelerationMemory
+) -> SquaremStep:
+    """Choose the next parameters.
+
+    Parameters
+    ----------
+    at, mapped
+        θ of the pass just made, and what EM makes of it: vectors.
+    objective
+        At `at`.
+    memory
+        From the step before; empty before the first.
+    """
+    place, limit = int(memory.get("place", 0)), float(memory.get("limit", _FIRST_LIMIT))
+    if place == 0:
+        return SquaremStep(mapped, _make_memory(1, limit, start=at), True)
+    if place == 1:
+        return _extrapolate(memory["start"], at, mapped, objective, limit)
+    if objective < float(memory["objective"]):
+        return SquaremStep(memory["fallback"], _make_memory(0, max(limit / _GROWTH, 1.0)), False)
+    return SquaremStep(mapped, _make_memory(0, limit), True)
+
+
+def _extrapolate(
+    start: Array, middle: Array, end: Array, objective: float, limit: float
+) -> SquaremStep:
+    r, v = middle - start, end - 2 * middle + start
+    length = float(np.linalg.norm(r) / max(np.linalg.norm(v), np.finfo(float).tiny))
+    alpha = -float(np.clip(length, 1.0, limit))
+    if alpha == -limit:
+        limit *= _GROWTH
+    memory = _make_memory(2, limit, fallback=end, objective=np.array(objective))
+    return SquaremStep(start - 2 * alpha * r + alpha**2 * v, memory, True)
+
+
+def _make_memory(place: int, limit: float, **more: Array) -> AccelerationMemory:
+    return {"place": np.array(float(place)), "limit": np.array(limit), **more}

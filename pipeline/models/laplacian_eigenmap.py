@@ -65,7 +65,7 @@ from pipeline.numerics.graphs.neighbour_graph import (
 from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
-from pipeline.statistics.distinct_rows import DistinctRows, make_unobserved_row_warnings
+from pipeline.statistics.row_samples import DistinctRows, make_unobserved_row_warnings
 
 Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]

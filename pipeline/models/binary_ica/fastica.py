@@ -47,7 +47,7 @@ from pipeline.numerics.spectra.linear_ica import fast_ica
 from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
-from pipeline.statistics.row_sample import RowSample
+from pipeline.statistics.row_samples import RowSample
 
 Array = NDArray[np.float64]
 

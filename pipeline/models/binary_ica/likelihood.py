@@ -70,7 +70,7 @@ from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadratur
 from pipeline.numerics.probit.probit_scores import ep_scores
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
-from pipeline.statistics.scores import ScoreSums
+from pipeline.statistics.sums import ScoreSums
 
 _START_RIDGE = 20.0
 _MIN_STEP_SHARE = 1 / 32

@@ -56,8 +56,12 @@ from pipeline.data.segments import draw_segments
 from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch, take_batch_rows
 from pipeline.learning.layered import compute_baseline_score
-from pipeline.learning.optimisers import Optimiser, OptimiserMemory
-from pipeline.learning.training import compute_finite_score, train_on_blocks
+from pipeline.learning.training import (
+    Optimiser,
+    OptimiserMemory,
+    compute_finite_score,
+    train_on_blocks,
+)
 from pipeline.models.binary_ica.affine_vae import VAEBatch, lower_bound_gradient, row_lower_bounds
 from pipeline.models.binary_ica.linear_ivae_params import LinearIVAEParams
 from pipeline.models.gradient import GradientModel

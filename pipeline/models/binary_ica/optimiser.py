@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import FitError
 from pipeline.models.binary_ica.likelihood_params import ParameterPoint
-from pipeline.statistics.scores import ScoreSums
+from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
 

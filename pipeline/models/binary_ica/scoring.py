@@ -13,7 +13,7 @@ from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodPara
 from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.binary_ica.params import PROBIT_SCALE
 from pipeline.numerics.probit.probit_scores import ProbitScores
-from pipeline.statistics.scores import ScoreSums
+from pipeline.statistics.sums import ScoreSums
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.optimisers import Optimiser, OptimiserMemory
+from pipeline.learning.training import Optimiser, OptimiserMemory
 from pipeline.models.bottleneck.params import BottleneckParams
 from pipeline.numerics.networks.three_layers import (
     compute_hidden_units,

@@ -87,7 +87,7 @@ from pipeline.models.noisy_or.search import (
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
-from pipeline.statistics.row_sample import RowSample
+from pipeline.statistics.row_samples import RowSample
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.optimisers import Optimiser, OptimiserMemory
+from pipeline.learning.training import Optimiser, OptimiserMemory
 from pipeline.numerics.logistic.logistic_units import (
     count_draw_words,
     fill_draws,

@@ -14,7 +14,7 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.optimisers import Optimiser
+from pipeline.learning.training import Optimiser
 from pipeline.models.bottleneck import Bottleneck
 from pipeline.models.bottleneck.learner import BottleneckLearner
 from pipeline.models.state import FitState

@@ -15,7 +15,7 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.optimisers import Optimiser
+from pipeline.learning.training import Optimiser
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule, theta_as_layer
 from pipeline.models.rbm.normaliser import enumerate_log_z, estimate_log_z

@@ -32,7 +32,7 @@ from pipeline.models.binary_ica.optimiser import (
 from pipeline.models.binary_ica.scoring import find_patterns, sum_scores
 from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.numerics.probit.probit_quadrature import quadrature_scores
-from pipeline.statistics.scores import ScoreSums
+from pipeline.statistics.sums import ScoreSums
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 
 SEGMENTS = 12

@@ -14,9 +14,9 @@ from scipy.stats import chisquare, hypergeom
 from pipeline.data.blocks import pack_block
 from pipeline.numerics.gaussian.arcsine import arcsine_correlation
 from pipeline.numerics.gaussian.tetrachoric import tetrachoric
-from pipeline.statistics import independence
+from pipeline.statistics import correlations as independence
+from pipeline.statistics.correlations import draw_independent_pairs
 from pipeline.statistics.counts import PairCounts, PairTable
-from pipeline.statistics.independence import draw_independent_pairs
 
 Bits = NDArray[np.uint8]
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_expit
 
 from flows.data.datasets import make_row_source
-from pipeline.evaluation.group_traits import GroupTestResults, run_group_tests
+from pipeline.evaluation.item_bias import GroupTestResults, run_group_tests
 from pipeline.executors.progress import ignore_progress
 from pipeline.executors.serial import SerialExecutor
 from tests.support.data import write_arrays
