@@ -21,10 +21,11 @@ HELP = """Compare fitted models on a dataset.
 Use rows that were not fitted: the split `test` is the default if it exists. The table lists the
 models, best first, beside two simple baselines:
 
-- the log-likelihood per row: exact, estimated or a lower bound, depending on the model,
-- how well bits are reconstructed from the codes of their own row,
-- how well labels are predicted, if the model predicts labels,
-- how the shares of ones and of joint ones differ between the data and rows drawn from the model.
+- log-likelihood per row: exact, estimated or a lower bound
+- how well bits are reconstructed from the codes of their own row
+- how well labels are predicted, if the model predicts labels
+- how the shares of ones and of joint ones differ between the data and rows
+  drawn from the model
 
 The baselines are fitted to the rows that the first artifact was fitted to. If these no longer
 exist, they are fitted to the split `train`, or to all rows. A model is called in-sample if it was
@@ -49,8 +50,8 @@ fold in turn, and evaluated on that fold.
 EXAMPLES = f"""Examples:
 
     python -m flows.evaluate --dataset votes.zarr --artifact runs/votes
-    python -m flows.evaluate --dataset votes.zarr --artifact runs/votes --split all --label party
-    python -m flows.evaluate --dataset votes.zarr --artifact runs/a --artifact runs/b --folds 5
+    python -m flows.evaluate --dataset v.zarr --artifact runs/v --label party
+    python -m flows.evaluate --dataset v.zarr --artifact runs/v --folds 5
 
 {EXIT_CODES}"""
 app = make_app("evaluate", HELP, EXAMPLES)

@@ -40,13 +40,13 @@ unless --map, --yes, --no or --threshold defines their meaning.
 """
 EXAMPLES = f"""Examples:
 
-    python -m flows.ingest votes.csv --dataset votes.zarr --segment-by year --keep party
-    python -m flows.ingest 'clicks/2026-*.parquet' --dataset clicks.zarr --segments 24
-    python -m flows.ingest calls.csv --dataset calls.zarr --yes yea,paired-yea --no nay --keep id
-    python -m flows.ingest codes.csv --dataset calls.zarr --map '1=1,6=0' --missing 9
-    python -m flows.ingest votes.csv --dataset calls.zarr --long row=call,feature=voter,value=vote
-    python -m flows.ingest tonight.parquet --dataset clicks.zarr --append
-    python -m flows.ingest s3://bucket/incoming --dataset s3://bucket/clicks.zarr --new
+    python -m flows.ingest v.csv --dataset v.zarr --segment-by year --keep party
+    python -m flows.ingest '2026-*.parquet' --dataset d.zarr --segments 24
+    python -m flows.ingest v.csv --dataset v.zarr --yes yea,paired --no nay
+    python -m flows.ingest v.csv --dataset v.zarr --map '1=1,6=0' --missing 9
+    python -m flows.ingest l.csv --dataset v.zarr --long row=r,feature=f,value=v
+    python -m flows.ingest new.parquet --dataset d.zarr --append
+    python -m flows.ingest s3://bucket/in --dataset s3://bucket/d.zarr --new
 
 --new adds the files in folders or prefixes that the dataset does not contain yet, in name order, all
 or none. A dataset records its files by full path and content tag (size and modification time, or

@@ -9,7 +9,18 @@ from functools import cached_property, partial
 from typing import Annotated, Any
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import DATA, OUTPUT, RUN, DatasetName, ExecutorOptions, Json, Option, Overwrite, Resume, WholeNumber
+from flows.cli.options import (
+    DATA,
+    OUTPUT,
+    RUN,
+    DatasetName,
+    ExecutorOptions,
+    Json,
+    Option,
+    Overwrite,
+    Resume,
+    WholeNumber,
+)
 from flows.cli.summary import print_summary
 from flows.data.datasets import make_row_source, open_dataset_or_example
 from flows.fitting.provenance import compute_fingerprint, describe_dataset, list_versions
@@ -48,11 +59,10 @@ features are infinitely far apart.
 """
 EXAMPLES = f"""Examples:
 
-    python -m flows.neighbours --dataset votes.zarr --k 10 --output nearest.zarr
-    python -m flows.neighbours --dataset a.zarr --queries new.zarr --metric jaccard --output n.zarr
-    python -m flows.neighbours --dataset clicks.zarr --output n.zarr --workers 8 --resume
+    python -m flows.neighbours --dataset v.zarr --k 10 --output n.zarr
+    python -m flows.neighbours --dataset v.zarr --queries w.zarr --output n.zarr
 
-Read them with `storage.open_codes("nearest.zarr")["indices"]`, or with any Zarr client.
+Read n.zarr with `storage.open_codes("n.zarr")["indices"]`, or with any Zarr client.
 
 {EXIT_CODES}"""
 app = make_app("neighbours", HELP, EXAMPLES)

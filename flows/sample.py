@@ -11,7 +11,16 @@ from typing import Annotated, Any
 import numpy as np
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import OUTPUT, ArtifactPath, ExecutorOptions, Json, Option, Overwrite, Seed, WholeNumber
+from flows.cli.options import (
+    OUTPUT,
+    ArtifactPath,
+    ExecutorOptions,
+    Json,
+    Option,
+    Overwrite,
+    Seed,
+    WholeNumber,
+)
 from flows.cli.summary import print_ingest
 from flows.data.fitted import LoadedModel, load_fitted_model
 from flows.data.ingest import summarize_dataset
@@ -44,8 +53,8 @@ artifact, number of rows and seed give the same dataset, wherever the work runs.
 """
 EXAMPLES = f"""Examples:
 
-    python -m flows.sample --artifact runs/votes --rows 100000 --output synthetic.zarr
-    python -m flows.fit --dataset synthetic.zarr
+    python -m flows.sample --artifact runs/votes --rows 100000 --output s.zarr
+    python -m flows.fit --dataset s.zarr
 
 {EXIT_CODES}"""
 app = make_app("sample", HELP, EXAMPLES)

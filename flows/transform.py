@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flows.cli.app import EXIT_CODES, make_app, run_app
-from flows.cli.options import OUTPUT, ArtifactPath, DatasetName, ExecutorOptions, Json, Option, Overwrite, Resume, Seed, Split
+from flows.cli.options import (
+    OUTPUT,
+    ArtifactPath,
+    DatasetName,
+    ExecutorOptions,
+    Json,
+    Option,
+    Overwrite,
+    Resume,
+    Seed,
+    Split,
+)
 from flows.cli.startup import pause_garbage_collection
 from flows.cli.summary import print_summary
 from flows.data.datasets import make_row_source, open_dataset_or_example, resolve_split
@@ -59,13 +70,10 @@ is missing. `--reconstruct bits` adds bits instead: 1 where that probability is 
 """
 EXAMPLES = f"""Examples:
 
-    python -m flows.transform --dataset votes.zarr --artifact runs/votes --output codes.zarr
-    python -m flows.transform --dataset votes.zarr --artifact runs/votes --output codes.csv
-    python -m flows.transform --dataset clicks.zarr --artifact runs/clicks --output z.zarr --resume
-    python -m flows.transform --dataset a.zarr --artifact runs/a --output z.zarr --reconstruct bits
-    python -m flows.ingest z.zarr --dataset reconstructed.zarr
+    python -m flows.transform --dataset v.zarr --artifact runs/v --output z.zarr
+    python -m flows.transform --dataset v.zarr --artifact runs/v --output z.csv
 
-Read them with `storage.open_codes("codes.zarr")["mean"]`, or with any Zarr client.
+Read z.zarr with `storage.open_codes("z.zarr")["mean"]`, or with any Zarr client.
 
 {EXIT_CODES}"""
 app = make_app("transform", HELP, EXAMPLES)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, NoReturn
+from textwrap import fill, wrap
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
 from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
+from cyclopts.help.formatters import PlainFormatter
 
 from flows.cli.errors import format_error, is_bad_input, is_interruption
 from flows.cli.logs import configure_logging, is_logging_json, log
@@ -19,6 +22,11 @@ from flows.cli.startup import format_command, resume_garbage_collection, rewrite
 from pipeline.errors import ClusterLost
 from pipeline.executors.cancellation import run_cancellable
 
+if TYPE_CHECKING:
+    from cyclopts.help import HelpEntry, HelpPanel
+    from rich.console import Console, ConsoleOptions
+
+_HELP_WIDTH, _NAMES_WIDTH, _MAX_CHOICES = 79, 24, 6
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 EXIT_CODES = "Exit codes: 0 done, 1 failure, 2 bad arguments or input, 130 interrupted.\n"
 
@@ -29,10 +37,11 @@ def make_app(name: str, help_text: str, epilogue: str) -> App:
     """Create a command's application; its help page shows `epilogue` below the options."""
     app = App(
         name=format_command(name),
-        help=rewrite_commands(help_text),
-        help_epilogue=rewrite_commands(epilogue),
+        help=_wrap_paragraphs(rewrite_commands(help_text)),
+        help_epilogue=_wrap_paragraphs(rewrite_commands(epilogue)),
         default_parameter=Parameter(show_default=_format_default),
-        help_format="markdown",
+        help_format="plaintext",
+        help_formatter=HelpFormatter(),
         version_flags=[],
         suppress_keyboard_interrupt=False,
         result_action="return_value",
@@ -53,6 +62,52 @@ def make_app(name: str, help_text: str, epilogue: str) -> App:
         app(words, exit_on_error=False, print_error=False)
 
     return app
+
+
+def _wrap_paragraphs(text: str) -> str:
+    """Wrap paragraphs to the width of help pages; keep indented lines and lists; drop backticks."""
+    paragraphs = text.strip().replace("`", "").split("\n\n")
+    return "\n\n".join(
+        paragraph if re.search("^( |- )", paragraph, re.M) else fill(paragraph, _HELP_WIDTH)
+        for paragraph in paragraphs
+    )
+
+
+class HelpFormatter(PlainFormatter):
+    """Formats the options of a help page in two columns, without boxes."""
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        """Print one group of options."""
+        entries = [entry for entry in panel.entries if "--help" not in entry.names]
+        if not entries:
+            return
+        self._print_plain(console, f"\n{panel.title}:")
+        for entry in entries:
+            names = f"  {', '.join(entry.display_labels_with_metavar)}"
+            text = _describe_option(entry)
+            lines = wrap(text, _HELP_WIDTH - _NAMES_WIDTH) or [""]
+            if len(names) + 1 > _NAMES_WIDTH:
+                self._print_plain(console, names)
+                names = ""
+            for line in lines:
+                self._print_plain(console, f"{names:<{_NAMES_WIDTH}}{line}".rstrip())
+                names = ""
+
+    def render_description(self, console: Console, options: ConsoleOptions, text: Any) -> None:
+        """Print the text above the options."""
+        with console.capture() as capture:
+            console.print(text)
+        self._print_plain(console, capture.get().rstrip())
+
+
+def _describe_option(entry: HelpEntry) -> str:
+    text = entry.description.primary_renderable.plain if entry.description else ""
+    parts = [text.replace("`", "")]
+    if entry.choices and len(entry.choices) <= _MAX_CHOICES:
+        parts.append(f"[{'|'.join(entry.choices)}]")
+    if entry.default is not None:
+        parts.append(f"[default: {entry.default}]")
+    return " ".join(parts)
 
 
 def _format_default(value: Any) -> str | None:

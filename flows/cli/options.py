@@ -48,9 +48,7 @@ Split = Annotated[
 Seed = Annotated[WholeNumber, Option(group=RUN, help="Seed of all random draws.")]
 ExecutorName = Literal["serial", "threads", "dask"]
 Resume = Annotated[bool, Switch, Option(group=RUN, help="Continue an interrupted run.")]
-Overwrite = Annotated[
-    bool, Switch, Option(group=OUTPUT, help="Replace an existing result once the new one is done.")
-]
+Overwrite = Annotated[bool, Switch, Option(group=OUTPUT, help="Replace an existing result.")]
 DatasetName = Annotated[
     str, Option(group=DATA, help="Dataset folder, or an example such as example:digits.")
 ]
@@ -69,26 +67,26 @@ class ExecutorOptions(TypedDict, total=False):
 
     name: Annotated[
         ExecutorName,
-        Option(name="--executor", group=RUN, help="Where the work runs. [default: dask]"),
+        Option(name="--executor", group=RUN, help="Where to run. [default: dask]"),
     ]
     workers: Annotated[
         WholeNumber,
         Option(
             group=RUN,
             help="Number of workers to start, or to wait for on an existing cluster. "
-            "[default: threads in this process, one per core]",
+            "[default: threads, one per core]",
         ),
     ]
     worker_memory: Annotated[
         str,
-        Option(group=CLUSTER, help="Minimum memory of each worker process, such as 4GiB."),
+        Option(group=CLUSTER, help="Minimum memory per worker process, such as 4GiB."),
     ]
     cluster: Annotated[
         str,
         Option(
             group=CLUSTER,
-            help="Dask cluster to use: an address such as tls://host:8786, the name of a Prefect "
-            "block, or `local` to start worker processes on this machine.",
+            help="Address such as tls://host:8786, name of a Prefect block, or local for worker "
+            "processes on this machine.",
         ),
     ]
     tls_ca: Annotated[str, Option(group=CLUSTER, help="CA certificate file for tls:// clusters.")]
@@ -103,8 +101,8 @@ class ExecutorOptions(TypedDict, total=False):
         str,
         Option(
             group=CLUSTER,
-            help="Write Dask's performance report to this HTML file (it loads scripts from the "
-            "web).",
+            metavar="FILE",
+            help="Write Dask's performance report to this HTML file.",
         ),
     ]
 

@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.cli.errors import format_error
-from flows.cli.options import DATA, MODEL, RUN, DatasetName, ExecutorOptions, Option, Seed, WholeNumber
+from flows.cli.options import (
+    DATA,
+    MODEL,
+    RUN,
+    DatasetName,
+    ExecutorOptions,
+    Option,
+    Seed,
+    WholeNumber,
+)
 from flows.data.datasets import (
     TEST,
     TRAIN,

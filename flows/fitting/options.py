@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from flows.cli.hyperparameters import ModelName
-from flows.cli.options import DATA, MODEL, OUTPUT, RUN, DatasetName, ExecutorOptions, Option, Resume, Seed, Switch
+from flows.cli.options import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    RUN,
+    DatasetName,
+    ExecutorOptions,
+    Option,
+    Resume,
+    Seed,
+    Switch,
+)
 
 
 @Option(name="*")
@@ -15,20 +26,21 @@ class FitOptions:
     """The options of `python -m flows.fit`."""
 
     dataset: DatasetName
-    model: Annotated[ModelName, Option(group=MODEL, help="Name of the model.")] = "clipped-pca"
+    model: Annotated[ModelName, Option(group=MODEL, metavar="NAME", help="Name of the model.")] = (
+        "clipped-pca"
+    )
     components: Annotated[
         str | None,
         Option(
             group=MODEL,
-            help="Number of latent components, or auto. [default: depends on the model]",
+            help="Number of latent components, or auto.",
         ),
     ] = None
     layers: Annotated[
         str | None,
         Option(
             group=MODEL,
-            help="Units of each layer, from the data upwards, such as 256,64,16; the last number is "
-            "that of the components. Only for layered models. [default: depends on the model]",
+            help="Units of each layer from the data up, such as 256,64,16. Layered models only.",
         ),
     ] = None
     settings: Annotated[
@@ -38,15 +50,16 @@ class FitOptions:
             group=MODEL,
             negative="",
             show_default=False,
-            help="A setting of the model: NAME=VALUE. Repeatable. See --model NAME --help.",
+            metavar="NAME=VALUE",
+            help="A setting of the model. Repeatable.",
         ),
     ] = ()
     split: Annotated[
         str | None,
         Option(
             group=DATA,
-            help="Fit the rows whose `split` column has this value, or `all` rows. "
-            "[default: train if it exists, else all]",
+            help="Fit only rows with this value in the `split` column, or all. "
+            "[default: train if it exists]",
         ),
     ] = None
     output: Annotated[
@@ -58,7 +71,7 @@ class FitOptions:
     truth: Annotated[
         bool,
         Switch,
-        Option(group=OUTPUT, help="Compare with the true mixing matrix stored in the dataset."),
+        Option(group=OUTPUT, help="Compare with the dataset's true mixing matrix."),
     ] = False
     report: Annotated[
         bool, Option(group=OUTPUT, negative="--no-report", help="Write a report into the artifact.")
@@ -68,21 +81,18 @@ class FitOptions:
         Switch,
         Option(
             group=RUN,
-            help="Start from the latest fit in the output folder. Only for iterative models.",
+            help="Start from the latest fit of an iterative model.",
         ),
     ] = False
     memory: Annotated[
         str | None,
         Option(
             group=RUN,
-            help="Memory limit for the arrays of the fit, such as 4GB. Data with many features are "
-            "then counted in smaller pieces. [default: the free memory]",
+            help="Memory limit, such as 4GB. [default: the free memory]",
         ),
     ] = None
     skip_corrupt: Annotated[
         bool,
         Switch,
-        Option(
-            group=DATA, help="Leave out damaged chunks, with a warning. Reads all chunks first."
-        ),
+        Option(group=DATA, help="Leave out damaged chunks; reads all chunks first."),
     ] = False

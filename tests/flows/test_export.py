@@ -391,8 +391,8 @@ def test_codes_of_other_fits_and_rows_are_refused(transformed, cli, artifact, tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--what", "items", "--output", "t.csv"), "--artifact: Expected a path for --what items"),
-        (("--what", "codes", "--output", "t.csv"), "--codes: Expected a path for --what codes"),
+        (("--what", "items", "--output", "t.csv"), "--what items needs --artifact."),
+        (("--what", "codes", "--output", "t.csv"), "--what codes needs --codes."),
         (("--what", "fit", "--output", "t.tsv"), "ends in .csv, .parquet or .xlsx, got 't.tsv'."),
         (
             ("--what", "fit", "--output", "s3://b/t.csv"),
@@ -409,7 +409,7 @@ def test_options_of_other_tables_are_refused(cli, artifact):
     path = artifact("latent-trait")
     command = ("export", "--artifact", path, "--output", "t.csv", "--what")
     assert (
-        "--codes: Expected none for --what fit"
+        "--codes cannot be used with --what fit"
         in cli(*command, "fit", "--codes", "z").check_refused()
     )
     message = cli(*command, "correlations").check_refused()
