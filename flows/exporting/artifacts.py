@@ -22,18 +22,18 @@ _INTERVAL_ENDS = ("low", "high")
 
 
 def make_item_table(artifact: Artifact) -> BatchedTable:
-    """Give a line for each feature: its name, and every array that has a number for each.
+    """Make a table with one line per feature: its name, and all parameters of features.
 
     Raises
     ------
     DataError
-        If there is no such array.
+        If the model has no parameters of features.
     """
     columns = read_item_columns(artifact)
     if not columns:
         raise DataError(
-            f"{artifact.path}: Expected an artifact with parameters of features, got one of "
-            f"{artifact.manifest['model']}. Export codes."
+            f"{artifact.path}: {artifact.manifest['model']} has no parameters of features. "
+            "Export codes instead."
         )
     features = pa.array(artifact.manifest["feature_names"], pa.string())
     arrays = {name: pa.array(values) for name, values in columns.items()}
@@ -41,25 +41,26 @@ def make_item_table(artifact: Artifact) -> BatchedTable:
 
 
 def read_item_columns(artifact: Artifact) -> dict[str, Array]:
-    """Give every array that has a number for each feature as columns, (n_features,) each."""
+    """Read all parameters of features as columns, (n_features,) each."""
     names = {"segment": list_segment_names(artifact)}
     columns: dict[str, Array] = {}
-    for quantity in _iter_array_groups(artifact):
-        columns |= iter_columns(quantity, names)
+    for group in _iter_array_groups(artifact):
+        columns |= iter_columns(group, names)
     return columns
 
 
 def _iter_array_groups(artifact: Artifact) -> Iterator[ArrayGroup]:
-    """Find the arrays over features, and beside each its standard errors and interval."""
+    """Iterate over the arrays of features, each with its standard errors and interval."""
     over_features = {
         name: _move_features_first(artifact, name)
         for name, values in artifact.items()
         if values.size and artifact.dims(name).count("feature") == 1
         if "feature_j" not in artifact.dims(name)
     }
-    beside = {f"{name}{told}" for name in over_features for told in ("_error", "_interval")}
+    suffixes = ("_error", "_interval")
+    companions = {f"{name}{suffix}" for name in over_features for suffix in suffixes}
     for name, (dims, values) in over_features.items():
-        if name not in beside:
+        if name not in companions:
             errors = over_features.get(f"{name}_error")
             arrays = {name: values, **({f"{name}_error": errors[1]} if errors else {})}
             yield ArrayGroup(dims, {**arrays, **_read_interval(artifact, name)})
@@ -72,17 +73,17 @@ def _move_features_first(artifact: Artifact, name: str) -> tuple[tuple[str, ...]
 
 
 def _read_interval(artifact: Artifact, name: str) -> dict[str, Array]:
-    """Give the ends of the intervals of an array, where there are some."""
-    other = f"{name}_interval"
-    if other not in artifact or len(artifact[other]) != len(_INTERVAL_ENDS):
+    """Read the ends of the intervals of an array, if there are any."""
+    interval = f"{name}_interval"
+    if interval not in artifact or len(artifact[interval]) != len(_INTERVAL_ENDS):
         return {}
     at = artifact.dims(name).index("feature")
-    ends = np.moveaxis(artifact[other], 1 + at, 1)
+    ends = np.moveaxis(artifact[interval], 1 + at, 1)
     return {f"{name}_{bound}": values for bound, values in zip(_INTERVAL_ENDS, ends, strict=True)}
 
 
 def find_unbounded_weights(artifact: Artifact) -> NDArray[np.bool_]:
-    """Tell which features have weights whose errors the data do not tell, (n_features,)."""
+    """Find features whose weights have no finite standard error, (n_features,)."""
     n_features = len(artifact.manifest["feature_names"])
     has_errors = "weights_error" in artifact and artifact.dims("weights_error")[0] == "feature"
     if not has_errors:
@@ -97,14 +98,14 @@ _PAIRS_PER_BATCH = 1 << 17
 
 
 def make_correlation_table(artifact: Artifact) -> BatchedTable:
-    """Give a line for each pair of features, in each segment where every one has its own.
+    """Make a table with one line per pair of features, and per segment if each has its own.
 
-    Correlations of which the data say nothing are missing, and the status says why.
+    Correlations that the data do not determine are missing; the status gives the reason.
 
     Raises
     ------
     DataError
-        If the artifact has none.
+        If the model has no correlations.
     """
     if artifact.pairs is not None:
         return _make_table_from_strips(artifact, artifact.pairs)
@@ -115,8 +116,8 @@ def make_correlation_table(artifact: Artifact) -> BatchedTable:
     }
     if not arrays:
         raise DataError(
-            f"{artifact.path}: Expected an artifact with correlations of features, got one of "
-            f"{artifact.manifest['model']}. Fit clipped-pca, or blica to segments."
+            f"{artifact.path}: {artifact.manifest['model']} has no correlations of features. "
+            "Fit clipped-pca, or blica to segments."
         )
     is_by_segment = artifact.dims(next(iter(arrays)))[:-2] == ("segment",)
     segments = list_segment_names(artifact) if is_by_segment else []
@@ -126,7 +127,7 @@ def make_correlation_table(artifact: Artifact) -> BatchedTable:
 def _make_table_from_matrices(
     artifact: Artifact, arrays: Mapping[str, Array], segments: list[str]
 ) -> BatchedTable:
-    """Give the pairs of arrays (n_features, n_features), or of those of all segments."""
+    """List the pairs in arrays (n_features, n_features), or in those of all segments."""
     names = artifact.manifest["feature_names"]
     p, places = len(names), [*enumerate(segments)] or [(..., None)]
     step = max(1, _PAIRS_PER_BATCH // p)
@@ -143,7 +144,7 @@ def _make_table_from_matrices(
 
 
 def _make_table_from_strips(artifact: Artifact, pairs: Codes) -> BatchedTable:
-    """Give the pairs of strips, reading one at a time."""
+    """List the pairs in stored strips, reading one at a time."""
     names = artifact.manifest["feature_names"]
     p, step = len(names), max(1, _PAIRS_PER_BATCH // len(names))
 
@@ -167,20 +168,20 @@ def _make_table_from_strips(artifact: Artifact, pairs: Codes) -> BatchedTable:
 def _make_batch(
     features: Sequence[str], firsts: range, rows: Mapping[str, Array], segment: str | None
 ) -> pa.RecordBatch:
-    """Give the pairs whose first feature is one of these, of rows (n_firsts, n_features)."""
+    """List the pairs of some first features, from rows (n_firsts, n_features)."""
     i, j = np.nonzero(np.arange(len(features)) > np.array(firsts)[:, None])
     names = pa.array(features, pa.string())
     first, second = names.take(pa.array(i + firsts.start)), names.take(pa.array(j))
-    found = {"feature_1": first, "feature_2": second}
+    columns = {"feature_1": first, "feature_2": second}
     if segment is not None:
-        found["segment"] = pa.repeat(pa.scalar(segment), len(i))
-    return pa.record_batch({**found, **dict(_iter_pair_columns(rows, (i, j)))})
+        columns["segment"] = pa.repeat(pa.scalar(segment), len(i))
+    return pa.record_batch({**columns, **dict(_iter_pair_columns(rows, (i, j)))})
 
 
 def _iter_pair_columns(
     arrays: Mapping[str, Array], at: tuple[object, ...]
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Give the numbers of pairs, where the data say something of them, and their statuses."""
+    """Iterate over the columns of pairs; correlations that are not determined are masked."""
     statuses = {name: values[at] for name, values in arrays.items() if name.endswith("status")}
     unknown = np.any([a >= PairStatus.CONSTANT_FEATURE for a in statuses.values()], axis=0)
     for name, values in arrays.items():
@@ -192,7 +193,7 @@ def _iter_pair_columns(
 
 
 def make_fit_table(artifact: Artifact) -> BatchedTable:
-    """Give a line for each fact: its name, and its value as text, numbers with all digits."""
+    """Make a table with one line per fact: its name and its value as text, with all digits."""
     names, values = zip(*_iter_facts(artifact), strict=True)
     texts = [None if value is None else _format_value(value) for value in values]
     return make_table({"name": pa.array(names), "value": pa.array(texts, pa.string())})

@@ -24,25 +24,25 @@ from storage.dataset.levels import Levels
 from storage.errors import DataError
 
 
-def find_coded_dataset(codes: Codes, given: BinaryDataset | None) -> BinaryDataset:
-    """Give the dataset whose rows codes are of: the one given, or the one that is recorded.
+def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDataset:
+    """Find the dataset that codes belong to: the given one, or the recorded one.
 
     Raises
     ------
     DataError
-        If it is not there, or its leading rows are not those.
+        If it does not exist, or its leading rows differ.
     """
     recorded = codes.manifest.get("queries") or codes.manifest["dataset"]
     try:
-        dataset = open_dataset(recorded["path"]) if given is None else given
+        dataset = dataset or open_dataset(recorded["path"])
     except DataError as error:
-        raise DataError(f"{error} Give --dataset, of whose rows {codes.path} has codes.") from None
+        raise DataError(f"{error} Give --dataset, to which {codes.path} belongs.") from None
     n_chunks = int(recorded["n_chunks"])
     is_shorter = dataset.n_chunks < n_chunks
     if is_shorter or digest_leading_chunks(dataset, n_chunks) != recorded["chunks_digest"]:
         raise DataError(
-            f"{dataset.path}: Expected the dataset whose rows {codes.path} has codes of, got "
-            "another or a changed one. Give that one, or transform this one."
+            f"{dataset.path}: {codes.path} contains codes of another dataset, or this one has "
+            "changed. Give the dataset of the codes, or transform this one again."
         )
     return dataset
 
@@ -50,16 +50,16 @@ def find_coded_dataset(codes: Codes, given: BinaryDataset | None) -> BinaryDatas
 def make_code_table(
     codes: Codes, dataset: BinaryDataset, progress: Progress = ignore_progress
 ) -> BatchedTable:
-    """Give a line for each row that has codes: its number, what was kept of it, and its codes.
+    """Make a table with one line per row: its number, segment, stored columns and codes.
 
     Parameters
     ----------
     codes
         The codes.
     dataset
-        Whose rows they are of.
+        The dataset that they belong to.
     progress
-        Is told after every batch.
+        Called after every batch.
     """
     batches = _iter_batches(codes, dataset, progress)
     first = next(batches)
@@ -84,14 +84,14 @@ def _make_code_columns(
     codes: Codes, arrays: Mapping[str, Array], dataset: BinaryDataset
 ) -> dict[str, Array]:
     names = {"feature": dataset.feature_names}
-    quantities = _iter_array_groups({name: codes.dims(name)[1:] for name in arrays}, arrays)
-    return dict(chain.from_iterable(iter_columns(quantity, names) for quantity in quantities))
+    groups = _iter_array_groups({name: codes.dims(name)[1:] for name in arrays}, arrays)
+    return dict(chain.from_iterable(iter_columns(group, names) for group in groups))
 
 
 def _iter_array_groups(
     dims: Mapping[str, tuple[str, ...]], arrays: Mapping[str, Array]
 ) -> Iterator[ArrayGroup]:
-    """Put beside the means their standard errors, in place of the variances."""
+    """Group the arrays; standard errors next to the means replace the variances."""
     has_errors = "mean" in arrays and dims["mean"] == dims.get("variance")
     for name, values in arrays.items():
         if has_errors and name == "mean":
@@ -101,42 +101,42 @@ def _iter_array_groups(
 
 
 SEGMENT = "segment"
-_MAX_CACHED_PAGES = 4  # of the texts of a column, that stay in memory: ids follow the rows
+_MAX_CACHED_PAGES = 4  # pages of texts per column in memory; consecutive rows share pages
 RowPositions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RowLabelReader:
-    """Reads what is known of rows; what was read last stays in memory."""
+    """Reads row numbers, segments and stored columns; keeps the chunk read last in memory."""
 
     dataset: BinaryDataset
 
-    def __call__(self, rows: RowPositions, taken: Collection[str]) -> dict[str, pa.Array]:
-        """Give numbers of rows, which rise, their segments where there are several, and columns.
+    def __call__(self, rows: RowPositions, used_names: Collection[str]) -> dict[str, pa.Array]:
+        """Read the labels of rows in ascending order; segments only if there are several.
 
-        A column whose name is taken is called `column_NAME`.
+        A column whose name is already used becomes `column_NAME`.
         """
-        found, dataset = {ROW: pa.array(rows)}, self.dataset
+        labels, dataset = {ROW: pa.array(rows)}, self.dataset
         if dataset.n_segments == 1 and not dataset.column_names:
-            return found
+            return labels
         segments, columns = self._read_rows(rows)
         if dataset.n_segments > 1:
-            found[SEGMENT] = pa.array(dataset.segment_names).take(pa.array(segments))
+            labels[SEGMENT] = pa.array(dataset.segment_names).take(pa.array(segments))
         for name, values in columns.items():
-            free = name
-            while free in found or free in taken:
-                free = f"column_{free}"
-            found[free] = self._make_column(name, values)
-        return found
+            label = name
+            while label in labels or label in used_names:
+                label = f"column_{label}"
+            labels[label] = self._make_column(name, values)
+        return labels
 
     def _make_column(self, name: str, values: Array) -> pa.Array:
-        """Give a column; numbers that are none, and texts that are empty, are missing."""
+        """Make a column; NaN and empty texts are missing values."""
         if name in self._text_readers:
             return self._text_readers[name](values)
         return pa.array(values, from_pandas=True)
 
     def _read_rows(self, rows: RowPositions) -> tuple[RowPositions, dict[str, Array]]:
-        """Give segments and columns of rows from the chunks that they lie in."""
+        """Read segments and columns of rows from their chunks."""
         first_rows, parts = self.dataset.chunks[:, 0], []
         keys = np.searchsorted(first_rows, rows, side="right") - 1
         for key in np.unique(keys).tolist():
@@ -155,10 +155,9 @@ class RowLabelReader:
 
     @cached_property
     def _text_readers(self) -> Mapping[str, Callable[[Array], pa.Array]]:
-        coded = self.dataset.levels.items()
         return {
             name: partial(_look_up_texts, levels, _make_page_reader(levels))
-            for name, levels in coded
+            for name, levels in self.dataset.levels.items()
         }
 
 
@@ -173,7 +172,7 @@ def _replace_empty(texts: pa.Array) -> pa.Array:
 
 
 def _look_up_texts(levels: Levels, page: Callable[[int], pa.Array], codes: Array) -> pa.Array:
-    """Give the text of each code, as `Levels.texts` does."""
+    """Look up the text of each code, as `Levels.texts` does."""
     on_page, places = levels.locate(codes)
     first = int(on_page.min())
     pages = [page(k) for k in range(first, int(on_page.max()) + 1)]
