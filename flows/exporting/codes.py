@@ -34,7 +34,7 @@ def find_coded_dataset(codes: Codes, dataset: BinaryDataset | None) -> BinaryDat
     """
     recorded = codes.manifest.get("queries") or codes.manifest["dataset"]
     try:
-        dataset = dataset or open_dataset(recorded["path"])
+        dataset = open_dataset(recorded["path"]) if dataset is None else dataset
     except DataError as error:
         raise DataError(f"{error} Give --dataset, to which {codes.path} belongs.") from None
     n_chunks = int(recorded["n_chunks"])

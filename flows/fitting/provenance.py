@@ -16,7 +16,7 @@ from pipeline.data.blocks import RowSource
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules
-from pipeline.learning.convergence import find_final_objective
+from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset, open_dataset
@@ -92,13 +92,13 @@ def compute_fingerprint(provenance: dict[str, Any]) -> str:
 def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
     """Describe the end of a fit: convergence, objective, diagnostics and warnings."""
     names = (dataset.feature_names, dataset.segment_names)
-    convergence, history = model.get_convergence_criterion(state), state.history
+    ending = find_ending(model.get_convergence_criterion(state), state.history)
     labels = name_categories(model, state.params, dataset)
     return {
         "iterations": state.iteration,
-        "converged": convergence.has_converged(history),
-        "history": history,
-        "objective": find_final_objective(convergence, history) if history else None,
+        "converged": ending.converged,
+        "history": state.history,
+        "objective": ending.objective,
         "diagnostics": state.diagnostics,
         "warnings": [warning.render(*names, spell=keep_placeholder) for warning in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),
