@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _FACT_EXPLANATIONS = {
-    "nats per row": "A nat is the unit of natural logarithms: with 0.01 nats per row more, rows are "
-    "1 % more likely.",
+    "nats per row": "A nat is the unit of natural logarithms: with 0.01 nats per row more, rows "
+    "are 1 % more likely.",
     "regularization": "Regularization is added to the variances of the features, so that a few "
     "rows cannot dominate; the stronger it is, the weaker the correlations that the model sees.",
     "stability of starts": "Stability is the similarity of the mixing of two fits, from 0 to 1: of "
