@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.data.blocks import BinaryBlock, RowSource
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
 from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
 from pipeline.fitting.pair_work import (
@@ -26,9 +26,9 @@ from pipeline.fitting.pair_work import (
 from pipeline.learning.convergence import (
     SquaremStep,
     choose_squarem_step,
-    describe_early_stop,
     find_final_objective,
     is_stage_over,
+    warn_about_ending,
 )
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
@@ -401,5 +401,5 @@ def _complete_fit(model: Model, state: FitState, executor: Executor, seed: int) 
         with limit_blas_threads():
             prepared = convert_to_c_order(model.prepare(state.params, rng, executor.map))
         state = replace(state, params=prepared)
-    warning = describe_early_stop(model.get_convergence_criterion(state), state.history)
-    return replace(state, warnings=(*state.warnings, *([FitWarning(warning)] if warning else [])))
+    doubts = warn_about_ending(model.get_convergence_criterion(state), state.history)
+    return replace(state, warnings=(*state.warnings, *doubts))
