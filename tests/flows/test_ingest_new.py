@@ -134,15 +134,9 @@ def test_roles_are_those_of_the_first_time(cli, bits):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-<<<<<<< HEAD
-        (["nowhere", "--new"], "nowhere: Expected a folder that files arrive in"),
-        (["a.csv", "--new"], "a.csv: Expected a folder that files arrive in"),
-        (["incoming", "--new", "--append"], "--append, --overwrite and --new cannot be combined"),
-=======
         (["nowhere", "--new"], "nowhere: this is not a folder"),
         (["a.csv", "--new"], "a.csv: this is not a folder"),
-        (["incoming", "--new", "--append"], "Expected one of --append, --overwrite and --new"),
->>>>>>> main
+        (["incoming", "--new", "--append"], "--append, --overwrite and --new cannot be combined"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(cli, bits, arguments, words):
