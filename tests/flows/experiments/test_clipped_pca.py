@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from flows.data import datasets
 from flows.experiments.__main__ import app
 from flows.experiments.base import draw_rows
