@@ -141,7 +141,7 @@ def refused(cli):
             "'ridge' is not a setting of this model. Choose one of: regularization, min_rows, starts",
         ),
         (("--components", 0), "--components: Expected at least 1, got 0."),
-        (("--components", 7), "--components: Expected at most 6, the number of features, got 7."),
+        (("--components", 7), "--components is 7, but there are only 6 features."),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )

@@ -253,7 +253,9 @@ def test_three_components_are_fitted_exactly_to_few_features():
 
 def test_an_exact_likelihood_of_many_features_is_refused():
     _, rows, _ = drawn(21, 3, 50)
-    with pytest.raises(FitError, match=r"at most 20 features or 2 components, .* 21 features and 3 comp"):
+    with pytest.raises(
+        FitError, match=r"at most 20 features or 2 components, .* 21 features and 3 comp"
+    ):
         fit_model(BinaryICALikelihood(3, likelihood="exact"), rows, SerialExecutor(), 0)
 
 

@@ -116,7 +116,11 @@ def test_missing_values_are_left_out_of_the_bound() -> None:
 @pytest.mark.parametrize(
     ("settings", "n_segments", "refusal"),
     [
-        ({}, 1, "needs at least 2 segments, but there is 1. Give the segment of each row by segment"),
+        (
+            {},
+            1,
+            "needs at least 2 segments, but there is 1. Give the segment of each row by segment",
+        ),
         ({"n_components": 7}, 20, "components is 7, but there are only 6 features"),
     ],
 )
