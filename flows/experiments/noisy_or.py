@@ -341,7 +341,7 @@ class NoisyOrOptions(base.ExperimentOptions):
         """
         super().check()
         if self.starts == 0:
-            raise FitError("{starts} must be at least 1.", parameter="starts")
+            raise FitError("--starts must be at least 1.")
 
 
 @make_lazy_flow("experiment-noisy-or", NoisyOrOptions)

@@ -306,7 +306,7 @@ def test_loadings_are_drawn(call: Call, artifact: Path, tmp_path: Path) -> None:
     [
         (("--image-shape", "3x3"), "the 6 features, got 3x3 = 9"),
         ((), "--image-shape"),
-        (("--image-shape", "2x3", "--output", "l.txt"), "ends in .png, .svg, .pdf"),
+        (("--image-shape", "2x3", "--output", "l.txt"), "must end in .png, .svg, .pdf"),
         (
             ("--image-shape", "2x3", "--components", "0"),
             "--components is 0, but must be at least 1",
