@@ -9,8 +9,7 @@ from flows.report.inputs import check_page_path
 from flows.report.options import ReportOptions
 from flows.report.page import build_report_from_artifact, write_report
 from flows.report.server import publish_report
-from flows.running.flow import make_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_flow, run_task
 from storage.stores.locations import parse_path
 
 

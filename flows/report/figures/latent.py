@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.data.fitted import LoadedModel
-from flows.exporting.items import find_unbounded_weights
+from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.figures.axes import fit_axis, make_axis
 from flows.report.figures.colours import COLOURS, GREY, ColourScale
 from flows.report.figures.heat_maps import plot_heat_map

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.cli.splits import format_row_count
+from flows.cli.summary import format_row_count
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number
 from pipeline.inference.from_artifact import objective_from_artifact

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.exporting.items import read_item_columns
+from flows.exporting.artifacts import read_item_columns
 from flows.report.figures.text import format_shown_count
 from flows.report.tables.words import explain_columns
 from storage.artifacts.artifacts import Artifact

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.exporting.items import find_unbounded_weights
+from flows.exporting.artifacts import find_unbounded_weights
 from flows.report.findings import summarize_findings
 from flows.report.page import Report, build_report_from_artifact
 from flows.report.tables.items import make_parameter_table

@@ -130,7 +130,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_fit(cli, data, monkeypatch):
     done = cli("fit", "--dataset", data, "--components", 2, "--report", "--json")
     assert (done.code, done.json["report"]) == (0, None)
     (line,) = [line for line in done.err.splitlines() if "report" in line]
-    assert "no report could be drawn (ValueError: a long story)" in line
+    assert "The report could not be drawn (ValueError: a long story)" in line
     assert load_artifact(done.json["artifact"])["loadings"].shape == (N_FEATURES, 2)
 
 
