@@ -388,7 +388,7 @@ def test_no_space_leaves_nothing_behind(tmp_path, prefect_server):
     program = (
         "import resource, sys\n"
         "import flows.ingest as ingest\n"
-        "from flows.cli.options import run_app\n"
+        "from flows.cli.app import run_app\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "run_app(ingest.app, sys.argv[1:])\n"
