@@ -175,7 +175,7 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((), "has only one segment, so there is nothing to predict. Name a per-row column by --set"),
+        ((), "Expected at least two segments to tell apart, got one. Give a per-row column: --set"),
         (("column=",), "column is empty. Give the name of a per-row column"),
         (
             ("column=sex",),
@@ -183,7 +183,7 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
         ),
         (("column=same",), "Column 'same' has the same label in all rows"),
         (("column=none",), "Column 'none' has no labels"),
-        (("column=kind", "kind=number"), "--set kind=number needs numbers, but column 'kind' has texts"),
+        (("column=kind", "kind=number"), "--set kind=number needs numbers, but column 'kind'"),
         (("column=kind", "rate=0"), "rate: Expected above 0, got 0.0"),
         (("column=kind", "rate=-0.1"), "rate: Expected above 0, got -0.1"),
     ],

@@ -170,8 +170,8 @@ class LatentTrait(Model):
         if is_equal and (self.estimator in ("variational", "ep") or q != 1):
             raise FitError(
                 f"{{equal_slopes=yes}} cannot be combined with {{components={q}}} and "
-                f"{{estimator={self.estimator}}}. It needs {{components=1}} and {{estimator=auto}}, "
-                "{estimator=quadrature} or {estimator=sampling}.",
+                f"{{estimator={self.estimator}}}. It needs {{components=1}} and "
+                "{estimator=auto}, {estimator=quadrature} or {estimator=sampling}.",
                 parameter="equal_slopes",
             )
 

@@ -250,7 +250,7 @@ class NoisyOr(Model):
             sizes = ",".join(map(str, layers))
             raise FitError(
                 f"The fit given to {{warm_start}} has other layers: {sizes}. Use "
-                f"{{layers={sizes}}}, or fit without {warm_start}.",
+                f"{{layers={sizes}}}, or fit without {{warm_start}}.",
                 parameter="warm_start",
             )
         return replace(state, params=params, working=_make_full_pass_working(state))

@@ -118,7 +118,7 @@ def test_chains_that_disagree_are_told() -> None:
         [np.full((40, 2), 0.999)], [np.full(40, 1e-4), np.full(2, 0.002)]
     )
     assert 0.3 < compute_unmixed_share(twins, X) <= 0.5  # rows of zeros are clear
-    assert "about units of 40% of rows" in warn_about_unmixed_chains(0.4)[0].text
+    assert "for 40% of rows, two chains" in warn_about_unmixed_chains(0.4)[0].text
     one = NoisyOrParams.from_probabilities(
         [twins.f[0][:, :1]], [twins.f_of_leaks[0], np.array([0.5])]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.numerics.logistic.softplus import mean_softplus
+from pipeline.numerics.logistic.logistic_units import mean_softplus
 
 
 def test_they_are_those_of_normals_narrow_and_wide() -> None:
