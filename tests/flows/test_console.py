@@ -108,7 +108,7 @@ def test_fits_are_listed_with_the_latest_marked(plain_cli, tmp_path):
     }
     assert [fits[name]["components"] for name in ("new", "old")] == [3, 2]
     assert fits["new"]["features"] == dataset.n_features
-    assert "Damaged" in fits["damaged"]["refused"]
+    assert "damaged" in fits["damaged"]["refused"]
     lines = plain_cli("runs", "runs/digits").out.splitlines()
     assert [line.split()[0] for line in lines if "clipped-pca" in line] == ["*", "runs/digits/old"]
     assert "Expected a folder of runs" in plain_cli("runs", "nowhere").check_refused()

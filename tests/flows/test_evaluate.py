@@ -267,7 +267,7 @@ def test_other_features_are_refused_by_name(refused, mixture, tmp_path):
 
 def test_what_is_not_there_is_refused(refused, dataset, mixture):
     here = ("--dataset", dataset, "--artifact", mixture)
-    assert "--split: Expected a split of the dataset, got 'valid'" in refused(
+    assert "--split: there is no split 'valid'" in refused(
         *here, "--split", "valid"
     )
     assert "nowhere" in refused("--dataset", dataset, "--artifact", "nowhere")

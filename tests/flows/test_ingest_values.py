@@ -61,7 +61,7 @@ def test_a_map_that_makes_all_values_alike_leaves_nothing(plain_cli, calls):
 
 def test_ids_are_recognised(plain_cli, calls):
     error = plain_cli("ingest", "calls.csv", "--dataset", "d.zarr").check_refused()
-    assert "if they name the rows, use --keep id to keep them beside the features" in error
+    assert "if they name the rows, use --keep id to keep them as a per-row column" in error
 
 
 @pytest.mark.matrix
@@ -103,7 +103,7 @@ def test_a_long_table_becomes_rows_and_takes_more(plain_cli, tmp_path):
     assert dataset.segment_names == ("0", "1")
     (tmp_path / "other.csv").write_text("call,voter,vote,year\nv9,nobody,no,0\n")
     error = plain_cli("ingest", "other.csv", "--dataset", "d.zarr", "--append").check_refused()
-    assert "Expected a feature of the dataset, got 'nobody'" in error
+    assert "'nobody' is not a feature of the dataset" in error
 
 
 def test_duplicates_are_of_long_tables(plain_cli, calls):

@@ -133,7 +133,7 @@ def test_what_is_prepared_is_stored_and_used(cli, data, artifact):
 def test_a_column_that_is_not_there_is_refused_at_once(cli, data):
     done = cli("fit", "--dataset", data, "--model", LABELLED, "--set", "column=sex")
     assert done.code == 2
-    assert "Expected a per-row column, got 'sex'. It has: party." in done.message
+    assert "there is no per-row column 'sex'. It has: party." in done.message
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ def test_every_figure_becomes_a_picture(cli, fitted):
     Path(REPORT_FILE).unlink()
     refused = cli("report", *options)
     assert refused.code == 2
-    assert "drawn/spectrum.png: Expected a new path" in refused.message
+    assert "drawn/spectrum.png already exists" in refused.message
     assert paths[0].read_bytes() == b"mine"
     assert not Path(REPORT_FILE).exists()
     assert cli("report", *options, "--overwrite").code == 0
