@@ -258,7 +258,7 @@ def test_nodes_too_far_apart_are_warned_of_with_their_remedy() -> None:
     )
     assert found[200][0] < 1e-3
     assert found[200][1] == []
-    enough = int(found[15][1][0].rpartition("=")[2])
+    enough = int(found[15][1][0].rpartition("=")[2].rstrip("}"))
     assert 50 < enough < 200
 
 
