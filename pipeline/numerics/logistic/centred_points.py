@@ -10,8 +10,8 @@ where the v_l are the weights of points that represent the density r_n. The poin
 
 * a Gauss–Hermite rule (adaptive quadrature: Naylor & Smith, Applied Statistics 1982), placed twice,
   the second time by the moments from the first;
-* points across the edges of the posterior, if very steep items give it edges
-(`place_steep_points`); * random draws (importance sampling).
+* points across the edges that very steep items give the posterior (`place_steep_points`);
+* random draws (importance sampling).
 
 The moments of x are those of the weights u_nl. A row costs n_points n_features q operations of
 about 10 ns.

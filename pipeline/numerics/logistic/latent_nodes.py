@@ -207,10 +207,7 @@ def node_mass(
 ) -> tuple[Floats, float]:
     """Return only `mass` and `log_likelihood` of `node_statistics`, in half the time.
 
-    Parameters
-    ----------
-    X, observed, weights, offsets, nodes
-        As for `node_statistics`.
+    Parameters are as for `node_statistics`.
     """
     n_features, n_nodes = X.shape[1], len(nodes.points)
     coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)
@@ -261,10 +258,7 @@ def iter_responsibilities(
 ) -> Iterator[tuple[slice, Floats]]:
     """Yield R_nl in batches: a slice of rows, and their responsibilities, (n_rows, n_nodes).
 
-    Parameters
-    ----------
-    X, observed, weights, offsets, nodes
-        As for `node_statistics`.
+    Parameters are as for `node_statistics`.
     """
     n_nodes = len(nodes.points)
     coefficients = _design_coefficients(weights, offsets, _pad_nodes(nodes), observed is not None)

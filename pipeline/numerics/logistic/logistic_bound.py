@@ -212,10 +212,7 @@ def variational_row_posterior(
 
     The bits of a row's result depend on that row and the parameters alone.
 
-    Parameters
-    ----------
-    words, observed_words, n_samples, weights, offsets, tol, max_rounds
-        As for `variational_e_step`.
+    Parameters are as for `variational_e_step`.
 
     Returns
     -------

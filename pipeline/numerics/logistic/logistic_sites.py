@@ -188,10 +188,7 @@ def ep_posterior(X: Bits, observed: Bits | None, weights: Floats, offsets: Float
 
     With a single BLAS thread, the bits of a row's result depend on that row alone.
 
-    Parameters
-    ----------
-    X, observed, weights, offsets
-        As for `ep_e_step`.
+    Parameters are as for `ep_e_step`.
     """
     n, q, items = len(X), weights.shape[1], _make_item_forms(weights, offsets)
     out = EPPosterior(np.empty((n, q)), np.empty((n, q, q)), np.empty(n))
