@@ -11,13 +11,13 @@ from numba.extending import intrinsic
 def make_fma(kind: Any) -> Any:
     """Return an intrinsic for a b + c, rounded once, of numbers of this type."""
 
-    def typed(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    def define(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.fma(*arguments)
 
         return kind(kind, kind, kind), generate
 
-    return intrinsic(typed)
+    return intrinsic(define)
 
 
 def make_power_of_two(kind: Any, n_mantissa_bits: int, bias: int) -> Any:
@@ -34,7 +34,7 @@ def make_power_of_two(kind: Any, n_mantissa_bits: int, bias: int) -> Any:
     """
     same_width = {types.float32: types.int32, types.float64: types.int64}[kind]
 
-    def typed(typing_context: Any, k: Any) -> Any:
+    def define(typing_context: Any, k: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             integer, real = (context.get_value_type(of) for of in (same_width, kind))
             exponent = builder.shl(builder.bitcast(arguments[0], integer), integer(n_mantissa_bits))
@@ -42,7 +42,7 @@ def make_power_of_two(kind: Any, n_mantissa_bits: int, bias: int) -> Any:
 
         return kind(kind), generate
 
-    return intrinsic(typed)
+    return intrinsic(define)
 
 
 def _generate_wide_vectors(typing_context: Any) -> Any:

@@ -386,11 +386,11 @@ class LatentTrait(Model):
         """Return log P(t) of each row, by quadrature for up to 3 components, else by sampling."""
         X, observed = block.unpack_values(), block.unpack_mask()
         if params.weights.shape[1] <= MAX_COMPONENTS:
-            found = posterior_by_quadrature(X, observed, params.items)
-            nats, error = found.log_likelihood, found.standard_error
+            posterior = posterior_by_quadrature(X, observed, params.items)
+            nats, error = posterior.log_likelihood, posterior.standard_error
             return LogLikelihood(nats, np.zeros_like(nats), integration_error=error)
-        found = posterior_by_sampling(X, observed, params.items, rng, block.rows)
-        return LogLikelihood(found.log_likelihood, found.standard_error)
+        posterior = posterior_by_sampling(X, observed, params.items, rng, block.rows)
+        return LogLikelihood(posterior.log_likelihood, posterior.standard_error)
 
     def sample(
         self,

@@ -529,7 +529,7 @@ def _retire_lanes(
     """Output rows with a converged bound, move the others up, and return their number."""
     lanes, packed = work.lanes, out.system.shape[1]
     rest, gap = get_system_entry(lanes, packed - 1), get_lane_row(lanes, GAP)
-    kept = 0
+    n_left = 0
     for lane in range(n_active):
         row, bound = work.rows[lane], -0.5 * (rest[lane] + gap[lane])
         if is_last or abs(bound - work.bound[lane]) < tol:
@@ -537,13 +537,13 @@ def _retire_lanes(
             for s in range(packed):
                 out.system[w, s, row] = get_system_entry(lanes, s)[lane]
         else:
-            work.rows[kept], work.bound[kept] = row, bound
+            work.rows[n_left], work.bound[n_left] = row, bound
             for k in range(len(work.signs)):
-                work.signs[k, kept] = work.signs[k, lane]
+                work.signs[k, n_left] = work.signs[k, lane]
             for s in range(packed):
-                get_system_entry(lanes, s)[kept] = get_system_entry(lanes, s)[lane]
-            kept += 1
-    return kept
+                get_system_entry(lanes, s)[n_left] = get_system_entry(lanes, s)[lane]
+            n_left += 1
+    return n_left
 
 
 @kernel
