@@ -412,12 +412,6 @@ _EXAMPLES: dict[str, tuple[Callable[..., Example], dict[str, int]]] = {
         {"features": 10, "components": 10, "segments": 40, "rows_per_segment": 1000, "seed": 0},
     ),
     "probit": (_make_probit, {"features": 64, "factors": 5, "rows": 20_000, "seed": 0}),
-    "lines": (
-        partial(_make_enumerated_example, enumerate_lines),
-        {"rows": 10_000, "seed": 0},
-    ),
-    "shifter": (
-        partial(_make_enumerated_example, enumerate_shifter),
-        {"rows": 10_000, "seed": 0},
-    ),
+    "lines": (partial(_make_enumerated_example, enumerate_lines), {"rows": 10_000, "seed": 0}),
+    "shifter": (partial(_make_enumerated_example, enumerate_shifter), {"rows": 10_000, "seed": 0}),
 }

@@ -66,7 +66,7 @@ def test_a_path_that_is_not_a_dataset(refused, tmp_path):
 def test_a_dataset_without_its_option(refused, dataset):
     message = refused("fit", dataset, "--components", "3")
     assert f"Did you mean --dataset {dataset}?" in message
-    assert "Expected no further words, got 'b'." in refused("fit", "--dataset", dataset, "b")
+    assert "Unexpected arguments: 'b'." in refused("fit", "--dataset", dataset, "b")
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_components_that_are_no_number(refused, dataset, components):
     ("layers", "said"),
     [
         ("", "--layers: Expected at least 1, got ()"),
-        ("8,many", "--layers: Expected a valid integer"),
-        ("8,2.5", "--layers: Expected a valid integer"),
-        ("8,,4", "--layers: Expected a valid integer"),
+        ("8,many", "but should be a valid integer"),
+        ("8,2.5", "but should be a valid integer"),
+        ("8,,4", "but should be a valid integer"),
         ("8,0", "--layers: Expected at least 1, got (8, 0)"),
         ("8,100", "--layers has 100 units above 8, more than 10 times as many"),
         ("200,4", "--layers has 200 units above 12, more than 10 times as many"),
@@ -171,7 +171,7 @@ def test_layers_that_are_none(refused, dataset, layers, said):
 
 def test_layers_of_a_model_without_any(refused, dataset):
     message = refused("fit", "--dataset", dataset, "--layers", "8,4")
-    assert "--layers: Expected a model in layers, such as stack, got clipped-pca" in message
+    assert "--layers: clipped-pca has no layers, unlike stack" in message
 
 
 def test_an_unknown_model_gets_a_suggestion(refused, dataset):

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.data import ingesting as ingest
-from flows.data.roles import ColumnRoles
+from flows.data import ingest
+from flows.data.columns import ColumnRoles
 from pipeline.executors.progress import ignore_progress
 from storage import open_dataset
 from storage.errors import DataError, FolderInUseError
@@ -42,7 +42,7 @@ def take_in(folders: list[str], path: AnyPath) -> NewFiles:
     intake = ingest.open_new_sources(folders, path, ColumnRoles())
     if intake.sources:
         ingest.write_rows(intake, ignore_progress)
-    return intake.arrivals
+    return intake.new_files
 
 
 def ingest_new(cli, *more: str):
@@ -136,7 +136,7 @@ def test_roles_are_those_of_the_first_time(cli, bits):
     [
         (["nowhere", "--new"], "nowhere: this is not a folder"),
         (["a.csv", "--new"], "a.csv: this is not a folder"),
-        (["incoming", "--new", "--append"], "Expected one of --append, --overwrite and --new"),
+        (["incoming", "--new", "--append"], "--append, --overwrite and --new cannot be combined"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(cli, bits, arguments, words):

@@ -81,7 +81,7 @@ def test_it_is_fitted_and_used(cli, data, model, artifact):
     (found,) = done.json["models"]
     assert 0.5 < found["neighbourhoods"]["trustworthiness"] < 1
     assert ("pairs" in found) == (model in SAMPLES)
-    assert any("draws no rows" in text for text in found["warnings"]) == (model not in SAMPLES)
+    assert any("cannot draw rows" in text for text in found["warnings"]) == (model not in SAMPLES)
     done = cli("evaluate", "--dataset", data, "--artifact", artifact, "--no-baselines")
     assert done.code == 0, done.err
     assert artifact in done.out

@@ -111,9 +111,9 @@ def test_an_interrupted_search_resumes_to_the_same_bytes(cli, found, folder, mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--k", N_ROWS), f"--k: Expected 1 to {N_ROWS - 1}, "),
-        (("--k", 0), f"--k: Expected 1 to {N_ROWS - 1}, "),
-        (("--queries", "q.zarr", "--k", N_ROWS + 1), f"--k: Expected 1 to {N_ROWS}, "),
+        (("--k", N_ROWS), f"Choose 1 to {N_ROWS - 1}."),
+        (("--k", 0), f"Choose 1 to {N_ROWS - 1}."),
+        (("--queries", "q.zarr", "--k", N_ROWS + 1), f"Choose 1 to {N_ROWS}."),
         (("--queries", "o.zarr"), "o.zarr: Expected feature 'f8' of "),
         (("--metric", "cosine"), "cosine"),
     ],

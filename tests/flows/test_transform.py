@@ -235,7 +235,7 @@ KILLED_AFTER_FIVE_RUNS = """
 import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import transform
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from storage.codes.unfinished_codes import ResumableResults
 
 note = ResumableResults.record_finished

@@ -16,10 +16,10 @@ from matplotlib.image import imread
 from scipy.special import logsumexp
 from sklearn.datasets import load_digits
 
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from flows.data import datasets
-from flows.data.ingesting import ingest_sources
-from flows.data.roles import ColumnRoles
+from flows.data.columns import ColumnRoles
+from flows.data.ingest import ingest_sources
 from flows.experiments import tipping as tipping
 from flows.experiments import tipping_trial as latent_plane
 from flows.experiments import tipping_trial as tipping_trials
@@ -215,9 +215,9 @@ def test_json_and_the_table_say_what_was_found(
     [
         (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
-        (("--output", "s3://bucket/x"), "s3://bucket/x: Expected a path of this machine"),
+        (("--output", "s3://bucket/x"), "s3://bucket/x is a URL, but only a local path works"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
-        (("--split", "2"), "--split: Expected --dataset beside it"),
+        (("--split", "2"), "--split needs --dataset"),
         (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
         (("--sede", "1"), "--sede"),
     ],

@@ -27,7 +27,7 @@ KILLED_AFTER_THREE_RUNS = f"""
 import os, signal, sys
 import pipeline.passes.row_ranges
 from flows import fit
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from storage.codes.unfinished_codes import ResumableResults
 
 note = ResumableResults.record_finished

@@ -32,7 +32,7 @@ pairs.choose_strip_height = lambda *of: {HEIGHT}
 KILLED = f"""
 import os, signal, sys
 from flows import fit
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from flows.fitting import stages
 from storage.codes.unfinished_codes import ResumableResults
 {IN_STRIPS}
@@ -227,9 +227,9 @@ def test_no_room_for_strips_is_told(cli: Any, data: Path, monkeypatch: pytest.Mo
 
 def test_memory_that_no_strips_fit_into_is_refused_with_the_least(cli: Any, data: Path) -> None:
     message = cli("fit", "--dataset", data, "--memory", "1kB").check_refused()
-    assert "GB of --memory for 150 features, got 0.0 GB. Give more" in message
+    assert "but --memory allows 0.0 GB. Allow more" in message
     message = cli("fit", "--dataset", data, "--memory", "much").check_refused()
-    assert message == "error: --memory: Expected a size such as 4GB, got 'much'."
+    assert message == "error: --memory: 'much' is not a size such as 4GB."
     assert not Path("runs").exists()
 
 
