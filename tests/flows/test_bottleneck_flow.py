@@ -177,12 +177,12 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
     [
         (
             (),
-            "has only one segment, so segments cannot be predicted. Choose a per-row column by --set",
+            "has only one segment, so segments cannot be predicted. Choose a per-row column by",
         ),
         (("column=",), "column is empty. Give the name of a per-row column"),
         (
             ("column=sex",),
-            "Expected a per-row column, got 'sex'. It has: kind, number, size, same, none, split.",
+            "there is no per-row column 'sex'. It has: kind, number, size, same, none, split.",
         ),
         (("column=same",), "Column 'same' has the same label in all rows"),
         (("column=none",), "Column 'none' has no labels"),
