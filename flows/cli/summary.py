@@ -13,7 +13,6 @@ from rich.table import Table
 
 from flows.cli.errors import format_warnings
 from flows.cli.splits import format_row_count
-from pipeline.inference.from_artifact import objective_from_artifact
 
 _MAX_SHOWN = 8
 
@@ -26,7 +25,7 @@ def summarize_fit(manifest: Mapping[str, Any], params: Any) -> dict[str, Any]:
         "warnings": format_warnings(manifest["warnings"]),
         "n_features": len(manifest["feature_names"]),
         "n_segments": len(manifest["segment_names"]),
-        "objective": objective_from_artifact(manifest),
+        "objective": manifest.get("objective"),
         "diagnostics": manifest["diagnostics"],
         "warm_start": manifest["warm_start"],
         "drift": manifest["drift"],

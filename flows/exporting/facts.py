@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from flows.cli.errors import format_warnings
 from flows.exporting.files import BatchedTable, make_table
-from pipeline.inference.from_artifact import objective_from_artifact
 from storage.artifacts.artifacts import Artifact
 
 
@@ -29,7 +28,7 @@ def _iter_facts(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     yield "components", manifest["n_components"]
     yield "segments", len(manifest["segment_names"])
     yield "objective_is", manifest["diagnostics"].get("objective_is", "objective")
-    yield "objective_per_row", objective_from_artifact(manifest)
+    yield "objective_per_row", manifest.get("objective")
     yield from manifest["diagnostics"].get("fit_statistics", {}).items()
     yield "converged", manifest["converged"]
     yield "passes", manifest["iterations"]

@@ -13,8 +13,7 @@ from flows.cli.imports import pause_garbage_collection
 from flows.cli.options import ExecutorName, ExecutorOptions
 from flows.running.cluster_settings import ClusterSettings, resolve_cluster_settings
 from pipeline.errors import FitError
-from pipeline.executors.base import Executor
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import Executor, SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 
 

@@ -43,8 +43,7 @@ import numpy as np
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import MapFunction
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import MapFunction, SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams, ParameterPoint
