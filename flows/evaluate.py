@@ -49,19 +49,19 @@ from pipeline.evaluation.calibration import (
 )
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
+    RowFold,
     describe_likelihood,
     describe_reconstruction,
     find_likelihood_measure,
     make_baseline_models,
     score_rows,
 )
-from pipeline.evaluation.folds import RowFold
 from pipeline.evaluation.prediction import describe_prediction
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import check_seed, fit_model, initialize_fit
 from pipeline.models.capabilities import CanSample
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.dataset.chunks import clear_chunk_cache
 from storage.dataset.dataset import BinaryDataset

@@ -34,7 +34,7 @@ from flows.running.row_results import run_writing_stages, write_row_ranges
 from flows.running.stages import StageRunner
 from pipeline.data.features import check_same_features
 from pipeline.errors import FitError
-from pipeline.evaluation.neighbours import NearestRowSearch
+from pipeline.evaluation.neighbourhoods import NearestRowSearch
 from pipeline.executors.base import Executor
 from pipeline.executors.code_digest import digest_modules
 from pipeline.executors.progress import Progress
@@ -115,7 +115,9 @@ class NeighboursJob:
             "metric": self.options.metric,
             "k": self.options.k,
             "versions": list_versions(),
-            "code": digest_modules("pipeline.fitting.pair_work", "pipeline.evaluation.neighbours"),
+            "code": digest_modules(
+                "pipeline.fitting.pair_work", "pipeline.evaluation.neighbourhoods"
+            ),
             "dataset": describe_dataset(self.dataset),
             "queries": None if self.queries is None else describe_dataset(self.queries),
         }

@@ -12,6 +12,7 @@ from rich.table import Table
 from flows.cli.errors import format_error
 from flows.cli.options import Json, make_app, run_app
 from flows.cli.summary import print_json
+from pipeline.learning.convergence import describe_ending
 from storage.errors import DataError
 from storage.format.manifests import read_manifest
 from storage.format.schema import ARTIFACT_FORMAT, FORMAT_VERSION
@@ -96,7 +97,7 @@ def _format_cells(fit: Mapping[str, Any]) -> tuple[str, ...]:
     if "refused" in fit:
         return (fit["refused"],)
     objective = f"{fit['objective']:.4f}" if fit["objective"] else ""  # 0: the model has none
-    ended = "" if fit["converged"] else "not converged"
+    ended = "" if fit["converged"] else describe_ending(False)
     warned = f"{fit['warnings']} warning{'s' * (fit['warnings'] != 1)}" if fit["warnings"] else ""
     counts = (fit[name] for name in ("components", "rows", "features"))
     numbers = ("" if count is None else f"{count:,}" for count in counts)

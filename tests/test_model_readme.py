@@ -44,7 +44,14 @@ def test_the_commands_of_the_page_work(page_folder: Path, cli: Any, monkeypatch:
     with start_command(*fit) as started:  # with worker processes, which find the file as well
         assert started.wait()[0] == 0
     assert cli("fit", *show[1:]).code == 0
-    use = ("--dataset", page_folder / "d.zarr", "--artifact", page_folder / "runs/d", "--output", "z.zarr")
+    use = (
+        "--dataset",
+        page_folder / "d.zarr",
+        "--artifact",
+        page_folder / "runs/d",
+        "--output",
+        "z.zarr",
+    )
     monkeypatch.setenv("LATENTBITS_MODELS", "two_kinds:TwoKinds")
     assert cli("transform", *use).code == 0
     assert open_codes("z.zarr")["mean"].shape == (3000, 2)

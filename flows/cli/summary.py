@@ -13,6 +13,7 @@ from rich.table import Table
 
 from flows.cli.errors import format_warnings
 from flows.cli.splits import format_row_count
+from pipeline.learning.convergence import describe_ending
 
 _MAX_SHOWN = 8
 
@@ -101,7 +102,7 @@ def _make_summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rows", format_row_count(summary["n_samples"], summary["split"])),
         ("features", f"{summary['n_features']:,}"),
         ("segments", f"{summary['n_segments']:,}"),
-        ("passes", f"{summary['iterations']}, {_format_convergence(summary)}"),
+        ("passes", f"{summary['iterations']}, {describe_ending(summary['converged'])}"),
         ("seconds", f"{summary['seconds']:.2f} ({stages})"),
     ]
     if summary["warm_start"]:
@@ -120,10 +121,6 @@ def _make_summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "mcs" in summary:
         rows.append(("truth", f"mean cosine similarity {summary['mcs']:.4f}"))
     return rows
-
-
-def _format_convergence(summary: Mapping[str, Any]) -> str:
-    return "converged" if summary["converged"] else "stopped before converging"
 
 
 def _format_spectrum(values: Sequence[float], n_features: int) -> str:

@@ -35,7 +35,7 @@ class SampleSource:
     label
         The column to tell, or None.
     executor, seed, progress
-        As for `pipeline.passes.collect.collect_statistics`.
+        As for `pipeline.passes.map_reduce.collect_statistics`.
     """
 
     dataset: BinaryDataset

@@ -10,11 +10,10 @@ import numpy as np
 from flows.cli.options import DATA, Option
 from pipeline.data.blocks import RowSource
 from pipeline.errors import FitError
-from pipeline.evaluation.group_traits import run_group_tests
-from pipeline.evaluation.item_bias import count_by_score, mantel_haenszel
+from pipeline.evaluation.item_bias import count_by_score, mantel_haenszel, run_group_tests
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
 

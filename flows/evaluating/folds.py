@@ -17,13 +17,13 @@ from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import (
     EvaluatedModel,
     LikelihoodMeasure,
+    RowFold,
     describe_likelihood,
     describe_reconstruction,
     find_likelihood_measure,
     make_baseline_models,
     score_rows,
 )
-from pipeline.evaluation.folds import RowFold
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress
 from pipeline.fitting.loop import fit_model
@@ -69,7 +69,7 @@ class CrossValidationRows:
     folds
         The folds.
     executor, seed, progress
-        As for `pipeline.passes.collect.collect_statistics`; the seed is that of draws of codes.
+        As for `pipeline.passes.map_reduce.collect_statistics`; the seed is that of draws of codes.
     """
 
     dataset: BinaryDataset

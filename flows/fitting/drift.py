@@ -32,9 +32,9 @@ from pipeline.models.base import Model
 from pipeline.models.capabilities import CanReconstruct, HasCompositeLikelihood
 from pipeline.models.state import FitState
 from pipeline.params import get_named_arrays
-from pipeline.passes.collect import TASK_MEMORY, collect_statistics
-from pipeline.statistics.base import Statistics
+from pipeline.passes.map_reduce import TASK_MEMORY, collect_statistics
 from pipeline.statistics.counts import POOLED_KEY, PairCounts, make_tiles
+from pipeline.statistics.sums import Statistics
 from storage.stores.locations import LATEST_NAME
 
 _MAX_FEATURES = 1500

@@ -29,9 +29,9 @@ from pipeline.fitting.loop import check_seed
 from pipeline.fitting.pair_work import get_pair_job_label
 from pipeline.models.base import Model
 from pipeline.models.capabilities import CanPredict
-from pipeline.passes.collect import KeptSums
-from pipeline.statistics.base import Statistics
+from pipeline.passes.map_reduce import KeptSums
 from pipeline.statistics.labels import SEGMENT
+from pipeline.statistics.sums import Statistics
 from storage.artifacts.run_folders import RunFolder
 from storage.dataset.dataset import BinaryDataset
 from storage.stores.locations import parse_path

@@ -17,9 +17,8 @@ from typing_extensions import TypedDict  # pydantic does not take that of Python
 from flows.data.datasets import digest_leading_chunks
 from pipeline.data.blocks import Tile
 from pipeline.executors.code_digest import digest_modules
-from pipeline.passes.collect import KeptSums
-from pipeline.passes.map_reduce import MergedChunks
-from pipeline.statistics.base import Statistics
+from pipeline.passes.map_reduce import KeptSums, MergedChunks
+from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import PackedArrays, load_packed, select_prefix, write_packed
 from storage.dataset.dataset import BinaryDataset
 from storage.errors import DataError
@@ -143,7 +142,7 @@ class _KeptSums:
     @cached_property
     def _modules(self) -> tuple[str, str]:
         """What decides the sums: the kind of statistics, and how they are merged."""
-        return self.kind.__module__, "pipeline.passes.collect"
+        return self.kind.__module__, "pipeline.passes.map_reduce"
 
     @cached_property
     def _code_digest(self) -> str:

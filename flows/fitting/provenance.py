@@ -13,7 +13,7 @@ from flows.data.fitted import LoadedModel
 from pipeline.errors import keep_placeholder
 from pipeline.evaluation.prediction import name_categories
 from pipeline.executors.code_digest import digest_modules
-from pipeline.learning.convergence import find_final_objective
+from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
 from pipeline.models.state import FitState
 from storage.dataset.dataset import BinaryDataset
@@ -88,13 +88,13 @@ def compute_fingerprint(described: dict[str, Any]) -> str:
 def describe_outcome(model: Model, dataset: BinaryDataset, state: FitState) -> dict[str, Any]:
     """Describe what a fit ended with."""
     names = (dataset.feature_names, dataset.segment_names)
-    convergence, history = model.get_convergence_criterion(state), state.history
+    ending = find_ending(model.get_convergence_criterion(state), state.history)
     labels = name_categories(model, state.params, dataset)
     return {
         "iterations": state.iteration,
-        "converged": convergence.has_converged(history),
-        "history": history,
-        "objective": find_final_objective(convergence, history) if history else None,
+        "converged": ending.converged,
+        "history": state.history,
+        "objective": ending.objective,
         "diagnostics": state.diagnostics,
         "warnings": [notice.render(*names, spell=keep_placeholder) for notice in state.warnings],
         "n_components": int(state.diagnostics["n_components"]),

@@ -40,7 +40,7 @@ from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
 from pipeline.passes.feature_strips import FeaturePairJob, make_square_rows
 from pipeline.passes.row_ranges import RangeResults
-from pipeline.statistics.base import Statistics
+from pipeline.statistics.sums import Statistics
 from storage.artifacts.artifacts import PAIRS_FOLDER, NamedArray, write_artifact
 from storage.codes.codes import open_codes, seal_codes
 from storage.codes.unfinished_codes import ResumableResults

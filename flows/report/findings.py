@@ -13,6 +13,7 @@ from flows.exporting.items import find_unbounded_weights
 from flows.report.figures.causes import find_causes, iter_unit_sentences
 from flows.report.figures.text import format_number
 from flows.report.tables.facts import format_dataset_name
+from pipeline.learning.convergence import describe_ending
 from storage.artifacts.artifacts import Artifact
 
 Array = NDArray[np.float64]
@@ -56,9 +57,9 @@ def _format_fit(manifest: Mapping[str, Any]) -> str:
     rows = f"{manifest.get('n_samples', manifest['dataset']['n_rows']):,} rows"
     rows += f" (split {manifest['split']})" if manifest["split"] else ""
     when = f" on {manifest['created'][:10]}" if manifest.get("created") else ""
-    ended = "." if manifest["converged"] else "; it stopped before it had converged."
+    ended = "" if manifest["converged"] else f"; it {describe_ending(False)}"
     of = f"{rows} of {n:,} features of {format_dataset_name(manifest)}"
-    return f"{manifest['model']} was fitted with {components} to {of}{when}{ended}"
+    return f"{manifest['model']} was fitted with {components} to {of}{when}{ended}."
 
 
 def _iter_share_sentences(artifact: Artifact) -> Iterator[str]:

@@ -48,7 +48,7 @@ from pipeline.executors.progress import Progress
 from pipeline.executors.threads import make_executor
 from pipeline.fitting.loop import fit_model as fit_model
 from pipeline.inference.transform import Reconstruction, TransformTask
-from pipeline.learning.convergence import find_final_objective
+from pipeline.learning.convergence import find_ending
 from pipeline.models.base import Model
 from pipeline.models.registry import find_model_class
 from pipeline.models.settings import can_be_none, check_types, list_hyperparameters
@@ -168,18 +168,17 @@ def fit_with_argument_names(
         warning.with_parameter_names(argument_names).render(*names) for warning in state.warnings
     )
     convergence, history = built.get_convergence_criterion(state), state.history
-    converged = convergence.has_converged(history)
     named = state.diagnostics.get("objective_is", "objective")
-    objective = find_final_objective(convergence, history) if history else None
+    ending = find_ending(convergence, history)
     return FittedModel(
         built,
         state.params,
         *names,
         history,
         warnings,
-        converged,
+        ending.converged,
         named,
-        objective,
+        ending.objective,
         name_categories(built, state.params, dataset),
         state.diagnostics.get("fit_statistics", {}),
     )

@@ -26,8 +26,12 @@ from pipeline.inference.sample import (
 )
 from pipeline.models.base import Model
 from pipeline.params import get_named_arrays
-from pipeline.passes.collect import TASK_MEMORY, collect_statistics
-from pipeline.passes.map_reduce import split_chunks_into_groups, tree_merge
+from pipeline.passes.map_reduce import (
+    TASK_MEMORY,
+    collect_statistics,
+    split_chunks_into_groups,
+    tree_merge,
+)
 from pipeline.statistics.counts import PairCounts, PairTable, make_tiles
 
 Array = NDArray[np.float64]

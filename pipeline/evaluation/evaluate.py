@@ -7,7 +7,7 @@ features and pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.blocks import BinaryBlock, RowSource, pack_block
+from pipeline.data.blocks import BinaryBlock, PackedChunk, RowSource, pack_block
 from pipeline.errors import FitError
 from pipeline.evaluation.prediction import TargetLabels, summarize_predictions
 from pipeline.executors.base import Executor
@@ -31,7 +31,7 @@ from pipeline.models.capabilities import (
     LogLikelihood,
 )
 from pipeline.numerics.metrics import reconstruction_losses
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import Sums
 
@@ -249,3 +249,54 @@ def describe_reconstruction(sums: Sums) -> dict[str, float]:
         return {}
     n_observed = max(int(sums.values["observed"]), 1)
     return {name: float(sums.values[name]) / n_observed for name in ("wrong_bits", "nll_per_bit")}
+
+
+def assign_folds(rows: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int64]:
+    """Give the fold of each original row, (n_rows,)."""
+    hands, places = np.divmod(rows, n_folds)
+    draws = RowRandom(seed).stream("folds").uniform(hands, n_folds)
+    own = np.take_along_axis(draws, places[:, None], axis=1)
+    folds: NDArray[np.int64] = (draws < own).sum(axis=1)
+    return folds
+
+
+@dataclass(frozen=True)
+class RowFold:
+    """One fold of several.
+
+    Attributes
+    ----------
+    index, n_folds
+        Which of how many.
+    seed
+        Of the deal.
+    """
+
+    index: int
+    n_folds: int
+    seed: int
+
+    def select_held_out(self, rows: RowSource) -> RowSource:
+        """Give the rows of the fold."""
+        return replace(rows, read=_FoldReader(rows.read, self, held_out=True))
+
+    def select_training(self, rows: RowSource) -> RowSource:
+        """Give all other rows."""
+        return replace(rows, read=_FoldReader(rows.read, self, held_out=False))
+
+
+@dataclass(frozen=True)
+class _FoldReader:
+    """Reads chunks in any process, and keeps the rows of a fold, or all others."""
+
+    read: Callable[[int], PackedChunk]
+    fold: RowFold
+    held_out: bool
+
+    def __call__(self, key: int) -> PackedChunk:
+        chunk = self.read(key)
+        of_fold = assign_folds(chunk.rows, self.fold.n_folds, self.fold.seed) == self.fold.index
+        keep = of_fold == self.held_out
+        if chunk.keep is not None:
+            keep &= chunk.keep
+        return replace(chunk, keep=keep)  # type: ignore[type-var]

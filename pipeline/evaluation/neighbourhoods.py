@@ -15,19 +15,63 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
+from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.evaluation.evaluate import EvaluatedModel
-from pipeline.evaluation.neighbours import NearestRowSearch
 from pipeline.evaluation.sampled_rows import SampledRows, code_rows
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.numerics.graphs.gaussian_kernel import squared_distances
+from pipeline.numerics.graphs.kernel_components import squared_distances
+from pipeline.numerics.graphs.nearest_rows import (
+    Metric,
+    NearestRows,
+    NumberedRows,
+    empty_nearest,
+    merge_nearest,
+)
 from pipeline.numerics.graphs.neighbourhoods import (
     NOT_AMONG_OTHERS,
     find_nearest_places,
     majority_label,
     trustworthiness,
 )
+from pipeline.passes.row_ranges import Arrays
+
+NO_PART = -1
+"""Part of rows that may have any neighbour."""
+
+
+@dataclass(frozen=True)
+class NearestRowSearch:
+    """Folds one more block into the nearest neighbours of rows, for `pair_work.RowPairJob`.
+
+    Attributes
+    ----------
+    metric
+        How far apart two rows are.
+    k
+        Neighbours of a row.
+    itself
+        Whether a row of the same number may be a neighbour: where the two blocks are of different
+        data.
+    """
+
+    metric: Metric
+    k: int
+    include_self: bool
+
+    def __call__(self, left: BinaryBlock, right: BinaryBlock, before: Arrays | None) -> Arrays:
+        """Give `distances` and `indices`, (n rows on the left, k), nearest first."""
+        if before is None:
+            found = empty_nearest(left.n_samples, self.k)
+        else:
+            found = NearestRows(before["distances"], before["indices"])
+        own = left.rows if not self.include_self else np.full(left.n_samples, NO_PART)
+        rows = NumberedRows(left.to_packed_rows(), left.rows, own)
+        others = NumberedRows(right.to_packed_rows(), right.rows, right.rows)
+        merge_nearest(self.metric, rows, others, found)
+        return found._asdict()
+
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -18,10 +18,10 @@ from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
 from pipeline.inference.transform import cast_for_storage, iter_portions
 from pipeline.models.base import Model
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.labels import convert_labels_to_numbers, get_labels
-from pipeline.statistics.row_sample import RowSample
+from pipeline.statistics.row_samples import RowSample
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -56,7 +56,7 @@ def draw_dataset_rows(
     Parameters
     ----------
     rows, executor, seed, progress
-        As for `pipeline.passes.collect.collect_statistics`; the seed decides which rows.
+        As for `pipeline.passes.map_reduce.collect_statistics`; the seed decides which rows.
     size
         Rows to draw at the most.
 
@@ -139,7 +139,7 @@ def code_rows(
     drawn
         The rows.
     executor, seed, progress
-        As for `pipeline.passes.collect.collect_statistics`; the seed is that of the codes.
+        As for `pipeline.passes.map_reduce.collect_statistics`; the seed is that of the codes.
 
     Raises
     ------

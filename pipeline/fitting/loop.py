@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.data.blocks import BinaryBlock, RowSource
-from pipeline.errors import FitError, FitWarning
+from pipeline.errors import FitError
 from pipeline.executors.base import Executor, MapFunction, limit_blas_threads
 from pipeline.executors.progress import Progress, ProgressMap, ignore_progress
 from pipeline.fitting.pair_work import (
@@ -23,8 +23,13 @@ from pipeline.fitting.pair_work import (
     run_in_memory,
     state_from_results,
 )
-from pipeline.learning.acceleration import SquaremStep, choose_squarem_step
-from pipeline.learning.convergence import describe_early_stop, find_final_objective, is_stage_over
+from pipeline.learning.convergence import (
+    SquaremStep,
+    choose_squarem_step,
+    find_final_objective,
+    is_stage_over,
+    warn_about_ending,
+)
 from pipeline.models.base import Model
 from pipeline.models.capabilities import (
     CanAccelerate,
@@ -35,7 +40,7 @@ from pipeline.models.capabilities import (
 )
 from pipeline.models.state import Arrays, FitState
 from pipeline.params import convert_to_c_order
-from pipeline.passes.collect import (
+from pipeline.passes.map_reduce import (
     NO_KEPT_SUMS,
     TASK_MEMORY,
     KeptSums,
@@ -47,8 +52,8 @@ from pipeline.passes.collect import (
 )
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
-from pipeline.statistics.base import Statistics
 from pipeline.statistics.several_starts import MultiStartStatistics
+from pipeline.statistics.sums import Statistics
 
 
 class PassInputs(NamedTuple):
@@ -396,5 +401,5 @@ def _complete_fit(model: Model, state: FitState, executor: Executor, seed: int) 
         with limit_blas_threads():
             prepared = convert_to_c_order(model.prepare(state.params, rng, executor.map))
         state = replace(state, params=prepared)
-    warning = describe_early_stop(model.get_convergence_criterion(state), state.history)
-    return replace(state, warnings=(*state.warnings, *([FitWarning(warning)] if warning else [])))
+    doubts = warn_about_ending(model.get_convergence_criterion(state), state.history)
+    return replace(state, warnings=(*state.warnings, *doubts))

@@ -1,51 +1,69 @@
-"""When a stage of a fit is done: converged and stopped are different answers."""
+"""When a stage of a fit ends, how its ending is described, and how SQUAREM shortens the way.
+
+A stage ends when it has converged, after `max_iter` passes, or when no step leads higher.
+
+SQUAREM extrapolates the steps of EM, with a safeguard that keeps the objective rising: R. Varadhan,
+C. Roland, "Simple and globally convergent methods for accelerating the convergence of any EM
+algorithm", Scandinavian Journal of Statistics 35 (2008), scheme S3. A cycle has three passes: from
+θ₀ to θ₁, from θ₁ to θ₂, and one from θ' = θ₀ − 2 α r + α² v with r = θ₁ − θ₀, v = θ₂ − 2 θ₁ + θ₀
+and α = −‖r‖ / ‖v‖. If θ' is worse than θ₁, the fit continues from θ₂.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
-_CYCLE_PASSES = 3  # passes
-_MAX_GAIN_RATIO = 0.99  # ratio of gains; a slower one cannot be told from rounding
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import FitWarning
+
+Array = NDArray[np.float64]
+AccelerationMemory = Mapping[str, NDArray[np.float64]]
+
+_CYCLE_PASSES = 3  # as many as SQUAREM has in a cycle
+_MAX_GAIN_RATIO = 0.99  # a slower decay of gains cannot be distinguished from rounding
+_FIRST_LIMIT, _GROWTH = 4.0, 4.0
 
 
 class ConvergenceCriterion(Protocol):
-    """Judges the history of objectives of one stage, maximised."""
+    """Judges the objectives of one stage, which are maximised."""
 
     @property
     def max_iter(self) -> int:
-        """Number of passes at the most."""
+        """Maximum number of passes."""
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the stage ends with the parameters of its best pass instead of its last."""
+        """Whether the stage ends with the parameters of its best pass, not of its last."""
 
     @property
     def is_stalled(self) -> bool:
-        """Whether no further pass can bring anything, though the fit has not converged."""
+        """Whether further passes are useless although the fit has not converged."""
 
     def has_converged(self, history: Sequence[float]) -> bool:
-        """Tell whether further passes would change nothing that matters."""
+        """Return whether further passes would change nothing that matters."""
 
 
 @dataclass(frozen=True)
 class ObjectiveCriterion:
-    """Converged once a cycle of passes, and all that are to come, hardly change the objective.
+    """Converged once neither the last cycle of passes nor all further ones change the objective.
 
-    Gains of EM shrink by a steady ratio in the end, so that those to come are a geometric series
-    (Aitken; D. Böhning et al., Ann. Inst. Statist. Math. 46 (1994)). The ratio is that
-    of one cycle to the one before: three passes, as many as SQUAREM has in a cycle, so that each of
-    them has one extrapolation beside two plain steps wherever it begins.
+    The gains of EM finally shrink by a constant ratio, so the gains still to come are a geometric
+    series (Aitken; D. Böhning et al., Ann. Inst. Statist. Math. 46 (1994)). The ratio compares two
+    cycles of three passes. SQUAREM's cycles are as long, so each cycle here contains one
+    extrapolation and two plain steps, wherever it begins.
 
     Attributes
     ----------
     max_iter
-        Number of passes at the most.
+        Maximum number of passes.
     tol
-        Change of the objective per row, relative where that is above 1; 0 for a model that is done
-        after its one pass.
+        Change of the objective per row, relative if the objective is above 1; 0 for a model that
+        needs a single pass.
     """
 
     max_iter: int
@@ -54,24 +72,25 @@ class ObjectiveCriterion:
     is_stalled: ClassVar[bool] = False
 
     def has_converged(self, history: Sequence[float]) -> bool:
-        """Tell whether the last cycle changed nothing that matters, nor would all further ones."""
+        """Return whether the last cycle changed little, and further ones would too."""
         if self.max_iter == 1 and self.tol == 0:
             return len(history) >= 1
         if len(history) < 2:
             return False
-        least = self.tol * max(1.0, abs(history[-1]))
-        if len(history) == 2:  # one plain step, as of a warm start: any ratio may follow
-            return abs(history[1] - history[0]) * _MAX_GAIN_RATIO / (1 - _MAX_GAIN_RATIO) <= least
+        threshold = self.tol * max(1.0, abs(history[-1]))
+        if len(history) == 2:  # one plain step, as after a warm start: any ratio may follow
+            change = abs(history[1] - history[0])
+            return change * _MAX_GAIN_RATIO / (1 - _MAX_GAIN_RATIO) <= threshold
         if len(history) <= _CYCLE_PASSES:
             return False
         change = abs(history[-1] - history[-1 - _CYCLE_PASSES])
-        return change <= least and estimate_remaining_gain(history) <= least
+        return change <= threshold and estimate_remaining_gain(history) <= threshold
 
 
 def estimate_remaining_gain(history: Sequence[float]) -> float:
-    """Expect how much further passes would raise the objective, by its last two cycles.
+    """Estimate from the last two cycles how much further passes would raise the objective.
 
-    0 where there are not as many, or the last one raised nothing.
+    The estimate is 0 if there are fewer than two cycles, or if the last one gained nothing.
     """
     if len(history) <= 2 * _CYCLE_PASSES:
         return 0.0
@@ -88,21 +107,21 @@ def _is_never_lost(best: float, score: float) -> bool:
 
 @dataclass(frozen=True)
 class PatienceCriterion:
-    """Converged once so many passes brought nothing better: for scores of rows held out.
+    """Converged after a number of passes without improvement, for scores of held-out rows.
 
     Attributes
     ----------
     max_iter
-        Number of passes at the most.
+        Maximum number of passes.
     patience
-        Passes to wait for something better.
+        Number of passes to wait for an improvement.
     tol
-        Gain that counts as better, relative where the score is above 1 in size.
+        Smallest gain that counts as an improvement, relative if the score is above 1 in size.
     is_lost
-        Whether a score is so far below the best that the fit goes back: that pass is not waited
-        for.
-    comes_to_rest
-        Whether passes change less and less, so that all of them done is as good as converged.
+        Whether a score is so far below the best that the fit goes back. Such passes do not count
+        as waiting.
+    converges_at_max_iter
+        Whether steps shrink from pass to pass, so that a fit that did all of them has converged.
     """
 
     max_iter: int
@@ -114,7 +133,7 @@ class PatienceCriterion:
     is_stalled: ClassVar[bool] = False
 
     def count_waiting_passes(self, history: Sequence[float]) -> int:
-        """Count the passes since the last that was better."""
+        """Count the passes since the last improvement."""
         best, n_passes = -math.inf, 0
         for k, score in enumerate(history):
             if k == 0 or score > best + self.tol * max(1.0, abs(best)):
@@ -124,7 +143,7 @@ class PatienceCriterion:
         return n_passes
 
     def has_converged(self, history: Sequence[float]) -> bool:
-        """Tell whether the best pass is that long ago."""
+        """Return whether the last improvement is `patience` passes ago."""
         if not history:
             return False
         if self.converges_at_max_iter and len(history) >= self.max_iter:
@@ -141,24 +160,24 @@ class PassCountCriterion:
     is_stalled: ClassVar[bool] = False
 
     def has_converged(self, history: Sequence[float]) -> bool:
-        """Tell whether all passes are done."""
+        """Return whether all passes are done."""
         return len(history) >= self.max_iter
 
 
 @dataclass(frozen=True)
 class ExpectedGainCriterion:
-    """Converged once the step that led to the last pass had next to nothing to gain.
+    """Converged once the last step had almost nothing to gain.
 
     Attributes
     ----------
     max_iter
-        Number of passes at the most.
+        Maximum number of passes.
     tol
-        What a step should gain, in all rows together, nats.
+        Smallest gain of a step that is worth a pass, in all rows together, nats.
     gain
-        What the last one should.
-    stalled
-        Whether no step leads higher, though one should.
+        Gain that was expected of the last step.
+    is_stalled
+        Whether no step leads higher, although one should.
     """
 
     max_iter: int
@@ -168,29 +187,115 @@ class ExpectedGainCriterion:
     keeps_best: bool = False
 
     def has_converged(self, history: Sequence[float]) -> bool:
-        """Tell whether the last step was too small to matter."""
+        """Return whether the last step was too small to matter."""
         return bool(history) and self.gain <= self.tol
 
 
 def is_stage_over(convergence: ConvergenceCriterion, history: Sequence[float]) -> bool:
-    """Tell whether a stage is over, converged or not."""
+    """Return whether a stage is over, converged or not."""
     is_last = len(history) >= convergence.max_iter
     return convergence.is_stalled or is_last or convergence.has_converged(history)
 
 
 def find_final_objective(convergence: ConvergenceCriterion, history: Sequence[float]) -> float:
-    """Give the objective of the parameters that a stage ends with."""
+    """Return the objective of the parameters that a stage ends with."""
     return max(history) if convergence.keeps_best else history[-1]
 
 
-def describe_early_stop(convergence: ConvergenceCriterion, history: Sequence[float]) -> str | None:
-    """Say so when the fit stopped before it converged."""
+class Ending(NamedTuple):
+    """How a fit ended.
+
+    Attributes
+    ----------
+    converged
+        Whether its last stage converged.
+    objective
+        Objective of the final parameters, nats per row; None for a fit without passes.
+    """
+
+    converged: bool
+    objective: float | None
+
+
+def find_ending(convergence: ConvergenceCriterion, history: Sequence[float]) -> Ending:
+    """Return how a fit ended, from the criterion and the history of its last stage."""
+    objective = find_final_objective(convergence, history) if history else None
+    return Ending(convergence.has_converged(history), objective)
+
+
+def describe_ending(converged: bool) -> str:
+    """Return how a fit ended in words, as summaries, reports and lists of runs show it."""
+    return "converged" if converged else "stopped before converging"
+
+
+def warn_about_ending(
+    convergence: ConvergenceCriterion, history: Sequence[float]
+) -> tuple[FitWarning, ...]:
+    """Return a warning if a fit stopped before it converged."""
     if convergence.has_converged(history) or not is_stage_over(convergence, history):
-        return None
-    last = ", ".join(f"{value:.6f}" for value in history[-2:])
+        return ()
     if convergence.is_stalled:
-        return (
-            "no step led higher any more, so the fit may have ended before the maximum; fewer "
-            f"components may do better; last objectives: {last}"
-        )
-    return f"stopped at max_iter={convergence.max_iter} before converging; last objectives: {last}"
+        reason = "because no step led higher; fewer components may do better"
+    else:
+        reason = f"after {convergence.max_iter} passes; raise {{max_iter}}"
+    objectives = ", ".join(f"{value:.6f}" for value in history[-2:])
+    text = f"{describe_ending(False)}, {reason}. Last objectives: {objectives}"
+    return (FitWarning(text),)
+
+
+class SquaremStep(NamedTuple):
+    """The parameters of the next pass.
+
+    Attributes
+    ----------
+    parameters
+        θ of the next pass.
+    memory
+        Argument of the next call.
+    accepted
+        False if the extrapolation that the last pass evaluated is taken back.
+    """
+
+    parameters: Array
+    memory: AccelerationMemory
+    accepted: bool
+
+
+def choose_squarem_step(
+    at: Array, mapped: Array, objective: float, memory: AccelerationMemory
+) -> SquaremStep:
+    """Choose the parameters of the next pass.
+
+    Parameters
+    ----------
+    at, mapped
+        θ of the last pass, and the result of EM at θ: vectors.
+    objective
+        Objective at `at`.
+    memory
+        Memory of the step before; empty before the first.
+    """
+    place, limit = int(memory.get("place", 0)), float(memory.get("limit", _FIRST_LIMIT))
+    if place == 0:
+        return SquaremStep(mapped, _make_memory(1, limit, start=at), True)
+    if place == 1:
+        return _extrapolate(memory["start"], at, mapped, objective, limit)
+    if objective < float(memory["objective"]):
+        return SquaremStep(memory["fallback"], _make_memory(0, max(limit / _GROWTH, 1.0)), False)
+    return SquaremStep(mapped, _make_memory(0, limit), True)
+
+
+def _extrapolate(
+    start: Array, middle: Array, end: Array, objective: float, limit: float
+) -> SquaremStep:
+    r, v = middle - start, end - 2 * middle + start
+    length = float(np.linalg.norm(r) / max(np.linalg.norm(v), np.finfo(float).tiny))
+    alpha = -float(np.clip(length, 1.0, limit))
+    if alpha == -limit:
+        limit *= _GROWTH
+    memory = _make_memory(2, limit, fallback=end, objective=np.array(objective))
+    return SquaremStep(start - 2 * alpha * r + alpha**2 * v, memory, True)
+
+
+def _make_memory(place: int, limit: float, **arrays: Array) -> AccelerationMemory:
+    return {"place": np.array(float(place)), "limit": np.array(limit), **arrays}

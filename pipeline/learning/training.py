@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,70 @@ from pipeline.learning.batches import (
 )
 from pipeline.learning.convergence import PatienceCriterion
 from pipeline.learning.held_out import is_held_out
-from pipeline.learning.optimisers import Optimiser, OptimiserKind, OptimiserMemory
+from pipeline.numerics.networks.gradient_steps import adam_step, momentum_step
 from pipeline.random import RowRandom
 from pipeline.statistics.sums import StepSums, Sums
+
+Numbers = NDArray[Any]
+OptimiserMemory = Mapping[str, Numbers]
+OptimiserKind = Literal["adam", "momentum"]
+
+_ADAM_BETA_2 = 0.999
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Takes steps.
+
+    Attributes
+    ----------
+    kind
+        `adam` or `momentum`.
+    momentum
+        Share that the mean slope keeps of itself from step to step; of momentum the velocity.
+    floor
+        Added by Adam to the root of the mean square. Parameters whose slopes are smaller move
+        as without Adam, instead of by the noise of their slopes.
+    """
+
+    kind: OptimiserKind
+    momentum: float
+    floor: float
+
+    def make_memory(self, n_numbers: int, dtype: str = "float32") -> OptimiserMemory:
+        """Give the memory before the first step of so many parameters."""
+        if self.kind == "momentum":
+            return {"velocity": np.zeros(n_numbers, dtype)}
+        means = {name: np.zeros(n_numbers, dtype) for name in ("first", "second")}
+        return {**means, "steps": np.zeros(1, dtype)}
+
+    def step(
+        self, parameters: Numbers, slope: Numbers, memory: OptimiserMemory, rate: float
+    ) -> None:
+        """Change parameters and memory in place.
+
+        Parameters
+        ----------
+        parameters, slope
+            (n_numbers,), of the memory's type.
+        memory
+            From `memory`.
+        rate
+            Length of the step.
+        """
+        number = parameters.dtype.type
+        if self.kind == "momentum":
+            share = number(self.momentum)
+            momentum_step(parameters, slope, memory["velocity"], number(rate), share)
+            return
+        memory["steps"][0] += 1
+        steps, kept = float(memory["steps"][0]), (self.momentum, _ADAM_BETA_2)
+        first, second = (1 - share**steps for share in kept)
+        length, floor = rate * math.sqrt(second) / first, self.floor * math.sqrt(second)
+        gains = (number(1 - kept[0]), number(1 - kept[1]))
+        means = memory["first"], memory["second"]
+        adam_step(parameters, slope, *means, number(length), gains, number(floor))
+
 
 Arrays = Mapping[str, NDArray[Any]]
 ScoreRows = Callable[[TrainingBatch], NDArray[np.float64]]

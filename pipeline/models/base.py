@@ -14,7 +14,7 @@ from pipeline.learning.convergence import ConvergenceCriterion, ObjectiveCriteri
 from pipeline.models.settings import check_settings
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
-from pipeline.statistics.base import Statistics
+from pipeline.statistics.sums import Statistics
 
 
 class Model(Protocol):

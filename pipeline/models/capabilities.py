@@ -15,7 +15,7 @@ from pipeline.models.base import Model
 from pipeline.models.state import Arrays, FitState
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
-from pipeline.statistics.base import Statistics
+from pipeline.statistics.sums import Statistics
 
 Array = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError, FitWarning
 from pipeline.numerics.bits import kernels
-from pipeline.statistics.by_segment import sum_by_segment, sum_weighted_rows
+from pipeline.statistics.sums import sum_by_segment, sum_weighted_rows
 
 Counts = NDArray[np.int64]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
 
-from pipeline.statistics.base import Statistics
+from pipeline.statistics.sums import Statistics
 
 
 @dataclass(frozen=True)

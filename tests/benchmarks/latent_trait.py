@@ -24,7 +24,7 @@ from pipeline.fitting.loop import fit_model
 from pipeline.models.latent_trait.em import LatentTraitParams, make_params
 from pipeline.models.latent_trait.model import LatentTrait
 from pipeline.numerics.logistic.logistic_bound import variational_e_step
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.sums import Sums
 from storage.dataset.chunks import clear_chunk_cache
 from storage.dataset.dataset import BinaryDataset, ChunkReader, open_dataset

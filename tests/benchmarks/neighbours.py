@@ -21,7 +21,7 @@ from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
 from pipeline.data.blocks import BinaryBlock, pack_block
-from pipeline.evaluation.neighbours import NearestRowSearch
+from pipeline.evaluation.neighbourhoods import NearestRowSearch
 from pipeline.executors.base import Executor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.pair_work import RowPairJob, run_in_memory

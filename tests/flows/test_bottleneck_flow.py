@@ -216,7 +216,7 @@ def test_training_that_diverges_is_told(cli, folder):
     assert done.code == 0, done.err
     told, stopped = done.json["warnings"]
     assert "training diverged" in told
-    assert "stopped at max_iter=5" in stopped
+    assert "stopped before converging, after 5 passes" in stopped
     assert "Take shorter steps: --set rate=0.05." in told
     assert not done.json["converged"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from flows.evaluating.comparison_tables import print_evaluation
 from pipeline.data.blocks import pack_block
-from pipeline.evaluation.folds import assign_folds
+from pipeline.evaluation.evaluate import assign_folds
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture

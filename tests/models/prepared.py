@@ -22,7 +22,7 @@ from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.state import FitState
 from pipeline.params import optional_array_field
 from pipeline.random import RowRandom
-from pipeline.statistics.row_sample import RowSample
+from pipeline.statistics.row_samples import RowSample
 
 _DRAWS, _TASKS = 2000, 4
 

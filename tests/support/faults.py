@@ -89,7 +89,7 @@ def interrupt_at(block: int, log: Path) -> None:
         return check_and_count
 
     for module in map(
-        importlib.import_module, ("pipeline.passes.collect", "pipeline.inference.transform")
+        importlib.import_module, ("pipeline.passes.map_reduce", "pipeline.inference.transform")
     ):
         module.check_cancelled = watched(module.check_cancelled)
 

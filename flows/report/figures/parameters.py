@@ -24,6 +24,7 @@ from flows.report.figures.intervals import format_interval, plot_intervals
 from flows.report.figures.marks import Figure, LegendKey, LineMarks, Mark, RuleMark
 from flows.report.figures.rows import CodedRows
 from flows.report.figures.text import format_number, format_shown_count
+from pipeline.learning.convergence import describe_ending
 from pipeline.models.capabilities import HiddenCauses
 from storage.artifacts.artifacts import Artifact
 
@@ -106,7 +107,7 @@ def _plot_history(artifact: Artifact) -> Iterator[Figure]:
     named = artifact.manifest["diagnostics"].get("objective_is", "objective")
     plot = plot_curve(history, ("pass", f"{named}, nats a row"))
     first, last = format_number(history[0], 6), format_number(history[-1], 6)
-    ended = "converged" if artifact.manifest["converged"] else "stopped before it converged"
+    ended = describe_ending(artifact.manifest["converged"])
     alt = f"The {named} went from {first} to {last} nats a row in {len(history)} passes; {ended}."
     note = f"{first} → {last} nats a row; {ended}."
     kept = artifact.manifest.get("objective")

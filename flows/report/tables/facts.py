@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flows.cli.splits import format_row_count
 from flows.report.figures.causes import TextTable
 from flows.report.figures.text import format_number
+from pipeline.learning.convergence import describe_ending
 from pipeline.models.registry import find_models
 from storage.artifacts.artifacts import Artifact
 
@@ -56,7 +57,6 @@ def format_dataset_name(manifest: Manifest) -> str:
 def describe_fit(manifest: Manifest) -> FactRows:
     """Describe the fit in a few lines."""
     split = manifest["split"]
-    ended = "converged" if manifest["converged"] else "stopped before converging"
     facts = [
         ("model", manifest["model"]),
         ("dataset", format_dataset_name(manifest)),
@@ -64,7 +64,7 @@ def describe_fit(manifest: Manifest) -> FactRows:
         ("features", f"{len(manifest['feature_names']):,}"),
         ("segments", f"{len(manifest['segment_names']):,}"),
         ("components", f"{manifest['n_components']:,}"),
-        ("passes", f"{manifest['iterations']:,}, {ended}"),
+        ("passes", f"{manifest['iterations']:,}, {describe_ending(manifest['converged'])}"),
     ]
     if objective := manifest.get("objective"):
         named = manifest["diagnostics"].get("objective_is", "objective")

@@ -17,11 +17,10 @@ from sklearn.decomposition import PCA
 
 from flows.cli.options import run_app
 from flows.data import datasets
+from flows.experiments import denoising
 from flows.experiments.__main__ import app
-from flows.experiments.denoising import command as denoising
-from flows.experiments.denoising.command import split_images
-from flows.experiments.denoising.trial import add_noise
-from flows.experiments.tipping.command import open_images
+from flows.experiments.denoising import add_noise, split_images
+from flows.experiments.tipping import open_images
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.models.registry import find_model_class

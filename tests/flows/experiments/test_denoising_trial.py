@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.experiments.binary_ica.trials import pack_rows_in_memory
-from flows.experiments.denoising.trial import DenoisingTrial, add_noise, run_denoising_trial
-from flows.experiments.tipping.trial import draw_noisy_prototypes
+from flows.experiments.binary_ica_trials import pack_rows_in_memory
+from flows.experiments.denoising import DenoisingTrial, add_noise, run_denoising_trial
+from flows.experiments.tipping_trial import draw_noisy_prototypes
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor

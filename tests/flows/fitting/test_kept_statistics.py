@@ -14,7 +14,7 @@ from flows.fitting import kept_statistics as kept_module
 from flows.fitting.kept_statistics import STATISTICS_FOLDER, open_kept_statistics
 from pipeline.data.blocks import RowSource, Tile
 from pipeline.executors.base import SerialExecutor
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from storage.artifacts.artifacts import load_artifact
 from storage.dataset.dataset import BinaryDataset, open_dataset

@@ -22,14 +22,14 @@ from pipeline.fitting.loop import collect_first_statistics, fit_model, fit_pass,
 from pipeline.learning.convergence import (
     ObjectiveCriterion,
     PatienceCriterion,
-    describe_early_stop,
     is_stage_over,
+    warn_about_ending,
 )
 from pipeline.models.base import Model
 from pipeline.models.bernoulli_mixture.model import BernoulliMixture
 from pipeline.models.state import FitState
 from pipeline.params import array_field
-from pipeline.passes.collect import collect_statistics
+from pipeline.passes.map_reduce import collect_statistics
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 from tests.models.climber import Climber
@@ -218,7 +218,7 @@ def test_a_fit_that_stops_early_says_so() -> None:
     state = fit_model(Shares(max_iter=3), ROWS, SERIAL)
     assert state.iteration == 3
     (notice,) = state.warnings
-    assert "stopped at max_iter=3 before converging" in notice.text
+    assert "stopped before converging, after 3 passes; raise {max_iter}" in notice.text
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -308,14 +308,14 @@ def test_converged_and_stopped_are_different_answers(
     convergence = ObjectiveCriterion(max_iter=4, tol=1e-3)
     assert convergence.has_converged(history) == converged
     assert is_stage_over(convergence, history) == (converged or stopped)
-    assert bool(describe_early_stop(convergence, history)) == (stopped and not converged)
+    assert bool(warn_about_ending(convergence, history)) == (stopped and not converged)
 
 
 def test_one_pass_models_converge_in_one_pass() -> None:
     monitor = ObjectiveCriterion(max_iter=1, tol=0.0)
     assert not monitor.has_converged([])
     assert monitor.has_converged([0.0])
-    assert describe_early_stop(monitor, [0.0]) is None
+    assert warn_about_ending(monitor, [0.0]) == ()
 
 
 def reads_of(model: Model, rows: RowSource = ROWS) -> tuple[FitState, list[int]]:

@@ -14,9 +14,8 @@ from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.optimisers import Optimiser
-from pipeline.models.bottleneck import Bottleneck
-from pipeline.models.bottleneck.learner import BottleneckLearner
+from pipeline.learning.training import Optimiser
+from pipeline.models.bottleneck import Bottleneck, BottleneckLearner
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.three_layers import score_gradient
 from pipeline.random import RowRandom
@@ -217,5 +216,5 @@ def test_training_that_diverges_is_told_and_the_best_pass_kept(kind: Any) -> Non
     told = [w.text for w in state.warnings]
     assert told[0].startswith("training diverged: no pass was better than before the first step.")
     assert told[0].endswith("Take shorter steps: --set rate=0.05.")
-    assert "stopped at max_iter=10 before converging" in told[1]
+    assert "stopped before converging, after 10 passes; raise {max_iter}" in told[1]
     assert np.isfinite(state.params.weights).all()

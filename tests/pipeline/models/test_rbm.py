@@ -15,12 +15,11 @@ from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.optimisers import Optimiser
+from pipeline.learning.training import Optimiser
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule, theta_as_layer
-from pipeline.models.rbm.normaliser import enumerate_log_z, estimate_log_z
-from pipeline.models.rbm.params import RBMParams
-from pipeline.models.rbm.steps import ChainSteps
+from pipeline.models.rbm.model import ChainSteps, RBMParams
+from pipeline.models.rbm.partition import enumerate_log_z, estimate_log_z
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient
@@ -359,7 +358,7 @@ def test_diverging_training_is_told_and_the_last_good_parameters_kept() -> None:
     texts = [notice.text for notice in state.warnings]
     assert texts[0].startswith("training diverged: no pass was better than before the first step.")
     assert texts[0].endswith("Take shorter steps: --set rate=0.05.")
-    assert texts[1].startswith("stopped at max_iter=20 before converging")
+    assert texts[1].startswith("stopped before converging, after 20 passes; raise {max_iter}")
     nats = MODEL.pseudo_log_likelihood(state.params, pack_block(X), RNG).mean()
     assert nats > state.params.baseline_log_likelihood - 1
 

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from flows.experiments.binary_ica.trials import pack_rows_in_memory
+from flows.experiments.binary_ica_trials import pack_rows_in_memory
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.base import SerialExecutor
@@ -18,10 +18,11 @@ from pipeline.fitting.loop import (
     fit_model,
     initialize_fit,
 )
-from pipeline.learning.convergence import describe_early_stop, is_stage_over
+from pipeline.learning.convergence import is_stage_over, warn_about_ending
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
-from pipeline.models.binary_ica.likelihood_params import ParameterPoint
+from pipeline.models.binary_ica.likelihood import find_patterns, sum_scores
 from pipeline.models.binary_ica.optimiser import (
+    ParameterPoint,
     find_maximum,
     limit_step,
     log_prior,
@@ -29,10 +30,9 @@ from pipeline.models.binary_ica.optimiser import (
     make_initial_priors,
     update_priors,
 )
-from pipeline.models.binary_ica.scoring import find_patterns, sum_scores
 from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.numerics.probit.probit_quadrature import quadrature_scores
-from pipeline.statistics.scores import ScoreSums
+from pipeline.statistics.sums import ScoreSums
 from storage.examples import draw_nonstationary_rows, draw_nonstationary_truth
 
 SEGMENTS = 12
@@ -85,7 +85,7 @@ def test_it_finds_the_mixing_better_than_blica_and_climbs_above_it_and_the_truth
 def test_a_fit_that_is_cut_short_ends_at_the_highest_point_that_it_scored():
     _, rows, X = drawn(rows=100)
     state = fit_model(BinaryICALikelihood(2, max_iter=2), rows, SerialExecutor(), 0)
-    assert "stopped at max_iter=2" in state.warnings[0].text
+    assert "stopped before converging, after 2 passes; raise {max_iter}" in state.warnings[0].text
     assert log_likelihood(state.params, X) / len(X) == pytest.approx(state.history[-1], rel=1e-9)
 
 
@@ -103,8 +103,9 @@ def test_where_no_step_leads_higher_a_fit_ends_and_says_so_unless_noise_hides_it
         n_steps += 1
     assert n_steps > 1
     np.testing.assert_allclose(state.params.point.to_vector(), highest)
-    warning = describe_early_stop(model.get_convergence_criterion(state), [-1.0])
-    assert warning is None if variance else "no step led higher" in warning
+    warnings = warn_about_ending(model.get_convergence_criterion(state), [-1.0])
+    texts = [warning.text for warning in warnings]
+    assert ["no step led higher" in text for text in texts] == ([] if variance else [True])
 
 
 def test_most_true_entries_lie_within_two_standard_errors(found):

@@ -1,0 +1,398 @@
+"""Moment matching after the optimum: gaps, variances, column order, bootstrap intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from pipeline.executors.threads import ThreadsExecutor
+from pipeline.models.binary_ica.moment_matching import optimiser
+from pipeline.models.binary_ica.moment_matching.matching import (
+    MAX_ROUNDS,
+    bootstrap_mixing_interval,
+    calibrate_variances,
+    count_surplus_equations,
+    estimate_source_means,
+    fill_gaps,
+    normalize_solution,
+)
+from pipeline.models.binary_ica.moment_matching.objective import MatchSolution
+from pipeline.models.binary_ica.moment_matching.optimiser import (
+    Optimum,
+    maximise,
+    maximise_from_seeds,
+)
+from pipeline.models.binary_ica.moment_matching.segments import (
+    SegmentCorrelations,
+    SegmentStatus,
+    estimate_segments,
+)
+from pipeline.numerics.gaussian.tetrachoric import PairStatus
+from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
+from pipeline.statistics.counts import PairCounts
+from tests.pipeline.models.binary_ica.moment_matching import (
+    Floats,
+    correlations_of,
+    counts_of,
+    drawn,
+    planted,
+    segments_of_truth,
+    solution_of,
+)
+
+TRUTH = planted(6, 2, 8)
+LOOSE = 1e6
+"""A condition number that no segment has, so that nothing is ridged."""
+
+
+# --- gaps ----------------------------------------------------------------------------------------
+
+
+def with_gaps(*gaps: tuple[int, int, int]) -> SegmentCorrelations:
+    """Exact segments whose pairs (segment, i, j) are unknown and set to the mean of the others."""
+    segments = segments_of_truth(TRUTH)
+    correlation, status = segments.correlation.copy(), segments.pair_status.copy()
+    for u, i, j in gaps:
+        others = np.delete(segments.correlation[:, i, j], u)
+        correlation[u, [i, j], [j, i]] = others.mean()
+        status[u, [i, j], [j, i]] = PairStatus.NO_OBSERVATIONS
+    return replace(segments, pair_status=status).with_correlation(correlation, map)
+
+
+def best_of(segments: SegmentCorrelations, regularization: float) -> Optimum:
+    return maximise_from_seeds(segments.moments(regularization), 2, range(2), map)[0]
+
+
+def test_gaps_are_filled_by_what_the_model_says() -> None:
+    gaps = [(0, 0, 1), (0, 2, 3), (3, 0, 5), (7, 1, 4)]
+    segments = with_gaps(*gaps)
+    first = best_of(segments, LOOSE)
+    optimum, filled, n_rounds = fill_gaps(first, segments, LOOSE, map)
+    assert 1 < n_rounds < MAX_ROUNDS
+    truth = correlations_of(TRUTH)
+    for u, i, j in gaps:
+        implied = optimum.solution.model_correlation(u)[i, j]
+        assert filled.correlation[u, j, i] == pytest.approx(filled.correlation[u, i, j])
+        assert filled.correlation[u, i, j] == pytest.approx(implied, abs=2e-3)
+        assert filled.correlation[u, i, j] == pytest.approx(truth[u, i, j], abs=0.005)
+        assert abs(first.solution.model_correlation(u)[i, j] - truth[u, i, j]) > 0.02
+    known = ~segments.find_undefined_pairs()
+    np.testing.assert_array_equal(filled.correlation[known], segments.correlation[known])
+    np.testing.assert_array_equal(filled.pair_status, segments.pair_status)
+    assert mean_cosine_similarity(optimum.solution.mixing, TRUTH.mixing) > 0.9999
+    np.testing.assert_allclose(
+        filled.extremes, np.linalg.eigvalsh(filled.correlation)[:, [0, -1]], atol=1e-12
+    )
+
+
+def test_what_the_ridge_took_is_given_back_to_the_gaps() -> None:
+    gaps = [(0, 0, 1), (3, 0, 5)]
+    segments = with_gaps(*gaps)
+    optimum, filled, _ = fill_gaps(best_of(segments, 4.0), segments, 4.0, map)
+    ridge = filled.moments(4.0).ridge
+    for u, i, j in gaps:
+        assert ridge[u] > 0.2
+        stretched = optimum.solution.model_correlation(u)[i, j] * (1 + ridge[u])
+        assert filled.correlation[u, i, j] == pytest.approx(stretched, abs=5e-3)
+
+
+def test_without_gaps_nothing_is_fitted() -> None:
+    segments = segments_of_truth(TRUTH)
+    optimum = best_of(segments, LOOSE)
+    same, untouched, n_rounds = fill_gaps(optimum, segments, LOOSE, map)
+    assert (same, untouched, n_rounds) == (optimum, segments, 0)
+
+
+def test_gaps_of_segments_left_out_stay() -> None:
+    segments = with_gaps((2, 0, 1), (5, 2, 3))
+    status = segments.status.copy()
+    status[2] = SegmentStatus.UNDEFINED_PAIRS
+    segments = replace(segments, status=status)
+    optimum, filled, _ = fill_gaps(best_of(segments, LOOSE), segments, LOOSE, map)
+    assert optimum.solution.log_variances.shape == (7, 2)
+    np.testing.assert_array_equal(filled.correlation[2], segments.correlation[2])
+    expected = correlations_of(TRUTH)[5, 2, 3]
+    assert filled.correlation[5, 2, 3] == pytest.approx(expected, abs=0.02)
+
+
+# --- variances -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("regularization", [1.5, 4.0, LOOSE])
+def test_variances_and_scales_come_back_whatever_the_ridge(regularization: float) -> None:
+    """Started at half of the size, with the true directions in columns of any length."""
+    segments = segments_of_truth(TRUTH, 10**9)
+    lengths = np.array([3.0, 0.4])
+    start = solution_of(TRUTH.mixing * lengths, 0.5 * np.exp(TRUTH.log_variances) / lengths**2)
+    found = calibrate_variances(start, segments, regularization, map)
+    np.testing.assert_array_equal(found.mixing, start.mixing)
+    variances = np.exp(found.log_variances) * lengths**2
+    np.testing.assert_allclose(variances, np.exp(TRUTH.log_variances), rtol=0.05)
+    np.testing.assert_allclose(found.log_precisions, TRUTH.log_precisions, atol=0.02)
+
+
+def test_the_ridge_alone_makes_variances_too_small() -> None:
+    segments = segments_of_truth(TRUTH, 10**9)
+    fitted = normalize_solution(best_of(segments, 2.0).solution, segments)
+    again = normalize_solution(calibrate_variances(fitted, segments, 2.0, map), segments)
+    truth = normalize_solution(TRUTH, segments)
+    shrunk, back = (np.median(s.log_variances - truth.log_variances) for s in (fitted, again))
+    assert shrunk < -1
+    assert abs(back) < 0.3 * abs(shrunk)
+
+
+def test_refinements_have_the_same_bytes_wherever_they_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segments = with_gaps((0, 0, 1))
+    optimum = best_of(segments, 4.0)
+
+    def refined(map_items: optimiser.MapFunction) -> bytes:
+        last, filled, _ = fill_gaps(optimum, segments, 4.0, map_items)
+        return calibrate_variances(last.solution, filled, 4.0, map_items).to_vector().tobytes()
+
+    here = refined(map)
+    assert refined(ThreadsExecutor(2).map) == here
+    monkeypatch.setattr(optimiser, "_MAX_BYTES_TO_SEND", 0)
+    assert refined(map) == here
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_columns_have_length_one_in_order_of_what_they_explain(k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    solution = planted(5, k, 6, seed)
+    lengths = rng.choice([-1.0, 1.0], k) * rng.uniform(0.1, 9, k)
+    solution = solution._replace(mixing=solution.mixing * lengths)
+    solution = solution_of(solution.mixing, np.exp(solution.log_variances))
+    weights = rng.integers(10, 500, 6).astype(np.float64)
+    segments = replace(segments_of_truth(solution), pair_rows=weights)
+    found = normalize_solution(solution, segments)
+    np.testing.assert_allclose((found.mixing**2).sum(axis=0), 1.0)
+    largest = np.abs(found.mixing).argmax(axis=0)
+    assert (found.mixing[largest, range(k)] > 0).all()
+    explained = weights @ np.exp(found.log_variances)
+    assert (np.diff(explained) <= 1e-9 * explained[0]).all()
+    np.testing.assert_allclose(correlations_of(found), correlations_of(solution), atol=1e-9)
+    np.testing.assert_array_equal(found.log_precisions, solution.log_precisions)
+
+
+def test_segments_left_out_have_the_weighted_mean_variances() -> None:
+    status = np.zeros(8, np.uint8)
+    status[[1, 4]] = SegmentStatus.TOO_SMALL
+    weights = np.arange(1.0, 9.0)
+    segments = replace(segments_of_truth(TRUTH), status=status, pair_rows=weights)
+    used = segments.is_used
+    inner = MatchSolution(TRUTH.mixing, TRUTH.log_variances[used], TRUTH.log_precisions[used])
+    found = normalize_solution(inner, segments)
+    variances = np.exp(found.log_variances)
+    assert variances.shape == (8, 2)
+    np.testing.assert_allclose(
+        variances[~used],
+        np.tile(np.average(variances[used], axis=0, weights=weights[used]), (2, 1)),
+    )
+    np.testing.assert_array_equal(found.log_precisions[used], inner.log_precisions)
+    expected = 0.5 * np.log1p(variances[~used] @ found.mixing.T**2)
+    np.testing.assert_allclose(found.log_precisions[~used], expected)
+
+
+# --- source means --------------------------------------------------------------------------------
+
+
+def test_means_are_exact_where_the_margins_come_from_them() -> None:
+    rng = np.random.default_rng(0)
+    means = rng.standard_normal((8, 2))
+    errors = rng.uniform(0.01, 2, (8, 6))
+    errors[3, [0, 5]] = np.inf
+    outputs = means @ TRUTH.mixing.T
+    outputs[3, [0, 5]] = 99.0  # Known to no precision at all.
+    found, misfit = estimate_source_means(TRUTH.mixing, outputs, errors)
+    np.testing.assert_allclose(found, means, atol=1e-10)
+    np.testing.assert_allclose(misfit, 0.0, atol=1e-9)
+
+
+def test_means_are_those_of_weighted_least_squares() -> None:
+    rng = np.random.default_rng(1)
+    outputs, errors = rng.standard_normal((8, 6)), rng.uniform(0.1, 2, (8, 6))
+    found, misfit = estimate_source_means(TRUTH.mixing, outputs, errors)
+    for u in range(8):
+        precision = np.diag(errors[u] ** -2)
+        normal = TRUTH.mixing.T @ precision
+        expected = np.linalg.solve(normal @ TRUTH.mixing, normal @ outputs[u])
+        np.testing.assert_allclose(found[u], expected, rtol=1e-9)
+        residuals: Floats = (outputs[u] - TRUTH.mixing @ expected) / errors[u]
+        assert misfit[u] == pytest.approx(np.sqrt((residuals**2).mean()))
+
+
+def test_a_segment_that_knows_nothing_has_means_of_zero() -> None:
+    found, misfit = estimate_source_means(TRUTH.mixing, np.ones((1, 6)), np.full((1, 6), np.inf))
+    np.testing.assert_array_equal(found, 0.0)
+    np.testing.assert_array_equal(misfit, 0.0)
+
+
+N_SEGMENTS, N_ROWS, REGULARIZATION = 10, 400, 20.0
+N_DATA_SETS = 3
+BOOTSTRAP_TRUTH = planted(5, 2, N_SEGMENTS, seed=1)
+
+
+def summed(counts: PairCounts, n_groups: int) -> PairCounts:
+    return counts.sum_weighted_groups(n_groups, np.ones((N_SEGMENTS, n_groups), np.int64))
+
+
+def optimum(counts: PairCounts) -> MatchSolution:
+    """The one next to the truth."""
+    return maximise(
+        estimate_segments(counts, 20, map).moments(REGULARIZATION), BOOTSTRAP_TRUTH
+    ).solution
+
+
+def estimate(counts: PairCounts) -> MatchSolution:
+    """The same for reading."""
+    return normalize_solution(optimum(counts), estimate_segments(counts, 20, map))
+
+
+def data_of(seed: int, n_groups: int, n_rows: int = N_ROWS) -> PairCounts:
+    return counts_of(drawn(BOOTSTRAP_TRUTH, n_rows, np.random.default_rng(seed)), n_groups)
+
+
+@lru_cache
+def interval_of(seed: int, n_groups: int, replicates: int = 40, n_rows: int = N_ROWS) -> Floats:
+    """Interval of the mixing, in the order and with the signs of the true columns."""
+    counts = data_of(seed, n_groups, n_rows)
+    solution = estimate(summed(counts, n_groups))
+    segments = estimate_segments(summed(counts, n_groups), 20, map)
+    settings_ = (n_groups, [REGULARIZATION] * replicates)
+    found = (optimum(summed(counts, n_groups)), solution.mixing, segments)
+    lower, upper = bootstrap_mixing_interval(counts, *settings_, *found, range(replicates), map)
+    matched = match_columns(solution.mixing, BOOTSTRAP_TRUTH.mixing)
+    cosines = solution.mixing.T @ matched
+    order = np.abs(cosines).argmax(axis=0)
+    signs = np.sign(cosines[order, range(2)])
+    return np.sort(signs * np.array([lower, upper])[:, :, order], axis=0)
+
+
+def implied_deviations(n_groups: int) -> Floats:
+    """Root mean square over data sets of the standard deviations that intervals stand for."""
+    widths = [np.diff(interval_of(seed, n_groups), axis=0)[0] for seed in range(N_DATA_SETS)]
+    return np.sqrt(np.mean(np.square(widths), axis=0)) / (2 * norm.ppf(0.975))
+
+
+@pytest.mark.matrix
+def test_intervals_are_as_wide_as_estimates_scatter() -> None:
+    estimates = [
+        match_columns(estimate(data_of(100 + seed, 1)).mixing, BOOTSTRAP_TRUTH.mixing)
+        for seed in range(25)
+    ]
+    scatter = np.std(estimates, axis=0, ddof=1)
+    ratios = implied_deviations(16) / scatter
+    assert 1 / 1.5 < np.sqrt((implied_deviations(16) ** 2).mean() / (scatter**2).mean()) < 1.5
+    assert 1 / 1.5 < np.median(ratios) < 1.5
+
+
+def test_intervals_cover_the_truth() -> None:
+    truth = BOOTSTRAP_TRUTH.mixing / np.linalg.norm(BOOTSTRAP_TRUTH.mixing, axis=0)
+    inside = []
+    for seed in range(N_DATA_SETS):
+        # The ridge and the finite sample shift estimates a little, more than 95 % would allow.
+        lower, upper = interval_of(seed, 16)
+        inside.append((lower <= truth) & (truth <= upper))
+    assert np.mean(inside) > 0.75
+
+
+@pytest.mark.matrix
+def test_two_groups_and_sixteen_agree() -> None:
+    two, sixteen = implied_deviations(2), implied_deviations(16)
+    assert 1 / 1.3 < np.sqrt((two**2).mean() / (sixteen**2).mean()) < 1.3
+
+
+def test_more_rows_make_narrower_intervals() -> None:
+    few, many = (np.diff(interval_of(0, 4, n_rows=n), axis=0).mean() for n in (400, 6400))
+    assert 2.5 < few / many < 6.5
+
+
+def test_without_seeds_there_is_no_interval() -> None:
+    counts = data_of(0, 2)
+    segments = estimate_segments(summed(counts, 2), 20, map)
+    found = (optimum(summed(counts, 2)), estimate(summed(counts, 2)).mixing, segments)
+    interval = bootstrap_mixing_interval(counts, 2, [], *found, [], map)
+    assert interval.shape == (0, 5, 2)
+
+
+def test_intervals_are_percentiles_and_the_same_wherever_they_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = data_of(0, 4)
+    segments = estimate_segments(summed(counts, 4), 20, map)
+    ridges = [5.0, 20.0, 20.0, 50.0, 20.0]
+    found = (optimum(summed(counts, 4)), estimate(summed(counts, 4)).mixing, segments)
+    arguments = (counts, 4, ridges, *found)
+    single = [
+        bootstrap_mixing_interval(counts, 4, [r], *found, [seed], map)
+        for seed, r in enumerate(ridges)
+    ]
+    for lower, upper in single:
+        np.testing.assert_array_equal(lower, upper)
+    replicates = [lower for lower, _ in single]
+    together = bootstrap_mixing_interval(*arguments, range(5), map)
+    np.testing.assert_allclose(together, np.percentile(replicates, [2.5, 97.5], axis=0))
+    assert np.ptp(replicates, axis=0).min() > 0
+    threaded = bootstrap_mixing_interval(*arguments, range(5), ThreadsExecutor(2).map)
+    monkeypatch.setattr(optimiser, "_MAX_BYTES_TO_SEND", 0)
+    large = bootstrap_mixing_interval(*arguments, range(5), map)
+    assert threaded.tobytes() == large.tobytes() == together.tobytes()
+
+
+# --- matching columns ----------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_columns_take_the_order_and_the_signs_of_the_reference(k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns, _ = np.linalg.qr(rng.standard_normal((6, k)))
+    lengths = rng.uniform(0.1, 9, k)
+    near = columns + 0.05 * rng.standard_normal(columns.shape)
+    mixed = (near * rng.choice([-1, 1], k))[:, rng.permutation(k)]
+    np.testing.assert_allclose(match_columns(mixed, columns * lengths), near, rtol=1e-12)
+
+
+def test_the_matching_is_the_best_of_all_not_column_by_column() -> None:
+    """The first column is nearest to both; giving it to the first would leave 0 for the second."""
+    reference = np.array([[1.0, 0.0], [0.0, 1.0]])
+    estimated = np.array([[0.8, 1.0], [0.6, 0.0]])
+    np.testing.assert_array_equal(match_columns(estimated, reference), estimated[:, ::-1])
+
+
+def test_lengths_stay_and_zeros_stay_zeros() -> None:
+    estimated = np.array([[0.0, -3.0], [0.0, 0.0]])
+    matched = match_columns(estimated, np.eye(2))
+    np.testing.assert_array_equal(matched, [[3.0, 0.0], [0.0, 0.0]])
+
+
+# Hyttinen et al. (2022), table 1: K = n, for n = 2 ... 10.
+TABLE = {
+    2: [-6, -9, -12, -15, -18, -21, -24, -27, -30],
+    3: [-7, -9, -10, -10, -9, -7, -4, 0, 5],
+    4: [-8, -9, -8, -5, 0, 7, 16, 27, 40],
+    5: [-9, -9, -6, 0, 9, 21, 36, 54, 75],
+    6: [-10, -9, -4, 5, 18, 35, 56, 81, 110],
+}
+
+
+@pytest.mark.parametrize("n_segments", TABLE)
+def test_as_many_components_as_features_give_the_table_of_the_paper(n_segments: int) -> None:
+    assert [count_surplus_equations(n, n, n_segments) for n in range(2, 11)] == TABLE[n_segments]
+
+
+def test_fewer_components_leave_more() -> None:
+    # 3 segments of 6 correlations against 3 x 2 variances and 4 x 2 entries of the mixing.
+    assert count_surplus_equations(4, 2, 3) == 3 * 6 - 3 * 2 - 4 * 2

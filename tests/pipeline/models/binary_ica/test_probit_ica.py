@@ -1,0 +1,252 @@
+"""The fitted model against brute-force integrals, simulation and SciPy's normal distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.special import log_ndtr, logsumexp
+from scipy.stats import multivariate_normal, norm
+
+from pipeline.data.blocks import pack_block
+from pipeline.models.binary_ica.blica import BLICA, BLICAParams
+from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
+from pipeline.random import RowRandom
+from tests.pipeline.models.binary_ica.moment_matching import Floats
+from tests.support.strategies import Bits
+
+RNG = RowRandom(0)
+SCALE = np.sqrt(np.pi / 8)
+MIXING = np.array([[0.8, 0.1], [-0.6, 0.5], [0.2, 0.9], [0.0, 0.3], [0.5, -0.7]])
+VARIANCES = np.array([[4.0, 0.5], [0.3, 6.0], [1.0, 1.0]])
+MEANS = np.array([[0.5, -0.3], [0.0, 1.0], [-2.0, 0.4]])
+THRESHOLDS = np.array(
+    [[0.3, -0.5, 0.0, 1.2, -0.1], [0.0, 0.4, -1.0, 0.2, 0.7], [-0.8, 0.1, 0.6, 0.0, -0.3]]
+)
+ROWS = np.array([100, 300, 600])
+MODEL = BLICA(n_components=2)
+
+
+def params_of(
+    mixing: Floats = MIXING, thresholds: Floats = THRESHOLDS, status: Sequence[int] = (0, 0, 0)
+) -> BLICAParams:
+    """Segments 0, 2 and 5; what the fitted model does not use is empty."""
+    given_ = {
+        "mixing": mixing,
+        "source_variances": VARIANCES,
+        "source_means": MEANS,
+        "thresholds": thresholds,
+        "segments": np.array([0, 2, 5]),
+        "segment_rows": ROWS,
+        "segment_status": np.array(status, np.uint8),
+    }
+    rest = (f for f in fields(BLICAParams) if f.name not in given_)
+    return BLICAParams(
+        **given_,
+        **{f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in rest},  # type: ignore[arg-type]
+    )
+
+
+PARAMS = params_of()
+PATTERNS = np.array([*product((0, 1), repeat=5)], np.uint8)
+places = pytest.mark.parametrize(("place", "segment"), [(0, 0), (1, 2), (2, 5)])
+
+
+def outputs_at(place: int, codes: Floats) -> Floats:
+    """√(π/8) A z, shifted so that the margins are those of thresholds; P(x = 1 | z) is its Φ."""
+    power = np.pi / 8 * MIXING**2 @ VARIANCES[place]
+    shift = -THRESHOLDS[place] * np.sqrt(1 + power) - SCALE * MIXING @ MEANS[place]
+    return SCALE * codes @ MIXING.T + shift
+
+
+def codes_on_a_grid(place: int) -> tuple[Floats, Floats]:
+    """Gauss–Hermite nodes of the sources of a segment, and their log weights."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 2)
+    mass = np.outer(weights, weights).ravel()
+    return MEANS[place] + np.sqrt(VARIANCES[place]) * grid, np.log(mass / mass.sum())
+
+
+def joint_with_codes(place: int, X: Bits, mask: Bits) -> tuple[Floats, Floats]:
+    """log P(x, z) at the codes of a grid, (n_samples, n_codes), and the codes."""
+    codes, log_mass = codes_on_a_grid(place)
+    outputs = outputs_at(place, codes).T
+    ones, zeros = X * mask, (1 - X) * mask
+    return ones @ log_ndtr(outputs) + zeros @ log_ndtr(-outputs) + log_mass, codes
+
+
+def correlation_of(place: int) -> Floats:
+    covariance = np.pi / 8 * (MIXING * VARIANCES[place]) @ MIXING.T + np.eye(5)
+    deviations = np.sqrt(np.diag(covariance))
+    return covariance / deviations / deviations[:, None]
+
+
+def pair_table(place: int, i: int, j: int) -> Floats:
+    """P(x_i, x_j), (2, 2), by SciPy's bivariate normal."""
+    rho, t = correlation_of(place)[i, j], THRESHOLDS[place]
+    both = multivariate_normal(cov=[[1, rho], [rho, 1]]).cdf([-t[i], -t[j]])
+    p_i, p_j = norm.sf(t[[i, j]])
+    return np.array([[1 - p_i - p_j + both, p_j - both], [p_i - both, both]])
+
+
+@places
+@pytest.mark.parametrize("masked", [False, True])
+def test_codes_are_posterior_moments(place: int, segment: int, masked: bool) -> None:
+    """Against the posterior summed over a grid of codes."""
+    rng = np.random.default_rng(3)
+    mask = rng.integers(0, 2, PATTERNS.shape, dtype=np.uint8) if masked else np.ones_like(PATTERNS)
+    log_joint, grid = joint_with_codes(place, PATTERNS, mask)
+    posterior = np.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True))
+    mean, second = posterior @ grid, posterior @ grid**2
+    block = pack_block(PATTERNS, mask if masked else None, segment)
+    codes = MODEL.transform(PARAMS, block, RNG)
+    prior = VARIANCES[place]
+    np.testing.assert_allclose(codes["mean"] / np.sqrt(prior), mean / np.sqrt(prior), atol=0.02)
+    np.testing.assert_allclose(codes["variance"] / prior, (second - mean**2) / prior, atol=0.03)
+    assert codes["converged"].all()
+
+
+def test_codes_are_the_means_of_the_sources_that_gave_the_same_rows() -> None:
+    """Sources and rows drawn together, gathered by pattern."""
+    rng, place = np.random.default_rng(0), 1
+    codes = MEANS[place] + np.sqrt(VARIANCES[place]) * rng.standard_normal((400_000, 2))
+    X = (outputs_at(place, codes) + rng.standard_normal((len(codes), 5)) > 0).astype(np.uint8)
+    found = MODEL.transform(PARAMS, pack_block(PATTERNS, None, 2), RNG)
+    pattern = X @ (1 << np.arange(4, -1, -1))
+    for k in range(32):
+        same = codes[pattern == k]
+        spread = 5 * same.std(axis=0) / np.sqrt(len(same))
+        assert (np.abs(found["mean"][k] - same.mean(axis=0)) < spread + 0.02).all()
+        np.testing.assert_allclose(
+            found["variance"][k], same.var(axis=0), rtol=0.1 + 7 / len(same) ** 0.5
+        )
+
+
+@places
+def test_likelihoods_of_all_rows_sum_to_one(place: int, segment: int) -> None:
+    block = pack_block(PATTERNS, None, segment)
+    log_likelihood = MODEL.log_likelihood(PARAMS, block, RNG).nats
+    assert np.exp(log_likelihood).sum() == pytest.approx(1, abs=2e-4)
+
+
+@places
+@pytest.mark.parametrize("masked", [False, True])
+def test_likelihoods_are_integrals_over_the_sources(place: int, segment: int, masked: bool) -> None:
+    mask = np.ones_like(PATTERNS)
+    if masked:
+        mask = np.random.default_rng(1).integers(0, 2, PATTERNS.shape, dtype=np.uint8)
+        mask[0] = 0
+    log_joint, _ = joint_with_codes(place, PATTERNS, mask)
+    block = pack_block(PATTERNS, mask if masked else None, segment)
+    found = MODEL.log_likelihood(PARAMS, block, RNG).nats
+    np.testing.assert_allclose(found, logsumexp(log_joint, axis=1), atol=1e-3)
+
+
+def test_missing_values_are_summed_over() -> None:
+    mask = np.ones_like(PATTERNS)
+    mask[:, [1, 3]] = 0
+    found = MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, mask, 5), RNG).nats
+    whole = np.exp(MODEL.log_likelihood(PARAMS, pack_block(PATTERNS, None, 5), RNG).nats)
+    same = (PATTERNS[:, None, [0, 2, 4]] == PATTERNS[:, [0, 2, 4]]).all(axis=2)
+    np.testing.assert_allclose(np.exp(found), same @ whole, rtol=5e-4)
+
+
+@places
+@pytest.mark.parametrize("masked", [False, True])
+def test_composite_likelihoods_are_sums_over_pairs(place: int, segment: int, masked: bool) -> None:
+    mask = np.ones_like(PATTERNS)
+    if masked:
+        mask = np.random.default_rng(1).integers(0, 2, PATTERNS.shape, dtype=np.uint8)
+        mask[0] = 0
+    expected = np.zeros(32)
+    for i, j in zip(*np.triu_indices(5, 1), strict=True):
+        log_cells = np.log(pair_table(place, i, j))[PATTERNS[:, i], PATTERNS[:, j]]
+        expected += log_cells * mask[:, i] * mask[:, j]
+    block = pack_block(PATTERNS, mask if masked else None, segment)
+    found = MODEL.composite_log_likelihood(PARAMS, block, RNG)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_samples_follow_the_law_of_their_segment() -> None:
+    segments = np.tile([5, 0, 2], 100_000)
+    X = MODEL.sample(PARAMS, len(segments), np.random.default_rng(0), segments)
+    for place, segment in enumerate((0, 2, 5)):
+        here = X[segments == segment].astype(np.float64)
+        np.testing.assert_allclose(here.mean(axis=0), norm.sf(THRESHOLDS[place]), atol=0.008)
+        for i, j in zip(*np.triu_indices(5, 1), strict=True):
+            share = (here[:, i] * here[:, j]).mean()
+            assert share == pytest.approx(pair_table(place, i, j)[1, 1], abs=0.008)
+
+
+def test_samples_have_segments_as_often_as_the_data() -> None:
+    X = MODEL.sample(PARAMS, 200_000, np.random.default_rng(0))
+    expected = ROWS / 1000 @ norm.sf(THRESHOLDS)
+    np.testing.assert_allclose(X.mean(axis=0), expected, atol=0.006)
+
+
+def test_reconstruction_is_the_probit_of_the_segment() -> None:
+    rng = np.random.default_rng(0)
+    codes, segments = rng.standard_normal((30, 2)), rng.choice([0, 2, 5], 30)
+    expected = [
+        norm.cdf(outputs_at([0, 2, 5].index(segment), code[None])[0])
+        for code, segment in zip(codes, segments, strict=True)
+    ]
+    np.testing.assert_allclose(MODEL.reconstruct(PARAMS, codes, segments), expected, rtol=1e-9)
+
+
+def mean_params() -> BLICAParams:
+    """One segment that has the mean of the three, by their rows."""
+    shares = ROWS / ROWS.sum()
+    rest = {f.name: getattr(PARAMS, f.name) for f in fields(BLICAParams)}
+    rest |= {
+        "source_variances": (shares @ VARIANCES)[None],
+        "source_means": (shares @ MEANS)[None],
+        "thresholds": (shares @ THRESHOLDS)[None],
+        "segments": np.array([7]),
+        "segment_rows": np.array([1]),
+        "segment_status": np.zeros(1, np.uint8),
+    }
+    return BLICAParams(**rest)
+
+
+def answers(params: BLICAParams, segment: int) -> list[Floats]:
+    """All that a fitted model says of rows of a segment."""
+    block, codes = pack_block(PATTERNS, None, segment), np.array([[0.3, -1.0], [2.0, 0.5]])
+    return [
+        *MODEL.transform(params, block, RNG).values(),
+        MODEL.log_likelihood(params, block, RNG).nats,
+        MODEL.composite_log_likelihood(params, block, RNG),
+        MODEL.reconstruct(params, codes, np.full(2, segment)),
+        MODEL.sample(params, 50, np.random.default_rng(0), np.full(50, segment)),
+    ]
+
+
+@pytest.mark.parametrize("unseen", [-1, 1, 99])
+def test_an_unseen_segment_has_the_mean_of_the_others(unseen: int) -> None:
+    for found, expected in zip(answers(PARAMS, unseen), answers(mean_params(), 7), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+    codes = np.array([[0.3, -1.0]])
+    np.testing.assert_allclose(
+        MODEL.reconstruct(PARAMS, codes), MODEL.reconstruct(mean_params(), codes), atol=1e-12
+    )
+
+
+def test_segments_left_out_do_not_enter_the_mean() -> None:
+    left_out = params_of(status=(0, SegmentStatus.TOO_SMALL, 0))
+    shares = np.array([100, 0, 600]) / 700
+    thresholds = shares @ THRESHOLDS
+    X = MODEL.sample(left_out, 100_000, np.random.default_rng(0), np.full(100_000, 1))
+    np.testing.assert_allclose(X.mean(axis=0), norm.sf(thresholds), atol=0.008)
+
+
+def test_more_than_twenty_features_have_both_likelihoods() -> None:
+    rng = np.random.default_rng(0)
+    params = params_of(rng.standard_normal((21, 2)), rng.standard_normal((3, 21)))
+    block = pack_block(rng.integers(0, 2, (9, 21), dtype=np.uint8))
+    found = MODEL.log_likelihood(params, block, RNG)
+    assert (found.nats < 0).all()
+    assert np.isfinite(found.integration_error).all()
+    assert np.isfinite(MODEL.composite_log_likelihood(params, block, RNG)).all()
