@@ -1,4 +1,4 @@
-"""Load fitted models by path, and check which datasets they can be used on."""
+"""Load a fitted model, and check that a dataset has its features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
     Raises
     ------
     DataError
-        If there is no complete artifact of a known model.
+        If there is no complete artifact, or its model is unknown.
     """
     artifact = load_artifact(path)
     try:
@@ -27,12 +27,12 @@ def load_fitted_model(path: str | AnyPath) -> LoadedModel:
 
 
 def check_dataset_features(fitted: LoadedModel, dataset: BinaryDataset) -> None:
-    """Refuse a dataset whose features differ from those of the fit, or are in another order.
+    """Check that a dataset has the features of the fit, in the same order.
 
     Raises
     ------
     DataError
-        Naming the first feature that differs, its position, and what is there instead.
+        If it does not; the message names the first feature that differs.
     """
     try:
         check_same_features(fitted.feature_names, dataset.feature_names, str(fitted.artifact.path))

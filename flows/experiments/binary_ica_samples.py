@@ -35,8 +35,7 @@ from flows.experiments.binary_ica_common import (
 )
 from flows.experiments.binary_ica_methods import METHODS, run_sample_trial
 from flows.experiments.drawing import open_figure, plot_ranges
-from flows.running.flow import make_lazy_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_lazy_flow, run_task
 from pipeline.models.binary_ica.fastica import MAX_ROWS
 
 if TYPE_CHECKING:

@@ -43,8 +43,7 @@ from flows.experiments.drawing import (
 )
 from flows.experiments.linear_pca import LinearPCA
 from flows.report.figures.image_layout import ImageLayout, find_image_layout
-from flows.running.flow import make_lazy_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_lazy_flow, run_task
 from pipeline.data.blocks import BinaryBlock
 from pipeline.models.clipped_pca import ClippedPCAParams
 from pipeline.numerics.metrics import reconstruction_losses

@@ -51,8 +51,7 @@ from flows.experiments.base import group_medians, run_experiment, summarize_run,
 from flows.experiments.tipping import open_images
 from flows.experiments.tipping_figures import BinaryImages
 from flows.running.executors import open_executor
-from flows.running.flow import make_lazy_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_lazy_flow, run_task
 from pipeline.errors import FitError
 from pipeline.models.registry import find_model_class
 

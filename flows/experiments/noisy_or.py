@@ -52,8 +52,7 @@ from flows.experiments.noisy_or_problems import (
     score_top_units,
 )
 from flows.running.executors import open_executor
-from flows.running.flow import make_lazy_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_lazy_flow, run_task
 from pipeline.errors import FitError
 from storage.examples import entropy, merge_equal_rows
 

@@ -39,8 +39,7 @@ from flows.experiments.tipping_trial import (
 )
 from flows.report.figures.image_layout import find_image_layout
 from flows.running.executors import open_executor
-from flows.running.flow import make_lazy_flow
-from flows.running.stages import run_task
+from flows.running.flow import make_lazy_flow, run_task
 from pipeline.data.blocks import BinaryBlock, iter_blocks, pack_block
 from pipeline.errors import FitError
 from pipeline.models.latent_trait.em import LatentTraitParams

@@ -1,4 +1,4 @@
-"""Claims in object stores: an object beside the folder, renewed for as long as its writer lives."""
+"""Write locks in object stores: an object next to the folder, renewed while its writer lives."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from storage.errors import DataError, FolderInUseError
 from storage.stores.object_path import ObjectPath, ObjectVersion, StoredObject
 
 RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
-"""A claim is given up when it was not renewed for the latter; clocks may differ by less."""
+"""A claim expires when it was not renewed for the latter; clocks must differ by less."""
 
 
 @contextmanager
 def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
-    """Be the only writer of a folder; the claim of a writer that died is given up soon after.
+    """Lock a folder for writing; the claim of a writer that died expires soon.
 
-    Gives a function that tells whether nobody has taken over, to be asked before what was written
-    is declared whole.
+    Yields a function that returns whether the lock still holds. Call it before declaring the
+    written data complete.
 
     Raises
     ------
-    Busy
-        If another process is writing there, or has taken over since.
+    FolderInUseError
+        If another process is writing there, or has taken over the claim.
     """
     lease = _Lease(folder)
     lease.acquire()
@@ -43,10 +43,10 @@ def claim_lease(folder: ObjectPath) -> Iterator[Callable[[], bool]]:
     finally:
         lease.ended.set()
         renewing.join()
-        kept = lease.release()
-    if not kept:
+        was_held = lease.release()
+    if not was_held:
         raise FolderInUseError(
-            f"{folder}: Expected no other writer, got one that took over. Run it again."
+            f"{folder}: another process took over as the only writer. Run again."
         )
 
 
@@ -69,39 +69,39 @@ class _Lease:
             if not _is_stale(held):
                 wait = round(max(STALE_SECONDS - _measure_age(held), 1))
                 raise FolderInUseError(
-                    f"{self._folder}: Expected no other writer, got one. Wait for it; if it "
+                    f"{self._folder}: another process is writing here. Wait for it; if it has "
                     f"died, its claim ends in {wait} s."
                 )
             if self._write(held.version):
                 return
 
     def renew(self) -> None:
-        """Write the claim again and again, until it ended or was lost."""
+        """Write the claim again and again, until it ends or is lost."""
         while not self.ended.wait(RENEW_SECONDS):
-            with suppress(DataError):  # the store may be back before the claim is stale
+            with suppress(DataError):  # the store may recover before the claim expires
                 if not self._write(self._version):
                     return
 
     def is_held(self) -> bool:
-        """Tell whether nobody has taken over."""
+        """Return whether no other writer has taken over."""
         held = self._claim.read_object()
         return held is not None and self._is_ours(held)
 
     def release(self) -> bool:
-        """Delete the claim; tell whether it was held to the end."""
-        with suppress(DataError):  # what is not deleted will be stale
+        """Delete the claim; return whether it was held to the end."""
+        with suppress(DataError):  # a claim that is not deleted expires
             if not self.is_held():
                 return False
             self._claim.unlink()
         return True
 
     def _write(self, replaces: ObjectVersion | None) -> bool:
-        """Write the claim if nobody else did meanwhile."""
+        """Write the claim unless another writer did so meanwhile; return whether it was written."""
         writer = [
             *_identify_writer(),
             self._token,
             time.time(),
-        ]  # the time makes every version another
+        ]  # the time makes every version different
         content = json.dumps(writer).encode()
         try:
             if replaces is None:
@@ -109,7 +109,7 @@ class _Lease:
             else:
                 self._version = self._claim.write_bytes(content, replaces)
         except FileExistsError:
-            # A request whose answer was lost is repeated and finds what it wrote itself.
+            # A request whose answer was lost is repeated, and finds its own claim.
             held = self._claim.read_object()
             if held is None or not self._is_ours(held):
                 return False
@@ -121,13 +121,13 @@ class _Lease:
 
 
 def _identify_writer() -> tuple[str, int, float]:
-    """Say who writes: the machine, and the process by its number and time of birth."""
+    """Identify the writer: the machine, and the process by number and start time."""
     pid = os.getpid()
     return _identify_machine(), pid, psutil.Process(pid).create_time()
 
 
 def _identify_machine() -> str:
-    """Name what a process number belongs to: containers share a host's name, not its numbers."""
+    """Identify what process numbers belong to; containers may share a host's name, not these."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -129,11 +129,17 @@ def refused(cli):
     ("options", "message"),
     [
         (("--set", "regularization=0.5"), "regularization: Expected a finite number above 1"),
-        (("--set", "regularization=strong"), "regularization: Expected a valid number"),
+        (
+            ("--set", "regularization=strong"),
+            "--set regularization is 'strong', but should be a valid number",
+        ),
         (("--set", "bootstrap=3"), "bootstrap: Expected 0 or at least 20, got 3."),
         (("--set", "starts=0"), "starts: Expected at least 1, got 0."),
         (("--set", "min_rows=0"), "min_rows: Expected at least 1, got 0."),
-        (("--set", "ridge=2"), "Expected one of regularization, min_rows, starts, bootstrap"),
+        (
+            ("--set", "ridge=2"),
+            "'ridge' is not a setting of this model. Choose one of: regularization, min_rows, starts",
+        ),
         (("--components", 0), "--components: Expected at least 1, got 0."),
         (("--components", 7), "--components: Expected at most 6, the number of features, got 7."),
     ],

@@ -64,8 +64,8 @@ def test_a_dataset(dataset: BinaryDataset, X: np.ndarray) -> None:
     assert said["splits"] == "2: test, train"
     assert said["missing"] == f"in 1 of {dataset.n_chunks} chunks"
     seen = X.sum() - X[0, 5]
-    ends = "rarest rare (1 % of rows), commonest always (100 % of rows)"
-    assert said["ones"] == f"{seen / N_ROWS:.4g} a row; {ends}"
+    ends = "rarest rare (1 % of rows), most common always (100 % of rows)"
+    assert said["ones"] == f"{seen / N_ROWS:.4g} per row; {ends}"
     assert said["constant"] == "1: always"
     words = sum(dataset.read_chunk(key).words.nbytes for key in range(dataset.n_chunks))
     assert said["bits"] == f"{words:,} bytes before compression, chunks: {dataset.n_chunks}"

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from flows.data import datasets
 from flows.experiments.__main__ import app
 from flows.experiments.base import draw_rows
@@ -330,7 +330,7 @@ def test_an_artifact_without_loadings(refused: Callable[..., str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--rows", "0"), "rows a whole number above 0, got '0'"),
+        (("--rows", "0"), "rows must be a positive integer, not '0'"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
         (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),
         (("--executor", "serial", "--workers", "2"), "--workers"),

@@ -15,7 +15,7 @@ import pytest
 from matplotlib.image import imread
 from sklearn.decomposition import PCA
 
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from flows.data import datasets
 from flows.experiments import denoising
 from flows.experiments.__main__ import app

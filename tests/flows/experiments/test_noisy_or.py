@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from flows.cli.options import run_app
+from flows.cli.app import run_app
 from flows.experiments import noisy_or
 from flows.experiments.__main__ import app
 from flows.experiments.noisy_or import bits_per_row

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from flows.cli.options import make_app, run_app
+from flows.cli.app import make_app, run_app
 from flows.running.executors import check_executor_options, open_executor
 from pipeline.errors import FitError
 
@@ -142,5 +142,5 @@ def test_dask_writes_an_account_where_asked(tmp_path):
     with open_executor(performance_report=str(path)) as executor:
         assert list(executor.map(abs, [-1, 2])) == [1, 2]
     assert "abs" in path.read_text()
-    with pytest.raises(FitError, match="--performance-report: Expected --executor dask"):
+    with pytest.raises(FitError, match="--performance-report needs --executor dask"):
         check_executor_options("threads", performance_report=str(path))

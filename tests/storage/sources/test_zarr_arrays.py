@@ -83,9 +83,9 @@ def read(path: Path) -> list[Any]:
 
 def test_objects_in_npy(tmp_path: Path, canary: Path) -> None:
     (path := tmp_path / "x.npy").write_bytes(npy(objects(canary)))
-    assert "got object" in refused(lambda: read(path), canary)
+    assert "the values are object" in refused(lambda: read(path), canary)
     path.write_bytes(pickle.dumps(Canary(canary)))
-    assert "Expected a readable file" in refused(lambda: read(path), canary)
+    assert "the file cannot be read" in refused(lambda: read(path), canary)
 
 
 BITS = np.eye(4, 3, dtype=np.uint8)

@@ -21,9 +21,9 @@ from tests.support.object_proxy import AFTER, BEFORE, BROKEN, fail_every
 
 HOLDER = """
 import sys, time
-from storage.stores.leases import leased
-from storage.stores.locations import place
-with leased(place(sys.argv[1])):
+from storage.stores.leases import claim_lease
+from storage.stores.locations import parse_path
+with claim_lease(parse_path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -74,7 +74,7 @@ def test_a_second_writer_is_refused_and_leaves_the_claim(folder):
             pass
         assert holds()
     message = str(refused.value)
-    assert message.startswith(f"{folder}: Expected no other writer")
+    assert message.startswith(f"{folder}: another process is writing")
     assert len(message.splitlines()) == 1
 
 
@@ -173,7 +173,7 @@ def test_a_deleted_claim_is_lost(folder):
 
 @pytest.mark.parametrize("fault", [AFTER, BEFORE, BROKEN], ids=["after", "before", "broken"])
 def test_a_lost_answer_loses_no_claim(faulty_bucket, faulty, monkeypatch, fault):
-    """A repeated request finds what the first one wrote: that is no other writer."""
+    """A repeated request finds what the first one wrote: that is another process is writing."""
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.02)
     folder = parse_path(f"{faulty_bucket}/d")
     assert not folder.exists()
