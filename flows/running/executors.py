@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from typing_extensions import Unpack
@@ -90,6 +91,10 @@ def check_executor_options(
     if cluster == "":
         raise FitError("--cluster is empty. Is a shell variable unset?")
     if name == "dask":
+        if more.get("performance_report") and find_spec("bokeh") is None:
+            raise FitError(
+                "--performance-report: needs Bokeh. Run: pip install 'latentbits[dashboard]'"
+            )
         return resolve_cluster_settings({"workers": workers, "cluster": cluster, **more})
     for option, value in {"cluster": cluster, **more}.items():
         if value:

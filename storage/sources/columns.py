@@ -95,8 +95,8 @@ class PartitionedSource(Source):
 def parse_folder_columns(path: str) -> dict[str, str]:
     """Parse the `name=value` parts of a path; Hive's mark for no value becomes an empty text."""
     pairs = (part.partition("=") for part in PurePosixPath(path).parts[:-1])
-    found = {name: unquote(value) for name, equals, value in pairs if equals and name}
-    return {name: "" if value == _HIVE_NULL else value for name, value in found.items()}
+    columns = {name: unquote(value) for name, equals, value in pairs if equals and name}
+    return {name: "" if value == _HIVE_NULL else value for name, value in columns.items()}
 
 
 def is_partitioned(folder: Path) -> bool:
@@ -116,13 +116,7 @@ def check_column_in_one_place(
 
 
 def add_folder_columns(source: Source, values: Mapping[str, str]) -> Source:
-    """Add columns from folder names to a source.
-
-    Raises
-    ------
-    DataError
-        If the file contains a column of the same name.
-    """
+    """Add the columns from folder names; raise `DataError` if the file contains one of them too."""
     check_column_in_one_place(source.path, values, (*source.column_names, *source.feature_names))
     if not values:
         return source

@@ -47,15 +47,15 @@ class RemoteSource(Source):
 def open_remote(url: str, opener: Callable[[str], Source]) -> Source:
     """Open a file of an object store by its URL."""
     with open_local_copy(url) as (copy, tag):
-        found = opener(copy)
+        source = opener(copy)
         return RemoteSource(
             path=url,
-            options=found.options,
-            feature_names=found.feature_names,
-            n_rows=found.n_rows,
-            column_names=found.column_names,
-            default_segment=found.default_segment,
-            default_split=found.default_split,
+            options=source.options,
+            feature_names=source.feature_names,
+            n_rows=source.n_rows,
+            column_names=source.column_names,
+            default_segment=source.default_segment,
+            default_split=source.default_split,
             tag=tag,
             opener=opener,
         )
