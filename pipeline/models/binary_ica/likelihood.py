@@ -73,12 +73,15 @@ from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.sums import ScoreSums
 
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
+
 _START_RIDGE = 20.0
 _MIN_STEP_SHARE = 1 / 32
-_VARIANCE_RANGE, _MAX_LOG_VARIANCE = (
-    (1e-3, 1e3),
-    3.0,
-)  # initial source variances, and the maximum size of their logs
+# Limits of the initial source variances, and of the size of their logs.
+_VARIANCE_RANGE, _MAX_LOG_VARIANCE = (1e-3, 1e3), 3.0
+_CELLS_PER_PART = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -323,19 +326,11 @@ def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
     """Warn about rows whose likelihood is not reliable."""
     if not statistics.n_unsettled:
         return ()
-    told = (
+    text = (
         f"the likelihood of {statistics.n_unsettled} of {statistics.n_samples} rows did not come "
         "to rest"
     )
-    return (FitWarning(told),)
-
-
-Array = NDArray[np.float64]
-Bits = NDArray[np.uint8]
-
-ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
-
-_CELLS_PER_PART = 1 << 22
+    return (FitWarning(text),)
 
 
 class RowPatterns(NamedTuple):
