@@ -45,8 +45,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
-from pipeline.executors.base import MapFunction
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import MapFunction, SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
 from pipeline.models.binary_ica.blica import BLICA, BLICAParams
 from pipeline.models.binary_ica.moment_matching.warnings import warn_about_mixing

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import RowSource, pack_block
 from pipeline.errors import FitError
-from pipeline.executors.serial import SerialExecutor
+from pipeline.executors.base import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import Optimiser
