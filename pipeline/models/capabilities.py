@@ -342,8 +342,7 @@ def check_can_sample(model: Model) -> CanSample:
     if isinstance(model, CanSample):
         return model
     raise FitError(
-        f"Expected a model that draws rows, got {model.name}, which only describes those it is "
-        "given. Choose another model."
+        f"The model {model.name} cannot draw rows. Choose another {{model}}.", parameter="model"
     )
 
 
@@ -358,6 +357,6 @@ def check_can_reconstruct(model: Model) -> CanReconstruct:
     if isinstance(model, CanReconstruct):
         return model
     raise FitError(
-        f"Expected a model that turns codes back into probabilities of ones, got {model.name}, "
-        "which does not. Choose another model."
+        f"The model {model.name} cannot reconstruct features from codes. Choose another {{model}}.",
+        parameter="model",
     )

@@ -1,6 +1,6 @@
-"""What models that learn by steps along gradients of batches have in common: settings and passes.
+"""Base class of models that take gradient steps over batches: their settings and passes.
 
-How steps are taken and judged is told in `pipeline.learning.training`.
+`pipeline.learning.training` takes the steps and judges the passes.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from pipeline.statistics.sums import StepSums
 
 @dataclass(frozen=True)
 class GradientModel(Model):
-    """Settings of all such models.
+    """Settings that all models trained by gradient steps share.
 
-    `initialize` puts into `working` the state that `Training.first` gives, and as `unlearnt` the
-    score of a row where nothing was learnt, nats.
+    `initialize` must put into `working` the arrays of `GradientTraining.make_working_state`, and
+    as `unlearnt` the score per row before any training, nats.
 
     Attributes
     ----------
     batch
-        Rows of a step; None takes 100, or fewer, 10 at the least, so that a pass has 20 steps.
+        Rows per step; None chooses 10 to 100, so that a pass has about 20 steps or more.
     rate
-        Length of the first steps, that of the last is 0; None takes what suits the optimizer.
+        Initial learning rate; it decays to 0. None picks one for the optimizer.
     optimizer
-        How a gradient becomes a step.
+        Update rule: Adam, or plain momentum.
     momentum
-        Share that the mean gradient keeps of itself from step to step.
+        Decay factor of the running mean of gradients.
     patience
-        Passes to wait for something better.
+        Passes to wait for an improvement.
     max_iter
-        Passes at the most.
+        Maximum number of passes over the data.
     tol
-        Gain of the objective per row, relative where that is above 1, that counts as better.
+        Smallest gain of the objective per row that counts as an improvement, relative if the
+        objective is above 1.
     """
 
     statistics: ClassVar[type[StepSums]] = StepSums
     default_rates: ClassVar[Mapping[str, float]]
-    """Length of the first steps where none is given, by optimizer."""
+    """Default initial learning rate, by optimizer."""
     n_components: int | None = None
     _: KW_ONLY
     batch: int | None = setting(None, minimum=1)
@@ -63,11 +64,11 @@ class GradientModel(Model):
         return GradientTraining.from_model(self, self.default_rates)
 
     def _get_stage_training(self, state: FitState) -> GradientTraining:
-        """Give how steps are taken in the stage that the state is in."""
+        """Return the training settings of the current stage."""
         return self._training
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Wait for something better."""
+        """Return a criterion that waits for an improvement."""
         return self._get_stage_training(state).get_convergence_criterion(
             state, float(state.working["unlearnt"])
         )
@@ -75,7 +76,7 @@ class GradientModel(Model):
     def update(
         self, state: FitState, statistics: Any, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """Move by the mean change of all tasks, or back; the next steps are shorter."""
+        """Move by the mean change of all tasks, or return to the best pass; shorten the steps."""
         unlearnt = float(state.working["unlearnt"])
         change, working = self._get_stage_training(state).compute_mean_change(
             state, statistics, unlearnt
@@ -84,12 +85,12 @@ class GradientModel(Model):
         return replace(state, params=params, working=working)
 
     def _move_params(self, state: FitState, change: Any) -> Any:
-        """Give the parameters after a change of all numbers that are learnt."""
+        """Return the parameters after adding a change to all trained numbers."""
         return state.params.add_change(change)
 
     def _add_training_warnings(self, state: FitState) -> FitState:
-        """Say what is in doubt of a stage, once where it is said of several."""
-        doubts = self._get_stage_training(state).make_warnings(
+        """Add the warnings about a stage; a warning that several stages give appears once."""
+        warnings = self._get_stage_training(state).make_warnings(
             state, float(state.working["unlearnt"])
         )
-        return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *doubts))))
+        return replace(state, warnings=tuple(dict.fromkeys((*state.warnings, *warnings))))

@@ -99,7 +99,7 @@ def test_few_partial_results_are_held_at_a_time() -> None:
 
 @pytest.mark.parametrize("n_rows", [0, 1, 20])
 def test_a_pass_over_no_rows_is_refused(n_rows: int) -> None:
-    with pytest.raises(FitError, match="Expected at least one row, got none"):
+    with pytest.raises(FitError, match=r"There are no rows\. Choose another split\."):
         collect_statistics(
             Trace.from_block, one_row_chunks(n_rows, [False] * n_rows), SERIAL, "trace"
         )
