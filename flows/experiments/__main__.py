@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from flows.cli.options import make_app, run_app
 from flows.cli.program import rewrite_commands
-from flows.experiments import loadings
-from flows.experiments.binary_ica import identifiability as blica_identifiability
-from flows.experiments.binary_ica import samples as blica_samples
-from flows.experiments.binary_ica import scaling as blica_scaling
-from flows.experiments.clipped_pca import command as clipped_pca
-from flows.experiments.denoising import command as denoising
-from flows.experiments.noisy_or import command as noisy_or
-from flows.experiments.tipping import command as tipping
+from flows.experiments import binary_ica_identifiability as blica_identifiability
+from flows.experiments import binary_ica_samples as blica_samples
+from flows.experiments import binary_ica_scaling as blica_scaling
+from flows.experiments import clipped_pca, denoising, loadings, noisy_or
+from flows.experiments import tipping as tipping
 
 HELP = "Reproduce published figures, and look at fitted models."
 EXAMPLES = "`python -m flows.experiments NAME --help` explains each."

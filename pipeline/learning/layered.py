@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit
 
-from pipeline.errors import FitError
 from pipeline.learning.batches import TrainingBatch, take_batch_rows
 from pipeline.learning.training import Arrays, GradientTraining
 from pipeline.numerics.logistic.logistic_units import fill_draws, row_states
@@ -36,7 +35,9 @@ Gives the means below and above that the slopes of a single layer are around, wh
 """
 
 DEFAULT_RATES = {"adam": 0.03, "momentum": 0.1}
-"""Length of the first steps where none is given, by optimizer."""
+"""Default initial learning rate for reconstruction losses, by optimizer."""
+CONTRASTIVE_RATES = {"adam": 0.01, "momentum": 0.05}
+"""Default initial learning rate for contrastive divergence, by optimizer."""
 _STEEPNESS = 4.0  # a sigmoid rises by ¼: with flatter curves signals fade from layer to layer
 
 
@@ -140,18 +141,6 @@ def score_reconstructions(
     """
     inputs = propagate_down(layers, propagate_up(layers, given)[-1])[-1]
     return (negative_squared_errors if squared else negative_cross_entropies)(inputs, given, seen)
-
-
-def check_noise(share: float) -> None:
-    """Refuse a share of bits to corrupt that is none.
-
-    Raises
-    ------
-    FitError
-        Naming it.
-    """
-    if not 0 < share < 1:
-        raise FitError(f"noise: Expected above 0 and below 1, got {share}.")
 
 
 def corrupt_bits(

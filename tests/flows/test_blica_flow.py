@@ -134,7 +134,7 @@ def refused(cli):
         (("--set", "starts=0"), "starts: Expected at least 1, got 0."),
         (("--set", "min_rows=0"), "min_rows: Expected at least 1, got 0."),
         (("--set", "ridge=2"), "Expected one of regularization, min_rows, starts, bootstrap"),
-        (("--components", 0), "--components: Expected at least 1, got 0."),
+        (("--components", 0), "--components must be at least 1, but is 0"),
         (("--components", 7), "--components: Expected at most 6, the number of features, got 7."),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",

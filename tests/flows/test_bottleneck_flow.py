@@ -184,8 +184,8 @@ def test_every_executor_gives_the_same_bytes(cli, folder, fitted, cluster):
         (("column=same",), "column 'same': Expected labels that differ, got the same in all rows"),
         (("column=none",), "column 'none': Expected labels that differ, got none"),
         (("column=kind", "kind=number"), "kind: Expected numbers in column 'kind', got texts"),
-        (("column=kind", "rate=0"), "rate: Expected above 0, got 0.0"),
-        (("column=kind", "rate=-0.1"), "rate: Expected above 0, got -0.1"),
+        (("column=kind", "rate=0"), "rate must be above 0, but is 0.0"),
+        (("column=kind", "rate=-0.1"), "rate must be above 0, but is -0.1"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(cli, folder, settings, message):
@@ -199,7 +199,7 @@ def test_what_cannot_be_predicted_is_refused(cli, folder, settings, message):
 def test_no_components_are_refused(cli, folder):
     given = ("--dataset", folder / "d.zarr", "--model", "bottleneck", "--set", "column=kind")
     done = cli("fit", *given, "--components", 0)
-    assert (done.code, "--components: Expected at least 1, got 0" in done.message) == (2, True)
+    assert (done.code, "--components must be at least 1, but is 0" in done.message) == (2, True)
 
 
 def test_rows_that_are_all_the_same_are_refused(cli, tmp_path):

@@ -83,7 +83,6 @@ class BernoulliMixtureParams:
         Standard errors, and the ends of 95 % intervals; None where none were computed.
     """
 
-    former: ClassVar[tuple[str, ...]] = ("held_out",)
     probabilities: Array = array_field("component", "feature")
     weights: Array = array_field("component")
     probabilities_error: Array | None = optional_array_field("component", "feature")

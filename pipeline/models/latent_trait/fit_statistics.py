@@ -1,51 +1,54 @@
-"""What papers say of a latent-trait fit: likelihood, M₂ and its indices, item fit, reliability."""
+"""Fit statistics of a latent-trait model: likelihood, M₂ and its indices, item fit, reliability."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.executors.cancellation import check_cancelled
 from pipeline.models.latent_trait.em import LatentTraitParams
-from pipeline.models.latent_trait.item_fit import item_fit_statistics
-from pipeline.models.latent_trait.limited_information import (
-    LimitedInformationFit,
-    compute_independence_fit,
-    compute_m2_fit,
-)
 from pipeline.numerics.logistic.latent_nodes import Nodes
 from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
 
 _SCORE_STATISTICS = ("s_x2", "s_x2_df", "s_x2_p")
-_NEARLY_NORMAL = 1e5  # a noncentral χ² as large as this; SciPy's own gives no numbers far beyond
-_MIN_ITEMS = 3  # items that sum scores tell something of
+_MAX_EXACT_CHI2 = (
+    1e5  # SciPy's noncentral χ² fails far beyond; a normal approximation is used there
+)
+_MIN_ITEMS = 3  # fewer items have no informative sum scores
+_MIN_EXPECTED = 1.0  # expected rows with and without an item in a cell
+_MAX_STEPS = 2000
+_RESIDUAL_TOLERANCE = 1e-6  # relative norm of the residual; the relative error of M₂ is its square
+_RANK_TOLERANCE = 1e-12  # relative, squared; smaller derivatives count as zero
 
 
 def compute_fit_statistics(
     params: LatentTraitParams, sums: Sums, nodes: Nodes, rank: int, varying: NDArray[np.intp]
 ) -> dict[str, Any]:
-    """Give likelihood, information criteria, reliability, and what pairs tell.
+    """Return likelihood, information criteria, reliability, and M₂ with its indices.
 
     Parameters
     ----------
     params
-        Of the fit.
+        Fitted parameters.
     sums
-        `information.summarize_information` of all rows.
+        Result of `standard_errors.summarize_information` over all rows.
     nodes
-        Of the fit.
+        Quadrature nodes of the fit.
     rank
-        Number of parameters.
+        Number of identifiable parameters.
     varying
         Features that are not constant.
     """
     n, log_likelihood = sums.n_samples, sums.objective
-    found: dict[str, Any] = {
+    statistics: dict[str, Any] = {
         "log_likelihood": log_likelihood,
         "n_parameters": rank,
         "aic": 2 * rank - 2 * log_likelihood,
@@ -53,20 +56,21 @@ def compute_fit_statistics(
         "reliability": _reliability(sums).tolist(),
     }
     if "both" not in sums.values:
-        return found | {"m2_missing": "there are too many items to compare their pairs"}
+        return statistics | {"m2_missing": "there are too many items to compare their pairs"}
     both = sums.values["both"][np.ix_(varying, varying)]
     n_complete = int(sums.values["score_rows"].sum())
     size = len(varying)
     if (df := size * (size + 1) // 2 - rank) < 1:
-        return found | {"m2_missing": f"{size} items leave no degree of freedom"}
+        return statistics | {"m2_missing": f"{size} items leave no degree of freedom"}
     if 2 * n_complete < n:
-        return found | {"m2_missing": f"only {n_complete:,} of {n:,} rows have all values"}
+        return statistics | {"m2_missing": f"only {n_complete:,} of {n:,} rows have all values"}
     if _has_constant_item(both, n_complete):
-        return found | {"m2_missing": "an item is constant in the rows that have all values"}
-    at = params.weights[varying], params.offsets[varying]
-    fitted = compute_m2_fit(both, n_complete, *at, nodes, rank)
+        return statistics | {"m2_missing": "an item is constant in the rows that have all values"}
+    weights, offsets = params.weights[varying], params.offsets[varying]
+    fitted = compute_m2_fit(both, n_complete, weights, offsets, nodes, rank)
     assert fitted.df == df
-    return found | _fit_indices(fitted, compute_independence_fit(both, n_complete), n_complete)
+    independent = compute_independence_fit(both, n_complete)
+    return statistics | _fit_indices(fitted, independent, n_complete)
 
 
 def _has_constant_item(both: NDArray[np.int64], n_rows: int) -> bool:
@@ -75,23 +79,23 @@ def _has_constant_item(both: NDArray[np.int64], n_rows: int) -> bool:
 
 
 def _reliability(sums: Sums) -> Array:
-    """Give the share of each component's variance that codes hold, (q,)."""
+    """Return the share of each component's variance that the codes capture, (q,)."""
     values = sums.values
     n = max(int(values["rows_informing"]), 1)
     mean = values["codes"] / n
     between = np.diag(values["codes_squared"]) / n - mean**2
     within = np.diag(values["codes_variance"]) / n
-    found: Array = between / (between + within)
-    return found
+    reliability: Array = between / (between + within)
+    return reliability
 
 
 def _fit_indices(
     fitted: LimitedInformationFit, independent: LimitedInformationFit, n_rows: int
 ) -> dict[str, Any]:
-    """Give RMSEA with its 90 % interval, SRMSR, CFI and TLI (P. M. Bentler, 1990)."""
+    """Return RMSEA with its 90 % interval, SRMSR, CFI and TLI (P. M. Bentler, 1990)."""
     m2, df, srmsr = fitted
-    ratio, of_independent = m2 / df, independent.m2 / independent.df
-    excess, most = max(m2 - df, 0.0), max(independent.m2 - independent.df, m2 - df, 0.0)
+    ratio, baseline_ratio = m2 / df, independent.m2 / independent.df
+    excess, largest = max(m2 - df, 0.0), max(independent.m2 - independent.df, m2 - df, 0.0)
     bounds = [_noncentrality(m2, df, level) for level in (0.95, 0.05)]
     return {
         "m2": m2,
@@ -100,48 +104,328 @@ def _fit_indices(
         "rmsea": float(np.sqrt(excess / (df * (n_rows - 1)))),
         "rmsea_interval": [float(np.sqrt(b / (df * (n_rows - 1)))) for b in bounds],
         "srmsr": srmsr,
-        "cfi": 1 - excess / most if most else 1.0,
-        "tli": (of_independent - ratio) / (of_independent - 1),
+        "cfi": 1 - excess / largest if largest else 1.0,
+        "tli": (baseline_ratio - ratio) / (baseline_ratio - 1),
         "m2_rows": n_rows,
     }
 
 
 def _noncentrality(value: float, df: int, level: float) -> float:
-    """Give the noncentrality at which a χ² is below `value` with this probability; 0 at least."""
+    """Return the noncentrality (at least 0) for which P(χ² < value) is `level`."""
     if scipy.stats.chi2.cdf(value, df) <= level:
         return 0.0
-    if value > _NEARLY_NORMAL:
+    if value > _MAX_EXACT_CHI2:
         spread = np.sqrt(2 * (2 * value - df))
         return float(max(value - df - scipy.special.ndtri(level) * spread, 0.0))
 
-    def below(size: float) -> float:
+    def excess_probability(size: float) -> float:
         return float(scipy.stats.ncx2.cdf(value, df, size)) - level
 
     upper = max(value, 1.0)
-    while below(upper) > 0:
+    while excess_probability(upper) > 0:
         upper *= 2
-    return float(scipy.optimize.brentq(below, 1e-12, upper))
+    return float(scipy.optimize.brentq(excess_probability, 1e-12, upper))
 
 
 def compute_item_statistics(
     params: LatentTraitParams, values: Mapping[str, Any], nodes: Nodes, varying: NDArray[np.intp]
 ) -> dict[str, Array]:
-    """Give infit, outfit, and S-X² with its degrees of freedom and p-value, each (n_features,).
+    """Return infit, outfit, and S-X² with its degrees of freedom and p-value, each (n_features,).
 
-    Mean squares are at the codes' means. Where no degree of freedom is left, or a feature is
+    Residuals are taken at the means of the codes. If no degree of freedom is left, or a feature is
     constant, S-X² is 0 and p is 1.
     """
     n_features = len(params.offsets)
-    found = {
+    statistics = {
         "infit": values["squares"] / np.maximum(values["variances"], np.finfo(float).tiny),
         "outfit": values["squares_standardized"] / np.maximum(values["observed"], 1),
     }
     if "score_rows" not in values or len(varying) < max(n_features, _MIN_ITEMS):
         none = np.zeros(n_features), np.zeros(n_features), np.ones(n_features)
-        return found | dict(zip(_SCORE_STATISTICS, none, strict=True))
+        return statistics | dict(zip(_SCORE_STATISTICS, none, strict=True))
     by_score = item_fit_statistics(
         values["score_rows"], values["score_ones"], params.weights, params.offsets, nodes
     )
     df = by_score.df.astype(float)
     p: Array = np.where(df > 0, scipy.stats.chi2.sf(by_score.s_x2, np.maximum(df, 1)), 1.0)
-    return found | dict(zip(_SCORE_STATISTICS, (by_score.s_x2, df, p), strict=True))
+    return statistics | dict(zip(_SCORE_STATISTICS, (by_score.s_x2, df, p), strict=True))
+
+
+class ItemFit(NamedTuple):
+    """S-X² of each item, (n_features,); 0 if no degree of freedom is left."""
+
+    s_x2: Array
+    df: NDArray[np.int64]
+
+
+def item_fit_statistics(
+    rows: NDArray[np.int64],
+    ones: NDArray[np.int64],
+    weights: Array,
+    offsets: Array,
+    nodes: Nodes,
+) -> ItemFit:
+    """Compute S-X² of each item.
+
+    With N_k rows of sum score k, of which an observed share O_ik and an expected share E_ik have
+    item i,
+
+        S-X²_i = Σ_k N_k (O_ik − E_ik)² / (E_ik (1 − E_ik)),   k = 1, …, n − 1
+
+    (M. Orlando, D. Thissen, Applied Psychological Measurement 24 (2000), eq. 5). A score with fewer
+    than one expected row with or without the item is merged with the next.
+
+    Parameters
+    ----------
+    rows
+        Number of rows of each score, (n_features + 1,).
+    ones
+        Number of these rows that have an item, (n_features + 1, n_features).
+    weights, offsets, nodes
+        The model, as in `compute_m2_fit`.
+    """
+    expected = item_probabilities_by_score(weights, offsets, nodes)
+    s_x2 = np.zeros(len(offsets))
+    df = np.zeros(len(offsets), np.int64)
+    for i in range(len(offsets)):
+        cells = _merge_cells(rows[1:-1], ones[1:-1, i], expected[1:-1, i] * rows[1:-1])
+        df[i] = len(cells) - weights.shape[1] - 1
+        if df[i] > 0:
+            n, o, e = cells.T
+            s_x2[i] = (n * (o - e) ** 2 / (e * (n - e))).sum()
+    return ItemFit(s_x2, np.maximum(df, 0))
+
+
+def item_probabilities_by_score(weights: Array, offsets: Array, nodes: Nodes) -> Array:
+    """Return P(item | sum score), (n_features + 1, n_features).
+
+    Given a node, the characteristic function of the score of all other items is that of all items
+    divided by one factor. At an odd number of points, no factor is 0.
+    """
+    n_features, share = len(offsets), np.exp(nodes.log_weights)
+    n_points = n_features + 1 + n_features % 2
+    P = scipy.special.expit(nodes.points @ weights.T + offsets)
+    phase = np.exp(-2j * np.pi * np.arange(n_points // 2 + 1) / n_points) - 1
+    product = np.exp(sum(np.log1p(np.outer(p, phase)) for p in P.T))
+    scores = np.fft.irfft(share @ product, n_points)
+    expected = np.zeros((n_features + 1, n_features))
+    for i, p in enumerate(P.T):
+        others = (share * p) @ (product / (1 + np.outer(p, phase)))
+        expected[1:, i] = np.fft.irfft(others, n_points)[:n_features]
+    positive = np.maximum(scores[: n_features + 1], np.finfo(float).tiny)
+    return np.clip(expected / positive[:, None], 0.0, 1.0)
+
+
+def _merge_cells(rows: NDArray[np.int64], ones: NDArray[np.int64], expected: Array) -> Array:
+    """Merge scores into large enough cells: rows, ones and expected ones, (n_cells, 3)."""
+    ends, n, e = [0], 0.0, 0.0
+    for k, (n_rows, n_ones) in enumerate(zip(rows.tolist(), expected.tolist(), strict=True), 1):
+        n, e = n + n_rows, e + n_ones
+        if min(e, n - e) >= _MIN_EXPECTED:
+            ends.append(k)
+            n = e = 0.0
+    cells = np.column_stack([rows, ones, expected])
+    return np.asarray(np.add.reduceat(cells, ends[:-1])) if ends[1:] else cells[:0]
+
+
+class LimitedInformationFit(NamedTuple):
+    """Fit of a model to margins and pairs.
+
+    Attributes
+    ----------
+    m2
+        N eᵀ C e.
+    df
+        Number of shares compared, minus the rank of Δ.
+    srmsr
+        Root mean square of the residual correlations of pairs.
+    """
+
+    m2: float
+    df: int
+    srmsr: float
+
+
+class _Curves(NamedTuple):
+    """P(x_i = 1 | node), its slope σ', (n_nodes, n_features), and node weights, (n_nodes,)."""
+
+    P: Array
+    slope: Array
+    share: Array
+
+
+class _ShareDerivatives(NamedTuple):
+    """dπ_ij / d(w_i, b_i), and an orthonormal basis of the identifiable directions."""
+
+    values: Array
+    basis: Array
+
+
+def compute_m2_fit(
+    both: NDArray[np.int64], n_rows: int, weights: Array, offsets: Array, nodes: Nodes, rank: int
+) -> LimitedInformationFit:
+    """Compute M₂ of a logistic model on nodes.
+
+    With p the shares of ones of all features and pairs of features, π those of the model and N
+    rows,
+
+        M₂ = N eᵀ C e,   e = p − π,   C = Ξ⁻¹ − Ξ⁻¹ Δ (Δᵀ Ξ⁻¹ Δ)⁻¹ Δᵀ Ξ⁻¹,
+
+    where Ξ is the covariance of one row's bits and their products, and Δ holds the derivatives of π
+    (A. Maydeu-Olivares, H. Joe, JASA 100 (2005), eq. 3.10). M₂ of every consistent estimator has a
+    χ² distribution. It is the maximum of 2 xᵀe − xᵀΞx with Δᵀx = 0, computed by conjugate gradients
+    without a matrix of pairs by pairs: given a node the bits are independent, so that Ξ times a
+    vector costs n_features² per node.
+
+    Parameters
+    ----------
+    both
+        Number of rows in which both features are 1, (n_features, n_features); on the diagonal, in
+        which the feature is 1.
+    n_rows
+        Number of rows counted.
+    weights, offsets
+        Parameters, (n_features, q) and (n_features,).
+    nodes
+        Discrete approximation of the prior.
+    rank
+        Number of identifiable parameters.
+    """
+    P = scipy.special.expit(nodes.points @ weights.T + offsets)
+    curves = _Curves(P, P * (1 - P), np.exp(nodes.log_weights))
+    expected = (P.T * curves.share) @ P
+    margins = curves.share @ P
+    np.fill_diagonal(expected, margins)
+    shares = both / n_rows
+    derivatives = _ShareDerivatives(
+        _share_derivatives(curves, nodes), _find_identifiable_directions(weights)
+    )
+    m2 = n_rows * _maximize_quadratic(shares - expected, expected, curves, derivatives)
+    n_features = len(offsets)
+    return LimitedInformationFit(
+        m2, n_features * (n_features + 1) // 2 - rank, _srmsr(shares, expected)
+    )
+
+
+def compute_independence_fit(both: NDArray[np.int64], n_rows: int) -> LimitedInformationFit:
+    """Compute M₂ of independent features with the same margins."""
+    shares = both / n_rows
+    margins = np.diag(shares)
+    expected = np.outer(margins, margins)
+    residuals = (shares - expected) / np.sqrt(
+        np.outer(margins * (1 - margins), margins * (1 - margins))
+    )
+    above = np.triu_indices(len(margins), 1)
+    m2 = n_rows * float((residuals[above] ** 2).sum())
+    np.fill_diagonal(expected, margins)
+    return LimitedInformationFit(m2, len(above[0]), _srmsr(shares, expected))
+
+
+def _srmsr(shares: Array, expected: Array) -> float:
+    residuals = _phi_correlations(shares) - _phi_correlations(expected)
+    return float(np.sqrt((residuals[np.triu_indices(len(shares), 1)] ** 2).mean()))
+
+
+def _phi_correlations(shares: Array) -> Array:
+    """Return the correlations of bits."""
+    p = np.diag(shares)
+    scale = np.sqrt(p * (1 - p))
+    correlations: Array = (shares - np.outer(p, p)) / np.outer(scale, scale)
+    return correlations
+
+
+def _share_derivatives(curves: _Curves, nodes: Nodes) -> Array:
+    """Return dπ_ij / d(w_i, b_i), (n_features, n_features, q + 1), and dπ_i on the diagonal."""
+    z = np.column_stack([nodes.points, np.ones(len(nodes.points))])
+    columns = []
+    for column in z.T:
+        weighted = curves.slope.T * (curves.share * column)
+        derivative = weighted @ curves.P
+        np.fill_diagonal(derivative, weighted.sum(axis=1))
+        columns.append(derivative)
+    return np.stack(columns, axis=2)
+
+
+def _find_identifiable_directions(weights: Array) -> Array:
+    """Return a basis orthogonal to rotations of the components, (n_features (q + 1), n)."""
+    n_features, q = weights.shape
+    rotations = np.zeros((math.comb(q, 2), n_features, q + 1))
+    for rotation, (a, b) in zip(rotations, combinations(range(q), 2), strict=True):
+        rotation[:, a], rotation[:, b] = weights[:, b], -weights[:, a]
+    if not len(rotations):
+        return np.eye(n_features * (q + 1))
+    return np.asarray(scipy.linalg.null_space(rotations.reshape(len(rotations), -1)))
+
+
+# Below, a vector over features and pairs is a symmetric matrix with the features on the diagonal.
+
+
+def _maximize_quadratic(
+    e: Array, expected: Array, curves: _Curves, slopes: _ShareDerivatives
+) -> float:
+    """Return max 2 xᵀe − xᵀΞx with Δᵀx = 0, by conjugate gradients on x scaled by Ξ's diagonal."""
+    deviations = np.sqrt(expected * (1 - expected))
+    project = _make_projection(slopes.values / deviations[:, :, None], slopes.basis)
+    residual = project(e / deviations)
+    x, direction = np.zeros_like(residual), residual
+    first = before = _pair_dot(residual, residual)
+    for _ in range(_MAX_STEPS):
+        if before <= _RESIDUAL_TOLERANCE**2 * first:
+            break
+        check_cancelled()
+        image = _multiply_covariance(direction / deviations, curves) / deviations
+        image = project(image)
+        step = before / _pair_dot(direction, image)
+        x, residual = x + step * direction, residual - step * image
+        now = _pair_dot(residual, residual)
+        direction, before = residual + now / before * direction, now
+    return _pair_dot(x, project(e / deviations))
+
+
+def _pair_dot(a: Array, b: Array) -> float:
+    """Return the inner product of two vectors over features and pairs."""
+    return 0.5 * float(np.vdot(a, b) + np.diag(a) @ np.diag(b))
+
+
+def _make_projection(slopes: Array, basis: Array) -> Callable[[Array], Array]:
+    """Return the projection on Δᵀx = 0; `slopes` is (n_features, n_features, q + 1).
+
+    Column (i, c) of Δ holds the derivatives of all pairs with i, and of i itself.
+    """
+    n, _, width = slopes.shape
+    gram = np.einsum(
+        "ijc,jid->icjd", slopes, slopes
+    )  # the pair ij occurs in the columns of i and of j
+    own = np.einsum("ijc,ijd->icd", slopes, slopes)
+    gram[np.arange(n), :, np.arange(n)] = own
+    along = basis.T @ gram.reshape(n * width, -1) @ basis
+    inverse = basis @ scipy.linalg.pinvh(along, rtol=_RANK_TOLERANCE) @ basis.T
+
+    def project(x: Array) -> Array:
+        shares = (inverse @ np.einsum("ijc,ij->ic", slopes, x).ravel()).reshape(n, width)
+        inside = np.einsum("ijc,ic->ij", slopes, shares)
+        both = inside + inside.T
+        np.fill_diagonal(both, np.diag(inside))
+        return np.asarray(x - both)
+
+    return project
+
+
+def _multiply_covariance(x: Array, curves: _Curves) -> Array:
+    """Return Ξx.
+
+    Given a node, the centred bits y_i and the products y_i y_j are uncorrelated, with variances s_i
+    and s_i s_j. The vector is transformed to this basis and back.
+    """
+    singles, pairs = np.diag(x), x - np.diag(np.diag(x))
+    s = curves.slope
+    slopes = s * (singles + curves.P @ pairs)  # (n_nodes, n_features)
+    weighted = curves.P.T * curves.share
+    crossed = weighted @ slopes
+    product: Array = crossed + crossed.T + pairs * ((s.T * curves.share) @ s)
+    np.fill_diagonal(product, curves.share @ slopes)
+    means = curves.P @ singles + 0.5 * ((curves.P @ pairs) * curves.P).sum(axis=1)
+    between = curves.share * (means - curves.share @ means)
+    shifted = (curves.P.T * between) @ curves.P
+    np.fill_diagonal(shifted, between @ curves.P)
+    return np.asarray(product + shifted)

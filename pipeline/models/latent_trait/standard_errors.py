@@ -1,14 +1,19 @@
-"""Standard errors of the latent-trait model, from scores and information summed over rows.
+"""Standard errors of the latent-trait model, and the pass after a fit that they need.
 
-`louis`: the inverse of the observed information (T. A. Louis, JRSS B 44 (1982)). `crossproduct`:
-that of the products of scores. `sandwich`: the first around the second (H. White, Econometrica 50
-(1982)), which is right also where the model is not. With two or more components the weights are on
-their principal axes, Σ_i w_ia w_ib = 0: errors are those under this constraint (R. I. Jennrich,
-Psychometrika 39 (1974)).
+`louis` is the inverse of the observed information (T. A. Louis, JRSS B 44 (1982)), `crossproduct`
+the inverse of the products of scores, and `sandwich` combines both (H. White, Econometrica 50
+(1982)), which is also right if the model is wrong. With two or more components, the weights are on
+their principal axes, Σ_i w_ia w_ib = 0, and the errors are those under this constraint (R. I.
+Jennrich, Psychometrika 39 (1974)).
+
+With quadrature, likelihood and curvature are summed over all rows. Scores and residuals cost more
+and are summed over at most `MAX_ROWS` rows, a random sample if there are more. Pairs and sum scores
+are counted in the rows without missing values.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -17,20 +22,193 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from pipeline.data.blocks import BinaryBlock
+from pipeline.models.latent_trait.em import LatentTraitParams
+from pipeline.numerics.bits.kernels import pack_rows, symmetric_joint_counts
 from pipeline.numerics.information import invert_information
+from pipeline.numerics.logistic.centred_points import posterior_by_quadrature
+from pipeline.numerics.logistic.latent_nodes import (
+    MAX_COMPONENTS,
+    NodePosterior,
+    Nodes,
+    node_mass,
+    node_posterior,
+)
+from pipeline.numerics.logistic.logistic_sites import ep_posterior
+from pipeline.numerics.logistic.trait_scores import (
+    count_points,
+    sum_node_curvature,
+    sum_node_scores,
+    sum_score_products,
+    sum_trait_scores,
+)
+from pipeline.random import RowRandom
+from pipeline.statistics.sums import Sums
 
 Array = NDArray[np.float64]
+Values = Mapping[str, NDArray[Any]]
+
+MAX_ROWS = 20_000
+MAX_PARAMETERS = 3000
+"""With more parameters, the information matrix is too large and there are no standard errors."""
+MAX_ITEMS = 1000
+"""With more items, pairs and sum scores are not compared with the model."""
+_MAX_WORK = 2e10  # entries of matrices to add up
+_MIN_ROWS_PER_PARAMETER = {"louis": 5, "crossproduct": 100, "sandwich": 100}
+
+
+def choose_error_form(errors: str, q: int) -> str:
+    """Return the form of standard errors; above 3 components, only `crossproduct` is possible."""
+    return errors if q <= MAX_COMPONENTS else "crossproduct"
+
+
+def choose_row_share(n_rows: int, shape: tuple[int, int], errors: str) -> float:
+    """Return the share of rows over which scores are summed.
+
+    `louis` needs few rows for the scores because the curvature is summed over all rows.
+    """
+    n_features, q = shape
+    n_parameters = n_features * (q + 1)
+    points = count_points(n_features, q) if q <= MAX_COMPONENTS else 1
+    affordable = min(_MAX_WORK / (points * n_parameters**2), MAX_ROWS)
+    required = _MIN_ROWS_PER_PARAMETER[choose_error_form(errors, q)] * n_parameters
+    return min(1.0, max(affordable, required) / max(n_rows, 1))
+
+
+def summarize_scores(
+    params: LatentTraitParams, share: float, block: BinaryBlock, rng: RowRandom
+) -> Sums:
+    """Compute the sums for standard errors over a share of the rows, without nodes."""
+    X, observed, n_rows = _select_rows(share, block, rng)
+    weights, offsets = params.weights, params.offsets
+    values: dict[str, NDArray[Any]] = {"rows_informing": np.array(n_rows)}
+    if params.free_parameters.size > MAX_PARAMETERS:
+        return Sums(block.n_samples, 0.0, values)
+    if weights.shape[1] > MAX_COMPONENTS:
+        gaussian = ep_posterior(X, observed, weights, offsets)
+        values["products"] = sum_score_products(X, observed, weights, offsets, gaussian)
+    else:
+        posterior = posterior_by_quadrature(X, observed, params.items)
+        values |= sum_trait_scores(X, observed, weights, offsets, posterior)._asdict()
+    return Sums(block.n_samples, 0.0, values)
+
+
+def _select_rows(
+    share: float, block: BinaryBlock, rng: RowRandom
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, int]:
+    """Return a random share of the rows, with their mask and number."""
+    X, observed = block.unpack_values(), block.unpack_mask()
+    at = np.flatnonzero(rng.stream("information").uniform(block.rows, 1)[:, 0] < share)
+    return X[at], None if observed is None else observed[at], len(at)
+
+
+def summarize_information(
+    params: LatentTraitParams,
+    nodes: Nodes,
+    share: float,
+    block: BinaryBlock,
+    rng: RowRandom,
+) -> Sums:
+    """Compute the sums for standard errors and fit statistics; scores over a share of the rows."""
+    X, observed = block.unpack_values(), block.unpack_mask()
+    weights, offsets = params.weights, params.offsets
+    mass, log_likelihood = node_mass(X, observed, weights, offsets, nodes)
+    values: dict[str, NDArray[Any]] = {
+        "curvature": sum_node_curvature(mass, weights, offsets, nodes)
+    }
+    if len(offsets) <= MAX_ITEMS:
+        values |= _count_complete_rows(block, X, observed)
+    X, observed, _ = _select_rows(share, block, rng)
+    posterior = node_posterior(X, observed, weights, offsets, nodes)
+    values |= _sum_residuals(params, X, observed, posterior)
+    if params.free_parameters.size <= MAX_PARAMETERS:
+        values |= _sum_scores(params, nodes, X, observed, posterior)
+    return Sums(block.n_samples, log_likelihood, values)
+
+
+def _sum_scores(
+    params: LatentTraitParams,
+    nodes: Nodes,
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    posterior: NodePosterior,
+) -> Values:
+    """Sum scores on the nodes for complete rows, which is much cheaper, and per row for others."""
+    weights, offsets = params.weights, params.offsets
+    if observed is None:
+        return sum_node_scores(X, weights, offsets, nodes)._asdict()
+    is_complete = observed.all(axis=1)
+    complete = sum_node_scores(X[is_complete], weights, offsets, nodes)
+    rest = NodePosterior(*(moments[~is_complete] for moments in posterior))
+    others = sum_trait_scores(X[~is_complete], observed[~is_complete], weights, offsets, rest)
+    return {
+        "spread": complete.spread + others.spread,
+        "products": complete.products + others.products,
+    }
+
+
+def _sum_residuals(
+    params: LatentTraitParams,
+    X: NDArray[np.uint8],
+    observed: NDArray[np.uint8] | None,
+    posterior: NodePosterior,
+) -> Values:
+    """Sum the moments of the codes, and the squared residuals at the codes."""
+    mean = posterior.mean
+    P = scipy.special.expit(mean @ params.weights.T + params.offsets)
+    variance = np.maximum(P * (1 - P), np.finfo(float).tiny)
+    mask = np.ones(X.shape) if observed is None else observed.astype(np.float64)
+    squares = mask * (X - P) ** 2
+    return {
+        "rows_informing": np.array(len(X)),
+        "codes": mean.sum(axis=0),
+        "codes_squared": mean.T @ mean,
+        "codes_variance": posterior.covariance.sum(axis=0),
+        "observed": mask.sum(axis=0),
+        "squares": squares.sum(axis=0),
+        "variances": (mask * variance).sum(axis=0),
+        "squares_standardized": (squares / variance).sum(axis=0),
+    }
+
+
+def _count_complete_rows(
+    block: BinaryBlock, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
+) -> Values:
+    """Count pairs of ones, and ones by sum score, in complete rows."""
+    words = block.words
+    if observed is not None:
+        X = np.ascontiguousarray(X[observed.all(axis=1)])
+        words = pack_rows(X)
+    n_features = block.n_features
+    scores = X.sum(axis=1, dtype=np.int64)
+    order = np.argsort(
+        scores.astype(np.uint16), kind="stable"
+    )  # NumPy uses the faster radix sort for uint16
+    rows = np.bincount(scores, minlength=n_features + 1)
+    ones = np.zeros((n_features + 1, n_features), np.int64)
+    if len(X):
+        present = np.flatnonzero(rows)
+        starts = (np.cumsum(rows) - rows)[present]
+        ones[present] = np.add.reduceat(X[order], starts, axis=0, dtype=np.int64)
+    return {"both": symmetric_joint_counts(words), "score_rows": rows, "score_ones": ones}
+
+
+def count_parameters(n_features: int, q: int, equal_slopes: bool) -> int:
+    """Count the identifiable parameters, that is, without rotations of the components."""
+    if equal_slopes:
+        return n_features + 1
+    return n_features * (q + 1) - math.comb(q, 2)
 
 
 class ItemErrors(NamedTuple):
-    """Covariances of estimates, not a number for items whose information is singular.
+    """Covariances of the estimates; NaN for items whose information is singular.
 
     Attributes
     ----------
     covariance
-        Of each item's weights and offset, (n_features, q + 1, q + 1).
+        Covariance of each item's weights and offset, (n_features, q + 1, q + 1).
     unknown
-        Features that have none.
+        Features without standard errors.
     """
 
     covariance: Array
@@ -47,11 +225,11 @@ class ItemErrors(NamedTuple):
         return np.sqrt(self.covariance[:, -1, -1])
 
     def difficulties(self, slopes: Array, offsets: Array) -> Array:
-        """Give standard errors of −b / w of one component by the delta method, (n_features,)."""
+        """Return standard errors of −b / w for one component by the delta method, (n_features,)."""
         with np.errstate(divide="ignore", invalid="ignore"):
             gradient = np.stack([offsets / slopes**2, -1 / slopes], axis=1)
-        found = np.sqrt(np.einsum("ij,ijk,ik->i", gradient, self.covariance, gradient))
-        return np.asarray(found)
+        variance = np.einsum("ij,ijk,ik->i", gradient, self.covariance, gradient)
+        return np.asarray(np.sqrt(variance))
 
 
 def standard_errors(
@@ -67,45 +245,45 @@ def standard_errors(
     Parameters
     ----------
     weights
-        On their principal axes, (n_features, q).
+        Weights on their principal axes, (n_features, q).
     sums
-        Of all rows: `curvature`, `spread` and `products` of `numerics.logistic.trait_scores`.
+        Sums over all rows: `curvature`, `spread`, `products` of `numerics.logistic.trait_scores`.
     form
         `louis`, `sandwich` or `crossproduct`.
     prior_precision
-        Of the weights' prior, whose share is added.
+        Precision of the prior of the weights, which adds to the information.
     fixed
-        Features whose parameters were not estimated, or without bound, (n_features,).
+        Features whose parameters were not estimated, or diverge, (n_features,).
     equal_slopes
-        Whether all items have one weight.
+        Whether all items share one weight.
     """
     n_features, q = weights.shape
     prior = np.tile(np.append(np.full(q, prior_precision), 0.0), n_features)
     information = _compute_information(sums, form) + np.diag(prior)
     directions = _free_directions(weights, fixed, equal_slopes)
-    found = invert_information(information, directions)
-    covariance = found.covariance
+    inverse = invert_information(information, directions)
+    covariance = inverse.covariance
     if form == "sandwich":
         covariance = covariance @ sums["products"] @ covariance
-    of_items = covariance.reshape(n_features, q + 1, n_features, q + 1)
-    unknown = fixed | found.find_unidentified((n_features, q + 1))
-    own = of_items[np.arange(n_features), :, np.arange(n_features)]
-    own[unknown] = np.nan
-    return ItemErrors(own, np.flatnonzero(unknown & ~fixed))
+    blocks = covariance.reshape(n_features, q + 1, n_features, q + 1)
+    unknown = fixed | inverse.find_unidentified((n_features, q + 1))
+    item_covariance = blocks[np.arange(n_features), :, np.arange(n_features)]
+    item_covariance[unknown] = np.nan
+    return ItemErrors(item_covariance, np.flatnonzero(unknown & ~fixed))
 
 
 def _compute_information(sums: Mapping[str, NDArray[Any]], form: str) -> Array:
     products: Array = sums["products"]
     if form == "crossproduct":
         return products
-    whole: Array = scipy.linalg.block_diag(*sums["curvature"]) - sums["spread"] + products
-    return whole
+    observed: Array = scipy.linalg.block_diag(*sums["curvature"]) - sums["spread"] + products
+    return observed
 
 
 def _free_directions(weights: Array, fixed: NDArray[np.bool_], equal_slopes: bool) -> Array:
-    """Give a basis of the directions that parameters may take, (p, n_directions).
+    """Return a basis of the directions in which the parameters are free, (p, n_directions).
 
-    Fixed ones take none, equal slopes one together, and axes stay principal.
+    Fixed features have none, equal slopes share one, and the weights stay on principal axes.
     """
     n_features, q = weights.shape
     free = np.repeat(~fixed, q + 1)
@@ -117,10 +295,11 @@ def _free_directions(weights: Array, fixed: NDArray[np.bool_], equal_slopes: boo
         return basis[:, (basis[free] != 0).any(axis=0)] * free[:, None]
     basis = np.eye(len(free))[:, free]
     pairs = list(combinations(range(q), 2))
-    bound = np.zeros((len(pairs), n_features, q + 1))
+    constraints = np.zeros((len(pairs), n_features, q + 1))
     for k, (a, b) in enumerate(pairs):
-        bound[k, :, a], bound[k, :, b] = weights[:, b], weights[:, a]
+        constraints[k, :, a], constraints[k, :, b] = weights[:, b], weights[:, a]
     if not pairs:
         return basis
-    within: Array = basis @ scipy.linalg.null_space(bound.reshape(len(pairs), -1)[:, free])
-    return within
+    constraints = constraints.reshape(len(pairs), -1)[:, free]
+    principal: Array = basis @ scipy.linalg.null_space(constraints)
+    return principal

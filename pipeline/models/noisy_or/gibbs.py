@@ -1,13 +1,14 @@
-"""Gibbs sampling of noisy-OR networks, a row at a time.
+"""Gibbs sampling of noisy-OR networks, one row at a time.
 
-A unit is off with probability e = e^−u, a product over the units above it that are on. It is kept
-while units flip: a flip multiplies or divides e of what is below by e^−w, and all are made afresh
-in every sweep, so that rounding does not add up. With e at hand, what a unit's flip does to those
-below it (M. S. Lewicki, T. J. Sejnowski, NIPS 1996, eqs 6 and 7) is a product of ratios, of which
-one logarithm is taken for as many as do not overflow; divisions are left to vectors.
+A unit is off with probability e = e^−u, a product over the units above it that are on. e is updated
+while units flip: a flip multiplies or divides the e of the units below by e^−w. Every sweep
+recomputes all e, so that rounding errors do not accumulate. Given e, the effect of a flip on the
+units below (M. S. Lewicki, T. J. Sejnowski, NIPS 1996, eqs 6 and 7) is a product of ratios; one
+logarithm is taken of as many factors as do not overflow, and the divisions are vectorized.
 
-Features that are off add −Σ w to the log-odds of a unit whatever the others are. That is summed
-once a row, and sweeps see the features that are on alone: sparse rows take little time.
+A feature that is off adds −w to the log-odds of a unit, whatever the other units are. This is
+summed once per row, and the sweeps visit only the features that are on. So sparse rows take little
+time.
 """
 
 from __future__ import annotations
@@ -27,31 +28,32 @@ Integers = NDArray[np.int64]
 RowWorkspace = tuple[Array, Array, Array, Array, Array, Array]
 
 MAX_PROBABILITY = 1 - 1e-6
-"""What f is at the most: ratios of 32 factors do not overflow."""
+"""Largest f: products of 32 ratios do not overflow."""
 MISSING = 2
-"""What stands for a value that was not observed."""
-_ROWS_AT_ONCE = 32
+"""Code of a missing value."""
+_FACTORS_PER_LOG = 32
 _MIN_PRODUCT = 1e-280
 _SMALL_PRODUCT = 1e-200
-_CERTAIN_VARIANCE = 1e-12  # variance: shares near 0 and 1 differ by rounding
-_N_RUNS = 8  # of the sweeps that means are taken over
+_CERTAIN_VARIANCE = 1e-12  # below it, a variance is rounding error
+_N_RUNS = 8  # runs of consecutive sweeps whose means are compared
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
-# Products of ratios may be taken in any order: vectors do. The order is that of the code compiled.
+# Vectorization needs to reorder the products of ratios; the compiled code then fixes the order.
 _vector_kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})
 
 
 class NoisyOrNetwork(NamedTuple):
-    """Parameters as kernels take them.
+    """Parameters, as the kernels take them.
 
     Attributes
     ----------
     sizes
-        Features, then units of each layer upward, (n_layers + 1,).
+        Number of features, then of units of each layer upward, (n_layers + 1,).
     misses
-        e^−w = 1 − f of every unit and those below it: layer after layer upward, a row a unit above.
+        e^−w = 1 − f, flat: layer after layer upward, one row per unit of the layer above.
     off
-        e^−leak of every unit, features first: that it is off where all above are, (n_units,).
+        e^−leak of every unit, features first, (n_units,): the probability that it is off if all
+        units above are off.
     """
 
     sizes: Integers
@@ -60,12 +62,12 @@ class NoisyOrNetwork(NamedTuple):
 
     @property
     def n_hidden(self) -> int:
-        """Number of units that are no features."""
+        """Number of hidden units."""
         return int(self.sizes[1:].sum())
 
 
 def make_network(probabilities: tuple[Array, ...], leaks: tuple[Array, ...]) -> NoisyOrNetwork:
-    """Take f of each layer's units, (n_above, n_below), and leaks as probabilities, (n_units,)."""
+    """Make a network from f, (n_above, n_below), and leak probabilities, (n_units,), per layer."""
     misses = [1 - np.minimum(f, MAX_PROBABILITY).ravel() for f in probabilities]
     off = [1 - np.minimum(leak, MAX_PROBABILITY) for leak in leaks]
     sizes = np.array([len(leak) for leak in leaks])
@@ -81,28 +83,27 @@ def sample_states(
     settled: float,
     powers: Array,
 ) -> Array:
-    """Let the hidden units of each row take sweeps, from `states` on, which are changed in place.
+    """Take sweeps of the hidden units of each row, starting from `states`, in place.
 
     Parameters
     ----------
     network
         Parameters.
     X
-        Values, or `MISSING`, (n_samples, n_features).
+        Values or `MISSING`, (n_samples, n_features).
     states
         Hidden units, layer by layer upward, (n_samples, n_hidden).
     key, rows
-        Of the draws, (n_samples,).
+        Key of the random draws, and the number of each row, (n_samples,).
     settled
-        Largest probability of a flip in a sweep at which a row's sweeps end.
+        A row's sweeps end once the largest flip probability is below this.
     powers
-        Power of P(x | units) in each sweep, as many as there are at the most: below 1 chains are
-        freer.
+        Power of P(x | units) in each sweep; below 1, the chains move more freely.
 
     Returns
     -------
     ndarray
-        Mean probability of a flip in each layer in the last sweep, (n_samples, n_layers).
+        Mean flip probability of each layer in the last sweep, (n_samples, n_layers).
     """
     flips = np.empty((len(X), len(network.sizes) - 1))
     _sample_rows(*network, X, states, key, rows, settled, powers, flips)
@@ -112,22 +113,22 @@ def sample_states(
 def sample_posterior_means(
     network: NoisyOrNetwork, X: Bits, key: np.uint64, rows: Integers, n_first: int, n_sweeps: int
 ) -> tuple[Array, Array]:
-    """Average the hidden units over sweeps of two chains, one from all off, one from all on.
+    """Average the hidden units over two chains, one started with all units off, one with all on.
 
     Parameters
     ----------
     network, X, key, rows
         As for `sample_states`.
     n_first
-        Sweeps of each chain that are not averaged.
+        Sweeps of each chain that are discarded.
     n_sweeps
-        Those that are.
+        Sweeps of each chain that are averaged.
 
     Returns
     -------
     tuple
-        Means of P(unit on | all others), (n_samples, n_hidden), and how many independent draws they
-        are worth, from how means of runs of sweeps, four of each chain, differ.
+        Means of P(unit on | all others), (n_samples, n_hidden), and their effective number of
+        independent draws, estimated from the differences between four runs of sweeps per chain.
     """
     means = np.empty((len(X), network.n_hidden))
     worth = np.empty_like(means)
@@ -137,14 +138,14 @@ def sample_posterior_means(
 
 @_kernel
 def make_workspace(sizes: Integers, misses: Array, off: Array) -> RowWorkspace:
-    """Lay out a network for its rows: hidden units and what is above first, features last.
+    """Allocate the work space of a row: hidden units and their weights first, features last.
 
     Returns
     -------
     tuple
-        Misses, their inverses, off, values of the units, e of each, and `silent`, the log of the
-        misses of features that are off for each unit above them; `load_row` fills in what is of
-        features.
+        Misses, their inverses, off, values of the units, e of each, and `silent`: per unit of the
+        lowest layer, the sum of log misses of the features that are off. `load_row` fills in the
+        parts that concern features.
     """
     n_features, n_pairs = sizes[0], sizes[0] * sizes[1]
     of_units = np.concatenate((misses[n_pairs:], misses[:n_pairs]))
@@ -155,7 +156,7 @@ def make_workspace(sizes: Integers, misses: Array, off: Array) -> RowWorkspace:
 
 @_kernel
 def load_row(sizes: Integers, misses: Array, off: Array, x: Bits, space: RowWorkspace) -> int:
-    """Fill in the features of a row that are on, and give their number."""
+    """Fill in the features of a row that are on, and return their number."""
     of_units, inverses, ordered, units, _, silent = space
     n_features, n_above = sizes[0], sizes[1]
     first, n_hidden, n_on = len(misses) - n_features * n_above, len(off) - n_features, 0
@@ -180,7 +181,7 @@ def load_row(sizes: Integers, misses: Array, off: Array, x: Bits, space: RowWork
 
 @_kernel
 def fill_off_probabilities(sizes: Integers, n_on: int, space: RowWorkspace) -> None:
-    """Give the probability that each unit is off, given those above."""
+    """Compute the probability that each unit is off, given the units above."""
     of_units, _, ordered, units, e, _ = space
     n_hidden = sizes[1:].sum()
     e[:] = ordered
@@ -201,14 +202,14 @@ def fill_off_probabilities(sizes: Integers, n_on: int, space: RowWorkspace) -> N
 
 @_vector_kernel
 def _log_ratio(misses: Array, hits: Array, below: Array, e: Array) -> float:
-    """Give log P(those below | unit on) − log P(those below | unit off).
+    """Return log P(units below | unit on) − log P(units below | unit off).
 
-    `hits` are 1 / `misses` where the unit is on, else 1: they bring e to where it is off.
+    `hits` is 1 / `misses` if the unit is on, else 1; e times `hits` is e with the unit off.
     """
     total = 0.0
-    for start in range(0, len(below), _ROWS_AT_ONCE):
+    for start in range(0, len(below), _FACTORS_PER_LOG):
         product = 1.0
-        for j in range(start, min(start + _ROWS_AT_ONCE, len(below))):
+        for j in range(start, min(start + _FACTORS_PER_LOG, len(below))):
             off = e[j] * hits[j]
             ratio = (1.0 - off * misses[j]) / (1.0 - off)
             product *= ratio if below[j] == 1 else misses[j]
@@ -232,25 +233,25 @@ def gibbs_sweep(
     Parameters
     ----------
     sizes, n_on, space
-        As `make_workspace` and `load_row` leave them; units and e are changed in place.
+        From `make_workspace` and `load_row`; units and e are changed in place.
     state, first_draw
-        Of the draws.
+        Random state of the row, and the number of the first draw.
     power
-        Of P(x | units).
+        Power of P(x | units).
     shares
-        Is filled with the probabilities that units were drawn with, (n_hidden,).
+        Output: the probability with which each unit was drawn, (n_hidden,).
     flips
-        Is filled with the mean probability of a flip in each layer, (n_layers,).
+        Output: the mean flip probability of each layer, (n_layers,).
 
     Returns
     -------
     float
-        The largest probability of a flip.
+        The largest flip probability.
     """
     of_units, inverses, _, units, e, silent = space
     fill_off_probabilities(sizes, n_on, space)
     ones, n_hidden = np.ones(max(n_on, sizes[1:].max())), len(shares)
-    most, start, first, lowest = 0.0, 0, 0, len(of_units) - sizes[0] * sizes[1]
+    largest, start, first, lowest = 0.0, 0, 0, len(of_units) - sizes[0] * sizes[1]
     for k in range(1, len(sizes)):
         low, n_below = (n_hidden, n_on) if k == 1 else (start - sizes[k - 1], sizes[k - 1])
         below, e_below, at = units[low : low + n_below], e[low : low + n_below], first
@@ -266,18 +267,18 @@ def gibbs_sweep(
             log_odds += math.log((1 - e[i]) / e[i])
             share = 1 / (1 + math.exp(-log_odds))
             flip = 1 - share if is_on else share
-            most, flips[k - 1] = max(most, flip), flips[k - 1] + flip / sizes[k]
-            goes_on = draw_uniform(state, first_draw + i) < share
+            largest, flips[k - 1] = max(largest, flip), flips[k - 1] + flip / sizes[k]
+            is_drawn_on = draw_uniform(state, first_draw + i) < share
             shares[i] = share
-            if goes_on != is_on:
-                units[i] = 1.0 if goes_on else 0.0
-                change = missed if goes_on else inverse
+            if is_drawn_on != is_on:
+                units[i] = 1.0 if is_drawn_on else 0.0
+                change = missed if is_drawn_on else inverse
                 for j in range(n_below):
                     e_below[j] *= change[j]
             at += n_below
         first = 0 if k == 1 else at
         start += sizes[k]
-    return most
+    return largest
 
 
 @_kernel
@@ -300,8 +301,8 @@ def _sample_rows(
         units[:n_hidden] = states[n]
         for t in range(len(powers)):
             draw, power = t * n_hidden, powers[t]
-            most = gibbs_sweep(sizes, n_on, space, state, draw, power, shares, flips[n])
-            if most < settled and power == 1:
+            largest = gibbs_sweep(sizes, n_on, space, state, draw, power, shares, flips[n])
+            if largest < settled and power == 1:
                 break
         for i in range(n_hidden):
             states[n, i] = units[i] == 1
@@ -343,7 +344,7 @@ def _average_sweeps(
 
 @_kernel
 def _summarize_runs(runs: Array, n_draws: float, mean: Array, worth: Array) -> None:
-    """Give means, and the draws that they are worth: their variance is that of runs over eight."""
+    """Compute means, and their effective draws from the variance between the eight runs."""
     for i in range(len(mean)):
         mean[i] = runs[:, i].mean()
         spread = ((runs[:, i] - mean[i]) ** 2).sum() / (len(runs) - 1) / len(runs)

@@ -1,9 +1,9 @@
 """log P(x) of noisy-OR networks: by enumeration, or by annealed importance sampling.
 
-Chains of a row go from the network without its features, whose units are drawn downward, to the
+The chains of a row start from units drawn without the features and end at the posterior of the
 units given the features, through p_β ∝ P(units) P(x | units)^β (R. M. Neal, Statistics and
-Computing 11, 2001). Each gathers Σ (β' − β) log P(x | units), and the mean of exp of these is P(x)
-without bias.
+Computing 11, 2001). Each accumulates the log weight Σ (β' − β) log P(x | units); the mean of the
+weights is an unbiased estimate of P(x).
 """
 
 from __future__ import annotations
@@ -26,31 +26,34 @@ from pipeline.models.noisy_or.gibbs import (
 )
 from pipeline.numerics.networks.boltzmann_rows import log_mean_exp
 from pipeline.numerics.row_random import draw_uniform, make_row_state
+from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 Integers = NDArray[np.int64]
 
 MAX_ENUMERATED_HIDDEN = 20
-"""Hidden units up to which log P(x) is exact."""
+"""Number of hidden units up to which log P(x) is exact."""
 _ROWS_AT_ONCE = 64
-_SCHEDULE_STEEPNESS = 3  # temperatures lie close where chains first learn of x
-_NEGLIGIBLE = 45.0  # nats
+_SCHEDULE_STEEPNESS = 3  # puts most temperatures near β = 0, where the chains first depend on x
+_NEGLIGIBLE = 45.0  # nats below the largest term
+# For judging fits, where less precision is enough:
+_MAX_CHEAP_UNITS, _CHAINS, _TEMPERATURES = 10, 10, 100
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 def enumerate_log_probabilities(network: NoisyOrNetwork, X: Bits) -> Array:
-    """Sum over all states of the hidden units, layer by layer from the top: (n_samples,).
+    """Return log P(x), (n_samples,), by summing over all states of the hidden units.
 
-    The states of a layer are rows of the network above it, whose log P is wanted first.
+    The states of a layer are the rows of the network above it, which is enumerated first.
 
     Parameters
     ----------
     network
-        At most `MAX_ENUMERATED_HIDDEN` hidden units.
+        Parameters, with at most `MAX_ENUMERATED_HIDDEN` hidden units.
     X
-        Values, or `MISSING`, (n_samples, n_features).
+        Values or `MISSING`, (n_samples, n_features).
     """
     n_features, n_above = network.sizes[:2]
     off = network.off[:n_features]
@@ -63,14 +66,14 @@ def enumerate_log_probabilities(network: NoisyOrNetwork, X: Bits) -> Array:
         if is_top
         else enumerate_log_probabilities(NoisyOrNetwork(*above), states)
     )
-    found = np.empty(len(X))
+    nats = np.empty(len(X))
     for rows in _iter_slices(len(X)):
-        _enumerate_states(misses, off, X[rows], prior, found[rows])
-    return found
+        _enumerate_states(misses, off, X[rows], prior, nats[rows])
+    return nats
 
 
 def _iter_slices(n_rows: int) -> Iterator[slice]:
-    """Cut rows into few at a time, and ask between them whether they are wanted."""
+    """Yield slices of a few rows, and check for cancellation before each."""
     for first in range(0, n_rows, _ROWS_AT_ONCE):
         check_cancelled()
         yield slice(first, first + _ROWS_AT_ONCE)
@@ -82,8 +85,8 @@ def _log_independent(off: Array, states: Bits) -> Array:
 
 
 @_kernel
-def _enumerate_states(misses: Array, off: Array, X: Bits, prior: Array, found: Array) -> None:
-    """Count through the states: the bits from the lowest one set upward stay as they were."""
+def _enumerate_states(misses: Array, off: Array, X: Bits, prior: Array, nats: Array) -> None:
+    """Count through the states, reusing the products of all bits above the lowest one set."""
     n_above = len(misses)
     for n in range(len(X)):
         on = np.flatnonzero(X[n] == 1)
@@ -114,12 +117,12 @@ def _enumerate_states(misses: Array, off: Array, X: Bits, prior: Array, found: A
                 largest = log
             else:
                 total += math.exp(log - largest)
-        found[n] = largest + math.log(total)
+        nats[n] = largest + math.log(total)
 
 
 @_kernel
 def _log_on_probability(e: Array) -> float:
-    """Sum log(1 − e), one logarithm for as many as do not underflow."""
+    """Return Σ log(1 − e), with one logarithm per 32 factors."""
     total, product = 0.0, 1.0
     for i in range(len(e)):
         product *= 1.0 - e[i]
@@ -143,9 +146,9 @@ def estimate_log_probabilities(
     network, X
         As for `enumerate_log_probabilities`.
     key, rows
-        Of the draws, (n_samples,).
+        Key of the random draws, and the number of each row, (n_samples,).
     n_chains, n_temperatures
-        Number of chains of each row, and of their steps.
+        Number of chains per row, and of their steps.
 
     Returns
     -------
@@ -153,10 +156,20 @@ def estimate_log_probabilities(
         The estimates and their standard errors, (n_samples,) each.
     """
     powers = np.linspace(0, 1, n_temperatures + 1) ** _SCHEDULE_STEEPNESS
-    found, errors = np.empty(len(X)), np.empty(len(X))
+    nats, errors = np.empty(len(X)), np.empty(len(X))
     for at in _iter_slices(len(X)):
-        _anneal_rows(*network, X[at], key, rows[at], n_chains, powers, found[at], errors[at])
-    return found, errors
+        _anneal_rows(*network, X[at], key, rows[at], n_chains, powers, nats[at], errors[at])
+    return nats, errors
+
+
+def estimate_row_likelihoods(
+    network: NoisyOrNetwork, X: Bits, rows: Integers, rng: RowRandom
+) -> Array:
+    """Return a cheap estimate of log P(x), (n_samples,), nats; exact for small networks."""
+    if network.n_hidden <= _MAX_CHEAP_UNITS:
+        return enumerate_log_probabilities(network, X)
+    key = rng.stream("judged").key
+    return estimate_log_probabilities(network, X, key, rows, _CHAINS, _TEMPERATURES)[0]
 
 
 @_kernel
@@ -169,7 +182,7 @@ def _anneal_rows(
     rows: Integers,
     n_chains: int,
     powers: Array,
-    found: Array,
+    nats: Array,
     errors: Array,
 ) -> None:
     n_hidden, space = len(off) - sizes[0], make_workspace(sizes, misses, off)
@@ -192,7 +205,7 @@ def _anneal_rows(
                 if t < len(powers) - 1:
                     gibbs_sweep(sizes, n_on, space, state, draw, powers[t], shares, flips)
                     draw += n_hidden
-        found[n], errors[n] = log_mean_exp(logs)
+        nats[n], errors[n] = log_mean_exp(logs)
 
 
 @_kernel
@@ -205,14 +218,14 @@ def _draw_downward(
     for k in range(len(sizes) - 1, 0, -1):
         stop = start
         start -= sizes[k]
-        fill_off_probabilities(sizes, n_on, space)  # layers are few: all of them each time
+        fill_off_probabilities(sizes, n_on, space)  # recomputes all layers, but layers are few
         for i in range(start, stop):
             units[i] = 1.0 if draw_uniform(state, first_draw + i) >= e[i] else 0.0
 
 
 @_kernel
 def _log_feature_likelihood(n_hidden: int, n_on: int, n_above: int, space: RowWorkspace) -> float:
-    """Give log P(x | units) but for the leaks of features that are off."""
+    """Return log P(x | units) without the leaks of features that are off."""
     _, _, _, units, e, silent = space
     log = _log_on_probability(e[n_hidden : n_hidden + n_on])
     for i in range(n_above):

@@ -1,39 +1,43 @@
 """Noisy-OR belief network: layers of binary causes, each of which may turn units below it on.
 
 Model: P(S_i = 1 | units above) = 1 − exp(−u_i), u_i = leak_i + Σ_j w_ij S_j, w ≥ 0, from the top
-layer, whose units are on by a prior of their own, down to the features (M. S. Lewicki, T. J.
-Sejnowski, "Bayesian unsupervised learning of higher order structure", NIPS 1996). A
-leak is the weight of a unit that is always on; so is the prior.
+layer, whose units are on with a prior probability, down to the features (M. S. Lewicki, T. J.
+Sejnowski, "Bayesian unsupervised learning of higher order structure", NIPS 1996). A leak is the
+weight of a unit that is always on; the prior is the leak of the top layer.
 
-Fit by Gibbs sampling (eqs 6 and 7; a flip moves u of those below by ±w, on or off), with f = 1 −
-e^−w, g = 1 − e^−u and the update (eq. 9) f_ij ← (α − 1 + 2 f_ij + Σ_n S_i S_j f_ij / g_i) / (α + β
-+ Σ_n S_j). Its fixed points maximise the likelihood under Beta(α, β) priors of f. Networks are
-learned from a sample of 5,000 rows: several starts, each re-estimated after every `batch` rows,
-lower layers first, the sums being those of one draw of the hidden units. Passes over all rows
-follow from the best start: sums over rows are exact however they are cut, which means of networks
-that were learned apart would not be, as each has its units in another order. Passes are judged by
-log P(x) of a tenth of the rows, 500 at the most, held out where there are 1,000.
+Fit by Gibbs sampling of the hidden units (eqs 6 and 7; a flip changes u of the units below by ±w),
+with f = 1 − e^−w, g = 1 − e^−u and the update (eq. 9)
 
-Causes only turn units on: features that oppose each other are out of reach.
+    f_ij ← (α − 1 + 2 f_ij + Σ_n S_i S_j f_ij / g_i) / (α + β + Σ_n S_j),
 
-Missing values are left out of all sums, which is right also where observed values decide which are
-missing.
+whose fixed points maximize the likelihood under Beta(α, β) priors of f. First, networks are learned
+from a sample of 5,000 rows: from several starts, each re-estimated after every `batch` rows, lower
+layers first, from one draw of the hidden units per row. Then passes over all rows continue from the
+best start. Sums over rows are exact for any chunking. Averages of networks that were learned
+separately would not be, because each network has its units in another order. Passes are judged by
+log P(x) of a tenth of the rows, at most 500, which are held out if there are at least 1,000 rows.
+
+Causes only turn units on, so the model cannot represent features that exclude each other.
+
+Missing values are left out of all sums. This is also right if observed values decide which values
+are missing.
 
 ======  ===========  =======================================================
 symbol  field        shape
 ======  ===========  =======================================================
 w       weights_{k}  (n_units of layer k, n_units of layer k + 1)
-leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; of the
-                     top layer the prior
-        activity     (n_components,): share of rows a hidden unit is on in
+leak    leaks_{k}    (n_units of layer k,); layer 0 is the features; in the
+                     top layer, the prior
+        activity     (n_components,): share of rows in which a unit is on
 ======  ===========  =======================================================
 
-Components are the hidden units of all layers, from the data up. log P(x) is exact by enumeration
-where they are 20 at the most; else it is estimated by annealed importance sampling.
+The components are the hidden units of all layers, from the data up. log P(x) is exact by
+enumeration for at most 20 of them; otherwise it is estimated by annealed importance sampling.
 
-Cost a row and sweep: Σ_k n_k n_{k+1} ratios. Passes: 1 without work, and few more.
-Not identifiable: the order of units within a layer. Sums of one draw have no bias, but networks
-have many local maxima, and chains may stay where they began: the fit says so where two disagree.
+Cost per block: n_samples Σ_k n_k n_{k+1} ratios per sweep. Passes: one that reads nothing, then a
+few. Not identifiable: the order of the units within a layer. Sums of one draw are unbiased, but
+there are many local maxima, and chains may stay where they started; the fit warns if two chains
+disagree.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
-from pipeline.errors import FitError
+from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.learning.convergence import (
     ConvergenceCriterion,
@@ -56,34 +60,26 @@ from pipeline.learning.convergence import (
 from pipeline.learning.held_out import HELD_OUT_PASS, is_held_out
 from pipeline.models.base import Model
 from pipeline.models.capabilities import HiddenCauses, LogLikelihood
-from pipeline.models.noisy_or.checks import (
-    CODE_SWEEPS,
-    check_settings,
-    compute_unmixed_share,
-    is_dead_unit,
-    warn_about_dead_units,
-    warn_about_unmixed_chains,
-)
-from pipeline.models.noisy_or.gibbs import MISSING, sample_posterior_means, sample_states
-from pipeline.models.noisy_or.likelihood import (
-    MAX_ENUMERATED_HIDDEN,
-    enumerate_log_probabilities,
-    estimate_log_probabilities,
-)
-from pipeline.models.noisy_or.params import (
+from pipeline.models.noisy_or.estimation import (
+    MAX_CHOSEN_UNITS,
+    MIN_LEAK,
     NoisyOrParams,
+    choose_layers,
+    learn_from_starts,
     log_prior,
     reestimate,
     remove_units,
     sum_unit_statistics,
     unpack_rows,
 )
-from pipeline.models.noisy_or.search import (
-    MAX_HELD_OUT_UNITS,
-    choose_layers,
+from pipeline.models.noisy_or.gibbs import MISSING, sample_posterior_means, sample_states
+from pipeline.models.noisy_or.likelihood import (
+    MAX_ENUMERATED_HIDDEN,
+    enumerate_log_probabilities,
+    estimate_log_probabilities,
     estimate_row_likelihoods,
-    learn_from_starts,
 )
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import make_constant_feature_warnings, pool_margins
@@ -94,10 +90,16 @@ Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
 SAMPLE_ROWS = 5000
-"""Rows that networks are searched with."""
+"""Number of rows that networks are searched with."""
+CODE_SWEEPS = (50, 100)
+"""Sweeps per chain that are discarded, and that are averaged, for codes."""
 _HELD_OUT, _MIN_ROWS_TO_CHOOSE = 0.1, 100
 _MAX_JUDGED_ROWS, _FEW_ROWS = 500, 1000
-_PASS_SWEEPS_FACTOR = 2  # times the sweeps: chains of a pass begin anew
+_PASS_SWEEPS_FACTOR = 2  # a pass takes more sweeps than the search because its chains start anew
+_MAX_PRIOR = 1e6
+_MIN_ACTIVITY, _MIN_CAUSED = 1e-3, 0.05  # smallest share of rows, and largest f, of a useful unit
+_MAX_NAMED_UNITS = 10
+_CHECKED_ROWS, _MAX_UNMIXED_SHARE, _MIN_EFFECTIVE_DRAWS = 300, 0.1, 10
 
 
 @dataclass(frozen=True)
@@ -107,44 +109,46 @@ class NoisyOr(Model):
     Attributes
     ----------
     n_components
-        Hidden units of all layers; without `layers` they are one layer.
+        Number of hidden units in all layers; without `layers`, they form one layer.
     layers
-        Units of each layer from the data up; None takes `n_components`, or else doubles one layer
-        from 1 until rows held out gain nothing twice, and then tries a second of half as many.
+        Units per layer from the data up. None takes one layer of `n_components`; if that is None
+        too, the layers are chosen by held-out rows: one layer is doubled while that helps, then a
+        second of half the size is tried.
     schedule
-        Learn each layer for `epochs`, from the data up, and then all (paper); or each once flips of
-        the units below it have become rare (stability).
+        Learn each layer for `epochs`, from the data up, and then all together (paper); or start
+        each layer once flips of the units below have become rare (stability).
     epochs
-        Re-estimates of each layer by itself; of all together there are five times as many.
+        Re-estimates per layer; afterwards there are five times as many of all layers together.
     batch
-        Rows of a re-estimate.
+        Rows per re-estimate.
     starts
-        Networks that are learned from random weights, the best of which goes on.
+        Number of random starts; the fit continues with the best.
     sweeps
-        Sweeps of a row's hidden units at the most; twice as many in passes over all rows.
+        Maximum number of Gibbs sweeps per row; twice as many in passes over all rows.
     settled
-        Largest probability of a flip at which a row's sweeps end.
+        A row's sweeps end once the largest flip probability is below this.
     tempering
-        Power of P(x | units) in the first of a row's sweeps, which rises to 1 in the last: below 1
-        units leave poor explanations more easily.
+        Power of P(x | units) in the first sweep of a row; it rises to 1 in the last. Below 1, units
+        leave poor explanations more easily.
     alpha, beta
-        Of the Beta prior of f = 1 − exp(−w).
+        Parameters of the Beta prior of f = 1 − exp(−w).
     leak
-        Weight by which a unit is on where none above it is.
+        Weight that turns a unit on if none above is on. Without it, rows could have probability 0.
     leaks
-        Leaks stay as they are (fixed), or every unit learns its own (learned).
+        Keep the leaks (fixed), or learn one per unit (learned).
     prune
-        Take units away that are hardly ever on, or turn nothing on.
+        Remove units that are hardly ever on, or turn nothing on.
     chains
-        Chains that log P of a row is estimated with, where hidden units are more than 20.
+        Chains per row in the estimate of log P, used for more than 20 hidden units.
     temperatures
-        Steps of each of these chains.
+        Number of annealing steps of each of these chains.
     patience
-        Passes to wait for something better.
+        Number of passes without improvement after which the fit stops.
     max_iter
-        Passes over all rows at the most.
+        Maximum number of passes over all rows.
     tol
-        Gain of the objective per row, relative where that is above 1, that counts as better.
+        Smallest gain of the objective per row that counts as an improvement, relative if the
+        objective is above 1.
     """
 
     name: ClassVar[str] = "noisy-or"
@@ -157,55 +161,60 @@ class NoisyOr(Model):
     }
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("unmixed", "log_prior")
     n_components: int | None = None
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = setting(None, minimum=1)
     schedule: Literal["paper", "stability"] = "paper"
-    epochs: int = 30
-    batch: int = 200
-    starts: int = 10
-    sweeps: int = 15
-    settled: float = 0.05
-    tempering: float = 1.0
-    alpha: float = 1.0
-    beta: float = 1.5
-    leak: float = 1e-4
+    epochs: int = setting(30, minimum=1)
+    batch: int = setting(200, minimum=1)
+    starts: int = setting(10, minimum=1)
+    sweeps: int = setting(15, minimum=1)
+    settled: float = setting(0.05, minimum=0, below=1)
+    tempering: float = setting(1.0, above=0, maximum=1)
+    alpha: float = setting(1.0, minimum=1, maximum=_MAX_PRIOR)
+    beta: float = setting(1.5, minimum=1, maximum=_MAX_PRIOR)
+    leak: float = setting(1e-4, minimum=MIN_LEAK, maximum=1)
     leaks: Literal["fixed", "learned"] = "fixed"
     prune: bool = False
-    chains: int = 50
-    temperatures: int = 200
-    patience: int = 3
-    max_iter: int = 50
-    tol: float = 1e-3
+    chains: int = setting(50, minimum=2)
+    temperatures: int = setting(200, minimum=1)
+    patience: int = setting(3, minimum=1)
+    max_iter: int = setting(50, minimum=1)
+    tol: float = setting(1e-3, minimum=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_settings(self)
+        super().__post_init__()
+        if self.layers is not None and self.n_components not in (None, sum(self.layers)):
+            raise FitError(
+                f"--components: Expected {sum(self.layers)}, the units of all layers, got "
+                f"{self.n_components}. Leave out one of the two."
+            )
 
     @property
     def _sizes(self) -> tuple[int, ...] | None:
-        """Units of each layer, where they are given."""
+        """Units per layer, or None if they are to be chosen."""
         return self.layers or ((self.n_components,) if self.n_components else None)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the sample with its units, and of the rows that a task has in hand."""
-        n_hidden = sum(self._sizes or (MAX_HELD_OUT_UNITS, MAX_HELD_OUT_UNITS // 2))
-        a_row = 60 * (n_features + n_hidden)
-        return (n_threads + 1) * (SAMPLE_ROWS * a_row + 100 * n_features * n_hidden)
+        """Return the bytes of the sample with its units, and of the rows of each task."""
+        n_hidden = sum(self._sizes or (MAX_CHOSEN_UNITS, MAX_CHOSEN_UNITS // 2))
+        row_bytes = 60 * (n_features + n_hidden)
+        return (n_threads + 1) * (SAMPLE_ROWS * row_bytes + 100 * n_features * n_hidden)
 
     def summarize_first(self, block: BinaryBlock, rng: RowRandom) -> RowSample:
-        """MAP: draw rows to search with, and count the features."""
+        """MAP: draw the sample, and count the features."""
         return RowSample.from_block(block, SAMPLE_ROWS, rng)
 
     def first_key(self, seed: int) -> str:
-        """Name the sample."""
+        """Include the sample in the key."""
         return f"sample of {SAMPLE_ROWS} by seed {seed}"
 
     def initialize(self, first: RowSample, rng: np.random.Generator) -> FitState:
-        """Keep the sample; the pass that comes reads nothing of the rows, and ends in the search.
+        """Keep the sample; the first pass ignores the rows, and its update searches for a network.
 
         Raises
         ------
         FitError
-            If a feature was never observed, or there are too few rows to choose layers by.
+            If a feature was never observed, or there are too few rows to choose the layers.
         """
         observed, ones = pool_margins(first.counts)
         layers = self._sizes
@@ -215,9 +224,9 @@ class NoisyOr(Model):
                 f"got {first.n_samples}. Give --components or --layers."
             )
         working = _make_stage_working(first.n_samples, int(rng.integers(2**63)), searching=True)
-        apart = is_held_out(first.rows, float(working["judged"]), int(working["seed"]))
-        kept = ~apart if working["apart"] else np.full(len(apart), True)
-        sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)[kept]
+        is_judged = is_held_out(first.rows, float(working["judged"]), int(working["seed"]))
+        is_learned = ~is_judged if working["apart"] else np.full(len(is_judged), True)
+        sample = np.where(first.observed == 1, first.X, MISSING).astype(np.uint8)[is_learned]
         leaks = (np.full(len(ones), self.leak), np.full(1, self.leak))
         return FitState(
             NoisyOrParams((np.zeros((len(ones), 1)),), leaks),
@@ -227,36 +236,36 @@ class NoisyOr(Model):
         )
 
     def warm_start(self, state: FitState, params: NoisyOrParams) -> FitState:
-        """Begin the passes at the weights of an earlier fit, without a search.
+        """Start the passes from the parameters of an earlier fit, without a search.
 
         Raises
         ------
         FitError
-            If its layers are others.
+            If its layers have other sizes.
         """
         layers = params.sizes[1:]
         if self.layers not in (None, layers):
-            there = ",".join(map(str, layers))
+            sizes = ",".join(map(str, layers))
             raise FitError(
-                f"--warm-start: Expected a fit with the same layers, got one with {there}. "
-                f"Give --layers {there}, or fit without --warm-start."
+                f"--warm-start: Expected a fit with the same layers, got one with {sizes}. "
+                f"Give --layers {sizes}, or fit without --warm-start."
             )
         return replace(state, params=params, working=_make_full_pass_working(state))
 
     def summarize(
         self, params: NoisyOrParams, working: Arrays, block: BinaryBlock, rng: RowRandom
     ) -> Sums:
-        """Draw the hidden units of the rows and sum what eq. 9 takes; judge some of the rows."""
+        """Draw hidden units and compute the sums of eq. 9; judge some of the rows."""
         if working["searching"]:
             return Sums(block.n_samples, 0.0, {})
-        # The same draws in every pass: else passes could not be compared.
+        # Every pass uses the same draws, because otherwise passes could not be compared.
         rng = RowRandom(rng.seed, HELD_OUT_PASS)
-        apart = is_held_out(block.rows, float(working["judged"]), int(working["seed"]))
-        some = block.take_rows(np.flatnonzero(apart))
-        nats = estimate_row_likelihoods(params, unpack_rows(some), some.rows, rng)
+        is_judged = is_held_out(block.rows, float(working["judged"]), int(working["seed"]))
+        judged = block.take_rows(np.flatnonzero(is_judged))
+        nats = estimate_row_likelihoods(params.network, unpack_rows(judged), judged.rows, rng)
         sums = {"n_judged": np.array(len(nats))}
-        learns = ~apart if working["apart"] else np.full(len(apart), True)
-        sums |= self._sum_drawn_units(params, block.take_rows(np.flatnonzero(learns)), rng)
+        is_learned = ~is_judged if working["apart"] else np.full(len(is_judged), True)
+        sums |= self._sum_drawn_units(params, block.take_rows(np.flatnonzero(is_learned)), rng)
         return Sums(block.n_samples, float(nats.sum()), sums)
 
     def _sum_drawn_units(
@@ -270,81 +279,86 @@ class NoisyOr(Model):
         return {**sums, "on": states.sum(axis=0), "n_learnt": np.array(len(X))}
 
     def objective(self, params: NoisyOrParams, statistics: Sums) -> float:
-        """Give the mean of log P(x) of the rows that are judged, nats."""
+        """Return the mean log P(x) of the judged rows, nats."""
         return float(statistics.objective / max(statistics.values.get("n_judged", 0), 1))
 
     def get_convergence_criterion(self, state: FitState) -> ConvergenceCriterion:
-        """Search in one pass; then wait for something better."""
+        """Search in one pass; then stop after `patience` passes without improvement."""
         if state.working.get("searching", False):
             return PassCountCriterion(1)
-        # Means over draws have no best pass: the last has the least left of where passes began.
+        # Keep the last pass, not the best: scores are noisy, and later ones owe less to the start.
         return PatienceCriterion(self.max_iter, self.patience, self.tol, keeps_best=False)
 
     def update(
         self, state: FitState, statistics: Sums, map_items: MapFunction, rng: np.random.Generator
     ) -> FitState:
-        """Search for a network, or re-estimate all of it."""
+        """Search for a network, or re-estimate all parameters."""
         if state.working["searching"]:
             return self._search(state, map_items, int(rng.integers(2**63)))
         sums, layers = statistics.values, range(len(state.params.weights))
-        prior = (self.alpha, self.beta)
         learns_leaks = self.leaks == "learned"
-        params = reestimate(state.params, sums, *prior, layers, learns_leaks)
+        params = reestimate(state.params, sums, self.alpha, self.beta, layers, learns_leaks)
         activity = sums["on"] / max(sums["n_learnt"], 1)
         return replace(state, params=replace(params, activity=activity))
 
     def _search(self, state: FitState, map_items: MapFunction, seed: int) -> FitState:
         sample, layers = state.auxiliary["sample"], self._sizes
-        told = {}
+        diagnostics = {}
         if layers is None:
             n_apart = max(int(_HELD_OUT * len(sample)), 1)
-            apart = (sample[n_apart:], sample[:n_apart])
-            layers, scores = choose_layers(self, *apart, seed, map_items)
-            told = {"held_out_scores": scores}
-        found = learn_from_starts(self, layers, sample, seed, self.starts, map_items)
-        dead = is_dead_unit(found.params)
-        params = remove_units(found.params, dead) if self.prune and dead.any() else found.params
-        return replace(state, params=params, diagnostics=told)
+            layers, scores = choose_layers(
+                self, sample[n_apart:], sample[:n_apart], seed, map_items
+            )
+            diagnostics = {"held_out_scores": scores}
+        params = learn_from_starts(self, layers, sample, seed, self.starts, map_items).params
+        dead = _is_dead_unit(params)
+        if self.prune and dead.any():
+            params = remove_units(params, dead)
+        return replace(state, params=params, diagnostics=diagnostics)
 
     def next_stage(self, state: FitState, statistics: Sums) -> FitState | None:
-        """Go on from the sample to all rows."""
+        """Continue from the sample to all rows."""
         if not state.working["searching"]:
             return None
         return replace(state, working=_make_full_pass_working(state))
 
     def finish(self, state: FitState, statistics: Sums) -> FitState:
-        """Say what the network is, and what is in doubt."""
+        """Add the diagnostics, and warnings about dead units and chains that have not mixed."""
         params = state.params
         unmixed = compute_unmixed_share(params, state.auxiliary["sample"])
-        held_out = "rows held out" if state.working["apart"] else "all rows"
-        told = {
+        judged = "rows held out" if state.working["apart"] else "all rows"
+        diagnostics = {
+            **state.diagnostics,
             "n_components": sum(params.sizes[1:]),
             "layers": list(params.sizes[1:]),
-            "objective_is": f"log-likelihood of {held_out}",
+            "objective_is": f"log-likelihood of {judged}",
             "log_prior": log_prior(params, self.alpha, self.beta, self.leaks == "learned"),
             "unmixed": unmixed,
         }
-        doubts = (*warn_about_dead_units(params, self.prune), *warn_about_unmixed_chains(unmixed))
-        diagnostics = {**state.diagnostics, **told}
-        return replace(state, diagnostics=diagnostics, warnings=(*state.warnings, *doubts))
+        warnings = (
+            *state.warnings,
+            *_warn_about_dead_units(params, self.prune),
+            *warn_about_unmixed_chains(unmixed),
+        )
+        return replace(state, diagnostics=diagnostics, warnings=warnings)
 
     def transform(
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give P(unit on | x) as `mean`, and how many independent draws that is worth.
+        """Return P(unit on | x) as `mean`, and its effective number of independent draws.
 
-        Both are (n_samples, n_components), by sweeps of two chains, one from all units off, one
-        from all on: where they disagree the second is small.
+        Both are (n_samples, n_components), from two chains, one started with all units off and one
+        with all on. Where the chains disagree, `effective_draws` is small.
         """
-        key = rng.stream("codes").key
-        rows = (unpack_rows(block), key, block.rows)
-        mean, worth = sample_posterior_means(params.network, *rows, *CODE_SWEEPS)
-        return {"mean": mean, "effective_draws": worth}
+        mean, effective_draws = sample_posterior_means(
+            params.network, unpack_rows(block), rng.stream("codes").key, block.rows, *CODE_SWEEPS
+        )
+        return {"mean": mean, "effective_draws": effective_draws}
 
     def log_likelihood(
         self, params: NoisyOrParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Give log P(x) of each row, of the observed values where some are missing."""
+        """Return log P of the observed values of each row."""
         X, network = unpack_rows(block), params.network
         if network.n_hidden <= MAX_ENUMERATED_HIDDEN:
             return LogLikelihood(enumerate_log_probabilities(network, X), np.zeros(len(X)))
@@ -358,7 +372,7 @@ class NoisyOr(Model):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows from the top layer down, (n_samples, n_features); segments do not matter."""
+        """Draw rows from the top layer down, (n_samples, n_features); segments are ignored."""
         u = np.broadcast_to(params.leaks[-1], (n_samples, params.sizes[-1]))
         for weights, leaks in zip(params.weights[::-1], params.leaks[-2::-1], strict=True):
             u = leaks + _draw_units(u, rng) @ weights.T
@@ -367,7 +381,7 @@ class NoisyOr(Model):
     def reconstruct(
         self, params: NoisyOrParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Give 1 − e^−leak Π (1 − codes f) of the lowest layer; segments do not matter."""
+        """Return 1 − e^−leak Π (1 − codes f) of the lowest layer; segments are ignored."""
         lowest = np.clip(codes[:, : params.sizes[1]], 0, 1)
         off = np.exp(-params.leaks[0]) * np.ones((len(codes), 1))
         for unit, f in zip(lowest.T, params.f[0].T, strict=True):
@@ -376,12 +390,12 @@ class NoisyOr(Model):
         return probabilities
 
     def get_hidden_causes(self, params: NoisyOrParams) -> HiddenCauses:
-        """Give f of all layers."""
+        """Return f of all layers."""
         return HiddenCauses(params.f, params.activity)
 
 
 def _make_stage_working(n_samples: int, seed: int, *, searching: bool = False) -> Arrays:
-    """Give the working state of a stage: of fewer than 1,000 rows all are judged and learnt."""
+    """Make the working state of a stage; below 1,000 rows, all rows are judged and learned from."""
     is_few = n_samples < _FEW_ROWS
     share = 1.0 if is_few else min(_MAX_JUDGED_ROWS / n_samples, _HELD_OUT)
     values = {"searching": searching, "apart": not is_few, "judged": share, "seed": seed}
@@ -389,9 +403,51 @@ def _make_stage_working(n_samples: int, seed: int, *, searching: bool = False) -
 
 
 def _make_full_pass_working(state: FitState) -> Arrays:
-    """Give the working state of passes over all rows."""
+    """Make the working state of the passes over all rows."""
     return _make_stage_working(int(state.auxiliary["n_samples"]), int(state.working["seed"]))
 
 
 def _draw_units(u: Array, rng: np.random.Generator) -> Array:
     return (rng.random(u.shape) < -np.expm1(-u)).astype(np.float64)
+
+
+def _is_dead_unit(params: NoisyOrParams) -> NDArray[np.bool_]:
+    """Return which hidden units are hardly ever on, or turn nothing on, (n_hidden,)."""
+    largest = np.concatenate([f.max(axis=0) for f in params.f])
+    activity = np.ones(len(largest)) if params.activity is None else params.activity
+    dead: NDArray[np.bool_] = (activity < _MIN_ACTIVITY) | (largest < _MIN_CAUSED)
+    return dead
+
+
+def _warn_about_dead_units(params: NoisyOrParams, is_pruned: bool) -> tuple[FitWarning, ...]:
+    """Name the dead units by layer and number, both counted from 1."""
+    dead = _is_dead_unit(params)
+    if not dead.any():
+        return ()
+    names = [f"{k}.{i + 1}" for k, n in enumerate(params.sizes[1:], 1) for i in range(n)]
+    names = [name for name, is_dead in zip(names, dead, strict=True) if is_dead]
+    listed, n_more = ", ".join(names[:_MAX_NAMED_UNITS]), len(names) - _MAX_NAMED_UNITS
+    listed += f" and {n_more} more" if n_more > 0 else ""
+    text = (
+        f"units that are hardly ever on, or turn nothing on: {listed} (layer.unit); ask for fewer"
+    )
+    return (FitWarning(text if is_pruned else f"{text}, or --set prune=yes"),)
+
+
+def compute_unmixed_share(params: NoisyOrParams, X: Bits) -> float:
+    """Return the share of (some) rows for which two chains disagree about a unit."""
+    X, key = X[:_CHECKED_ROWS], RowRandom(0).stream("mixing").key
+    _, draws = sample_posterior_means(params.network, X, key, np.arange(len(X)), *CODE_SWEEPS)
+    return float((draws.min(axis=1) < _MIN_EFFECTIVE_DRAWS).mean())
+
+
+def warn_about_unmixed_chains(share: float) -> tuple[FitWarning, ...]:
+    """Warn if the chains of many rows have not mixed."""
+    if share <= _MAX_UNMIXED_SHARE:
+        return ()
+    return (
+        FitWarning(
+            f"chains have not mixed: two that began apart disagree about units of {share:.0%} of "
+            "rows, so that codes of these depend on where chains begin. Fit with fewer units."
+        ),
+    )

@@ -1,5 +1,5 @@
 """The restricted Boltzmann machine."""
 
-from pipeline.models.rbm.model import RestrictedBoltzmannMachine
+from pipeline.models.rbm.model import RBMParams, RestrictedBoltzmannMachine
 
-__all__ = ["RestrictedBoltzmannMachine"]
+__all__ = ["RBMParams", "RestrictedBoltzmannMachine"]

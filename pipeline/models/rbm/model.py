@@ -1,20 +1,22 @@
-"""Restricted Boltzmann machine: bits that depend on hidden bits, and these on them.
+"""Restricted Boltzmann machine: bits that depend on hidden bits, and hidden bits on bits.
 
 Model: P(x, h) = exp(xᵀWh + bᵀx + cᵀh) / Z (M. Sugiyama, "Introduction to statistical machine
-learning", 2016, eqs 36.6 and 36.7; P. Smolensky 1986). Both layers are independent given the other:
-P(h_j = 1 | x) = σ(c_j + Σ_i x_i W_ij), P(x_i = 1 | h) = σ(b_i + Σ_j W_ij h_j).
+learning", 2016, eqs 36.6 and 36.7; P. Smolensky 1986). Within each layer, units are independent
+given the other layer: P(h_j = 1 | x) = σ(c_j + Σ_i x_i W_ij), P(x_i = 1 | h) = σ(b_i + Σ_j W_ij
+h_j).
 
 Fit by contrastive divergence (figure 36.13; G. E. Hinton, Neural Computation 14, 2002): steps along
-⟨x hᵀ⟩ of a batch less that of chains, which take `steps` Gibbs steps from the batch's rows (`cd`),
-or go on from batch to batch (`pcd`; T. Tieleman, ICML 2008). Steps and their judgement are those of
-`pipeline.learning.training`: chains that follow long steps do not stand for the model, so they grow
-shorter. All tasks begin with the same chains, and after the pass each chain goes on from where a
-task drawn by lot has it. Passes are judged by the pseudo-likelihood.
+⟨x hᵀ⟩ of a batch minus ⟨x hᵀ⟩ of chains. The chains take `steps` Gibbs steps, either from the rows
+of the batch (`cd`) or from their state after the previous batch (`pcd`; T. Tieleman, ICML 2008).
+`pipeline.learning.training` describes the steps; the learning rate decays because after long steps
+the chains no longer represent the model. All tasks start with the same persistent chains, and after
+the pass each chain continues from the state it has in a randomly chosen task. Passes are judged by
+the pseudo-likelihood.
 
-Missing values are drawn in each step, given the hidden units given what is observed, and so weigh
-as the model expects them; codes and pseudo-likelihoods put them at their mean field. The likelihood
-of a row is that of what is observed, by 100 draws of its hidden units. This is right also where
-observed values decide which are missing.
+Missing values are drawn in every step from the model given the observed values; codes and
+pseudo-likelihoods replace them by their mean field. The likelihood of a row is the marginal of its
+observed values, estimated with 100 draws of its hidden units. This is also right if observed values
+decide which values are missing.
 
 =========  ==============  =====================================================
 symbol     field           shape
@@ -22,17 +24,17 @@ symbol     field           shape
 W          weights         (n_features, n_components)
 b          visible_biases  (n_features,)
 c          hidden_biases   (n_components,)
-b0         log_odds        (n_features,): of the data, where annealing begins
+b0         log_odds        (n_features,): of the data, where annealing starts
 log Z      log_z           (): with the standard error `log_z_error`, 0 if exact
 =========  ==============  =====================================================
 
-Log Z is exact by enumeration where a layer has 20 units at the most; else it is estimated once
+log Z is exact (by enumeration) if a layer has at most 20 units; otherwise it is estimated once
 after the fit by annealed importance sampling, and all rows share its error.
 
-Cost a row: 10 n_features n_components multiplications, and `steps` times 4 more. Passes: tens.
-Not identifiable: the order of hidden units, and for each which of its states is 1: with h_j → 1 −
-h_j go W_ij → −W_ij, c_j → −c_j, b_i → b_i + W_ij. Contrastive divergence leaves a bias where chains
-mix slowly, less with `pcd` or more `steps`.
+Cost per block: (10 + 4 `steps`) n_samples n_features n_components multiplications. Passes: tens.
+Not identifiable: the order of the hidden units, and which state of each unit is 1: h_j → 1 − h_j is
+compensated by W_ij → −W_ij, c_j → −c_j, b_i → b_i + W_ij. Contrastive divergence leaves a bias if
+the chains mix slowly; `pcd` and more `steps` reduce it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,34 +52,104 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
 from pipeline.learning.batches import TrainingBatch
-from pipeline.learning.training import compute_finite_score, train_on_blocks
+from pipeline.learning.layered import CONTRASTIVE_RATES
+from pipeline.learning.training import train_on_blocks
 from pipeline.models.capabilities import LogLikelihood
 from pipeline.models.gradient import GradientModel
-from pipeline.models.rbm.checks import DEFAULT_RATES, check_settings
 from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule
-from pipeline.models.rbm.normaliser import enumerate_log_z, estimate_log_z, is_enumerable
-from pipeline.models.rbm.params import RBMParams
-from pipeline.models.rbm.steps import ChainSteps, add_chains
+from pipeline.models.rbm.partition import (
+    enumerate_log_z,
+    estimate_log_z,
+    is_enumerable,
+    run_annealing,
+)
 from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
-from pipeline.numerics.networks.boltzmann_partition import run_annealing
 from pipeline.numerics.networks.boltzmann_rows import (
+    BoltzmannMachine,
     estimate_observed_log_weight,
     hidden_probabilities,
     minus_free_energy,
     pseudo_likelihoods,
 )
+from pipeline.params import array_field, optional_array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
+from pipeline.statistics.sums import StepSums
 
 Array = NDArray[np.float64]
 
 MAX_DEFAULT_COMPONENTS = 64
-"""Hidden units where no number is given."""
+"""Largest number of hidden units that is chosen if none is given."""
 _FIRST_WEIGHTS = 0.01  # standard deviation
 _SMOOTHING = 0.5
 _MISSING_VALUE_DRAWS = 100
-_SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 500, 10  # of samples
+# For sampling: number of chains, temperatures of the annealing, Gibbs steps between two rows.
+_SAMPLING_CHAINS, _BURN_IN, _SWEEPS_BETWEEN_SAMPLES = 5000, 500, 10
+
+
+@dataclass(frozen=True)
+class RBMParams:
+    """Parameters; the table in the module docstring gives their shapes."""
+
+    weights: Array = array_field("feature", "component")
+    visible_biases: Array = array_field("feature")
+    hidden_biases: Array = array_field("component")
+    log_odds: Array = array_field("feature")
+    log_z: Array | None = optional_array_field()
+    log_z_error: Array | None = optional_array_field()
+
+    @property
+    def machine(self) -> BoltzmannMachine:
+        """The learned parameters, as the kernels take them."""
+        return BoltzmannMachine(self.weights, self.visible_biases, self.hidden_biases)
+
+    @property
+    def shares(self) -> Array:
+        """Share of ones of each feature, (n_features,)."""
+        shares: Array = expit(self.log_odds)
+        return shares
+
+    @property
+    def baseline_log_likelihood(self) -> float:
+        """Expected log-likelihood per row of independent features, nats."""
+        p = self.shares
+        return float((p * np.log(p) + (1 - p) * np.log1p(-p)).sum())
+
+    @property
+    def theta(self) -> Array:
+        """Θ = [[W, b], [cᵀ, 0]], (n_features + 1, n_components + 1)."""
+        above = np.column_stack([self.weights, self.visible_biases])
+        return np.vstack([above, np.append(self.hidden_biases, 0.0)])
+
+    def add_change(self, change: NDArray[Any]) -> RBMParams:
+        """Return the parameters plus a change of Θ."""
+        theta = self.theta + change
+        return replace(
+            self,
+            weights=theta[:-1, :-1],
+            visible_biases=theta[:-1, -1],
+            hidden_biases=theta[-1, :-1],
+        )
+
+
+@dataclass(frozen=True)
+class ChainSteps(StepSums):
+    """Sums over rows, plus persistent chains, which are not sums.
+
+    `chains` (n_chains, n_features) holds each chain of the task with the smallest of `chain_keys`
+    (n_chains,).
+    """
+
+    def merge(self, other: Self) -> Self:
+        """Add the sums, and choose between the chains."""
+        merged, left, right = super().merge(other), self.values, other.values
+        is_left = left["chain_keys"] <= right["chain_keys"]
+        chosen = {
+            "chains": np.where(is_left[:, None], left["chains"], right["chains"]),
+            "chain_keys": np.minimum(left["chain_keys"], right["chain_keys"]),
+        }
+        return replace(merged, values={**merged.values, **chosen})
 
 
 @dataclass(frozen=True)
@@ -87,50 +159,47 @@ class RestrictedBoltzmannMachine(GradientModel):
     Attributes
     ----------
     n_components
-        Number of hidden units; None takes as many as there are features, 64 at the most.
+        Number of hidden units. None takes one per feature, at most 64.
     method
-        Chains begin at the rows of every batch (cd), or go on from batch to batch (pcd).
+        Where the chains start: at the rows of each batch (cd), or where they were after the
+        previous batch (pcd).
     steps
-        Gibbs steps of the chains for a batch.
+        Gibbs steps of the chains per batch.
     weight_decay
-        Times the weights, is taken off their gradient.
+        This times the weights is subtracted from their gradient.
     sparsity
-        Strength with which hidden units are pulled to the share of ones `target`.
+        Strength with which the mean of each hidden unit is pulled to `target`.
     target
-        Share of ones of hidden units, where `sparsity` is above 0.
+        Mean activation of hidden units if `sparsity` is above 0.
     chains
-        Chains that log Z is estimated with.
+        Number of chains in the estimate of log Z.
     temperatures
-        Steps of each chain from independent features to the model.
+        Number of annealing steps of each of these chains.
     """
 
     name: ClassVar[str] = "rbm"
     first_statistics: ClassVar[type[FeatureCounts]] = FeatureCounts
     statistics: ClassVar[type[ChainSteps]] = ChainSteps
-    default_rates: ClassVar[Mapping[str, float]] = DEFAULT_RATES
+    default_rates: ClassVar[Mapping[str, float]] = CONTRASTIVE_RATES
     params: ClassVar[type[RBMParams]] = RBMParams
     method: Literal["cd", "pcd"] = "pcd"
-    steps: int = 1
+    steps: int = setting(1, minimum=1)
     momentum: float = setting(0.5, minimum=0, below=1, kw_only=True)
-    weight_decay: float = 0.0
-    sparsity: float = 0.0
-    target: float = 0.1
-    chains: int = 500
-    temperatures: int = 2000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_settings(self)
+    weight_decay: float = setting(0.0, minimum=0)
+    sparsity: float = setting(0.0, minimum=0)
+    target: float = setting(0.1, above=0, below=1)
+    chains: int = setting(500, minimum=2)
+    temperatures: int = setting(2000, minimum=1)
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
-        """Bytes of the parameters with their gradient and memory, and of units, of each task."""
+        """Return the bytes of each task's parameters, gradient, optimizer memory and units."""
         n_hidden = self.n_components or MAX_DEFAULT_COMPONENTS
         numbers = 8 * (n_features + 1) * (n_hidden + 1)
         units = 20 * max(self.batch or 100, self.chains) * (n_features + n_hidden)
         return (n_threads + 1) * (10 * numbers + units)
 
     def initialize(self, first: FeatureCounts, rng: np.random.Generator) -> FitState:
-        """Begin at independent features, with weights that tell hidden units apart.
+        """Start from independent features, with random weights.
 
         Raises
         ------
@@ -142,22 +211,25 @@ class RestrictedBoltzmannMachine(GradientModel):
         n_hidden = self.n_components or min(len(ones), MAX_DEFAULT_COMPONENTS)
         weights = _FIRST_WEIGHTS * rng.standard_normal((len(ones), n_hidden))
         params = RBMParams(weights, log_odds, np.zeros(n_hidden), log_odds)
-        working = self._training.make_working_state(first.n_samples, params.theta.size)
-        chains = self._draw_first_chains(params.shares, working, rng)
-        begun = {**working, "unlearnt": np.array(params.baseline_log_likelihood), "chains": chains}
-        return FitState(params, begun, warnings=make_constant_feature_warnings(observed, ones))
+        warnings = make_constant_feature_warnings(observed, ones)
+        baseline = params.baseline_log_likelihood
+        state = self._make_initial_state(
+            params, first.n_samples, params.theta.size, baseline, warnings
+        )
+        chains = self._draw_first_chains(params.shares, state.working, rng)
+        return replace(state, working={**state.working, "chains": chains})
 
     def _draw_first_chains(
         self, shares: Array, working: Arrays, rng: np.random.Generator
     ) -> NDArray[np.uint8]:
-        """Draw the chains that go on from independent features; none where they begin at rows."""
+        """Draw the persistent chains from independent features; no chains for `cd`."""
         n_chains = int(working["batch"]) if self.method == "pcd" else 0
         return (rng.random((n_chains, len(shares))) < shares).astype(np.uint8)
 
     def warm_start(self, state: FitState, params: RBMParams) -> FitState:
-        """Begin at the weights of an earlier fit."""
-        begun = replace(params, log_odds=state.params.log_odds, log_z=None, log_z_error=None)
-        return replace(state, params=begun)
+        """Start from the parameters of an earlier fit."""
+        params = replace(params, log_odds=state.params.log_odds, log_z=None, log_z_error=None)
+        return replace(state, params=params)
 
     def learn(
         self,
@@ -166,14 +238,15 @@ class RestrictedBoltzmannMachine(GradientModel):
         blocks: Callable[[], Iterator[BinaryBlock]],
         rng: RowRandom,
     ) -> ChainSteps | None:
-        """Step through the rows; give the change of Θ times the rows, and the score of others."""
+        """Take steps through a task's rows; return the change of Θ and the judged score."""
         theta, memory = params.theta.astype(np.float32), self._training.copy_memory(working)
         shares, chains = params.shares.astype(np.float32), working["chains"]
         learner = ContrastLearner(self._make_rule(working), theta, shares, memory, chains, rng)
-        return add_chains(
-            learner,
-            train_on_blocks(learner, partial(_pseudo_score, params), blocks(), working, rng),
-        )
+        sums = train_on_blocks(learner, partial(_pseudo_score, params), blocks(), working, rng)
+        if sums is None:
+            return None
+        values = {**sums.values, "chains": learner.chains, "chain_keys": learner.chain_keys}
+        return ChainSteps(sums.n_samples, sums.objective, values)
 
     def _make_rule(self, working: Arrays) -> ContrastRule:
         return ContrastRule(
@@ -186,9 +259,8 @@ class RestrictedBoltzmannMachine(GradientModel):
             self.target,
         )
 
-    def objective(self, params: RBMParams, statistics: ChainSteps) -> float:
-        """Give the pseudo-log-likelihood of a row held out, nats."""
-        return compute_finite_score(statistics, params.baseline_log_likelihood)
+    def _score_scale(self, params: RBMParams) -> float:
+        return params.baseline_log_likelihood
 
     def update(
         self,
@@ -197,23 +269,21 @@ class RestrictedBoltzmannMachine(GradientModel):
         map_items: MapFunction,
         rng: np.random.Generator,
     ) -> FitState:
-        """Move by the mean change of all tasks, or back, where chains begin anew."""
+        """Apply the mean change of all tasks, or return to the best pass with new chains."""
         moved = super().update(state, statistics, map_items, rng)
         chains = statistics.values["chains"]
         if moved.params is state.best:
             chains = self._draw_first_chains(state.params.shares, moved.working, rng)
         return replace(moved, working={**moved.working, "chains": chains})
 
-    def finish(self, state: FitState, statistics: ChainSteps) -> FitState:
-        """Say how many hidden units there are, and what is in doubt."""
+    def _diagnose(self, state: FitState) -> dict[str, Any]:
         n_components = len(state.params.hidden_biases)
-        told = {"n_components": n_components, "objective_is": "pseudo-likelihood"}
-        return replace(self._add_training_warnings(state), diagnostics=told)
+        return {"n_components": n_components, "objective_is": "pseudo-likelihood"}
 
     def prepare(
         self, params: RBMParams, rng: np.random.Generator, map_items: MapFunction
     ) -> RBMParams:
-        """Find log Z: by enumeration where a layer is small, else by annealing."""
+        """Compute log Z by enumeration if a layer is small, else estimate it by annealing."""
         machine, seed = params.machine, int(rng.integers(2**63))
         if is_enumerable(machine):
             log_z, error = enumerate_log_z(machine, map_items), 0.0
@@ -226,7 +296,7 @@ class RestrictedBoltzmannMachine(GradientModel):
     def transform(
         self, params: RBMParams, block: BinaryBlock, rng: RowRandom
     ) -> Mapping[str, NDArray[Any]]:
-        """Give P(h = 1 | x) as `mean`, (n_samples, n_components)."""
+        """Return P(h = 1 | x) as `mean`, (n_samples, n_components)."""
         return {
             "mean": hidden_probabilities(params.machine, block.unpack_values(), block.unpack_mask())
         }
@@ -234,12 +304,12 @@ class RestrictedBoltzmannMachine(GradientModel):
     def log_likelihood(
         self, params: RBMParams, block: BinaryBlock, rng: RowRandom
     ) -> LogLikelihood:
-        """Give log P(x) of each row, of the observed values where some are missing.
+        """Return log P of the observed values of each row.
 
         Raises
         ------
         FitError
-            If log Z is not known, as before the end of a fit.
+            If log Z is not known, which is the case before the end of a fit.
         """
         if params.log_z is None or params.log_z_error is None:
             raise FitError("Expected log Z, which the end of a fit estimates. Fit to the end.")
@@ -255,7 +325,7 @@ class RestrictedBoltzmannMachine(GradientModel):
         return LogLikelihood(nats - params.log_z, error, float(params.log_z_error))
 
     def pseudo_log_likelihood(self, params: RBMParams, block: BinaryBlock, rng: RowRandom) -> Array:
-        """Give Σ_i log P(x_i | the others) of each row over its observed values, (n_samples,)."""
+        """Return Σ_i log P(x_i | all others) over the observed values of each row, (n_samples,)."""
         return pseudo_likelihoods(params.machine, block.unpack_values(), block.unpack_mask())
 
     def sample(
@@ -265,28 +335,26 @@ class RestrictedBoltzmannMachine(GradientModel):
         rng: np.random.Generator,
         segments: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
-        """Draw rows by block Gibbs sampling, (n_samples, n_features); segments do not matter.
+        """Draw rows by block Gibbs sampling, (n_samples, n_features); segments are ignored.
 
-        Chains are annealed from independent features, and taken as often as their weights in the
-        estimate of Z say; then each gives a row after every ten steps.
+        Chains are annealed from independent features and resampled by their weights in the estimate
+        of Z. Then each chain yields one row every ten steps.
         """
-        key, n_chains = (
-            RowRandom(int(rng.integers(2**63))).key,
-            max(min(n_samples, _SAMPLING_CHAINS), 1),
-        )
+        key = RowRandom(int(rng.integers(2**63))).key
+        n_chains = max(min(n_samples, _SAMPLING_CHAINS), 1)
         chains = run_annealing(params.machine, params.log_odds, key, n_chains, _BURN_IN)
         chains.resample(rng)
-        drawn = np.empty((n_samples, len(params.visible_biases)), np.uint8)
+        rows = np.empty((n_samples, len(params.visible_biases)), np.uint8)
         for first in range(0, n_samples, n_chains):
             for _ in range(_SWEEPS_BETWEEN_SAMPLES):
                 chains.gibbs_step(1.0)
-            drawn[first : first + n_chains] = chains.units[: n_samples - first]
-        return drawn
+            rows[first : first + n_chains] = chains.units[: n_samples - first]
+        return rows
 
     def reconstruct(
         self, params: RBMParams, codes: Array, segments: NDArray[np.int64] | None = None
     ) -> Array:
-        """Give σ(b + W codes), (n_samples, n_features); segments do not matter."""
+        """Return σ(b + W codes), (n_samples, n_features); segments are ignored."""
         probabilities: Array = expit(codes @ params.weights.T + params.visible_biases)
         return probabilities
 

@@ -9,8 +9,8 @@ p(x | t_n), which is log-concave:
 the v_l being weights of points that stand for the density r_n. Either a Gauss–Hermite rule
 (adaptive quadrature: Naylor & Smith, Applied Statistics 1982), placed twice, the second time by the
 moments that the first gave; or, where the posterior has edges, points across them
-(`place_steep_points`); or draws (importance sampling). Moments of x are those of the u_nl. A row costs
-n_points n_features q, about 10 ns each.
+(`place_steep_points`); or draws (importance sampling). Moments of x are those of the u_nl. A row
+costs n_points n_features q, about 10 ns each.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Loops over lanes have no branches, so that LLVM turns them into vector instructi
 multiply-add is asked for by name and no sum is reordered: a row comes to the same bits whatever its
 lane, its neighbours and the width of the vectors.
 
-With x̂ = (x, 1) and ŵ_i = (w_i, b_i), the bound on the factor of feature i is a quadratic form in x̂.
-A symmetric matrix of that size is kept as its upper triangle, row by row; padded with zeros, it is
-cut into tiles of TILE entries. The memory of the lanes is flat, its row r at LANES r, so that the
-compiler knows how far apart rows are.
+With x̂ = (x, 1) and ŵ_i = (w_i, b_i), the bound on the factor of feature i is a quadratic form in
+x̂. A symmetric matrix of that size is kept as its upper triangle, row by row; padded with zeros, it
+is cut into tiles of TILE entries. The memory of the lanes is flat, its row r at LANES r, so that
+the compiler knows how far apart rows are.
 """
 
 import math

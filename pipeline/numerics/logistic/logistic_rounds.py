@@ -1,8 +1,8 @@
 """Rounds of the logistic bound on packed rows, a word of each feature at a time.
 
-The bound on log p(t, x) is −½ x̂ᵀ S x̂ − ½ gap. The triangle of S, the system, is collected from the
-features and then solved where it is. A row whose bound rests leaves its lane, and the others move
-up, so that the lanes in use are full. See `logistic_lanes`, where the arithmetic is.
+The bound on log p(t, x) is −½ x̂ᵀ S x̂ − ½ gap. The triangle of S, the system, is collected from
+the features and then solved where it is. A row whose bound rests leaves its lane, and the others
+move up, so that the lanes in use are full. See `logistic_lanes`, where the arithmetic is.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""Affine functions of rows, missing values at the means of their features.
+"""Affine functions of rows, with missing values at the means of their features.
 
-Sums go over a row in a fixed order: it comes to the same bits whatever its neighbours.
+Each row is summed in a fixed order, so that it has the same bits whatever other rows are in the
+call.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ _kernel = njit(nogil=True, cache=True, error_model="numpy")
 def affine_outputs(
     weights: Array, biases: Array, means: Array, X: Bits, observed: Bits | None
 ) -> Array:
-    """Give Wᵀx + b of each row, (n_samples, n_outputs).
+    """Return Wᵀx + b of each row, (n_samples, n_outputs).
 
     Parameters
     ----------
     weights, biases
         W, (n_features, n_outputs), C order, and b, (n_outputs,).
     means
-        Of the features, (n_features,).
+        Means of the features, (n_features,).
     X, observed
-        Values, 0 where missing, and mask, (n_samples, n_features); no mask where none is missing.
+        Values (0 where missing) and mask, (n_samples, n_features); None if nothing is missing.
     """
     sums = hidden_inputs(BoltzmannMachine(weights, means, biases), X, None)
     if observed is not None:

@@ -1,11 +1,11 @@
-"""What a restricted Boltzmann machine says of rows, each by itself, in double precision.
+"""Energies, likelihoods and hidden units of rows under a restricted Boltzmann machine.
 
 E(x, h) = −xᵀWh − bᵀx − cᵀh over bits x and h (Sugiyama, eqs 36.6 and 36.7). Summed over h,
 −F(x) = bᵀx + Σ_j log(1 + exp(a_j)) with a = Wᵀx + c, so that log P(x) = −F(x) − log Z.
 
-A row's values that are missing stand at their mean field given the others: x_i = σ(b_i + Σ_j W_ij
-h_j), h = σ(a), in turns. Sums go over a row in a fixed order: it comes to the same bits whatever
-its neighbours.
+Missing values of a row are replaced by their mean field given the observed values: x_i = σ(b_i +
+Σ_j W_ij h_j) and h = σ(a) are iterated. Everything is in double precision, and each row is summed
+in a fixed order, so that it has the same bits whatever other rows are in the call.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ Array = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
 MAX_MEAN_FIELD_ROUNDS = 30
-"""Turns of the mean field at the most."""
 _MEAN_FIELD_TOLERANCE = 1e-9
-_PRODUCT_LIMIT = 1e200  # a product above is turned into a logarithm before the next factor
+_PRODUCT_LIMIT = 1e200  # above it, a product is turned into a logarithm before the next factor
 _NO_MASK = np.empty((0, 0), np.uint8)
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
@@ -49,14 +48,14 @@ class BoltzmannMachine(NamedTuple):
 
 
 def hidden_inputs(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> Array:
-    """Give a = Wᵀx + c of each row, (n_samples, n_components), missing values at their mean field.
+    """Return a = Wᵀx + c, (n_samples, n_components), with missing values at their mean field.
 
     Parameters
     ----------
     machine
         Parameters.
     X, observed
-        Values and mask, (n_samples, n_features); no mask where all are observed.
+        Values and mask, (n_samples, n_features); None if all values are observed.
     """
     inputs = np.empty((len(X), len(machine.hidden)))
     _fill_inputs(*machine, X, _mask_or_empty(observed), inputs)
@@ -64,7 +63,7 @@ def hidden_inputs(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> 
 
 
 def hidden_probabilities(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> Array:
-    """Give σ(a), (n_samples, n_components); parameters as for `hidden_inputs`."""
+    """Return σ(a), (n_samples, n_components); parameters as for `hidden_inputs`."""
     values = hidden_inputs(machine, X, observed)
     apply_sigmoid(values)
     return values
@@ -72,14 +71,14 @@ def hidden_probabilities(machine: BoltzmannMachine, X: Bits, observed: Bits | No
 
 @_kernel
 def apply_sigmoid(values: Array) -> None:
-    """Turn inputs of units into probabilities, in place: (n_samples, n_units)."""
+    """Replace inputs of units, (n_samples, n_units), by probabilities, in place."""
     for n in range(len(values)):
         for j in range(values.shape[1]):
             values[n, j] = _sigmoid(values[n, j])
 
 
 def minus_free_energy(machine: BoltzmannMachine, X: Bits) -> Array:
-    """Give −F(x) of each row, (n_samples,), nothing missing."""
+    """Return −F(x) of each row, (n_samples,); no value may be missing."""
     energies = np.empty(len(X))
     _fill_energies(*machine, X, hidden_inputs(machine, X, None), energies)
     return energies
@@ -93,38 +92,38 @@ def estimate_observed_log_weight(
     rows: NDArray[np.int64],
     n_draws: int,
 ) -> tuple[Array, Array]:
-    """Estimate log Σ exp(−F(x)) over what is missing of each row.
+    """Estimate log Σ exp(−F(x)), summed over the missing values of each row.
 
-    h is drawn from its mean field given what is observed, and weighted by the exact sum over x.
+    h is drawn from its mean field given the observed values, and weighted by the exact sum over x.
 
     Returns
     -------
     tuple
-        The estimate and its standard error, (n_samples,) each; exact where nothing is missing.
+        The estimate and its standard error, (n_samples,) each; exact if nothing is missing.
     """
     inputs = hidden_inputs(machine, X, observed)
-    found, error = np.empty(len(X)), np.empty(len(X))
-    _fill_estimates(*machine, X, observed, inputs, key, rows, n_draws, found, error)
-    return found, error
+    estimate, error = np.empty(len(X)), np.empty(len(X))
+    _fill_estimates(*machine, X, observed, inputs, key, rows, n_draws, estimate, error)
+    return estimate, error
 
 
 def pseudo_likelihoods(machine: BoltzmannMachine, X: Bits, observed: Bits | None) -> Array:
-    """Give Σ_i log P(x_i | the others) over observed values of each row, (n_samples,).
+    """Return Σ_i log P(x_i | the other values) over the observed values of each row, (n_samples,).
 
-    Where bit i flips, −F changes by ±b_i + Σ_j log(1 − h_j + h_j exp(±W_ij)), h being that of the
-    row: no exponential is taken of a row and pair of units.
+    If bit i flips, −F changes by ±b_i + Σ_j log(1 − h_j + h_j exp(±W_ij)) with the h of the row. So
+    no exponential per row and pair of units is needed.
     """
-    found = np.empty(len(X))
+    scores = np.empty(len(X))
     inputs = hidden_inputs(machine, X, observed)
-    most = math.log(_PRODUCT_LIMIT)
-    weights = np.clip(np.ascontiguousarray(machine.weights.T), -most, most)
+    limit = math.log(_PRODUCT_LIMIT)
+    weights = np.clip(np.ascontiguousarray(machine.weights.T), -limit, limit)
     up, down = np.exp(weights), np.exp(-weights)
-    longest = np.nan_to_num(np.abs(weights).max(initial=1e-9), nan=1.0)
-    run = max(1, int(most / longest))
+    largest = np.nan_to_num(np.abs(weights).max(initial=1e-9), nan=1.0)
+    run = max(1, int(limit / largest))
     _fill_pseudo_likelihoods(
-        up, down, machine.visible, X, _mask_or_empty(observed), inputs, run, found
+        up, down, machine.visible, X, _mask_or_empty(observed), inputs, run, scores
     )
-    return found
+    return scores
 
 
 def _mask_or_empty(observed: Bits | None) -> Bits:
@@ -139,7 +138,7 @@ def _sigmoid(x: float) -> float:
 
 @_kernel
 def sum_softplus(inputs: Array) -> float:
-    """Sum log(1 + exp(input)): one logarithm for as many factors as do not overflow."""
+    """Return Σ log(1 + exp(input)), with one logarithm per 512 factors."""
     total, product = 0.0, 1.0
     for start in range(0, len(inputs), 512):
         some = inputs[start : start + 512]
@@ -183,7 +182,7 @@ def _iterate_mean_field(
     values: Array,
     inputs: Array,
 ) -> None:
-    """Bring what is missing of a row, and the hidden units, to their mean field."""
+    """Iterate the mean field of a row's missing values and the hidden units."""
     missing = np.flatnonzero(observed == 0)
     known, h = inputs.copy(), np.empty(len(hidden))
     for i in missing:
@@ -231,14 +230,14 @@ def _fill_estimates(
     key: np.uint64,
     rows: NDArray[np.int64],
     n_draws: int,
-    found: Array,
+    estimate: Array,
     error: Array,
 ) -> None:
     known, logs = np.empty(len(hidden)), np.empty(n_draws)
     for n in range(len(X)):
         missing = np.flatnonzero(observed[n] == 0)
         if len(missing) == 0:
-            found[n], error[n] = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n]), 0.0
+            estimate[n], error[n] = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n]), 0.0
             continue
         _sum_inputs(weights, hidden, X[n], known)
         start = _sum_biases_on(visible, X[n]) + sum_softplus(inputs[n])
@@ -248,7 +247,7 @@ def _fill_estimates(
                 weights, visible, missing, known, inputs[n], state, draw * len(hidden)
             )
             logs[draw] = start + change
-        found[n], error[n] = log_mean_exp(logs)
+        estimate[n], error[n] = log_mean_exp(logs)
 
 
 @_kernel
@@ -261,7 +260,7 @@ def _draw_hidden(
     state: np.uint64,
     first: int,
 ) -> float:
-    """Draw h, and give its log weight up to what all draws of the row share."""
+    """Draw h and return its log weight, up to a term that all draws of the row share."""
     fields = visible[missing]
     total = 0.0
     for j in range(len(known)):
@@ -274,7 +273,7 @@ def _draw_hidden(
 
 @_kernel
 def log_mean_exp(logs: Array) -> tuple[float, float]:
-    """Give the log of the mean of exp(logs), and the standard error of it."""
+    """Return the log of the mean of exp(logs), and its standard error."""
     largest = logs.max()
     shares = np.exp(logs - largest)
     mean = shares.mean()
@@ -291,11 +290,13 @@ def _fill_pseudo_likelihoods(
     observed: Bits,
     inputs: Array,
     run: int,
-    found: Array,
+    scores: Array,
 ) -> None:
     h, not_h = np.empty(inputs.shape[1]), np.empty(inputs.shape[1])
     changes = np.empty(len(visible))
-    values = np.empty(len(visible))  # of the type of all else, or loops are not vectors
+    values = np.empty(
+        len(visible)
+    )  # float64 like all other arrays; otherwise the loops are not vectorized
     for n in range(len(X)):
         row = X[n]
         for i in range(len(row)):
@@ -312,21 +313,21 @@ def _fill_pseudo_likelihoods(
             product *= 1.0 + exp_minus(abs(change))
             if product > _PRODUCT_LIMIT:
                 total, product = total - math.log(product), 1.0
-        found[n] = total - math.log(product)
+        scores[n] = total - math.log(product)
 
 
 @_kernel
 def _fill_flip_changes(
     up: Array, down: Array, row: Array, h: Array, not_h: Array, run: int, changes: Array
 ) -> None:
-    """Sum log(1 − h_j + h_j exp(±W_ij)) for all bits side by side, so many factors at a time."""
+    """Sum log(1 − h_j + h_j exp(±W_ij)) for all bits at once, `run` factors per logarithm."""
     products = np.ones(len(changes))
     for i in range(len(changes)):
         changes[i] = 0.0
     for j in range(len(h)):
         off, on, share, rest = up[j], down[j], h[j], not_h[j]
         for i in range(len(products)):
-            if_on, if_off = on[i], off[i]  # read both: no branches
+            if_on, if_off = on[i], off[i]  # reading both avoids a branch
             products[i] *= rest + share * (if_on if row[i] > 0.5 else if_off)
         if (j + 1) % run == 0 or j + 1 == len(h):
             for i in range(len(products)):

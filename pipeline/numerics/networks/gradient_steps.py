@@ -1,16 +1,22 @@
-"""Steps along a gradient, uphill, in place: one pass over the numbers of all parameters."""
+"""Gradient steps: optimizers, centring, and the contrastive-divergence gradient of a layer.
+
+Steps go uphill and in place, in one pass over all parameters.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pipeline.numerics.networks.layered_network import Layer
+from pipeline.numerics.logistic.logistic_units import fill_draws
+from pipeline.numerics.networks.layered_network import Layer, sigmoid
 
 Numbers = NDArray[Any]
+Singles = NDArray[np.float32]
 
 _kernel = njit(nogil=True, cache=True, error_model="numpy")
 _sum_kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
@@ -18,68 +24,68 @@ _sum_kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reass
 
 @_kernel
 def momentum_step(
-    parameters: Numbers, slope: Numbers, velocity: Numbers, rate: Any, momentum: Any
+    parameters: Numbers, gradient: Numbers, velocity: Numbers, rate: Any, momentum: Any
 ) -> None:
-    """Move by the velocity, which keeps a share of itself and gains `rate` times the slope.
+    """Move by the velocity, `momentum` times the previous velocity plus `rate` times the gradient.
 
     Parameters
     ----------
-    parameters, slope, velocity
-        (n_numbers,), the first and the last changed in place.
+    parameters, gradient, velocity
+        (n_numbers,); the first and the last are changed in place.
     rate, momentum
-        Of the arrays' type.
+        Scalars of the arrays' type.
     """
     for k in range(len(parameters)):
-        velocity[k] = momentum * velocity[k] + rate * slope[k]
+        velocity[k] = momentum * velocity[k] + rate * gradient[k]
         parameters[k] += velocity[k]
 
 
 @_kernel
 def adam_step(
     parameters: Numbers,
-    slope: Numbers,
+    gradient: Numbers,
     first: Numbers,
     second: Numbers,
     rate: Any,
     gains: Any,
     floor: Any,
 ) -> None:
-    """Move each number by its mean slope over the root of its mean square.
+    """Take an Adam step: move each parameter by its mean gradient over its root mean square.
 
     Parameters
     ----------
-    parameters, slope, first, second
-        (n_numbers,), all but the slope changed in place.
+    parameters, gradient, first, second
+        (n_numbers,); all but the gradient are changed in place.
     rate
-        Length of the step, corrected for means that began at 0.
+        Learning rate, corrected for running means that started at 0.
     gains
-        Share of the new slope in its mean, and of its square in theirs: a pair.
+        Weight of the new gradient in its running mean, and of its square in theirs.
     floor
-        Added to the root.
+        Added to the root mean square.
     """
     gain, gain_of_square = gains
     for k in range(len(parameters)):
-        first[k] += gain * (slope[k] - first[k])
-        second[k] += gain_of_square * (slope[k] * slope[k] - second[k])
+        first[k] += gain * (gradient[k] - first[k])
+        second[k] += gain_of_square * (gradient[k] * gradient[k] - second[k])
         parameters[k] += rate * first[k] / (math.sqrt(second[k]) + floor)
 
 
 @_kernel
-def centre_gradient(slope: Layer, below: Numbers, above: Numbers) -> None:
-    """Turn the slope of the weights into that of weights around means.
+def centre_gradient(gradient: Layer, below: Numbers, above: Numbers) -> None:
+    """Turn the gradient of the weights into that of the centred model's weights.
 
-    With s and t the slopes of the biases below and above, which are those of the centred model too,
-    it loses s λᵀ + μ tᵀ.
+    With s and t the gradients of the biases below and above, which are the same in both models,
+    this subtracts s λᵀ + μ tᵀ.
 
     Parameters
     ----------
-    slope
-        Of the weights and biases of a layer; the weights' is changed in place. What lies beyond
-        the means is left alone.
+    gradient
+        Gradient of a layer; that of the weights is changed in place. Entries beyond the lengths of
+        `below` and `above` are not touched.
     below, above
-        Means μ and λ, (n_below,) and (n_above,).
+        Means μ and λ of the units, (n_below,) and (n_above,).
     """
-    weights, visible, hidden = slope
+    weights, visible, hidden = gradient
     for i in range(len(below)):
         row, of_below, mean = weights[i], visible[i], below[i]
         for j in range(len(above)):
@@ -88,15 +94,15 @@ def centre_gradient(slope: Layer, below: Numbers, above: Numbers) -> None:
 
 @_sum_kernel
 def apply_centred_step(layer: Layer, move: Layer, below: Numbers, above: Numbers) -> None:
-    """Move a model around means: its plain biases make up for what its weights do to the means.
+    """Apply a step of the centred model to plain parameters.
 
-    The plain biases below move by less of the weights' move times λ, those above by less of μ times
-    it.
+    The change of the weights times λ is subtracted from the biases below, and μ times it from the
+    biases above.
 
     Parameters
     ----------
     layer, move
-        Plain parameters, changed in place, and a step of the centred model.
+        Plain parameters, changed in place, and the step of the centred model.
     below, above
         As for `centre_gradient`.
     """
@@ -115,3 +121,52 @@ def apply_centred_step(layer: Layer, move: Layer, below: Numbers, above: Numbers
         visible[i] += total
     for j in range(m):
         hidden[j] += of_above[j]
+
+
+def fill_contrastive_gradient(
+    layer: Layer,
+    inputs: Singles,
+    mask: Singles | None,
+    states: NDArray[np.uint64],
+    gradient: Layer,
+) -> tuple[Singles, Singles]:
+    """Fill in the centred contrastive-divergence gradient of a layer, summed over rows.
+
+    Hidden units are drawn given the input; the reconstruction and its hidden units are
+    probabilities, as in G. E. Hinton, R. R. Salakhutdinov (Science 313, 2006, note 13), who train
+    upper layers on the probabilities of the layer below. The gradient is ⟨v hᵀ⟩ of the input minus
+    that of the reconstruction, in the model centred at the rows' means (J. Melchior, A. Fischer,
+    L. Wiskott, JMLR 17, 2016); the step should be centred as well.
+
+    Parameters
+    ----------
+    layer
+        Parameters.
+    inputs
+        Values between 0 and 1, (n_rows, n_below); 0 where missing.
+    mask
+        1 where a value is observed, else 0; None if all are. Missing values are left out.
+    states
+        Random state of each row, (n_rows,).
+    gradient
+        Output with the shapes of `layer`; overwritten.
+
+    Returns
+    -------
+    tuple
+        Means of the units below and above, (n_below,) and (n_above,).
+    """
+    hidden_inputs = inputs @ layer.weights + layer.hidden
+    hidden, up = np.empty_like(hidden_inputs), sigmoid(hidden_inputs)
+    fill_draws(hidden_inputs, hidden_inputs.shape[1], states, 0, hidden)
+    back = sigmoid(hidden @ layer.weights.T + layer.visible)
+    if mask is not None:
+        back *= mask
+    up_again = sigmoid(back @ layer.weights + layer.hidden)
+    np.matmul(inputs.T, up, out=gradient.weights)
+    gradient.weights[:] -= back.T @ up_again
+    gradient.visible[:] = (inputs - back).sum(axis=0)
+    gradient.hidden[:] = (up - up_again).sum(axis=0)
+    means = inputs.mean(axis=0), up.mean(axis=0)
+    centre_gradient(gradient, *means)
+    return means

@@ -1,9 +1,10 @@
-"""A network of layers of sigmoid units, up and back down by the same weights: its score and slope.
+"""Networks of sigmoid layers with tied weights: activations, scores, gradients and codes.
 
 Up: h_k = σ(W_kᵀ h_{k−1} + b_k) from h_0 = x. Down: g_{k−1} = σ(W_k g_k + c_k) from g_L = h_L, so
-that g_0 = x̂. The slope goes back the same way, from x̂ up to the codes and down again to x
-(back-propagation; D. E. Rumelhart, G. E. Hinton, R. J. Williams, Nature 323, 1986). All arrays of a
-call are of one type, float32 where speed counts.
+that g_0 = x̂. The gradient is propagated back from x̂ to the codes and on to x (back-propagation;
+D. E. Rumelhart, G. E. Hinton, R. J. Williams, Nature 323, 1986). All arrays of a call have one
+type; training uses float32 for speed. `encode_layers` sums in a fixed order and in double
+precision, so that the codes of a row have the same bits whatever other rows are in the call.
 """
 
 from __future__ import annotations
@@ -13,25 +14,33 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 from scipy.special import expit
 
 from pipeline.numerics.logistic.logistic_units import fill_probabilities
+from pipeline.numerics.networks.boltzmann_rows import (
+    BoltzmannMachine,
+    apply_sigmoid,
+    hidden_probabilities,
+)
 
 Numbers = NDArray[Any]
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
 Pull = Callable[[Numbers], Numbers]
-"""Slope of a penalty on codes, (n_components,), by their means over the rows, (n_components,)."""
+"""Maps the mean codes of a batch, (n_components,), to the gradient that a penalty adds per row."""
 
 
 class Layer(NamedTuple):
-    """Parameters of a layer, or their slopes.
+    """Parameters of a layer, or their gradient.
 
     Attributes
     ----------
     weights
         W_k, (n_below, n_above).
     visible, hidden
-        Biases c_k of the way down and b_k of the way up: (n_below,) and (n_above,).
+        Biases c_k (down) and b_k (up), (n_below,) and (n_above,).
     """
 
     weights: Numbers
@@ -43,28 +52,28 @@ Layers = Sequence[Layer]
 
 
 def count_parameters(sizes: Sequence[int]) -> int:
-    """Count the parameters of layers between so many units."""
+    """Count the parameters of a network with these layer sizes."""
     return sum(below * above + below + above for below, above in pairwise(sizes))
 
 
 def split_into_layers(flat: Numbers, sizes: Sequence[int]) -> tuple[Layer, ...]:
-    """Give views of a flat array, (count_numbers(sizes),), as layers from the lowest up."""
-    layers, at = [], 0
+    """View a flat array, (count_parameters(sizes),), as layers, lowest first."""
+    layers, start = [], 0
     for below, above in pairwise(sizes):
-        ends = at + np.cumsum([below * above, below, above])
-        weights, visible, hidden = np.split(flat[at : ends[-1]], ends[:-1] - at)
+        ends = start + np.cumsum([below * above, below, above])
+        weights, visible, hidden = np.split(flat[start : ends[-1]], ends[:-1] - start)
         layers.append(Layer(weights.reshape(below, above), visible, hidden))
-        at = int(ends[-1])
+        start = int(ends[-1])
     return tuple(layers)
 
 
 def flatten_layers(layers: Layers) -> Numbers:
-    """Undo `split_into_layers`."""
+    """Return the parameters as one flat array, the inverse of `split_into_layers`."""
     return np.concatenate([np.ravel(part) for layer in layers for part in layer])
 
 
 def sigmoid(inputs: Numbers) -> Numbers:
-    """Give 1 / (1 + exp(−input)), of the same type."""
+    """Return 1 / (1 + exp(−input)) with the type of the input."""
     if inputs.dtype != np.float32:
         values: Numbers = expit(inputs)
         return values
@@ -74,7 +83,7 @@ def sigmoid(inputs: Numbers) -> Numbers:
 
 
 def propagate_up(layers: Layers, x: Numbers) -> list[Numbers]:
-    """Give x and the units of every layer, (n_rows, n_units) each."""
+    """Return x and the units of every layer, (n_rows, n_units) each."""
     values = [x]
     for layer in layers:
         values.append(sigmoid(values[-1] @ layer.weights + layer.hidden))
@@ -82,7 +91,7 @@ def propagate_up(layers: Layers, x: Numbers) -> list[Numbers]:
 
 
 def propagate_down(layers: Layers, codes: Numbers) -> list[Numbers]:
-    """Give the codes and what every layer expects below it; last the inputs to x̂, not x̂."""
+    """Return the codes, then the reconstruction of every layer; the last one is logit x̂."""
     values = [codes]
     for k, layer in reversed([*enumerate(layers)]):
         inputs = values[-1] @ layer.weights.T + layer.visible
@@ -90,75 +99,107 @@ def propagate_down(layers: Layers, codes: Numbers) -> list[Numbers]:
     return values
 
 
-def negative_cross_entropies(inputs: Numbers, wanted: Numbers, seen: Numbers | None) -> Numbers:
-    """Give Σ x log x̂ + (1 − x) log(1 − x̂) of each row over values that are seen, (n_rows,)."""
-    return _sum_observed(wanted * inputs - np.logaddexp(0, inputs), seen)
+def negative_cross_entropies(inputs: Numbers, targets: Numbers, mask: Numbers | None) -> Numbers:
+    """Return Σ x log x̂ + (1 − x) log(1 − x̂) over the observed values of each row, (n_rows,)."""
+    return _sum_observed(targets * inputs - np.logaddexp(0, inputs), mask)
 
 
-def negative_squared_errors(inputs: Numbers, wanted: Numbers, seen: Numbers | None) -> Numbers:
-    """Give −½ Σ (x − x̂)² of each row over values that are seen, (n_rows,)."""
-    return _sum_observed(-0.5 * (wanted - sigmoid(inputs)) ** 2, seen)
+def negative_squared_errors(inputs: Numbers, targets: Numbers, mask: Numbers | None) -> Numbers:
+    """Return −½ Σ (x − x̂)² over the observed values of each row, (n_rows,)."""
+    return _sum_observed(-0.5 * (targets - sigmoid(inputs)) ** 2, mask)
 
 
-def _sum_observed(scores: Numbers, seen: Numbers | None) -> Numbers:
-    sums: Numbers = (scores if seen is None else scores * seen).sum(axis=1, dtype=np.float64)
+def _sum_observed(scores: Numbers, mask: Numbers | None) -> Numbers:
+    sums: Numbers = (scores if mask is None else scores * mask).sum(axis=1, dtype=np.float64)
     return sums
 
 
 def fill_gradient(
     layers: Layers,
-    given: Numbers,
-    wanted: Numbers,
-    seen: Numbers | None,
-    slopes: Layers,
+    inputs: Numbers,
+    targets: Numbers,
+    mask: Numbers | None,
+    gradient: Layers,
     *,
     squared: bool = False,
     pull: Pull | None = None,
 ) -> None:
-    """Fill in the slope of the score, summed over rows.
+    """Fill in the gradient of the score, summed over rows.
 
     Parameters
     ----------
     layers
-        Parameters, from the lowest layer up.
-    given
-        What goes in, (n_rows, n_features).
-    wanted
-        What should come out; shares between 0 and 1 will do.
-    seen
-        1 where that counts, 0 elsewhere; None where all does.
-    slopes
-        As the layers; overwritten.
+        Parameters, lowest layer first.
+    inputs
+        Input of the network, (n_rows, n_features).
+    targets
+        Desired output, between 0 and 1.
+    mask
+        1 where the target counts, 0 elsewhere; None if all count.
+    gradient
+        Output with the shapes of `layers`; overwritten.
     squared
-        Whether the score is that of `negative_squared_errors` instead of `negative_cross_entropies`.
+        Use the score of `negative_squared_errors` instead of `negative_cross_entropies`.
     pull
-        Is added to the slope of each row's codes.
+        Its result is added to the gradient with respect to each row's codes.
     """
-    up = propagate_up(layers, given)
+    up = propagate_up(layers, inputs)
     down = propagate_down(layers, up[-1])
     back = sigmoid(down.pop())
-    error = wanted - back
+    error = targets - back
     if squared:
         error *= back * (1 - back)
-    if seen is not None:
-        error *= seen
-    for layer, slope, above in zip(layers, slopes, reversed(down), strict=True):
-        np.matmul(error.T, above, out=slope.weights)
-        np.sum(error, axis=0, out=slope.visible)
+    if mask is not None:
+        error *= mask
+    for layer, layer_gradient, above in zip(layers, gradient, reversed(down), strict=True):
+        np.matmul(error.T, above, out=layer_gradient.weights)
+        np.sum(error, axis=0, out=layer_gradient.visible)
         error = error @ layer.weights
         if pull is not None and above is up[-1]:
             error += pull(above.mean(axis=0))
         error *= above * (1 - above)
-    _fill_encoder_gradient(layers, up, error, slopes)
+    _fill_encoder_gradient(layers, up, error, gradient)
 
 
 def _fill_encoder_gradient(
-    layers: Layers, up: list[Numbers], error: Numbers, slopes: Layers
+    layers: Layers, up: list[Numbers], error: Numbers, gradient: Layers
 ) -> None:
-    """Go on from the slope of the inputs to the codes, (n_rows, n_components)."""
+    """Add the gradient of the way up, given that of the inputs to the codes, `error`."""
     for k in range(len(layers) - 1, -1, -1):
         below = up[k]
-        slopes[k].weights[:] += below.T @ error
-        np.sum(error, axis=0, out=slopes[k].hidden)
+        gradient[k].weights[:] += below.T @ error
+        np.sum(error, axis=0, out=gradient[k].hidden)
         if k:
             error = (error @ layers[k].weights.T) * (below * (1 - below))
+
+
+def encode_layers(layers: Layers, X: Bits, observed: Bits | None) -> Array:
+    """Return the units of the last layer, (n_samples, n_components).
+
+    Parameters
+    ----------
+    layers
+        Parameters, lowest layer first.
+    X, observed
+        Values and mask, (n_samples, n_features). Missing values are left out of the sums; without a
+        mask, all values are observed.
+    """
+    known = X if observed is None else X & observed
+    values = hidden_probabilities(BoltzmannMachine(*layers[0]), known, None)
+    for layer in layers[1:]:
+        inputs = np.empty((len(values), len(layer.hidden)))
+        _fill_inputs(layer.weights, layer.hidden, values, inputs)
+        apply_sigmoid(inputs)
+        values = inputs
+    return values
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _fill_inputs(weights: Array, hidden: Array, values: Array, inputs: Array) -> None:
+    for n in range(len(values)):
+        total = inputs[n]
+        total[:] = hidden
+        for i in range(values.shape[1]):
+            value, of_unit = values[n, i], weights[i]
+            for j in range(len(total)):
+                total[j] += value * of_unit[j]

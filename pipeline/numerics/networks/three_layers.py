@@ -1,8 +1,9 @@
-"""A network of three layers: inputs, hidden units h = σ(Wᵀx + b), outputs o = Vᵀh + c.
+"""A three-layer network: inputs x, hidden units h = σ(Wᵀx + b), outputs o = Vᵀh + c.
 
-What it is trained to give is a category, P(y = k) = exp(o_k) / Σ_l exp(o_l), or a number, y = o up
-to Gaussian noise of variance 1. Both have the same slope by o: what was wanted less what was given.
-Codes and outputs of a row are sums in a fixed order: the same bits whatever its neighbours.
+The target is a category, P(y = k) = exp(o_k) / Σ_l exp(o_l), or a number, y = o plus Gaussian noise
+of variance 1. In both cases the gradient with respect to o is the target minus the prediction.
+Hidden units and outputs are summed in a fixed order, so that a row has the same bits whatever other
+rows are in the call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 class ThreeLayerNetwork(NamedTuple):
-    """Parameters, of one type.
+    """Parameters, all of one type.
 
     Attributes
     ----------
@@ -40,34 +41,34 @@ class ThreeLayerNetwork(NamedTuple):
     output_biases: Numbers
 
     def flatten(self) -> Numbers:
-        """Give all parameters one after another, (n_numbers,)."""
+        """Return all parameters as one flat array, (n_numbers,)."""
         return np.concatenate([part.ravel() for part in self])
 
     def unflatten(self, flat: Numbers) -> ThreeLayerNetwork:
-        """Give a network of this one's shapes whose arrays are views of `flat`."""
+        """Return a network with these shapes whose arrays are views of `flat`."""
         ends = np.cumsum([part.size for part in self])[:-1]
         parts = zip(np.split(flat, ends), self, strict=True)
         return ThreeLayerNetwork(*(values.reshape(part.shape) for values, part in parts))
 
 
 def score_gradient(
-    network: ThreeLayerNetwork, X: Numbers, wanted: Numbers, is_category: bool
+    network: ThreeLayerNetwork, X: Numbers, targets: Numbers, is_category: bool
 ) -> ThreeLayerNetwork:
-    """Give the slope of the mean score of rows by every parameter.
+    """Return the gradient of the mean score of rows.
 
     Parameters
     ----------
     network
         Parameters.
     X
-        Inputs, (n_samples, n_features), missing ones 0.
-    wanted
+        Inputs, (n_samples, n_features); 0 where missing.
+    targets
         1 at the category of the row, or the number, (n_samples, n_outputs).
     is_category
-        Whether outputs are those of categories.
+        Whether the target is a category.
     """
-    hidden, given = _forward_pass(network, X, is_category)
-    error = (wanted - given) * X.dtype.type(1 / len(X))
+    hidden, predicted = _forward_pass(network, X, is_category)
+    error = (targets - predicted) * X.dtype.type(1 / len(X))
     through = (error @ network.outputs.T) * hidden * (1 - hidden)
     return ThreeLayerNetwork(
         X.T @ through, through.sum(axis=0), hidden.T @ error, error.sum(axis=0)
@@ -77,50 +78,51 @@ def score_gradient(
 def _forward_pass(
     network: ThreeLayerNetwork, X: Numbers, is_category: bool
 ) -> tuple[Numbers, Numbers]:
-    """Give hidden units, and probabilities of categories or the expected number."""
+    """Return the hidden units, and the category probabilities or the expected number."""
     hidden = expit(X @ network.weights + network.biases)
     outputs = hidden @ network.outputs + network.output_biases
     return hidden, np.exp(log_softmax(outputs, axis=1)) if is_category else outputs
 
 
-def row_scores(outputs: Numbers, wanted: Numbers, is_category: bool) -> Array:
-    """Give the score of each row, nats, (n_samples,).
+def row_scores(outputs: Numbers, targets: Numbers, is_category: bool) -> Array:
+    """Return the score of each row, (n_samples,), nats.
 
-    It is log P(y) of a category; of a number −(y − o)²/2, the log-density up to a constant.
+    The score is log P(y) for a category, and −(y − o)²/2, the log-density up to a constant, for a
+    number.
 
     Parameters
     ----------
     outputs
         o, (n_samples, n_outputs).
-    wanted, is_category
+    targets, is_category
         As for `score_gradient`.
     """
     if is_category:
-        found: Array = (wanted * log_softmax(outputs, axis=1)).sum(axis=1)
-        return found
-    return np.asarray(-0.5 * ((wanted - outputs) ** 2).sum(axis=1))
+        scores: Array = (targets * log_softmax(outputs, axis=1)).sum(axis=1)
+        return scores
+    return np.asarray(-0.5 * ((targets - outputs) ** 2).sum(axis=1))
 
 
 def compute_hidden_units(
     network: ThreeLayerNetwork, means: Array, X: Bits, observed: Bits | None
 ) -> Array:
-    """Give h of each row, (n_samples, n_hidden), missing inputs at the mean of their feature.
+    """Return h, (n_samples, n_hidden), with missing inputs at the mean of their feature.
 
     Parameters
     ----------
     network
         Parameters.
     means
-        Of the features, (n_features,).
+        Means of the features, (n_features,).
     X, observed
-        Values, 0 where missing, and mask, (n_samples, n_features); no mask where none is missing.
+        Values (0 where missing) and mask, (n_samples, n_features); None if nothing is missing.
     """
     hidden: Array = expit(affine_outputs(network.weights, network.biases, means, X, observed))
     return hidden
 
 
 def compute_outputs(network: ThreeLayerNetwork, hidden: Array) -> Array:
-    """Give o = Vᵀh + c of each row, (n_samples, n_outputs)."""
+    """Return o = Vᵀh + c of each row, (n_samples, n_outputs)."""
     outputs = np.tile(network.output_biases, (len(hidden), 1))
     _add_products(network.outputs, hidden, outputs)
     return outputs

@@ -19,12 +19,12 @@ import sklearn.decomposition
 from matplotlib.image import imread
 
 from flows.cli.options import ExecutorOptions, run_app
+from flows.experiments import binary_ica_identifiability as blica_identifiability
+from flows.experiments import binary_ica_samples as blica_samples
+from flows.experiments import binary_ica_scaling as blica_scaling
 from flows.experiments.__main__ import app
 from flows.experiments.base import group_medians
-from flows.experiments.binary_ica import identifiability as blica_identifiability
-from flows.experiments.binary_ica import samples as blica_samples
-from flows.experiments.binary_ica import scaling as blica_scaling
-from flows.experiments.binary_ica.common import (
+from flows.experiments.binary_ica_common import (
     ProblemShape,
     describe_left_out,
     draw_simulated_rows,
@@ -32,13 +32,13 @@ from flows.experiments.binary_ica.common import (
     print_summary,
     run_shape_trials,
 )
-from flows.experiments.binary_ica.methods import (
+from flows.experiments.binary_ica_methods import (
     METHODS,
     ICAMethod,
     run_sample_trial,
     run_timed_trial,
 )
-from flows.experiments.binary_ica.trials import pack_rows_in_memory
+from flows.experiments.binary_ica_trials import pack_rows_in_memory
 from pipeline.data.blocks import iter_blocks
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.binary_ica.fastica import FastICA
@@ -267,7 +267,7 @@ def test_what_is_missing_is_printed_as_a_dash(capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
         (("--seed", "2.7"), "Expected a whole number, got '2.7'"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
         (

@@ -18,7 +18,7 @@ from flows.cli.options import run_app
 from flows.data import datasets
 from flows.experiments.__main__ import app
 from flows.experiments.base import draw_rows
-from flows.experiments.clipped_pca.images import compare_on_images
+from flows.experiments.clipped_pca import compare_on_images
 from flows.experiments.drawing import ImageRow, save_images
 from flows.experiments.linear_pca import LinearPCA, fit_linear_pca
 from flows.report.figures.image_layout import find_image_layout
@@ -242,13 +242,17 @@ def test_the_same_figure_has_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_features_are_placed_by_name() -> None:
-    image = find_image_layout(["r1c0", "r0c2"], None).images([[5.0, 7.0]])
+    image = find_image_layout(["r1c0", "r0c2"], None).arrange_images([[5.0, 7.0]])
     np.testing.assert_array_equal(image, [[[np.nan, np.nan, 7], [5, np.nan, np.nan]]])
-    assert find_image_layout(["r1c0", "r0c2"], "4x3").images([[5.0, 7.0]]).shape == (1, 4, 3)
+    assert find_image_layout(["r1c0", "r0c2"], "4x3").arrange_images([[5.0, 7.0]]).shape == (
+        1,
+        4,
+        3,
+    )
 
 
 def test_other_features_are_placed_row_by_row() -> None:
-    image = find_image_layout([f"f{i}" for i in range(6)], "2x3").images([range(6)])
+    image = find_image_layout([f"f{i}" for i in range(6)], "2x3").arrange_images([range(6)])
     np.testing.assert_array_equal(image, [[[0, 1, 2], [3, 4, 5]]])
 
 
@@ -303,7 +307,7 @@ def test_loadings_are_drawn(call: Call, artifact: Path, tmp_path: Path) -> None:
         (("--image-shape", "3x3"), "the 6 features, got 3x3 = 9"),
         ((), "--image-shape"),
         (("--image-shape", "2x3", "--output", "l.txt"), "ends in .png, .svg, .pdf"),
-        (("--image-shape", "2x3", "--components", "0"), "--components: Expected at least 1"),
+        (("--image-shape", "2x3", "--components", "0"), "--components must be at least 1"),
         (("--image-shape", "2x3", "--colour", "red"), "--colour"),
     ],
 )

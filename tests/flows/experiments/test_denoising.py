@@ -17,11 +17,10 @@ from sklearn.decomposition import PCA
 
 from flows.cli.options import run_app
 from flows.data import datasets
+from flows.experiments import denoising
 from flows.experiments.__main__ import app
-from flows.experiments.denoising import command as denoising
-from flows.experiments.denoising.command import split_images
-from flows.experiments.denoising.trial import add_noise
-from flows.experiments.tipping.command import open_images
+from flows.experiments.denoising import add_noise, split_images
+from flows.experiments.tipping import open_images
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.models.registry import find_model_class
@@ -129,7 +128,7 @@ def test_json_and_the_table_say_what_was_found(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),
         (("--split", "2"), "--split: Expected --dataset beside it"),
         (("--image-shape", "7x8"), "--image-shape: Expected at least 8x7"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flows.experiments.binary_ica.trials import pack_rows_in_memory
-from flows.experiments.denoising.trial import DenoisingTrial, add_noise, run_denoising_trial
-from flows.experiments.tipping.trial import draw_noisy_prototypes
+from flows.experiments.binary_ica_trials import pack_rows_in_memory
+from flows.experiments.denoising import DenoisingTrial, add_noise, run_denoising_trial
+from flows.experiments.tipping_trial import draw_noisy_prototypes
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
@@ -92,5 +92,5 @@ def test_weighing_keeps_a_noisy_bit_where_codes_say_little() -> None:
 
 def test_a_model_without_probabilities_is_refused() -> None:
     model = find_model_class("tests.models.neighbours:Neighbours")(n_components=2)
-    with pytest.raises(FitError, match="Expected a model that turns codes back"):
+    with pytest.raises(FitError, match="cannot reconstruct features from codes"):
         run_denoising_trial(trial(model))

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.experiments.binary_ica.exact_matching import (
+from flows.experiments.binary_ica_trials import (
     EXACT_RESIDUAL,
     jacobian,
     match_exactly,
+    population_correlations,
     residuals,
+    run_exact_trial,
 )
-from flows.experiments.binary_ica.trials import population_correlations, run_exact_trial
 from pipeline.errors import FitError
 from pipeline.executors.base import limit_blas_threads
 from pipeline.models.binary_ica.moment_matching.objective import MatchSolution

@@ -15,14 +15,15 @@ from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 
-from flows.experiments.tipping.latent_figures import (
+from flows.experiments.tipping_figures import (
     MAX_LABEL_STYLES,
     add_posterior_legend,
     plot_codes,
+    plot_image_grid,
+    plot_images_at,
     plot_item_lines,
     plot_posteriors,
 )
-from flows.experiments.tipping.latent_images import plot_image_grid, plot_images_at
 from pipeline.errors import FitError
 
 RNG = np.random.default_rng(7)

@@ -8,7 +8,7 @@ from scipy.integrate import dblquad
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from flows.experiments.tipping.latent_plane import fine_posterior, make_fine_nodes, plane_posterior
+from flows.experiments.tipping_trial import fine_posterior, make_fine_nodes, plane_posterior
 from pipeline.data.blocks import pack_block
 from pipeline.errors import FitError
 

@@ -14,15 +14,15 @@ import pytest
 from matplotlib.image import imread
 
 from flows.cli.options import run_app
+from flows.experiments import noisy_or
 from flows.experiments.__main__ import app
-from flows.experiments.noisy_or import command as noisy_or
-from flows.experiments.noisy_or.problems import (
+from flows.experiments.noisy_or import bits_per_row
+from flows.experiments.noisy_or_problems import (
     average_top_units,
     cosine_to_causes,
     make_problems,
     score_top_units,
 )
-from flows.experiments.noisy_or.trial import bits_per_row
 from storage.examples import merge_equal_rows
 from tests.flows.experiments.tables import table
 

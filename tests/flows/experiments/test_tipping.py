@@ -20,13 +20,13 @@ from flows.cli.options import run_app
 from flows.data import datasets
 from flows.data.ingesting import ingest_sources
 from flows.data.roles import ColumnRoles
+from flows.experiments import tipping as tipping
+from flows.experiments import tipping_trial as latent_plane
+from flows.experiments import tipping_trial as tipping_trials
 from flows.experiments.__main__ import app
-from flows.experiments.tipping import command as tipping
-from flows.experiments.tipping import latent_plane
-from flows.experiments.tipping import trial as tipping_trials
-from flows.experiments.tipping.command import draw_synthetic_rows, open_images
-from flows.experiments.tipping.figures import TippingFigures
-from flows.experiments.tipping.trial import ESTIMATORS, TippingTrial, run_tipping_trial
+from flows.experiments.tipping import draw_synthetic_rows, open_images
+from flows.experiments.tipping_figures import TippingFigures
+from flows.experiments.tipping_trial import ESTIMATORS, TippingTrial, run_tipping_trial
 from pipeline.errors import FitError
 from tests.flows.experiments.tables import table
 from tests.support.data import draw_probit_rows, write_arrays
@@ -213,7 +213,7 @@ def test_json_and_the_table_say_what_was_found(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--seed", "-1"), "--seed: Expected 0 to 2**63 - 1, got -1"),
+        (("--seed", "-1"), "--seed must be 0 to 2**63 - 1, but is -1"),
         (("--executor", "serial", "--workers", "2"), "--workers"),
         (("--output", "s3://bucket/x"), "s3://bucket/x: Expected a path of this machine"),
         (("--dataset", "nowhere.zarr"), "nowhere.zarr"),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from flows.experiments.tipping import trial as tipping_trials
-from flows.experiments.tipping.trial import (
+from flows.experiments import tipping_trial as tipping_trials
+from flows.experiments.tipping_trial import (
     ESTIMATORS,
     NEAR_NATS,
     TippingResult,

@@ -253,7 +253,7 @@ def test_every_pass_draws_anew_and_every_seed() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_seeds_out_of_range_are_refused(seed: int) -> None:
-    with pytest.raises(FitError, match=rf"^seed: Expected .* got {seed}\."):
+    with pytest.raises(FitError, match=rf"^seed must be 0 to .*, but is {seed}\."):
         fit_model(Shares(noise=0.5), ROWS, SERIAL, seed)
     fit_model(Shares(noise=0.5, max_iter=2), ROWS, SERIAL, 2**63 - 1)
 

@@ -14,8 +14,7 @@ from pipeline.inference.from_artifact import (
     model_from_artifact,
     objective_from_artifact,
 )
-from pipeline.models.stack import Stack
-from pipeline.models.stack.params import StackParams
+from pipeline.models.stack import Stack, StackParams
 from pipeline.numerics.networks.layered_network import Layer
 from pipeline.params import get_named_arrays
 

@@ -139,7 +139,7 @@ def test_what_cannot_be_fitted_is_refused(
         ({"width": np.inf}, "width: Expected a number above 0"),
         ({"landmarks": 1}, "landmarks: Expected 2 to 5,000, got 1"),
         ({"landmarks": 9999}, "landmarks: Expected 2 to 5,000, got 9,999"),
-        ({"n_components": 0}, "components: Expected at least 1"),
+        ({"n_components": 0}, "components must be at least 1"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], told: str) -> None:

@@ -10,8 +10,13 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.noisy_or import NoisyOr, NoisyOrParams
-from pipeline.models.noisy_or.checks import compute_unmixed_share, warn_about_unmixed_chains
-from pipeline.models.noisy_or.params import log_prior, reestimate, remove_units, sum_unit_statistics
+from pipeline.models.noisy_or.estimation import (
+    log_prior,
+    reestimate,
+    remove_units,
+    sum_unit_statistics,
+)
+from pipeline.models.noisy_or.model import compute_unmixed_share, warn_about_unmixed_chains
 from pipeline.models.state import FitState
 from pipeline.random import RowRandom
 from tests.support.strategies import DenseData, make_memory_blocks, make_memory_rows
@@ -159,13 +164,13 @@ def test_rows_and_features_without_ones_are_fitted() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"layers": (3, 0)}, "layers: Expected at least one unit in each, got (3, 0)"),
-        ({"layers": (-1,)}, "layers: Expected at least one unit in each"),
-        ({"layers": ()}, "layers: Expected at least one unit in each"),
+        ({"layers": (3, 0)}, "layers: Expected at least 1, got (3, 0)"),
+        ({"layers": (-1,)}, "layers: Expected at least 1, got (-1,)"),
+        ({"layers": ()}, "layers: Expected at least 1, got ()"),
         ({"layers": (3, 2), "n_components": 4}, "--components: Expected 5, the units of all"),
-        ({"leak": 0.0}, "leak: Expected 0.0001 to 1, so that no row has probability 0"),
-        ({"beta": 0.5}, "beta: Expected 1 to 1e+06, got 0.5"),
-        ({"leak": 50.0}, "leak: Expected 0.0001 to 1"),
+        ({"leak": 0.0}, "leak: Expected at least 0.0001 and at most 1, got 0.0"),
+        ({"beta": 0.5}, "beta: Expected at least 1 and at most 1,000,000, got 0.5"),
+        ({"leak": 50.0}, "leak: Expected at least 0.0001 and at most 1"),
         ({"tempering": 0.0}, "tempering: Expected above 0"),
     ],
 )

@@ -18,9 +18,8 @@ from pipeline.learning.batches import TrainingBatch
 from pipeline.learning.training import Optimiser
 from pipeline.models.rbm import RestrictedBoltzmannMachine
 from pipeline.models.rbm.contrast import ContrastLearner, ContrastRule, theta_as_layer
-from pipeline.models.rbm.normaliser import enumerate_log_z, estimate_log_z
-from pipeline.models.rbm.params import RBMParams
-from pipeline.models.rbm.steps import ChainSteps
+from pipeline.models.rbm.model import ChainSteps, RBMParams
+from pipeline.models.rbm.partition import enumerate_log_z, estimate_log_z
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.boltzmann_rows import BoltzmannMachine
 from pipeline.numerics.networks.gradient_steps import apply_centred_step, centre_gradient

@@ -17,7 +17,6 @@ from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import collect_first_statistics, fit_model, initialize_fit
 from pipeline.learning.layered import score_reconstructions
 from pipeline.models.stack import Stack, StackParams
-from pipeline.models.stack.params import add_stage_change
 from pipeline.models.state import FitState
 from pipeline.numerics.networks.layered_network import Layer, propagate_down, propagate_up, sigmoid
 from pipeline.random import RowRandom
@@ -130,7 +129,7 @@ def test_steps_of_boltzmann_machines_are_the_same_whichever_value_is_called_1() 
         steps = model.learn(params, state.working, partial(iter, [pack_block(rows)]), RNG)
         assert steps is not None
         change = steps.values["theta"] / steps.values["n_fitted"]
-        changes.append(add_stage_change(params, 0, change).weights[0] - params.weights[0])
+        changes.append(params.add_stage_change(0, change).weights[0] - params.weights[0])
     assert np.abs(changes[0]).max() > 0.05
     np.testing.assert_allclose(changes[1], sign[:, None] * changes[0], atol=1e-4)
 
@@ -172,11 +171,11 @@ def test_sizes_of_layers(n_features: int, settings: Any, sizes: tuple[int, ...])
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"layers": ()}, r"layers: Expected at least one unit in each, got \(\)"),
-        ({"layers": (8, 0)}, r"layers: Expected at least one unit in each, got \(8, 0\)"),
+        ({"layers": ()}, r"layers: Expected at least 1, got \(\)"),
+        ({"layers": (8, 0)}, r"layers: Expected at least 1, got \(8, 0\)"),
         ({"layers": (8, 100)}, "layers: Expected at most 10 times the 8 units below, got 100"),
         ({"layers": (8, 4), "n_components": 3}, "--components: Expected 4, .* got 3"),
-        ({"n_components": 0}, "components: Expected at least 1, got 0"),
+        ({"n_components": 0}, "components must be at least 1, but is 0"),
         ({"pretrain": -1}, "pretrain: Expected at least 0, got -1"),
         ({"rate": 0.0}, "rate: Expected above 0, got 0"),
         ({"block": "perceptron"}, "block: Expected one of autoencoder, rbm, got 'perceptron'"),

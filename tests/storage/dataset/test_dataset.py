@@ -195,9 +195,7 @@ def test_unknown_columns_and_splits_are_refused(whole: Path, tmp_path: Path) -> 
     has = "It has: age, weight, split."
     expected = f"{whole}: Expected a per-row column, got 'agee'. {has}"
     assert refusal(lambda: dataset.column("agee")) == expected
-    expected = (
-        f"{whole}: split: Expected a split of the dataset, got 'valid'. It has: train, test."
-    )
+    expected = f"{whole}: split: Expected a split of the dataset, got 'valid'. It has: train, test."
     assert refusal(lambda: dataset.read_chunk(0, split="valid")) == expected
     bare = write_dataset(tmp_path / "bare", random_bits(10, 2))
     assert "split: Expected a split" in refusal(lambda: bare.read_chunk(0, split="train"))

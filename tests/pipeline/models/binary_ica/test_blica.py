@@ -332,7 +332,7 @@ def test_without_a_bootstrap_there_are_no_intervals() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"n_components": 0}, "components: Expected at least 1, got 0."),
+        ({"n_components": 0}, "components must be at least 1, but is 0"),
         ({"regularization": 1.0}, "regularization: Expected a finite number above 1, got 1.0."),
         (
             {"regularization": float("nan")},

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pipeline.models.latent_trait.item_fit import item_fit_statistics, item_probabilities_by_score
+from pipeline.models.latent_trait.fit_statistics import (
+    item_fit_statistics,
+    item_probabilities_by_score,
+)
 from pipeline.numerics.logistic.latent_nodes import gauss_hermite
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.models.latent_trait.limited_information import (
+from pipeline.models.latent_trait.fit_statistics import (
     compute_independence_fit,
     compute_m2_fit,
 )

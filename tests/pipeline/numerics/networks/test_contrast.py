@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit
 
 from pipeline.numerics.logistic.logistic_units import row_states
-from pipeline.numerics.networks.contrast import fill_contrastive_gradient
+from pipeline.numerics.networks.gradient_steps import fill_contrastive_gradient
 from pipeline.numerics.networks.layered_network import count_parameters, split_into_layers
 from pipeline.random import RowRandom
 

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from pipeline.numerics.networks.layer_rows import encode_layers
 from pipeline.numerics.networks.layered_network import (
     Pull,
     count_parameters,
+    encode_layers,
     fill_gradient,
     flatten_layers,
     negative_cross_entropies,

@@ -1,1 +1,0 @@
-"""The experiment of Lee and Sompolinsky (1999) on clipped PCA."""

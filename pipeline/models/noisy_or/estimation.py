@@ -1,0 +1,364 @@
+"""Parameters of noisy-OR networks, and how they are learned from a sample of rows.
+
+The sample is learned from several random starts. Every row of the sample keeps its hidden units
+from epoch to epoch: chains that started anew in every epoch would stay far from the units that
+explain a row best, and so would the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.blocks import BinaryBlock
+from pipeline.executors.base import MapFunction
+from pipeline.executors.cancellation import check_cancelled
+from pipeline.models.noisy_or.gibbs import (
+    MAX_PROBABILITY,
+    MISSING,
+    NoisyOrNetwork,
+    make_network,
+    sample_states,
+)
+from pipeline.models.noisy_or.likelihood import estimate_row_likelihoods
+from pipeline.params import layer_arrays_field, optional_array_field
+from pipeline.random import RowRandom
+
+Array = NDArray[np.float64]
+Arrays = Mapping[str, NDArray[Any]]
+Bits = NDArray[np.uint8]
+
+MIN_LEAK = 1e-4
+"""Smallest weight of a leak; without leaks, rows that no unit explains would have probability 0."""
+MAX_CHOSEN_UNITS = 64
+"""Largest layer that the search for the number of units tries."""
+_MIN_PROBABILITY = 1e-9  # of f
+_FIRST_WEIGHTS = (0.05, 0.15)  # range of the initial weights
+_FIRST_ACTIVITY = 0.5
+_JOINT_TURNS = 5  # all layers together learn for this many times the epochs of one layer
+_FINAL_EPOCHS = 20  # epochs with all rows at once
+_MAX_SETTLED_FLIPS = 0.05  # mean flip probability below which a layer counts as settled
+_FEW_STARTS = 3
+_SCORED_ROWS = 300  # held-out rows that score a choice of layers
+_MAX_FAILURES = 2  # doublings without a gain that end the search
+_GAIN_STANDARD_ERRORS = 2  # a gain counts if it is above this many standard errors
+
+
+@dataclass(frozen=True)
+class NoisyOrParams:
+    """Parameters; the table in the docstring of `model` gives their shapes."""
+
+    weights: tuple[Array, ...] = layer_arrays_field("below", "above")
+    leaks: tuple[Array, ...] = layer_arrays_field("below")
+    activity: Array | None = optional_array_field("component")
+
+    @classmethod
+    def from_probabilities(
+        cls, f: Sequence[Array], f_of_leaks: Sequence[Array], activity: Array | None = None
+    ) -> NoisyOrParams:
+        """Make the parameters from f = 1 − e^−w, clipped to what sweeps can compute with."""
+        weights, leaks = (
+            tuple(-np.log1p(-np.clip(a, _MIN_PROBABILITY, MAX_PROBABILITY)) for a in part)
+            for part in (f, f_of_leaks)
+        )
+        return cls(weights, leaks, activity)
+
+    @property
+    def f(self) -> tuple[Array, ...]:
+        """Probability that a unit alone turns a unit below on, (n_below, n_above) per layer."""
+        return tuple(-np.expm1(-w) for w in self.weights)
+
+    @property
+    def f_of_leaks(self) -> tuple[Array, ...]:
+        """Probability that a unit is on if all above are off, (n_units,) per layer."""
+        return tuple(-np.expm1(-w) for w in self.leaks)
+
+    @property
+    def network(self) -> NoisyOrNetwork:
+        """The parameters, as the kernels take them."""
+        return make_network(tuple(f.T for f in self.f), self.f_of_leaks)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of units of each layer, the features first."""
+        return tuple(map(len, self.leaks))
+
+
+def unpack_rows(block: BinaryBlock) -> Bits:
+    """Return the rows, (n_samples, n_features), with `MISSING` for missing values."""
+    X, observed = block.unpack_values(), block.unpack_mask()
+    return X if observed is None else np.where(observed == 1, X, MISSING).astype(np.uint8)
+
+
+def _split_into_layers(X: Bits, states: Bits, sizes: Sequence[int]) -> list[Array]:
+    """Return the units of each layer, (n_samples, n_units), the features first."""
+    parts = np.split(states, np.cumsum(sizes[1:])[:-1], axis=1)
+    return [np.where(X == MISSING, 0, X).astype(np.float64), *(p.astype(np.float64) for p in parts)]
+
+
+def sum_unit_statistics(
+    params: NoisyOrParams, X: Bits, states: Bits
+) -> tuple[Array, dict[str, NDArray[Any]]]:
+    """Compute the sums of eq. 9 over rows, given their hidden units.
+
+    Returns
+    -------
+    tuple
+        log P(x, units) of each row, (n_samples,), and the sums by name, for each layer k: `hits_k`
+        Σ S_i S_j / g_i and `on_k` Σ S_j over rows where i is observed, (n_below, n_above);
+        `alone_k` Σ S_i / g_i and `seen_k`, the number of rows where i is observed, (n_below,). The
+        top layer has only the last two.
+    """
+    mask = (X != MISSING).astype(np.float64)
+    layers, nats = _split_into_layers(X, states, params.sizes), np.zeros(len(X))
+    sums: dict[str, NDArray[Any]] = {}
+    for k, (below, leaks) in enumerate(zip(layers, params.leaks, strict=True)):
+        is_top = k == len(params.weights)
+        u = leaks + (0.0 if is_top else layers[k + 1] @ params.weights[k].T)
+        g = -np.expm1(-u)
+        of_units = np.where(below == 1, np.log(g), -u)
+        counts = mask if k == 0 else np.ones_like(below)
+        nats += (of_units * counts).sum(axis=1)
+        share = below / g
+        sums |= {f"alone_{k}": share.sum(axis=0), f"seen_{k}": counts.sum(axis=0)}
+        if not is_top:
+            sums |= {f"hits_{k}": share.T @ layers[k + 1], f"on_{k}": counts.T @ layers[k + 1]}
+    return nats, sums
+
+
+def reestimate(
+    params: NoisyOrParams,
+    sums: Arrays,
+    alpha: float,
+    beta: float,
+    layers: Sequence[int],
+    learns_leaks: bool,
+) -> NoisyOrParams:
+    """Apply eq. 9 to the weights of some layers, and to the prior of the top layer.
+
+    A leak is the weight of a unit that is always on; the prior is the leak of the top layer.
+    """
+    f, leaks = [*params.f], [*params.f_of_leaks]
+    for k in layers:
+        f[k] = _update_probabilities(f[k], sums[f"hits_{k}"], sums[f"on_{k}"], alpha, beta)
+    top = len(f)
+    for k in (*(layers if learns_leaks else ()), top):
+        step = _update_probabilities(leaks[k], sums[f"alone_{k}"], sums[f"seen_{k}"], alpha, beta)
+        leaks[k] = np.maximum(step, -np.expm1(-MIN_LEAK))
+    return NoisyOrParams.from_probabilities(f, leaks, params.activity)
+
+
+def _update_probabilities(f: Array, hits: Array, on: Array, alpha: float, beta: float) -> Array:
+    step: Array = (alpha - 1 + 2 * f + f * hits) / (alpha + beta + on)
+    return step
+
+
+def log_prior(params: NoisyOrParams, alpha: float, beta: float, learns_leaks: bool) -> float:
+    """Return log Π f^(α − 1) (1 − f)^(β − 1) of all parameters that eq. 9 updates."""
+    leaks = params.f_of_leaks if learns_leaks else params.f_of_leaks[-1:]
+    parts = (*params.f, *leaks)
+    return float(sum(((alpha - 1) * np.log(f) + (beta - 1) * np.log1p(-f)).sum() for f in parts))
+
+
+def remove_units(params: NoisyOrParams, dead: NDArray[np.bool_]) -> NoisyOrParams:
+    """Remove the hidden units in `dead`, (n_hidden,), but keep at least one per layer."""
+    parts = np.split(~dead, np.cumsum(params.sizes[1:])[:-1])
+    for part in parts:
+        part[0] |= not part.any()
+    masks = [np.full(params.sizes[0], True), *parts]
+    weights = [w[np.ix_(*pair)] for w, pair in zip(params.weights, pairwise(masks), strict=True)]
+    leaks = [leak[mask] for leak, mask in zip(params.leaks, masks, strict=True)]
+    activity = None if params.activity is None else params.activity[np.concatenate(parts)]
+    return NoisyOrParams(tuple(weights), tuple(leaks), activity)
+
+
+class LearnedNetwork(NamedTuple):
+    """A network, with the hidden units of the rows that it was learned from.
+
+    Attributes
+    ----------
+    params
+        The network.
+    states
+        Hidden units, (n_samples, n_hidden).
+    score
+        Mean of log P(x, units), nats.
+    """
+
+    params: NoisyOrParams
+    states: Bits
+    score: float
+
+
+def learn_from_starts(
+    model: Any, layers: Sequence[int], X: Bits, seed: int, n_starts: int, map_items: MapFunction
+) -> LearnedNetwork:
+    """Learn from several random starts in parallel, and continue with the best.
+
+    Parameters
+    ----------
+    model
+        Settings.
+    layers
+        Units per layer, from the data up.
+    X
+        Rows, with `MISSING` for missing values.
+    seed
+        Seed of all draws.
+    n_starts
+        Number of starts.
+    map_items
+        Runs the starts.
+    """
+    learn = partial(_learn_one_start, model, tuple(layers), X, seed)
+    best = max(map_items(learn, range(n_starts)), key=lambda network: network.score)
+    return _EpochLearner(
+        model, X, RowRandom(seed, n_starts), best.params, best.states
+    ).learn_from_all_rows(_FINAL_EPOCHS)
+
+
+def iter_networks(
+    model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
+) -> Iterator[NoisyOrParams]:
+    """Learn from one random start and yield the network after every epoch.
+
+    The last epoch uses all rows at once. The parameters are those of `learn_from_starts`; `start`
+    is the number of the start.
+    """
+    learner, rng = _draw_learner(model, layers, X, seed, start)
+    yield from learner.iter_epochs(rng)
+    yield learner.learn_from_all_rows(1).params
+
+
+def _learn_one_start(
+    model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
+) -> LearnedNetwork:
+    learner, rng = _draw_learner(model, layers, X, seed, start)
+    for _ in learner.iter_epochs(rng):
+        continue
+    return learner.learn_from_all_rows(1)
+
+
+def _draw_learner(
+    model: Any, layers: tuple[int, ...], X: Bits, seed: int, start: int
+) -> tuple[_EpochLearner, np.random.Generator]:
+    rng = np.random.default_rng([seed, start])
+    sizes = (X.shape[1], *layers)
+    weights = [
+        rng.uniform(*_FIRST_WEIGHTS, (n, above)) for n, above in zip(sizes, layers, strict=False)
+    ]
+    leaks = [np.full(n, model.leak) for n in sizes[:-1]]
+    prior = rng.uniform(*_FIRST_WEIGHTS, layers[-1])
+    params = NoisyOrParams(tuple(weights), (*leaks, prior))
+    states = (rng.random((len(X), sum(layers))) < _FIRST_ACTIVITY).astype(np.uint8)
+    return _EpochLearner(model, X, RowRandom(seed, start), params, states), rng
+
+
+class _EpochLearner:
+    """A network while it is learned from the rows of the sample."""
+
+    def __init__(
+        self, model: Any, X: Bits, rng: RowRandom, params: NoisyOrParams, states: Bits
+    ) -> None:
+        self._model, self._X, self._rng = model, X, rng
+        self._params, self._states, self._n_done = params, states.copy(), 0
+        self._flips = np.ones(len(params.weights))
+        self._powers = np.linspace(model.tempering, 1, model.sweeps)
+        self._powers[-1] = 1
+
+    @property
+    def _all_layers(self) -> tuple[int, ...]:
+        return tuple(range(len(self._params.weights)))
+
+    def iter_epochs(self, rng: np.random.Generator) -> Iterator[NoisyOrParams]:
+        """Learn from one batch per epoch, and yield the network after each."""
+        n_layers, n_epochs = len(self._all_layers), self._model.epochs
+        batches = _iter_batches(len(self._X), self._model.batch, rng)
+        for epoch in range((n_layers + _JOINT_TURNS) * n_epochs):
+            self.learn(self._choose_layers(epoch // n_epochs), next(batches))
+            yield self._params
+
+    def _choose_layers(self, turn: int) -> tuple[int, ...]:
+        """Return the layers to learn: one after another, or those above settled layers."""
+        if self._model.schedule == "paper":
+            return (turn,) if turn < len(self._all_layers) else self._all_layers
+        is_settled = np.concatenate([[True], self._flips[:-1] < _MAX_SETTLED_FLIPS])
+        return tuple(np.flatnonzero(np.logical_and.accumulate(is_settled)).tolist())
+
+    def learn(self, layers: Sequence[int], at: Any) -> float:
+        """Draw the hidden units of some rows, re-estimate, and return the mean log P."""
+        check_cancelled()
+        model, X, states = self._model, self._X[at], self._states[at]
+        key, rows = self._rng.stream(f"epoch {self._n_done}").key, np.arange(len(self._X))[at]
+        powers = (model.settled, self._powers)
+        flips = sample_states(self._params.network, X, states, key, rows, *powers)
+        self._states[at], self._flips, self._n_done = states, flips.mean(axis=0), self._n_done + 1
+        nats, sums = sum_unit_statistics(self._params, X, states)
+        prior = (model.alpha, model.beta)
+        self._params = reestimate(self._params, sums, *prior, layers, model.leaks == "learned")
+        return float(nats.mean())
+
+    def learn_from_all_rows(self, n_epochs: int) -> LearnedNetwork:
+        """Learn from all rows at once, and record how often each unit is on."""
+        for _ in range(n_epochs):
+            score = self.learn(self._all_layers, slice(None))
+        activity = self._states.mean(axis=0)
+        params = NoisyOrParams(self._params.weights, self._params.leaks, activity)
+        return LearnedNetwork(params, self._states, score)
+
+
+def _iter_batches(n_rows: int, size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """Yield batches of row numbers endlessly, in a new random order each time around."""
+    while True:
+        order = rng.permutation(n_rows)
+        for first in range(0, max(n_rows - size, 0) + 1, size):
+            yield order[first : first + size]
+
+
+def choose_layers(
+    model: Any, X: Bits, held_out: Bits, seed: int, map_items: MapFunction
+) -> tuple[tuple[int, ...], list[float]]:
+    """Choose the layers by the likelihood of held-out rows.
+
+    A single layer is doubled until two doublings in a row gain nothing; then a second layer of half
+    the size is tried.
+
+    Returns
+    -------
+    tuple
+        The layers, and the score of each choice that was tried, nats per row.
+    """
+    n_starts, scores = min(model.starts, _FEW_STARTS), []
+
+    def score(layers: tuple[int, ...]) -> Array:
+        learned = learn_from_starts(model, layers, X, seed, n_starts, map_items)
+        rows, network = held_out[:_SCORED_ROWS], learned.params.network
+        nats = estimate_row_likelihoods(network, rows, np.arange(len(rows)), RowRandom(seed))
+        scores.append(float(nats.mean()))
+        return nats
+
+    layers: tuple[int, ...] = (1,)
+    best, width, n_failures = score(layers), 2, 0
+    # One unit may act as a leak by being always on, so that 2 units gain nothing although 4 do.
+    while width <= min(MAX_CHOSEN_UNITS, X.shape[1]) and n_failures < _MAX_FAILURES:
+        if _is_gain(nats := score((width,)), best):
+            layers, best, n_failures = (width,), nats, 0
+        else:
+            n_failures += 1
+        width *= 2
+    if (above := layers[0] // 2) > 1 and _is_gain(score((*layers, above)), best):
+        layers = (*layers, above)
+    return layers, scores
+
+
+def _is_gain(nats: Array, before: Array) -> bool:
+    """Return whether the mean gain is above its sampling noise."""
+    gain = nats - before
+    error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return bool(gain.mean() > _GAIN_STANDARD_ERRORS * error)
