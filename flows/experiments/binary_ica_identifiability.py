@@ -35,7 +35,7 @@ from flows.experiments.binary_ica_trials import run_exact_trial
 from flows.experiments.drawing import open_figure
 from flows.running.flow import make_lazy_flow
 from flows.running.stages import run_task
-from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
+from pipeline.models.binary_ica.moment_matching.matching import count_surplus_equations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

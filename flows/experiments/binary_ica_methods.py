@@ -30,11 +30,14 @@ from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.fastica import FastICA
 from pipeline.models.binary_ica.likelihood import BinaryICALikelihood
 from pipeline.models.binary_ica.linear_ivae import LinearIVAE
-from pipeline.models.binary_ica.moment_matching.held_out import split_into_folds
+from pipeline.models.binary_ica.moment_matching.matching import calibrate_variances, fill_gaps
 from pipeline.models.binary_ica.moment_matching.optimiser import maximise_from_seeds
-from pipeline.models.binary_ica.moment_matching.refinement import calibrate_variances, fill_gaps
 from pipeline.models.binary_ica.moment_matching.segments import estimate_segments
-from pipeline.models.binary_ica.moment_matching.selection import RIDGE_GRID, choose_setting
+from pipeline.models.binary_ica.moment_matching.selection import (
+    RIDGE_GRID,
+    choose_setting,
+    split_into_folds,
+)
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.statistics.counts import PairCounts
 

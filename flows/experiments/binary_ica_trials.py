@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import RowSource, pack_block
 from pipeline.errors import FitError
-from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
+from pipeline.models.binary_ica.moment_matching.matching import count_surplus_equations
 from pipeline.models.binary_ica.moment_matching.objective import MatchSolution, SegmentMoments
 from pipeline.models.binary_ica.moment_matching.optimiser import draw_start, maximise
-from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
-from pipeline.models.binary_ica.params import PROBIT_SCALE
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
 from pipeline.numerics.gaussian.bivariate_normal import bivariate_normal_cdf_array
 from pipeline.numerics.gaussian.tetrachoric import tetrachoric
 from pipeline.numerics.metrics import mean_cosine_similarity

@@ -21,7 +21,7 @@ from flows.experiments.drawing import (
 )
 from flows.experiments.linear_pca import fit_linear_pca
 from pipeline.models.clipped_pca import MIN_NOISE, ClippedPCA
-from pipeline.numerics.gaussian.arcsine import sign_correlation
+from pipeline.numerics.gaussian.tetrachoric import sign_correlation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

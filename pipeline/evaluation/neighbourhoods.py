@@ -21,7 +21,7 @@ from pipeline.evaluation.evaluate import EvaluatedModel
 from pipeline.evaluation.sampled_rows import SampledRows, code_rows
 from pipeline.executors.base import Executor
 from pipeline.executors.progress import Progress, ignore_progress
-from pipeline.numerics.graphs.gaussian_kernel import squared_distances
+from pipeline.numerics.graphs.kernel_components import squared_distances
 from pipeline.numerics.graphs.nearest_rows import (
     Metric,
     NearestRows,

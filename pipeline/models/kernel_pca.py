@@ -47,9 +47,9 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.bits.packed_rows import BitRows, unpack_bytes
-from pipeline.numerics.graphs.gaussian_kernel import multiply_kernel, squared_distances
 from pipeline.numerics.graphs.kernel_components import (
     KernelDecomposition,
     KernelSums,
@@ -57,6 +57,8 @@ from pipeline.numerics.graphs.kernel_components import (
     decompose_landmarks,
     decompose_rows,
     half_agreement,
+    multiply_kernel,
+    squared_distances,
     sum_kernel,
 )
 from pipeline.params import array_field, optional_array_field
@@ -125,20 +127,10 @@ class KernelPCA(Model):
         *("explained", "kernel_lost", "half_agrees"),
     )
     n_components: int | None = 2
-    width: float | None = None
-    landmarks: int | None = None
+    width: float | None = setting(None, above=0)
+    landmarks: int | None = setting(None, minimum=2, maximum=MAX_LANDMARKS)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.width is not None and not 0 < self.width < np.inf:
-            raise FitError(f"width: Expected a number above 0, got {self.width}.")
-        if self.landmarks is not None and not 2 <= self.landmarks <= MAX_LANDMARKS:
-            raise FitError(
-                f"landmarks: Expected 2 to {MAX_LANDMARKS:,}, got {self.landmarks:,}. "
-                "Take 1,000 to begin with."
-            )
 
     def estimate_memory(self, n_features: int, n_segments: int, n_threads: int) -> int:
         """Bytes of the distinct rows, the landmarks' matrices, and the Lanczos vectors."""

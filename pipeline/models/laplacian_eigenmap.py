@@ -47,6 +47,7 @@ from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.bits.packed_rows import BitRows, find_equal_rows, unpack_bytes
 from pipeline.numerics.graphs.nearest_rows import (
@@ -121,22 +122,17 @@ class LaplacianEigenmap(Model):
     params: ClassVar[type[LaplacianEigenmapParams]] = LaplacianEigenmapParams
     summary_diagnostics: ClassVar[tuple[str, ...]] = ("vertices", "parts", "width")
     n_components: int | None = None
-    k: int = 10
+    k: int = setting(10, minimum=1)
     weights: Literal["binary", "heat"] = "binary"
-    width: float | None = None
-    landmarks: int | None = None
+    width: float | None = setting(None, above=0)
+    landmarks: int | None = setting(None, maximum=MAX_ROWS)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k < 1:
-            raise FitError(f"k: Expected at least 1, got {self.k}.")
-        if self.width is not None and not 0 < self.width < np.inf:
-            raise FitError(f"width: Expected a number above 0, got {self.width}.")
-        if self.landmarks is not None and not self.k < self.landmarks <= MAX_ROWS:
-            text = f"landmarks: Expected more than k, {self.k}, and at most {MAX_ROWS}"
-            raise FitError(f"{text}, got {self.landmarks}.")
+        if self.landmarks is not None and self.landmarks <= self.k:
+            raise FitError(f"landmarks: Expected more than k, {self.k}, got {self.landmarks}.")
 
     @property
     def _dimension(self) -> int:

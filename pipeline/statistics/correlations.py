@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.executors.base import MapFunction
-from pipeline.numerics.gaussian.arcsine import arcsine_correlation
 from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
-from pipeline.numerics.gaussian.tetrachoric import PairStatus, tetrachoric
+from pipeline.numerics.gaussian.tetrachoric import PairStatus, arcsine_correlation, tetrachoric
 from pipeline.numerics.spectra.linalg import leading_eigenvalues
 from pipeline.statistics.counts import Counts, PairCounts, PairTable
 

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from pipeline.numerics.gaussian.hypergeometric import joint_count_quantiles
 from pipeline.numerics.spectra.noise_spectrum import (
     GroupedNoise,
+    draw_edge_points,
     find_edge,
     find_spikes,
     noise_eigenvalues,
 )
-from pipeline.numerics.spectra.soft_edge import draw_edge_points
 from pipeline.statistics.correlations import CorrelationEstimator
 from pipeline.statistics.counts import PairTable
 

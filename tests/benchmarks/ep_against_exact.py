@@ -14,8 +14,7 @@ from flows.experiments.binary_ica_trials import pack_rows_in_memory
 from pipeline.executors.serial import SerialExecutor
 from pipeline.fitting.loop import fit_model
 from pipeline.models.binary_ica import BinaryICALikelihood
-from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
-from pipeline.models.binary_ica.params import PROBIT_SCALE
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, SegmentModel
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
 from pipeline.numerics.probit.orthant import log_orthant_probability

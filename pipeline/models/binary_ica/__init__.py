@@ -1,4 +1,4 @@
-"""Binary independent component analysis, and what it is compared with."""
+"""Binary independent component analysis, and the models it is compared with."""
 
 from pipeline.models.binary_ica.blica import BLICA
 from pipeline.models.binary_ica.fastica import FastICA

@@ -1,15 +1,19 @@
-"""Binary ICA of non-stationary data: sources whose variances change from segment to segment.
+"""BLICA: binary ICA of non-stationary data, whose source variances differ between segments.
 
-Model, in segment u: z ~ N(μ, diag σ²), y = A z, P(x_i = 1 | z) = Φ(√(π/8) y_i); A is the same in
-all segments (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
+Model, in segment u: z ~ N(μ, diag σ²), y = A z, P(x_i = 1 | z) = Φ(√(π/8) y_i). Segments share A
+(A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
 Non-stationarity-based Approach", UAI 2022, eqs 2–11 and algorithm 1, BLICA).
 
-Fit (`moment_matching`): in each segment the tetrachoric correlations of all pairs, ridged
-to a condition number r; the A, σ² and scales Q of largest scaled Gaussian likelihood, from several
-starts; then, A being kept, σ² and Q again with the ridge in the model too, because a ridge on the
-data alone shrinks σ² several times. r and the number of components are chosen by held-out pairwise
-likelihood. A ridge moves A too, however many rows there are: entries by up to 0.006 where one
-segment of 4 had δ = 0.1.
+The fit (`moment_matching`) has three steps:
+
+1. Estimate the tetrachoric correlations of all pairs in each segment, and ridge each matrix to a
+   condition number r.
+2. Find the A, σ² and scales Q that maximise the scaled Gaussian likelihood, from several starts.
+3. Keep A, and fit σ² and Q again with the ridge in the model too. A ridge on the data alone shrinks
+   σ² several times.
+
+r and the number of components are chosen by held-out pairwise likelihood. A ridge moves A too,
+however many rows there are: by up to 0.006 per entry where one segment of 4 had δ = 0.1.
 
 ==========  =======================  ==============================================
 symbol      field                    shape
@@ -24,21 +28,22 @@ C           correlations             (n_segments, n_features, n_features)
 ==========  =======================  ==============================================
 
 Thresholds come from the margins: x_i = 1 iff a standard normal with the model's correlations
-exceeds t_i. `sample`, `transform` and the likelihoods use them; μ only says where A z would have to
-lie to explain them, and `mean_misfit` how well it does.
-Cost a block: as clipped PCA's, for each segment. One pass. An evaluation of the likelihood costs
-n_segments n_features² n_components.
-Missing values: counted as by clipped PCA, in each segment, so values must be missing completely at
-random within a segment; shares that differ between segments do no harm.
-Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
-size positive, length 1); sources whose variances are proportional over segments.
+exceeds t_i. `sample`, `transform` and the likelihoods use the thresholds. μ is the source mean that
+explains them best, and `mean_misfit` tells how well.
+
+Cost per block: that of clipped PCA, for each segment. One pass. One evaluation of the likelihood
+costs n_segments n_features² n_components.
+Missing values: pairs are counted in each segment where both values are observed. Values must be
+missing completely at random within a segment; the missing share may differ between segments.
+Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
+positive, length 1); sources whose variances are proportional over segments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +51,19 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock, Tile
 from pipeline.errors import FitError
 from pipeline.executors.base import MapFunction
-from pipeline.models.binary_ica.moment_matching.group_sums import GroupSums
-from pipeline.models.binary_ica.moment_matching.held_out import MAX_PAIRS, MAX_SPLITS
-from pipeline.models.binary_ica.moment_matching.matching import MatchSettings, match_moments
+from pipeline.models.binary_ica.moment_matching.matching import (
+    MatchSettings,
+    MomentMatch,
+    estimate_source_means,
+    match_moments,
+)
 from pipeline.models.binary_ica.moment_matching.optimiser import LBFGS_MEMORY
-from pipeline.models.binary_ica.moment_matching.segments import estimate_segments
+from pipeline.models.binary_ica.moment_matching.segments import (
+    GroupSums,
+    SegmentStatus,
+    estimate_segments,
+)
+from pipeline.models.binary_ica.moment_matching.selection import MAX_PAIRS, MAX_SPLITS
 from pipeline.models.binary_ica.moment_matching.warnings import (
     describe_match,
     warn_about_choice,
@@ -58,9 +71,11 @@ from pipeline.models.binary_ica.moment_matching.warnings import (
     warn_about_mixing,
     warn_about_segments,
 )
-from pipeline.models.binary_ica.params import BLICAParams, make_empty_params, params_from_match
-from pipeline.models.binary_ica.probit_ica import ProbitICA
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.metrics import mean_cosine_similarity
+from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts, make_tiles
 
@@ -68,6 +83,64 @@ MIN_SEGMENTS = 3
 _MAX_GROUP_CELLS, _MAX_GROUPS = 1 << 16, 8
 _PAIRS_PER_SLICE = 1 << 18
 """Whose correlations a thread estimates."""
+
+
+@dataclass(frozen=True)
+class BLICAParams:
+    """Parameters; the table of `blica` gives shapes. Segments are those that have rows.
+
+    Attributes
+    ----------
+    segments, segment_rows, segment_status
+        Index in the dataset, rows and `SegmentStatus` of each. Segments left out have the mean
+        variances of the others.
+    mean_misfit
+        Root mean square distance of thresholds from those that μ would give, in their standard
+        errors.
+    pair_status, varies
+        `PairStatus` of every pair; 0 where a feature is constant in a segment.
+    start_objectives, start_similarities
+        Of each start that stayed finite, best first: mean log-likelihood of a row in nats up to a
+        constant, and mean cosine similarity of its mixing to the best one's.
+    candidate_components, candidate_regularization, candidate_scores
+        Settings tried on held-out rows, and their nats a pair of features and row; the first, with
+        no components, is independence.
+    mixing_interval
+        Ends of the 95 % bootstrap intervals; empty without a bootstrap.
+    """
+
+    mixing: Array = array_field("feature", "component")
+    source_variances: Array = array_field("segment", "component")
+    source_means: Array = array_field("segment", "component")
+    mean_misfit: Array = array_field("segment")
+    thresholds: Array = array_field("segment", "feature")
+    scales: Array = array_field("segment", "feature")
+    correlations: Array = array_field("segment", "feature", "feature_j")
+    pair_status: NDArray[np.uint8] = array_field("segment", "feature", "feature_j")
+    varies: NDArray[np.uint8] = array_field("segment", "feature")
+    ridge: Array = array_field("segment")
+    segments: NDArray[np.int64] = array_field("segment")
+    segment_rows: NDArray[np.int64] = array_field("segment")
+    segment_status: NDArray[np.uint8] = array_field("segment")
+    start_objectives: Array = array_field("start")
+    start_similarities: Array = array_field("start")
+    candidate_components: NDArray[np.int64] = array_field("candidate")
+    candidate_regularization: Array = array_field("candidate")
+    candidate_scores: Array = array_field("candidate")
+    mixing_interval: Array = array_field("bound", "feature", "component")
+
+    def segment_model(self, index: int) -> SegmentModel:
+        """Find the model of a segment; one that was not fitted has the mean of the others."""
+        here = self.segments == index
+        used = self.segment_status == SegmentStatus.USED
+        weights = here if here.any() else self.segment_rows * used
+        shares = weights / weights.sum()
+        return SegmentModel(
+            PROBIT_SCALE * self.mixing,
+            shares @ self.thresholds,
+            shares @ self.source_means,
+            shares @ self.source_variances,
+        )
 
 
 @dataclass(frozen=True)
@@ -102,23 +175,12 @@ class BLICA(ProbitICA):
         "stability_of_halves",
     )
     n_components: int | None = None
-    regularization: float | None = None
-    min_rows: int = 20
-    starts: int = 3
-    bootstrap: int = 0
+    regularization: float | None = setting(None, above=1)
+    min_rows: int = setting(20, minimum=1)
+    starts: int = setting(3, minimum=1)
+    bootstrap: int = setting(0, minimum=20, or_zero=True)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        r = self.regularization
-        if r is not None and not 1 < r < np.inf:
-            raise FitError(f"regularization: Expected a finite number above 1, got {r}.")
-        for name in ("min_rows", "starts"):
-            if (value := getattr(self, name)) < 1:
-                raise FitError(f"{name}: Expected at least 1, got {value}.")
-        if self.bootstrap != 0 and self.bootstrap < 20:
-            raise FitError(f"bootstrap: Expected 0 or at least 20, got {self.bootstrap}.")
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut the pairs of features so that a task's counts stay within a budget."""
@@ -247,3 +309,55 @@ def _check_varying(varies: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None
             "{features}. Leave them out.",
             constant.tolist(),
         )
+
+
+Array = NDArray[np.float64]
+
+
+def make_empty_params() -> BLICAParams:
+    """Parameters before the fit: they are sent with every task, so they are empty."""
+    declared = fields(BLICAParams)
+    empty: dict[str, Any] = {f.name: np.zeros((0,) * len(f.metadata["dims"])) for f in declared}
+    return BLICAParams(**empty)
+
+
+def params_from_match(match: MomentMatch, indices: NDArray[np.int64]) -> BLICAParams:
+    """Turn fitted values to those of the model: variances × 8/π, outputs in units of y."""
+    solution, segments, optima, tried = (
+        match.solution,
+        match.segments,
+        match.optima,
+        match.candidates,
+    )
+    variances = np.exp(solution.log_variances)
+    deviations = np.sqrt(1 + variances @ solution.mixing.T**2) / PROBIT_SCALE
+    means, misfit = estimate_source_means(
+        solution.mixing,
+        -segments.thresholds * deviations,
+        segments.threshold_errors * deviations,
+    )
+    ridge = np.zeros(len(segments.is_used))
+    ridge[segments.is_used] = match.ridge
+    best = optima[0].solution.mixing
+    similarities = [mean_cosine_similarity(optimum.solution.mixing, best) for optimum in optima]
+    return BLICAParams(
+        mixing=solution.mixing,
+        source_variances=variances / PROBIT_SCALE**2,
+        source_means=means,
+        mean_misfit=misfit,
+        thresholds=segments.thresholds,
+        scales=np.exp(-solution.log_precisions),
+        correlations=segments.correlation,
+        pair_status=segments.pair_status,
+        varies=segments.varies.astype(np.uint8),
+        ridge=ridge,
+        segments=indices,
+        segment_rows=segments.rows,
+        segment_status=segments.status,
+        start_objectives=np.array([optimum.objective for optimum in optima]),
+        start_similarities=np.array(similarities),
+        candidate_components=np.array([c.n_components for c in tried], np.int64),
+        candidate_regularization=np.array([c.regularization for c in tried], np.float64),
+        candidate_scores=np.array([c.score for c in tried], np.float64),
+        mixing_interval=match.interval,
+    )

@@ -1,29 +1,29 @@
-"""FastICA of bits: the baseline that binary ICA has to beat.
+"""FastICA of bits: the baseline for binary ICA.
 
-Model: x ≈ x̄ + A z with independent sources, which bits do not follow; nothing is said of how likely
-a row is. Segments are pooled (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent
+Model: x ≈ x̄ + A z with independent sources. Bits do not follow this model, so rows have no
+likelihood. Segments are pooled (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent
 Component Analysis: A Non-stationarity-based Approach", UAI 2022, section 6).
 
-Fit: scikit-learn's FastICA (A. Hyvärinen, IEEE Transactions on Neural Networks 10, 1999) of 50,000
-rows, drawn at random where there are more: the same ones for every seed, which decides where the
-search begins.
+Fit: scikit-learn's FastICA (A. Hyvärinen, IEEE Transactions on Neural Networks 10, 1999) on at most
+50,000 rows drawn at random. The drawn rows do not depend on the seed, which sets the start of the
+search.
 
 ======  ========  ==========================
 symbol  field     shape
 ======  ========  ==========================
 A       mixing    (n_features, n_components)
-A⁺      unmixing  (n_features, n_components): codes are (x − x̄)ᵀ of it
+A⁺      unmixing  (n_features, n_components): codes are (x − x̄)ᵀ A⁺
 x̄       means     (n_features,): shares of ones
 ======  ========  ==========================
 
-Missing values stand at the mean of their feature, which makes correlations too small: right only
-where few are missing.
-Cost: two passes, which count and draw rows; the search, n_rows n_components² a step.
-Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
-size positive, length 1). Bits are no linear mixture, so that A stays off however many rows there
-are: with 40 segments of 1,000 rows the mean cosine similarity to the true one was 0.86 for 6
-features of 2 sources, 0.68 of 6, and 0.57 for 10 features of 10 (medians of 5 seeds of
-`example:nonstationary`).
+Missing values are replaced by the mean of their feature. That makes correlations too small, so it
+is right only where few values are missing.
+Cost: two passes, which count and draw rows; the search costs n_rows n_components² per step.
+Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
+positive, length 1).
+Accuracy: bits are no linear mixture, so A stays off however many rows there are. With 40 segments
+of 1,000 rows of `example:nonstationary`, the mean cosine similarity to the true A was 0.86 for 6
+features of 2 sources, 0.68 for 6 features of 6, and 0.57 for 10 features of 10 (median of 5 seeds).
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Binary ICA by full likelihood: the model of BLICA, with all that rows say of it.
+"""Binary ICA by full likelihood: the model of BLICA, fitted to whole rows instead of pairs.
 
-Model, in segment u: z ~ N(μ, diag σ²), y = A z, P(x_i = 1 | z) = Φ(√(π/8) y_i + c_i); A and c are
-the same in all segments (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component
-Analysis: A Non-stationarity-based Approach", UAI 2022, eqs 2–7, whose c is 0). Other than to BLICA,
-the means of the features tell something of A too.
+Model, in segment u: z ~ N(μ, diag σ²), y = A z, P(x_i = 1 | z) = Φ(√(π/8) y_i + c_i). All segments
+share A and c (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
+Non-stationarity-based Approach", UAI 2022, eqs 2–7, where c is 0). Unlike in BLICA, the means of
+the features carry information about A.
 
-Fit: log P(x), an orthant probability (eq. 7), is climbed from where BLICA ends at a ridge of 20, by
-scoring (`climbing`): a pass sums the scores of all rows and their products, each distinct row of a
-block once. P(x) is integrated over z where there are one or two components
-(`numerics.probit_quadrature`), and approximated by expectation propagation where there are more
-(`numerics.probit_scores`). The maximum is that of the posterior under priors whose variances are
-found from the data: log σ² about 0 for the mean over segments, μ and c about 0, the lengths of the
-rows of A about a common one.
+Fit: maximise the posterior by scoring (`optimiser`), starting from a BLICA fit at a ridge of 20. A
+pass sums the scores of all rows and their products; each distinct row of a block is scored once.
+P(x) is an orthant probability (eq. 7). It is integrated over z for one or two components
+(`numerics.probit.probit_quadrature`) and approximated by expectation propagation for more
+(`numerics.probit.probit_scores`). The priors are normal, and their variances are estimated from the
+data: log σ² around 0 for the mean over segments, μ and c around 0, and the log lengths of the rows
+of A around their mean.
 
 ==========  ====================  ==============================================
 symbol      field                 shape
@@ -25,31 +25,34 @@ s.e. of c   offsets_error         (n_features,)
 of log σ²   log_variances_error   (n_segments, n_components)
 ==========  ====================  ==============================================
 
-Missing values are left out of P(x): right where they are missing at random.
-Cost a distinct row of a block: that of its scores, and (n_features n_components)² for their
-products. Passes: one that counts pairs, and 8 to 20; a hundred and more where the data are far
-from the model, or there are far too few components.
-Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
-size positive, length 1); sources whose means and variances change alike; all but the prior's word
-on how long a row of A is beside the noise, where there are as many components as features.
+Missing values are left out of P(x), which is right if they are missing at random.
+Cost per distinct row of a block: its scores, and (n_features n_components)² for their products.
+Passes: one that counts pairs, then 8 to 20. A hundred or more are needed if the data are far from
+the model or there are far too few components.
+Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
+positive, length 1); sources whose means and variances change alike. With as many components as
+features, the length of a row of A relative to the noise is known almost only from the prior.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.data.blocks import BinaryBlock
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.executors.serial import SerialExecutor
 from pipeline.learning.convergence import ExpectedGainCriterion
-from pipeline.models.binary_ica.blica import BLICA
-from pipeline.models.binary_ica.likelihood_params import BinaryICALikelihoodParams, ParameterPoint
+from pipeline.models.binary_ica.blica import BLICA, BLICAParams
 from pipeline.models.binary_ica.moment_matching.warnings import warn_about_mixing
 from pipeline.models.binary_ica.optimiser import (
+    BinaryICALikelihoodParams,
+    ParameterPoint,
     PriorVariances,
     SearchPath,
     find_maximum,
@@ -60,14 +63,13 @@ from pipeline.models.binary_ica.optimiser import (
     standard_errors,
     update_priors,
 )
-from pipeline.models.binary_ica.params import BLICAParams
-from pipeline.models.binary_ica.probit_ica import ProbitICA
-from pipeline.models.binary_ica.scoring import ScoreFunction, sum_scores
+from pipeline.models.binary_ica.probit_ica import PROBIT_SCALE, ProbitICA, SegmentModel
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.probit.orthant import MAX_FEATURES
 from pipeline.numerics.probit.orthant_scores import orthant_scores
 from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadrature_scores
-from pipeline.numerics.probit.probit_scores import ep_scores
+from pipeline.numerics.probit.probit_scores import ProbitScores, ep_scores
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, PairCounts
 from pipeline.statistics.sums import ScoreSums
@@ -105,17 +107,9 @@ class BinaryICALikelihood(ProbitICA):
     has_expensive_rows: ClassVar[bool] = True
     n_components: int | None = None
     likelihood: Literal["auto", "exact", "ep"] = "auto"
-    starts: int = 3
-    max_iter: int = 300
-    tol: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("starts", "max_iter"):
-            if (value := getattr(self, name)) < 1:
-                raise FitError(f"{name}: Expected at least 1, got {value}.")
-        if not 0 < self.tol < np.inf:
-            raise FitError(f"tol: Expected a finite number above 0, got {self.tol}.")
+    starts: int = setting(3, minimum=1)
+    max_iter: int = setting(300, minimum=1)
+    tol: float = setting(0.01, above=0)
 
     def _make_start_model(self) -> BLICA:
         """Give the model whose fit this one begins at."""
@@ -330,3 +324,114 @@ def _warn_about_unsettled_rows(statistics: ScoreSums) -> tuple[FitWarning, ...]:
         "to rest"
     )
     return (FitWarning(told),)
+
+
+Array = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+
+ScoreFunction = Callable[[Bits, Array, Array, Bits], ProbitScores]
+
+_CELLS_PER_PART = 1 << 22
+
+
+class RowPatterns(NamedTuple):
+    """Distinct rows.
+
+    Attributes
+    ----------
+    X, observed
+        Values and mask, (n_patterns, n_features).
+    times
+        Rows that are like each, (n_patterns,).
+    """
+
+    X: Bits
+    observed: Bits
+    times: NDArray[np.int64]
+
+
+def find_patterns(block: BinaryBlock) -> RowPatterns:
+    """Find the distinct rows of a block."""
+    rows = block.to_packed_rows()
+    keys = np.hstack([rows.words.T, rows.mask.T])
+    _, first, times = np.unique(keys, axis=0, return_index=True, return_counts=True)
+    found = block.take_rows(first)
+    X, observed = found.unpack_values(), found.unpack_mask()
+    return RowPatterns(X, np.ones_like(X) if observed is None else observed, times)
+
+
+def sum_scores(
+    params: BinaryICALikelihoodParams,
+    block: BinaryBlock,
+    scores_of: ScoreFunction,
+) -> ScoreSums:
+    """Sum the scores of the rows of a block.
+
+    Parameters
+    ----------
+    params
+        Where to score.
+    block
+        The rows.
+    scores_of
+        Scores rows by weights and offsets of standard normal sources: `ep_scores` is one.
+    """
+    model, patterns = params.segment_model(block.segment), find_patterns(block)
+    n_features, n_components = model.weights.shape
+    n_shared, n_own = n_features * (n_components + 1), 2 * n_components
+    totals, variance = np.zeros(3), 0.0
+    gradient, products = np.zeros(n_shared + n_own), np.zeros((n_shared + n_own,) * 2)
+    for part in _iter_pattern_parts(patterns, n_shared + n_own):
+        found = _score_patterns(model, part, scores_of)
+        scores = _apply_chain_rule(found, model)
+        weighted = scores * np.sqrt(part.times)[:, None]
+        totals += part.times @ np.stack([found.log_likelihood, found.error, ~found.settled], axis=1)
+        variance += float(part.times**2 @ found.error**2) if found.sampled else 0.0
+        gradient += part.times @ scores
+        products += weighted.T @ weighted
+    shared, own = slice(n_shared), slice(n_shared, None)
+    return ScoreSums(
+        float(totals[0]),
+        float(totals[1]),
+        variance,
+        int(totals[2]),
+        gradient[shared],
+        products[shared, shared],
+        np.array([block.segment]),
+        np.array([block.n_samples]),
+        gradient[None, own],
+        products[None, own, own],
+        products[None, own, shared],
+    )
+
+
+def _iter_pattern_parts(patterns: RowPatterns, n_parameters: int) -> Iterator[RowPatterns]:
+    """Cut patterns so that their scores stay small."""
+    height = max(1, _CELLS_PER_PART // n_parameters)
+    for first in range(0, len(patterns.X), height):
+        X, observed, times = patterns
+        rows = slice(first, first + height)
+        yield RowPatterns(X[rows], observed[rows], times[rows])
+
+
+def _score_patterns(
+    model: SegmentModel,
+    patterns: RowPatterns,
+    scores_of: ScoreFunction,
+) -> ProbitScores:
+    deviations = np.sqrt(model.variances)
+    return scores_of(patterns.X, model.weights * deviations, model.offsets, patterns.observed)
+
+
+def _apply_chain_rule(found: ProbitScores, model: SegmentModel) -> Array:
+    """Scores by A, c, μ and log σ², side by side: (n_patterns, n_shared + n_own).
+
+    Weights of standard normal sources are √(π/8) A σ, and offsets c + √(π/8) A μ.
+    """
+    deviations = np.sqrt(model.variances)
+    by_offset, by_weight = found.offsets, found.weights * deviations
+    by_mixing = PROBIT_SCALE * (by_weight + by_offset[:, :, None] * model.means)
+    by_mean = by_offset @ model.weights
+    by_log_variance = 0.5 * np.einsum("nik,ik->nk", by_weight, model.weights)
+    shared = by_mixing.reshape(len(by_mixing), -1)
+    return np.hstack([shared, by_offset, by_mean, by_log_variance])

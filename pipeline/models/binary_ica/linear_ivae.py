@@ -1,21 +1,14 @@
-"""Linear iVAE: sources whose means and variances change from segment to segment, by an autoencoder.
+"""Linear iVAE: a variational autoencoder for sources whose means and variances differ by segment.
 
-Model, in segment u: z ~ N(μ, diag d), P(x_i = 1 | z) = σ(a_iᵀz + c_i); A and c are the same in all
-segments (A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
+Model, in segment u: z ~ N(μ, diag d), P(x_i = 1 | z) = σ(a_iᵀz + c_i). All segments share A and c
+(A. Hyttinen, V. Barin-Pacela, A. Hyvärinen, "Binary Independent Component Analysis: A
 Non-stationarity-based Approach", UAI 2022, appendix E; I. Khemakhem, D. P. Kingma, R. P. Monti,
 A. Hyvärinen, "Variational Autoencoders and Nonlinear ICA", AISTATS 2020, made linear).
 
-Fit by steps along the gradient of the bound below log P(x) that a normal q(z | x, u) gives, whose
-mean and log-variances are affine in the row and its segment: each row is given one draw of z.
-Steps and their judgement are those of `pipeline.learning.training`. The bound of a row is computed
-without draws.
-
-The bound is loose where sources are strong, and may then be largest away from the A that rows came
-by, however many rows there are. In 40 segments of 1,000 rows of `example:nonstationary` the mean
-cosine similarity to the true A was 0.96 for 6 features of 2 sources (median of 10 seeds; 4 had 0.68
-to 0.85, the one of 0.69 also from the true A), and in 5 seeds 0.74 for 10 of 5, 0.64 for 6 of 6 and
-0.61 for 10 of 10: without more features than sources hardly better than FastICA, or worse. A fit to
-rows that a fit drew has shares of pairs that are off by up to 0.01 for 10 features, 0.03 for 40.
+Fit: gradient steps on the lower bound of log P(x) under a normal q(z | x, u), whose mean and
+log-variances are affine in the row and its segment. Each row gets one draw of z per step.
+`pipeline.learning.training` takes the steps and judges them. `lower_bound` is computed without
+draws.
 
 ==========  ================  ==============================================
 symbol      field             shape
@@ -31,12 +24,19 @@ V, v        spread_weights    (n_features, n_components): log var_q z = Vᵀ(x �
 x̄           means             (n_features,): shares of ones of the data
 ==========  ================  ==============================================
 
-Missing values stand at the mean of their feature in q, and are left out of the likelihood: the
-bound is one below that of the observed values, right where they are missing at random.
-Cost a row: some 12 n_features n_components multiplications. Passes: tens.
-Not identifiable: order, signs and lengths of columns (by explained variance, the entry of largest
-size positive, length 1); what c and μ share (μ has the mean 0 over rows); sources whose means and
+Missing values: q sees the mean of the feature, and the likelihood leaves the value out. The bound
+is then a bound of the observed values, which is right if values are missing at random.
+Cost per row: about 12 n_features n_components multiplications. Passes: tens.
+Not identifiable: order, sign and length of columns (ordered by explained variance, largest entry
+positive, length 1); a common shift of c and μ (μ has mean 0 over rows); sources whose means and
 variances change alike.
+Accuracy: the bound is loose for strong sources, and then may be largest away from the true A,
+however many rows there are. With 40 segments of 1,000 rows of `example:nonstationary`, the mean
+cosine similarity to the true A was 0.96 for 6 features of 2 sources (median of 10 seeds; 4 seeds
+reached only 0.68 to 0.85, and the seed at 0.69 did not improve from the true A). Over 5 seeds it
+was 0.74 for 10 features of 5 sources, 0.64 for 6 of 6 and 0.61 for 10 of 10. With no more features
+than sources it is hardly better than FastICA, or worse. In a fit to rows drawn from a fit, shares
+of pairs are off by up to 0.01 for 10 features and 0.03 for 40.
 """
 
 from __future__ import annotations
@@ -62,11 +62,17 @@ from pipeline.learning.training import (
     compute_finite_score,
     train_on_blocks,
 )
-from pipeline.models.binary_ica.affine_vae import VAEBatch, lower_bound_gradient, row_lower_bounds
-from pipeline.models.binary_ica.linear_ivae_params import LinearIVAEParams
+from pipeline.models.binary_ica.affine_vae import (
+    AffineVAE,
+    VAEBatch,
+    lower_bound_gradient,
+    row_lower_bounds,
+)
 from pipeline.models.gradient import GradientModel
 from pipeline.models.state import Arrays, FitState
 from pipeline.numerics.networks.affine_rows import affine_outputs
+from pipeline.numerics.spectra.linalg import fix_signs
+from pipeline.params import array_field
 from pipeline.random import RowRandom
 from pipeline.statistics.counts import FeatureCounts, make_constant_feature_warnings, pool_margins
 from pipeline.statistics.sums import StepSums
@@ -78,6 +84,76 @@ Index = NDArray[np.int64]
 
 _DEFAULT_COMPONENTS = 2
 _SMOOTHING = 0.5
+
+
+@dataclass(frozen=True)
+class LinearIVAEParams:
+    """Parameters; the table of `linear_ivae` gives shapes. Segments are those that have rows."""
+
+    mixing: Array = array_field("feature", "component")
+    offsets: Array = array_field("feature")
+    source_means: Array = array_field("segment", "component")
+    source_variances: Array = array_field("segment", "component")
+    code_weights: Array = array_field("feature", "component")
+    code_offsets: Array = array_field("segment", "component")
+    spread_weights: Array = array_field("feature", "component")
+    spread_offsets: Array = array_field("segment", "component")
+    means: Array = array_field("feature")
+    segments: NDArray[np.int64] = array_field("segment")
+    segment_rows: NDArray[np.int64] = array_field("segment")
+
+    @property
+    def vae(self) -> AffineVAE:
+        """What kernels are given."""
+        return AffineVAE(
+            self.mixing,
+            self.offsets,
+            self.code_weights,
+            self.spread_weights,
+            self.code_offsets,
+            self.spread_offsets,
+            self.source_means,
+            np.log(self.source_variances),
+        )
+
+    def segment_vae(self, index: int) -> AffineVAE:
+        """Give the same for one segment; one that was not fitted has the mean of the others."""
+        here = self.segments == index
+        weights = here if here.any() else self.segment_rows
+        shares = (weights / weights.sum())[None]
+        return self.vae._replace(
+            code_offsets=shares @ self.code_offsets,
+            spread_offsets=shares @ self.spread_offsets,
+            source_means=shares @ self.source_means,
+            log_variances=np.log(shares @ self.source_variances),
+        )
+
+    def add_change(self, change: Array) -> LinearIVAEParams:
+        """Add to all that is learnt, as `AffineVAE.flat` puts it."""
+        moved = self.vae.unflatten(self.vae.flatten() + change)._asdict()
+        variances = np.exp(moved.pop("log_variances"))
+        return replace(self, **moved, source_variances=variances)
+
+    def normalize_columns(self) -> LinearIVAEParams:
+        """Give columns length 1, their signs and order, and sources the mean 0 over rows."""
+        shares = self.segment_rows / self.segment_rows.sum()
+        lengths = np.linalg.norm(self.mixing, axis=0)
+        lengths = np.where(lengths > 0, lengths, 1.0)
+        order = np.argsort(-(shares @ self.source_variances) * lengths**2, kind="stable")
+        mixing = fix_signs((self.mixing / lengths)[:, order])
+        scale = np.where((mixing * self.mixing[:, order]).sum(axis=0) < 0, -1, 1) * lengths[order]
+        centre = shares @ self.source_means
+        return replace(
+            self,
+            mixing=mixing,
+            offsets=self.offsets + self.mixing @ centre,
+            source_means=(self.source_means - centre)[:, order] * scale,
+            source_variances=self.source_variances[:, order] * scale**2,
+            code_weights=self.code_weights[:, order] * scale,
+            code_offsets=(self.code_offsets - centre)[:, order] * scale,
+            spread_weights=self.spread_weights[:, order],
+            spread_offsets=self.spread_offsets[:, order] + 2 * np.log(np.abs(scale)),
+        )
 
 
 @dataclass(frozen=True)

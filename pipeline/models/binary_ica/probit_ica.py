@@ -1,12 +1,12 @@
-"""What probit models of binary ICA have in common once they are fitted, however that was done.
+"""The fitted probit model shared by BLICA and binary ICA by likelihood.
 
-In segment u: z ~ N(μ, diag σ²), P(x_i = 1 | z) = Φ(w_iᵀ (z − μ) + b_i), which `SegmentModel` holds.
+In segment u: z ~ N(μ, diag σ²), P(x_i = 1 | z) = Φ(w_iᵀ (z − μ) + b_i).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import scipy
@@ -15,14 +15,65 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import BinaryBlock
 from pipeline.data.segments import UNKNOWN_SEGMENT, draw_segments
 from pipeline.models.base import Model
-from pipeline.models.binary_ica.moment_matching.segment_model import SegmentModel
 from pipeline.models.capabilities import LogLikelihood
+from pipeline.numerics.gaussian.pair_likelihood import log_cells
 from pipeline.numerics.probit.expectation_propagation import ProbitPosterior, probit_posterior
 from pipeline.numerics.probit.orthant import MAX_FEATURES, log_orthant_probability
 from pipeline.numerics.probit.probit_quadrature import MAX_COMPONENTS, quadrature_scores
 from pipeline.random import RowRandom
 
 Array = NDArray[np.float64]
+
+
+class SegmentModel(NamedTuple):
+    """z ~ N(means, diag variances), P(x_i = 1 | z) = Φ(w_i·(z − means) + offsets_i).
+
+    Attributes
+    ----------
+    weights
+        w, √(π/8) times the mixing, (n_features, n_components).
+    thresholds
+        Of standard normals with the model's correlations, (n_features,).
+    means, variances
+        Of the sources, (n_components,).
+    """
+
+    weights: Array
+    thresholds: Array
+    means: Array
+    variances: Array
+
+    @property
+    def offsets(self) -> Array:
+        """What the thresholds are in units of the noise, negative, (n_features,)."""
+        return -self.thresholds * np.sqrt(1 + self.weights**2 @ self.variances)
+
+    def correlation(self) -> Array:
+        """Correlations of w·z plus noise, (n_features, n_features): of q in the paper, eq. 5."""
+        covariance = (self.weights * self.variances) @ self.weights.T
+        deviations = np.sqrt(1 + np.diag(covariance))
+        correlation: Array = covariance / deviations / deviations[:, None]
+        np.fill_diagonal(correlation, 1.0)
+        return correlation
+
+    def composite_log_likelihood(
+        self, X: NDArray[np.uint8], observed: NDArray[np.uint8] | None
+    ) -> Array:
+        """Sum log P(x_i, x_j) over the pairs i < j that are observed: nats, (n_samples,)."""
+        correlation, t = self.correlation(), self.thresholds
+        np.fill_diagonal(correlation, 0.0)  # The diagonal is no pair, and 1 has no density.
+        cells = np.moveaxis(log_cells(t[:, None], t, correlation), -1, 0)
+        one = X.astype(np.float64)
+        zero = (1.0 if observed is None else observed) - one
+        pairs = ((one, one), (one, zero), (zero, one), (zero, zero))
+        total = np.zeros(len(X))
+        for log_cell, (left, right) in zip(np.triu(cells, 1), pairs, strict=True):
+            total += (left @ log_cell * right).sum(axis=1)
+        return total
+
+
+PROBIT_SCALE = np.sqrt(np.pi / 8)
+"""Of P(x = 1) = Φ(√(π/8) y), which is close to a logistic function of y."""
 
 
 class ProbitICAParams(Protocol):

@@ -1,6 +1,5 @@
 """Clipped PCA."""
 
-from pipeline.models.clipped_pca.model import ClippedPCA
-from pipeline.models.clipped_pca.params import MIN_NOISE, ClippedPCAParams
+from pipeline.models.clipped_pca.model import MIN_NOISE, ClippedPCA, ClippedPCAParams
 
 __all__ = ["MIN_NOISE", "ClippedPCA", "ClippedPCAParams"]

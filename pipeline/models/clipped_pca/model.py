@@ -1,13 +1,14 @@
 """Clipped PCA: principal components of the Gaussians behind clipped (binary) variables.
 
-Model: x = W y + ε, y ~ N(0, I), s_i = 1 iff x_i > t_i, the variances of x being 1
-(D. D. Lee, H. Sompolinsky, "Learning a continuous hidden variable model for binary data", NIPS 1998
-(1999); there without ε, with t = 0 and s = ±1).
+Model: x = W y + ε, y ~ N(0, I), s_i = 1 iff x_i > t_i; every x_i has variance 1 (D. D. Lee,
+H. Sompolinsky, "Learning a continuous hidden variable model for binary data", NIPS 1998 (1999);
+there without ε, with t = 0 and s = ±1).
 
-Fit: correlation of each pair of s → correlation C of the pair of x → the leading eigenvectors of C,
-each scaled by the root of its eigenvalue, are the columns of W. Two estimators of C: `tetrachoric`,
-the pairwise maximum likelihood with thresholds from the margins; `arcsine`, C = sin(π C_ss / 2),
-the paper's, exact when all thresholds are zero. All segments are pooled.
+Fit: turn the correlation of each pair of s into the correlation C of the pair of x. The leading
+eigenvectors of C, each scaled by the square root of its eigenvalue, are the columns of W. There are
+two estimators of C: `tetrachoric`, the pairwise maximum likelihood with thresholds from the
+margins; and `arcsine`, C = sin(π C_ss / 2), the paper's, exact if all thresholds are zero. All
+segments are pooled.
 
 =========  ==============  ================================
 symbol     field           shape
@@ -18,16 +19,16 @@ C          correlation     (n_features, n_features)
 λ          eigenvalues     (n_eigenvalues,)
 =========  ==============  ================================
 
-For use of the fitted model ψ_i = max(1 − ‖w_i‖², 0.001); a row of W longer than that is shortened.
-Cost a block: n_features² / 2 · n_samples / 64 word operations. One pass.
-Principal components take some of the noise for loadings: with few features communalities come out
-too high. So a fit to rows of the model finds the components of W Wᵀ + ψ, not W: with 10
-features of communalities 0.6 to 0.7 loadings come out 0.01 to 0.05 larger.
-Missing values: margins and pairs are counted where they are observed, which is right where values
-are missing completely at random. Where other items decide which are missing, thresholds and
-correlations are biased; take the latent-trait model by quadrature.
-Not identifiable: the sign of a column (the entry of largest size is made positive), and rotations
-among columns of equal eigenvalue.
+A fitted model uses ψ_i = max(1 − ‖w_i‖², 0.001) and shortens a row of W that is longer than that.
+Cost per block: n_features² / 2 · n_samples / 64 word operations. One pass.
+Missing values: margins and pairs are counted where they are observed, which is right if values are
+missing completely at random. If other items decide which values are missing, thresholds and
+correlations are biased; use the latent-trait model by quadrature instead.
+Not identifiable: the sign of a column (the largest entry is made positive), and rotations among
+columns of equal eigenvalue.
+Accuracy: principal components attribute some of the noise to the loadings, so with few features
+communalities are too high. A fit to rows of the model finds the components of W Wᵀ + ψ, not W: with
+10 features of communalities 0.6 to 0.7, loadings are 0.01 to 0.05 too large.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ from pipeline.data.blocks import BinaryBlock, PackedChunk, Tile
 from pipeline.errors import FitError, FitWarning
 from pipeline.executors.base import MapFunction
 from pipeline.models.base import Model
-from pipeline.models.clipped_pca.params import ClippedPCAParams, communalities, probit_weights
 from pipeline.models.clipped_pca.standard_errors import MAX_FEATURES, add_standard_errors
 from pipeline.models.clipped_pca.strips import (
     MAX_SQUARE_FEATURES,
@@ -55,16 +55,11 @@ from pipeline.models.clipped_pca.strips import (
     find_lowest_eigenvalue,
     find_strip_spectrum,
 )
-from pipeline.models.clipped_pca.warnings import (
-    warn_about_indefinite,
-    warn_about_margins,
-    warn_about_noise,
-    warn_about_pairs,
-    warn_about_spectrum,
-)
+from pipeline.models.settings import setting
 from pipeline.models.state import Arrays, FitState
+from pipeline.numerics.gaussian.tetrachoric import PairStatus
 from pipeline.numerics.probit.expectation_propagation import probit_posterior
-from pipeline.numerics.spectra.leading_spectrum import max_leading_pairs
+from pipeline.numerics.spectra.lanczos import max_leading_pairs
 from pipeline.numerics.spectra.linalg import (
     leading_eigenpairs,
     min_shrinkage,
@@ -72,6 +67,7 @@ from pipeline.numerics.spectra.linalg import (
     negative_share,
     shrink_eigenvalues,
 )
+from pipeline.params import array_field, optional_array_field
 from pipeline.passes.row_ranges import RangeResults
 from pipeline.random import RowRandom
 from pipeline.statistics.correlations import (
@@ -94,7 +90,38 @@ from pipeline.statistics.null_spectrum import estimate_null_quantiles
 
 Array = NDArray[np.float64]
 
+MIN_NOISE = 1e-3
+"""Smallest ψ. Below it, one feature would determine a combination of the components exactly."""
 _N_LEADING = 64
+_MAX_NEGATIVE_SHARE = 0.02
+_MAX_NULL_RATIO = 2.0
+_PAIR_KINDS = {
+    PairStatus.EMPTY_CELL: "with an empty cell",
+    PairStatus.CONSTANT_FEATURE: "that do not vary where both are observed, taken as uncorrelated",
+    PairStatus.NO_OBSERVATIONS: "never observed together, taken as uncorrelated",
+}
+
+FitWarnings = tuple[FitWarning, ...]
+
+
+@dataclass(frozen=True)
+class ClippedPCAParams:
+    """Parameters; the module's table gives shapes.
+
+    `status` is the `PairStatus` of every pair; `null_eigenvalues` the 95 % quantiles of the null
+    spectra, empty unless `n_components` was chosen by them. Standard errors are not a number where
+    the data do not tell.
+    """
+
+    loadings: Array = array_field("feature", "component")
+    eigenvalues: Array = array_field("eigenvalue")
+    thresholds: Array = array_field("feature")
+    null_eigenvalues: Array = array_field("null_eigenvalue")
+    correlation: Array | None = optional_array_field("feature", "feature_j")
+    status: NDArray[np.uint8] | None = optional_array_field("feature", "feature_j")
+    loadings_error: Array | None = optional_array_field("feature", "component")
+    thresholds_error: Array | None = optional_array_field("feature")
+    correlation_error: Array | None = optional_array_field("feature", "feature_j")
 
 
 @dataclass(frozen=True)
@@ -138,14 +165,9 @@ class ClippedPCA(Model):
     constant_features: Literal["refuse", "keep"] = "refuse"
     repair: Literal["none", "nearest", "shrink"] = "none"
     errors: Literal["model", "none"] = "model"
-    null_draws: int = 20
+    null_draws: int = setting(20, minimum=20)
     max_iter: int = field(default=1, init=False)
     tol: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.null_draws < 20:
-            raise FitError(f"null_draws: Expected at least 20, got {self.null_draws}.")
 
     def make_tiles(self, n_features: int, n_segments: int, budget: int) -> Sequence[Tile | None]:
         """Cut the pairs of features so that a task's counts stay within a budget."""
@@ -425,3 +447,70 @@ def _compute_thresholds(observed: NDArray[np.int64], ones: NDArray[np.int64]) ->
 def _count_above_null(values: Array, null: Array) -> int:
     above = values[: len(null)] > null[: len(values)]
     return len(above) if above.all() else int(np.argmin(above))
+
+
+def communalities(params: ClippedPCAParams) -> Array:
+    """Give the share of each feature's variance that the components explain, (n_features,)."""
+    communalities: Array = (params.loadings**2).sum(axis=1)
+    return communalities
+
+
+def probit_weights(params: ClippedPCAParams) -> tuple[Array, Array]:
+    """Write P(s_i = 1 | y) = Φ(w_i·y + b_i): weights and offsets with the noise divided out."""
+    communality = communalities(params)
+    shrink = np.sqrt(np.minimum(1.0, (1 - MIN_NOISE) / np.maximum(communality, MIN_NOISE)))
+    noise = np.sqrt(np.maximum(1 - communality, MIN_NOISE))
+    return params.loadings * (shrink / noise)[:, None], -params.thresholds / noise
+
+
+def warn_about_margins(estimator: str, shares: Array) -> FitWarnings:
+    """Say of which features the arcsine is biased, given their shares of ones."""
+    uneven = np.flatnonzero(np.abs(shares - 0.5) > 0.1)
+    if estimator == "tetrachoric" or not uneven.size:
+        return ()
+    text = "arcsine assumes one half of ones; far from it, so biased: {features}"
+    return (FitWarning(text, tuple(uneven.tolist())),)
+
+
+def warn_about_spectrum(params: ClippedPCAParams, n_kept: int, *, chosen: bool) -> FitWarnings:
+    """Say what is in doubt about the number of components, chosen or given."""
+    found, null = [], params.null_eigenvalues
+    if n_kept == 0:
+        found.append("no eigenvalue stands out from those of independent features")
+    if len(null) > 1 and null[0] > _MAX_NULL_RATIO * null[1]:
+        text = f"empty cells alone give an eigenvalue of {null[0]:.4g}; "
+        found.append(text + "leave out rare features, or give --components")
+    if chosen and 0 < n_kept == len(null):
+        found.append(f"{n_kept} or more components stand out; give --components")
+    if (params.eigenvalues[:n_kept] < 0).any():
+        found.append("some components have a negative eigenvalue: loadings of zero")
+    return tuple(map(FitWarning, found))
+
+
+def warn_about_indefinite(negative: float, remedy: str) -> FitWarnings:
+    """Say that correlations are indefinite, given the negative eigenvalues' share of the trace."""
+    if negative <= _MAX_NEGATIVE_SHARE:
+        return ()
+    text = "correlations are indefinite: negative eigenvalues of at least"
+    return (FitWarning(f"{text} {negative:.0%} of the variance; {remedy}"),)
+
+
+def warn_about_pairs(kinds: PairStatusCounts) -> FitWarnings:
+    """Say which pairs the estimate had to guess; of constant features there was word before."""
+    return tuple(
+        FitWarning(
+            f"pairs {text}: {kinds.n_judged[code]}, among {{features}}",
+            tuple(np.flatnonzero(kinds.involved[code]).tolist()),
+        )
+        for code, text in _PAIR_KINDS.items()
+        if kinds.n_judged[code]
+    )
+
+
+def warn_about_noise(communalities: Array) -> FitWarnings:
+    """Say which features leave no room for noise."""
+    floored = np.flatnonzero(communalities > 1 - MIN_NOISE)
+    if not floored.size:
+        return ()
+    text = "communality of 1 or more, so noise is taken as 0.001: {features}"
+    return (FitWarning(text, tuple(floored.tolist())),)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipeline.data.blocks import PackedChunk
 from pipeline.executors.base import MapFunction
 from pipeline.models.state import Arrays
-from pipeline.numerics.spectra.leading_spectrum import (
+from pipeline.numerics.spectra.lanczos import (
     LeadingSpectrum,
     Product,
     compute_leading_spectrum,

@@ -8,7 +8,7 @@ With s = √((1 + r) / (1 − r)) in place of the correlation r, Plackett's iden
 
 The integrand is smooth on the scale of s itself, so Gauss–Legendre on panels of bounded ratio
 reaches rounding error. r → −r is s → 1/s with a and b exchanged, so only 0 < s ≤ 1 occurs. For
-h + k ≤ 0 the same integral from s = 0 is all of Φ2, which keeps tiny corners free of cancellation.
+h + k ≤ 0 the same integral from s = 0 is all of Φ2, so tiny corners suffer no cancellation.
 
 Plackett (1954), A reduction formula for normal multivariate integrals, Biometrika 41.
 Drezner and Wesolowsky (1990), On the computation of the bivariate normal integral.
@@ -82,13 +82,13 @@ _FAR_DENOMINATOR = (
 
 @njit(nogil=True, cache=True)
 def norm_pdf(x: float) -> float:
-    """Density φ(x) of the standard normal."""
+    """Return the density φ(x) of the standard normal."""
     return math.exp(-0.5 * (x * x + _LOG_2PI))
 
 
 @njit(nogil=True, cache=True)
 def norm_cdf(x: float) -> float:
-    """Φ(x) to about 1e-15 relative, also far in the lower tail."""
+    """Return Φ(x) to about 1e-15 relative, also far in the lower tail."""
     y = -x * _SQRT_HALF
     if not 1.0 < y < 30.0:
         return 0.5 * math.erfc(y)
@@ -102,7 +102,7 @@ def norm_cdf(x: float) -> float:
 
 @njit(nogil=True, cache=True)
 def _polynomial(coefficients: tuple[float, ...], x: float) -> float:
-    """Horner's rule, highest power first."""
+    """Evaluate a polynomial by Horner's rule, highest power first."""
     value = 0.0
     for coefficient in coefficients:
         value = value * x + coefficient
@@ -111,10 +111,10 @@ def _polynomial(coefficients: tuple[float, ...], x: float) -> float:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def norm_ppf(p: float) -> float:
-    """Φ⁻¹(p) to about 1e-15 relative: AS 241, routine PPND16.
+    """Return Φ⁻¹(p) to about 1e-15 relative: AS 241, routine PPND16.
 
-    0 and 1 give ∓∞, anything outside [0, 1] gives NaN. For p above ½ pass 1 − p, where that is
-    known more precisely, and change the sign.
+    0 and 1 give ∓∞; p outside [0, 1] gives NaN. For p above ½, pass 1 − p if it is known more
+    precisely, and change the sign.
     """
     q = p - 0.5
     if abs(q) <= 0.425:
@@ -135,14 +135,14 @@ def norm_ppf(p: float) -> float:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def bivariate_normal_pdf(h: float, k: float, rho: float) -> float:
-    """Density φ2(h, k; ρ) of two standard normals with correlation −1 < ρ < 1."""
+    """Return the density φ2(h, k; ρ) of two standard normals with correlation −1 < ρ < 1."""
     exponent = (h - k) ** 2 / (4.0 * (1.0 - rho)) + (h + k) ** 2 / (4.0 * (1.0 + rho))
     return math.exp(-exponent) / (2.0 * math.pi * math.sqrt((1.0 - rho) * (1.0 + rho)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def integrate_density(a2: float, b2: float, lower: float, upper: float, shift: float) -> float:
-    """(1/π) ∫ exp(shift − a² s² − b² / s²) / (1 + s²) ds from lower > 0 to upper ≤ 1.
+    """Integrate (1/π) exp(shift − a² s² − b² / s²) / (1 + s²) ds from lower > 0 to upper ≤ 1.
 
     `shift` is −a² − b² for a probability, or larger where that would underflow.
     """
@@ -166,13 +166,19 @@ def integrate_density(a2: float, b2: float, lower: float, upper: float, shift: f
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def is_far_corner(b2: float, tau: float) -> bool:
-    """Whether Φ2 is so far below Φ(h) Φ(k) that `lower_corner_tail` must replace the difference."""
+    """Check whether Φ2 is so far below Φ(h) Φ(k) that their difference would lose digits.
+
+    If so, use `lower_corner_tail`.
+    """
     return b2 * (1.0 / (tau * tau) - 1.0) > 2.0
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def lower_corner_tail(a2: float, b2: float, tau: float) -> tuple[float, float]:
-    """Φ2 for h + k ≤ 0 from s = 0 to τ, as (x, y) with Φ2 = x e^y so that nothing underflows."""
+    """Return Φ2 for h + k ≤ 0 as (x, y) with Φ2 = x e^y, so that nothing underflows.
+
+    The integral runs from s = 0 to τ.
+    """
     peak = a2 * tau * tau + b2 / (tau * tau)
     lower = math.sqrt(b2 / (peak + _NEGLIGIBLE))
     return integrate_density(a2, b2, lower, tau, peak), -(a2 + b2 + peak)
@@ -180,7 +186,7 @@ def lower_corner_tail(a2: float, b2: float, tau: float) -> tuple[float, float]:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _lower_corner_cdf(h: float, k: float, rho: float) -> float:
-    """Φ2(h, k; ρ) where −1 < ρ < 1 and either ρ ≥ 0 or h + k ≤ 0."""
+    """Return Φ2(h, k; ρ) where −1 < ρ < 1 and either ρ ≥ 0 or h + k ≤ 0."""
     a2 = (h - k) ** 2 / 8.0
     b2 = (h + k) ** 2 / 8.0
     tau = math.sqrt((1.0 - abs(rho)) / (1.0 + abs(rho)))
@@ -195,11 +201,11 @@ def _lower_corner_cdf(h: float, k: float, rho: float) -> float:
 
 @njit(nogil=True, cache=True)
 def bivariate_normal_cdf(h: float, k: float, rho: float) -> float:
-    """Φ2(h, k; ρ) = P(X ≤ h, Y ≤ k) for standard normals X, Y with correlation ρ.
+    """Return Φ2(h, k; ρ) = P(X ≤ h, Y ≤ k) for standard normals X, Y with correlation ρ.
 
-    Absolute error about 1e-16, relative error about 1e-13. Only where ρ is close to −1 and h to −k
-    with h + k > 0 is the difference min(Φ(h), Φ(k)) − Φ(−max(h, k)) less precise than that.
-    NaN if an argument is NaN or |ρ| > 1.
+    The absolute error is about 1e-16, the relative error about 1e-13. One case is less precise: for
+    ρ close to −1 and h close to −k with h + k > 0, the result is the difference
+    min(Φ(h), Φ(k)) − Φ(−max(h, k)). NaN if an argument is NaN or |ρ| > 1.
     """
     if math.isnan(h) or math.isnan(k) or not abs(rho) <= 1.0:
         return math.nan
@@ -209,7 +215,7 @@ def bivariate_normal_cdf(h: float, k: float, rho: float) -> float:
         return norm_cdf(min(h, k))
     corner = 0.0
     if rho < 0.0 and h + k > 0.0:
-        # The opposite corner is the smaller one; it can be found without cancellation.
+        # The opposite corner is the smaller one; computing it involves no cancellation.
         if rho > -1.0:
             corner = _lower_corner_cdf(-h, -k, rho)
         return norm_cdf(min(h, k)) - norm_cdf(-max(h, k)) + corner
@@ -223,7 +229,7 @@ def _fill_cdf(
     rho: npt.NDArray[np.float64],
     probability: npt.NDArray[np.float64],
 ) -> None:
-    """`bivariate_normal_cdf` of flat contiguous arrays."""
+    """Apply `bivariate_normal_cdf` to flat contiguous arrays."""
     for i in range(h.size):
         probability[i] = bivariate_normal_cdf(h[i], k[i], rho[i])
 
@@ -231,7 +237,7 @@ def _fill_cdf(
 def bivariate_normal_cdf_array(
     h: npt.ArrayLike, k: npt.ArrayLike, rho: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """`bivariate_normal_cdf` elementwise over arrays that broadcast together.
+    """Apply `bivariate_normal_cdf` elementwise to arrays that broadcast together.
 
     Raises
     ------
@@ -245,7 +251,8 @@ def bivariate_normal_cdf_array(
     if np.isnan(probability).any():
         first = int(np.argmax(np.isnan(probability)))
         raise FitError(
-            f"Expected numbers h, k and rho in [-1, 1], got h={h[first]}, k={k[first]}, "
-            f"rho={rho[first]} at flat index {first}. Leave out missing values and clip rho."
+            f"The arguments at flat index {first} are h={h[first]}, k={k[first]}, "
+            f"rho={rho[first]}, but no argument may be NaN and rho must lie in [-1, 1]. "
+            "Leave out missing values and clip rho."
         )
     return probability.reshape(shape)

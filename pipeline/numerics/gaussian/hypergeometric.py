@@ -1,4 +1,4 @@
-"""Quantiles of the hypergeometric law: joint ones of two independent features, margins fixed."""
+"""Quantiles of the hypergeometric law: joint ones of independent features with fixed margins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-# From this variance on the rounded normal quantile is within a count of the exact one.
+# From this variance on, the rounded normal quantile differs from the exact one by at most 1.
 _NORMAL_VARIANCE = 36.0
 
 
@@ -18,7 +18,7 @@ def joint_count_quantiles(
     ones_j: NDArray[np.float64],
     z: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Give the joint count at a normal score: F⁻¹(Φ(z)), F hypergeometric.
+    """Return the joint count at a normal score: F⁻¹(Φ(z)), F hypergeometric.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ def joint_count_quantiles(
     Returns
     -------
     ndarray
-        Joint counts, (n_pairs,): exact where the variance is below 36, else the rounded normal
-        quantile within the possible range.
+        Joint counts, (n_pairs,): exact for variances below 36, else the rounded normal quantile
+        clipped to the possible range.
     """
     return np.asarray(_quantiles(n, ones_i, ones_j, z))
 
@@ -66,7 +66,7 @@ def _quantile(n, a, b, z):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _walk_to_quantile(n, a, b, z):  # type: ignore[no-untyped-def]
-    """Sum probabilities from a count of zero up to Φ(z)."""
+    """Sum probabilities from a count of zero until they reach Φ(z)."""
     target = 0.5 * math.erfc(-z / math.sqrt(2.0))
     probability = math.exp(
         math.lgamma(n - a + 1) + math.lgamma(n - b + 1)

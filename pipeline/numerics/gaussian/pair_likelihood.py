@@ -8,12 +8,13 @@ they would be under independence, by the same I = ∫_ρ^0 φ2(h, k; r) dr:
     P11 = Φ(−h) Φ(−k) − I,  P10 = Φ(−h) Φ(k) + I,  P01 = Φ(h) Φ(−k) + I,
     P00 = P11 + Φ(h) − Φ(−k).
 
-Only the first is a difference. Where it would lose digits, `lower_corner_tail` gives P11 directly, and
-P11 gives I. So each probability has a relative error of about 1e-12, however small it is; only
-between |ρ| = 1 − 1e-6 and 1 that of the cell P00 grows, to 1e-8 where h = −k almost.
+Only the first is a difference. Where it would lose digits, `lower_corner_tail` gives P11 directly,
+and I follows from P11. Each probability therefore has a relative error of about 1e-12, however
+small it is. The exception is P00 for |ρ| between 1 − 1e-6 and 1, whose error grows to 1e-8 if h is
+almost −k.
 
-Pearson (1900), Mathematical contributions to the theory of evolution VII. I and the corner are
-those of `bivariate_normal`.
+Pearson (1900), Mathematical contributions to the theory of evolution VII. `bivariate_normal`
+computes I and the corner.
 """
 
 import math
@@ -31,14 +32,13 @@ from pipeline.numerics.gaussian.bivariate_normal import (
     norm_cdf,
 )
 
-MAX_THRESHOLD = 10.0  # No data are that many: Φ(−10) < 1e-23. From 12 on digits are lost.
-_ALLOWED_RANGES = f"thresholds within ±{MAX_THRESHOLD:g} and a correlation strictly within ±1"
+MAX_THRESHOLD = 10.0  # Φ(−10) < 1e-23 is rarer than any data show. From 12 on, digits are lost.
+_ALLOWED_RANGES = f"thresholds lie within ±{MAX_THRESHOLD:g} and correlations strictly within ±1"
 _CANCELLATION_LIMIT = 1e-3  # A difference this much smaller than its terms has lost 3 digits.
-_NEARLY_ZERO = (
-    1e-24  # Moves P11 by 1e-12 of itself, and gives `lower_corner_tail` a place to start.
-)
-_STEEP = 1e12  # Of b² / τ²: from here on rounding it is all that limits log P11.
-_ROUNDING = 1e-12  # Cells of float tables above −1e-12 n are rounded differences: empty.
+# Changes P11 by a relative 1e-12, and gives `lower_corner_tail` a place to start.
+_NEARLY_ZERO = 1e-24
+_STEEP = 1e12  # For b² / τ²: from here on only its rounding limits the precision of log P11.
+_ROUNDING = 1e-12  # Cells of float tables above −1e-12 n count as empty: rounded differences.
 _PAIRS_AT_ONCE = 1 << 14
 _READ: Any = ["readonly", "contig"]  # NumPy's type stubs misspell "contig".
 _WRITE: Any = ["writeonly", "allocate", "contig"]
@@ -50,14 +50,14 @@ _Floats = npt.NDArray[np.float64]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _both_tails(threshold: float) -> tuple[float, float]:
-    """Φ(−threshold) and Φ(threshold), both to full relative precision."""
+    """Return Φ(−threshold) and Φ(threshold), both to full relative precision."""
     tail = norm_cdf(-abs(threshold))
     return (tail, 1.0 - tail) if threshold > 0.0 else (1.0 - tail, tail)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _smallest_cell(h: float, k: float, rho: float, independent: float) -> _Corner:
-    """P11, log P11 and I for ρ ≤ 0 ≤ h + k; `independent` is P11 at ρ = 0."""
+    """Return P11, log P11 and I for ρ ≤ 0 ≤ h + k; `independent` is P11 at ρ = 0."""
     a2 = (h - k) ** 2 / 8.0
     b2 = (h + k) ** 2 / 8.0
     tau = math.sqrt((1.0 + rho) / (1.0 - rho))
@@ -67,7 +67,7 @@ def _smallest_cell(h: float, k: float, rho: float, independent: float) -> _Corne
         if cell > _CANCELLATION_LIMIT * independent:
             return cell, math.log(cell), lost
     if b2 > _STEEP * tau * tau:
-        # Laplace's method: at such slopes a quadrature would end where it starts.
+        # Laplace's method: for such slopes the quadrature interval would be empty.
         scaled = tau**3 / (2.0 * math.pi * b2)
         log_scale = -(a2 + b2 + b2 / (tau * tau))
     else:
@@ -78,11 +78,11 @@ def _smallest_cell(h: float, k: float, rho: float, independent: float) -> _Corne
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _log_cells_in_corner(h: float, k: float, rho: float) -> _Cells:
-    """log P11, log P10, log P01 and log P00 for ρ ≤ 0 ≤ h + k."""
+    """Return log P11, log P10, log P01 and log P00 for ρ ≤ 0 ≤ h + k."""
     p_i, q_i = _both_tails(h)
     p_j, q_j = _both_tails(k)
     smallest, log_smallest, lost = _smallest_cell(h, k, rho, p_i * p_j)
-    # Both differences are the same number; this one is between two tails if there are any.
+    # Both differences are equal; this one subtracts small tails if there are any.
     gap = q_i - p_j if h < k else q_j - p_i
     return (
         log_smallest,
@@ -94,7 +94,7 @@ def _log_cells_in_corner(h: float, k: float, rho: float) -> _Cells:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _log_cells(h: float, k: float, rho: float) -> _Cells:
-    """log P11, log P10, log P01 and log P00; NaN unless the arguments are in range."""
+    """Return log P11, log P10, log P01 and log P00; NaN unless the arguments are in range."""
     if not (abs(h) <= MAX_THRESHOLD and abs(k) <= MAX_THRESHOLD and abs(rho) < 1.0):
         return math.nan, math.nan, math.nan, math.nan
     turned = -k if rho > 0.0 else k
@@ -109,14 +109,14 @@ def _log_cells(h: float, k: float, rho: float) -> _Cells:
 def _fill_cells(
     h: _Floats, k: _Floats, rho: _Floats, c11: _Floats, c10: _Floats, c01: _Floats, c00: _Floats
 ) -> None:
-    """`_log_cells` of flat contiguous arrays."""
+    """Apply `_log_cells` to flat contiguous arrays."""
     for t in range(h.size):
         c11[t], c10[t], c01[t], c00[t] = _log_cells(h[t], k[t], rho[t])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _log_likelihood(n11: float, n10: float, n01: float, n00: float, cells: _Cells) -> float:
-    """Σ count · log P; cells below zero by rounding count as empty."""
+    """Sum count · log P; cells below zero by rounding count as empty."""
     total = max(n11, 0.0) * cells[0] + max(n10, 0.0) * cells[1]
     return total + (max(n01, 0.0) * cells[2] + max(n00, 0.0) * cells[3])
 
@@ -132,7 +132,7 @@ def _fill_likelihood(
     rho: _Floats,
     log_likelihood: _Floats,
 ) -> None:
-    """Flat contiguous arrays of tables and arguments; NaN where one is not in range."""
+    """Fill flat contiguous arrays; NaN where a table or an argument is not in range."""
     for t in range(n.size):
         n11 = joint[t]
         n10 = ones_i[t] - n11
@@ -148,7 +148,7 @@ def _fill_likelihood(
 
 
 def log_cells(h: npt.ArrayLike, k: npt.ArrayLike, rho: npt.ArrayLike) -> _Floats:
-    """Log probabilities of the four cells of a table, elementwise.
+    """Compute the log probabilities of the four cells of a table, elementwise.
 
     Parameters
     ----------
@@ -194,10 +194,10 @@ def pair_log_likelihood(
     k: npt.ArrayLike,
     rho: npt.ArrayLike,
 ) -> _Floats:
-    """Log-likelihood Σ count · log P(cell) of every pair, in nats, elementwise.
+    """Compute the log-likelihood Σ count · log P(cell) of every pair, in nats, elementwise.
 
-    Arguments broadcast together and are never expanded in memory. The binomial coefficient, which
-    depends on no parameter, is left out.
+    Arguments broadcast together and are never expanded in memory. The binomial coefficient is left
+    out, because it depends on no parameter.
 
     Parameters
     ----------
@@ -233,18 +233,22 @@ def pair_log_likelihood(
         for buffers in pairs:
             _fill_likelihood(*buffers)
         log_likelihood: _Floats = pairs.operands[-1]
-    _check_values(log_likelihood, f"a table without negative cells, {_ALLOWED_RANGES}", arguments)
+    rule = f"cells are finite and not negative, {_ALLOWED_RANGES}"
+    _check_values(log_likelihood, rule, arguments)
     return log_likelihood
 
 
-def _check_values(values: _Floats, expected: str, arguments: dict[str, npt.ArrayLike]) -> None:
-    """Raise for the first pair without a value."""
+def _check_values(values: _Floats, rule: str, arguments: dict[str, npt.ArrayLike]) -> None:
+    """Raise an error for the first pair without a value."""
     missing = np.isnan(values)
     if not missing.any():
         return
     index = np.unravel_index(int(np.argmax(missing)), values.shape)
-    got = {name: np.broadcast_to(x, values.shape)[index].item() for name, x in arguments.items()}
+    values_at_index = {
+        name: np.broadcast_to(x, values.shape)[index].item() for name, x in arguments.items()
+    }
     raise FitError(
-        f"Expected {expected}, got {', '.join(f'{name}={x}' for name, x in got.items())} at "
-        f"{tuple(map(int, index))}. Leave out missing values and keep rho from reaching ±1."
+        f"The pair at {tuple(map(int, index))} has "
+        f"{', '.join(f'{name}={x}' for name, x in values_at_index.items())}, but {rule}. "
+        "Leave out missing values and keep rho from reaching ±1."
     )

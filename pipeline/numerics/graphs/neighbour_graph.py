@@ -18,7 +18,7 @@ from pipeline.numerics.graphs.nearest_rows import (
     empty_nearest,
     merge_nearest,
 )
-from pipeline.numerics.spectra.close_spectra import leading_eigenpairs_except
+from pipeline.numerics.spectra.lanczos import leading_eigenpairs_except
 from pipeline.numerics.spectra.linalg import fix_signs
 
 Array = NDArray[np.float64]

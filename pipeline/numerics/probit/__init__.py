@@ -1,1 +1,1 @@
-"""Probit factor models: expectation propagation, quadrature and orthant probabilities."""
+"""Posteriors, likelihoods and scores of binary rows under probit models with Gaussian latents."""

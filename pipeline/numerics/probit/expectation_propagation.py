@@ -9,21 +9,31 @@ by a Gaussian site with precision τ_i and shift ν_i along w_i. In units of the
 
     A = I + Σ_i τ_i w_i w_iᵀ,   E(u) = A⁻¹ Σ_i ν_i w_i,   Cov(u) = A⁻¹.
 
-A round updates all sites at once from one factorisation of A, in O(n K²). As exact updates have
-0 ≤ τ_i < 1, A ≥ I and no cavity variance can be negative. Rows on which these rounds oscillate
-start again with damped rounds that update one site after the other. What the fixed point lacks is
-then added to leading order, see `skewness_correction`; for n = 1 there is nothing to add.
+A round updates all sites at once from one factorisation of A, in O(n K²). Exact updates satisfy 0 ≤
+τ_i < 1, so A ≥ I and no cavity variance can be negative. If these rounds oscillate on a row, it
+starts again with damped rounds that update one site after the other. `skewness_correction` then
+adds the leading-order error of the fixed point; for n = 1 there is nothing to add.
 
-Accuracy, against integration at 2 components over rows drawn from models with orthogonal loadings,
-largest error of a mean or variance in units of the prior. Communalities 0.3 to 0.9: at most 1e-4
-at 256 features; below 1e-3 for 99.6 % of rows at 64 features (worst 1.3e-3), 80 % at 16 (worst
-8e-3). Communalities 0.9 to 0.99: 7e-4 at 256 features; below 1e-3 for 85 % of rows at 64 (worst
-2e-2), 36 % at 16 (worst 3e-2). Communalities below 0.5: 7e-4, from 5 features on. At 10 components
-and communalities 0.3 to 0.9, below 1e-3 on the 25 rows tried at 64 and 256 features. Without the
-correction variances are off by up to 2e-2 at 64 features and 2e-3 at 256, log evidence by 2e-2 and
-7e-3.
+Accuracy of moments, against integration at 2 components over rows drawn from models with orthogonal
+loadings: largest error of a mean or variance in units of the prior.
 
-Mean absolute error of log evidence in nats a row, with the correction and without it, over 18 to
+=============  ========  ==================================================
+communalities  features  error
+=============  ========  ==================================================
+0.3 to 0.9     256       at most 1e-4
+0.3 to 0.9     64        below 1e-3 for 99.6 % of rows, worst 1.3e-3
+0.3 to 0.9     16        below 1e-3 for 80 % of rows, worst 8e-3
+0.9 to 0.99    256       at most 7e-4
+0.9 to 0.99    64        below 1e-3 for 85 % of rows, worst 2e-2
+0.9 to 0.99    16        below 1e-3 for 36 % of rows, worst 3e-2
+below 0.5      5 or more at most 7e-4
+=============  ========  ==================================================
+
+At 10 components and communalities 0.3 to 0.9 it was below 1e-3 on the 25 rows tried at 64 and 256
+features. Without the correction, variances are off by up to 2e-2 at 64 features and 2e-3 at 256,
+log evidence by 2e-2 and 7e-3.
+
+Mean absolute error of log evidence in nats per row, with the correction and without it, over 18 to
 120 rows of such models: 2 components against integration, 10 against `orthant`.
 
 ===========  =============  ==============  ===============
@@ -35,13 +45,14 @@ components   2              10              2
 0.9 to 0.99  2e-3, 2e-2     1e-3, 2e-2      5e-4, 8e-3
 ===========  =============  ==============  ===============
 
-Where sources are as strong as in Hyttinen, Barin-Pacela & Hyvärinen (2022), some communalities
-being 0.999, it is 3e-3 with 6 features of 2 components, 2e-3 with 6 of 6, 3e-3 with 10 of 10, 4e-3
-with 20 of 10 and 1e-3 with 100 of 10; without the correction 0.02 to 0.09. The next order of the
-expansion, Σ κ_i κ_j ρ⁴ / 48 over fourth cumulants and three more sums over three and four features,
-left 1.0e-3, 0.4e-3, 1.3e-3 and 2.1e-3 of the first four. It costs O(n⁴) a row, and the order after
-it, 23 sums, left 3.6e-3, 0.5e-3 and 0.9e-3 of the first three: near 1 the series does not converge.
-So it is not taken; to 20 features `orthant` is exact, with up to 2 components `probit_quadrature`.
+For sources as strong as in Hyttinen, Barin-Pacela & Hyvärinen (2022), where some communalities are
+0.999, it is 3e-3 with 6 features of 2 components, 2e-3 with 6 of 6, 3e-3 with 10 of 10, 4e-3 with
+20 of 10 and 1e-3 with 100 of 10; without the correction 0.02 to 0.09. The next order of the
+expansion (Σ κ_i κ_j ρ⁴ / 48 over fourth cumulants, and three more sums over three and four
+features) left 1.0e-3, 0.4e-3, 1.3e-3 and 2.1e-3 in the first four cases, at O(n⁴) per row. The
+order after it, 23 sums, left 3.6e-3, 0.5e-3 and 0.9e-3 in the first three: near 1 the series does
+not converge, so higher orders are not used. Up to 20 features `orthant` is exact, and up to 2
+components `probit_quadrature`.
 """
 
 from __future__ import annotations
@@ -53,25 +64,27 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
-from pipeline.numerics.probit.probit_rounds import (
+from pipeline.numerics.probit.probit_sites import (
+    SITE_KERNEL_OPTIONS,
+    Floats,
     ProbitRows,
     allocate_workspace,
     find_fixed_point,
     site_log_evidence,
+    tail_coefficients,
 )
-from pipeline.numerics.probit.probit_sites import SITE_KERNEL_OPTIONS, Floats, tail_coefficients
 from pipeline.numerics.probit.skewness_correction import (
     add_skewness_to_moments,
     fill_skewness_terms,
 )
 
-# Mean absolute errors of log evidence were up to 0.21 of the mean correction, at communalities of
-# 0.998 and 6 features; up to 0.1 at 0.99, mostly below 0.05.
+# Mean absolute errors of log evidence were at most 0.21 of the mean correction (at communalities
+# of 0.998 and 6 features), at most 0.1 at 0.99, and mostly below 0.05.
 _REMAINING_ERROR_SHARE = 0.25
 
 
 class ProbitPosterior(NamedTuple):
-    """Posterior moments of every row, and how far to trust them."""
+    """Posterior moments of every row, and their estimated errors; see `probit_posterior`."""
 
     mean: Floats
     variance: Floats
@@ -82,7 +95,7 @@ class ProbitPosterior(NamedTuple):
     evidence_error: Floats
 
     def to_codes(self) -> dict[str, NDArray[Any]]:
-        """Give what a model's `transform` gives: moments, and where they did not settle."""
+        """Return what a model's `transform` returns: moments, and whether they converged."""
         return {"mean": self.mean, "variance": self.variance, "converged": self.converged}
 
 
@@ -113,21 +126,22 @@ def probit_posterior(
     observed
         Same shape as `X`; false where the value is missing and `X` is not read.
     tol
-        Largest change of a component in the last round: of its mean in prior standard deviations
-        plus of its variance in prior variances.
+        Largest change of a component in the last round: the change of its mean in prior standard
+        deviations plus the change of its variance in prior variances.
     max_rounds
-        Rounds after which a row is given up as not converged.
+        Maximum number of rounds; a row that needs more is not converged.
 
     Returns
     -------
     ProbitPosterior
-        `mean` and `variance` (n_samples, n_components); `log_evidence` (n_samples,), the estimate
-        of log P(x) in nats; `rounds`; `converged`, false where `max_rounds` ran out;
-        `correction`, the largest share of a variance that the skewness correction asked for. The
-        error left is a fraction of it, small where many features share the information. Above
-        0.5 the correction is scaled back to 0.5, and the posterior is far from Gaussian;
-        `evidence_error`, what `log_evidence` may be off by, which means over rows stay within: a
-        quarter of what the correction added, all of it where the row is not converged.
+        `mean` and `variance`, (n_samples, n_components). All others are (n_samples,):
+        `log_evidence`, the estimate of log P(x) in nats; `rounds`; `converged`, false if
+        `max_rounds` was reached; `correction`, the largest share of a variance that the skewness
+        correction asked for; `evidence_error`, a bound on the mean error of `log_evidence`: a
+        quarter of the correction, or all of `log_evidence` if the row is not converged. The error
+        left in the moments is a fraction of `correction`, small if many features share the
+        information. A correction above 0.5 is scaled back to 0.5; the posterior is then far from
+        Gaussian.
 
     Raises
     ------
@@ -161,19 +175,20 @@ def whiten_rows(
     tol: float,
     max_rounds: int,
 ) -> ProbitRows:
-    """Check the arguments of `probit_posterior`, and turn them to units of the prior.
+    """Check the arguments of `probit_posterior` and convert them to units of the prior.
 
     Raises
     ------
     FitError
-        As `probit_posterior` says.
+        See `probit_posterior`.
     """
     binary, present = check_binary_matrix(X, observed)
     w, b = np.asarray(weights, np.float64), np.asarray(offsets, np.float64)
     _check_parameters(binary.shape[1], w, b, m, v)
     if not (tol > 0 and max_rounds >= 1):
         raise FitError(
-            f"Expected tol > 0 and max_rounds >= 1, got {tol} and {max_rounds}. Change those."
+            f"`tol` is {tol} and `max_rounds` is {max_rounds}, but tol must be above 0 and "
+            "max_rounds at least 1."
         )
     whitened = np.ascontiguousarray((w * np.sqrt(v)).T)
     return ProbitRows(binary, present, whitened, b + w @ m, tail_coefficients(), tol, max_rounds)
@@ -182,7 +197,7 @@ def whiten_rows(
 def check_binary_matrix(
     X: ArrayLike, observed: ArrayLike | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Check `X` and its mask; C-contiguous copies, X being 0 where not observed.
+    """Check `X` and its mask, and return C-contiguous copies; missing values of `X` become 0.
 
     Raises
     ------
@@ -193,37 +208,36 @@ def check_binary_matrix(
     mask = np.ones(values.shape, np.bool_) if observed is None else np.asarray(observed, np.bool_)
     if values.ndim != 2 or mask.shape != values.shape:
         raise FitError(
-            "Expected X and observed of one shape (n_samples, n_features), "
-            f"got {values.shape} and {mask.shape}. Pass one row per sample in both."
+            f"`X` has shape {values.shape} and `observed` {mask.shape}, but both must be "
+            "(n_samples, n_features)."
         )
     wrong = mask & (values != 0) & (values != 1)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise FitError(
-            f"Expected 0 or 1, got {values[row, column]} in row {row}, column {column} of X. "
-            "Binarise it, or mark it as not observed."
+            f"`X` has the value {values[row, column]} in row {row}, column {column}, which is not "
+            "0 or 1. Binarise it, or mark it as not observed."
         )
     binary = np.where(mask, values, 0).astype(np.uint8, order="C")
     return binary, np.ascontiguousarray(mask)
 
 
 def _check_parameters(n_features: int, w: Floats, b: Floats, m: Floats, v: Floats) -> None:
-    """Raise unless the parameters are finite, fit together and fit `n_features`."""
+    """Check that the parameters are finite and fit each other and `n_features`."""
     K = m.size
     if (w.shape, b.shape, m.shape, v.shape) != ((n_features, K), (n_features,), (K,), (K,)):
         raise FitError(
-            f"Expected weights ({n_features}, n_components), offsets ({n_features},) and prior "
-            f"moments (n_components,), got {w.shape}, {b.shape}, {m.shape} and {v.shape}. "
-            "Pass the parameters of these features."
+            f"Weights, offsets, prior means and prior variances have shapes {w.shape}, {b.shape}, "
+            f"{m.shape} and {v.shape}, but {n_features} features need ({n_features}, "
+            f"n_components), ({n_features},), (n_components,) and (n_components,)."
         )
     named = {"weights": w, "offsets": b, "prior_mean": m, "prior_variance": v}
     for name, array in named.items():
         if not np.isfinite(array).all():
-            raise FitError(f"Expected finite {name}, got NaN or infinity. Check the fit.")
+            raise FitError(f"`{name}` contains NaN or infinity. Check the fit.")
     if (v < 0).any():
         raise FitError(
-            f"Expected prior_variance >= 0, got {v.min()} in component {v.argmin()}. "
-            "Pass variances."
+            f"`prior_variance` is {v.min()} in component {v.argmin()}, but must not be negative."
         )
 
 

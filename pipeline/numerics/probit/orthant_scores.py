@@ -1,21 +1,21 @@
-"""Exact log-likelihoods of rows of a probit factor model, with derivatives by its parameters.
+"""Exact log-likelihoods of rows of a probit factor model, and their derivatives by its parameters.
 
-With u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i) says x_i = 1 iff e_i > −b_i, e ~ N(0, C) and
-C = I + W Wᵀ: P(x) is an orthant probability, see `orthant`. By Fisher's identity (Louis 1982,
+With u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i) means x_i = 1 iff e_i > −b_i, where e ~ N(0, C)
+and C = I + W Wᵀ: P(x) is an orthant probability, see `orthant`. By Fisher's identity (Louis 1982,
 Finding the observed information matrix when using the EM algorithm) its derivatives are moments of
 e given x: with r = C⁻¹ e,
 
     ∂ log P / ∂b = E[r | x],    ∂ log P / ∂W = (E[r rᵀ | x] − C⁻¹) W.
 
-The draws that give P give these too, weighted as they are there; within their errors they are the
-slopes of the estimate of log P. Features not observed are left out of C; their derivatives are 0.
+The weighted draws that estimate P estimate these moments too; within their errors they are the
+derivatives of the estimate of log P. Features not observed are left out of C and have derivative 0.
 
-Derivatives by weights err more than log P does, the worst entry of a row some 5 times as much. At
-the fewest points sums over 1,000 rows, drawn from models with weights up to 5.6, were off by 0.1
-standard deviations of such sums at 6 features and 6 components, by 0.15 at 10 and 10, by up to a
-half in the worst entry; log P by 3e-4 nats a row. Along the lengths of weights, of which steep ones
-say next to nothing, they err a tenth as much, held to an identity. That takes 0.2 ms a distinct row
-at 6 features, 0.35 at 10 and 0.7 at 20.
+Accuracy: derivatives by weights have larger errors than log P, about 5 times in the worst entry of
+a row. With the fewest points, sums over 1,000 rows drawn from models with weights up to 5.6 were
+off by 0.1 standard deviations of such sums at 6 features and 6 components, by 0.15 at 10 and 10,
+and by up to a half in the worst entry; log P by 3e-4 nats per row. Along the lengths of steep
+weights, which have almost no effect, the error is a tenth as large because an identity is enforced.
+The cost per distinct row is 0.2 ms at 6 features, 0.35 ms at 10 and 0.7 ms at 20.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from pipeline.numerics.probit.orthant import (
     check_tolerances,
     find_distinct_signs,
     integrate_orthant,
+    make_orthant_sampler,
     mirror_normal,
 )
-from pipeline.numerics.probit.orthant_sampler import make_orthant_sampler
 from pipeline.numerics.probit.probit_scores import ProbitScores
 from pipeline.random import RowRandom
 
 Floats = NDArray[np.float64]
 
-# Derivatives err more than log P does. More points of fewer shifts serve them better.
+# Derivatives have larger errors than log P. More points with fewer shifts reduce them more.
 _N_SHIFTS = 6
 _MIN_POINTS = 128
 
@@ -54,7 +54,7 @@ def orthant_scores(
     max_points: int = 1 << 12,
     seed: int = 0,
 ) -> ProbitScores:
-    """Log P(x) of every row and its derivatives, where P(x_i = 1 | u) = Φ(w_iᵀ u + b_i).
+    """Compute log P(x) of every row and its derivatives, where P(x_i = 1 | u) = Φ(w_iᵀ u + b_i).
 
     u ~ N(0, I). The result of a row depends on that row alone. Equal rows are computed once.
 
@@ -71,15 +71,15 @@ def orthant_scores(
     tol
         Standard error of a log probability, in nats, at which to stop.
     max_points
-        Points of each of the 6 shifts at the most, from 128 to 131072.
+        Maximum number of points for each of the 6 shifts, from 128 to 131072.
     seed
-        Of the shifts, which are drawn anew for each distinct row: errors average out over rows.
+        Seed of the shifts. Each distinct row has its own shifts, so errors average out over rows.
 
     Returns
     -------
     ProbitScores
-        `error` is the standard error of `log_likelihood` as the shifts show it; `settled` is false
-        where it is above `tol` because `max_points` ran out.
+        `error` is the standard error of `log_likelihood`, estimated from the shifts. `settled` is
+        false if `max_points` was reached while `error` was still above `tol`.
 
     Raises
     ------
@@ -97,13 +97,15 @@ def orthant_scores(
     log_p, error = np.zeros((2, len(signs)))
     by_offsets, by_weights = np.zeros((len(signs), *b.shape)), np.zeros((len(signs), *W.shape))
     for k, shifts in enumerate(_draw_shifts(codes, seed)):
-        seen = np.flatnonzero(signs[k])
-        if len(seen):
-            normal = mirror_normal(R, t, signs[k], seen)
+        observed_features = np.flatnonzero(signs[k])
+        if len(observed_features):
+            normal = mirror_normal(R, t, signs[k], observed_features)
             log_p[k], error[k], r, rr = _integrate_scores(*normal, shifts, tol, max_points)
-            units = signs[k, seen] / deviations[seen]
-            by_offsets[k, seen] = units * r
-            by_weights[k, seen] = units[:, None] * (rr @ (units[:, None] * W[seen]))
+            units = signs[k, observed_features] / deviations[observed_features]
+            by_offsets[k, observed_features] = units * r
+            by_weights[k, observed_features] = units[:, None] * (
+                rr @ (units[:, None] * W[observed_features])
+            )
     return ProbitScores(
         log_likelihood=log_p[inverse],
         error=error[inverse],
@@ -115,7 +117,7 @@ def orthant_scores(
 
 
 def _noise_correlation(W: Floats, deviations: Floats) -> Floats:
-    """Correlation of e, of whose variances the noise is 1."""
+    """Return the correlation of e; the noise contributes 1 to each of its variances."""
     scaled = W / deviations[:, None]
     R: Floats = scaled @ scaled.T + np.diag(deviations**-2)
     return R
@@ -131,7 +133,7 @@ def _draw_shifts(codes: NDArray[np.int64], seed: int) -> Floats:
 def _integrate_scores(
     R: Floats, b: Floats, shifts: Floats, tol: float, max_points: int
 ) -> tuple[float, float, Floats, Floats]:
-    """Log P(v < b), v ~ N(0, R), and its error; E[r] and E[r rᵀ] − R⁻¹ below b, r = R⁻¹ v."""
+    """Return log P(v < b), v ~ N(0, R), its error, E[r] and E[r rᵀ] − R⁻¹ below b, r = R⁻¹ v."""
     n = len(b)
     sampler, columns = make_orthant_sampler(R, b)
     sums = np.empty((n + 1, n + 1))
@@ -143,8 +145,8 @@ def _integrate_scores(
     # With v = L z and R = L Lᵀ, r is L⁻ᵀ z.
     inverse = np.linalg.inv(columns)
     r, rr = inverse.T @ moments[n, :n], inverse.T @ excess @ inverse
-    # To scale v_i and b_i together changes nothing: E[r_i v_i] − 1 = b_i E[r_i]. Held to that, the
-    # lengths of weights, of which steep ones say next to nothing, are free of the draws' errors.
+    # Scaling v_i and b_i together changes nothing: E[r_i v_i] − 1 = b_i E[r_i]. Enforcing this
+    # frees the derivatives along the lengths of weights from the errors of the draws.
     for i in range(n):
         rr[i, i] = b[i] * r[i] + rr[i, i] - rr[i] @ R[i]
     return log_p, error, r, rr

@@ -1,14 +1,14 @@
 """Exact scores of rows under a probit factor model of one or two components, by quadrature.
 
-What the scores are, `probit_scores` says. The integral over u is a sum over the points of a
-square lattice in the coordinates in which the posterior by expectation propagation is N(0, I):
-step ½, radius 7. A trapezoidal rule is exact up to terms that fall like exp(−2 (π s / step)²), s
-being the width of the narrowest factor, and needs fewer points than Gauss's rules: 613, against the
-1,024 of a product of Gauss–Hermite rules, were as exact for sources like those of Hyttinen et al.
-(2022), 1e-6 nats a row, and more so for three times the weights, where posteriors are all but cut
-off: 1e-4 against 3e-4.
+`probit_scores` defines the scores. The integral over u is a sum over a square lattice, in
+coordinates in which the posterior by expectation propagation is N(0, I): step ½, radius 7. A
+trapezoidal rule is exact up to terms that fall like exp(−2 (π s / step)²), where s is the width of
+the narrowest factor, and needs fewer points than Gauss's rules. For sources like those of Hyttinen
+et al. (2022), 613 points were as exact as the 1,024 of a product of Gauss–Hermite rules, 1e-6 nats
+per row. For three times those weights, where posteriors are almost cut off, they were more exact:
+1e-4 against 3e-4.
 
-Cost a row: that of expectation propagation, and 30 n multiplications a point.
+Cost per row: that of expectation propagation, and 30 n multiplications per point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import FitError
 from pipeline.numerics.logistic.logistic_lanes import exp_minus
-from pipeline.numerics.probit.probit_rounds import ProbitRows, allocate_workspace, find_fixed_point
 from pipeline.numerics.probit.probit_scores import ProbitScores, empty_scores, make_standard_rows
 from pipeline.numerics.probit.probit_sites import (
     OFFSET,
@@ -30,20 +29,23 @@ from pipeline.numerics.probit.probit_sites import (
     TAIL_DEGREE,
     Floats,
     ProbitRow,
+    ProbitRows,
+    allocate_workspace,
     dot,
+    find_fixed_point,
     kernel,
 )
 
 MAX_COMPONENTS = 2
 _STEP, _RADIUS = 0.5, 7.0
-_FACTORS = 8  # multiplied before their logarithm is taken: none is below 1e-38
+_FACTORS = 8  # number multiplied before taking a logarithm; none is below 1e-38
 _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
 
 
 class _Lattice(NamedTuple):
-    """Points, (K, n_points); the log of what each stands for; which are black, and which outmost.
+    """Points, (K, n_points), the log of their volume, and which points are black or outermost.
 
-    The black points are every other one, like the squares of a chessboard.
+    Black points are every other one, like the squares of a chessboard.
     """
 
     points: Floats
@@ -53,7 +55,10 @@ class _Lattice(NamedTuple):
 
 
 class _RowWorkspace(NamedTuple):
-    """Of one row, a column a point: u, (K, n_points); z, log weights, product; h, (n, n_points)."""
+    """Arrays of one row with one column per point.
+
+    u is (K, n_points), h (`slopes`) is (n, n_points), and the others are (n_points,).
+    """
 
     u: Floats
     z: Floats
@@ -71,21 +76,21 @@ def quadrature_scores(
     step: float = _STEP,
     radius: float = _RADIUS,
 ) -> ProbitScores:
-    """Scores of at most `MAX_COMPONENTS` components, by quadrature.
+    """Compute the scores of at most `MAX_COMPONENTS` components by quadrature.
 
     Parameters
     ----------
     X, weights, offsets, observed
         As for `ep_scores`.
     step, radius
-        Of the lattice, in standard deviations of the posterior.
+        Step and radius of the lattice, in standard deviations of the posterior.
 
     Returns
     -------
     ProbitScores
-        `error` is half of what the two halves of the lattice differ by, far more than the whole is
-        off by, and the share of its outmost points, which is about what lies beyond. `settled` is
-        false where expectation propagation did not settle, so that the lattice may lie beside the
+        `error` is half of the difference between the two halves of the lattice, far above the error
+        of the whole, plus the share of its outermost points, about the mass beyond them. `settled`
+        is false if expectation propagation did not converge: the lattice may then miss the
         posterior.
 
     Raises
@@ -96,8 +101,8 @@ def quadrature_scores(
     rows = make_standard_rows(X, weights, offsets, observed, 1e-4)
     if len(rows.weights) > MAX_COMPONENTS:
         raise FitError(
-            f"Expected at most {MAX_COMPONENTS} components, got {len(rows.weights)}. "
-            "Use expectation propagation, or orthant probabilities."
+            f"Quadrature takes at most {MAX_COMPONENTS} components, but there are "
+            f"{len(rows.weights)}. Use expectation propagation, or orthant probabilities."
         )
     scores = empty_scores(rows)
     _fill_scores(rows, _make_lattice(len(rows.weights), step, radius), scores)
@@ -149,7 +154,7 @@ def _fill_scores(rows: ProbitRows, lattice: _Lattice, scores: ProbitScores) -> N
 
 @kernel
 def _place_points(row: ProbitRow, lattice: _Lattice, memory: _RowWorkspace) -> float:
-    """Put the points where the posterior is, and weigh them by the prior; log of their volume."""
+    """Move the points to the posterior, weigh them by the prior, return the log of their volume."""
     log_volume = lattice.log_volume
     memory.log_weight[:] = 0.0
     for k in range(len(row.mean)):
@@ -188,12 +193,12 @@ def _add_log_factors(row: ProbitRow, tail: Floats, memory: _RowWorkspace) -> Non
 def _multiply_factor(
     z: Floats, tail: Floats, slope: Floats, product: Floats, log_weight: Floats
 ) -> None:
-    """Multiply by Φ(z), of which exp(−z² / 2) goes to the log where z < 0; slope = φ(z) / Φ(z)."""
+    """Multiply by Φ(z), set slope = φ(z) / Φ(z); for z < 0, exp(−z² / 2) goes to the log weight."""
     for s in range(len(z)):
         size = abs(z[s])
         ratio = (size - 4.0) / (size + 4.0)
         excess = tail[TAIL_DEGREE]
-        for power in range(TAIL_DEGREE - 1, -1, -1):  # a constant, so that it is unrolled
+        for power in range(TAIL_DEGREE - 1, -1, -1):  # constant bounds, so that it is unrolled
             excess = excess * ratio + tail[power]
         hazard = size + excess / (size + 1.25)  # φ(size) / Φ(−size)
         quarter = 0.5 * size * size
@@ -207,7 +212,7 @@ def _multiply_factor(
 
 @kernel
 def _normalise(log_weight: Floats, lattice: _Lattice) -> tuple[float, float]:
-    """Turn log weights to shares; the log of their sum, and what it may be off by."""
+    """Turn log weights into shares; return the log of their sum and an estimate of its error."""
     top = log_weight.max()
     total = black = outmost = 0.0
     for s in range(len(log_weight)):
@@ -230,7 +235,7 @@ def _average_scores(
     by_offset: Floats,
     by_weight: Floats,
 ) -> None:
-    """Write the means of h and h u; the sites were mirrored, these are not."""
+    """Write the means of h and h u, with the signs of the unmirrored features."""
     for i in range(row.sites.shape[1]):
         sign, slope = 2.0 * x[features[i]] - 1.0, memory.slopes[i]
         for s in range(len(slope)):

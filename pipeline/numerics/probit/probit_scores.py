@@ -1,19 +1,19 @@
 """Scores of rows under a probit factor model: log P(x) and its derivatives, row by row.
 
-The model is u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i); what has prior moments of its own is
-turned to units of the prior before. By Fisher's identity, with h_i = ±φ / Φ(±(w_iᵀ u + b_i)) and
-+ where x_i is 1, − where it is 0,
+The model is u ~ N(0, I), P(x_i = 1 | u) = Φ(w_iᵀ u + b_i); models with other prior moments are
+converted to units of the prior first. By Fisher's identity, with h_i = ±φ / Φ(±(w_iᵀ u + b_i)) and
+the sign + where x_i is 1, − where it is 0,
 
     ∂ log P / ∂ b_i = E[h_i | x],    ∂ log P / ∂ w_i = E[h_i u | x].
 
-Here expectation propagation gives them. At its fixed point log P(x) by the sites does not change
-with the sites to first order (Minka 2001; Seeger 2005, Expectation propagation for exponential
-families), so that its derivatives are those of the sites alone: with the posterior's mean m and
-covariance V, and the site exp(ν s − τ s² / 2) at s = w_iᵀ u,
+`ep_scores` computes them by expectation propagation. At its fixed point, log P(x) by the sites does
+not change with the sites to first order (Minka 2001; Seeger 2005, Expectation propagation for
+exponential families), so that its derivatives are those of the sites alone: with the posterior's
+mean m and covariance V, and the site exp(ν s − τ s² / 2) at s = w_iᵀ u,
 
     ∂ log P / ∂ b_i = ν_i − τ_i w_iᵀ m,    ∂ log P / ∂ w_i = (∂ log P / ∂ b_i) m − τ_i V w_i.
 
-Cost a row: that of its rounds, and n K² more. `probit_quadrature` and `orthant_scores` are exact.
+Cost per row: that of its rounds, and n K² more. `probit_quadrature` and `orthant_scores` are exact.
 """
 
 from __future__ import annotations
@@ -25,12 +25,6 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.numerics.probit.expectation_propagation import whiten_rows
-from pipeline.numerics.probit.probit_rounds import (
-    ProbitRows,
-    allocate_workspace,
-    find_fixed_point,
-    site_log_evidence,
-)
 from pipeline.numerics.probit.probit_sites import (
     MEAN,
     PRECISION,
@@ -38,8 +32,12 @@ from pipeline.numerics.probit.probit_sites import (
     SITE_KERNEL_OPTIONS,
     Floats,
     ProbitRow,
+    ProbitRows,
+    allocate_workspace,
     combine_rows,
+    find_fixed_point,
     kernel,
+    site_log_evidence,
 )
 from pipeline.numerics.probit.skewness_correction import fill_skewness_terms
 
@@ -47,22 +45,22 @@ _MAX_ROUNDS = 200
 
 
 class ProbitScores(NamedTuple):
-    """Log P(x) of every row, and its derivatives, 0 where a value is missing.
+    """Log P(x) of every row and its derivatives, which are 0 where a value is missing.
 
     Attributes
     ----------
     log_likelihood
         Nats, (n_samples,).
     error
-        What each may be off by, (n_samples,).
+        Estimated error of each, (n_samples,).
     offsets
         ∂ log P / ∂ b_i, (n_samples, n_features).
     weights
         ∂ log P / ∂ w_i, (n_samples, n_features, n_components).
     settled
-        False where the approximation did not come to rest, (n_samples,).
+        False if the approximation did not converge, (n_samples,).
     sampled
-        Whether errors are random, so that those of distinct rows cancel out.
+        Whether errors are random, so that errors of distinct rows average out.
     """
 
     log_likelihood: Floats
@@ -80,7 +78,7 @@ def ep_scores(
     observed: ArrayLike | None = None,
     tol: float = 1e-4,
 ) -> ProbitScores:
-    """Scores by expectation propagation.
+    """Compute scores by expectation propagation.
 
     Parameters
     ----------
@@ -91,8 +89,8 @@ def ep_scores(
     observed
         Same shape as `X`; false where the value is missing and `X` is not read.
     tol
-        Largest change of a moment of u in the last round. The derivatives are off by about as
-        much.
+        Largest change of a moment of u in the last round. The derivatives have an error of about
+        that size.
 
     Returns
     -------
@@ -114,14 +112,14 @@ def ep_scores(
 def make_standard_rows(
     X: ArrayLike, weights: ArrayLike, offsets: ArrayLike, observed: ArrayLike | None, tol: float
 ) -> ProbitRows:
-    """Check rows and parameters of a standard normal u; raises as `ep_scores` says."""
+    """Check rows and parameters of a standard normal u; raises the errors of `ep_scores`."""
     n_components = np.shape(weights)[-1]
     m, v = np.zeros(n_components), np.ones(n_components)
     return whiten_rows(X, weights, offsets, m, v, observed, tol, _MAX_ROUNDS)
 
 
 def empty_scores(rows: ProbitRows) -> ProbitScores:
-    """Scores of rows that are still to be filled in."""
+    """Allocate the scores of rows."""
     n_samples, n_features = rows.X.shape
     return ProbitScores(
         np.empty(n_samples),
@@ -159,7 +157,7 @@ def _fill_derivatives(
     by_offset: Floats,
     by_weight: Floats,
 ) -> None:
-    """Write the derivatives of a row; its sites were mirrored, these are not."""
+    """Write the derivatives of a row, with the signs of the unmirrored features."""
     sites, image = row.sites, np.empty(row.sites.shape[1])
     for i in range(len(image)):
         sign = 2.0 * x[features[i]] - 1.0

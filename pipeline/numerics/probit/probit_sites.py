@@ -1,8 +1,9 @@
-"""Gaussian sites in place of the factors of one row: updates, moments, evidence.
+"""Expectation propagation of one row: Gaussian sites in place of its factors, and rounds over them.
 
-A site stands for Φ(w_iᵀ u + b_i). Its marginal is that of w_iᵀ u; the marginal without the site is
-its cavity, with mean m and variance c; the cavity times Φ is the tilted distribution. Equations are
-those of Rasmussen & Williams (2006), chapter 3.
+A site stands for Φ(w_iᵀ u + b_i). Its marginal is that of w_iᵀ u. The marginal without the site is
+its cavity, with mean m and variance c. The cavity times Φ is the tilted distribution. Equation
+numbers are those of Rasmussen & Williams (2006), chapter 3. `expectation_propagation` describes the
+whole method.
 """
 
 import math
@@ -17,14 +18,15 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Sums are reordered, but only once: when compiled.
+# Sums are reordered, but only at compile time.
 SITE_KERNEL_OPTIONS: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract"},
 }
-# For what only other kernels call. Without `forceinline` a process that compiles may call another
-# copy of a kernel, with sums in another order, than one that loads the caller from the cache.
+# For functions that only other kernels call. Without `forceinline`, a process that compiles the
+# caller may use another copy of a kernel, with sums in another order, than a process that loads the
+# caller from the cache.
 kernel = njit(  # type: ignore[call-overload]
     **SITE_KERNEL_OPTIONS, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
 )
@@ -57,9 +59,10 @@ _DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
 
 @cache
 def tail_coefficients(degree: int = TAIL_DEGREE) -> Floats:
-    """Powers of t = (x − 4) / (x + 4) in (x + 5/4) (h(x) − x), with h(x) = φ(x) / Φ(−x), x ≥ 0.
+    """Return the coefficients of (x + 5/4) (h(x) − x) in powers of t = (x − 4) / (x + 4).
 
-    In this form the hazard h loses nothing to cancellation at any x; relative error 1e-14.
+    h(x) = φ(x) / Φ(−x), x ≥ 0, is the hazard. In this form it loses nothing to cancellation at any
+    x; the relative error is 1e-14.
     """
     t = chebyshev.chebpts1(degree + 1)
     x = 4 * (1 + t) / (1 - t)
@@ -74,7 +77,7 @@ def tail_coefficients(degree: int = TAIL_DEGREE) -> Floats:
 
 @kernel
 def match_site_moments(sites: Floats, step: float, tail: Floats) -> None:
-    """Move every site to, or by `step` towards, the moments of its tilted distribution.
+    """Move every site by `step` towards the moments of its tilted distribution; 1 moves it there.
 
     Equations 3.58 and 3.59, in a form without differences of reciprocal variances.
     """
@@ -89,9 +92,9 @@ def match_site_moments(sites: Floats, step: float, tail: Floats) -> None:
 
 @kernel
 def set_cavities(sites: Floats, tail: Floats) -> None:
-    """Cavity moments from marginals and sites (equation 3.56), z and what follows from it."""
+    """Set cavity moments from marginals and sites (equation 3.56), z, and its derivatives."""
     for i in range(sites.shape[1]):
-        # The floor is reached only where rounding has eaten every digit, at |w_i|² of 1e14.
+        # The floor is reached only if rounding has removed every digit, at |w_i|² of 1e14.
         scale = 1.0 / max(1.0 - sites[PRECISION, i] * sites[VARIANCE, i], 1e-14)
         c = scale * sites[VARIANCE, i]
         m = scale * (sites[MEAN, i] - sites[VARIANCE, i] * sites[SHIFT, i])
@@ -127,7 +130,7 @@ def _set_tail_excess(sites: Floats, tail: Floats) -> None:
 
 @kernel
 def update_moments(row: ProbitRow) -> float:
-    """Moments of u and marginals of the sites, from the sites; the largest change of a moment."""
+    """Compute moments of u and marginals of the sites from the sites; return the largest change."""
     _factorise(row.sites, row.weights, row.factor, row.linear)
     _project(row.sites, row.weights, row.directions, row.factor, row.linear)
     largest = 0.0
@@ -135,7 +138,7 @@ def update_moments(row: ProbitRow) -> float:
         inverse = row.factor[k, k:]
         mean, variance = dot(inverse, row.linear[k:]), dot(inverse, inverse)
         change = abs(mean - row.mean[k]) + abs(variance - row.variance[k])
-        if not change <= largest:  # so that a NaN, which spreads to the last k, is kept
+        if not change <= largest:  # this form keeps a NaN, which spreads to the last k
             largest = change
         row.mean[k], row.variance[k] = mean, variance
     return largest
@@ -143,7 +146,7 @@ def update_moments(row: ProbitRow) -> float:
 
 @kernel
 def _factorise(sites: Floats, weights: Floats, L: Floats, linear: Floats) -> None:
-    """A = L Lᵀ, then L⁻ᵀ and L⁻¹ Σ ν_i w_i."""
+    """Compute A = L Lᵀ, then L⁻ᵀ and L⁻¹ Σ ν_i w_i."""
     weighted = np.empty(sites.shape[1])
     for k in range(len(linear)):
         for i in range(len(weighted)):
@@ -162,7 +165,7 @@ def _factorise(sites: Floats, weights: Floats, L: Floats, linear: Floats) -> Non
 def _project(
     sites: Floats, weights: Floats, directions: Floats, factor: Floats, linear: Floats
 ) -> None:
-    """Directions L⁻¹ w_i, and with them the marginals of the sites."""
+    """Compute the directions L⁻¹ w_i, and from them the marginals of the sites."""
     for i in range(sites.shape[1]):
         sites[MEAN, i] = sites[VARIANCE, i] = 0.0
     for k in range(len(linear)):
@@ -176,7 +179,7 @@ def _project(
 
 @kernel
 def log_site_scales(sites: Floats) -> float:
-    """Sum over sites of log Φ(z) and of what a site's own scale adds (in equation 3.65)."""
+    """Sum over sites log Φ(z) and the log of the site's own scale (terms of equation 3.65)."""
     total = 0.0
     for i in range(sites.shape[1]):
         c, m, z = sites[CAVITY_VARIANCE, i], sites[CAVITY_MEAN, i], sites[Z, i]
@@ -192,7 +195,7 @@ def log_site_scales(sites: Floats) -> float:
 
 @kernel
 def set_tilted_cumulants(sites: Floats, skewness: Floats, kurtosis: Floats) -> None:
-    """Skewness and excess kurtosis of the tilted distributions, from derivatives of log Φ."""
+    """Set skewness and excess kurtosis of the tilted distributions from derivatives of log Φ."""
     for i in range(sites.shape[1]):
         c, g, z = sites[CAVITY_VARIANCE, i], sites[CURVATURE, i], sites[Z, i]
         slope, excess = sites[SLOPE, i], sites[EXCESS, i]
@@ -206,7 +209,7 @@ def set_tilted_cumulants(sites: Floats, skewness: Floats, kurtosis: Floats) -> N
 
 @kernel
 def combine_rows(coefficients: Floats, rows: Floats, out: Floats) -> None:
-    """out = Σ_k coefficients[k] rows[k]."""
+    """Compute out = Σ_k coefficients[k] rows[k]."""
     for i in range(len(out)):
         out[i] = 0.0
     for k in range(len(coefficients)):
@@ -216,8 +219,173 @@ def combine_rows(coefficients: Floats, rows: Floats, out: Floats) -> None:
 
 @kernel
 def dot(a: Floats, b: Floats) -> float:
-    """aᵀ b; NumPy's would call BLAS, which costs more than it saves at these sizes."""
+    """Return aᵀ b; NumPy's dot would call BLAS, which is slower at these sizes."""
     total = 0.0
     for i in range(len(a)):
         total += a[i] * b[i]
     return total
+
+
+# Rows of a fitted model need 5 to 15 rounds; a row that needs more oscillates.
+_PARALLEL_ROUNDS = 15
+_DAMPING = 0.8
+
+
+class ProbitRows(NamedTuple):
+    """Rows, their model in units of the prior, and the stopping rule."""
+
+    X: NDArray[np.uint8]
+    observed: NDArray[np.bool_]
+    weights: Floats  # (K, n_features)
+    offsets: Floats
+    tail: Floats
+    tol: float
+    max_rounds: int
+
+
+@kernel
+def allocate_workspace(n_components: int, n: int) -> ProbitRow:
+    """Allocate working memory for a row with n observed sites."""
+    return ProbitRow(
+        np.empty((N_FIELDS, n)),
+        np.empty((n_components, n)),
+        np.empty((n_components, n)),
+        np.empty((n_components, n_components)),
+        np.empty(n_components),
+        np.empty(n_components),
+        np.empty(n_components),
+    )
+
+
+@kernel
+def find_fixed_point(
+    rows: ProbitRows, sample: int, row: ProbitRow, square: Floats, features: NDArray[np.int64]
+) -> tuple[ProbitRow, int, float]:
+    """Find the fixed point of a row, in `row` or in new memory if that has another size.
+
+    Also returns the number of rounds and the last change. The cavities of the sites are set.
+    `square` is (K, K) of scratch; `features` is filled with the observed features.
+    """
+    n_observed = _list_observed(rows.observed[sample], features)
+    if n_observed != row.sites.shape[1]:
+        row = allocate_workspace(len(rows.weights), n_observed)
+    _mirror_row(rows.X[sample], features, rows.weights, rows.offsets, row)
+    n_rounds, change = _iterate_rounds(row, square, rows.tail, rows.tol, rows.max_rounds)
+    set_cavities(row.sites, rows.tail)
+    return row, n_rounds, change
+
+
+@kernel
+def _list_observed(observed: NDArray[np.bool_], features: NDArray[np.int64]) -> int:
+    """Write the indices of the observed features; return their number."""
+    n = 0
+    for feature in range(len(observed)):
+        if observed[feature]:
+            features[n] = feature
+            n += 1
+    return n
+
+
+@kernel
+def _mirror_row(
+    x: NDArray[np.uint8],
+    features: NDArray[np.int64],
+    weights: Floats,
+    offsets: Floats,
+    row: ProbitRow,
+) -> None:
+    """Copy weights and offsets of `features`, signed so that every site stands for x = 1."""
+    signs = row.sites[Z]
+    for i in range(len(signs)):
+        signs[i] = 2.0 * x[features[i]] - 1.0
+        row.sites[OFFSET, i] = signs[i] * offsets[features[i]]
+    for k in range(len(weights)):
+        for i in range(len(signs)):
+            row.weights[k, i] = signs[i] * weights[k, features[i]]
+
+
+@kernel
+def _iterate_rounds(
+    row: ProbitRow, square: Floats, tail: Floats, tol: float, max_rounds: int
+) -> tuple[int, float]:
+    """Iterate until the moments converge, parallel rounds first; return rounds and last change."""
+    rounds, change = 0, np.inf
+    while not change < tol and rounds < max_rounds:
+        if rounds in (0, _PARALLEL_ROUNDS):
+            _reset_sites(row)
+        if rounds < _PARALLEL_ROUNDS:
+            match_site_moments(row.sites, 1.0, tail)
+        else:
+            _sweep_sites(row, square, 1.0 if rounds == _PARALLEL_ROUNDS else _DAMPING, tail)
+        change = update_moments(row)
+        rounds += 1
+    return rounds, change
+
+
+@kernel
+def site_log_evidence(row: ProbitRow) -> float:
+    """Return log P(x) by the sites (equation 3.65); their cavities must be set."""
+    total: float = log_site_scales(row.sites) + 0.5 * dot(row.linear, row.linear)
+    for k in range(len(row.mean)):
+        total += math.log(row.factor[k, k])
+    return total
+
+
+@kernel
+def _reset_sites(row: ProbitRow) -> None:
+    """Set the sites to zero and all moments to those of the prior."""
+    sites = row.sites
+    for i in range(sites.shape[1]):
+        sites[PRECISION, i] = sites[SHIFT, i] = sites[MEAN, i] = sites[VARIANCE, i] = 0.0
+    for k in range(len(row.mean)):
+        row.mean[k], row.variance[k] = 0.0, 1.0
+        for j in range(len(row.mean)):
+            row.factor[k, j] = 1.0 if k == j else 0.0
+        for i in range(sites.shape[1]):
+            sites[VARIANCE, i] += row.weights[k, i] ** 2
+
+
+@kernel
+def _sweep_sites(row: ProbitRow, covariance: Floats, step: float, tail: Floats) -> None:
+    """Update the sites in turn, and the moments of u after each one."""
+    centre, image = np.empty(len(row.mean)), np.empty(len(row.mean))
+    for k in range(len(centre)):
+        centre[k] = row.mean[k]
+        for j in range(k + 1):
+            covariance[j, k] = covariance[k, j] = dot(row.factor[k, k:], row.factor[j, k:])
+    site = np.empty((N_FIELDS, 1))
+    for i in range(row.sites.shape[1]):
+        site[OFFSET, 0] = row.sites[OFFSET, i]
+        site[PRECISION, 0], site[SHIFT, 0] = row.sites[PRECISION, i], row.sites[SHIFT, i]
+        _update_site(site, row.weights, i, step, tail, centre, covariance, image)
+        row.sites[PRECISION, i], row.sites[SHIFT, i] = site[PRECISION, 0], site[SHIFT, 0]
+
+
+@kernel
+def _update_site(
+    site: Floats,
+    weights: Floats,
+    i: int,
+    step: float,
+    tail: Floats,
+    centre: Floats,
+    covariance: Floats,
+    image: Floats,
+) -> None:
+    """Update site i, held in `site`, and with it `centre` and `covariance`; `image` is scratch."""
+    mean, variance = 0.0, 0.0
+    for k in range(len(centre)):
+        image[k] = 0.0
+        for j in range(len(centre)):
+            image[k] += weights[j, i] * covariance[k, j]
+        mean += weights[k, i] * centre[k]
+        variance += weights[k, i] * image[k]
+    precision, shift = site[PRECISION, 0], site[SHIFT, 0]
+    site[MEAN, 0], site[VARIANCE, 0] = mean, variance
+    match_site_moments(site, step, tail)
+    precision, shift = site[PRECISION, 0] - precision, site[SHIFT, 0] - shift
+    gain = 1.0 / (1.0 + precision * variance)
+    for k in range(len(centre)):
+        centre[k] += gain * (shift - precision * mean) * image[k]
+        for j in range(len(centre)):
+            covariance[k, j] -= gain * precision * image[k] * image[j]

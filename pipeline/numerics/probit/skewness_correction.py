@@ -1,4 +1,4 @@
-"""What expectation propagation misses to leading order: the skewness of the tilted distributions.
+"""The leading-order error of expectation propagation: the skewness of the tilted distributions.
 
 At a fixed point the sites match two moments of every tilted distribution. The first cumulant they
 do not match gives the leading correction of all results (Opper, Paquet & Winther 2013, JMLR 14,
@@ -34,7 +34,7 @@ from pipeline.numerics.probit.probit_sites import (
     set_tilted_cumulants,
 )
 
-# Beyond this share of a variance the expansion does not hold and its terms are scaled back.
+# Above this share of a variance the expansion is not valid, and its terms are scaled back.
 _MAX_CORRECTION_SHARE = 0.5
 
 
@@ -42,10 +42,10 @@ _MAX_CORRECTION_SHARE = 0.5
 def fill_skewness_terms(
     sites: Floats, units: Floats, tensor: Floats, G: Floats, shift: Floats
 ) -> float:
-    """Write G and the shift of the mean in coordinates Lᵀ u; the gain in log evidence.
+    """Write G and the shift of the mean in coordinates Lᵀ u; return the gain in log evidence.
 
-    `units` (K, n) comes in as L⁻¹ w_i. `tensor` is (K, K (K + 1) / 2) of scratch; of `sites` all
-    fields but the sites themselves are.
+    `units` (K, n) contains L⁻¹ w_i on entry. `tensor`, (K, K (K + 1) / 2), is scratch, and so are
+    all fields of `sites` except the sites themselves.
     """
     kappa, chi, R, q = sites[CAVITY_MEAN], sites[CAVITY_VARIANCE], sites[SLOPE], sites[MEAN]
     set_tilted_cumulants(sites, kappa, chi)
@@ -66,10 +66,10 @@ def fill_skewness_terms(
 def _fill_contractions(
     t: Floats, kappa: Floats, tensor: Floats, R: Floats, pair: Floats, combination: Floats
 ) -> None:
-    """T, and R_i = T(t_i, t_i, t_i) − κ_i; `pair` and `combination` are scratch.
+    """Compute T, and R_i = T(t_i, t_i, t_i) − κ_i; `pair` and `combination` are scratch.
 
-    Of the matrix T[k] only the lower triangle is kept, entries off its diagonal times √2: the dot
-    product of two such rows is then that of the two matrices.
+    Only the lower triangle of the matrix T[k] is stored, with off-diagonal entries times √2: the
+    dot product of two such rows is then that of the two matrices.
     """
     entries = np.empty(len(t))
     for i in range(len(R)):
@@ -91,13 +91,13 @@ def _fill_contractions(
 
 @kernel
 def _triangle_position(k: int, j: int) -> int:
-    """Of entry k, j ≤ k in a lower triangle stored row after row."""
+    """Return the position of entry k, j ≤ k in a lower triangle stored row after row."""
     return k * (k + 1) // 2 + j
 
 
 @kernel
 def _count_orders(k: int, j: int, m: int) -> float:
-    """In how many orders k ≥ j ≥ m can be written."""
+    """Count the distinct orders of k ≥ j ≥ m."""
     if k == m:
         return 1.0
     return 3.0 if k == j or j == m else 6.0
@@ -107,13 +107,13 @@ def _count_orders(k: int, j: int, m: int) -> float:
 def _fill_pair_sums(
     t: Floats, kappa: Floats, tensor: Floats, G: Floats, q: Floats, weighted: Floats, out: Floats
 ) -> None:
-    """G in coordinates Lᵀ u and q_i = t_iᵀ G t_i; `weighted` and `out` are scratch."""
+    """Compute G in coordinates Lᵀ u and q_i = t_iᵀ G t_i; `weighted` and `out` are scratch."""
     for i in range(len(q)):
         q[i] = 0.0
     for k in range(len(t)):
         for i in range(len(kappa)):
             weighted[i] = kappa[i] * kappa[i] * t[k, i]
-        for j in range(k + 1):  # the sum over all i and j less its terms i = j
+        for j in range(k + 1):  # the sum over all i and j, minus its terms i = j
             G[k, j] = G[j, k] = dot(tensor[k], tensor[j]) - dot(weighted, t[j])
         combine_rows(G[k, :k], t, out)
         for i in range(len(q)):
@@ -124,9 +124,9 @@ def _fill_pair_sums(
 def add_skewness_to_moments(
     G: Floats, shift: Floats, factor: Floats, mean: Floats, variance: Floats
 ) -> float:
-    """Add the terms, back in coordinates u, to the moments; their largest share of a variance.
+    """Add the terms, in coordinates u, to the moments; return their largest share of a variance.
 
-    `factor` holds L⁻ᵀ in its upper triangle; G is overwritten. Terms larger than _LARGEST_SHARE
+    `factor` holds L⁻ᵀ in its upper triangle; G is overwritten. Terms above `_MAX_CORRECTION_SHARE`
     are scaled back to it, which keeps all variances positive.
     """
     largest = 0.0
@@ -142,7 +142,7 @@ def add_skewness_to_moments(
 
 @kernel
 def _quadratic_form(vector: Floats, G: Floats, first: int) -> float:
-    """vectorᵀ G vector over the entries from `first` on."""
+    """Return vectorᵀ G vector over the entries from `first` on."""
     total = 0.0
     for k in range(first, len(G)):
         total += vector[k] * dot(vector[first:], G[k, first:])

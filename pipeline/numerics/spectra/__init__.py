@@ -1,1 +1,1 @@
-"""Eigenvalues and eigenvectors of symmetric matrices."""
+"""Eigenvalues and eigenvectors of symmetric matrices, and linear independent components."""

@@ -14,7 +14,7 @@ Matrix = NDArray[np.float64]
 
 _N_LOWEST = 8
 FULL_SOLVER = 1500
-"""Up to this size all eigenvalues are computed; beyond, only the leading ones."""
+"""Maximum size of matrices of which all eigenvalues are computed, not only the leading ones."""
 
 
 def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
@@ -25,7 +25,7 @@ def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
     matrix
         Symmetric, (n, n).
     n_leading
-        Number of eigenpairs; up to `FULL_SOLVER` features all are given whatever is asked.
+        Number of eigenpairs; for n up to `FULL_SOLVER`, all are returned.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def leading_eigenpairs(matrix: Matrix, n_leading: int) -> tuple[Matrix, Matrix]:
 
 
 def leading_eigenvalues(matrix: Matrix, n_leading: int) -> Matrix:
-    """Compute leading eigenvalues alone, largest first: as many as `leading_eigenpairs`."""
+    """Compute leading eigenvalues alone, largest first; as many as `leading_eigenpairs` returns."""
     if len(matrix) <= FULL_SOLVER:
         values: Matrix = scipy.linalg.eigh(matrix, eigvals_only=True)[::-1]
         return values
@@ -49,15 +49,15 @@ def leading_eigenvalues(matrix: Matrix, n_leading: int) -> Matrix:
 
 
 def negative_share(matrix: Matrix, values: Matrix) -> float:
-    """Size of the negative eigenvalues in units of the trace.
+    """Compute the total size of the negative eigenvalues relative to the trace.
 
     Parameters
     ----------
     matrix
         Symmetric, (n, n).
     values
-        Its eigenvalues; where they are the leading ones only, the lowest few are computed, which
-        gives a lower bound.
+        Its eigenvalues. If they are only the leading ones, a few of the lowest are computed, and
+        the result is a lower bound.
     """
     if len(values) < len(matrix):
         values, _ = _extreme_eigenpairs(matrix, _N_LOWEST, "SA", tol=1e-3)
@@ -68,7 +68,7 @@ def _extreme_eigenpairs(
     matrix: Matrix, n_pairs: int, which: Literal["LA", "SA"], tol: float
 ) -> tuple[Matrix, Matrix]:
     """Compute eigenpairs at one end of the spectrum by Lanczos; all of them if that fails."""
-    # A fixed generator of start vectors makes it give the same bytes each time.
+    # A fixed generator of start vectors makes the result reproducible.
     rng = np.random.default_rng(0)
     try:
         values, vectors = scipy.sparse.linalg.eigsh(matrix, n_pairs, which=which, rng=rng, tol=tol)
@@ -79,24 +79,24 @@ def _extreme_eigenpairs(
 
 
 def fix_signs(columns: Matrix) -> Matrix:
-    """Turn each column so that its entry of largest size is positive; of equals, the first."""
-    # Rounding keeps the choice among equal entries from hanging on the last bits.
+    """Flip columns so that the entry of largest size is positive; among equal sizes, the first."""
+    # Without rounding, the last bits would decide among equal entries.
     largest = np.argmax(np.round(np.abs(columns), 10), axis=0)
     signs = np.sign(columns[largest, np.arange(columns.shape[1])])
     return columns * np.where(signs == 0, 1.0, signs)
 
 
 def min_shrinkage(lowest: float) -> float:
-    """Give the least τ for which (1 − τ) C + τ I is semi-definite, by the lowest eigenvalue of C.
+    """Return the least τ that makes (1 − τ) C + τ I semi-definite, from the lowest eigenvalue of C.
 
-    Unit diagonals stay, and so do eigenvectors (N. Higham, N. Strabić, V. Šego, "Restoring
-    definiteness via shrinking", SIAM Review 58, 2016, with the identity as the target).
+    Shrinking keeps the unit diagonal and the eigenvectors (N. Higham, N. Strabić, V. Šego,
+    "Restoring definiteness via shrinking", SIAM Review 58, 2016, with the identity as the target).
     """
     return max(0.0, -lowest / (1 - lowest))
 
 
 def shrink_eigenvalues(values: Matrix, shrinkage: float) -> Matrix:
-    """Give the eigenvalues of (1 − τ) C + τ I, given those of C."""
+    """Return the eigenvalues of (1 − τ) C + τ I, given those of C."""
     moved: Matrix = (1 - shrinkage) * values + shrinkage
     return moved
 
@@ -114,14 +114,14 @@ def nearest_correlation(
     matrix
         Symmetric with unit diagonal, (n, n).
     tol
-        Relative change (Frobenius norm) of a round at which to stop.
+        Stop once the relative change (Frobenius norm) of a round is at most this.
     max_rounds
-        Rounds at the most.
+        Maximum number of rounds.
 
     Returns
     -------
     repaired, distance
-        The matrix, and how far it moved in the Frobenius norm.
+        The matrix, and its distance from the original in the Frobenius norm.
 
     Raises
     ------
@@ -139,7 +139,8 @@ def nearest_correlation(
         if moved <= tol * np.linalg.norm(repaired):
             return repaired, float(np.linalg.norm(repaired - matrix))
     raise FitError(
-        f"repair: Expected convergence within {max_rounds} rounds, got none. Use --set repair=none."
+        f"The nearest correlation matrix was not found within {max_rounds} rounds. "
+        "Use {repair=none}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Linear independent component analysis."""
+"""Linear independent component analysis by scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _warnings_lock = threading.Lock()
 
 
 def fast_ica(X: NDArray[Any], n_components: int, seed: int) -> tuple[Array, bool]:
-    """Find the mixing of independent sources of variance 1, by scikit-learn's `FastICA`.
+    """Find the mixing of independent sources of variance 1 by scikit-learn's `FastICA`.
 
     A. Hyvärinen, "Fast and robust fixed-point algorithms for independent component analysis", IEEE
-    Transactions on Neural Networks 10, 1999: all components at once, by log cosh.
+    Transactions on Neural Networks 10, 1999: all components at once, with log cosh.
 
     Parameters
     ----------
     X
-        Rows, (n_samples, n_features), of at least as many dimensions as components.
+        Rows, (n_samples, n_features), with at least as many dimensions as components.
     n_components
         Number of components.
     seed
-        Of where the search begins, below 2³².
+        Seed of the start of the search, below 2³².
 
     Returns
     -------
@@ -39,20 +39,20 @@ def fast_ica(X: NDArray[Any], n_components: int, seed: int) -> tuple[Array, bool
     Raises
     ------
     FitError
-        If the rows are so few, or so alike, that the search breaks down.
+        If there are too few rows, or too similar ones, for the search.
     """
-    from sklearn.decomposition import FastICA  # half a second, and only here
+    from sklearn.decomposition import FastICA  # takes half a second, and is needed only here
 
     settings = {"whiten": "unit-variance", "whiten_solver": "eigh", "random_state": seed}
     linear = FastICA(n_components, **settings)
-    # Filters are of the whole process, and fits may run in its threads.
+    # Warning filters apply to the whole process, and fits may run in several threads.
     with _warnings_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of no convergence, and of dimensions that are left out
+        warnings.simplefilter("ignore")  # of missing convergence and of dimensions left out
         try:
             linear.fit(X.astype(np.float64))
-        except ValueError as error:  # of numbers that are none, after a division by 0
+        except ValueError as error:  # NaN after a division by 0
             raise FitError(
-                f"Expected rows that tell sources apart, got {len(X):,} for {n_components} "
-                "components, of which the search makes nothing. Give more rows."
+                f"FastICA cannot separate {n_components} components with {len(X):,} rows. "
+                "Fit more rows, or fewer components."
             ) from error
     return linear.mixing_, linear.n_iter_ < linear.max_iter

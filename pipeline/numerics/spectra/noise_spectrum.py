@@ -1,13 +1,14 @@
 """The leading eigenvalues of a large symmetric matrix of noise whose rows come in groups.
 
-(n, n), diagonal 1, and for i ≠ j in groups a and b
+The matrix is (n, n) with diagonal 1, and for i ≠ j in groups a and b
 
     H_ij = mean_ab + linear_ab √ν w_ij + √spread_ab ε_ij,
 
-w the sample correlations of n independent normals with ν degrees of freedom, ε independent of them
-and of each other, mean 0, variance 1. Nonlinear functions of sample correlations have such spectra
-(Cheng & Singer 2013, The spectrum of random inner-product kernel matrices, arXiv:1202.3155; Fan &
-Montanari 2019, The spectral norm of random inner-product kernel matrices, arXiv:1507.05343).
+where w are the sample correlations of n independent normals with ν degrees of freedom, and the ε
+are independent of them and of each other, with mean 0 and variance 1. Nonlinear functions of sample
+correlations have such spectra (Cheng & Singer 2013, The spectrum of random inner-product kernel
+matrices, arXiv:1202.3155; Fan & Montanari 2019, The spectral norm of random inner-product kernel
+matrices, arXiv:1507.05343).
 
 Without the mean, (z − H)⁻¹ is close to a diagonal matrix, g_a > 0 in group a where z is beyond the
 spectrum. With L = linear √ν and P = diag(sizes_a g_a) / ν,
@@ -16,20 +17,27 @@ spectrum. With L = linear √ν and P = diag(sizes_a g_a) / ν,
 
 The last term is the vector equation −1/m = z + S m of independent entries (Ajanki, Erdős & Krüger
 2017, Universality for general Wigner-type matrices, arXiv:1506.05098), m = −g. The bracket sums
-the cumulants of Wishart matrices, L P L + L P L P L + …; where L is 1 everywhere (1) is the law of
+the cumulants of Wishart matrices, L P L + L P L P L + …; where L is 1 everywhere, (1) is the law of
 Marchenko and Pastur (1967). The edge of the spectrum is the least z for which (1) has a solution
-that Newton's method reaches from g = 0; below it g is complex, and Σ sizes_a |Im g_a| / π the
-density of eigenvalues. The mean makes eigenvalues of its own, spikes, where 1 is an eigenvalue of
+that Newton's method reaches from g = 0. Below it g is complex, and Σ sizes_a |Im g_a| / π is the
+density of eigenvalues. The mean creates eigenvalues of its own, spikes, where 1 is an eigenvalue of
 √(sizes_a g_a) mean_ab √(sizes_b g_b) (Benaych-Georges & Nadakuditi 2011, The eigenvalues and
 eigenvectors of finite, low rank perturbations of large random matrices, theorem 2.1).
 
-Corrections of the order of 1/n, which edges feel up to thousands of features: with n − ½ for n and
-ν − ½ for ν the edge of a Wishart matrix is centred on the unfolded one (Ma 2012, Accuracy of the
-Tracy–Widom limits for the extreme eigenvalues in white Wishart matrices, arXiv:1203.0839). That the
-diagonal is sure takes 2 more from n: n + 1 entries of each row of a Gaussian orthogonal matrix
-become n − 1, the diagonal one being worth two. It adds 2 to ν, which is measured: with these two
-the mean of the largest eigenvalue of correlations of 300 normals, ν = 150 to 15,000, is met within
-0.1 of the scale. What n loses, a row's own group loses in (1).
+Near the edge E, the eigenvalues are E − σ s_1 > E − σ s_2 > …, where only E and σ depend on the
+matrix: −s_1 follows the law of Tracy and Widom (1996, On orthogonal and symplectic matrix
+ensembles). The s_k are drawn from tridiagonal matrices with the eigenvalues of the Gaussian
+orthogonal ensemble (Dumitriu & Edelman 2002, Matrix models for beta ensembles, J. Math. Phys. 43:
+table 1, β = 1). They are unfolded by the semicircle, so that (2 / 3π) s^(3/2) eigenvalues are
+expected above one at s, deep in the spectrum too.
+
+Corrections of order 1/n, which edges feel up to thousands of features: with n − ½ for n and ν − ½
+for ν, the edge of a Wishart matrix is centred on the unfolded one (Ma 2012, Accuracy of the
+Tracy–Widom limits for the extreme eigenvalues in white Wishart matrices, arXiv:1203.0839). A fixed
+diagonal takes 2 more from n: the n + 1 entries of each row of a Gaussian orthogonal matrix become
+n − 1, because the diagonal entry counts twice. It adds 2 to ν; this was measured: with both
+corrections, the mean of the largest eigenvalue of correlations of 300 normals, ν = 150 to 15,000,
+is met within 0.1 of the scale. A row's own group loses in (1) what n loses.
 """
 
 from __future__ import annotations
@@ -38,10 +46,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy
 from numpy.typing import NDArray
-
-from pipeline.numerics.spectra.soft_edge import count_above, unfold
 
 Array = NDArray[np.float64]
 
@@ -56,7 +63,7 @@ _MAX_DENSITY_STEPS = 400
 
 @dataclass(frozen=True)
 class GroupedNoise:
-    """A matrix of noise by groups of rows; the module's formula says how.
+    """A matrix of noise by groups of rows; see the formula of the module.
 
     Attributes
     ----------
@@ -76,17 +83,17 @@ class GroupedNoise:
 
     @property
     def diagonal_without_mean(self) -> Array:
-        """Diagonal of H once the mean is taken off all of it, (n_groups,)."""
+        """Diagonal of H after subtracting the mean everywhere, (n_groups,)."""
         centres: Array = 1.0 - self.mean.diagonal()
         return centres
 
     def variance(self) -> Array:
-        """Variance of an entry, by groups."""
+        """Return the variance of an entry, by groups."""
         variance: Array = self.linear**2 + self.spread
         return variance
 
     def count_other_rows(self) -> Array:
-        """Rows of group b that count for a row of group a, (n_groups, n_groups)."""
+        """Return the effective rows of group b next to a row of group a, (n_groups, n_groups)."""
         others = np.tile(self.sizes, (len(self.sizes), 1))
         np.fill_diagonal(others, np.maximum(self.sizes - _OWN_ROWS, 0.0))
         return others
@@ -99,13 +106,13 @@ class SpectrumEdge:
     Attributes
     ----------
     position
-        Where it is.
+        Position of the edge.
     resolvent
-        g there, (n_groups,).
-    rise
-        Im g at position − t² is `rise` t for small t, (n_groups,).
+        g at the edge, (n_groups,).
+    density_rise
+        Im g at position − t² is `density_rise` t for small t, (n_groups,).
     scale
-        Eigenvalues near it are position − scale · s, s of `soft_edge.draw_edge_points`.
+        Eigenvalues near the edge are position − scale · s, with s from `draw_edge_points`.
     """
 
     position: float
@@ -124,10 +131,10 @@ def find_edge(noise: GroupedNoise) -> SpectrumEdge:
         high = low + 2 * (high - low)
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
-        if (found := _solve_resolvent(noise, middle)) is None:
+        if (solution := _solve_resolvent(noise, middle)) is None:
             low = middle
         else:
-            high, g = middle, found
+            high, g = middle, solution
     rise = _edge_rise(noise, g)
     # The number of eigenvalues above position − t² is then 2 / (3π) · (sizes · rise) t³.
     return SpectrumEdge(high, g, rise, float(noise.sizes @ rise) ** (-2 / 3))
@@ -141,8 +148,8 @@ def noise_eigenvalues(noise: GroupedNoise, edge: SpectrumEdge, points: Array) ->
     noise, edge
         The matrix, and the edge of its spectrum.
     points
-        Of `soft_edge.draw_edge_points`, of any shape. Eigenvalues deeper than the part of the spectrum
-        that hangs together with the edge are put at its lower end.
+        Output of `draw_edge_points`, of any shape. Eigenvalues deeper than the part of the spectrum
+        connected to the edge are put at its lower end.
     """
     deepest = max(float(points.max()), edge.scale)
     step = np.sqrt(edge.scale * deepest) / _DENSITY_STEPS
@@ -156,12 +163,13 @@ def noise_eigenvalues(noise: GroupedNoise, edge: SpectrumEdge, points: Array) ->
 def find_spikes(noise: GroupedNoise, edge: SpectrumEdge) -> tuple[Array, Array]:
     """Find the eigenvalues that the mean lifts out of the noise, and their standard deviations.
 
-    Deviations are those of xᵀ H x, x the eigenvector without what noise adds to it.
+    Deviations are those of xᵀ H x, where x is the eigenvector without the contribution of the
+    noise.
     """
     lifts, _ = _spike_eigenpairs(noise, edge.resolvent)
     n_spikes = int((lifts > 1).sum())
-    found = [_find_spike(noise, edge, k) for k in range(n_spikes)]
-    positions, deviations = np.reshape(found, (n_spikes, 2)).T
+    spikes = [_find_spike(noise, edge, k) for k in range(n_spikes)]
+    positions, deviations = np.reshape(spikes, (n_spikes, 2)).T
     return positions, deviations
 
 
@@ -183,17 +191,17 @@ def _find_spike(noise: GroupedNoise, edge: SpectrumEdge, k: int) -> tuple[float,
 
 
 def _spike_eigenpairs(noise: GroupedNoise, g: Array) -> tuple[Array, Array]:
-    """Eigenpairs of √(sizes g) mean √(sizes g), the largest first."""
+    """Return the eigenpairs of √(sizes g) mean √(sizes g), the largest first."""
     roots = np.sqrt(noise.sizes * g)
     values, vectors = scipy.linalg.eigh(roots[:, None] * noise.mean * roots)
     return values[::-1], vectors[:, ::-1]
 
 
 def _solve_resolvent(noise: GroupedNoise, z: float) -> Array | None:
-    """Solve (1) from g = 0, or find that z is not beyond the edge.
+    """Solve (1) from g = 0; return None if z is not beyond the edge.
 
-    The right-hand side of g = 1 / (z − …) has a power series in g without negative terms: so
-    Newton's method climbs to the least solution, and passes out of the domain if there is none.
+    The right-hand side of g = 1 / (z − …) has a power series in g without negative terms. Newton's
+    method therefore climbs to the least solution, and leaves the domain if there is none.
     """
     g = np.zeros(len(noise.sizes))
     for _ in range(_MAX_NEWTON_STEPS):
@@ -215,7 +223,7 @@ def _require_resolvent(noise: GroupedNoise, z: float) -> Array:
 
 
 def _is_convergent(noise: GroupedNoise, g: Array) -> bool:
-    """Whether the series of (1 − P L)⁻¹ converges, and 1 / g is what (1) says it is."""
+    """Check whether the series of (1 − P L)⁻¹ converges, so that (1) holds for 1 / g."""
     roots = np.sqrt(noise.sizes * g / _effective_degrees(noise))
     scaled = roots[:, None] * _scale_linear(noise) * roots
     return bool(scipy.linalg.eigvalsh(scaled)[-1] < 1)
@@ -231,29 +239,29 @@ def _scale_linear(noise: GroupedNoise) -> Array:
 
 
 def _self_energy(noise: GroupedNoise, g: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Give what (1) subtracts from z − 1 + mean, (n_groups,), and its derivatives by g."""
+    """Return the terms that (1) subtracts from z − 1 + mean, (n_groups,), and derivatives by g."""
     linear, nu = _scale_linear(noise), _effective_degrees(noise)
     others = noise.count_other_rows()
     whole = linear @ np.linalg.inv(np.eye(len(g)) - (noise.sizes * g / nu)[:, None] * linear)
-    # Take the row itself from its group: a change of rank one of 1 − P L.
+    # Remove the row itself from its group: a rank-one change of 1 − P L.
     own = (noise.sizes - others.diagonal()) / nu
-    kept = 1 / (1 + own * g * whole.diagonal())
-    mine = kept * whole.diagonal()
-    energy = mine - linear.diagonal() + noise.spread * others @ g
-    slopes = kept[:, None] ** 2 * whole**2 * (noise.sizes / nu) + noise.spread * others
-    slopes[np.diag_indices(len(g))] -= own * mine**2
+    scale = 1 / (1 + own * g * whole.diagonal())
+    own_part = scale * whole.diagonal()
+    energy = own_part - linear.diagonal() + noise.spread * others @ g
+    slopes = scale[:, None] ** 2 * whole**2 * (noise.sizes / nu) + noise.spread * others
+    slopes[np.diag_indices(len(g))] -= own * own_part**2
     return energy, slopes
 
 
 def _newton_step(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArray[Any] | None:
-    """Newton's step towards g = 1 / (z − …); None where the right-hand side has left its domain."""
+    """Return Newton's step towards g = 1 / (z − …); None if the right-hand side left its domain."""
     energy, slopes = _self_energy(noise, g)
-    below = z - noise.diagonal_without_mean - energy
-    if np.isrealobj(g) and not (below > 0).all():
+    denominator = z - noise.diagonal_without_mean - energy
+    if np.isrealobj(g) and not (denominator > 0).all():
         return None
     try:
         step: NDArray[Any] = np.linalg.solve(
-            np.eye(len(g)) - slopes / below[:, None] ** 2, 1 / below - g
+            np.eye(len(g)) - slopes / denominator[:, None] ** 2, 1 / denominator - g
         )
     except np.linalg.LinAlgError:
         return None
@@ -261,7 +269,7 @@ def _newton_step(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArray[Any]
 
 
 def _edge_rise(noise: GroupedNoise, g: Array) -> Array:
-    """Give Im g / t at the edge − t²: (1) to second order along its null vector."""
+    """Return Im g / t at the edge − t²: (1) to second order along its null vector."""
     left, _, right = np.linalg.svd(np.diag(1 / g**2) - _self_energy(noise, g)[1])
     u, weights = np.abs(right[-1]), np.abs(left[:, -1])
     h = 1e-5 * (g / np.maximum(u, 1e-300)).min()
@@ -271,24 +279,24 @@ def _edge_rise(noise: GroupedNoise, g: Array) -> Array:
 
 
 def _compute_densities(
-    noise: GroupedNoise, edge: SpectrumEdge, step: float, n_wanted: float
+    noise: GroupedNoise, edge: SpectrumEdge, step: float, min_count: float
 ) -> Array:
-    """Densities at edge − t², t = 0, step, …, until `n_wanted` eigenvalues lie above."""
+    """Compute densities at edge − t², t = 0, step, …, until `min_count` eigenvalues lie above."""
     densities, n_above = [0.0], 0.0
-    before, g = edge.resolvent.astype(complex), edge.resolvent + 1j * edge.density_rise * step
-    while n_above < n_wanted and len(densities) < _MAX_DENSITY_STEPS:
+    previous, g = edge.resolvent.astype(complex), edge.resolvent + 1j * edge.density_rise * step
+    while n_above < min_count and len(densities) < _MAX_DENSITY_STEPS:
         t = step * len(densities)
         solution = _continue_resolvent(noise, edge.position - t**2, g)
         if solution is None:
             break
         densities.append(max(float(noise.sizes @ solution.imag) / np.pi, 0.0))
         n_above += 2 * t * densities[-1] * step
-        before, g = solution, 2 * solution - before
+        previous, g = solution, 2 * solution - previous
     return np.array(densities)
 
 
 def _continue_resolvent(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArray[Any] | None:
-    """Solve (1) from a solution nearby."""
+    """Solve (1) from a nearby solution."""
     for _ in range(_MAX_NEWTON_STEPS):
         step = _newton_step(noise, z, g)
         if step is None:
@@ -297,3 +305,72 @@ def _continue_resolvent(noise: GroupedNoise, z: float, g: NDArray[Any]) -> NDArr
         if np.abs(step).max() <= _PRECISION * np.abs(g).max():
             return g
     return None
+
+
+_MAX_SIZE = 600
+_MARGIN = 80
+
+
+def count_above(s: npt.ArrayLike) -> Array:
+    """Return the expected number of eigenvalues above the unfolded one at s."""
+    return np.asarray(2 / (3 * np.pi) * np.maximum(s, 0.0) ** 1.5)
+
+
+def unfold(count: npt.ArrayLike) -> Array:
+    """Invert `count_above`."""
+    return np.asarray((1.5 * np.pi * np.asarray(count)) ** (2 / 3))
+
+
+def draw_edge_points(n: int, n_leading: int, n_draws: int, rng: np.random.Generator) -> Array:
+    """Draw unfolded leading eigenvalues s_1 < s_2 < ….
+
+    Parameters
+    ----------
+    n
+        Size of the matrix; above 600 (or eight times `n_leading`) it makes no difference.
+    n_leading
+        Eigenvalues per draw, at most n.
+    n_draws
+        Number of matrices.
+    rng
+        Generator of the draws.
+
+    Returns
+    -------
+    ndarray
+        (n_draws, n_leading), rows ascending; negative beyond the edge.
+    """
+    n = min(n, max(_MAX_SIZE, 8 * n_leading))
+    # The density is exp(−tr H² / 2), so eigenvalues reach √(2n). Using √(2n − 1) leaves an error
+    # of n^(−2/3) in the law of s_1 (Johnstone & Ma 2012, Fast approach to the Tracy–Widom law at
+    # the edge of GOE and GUE, Ann. Appl. Probab. 22).
+    size = n - 0.5
+    n_kept = _count_relevant_rows(n, n_leading)
+    degrees = np.arange(n - 1, n - n_kept, -1)
+    values = np.empty((n_draws, n_leading))
+    for draw in values:
+        diagonal = rng.standard_normal(n_kept)
+        off_diagonal = np.sqrt(rng.chisquare(degrees) / 2)
+        leading = scipy.linalg.eigh_tridiagonal(
+            diagonal, off_diagonal, eigvals_only=True, lapack_driver="sterf"
+        )[: -n_leading - 1 : -1]
+        # Matrices of correlations have a fixed trace: their eigenvalues do not all move together.
+        trace = diagonal.sum() + np.sqrt(n - n_kept) * rng.standard_normal()
+        draw[:] = (leading - trace / n) / np.sqrt(2 * size)
+    return _unfold_semicircle(values, size)
+
+
+def _count_relevant_rows(n: int, n_leading: int) -> int:
+    """Return the size of the upper left part of the matrix that has the same leading eigenvalues.
+
+    Eigenvectors of the tridiagonal matrix decay once the remaining rows, n − m, are too few for an
+    eigenvalue x: x² > 2 (n − m).
+    """
+    lowest = 1 - 0.575 * float(unfold(n_leading)) / n ** (2 / 3)
+    return min(n, int(n * (1 - max(lowest, 0.0) ** 2)) + _MARGIN)
+
+
+def _unfold_semicircle(x: Array, size: float) -> Array:
+    inside = np.clip(x, -1.0, 1.0)
+    above = size / np.pi * (np.arccos(inside) - inside * np.sqrt(1 - inside**2))
+    return np.where(x < 1, unfold(above), 2 * size ** (2 / 3) * (1 - x))

@@ -109,6 +109,6 @@ def test_what_upper_units_tell() -> None:
 
 def test_no_start_is_refused(call: Call) -> None:
     assert (
-        "--starts: Expected at least 1, got 0" in call("noisy-or", "--starts", "0").check_refused()
+        "--starts must be at least 1, but is 0" in call("noisy-or", "--starts", "0").check_refused()
     )
     assert not list(Path().iterdir())

@@ -15,7 +15,7 @@ from pipeline.fitting import pair_work as pairs
 from pipeline.fitting.loop import fit_model
 from pipeline.models.clipped_pca import ClippedPCA, model, strips
 from pipeline.models.state import FitState
-from pipeline.numerics.spectra.leading_spectrum import max_leading_pairs
+from pipeline.numerics.spectra.lanczos import max_leading_pairs
 from tests.support.strategies import Bits, DenseData, draw_probit_data, make_memory_rows
 
 N_FEATURES = 150

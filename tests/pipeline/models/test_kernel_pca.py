@@ -135,10 +135,10 @@ def test_what_cannot_be_fitted_is_refused(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"width": 0.0}, "width: Expected a number above 0, got 0.0"),
-        ({"width": np.inf}, "width: Expected a number above 0"),
-        ({"landmarks": 1}, "landmarks: Expected 2 to 5,000, got 1"),
-        ({"landmarks": 9999}, "landmarks: Expected 2 to 5,000, got 9,999"),
+        ({"width": 0.0}, "width must be above 0, but is 0.0"),
+        ({"width": np.inf}, "width must be above 0, but is inf"),
+        ({"landmarks": 1}, "landmarks must be at least 2 and at most 5,000, but is 1"),
+        ({"landmarks": 9999}, "landmarks must be at least 2 and at most 5,000, but is 9999"),
         ({"n_components": 0}, "components must be at least 1"),
     ],
 )

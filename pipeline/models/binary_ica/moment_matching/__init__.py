@@ -1,1 +1,1 @@
-"""Moment matching of binary ICA: correlations of segments to a mixing and source variances."""
+"""Moment matching for binary ICA: from segment correlations to a mixing and source variances."""

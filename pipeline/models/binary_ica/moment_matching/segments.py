@@ -1,7 +1,11 @@
-"""What the counts of segments give to match: correlations, and which of them can be used."""
+"""Correlations of segments from pair counts, and which segments can be used.
+
+`GroupSums` gives the counts of any weighted selection of row groups, one table at a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -13,11 +17,8 @@ from numpy.typing import NDArray
 from pipeline.executors.base import MapFunction
 from pipeline.models.binary_ica.moment_matching.objective import SegmentMoments
 from pipeline.numerics.gaussian.tetrachoric import PairStatus
-from pipeline.statistics.correlations import (
-    PairTables,
-    estimate_correlations,
-    estimate_tetrachoric,
-)
+from pipeline.statistics.correlations import PairTables, estimate_correlations, estimate_tetrachoric
+from pipeline.statistics.counts import PairCounts, PairTable
 
 Array = NDArray[np.float64]
 
@@ -224,3 +225,77 @@ def find_extreme_eigenvalues(correlation: Array, map_items: MapFunction) -> Arra
     """Find the least and the largest eigenvalue of each matrix, (n_segments, 2)."""
     spread = map_items if correlation.shape[1] >= _MIN_TASK_FEATURES else map
     return np.array(list(spread(_extreme_pair, correlation))).reshape(-1, 2)
+
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class GroupSums:
+    """What `PairCounts.sum_weighted_groups` gives, a table at a time: no sum of all pairs is held.
+
+    Attributes
+    ----------
+    counts
+        Counts by segment and group, see `PairCounts.from_groups`.
+    n_groups
+        Groups a segment.
+    weights
+        How often each group counts, at least 0: (n_segments, n_groups), a row for each of
+        `segments`.
+    """
+
+    counts: PairCounts
+    n_groups: int
+    weights: Counts
+
+    @property
+    def segments(self) -> Counts:
+        """Segments that the groups belong to, sorted, (n_segments,)."""
+        return self.counts.list_grouped_segments(self.n_groups)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return self.counts.n_features
+
+    @property
+    def rows(self) -> Counts:
+        """Rows of each segment, (n_segments,)."""
+        return self._sum_by_segment(self.counts.rows)
+
+    def margins(self) -> tuple[Counts, Counts]:
+        """Give observed values and ones of every feature, (n_segments, n_features) each."""
+        observed, ones = self.counts.margins()
+        return self._sum_by_segment(observed), self._sum_by_segment(ones)
+
+    def table(
+        self, segment: int, left: slice = slice(None), right: slice = slice(None)
+    ) -> PairTable:
+        """Give the tables of pairs (i in left, j in right) of the segment at this place."""
+        place, times = self._find_rows()
+        rows = np.flatnonzero(place == segment)
+        counted = rows[times[rows] > 0]
+        kept = counted if counted.size else rows[:1]
+        tables = [self.counts.table(int(row), left, right) for row in kept]
+        return PairTable(*(_sum_tables(times[kept], parts) for parts in zip(*tables, strict=True)))
+
+    def _find_rows(self) -> tuple[Counts, Counts]:
+        """Place of the segment of each row of the counts, and how often the row counts."""
+        place = np.searchsorted(self.segments, self.counts.segments // self.n_groups)
+        return place, self.weights[place, self.counts.segments % self.n_groups]
+
+    def _sum_by_segment(self, values: Counts) -> Counts:
+        """Sum what each row of the counts has, by segment."""
+        place, times = self._find_rows()
+        sums = np.zeros((len(self.weights), *values.shape[1:]), np.int64)
+        np.add.at(sums, place, (times * values.T).T)
+        return sums
+
+
+def _sum_tables(times: Counts, parts: Sequence[Counts]) -> Counts:
+    """Sum one part of tables, each so many times."""
+    total: Counts = times[0] * parts[0]
+    for often, part in zip(times[1:], parts[1:], strict=True):
+        total += often * part
+    return total

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import FitWarning
-from pipeline.models.binary_ica.moment_matching.identifiability import count_surplus_equations
-from pipeline.models.binary_ica.moment_matching.matching import MomentMatch
-from pipeline.models.binary_ica.moment_matching.refinement import MAX_ROUNDS
+from pipeline.models.binary_ica.moment_matching.matching import (
+    MAX_ROUNDS,
+    MomentMatch,
+    count_surplus_equations,
+)
 from pipeline.models.binary_ica.moment_matching.segments import (
     MAX_UNDEFINED_SHARE,
     SegmentCorrelations,

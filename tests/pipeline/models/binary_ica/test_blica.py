@@ -20,8 +20,7 @@ from pipeline.errors import FitError
 from pipeline.executors.serial import SerialExecutor
 from pipeline.executors.threads import ThreadsExecutor
 from pipeline.fitting.loop import fit_model
-from pipeline.models.binary_ica.blica import BLICA
-from pipeline.models.binary_ica.params import BLICAParams
+from pipeline.models.binary_ica.blica import BLICA, BLICAParams
 from pipeline.models.state import FitState
 from pipeline.numerics.metrics import mean_cosine_similarity
 from pipeline.params import get_named_arrays
@@ -36,6 +35,7 @@ from tests.pipeline.models.binary_ica.moment_matching import (
     truth_and_data,
 )
 from tests.support.strategies import DenseData, make_memory_rows, tables
+from tests.support.traced_memory import measure_peak_memory, start_tracing_process
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -332,17 +332,14 @@ def test_without_a_bootstrap_there_are_no_intervals() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"n_components": 0}, "components must be at least 1, but is 0"),
-        ({"regularization": 1.0}, "regularization: Expected a finite number above 1, got 1.0."),
-        (
-            {"regularization": float("nan")},
-            "regularization: Expected a finite number above 1, got nan.",
-        ),
-        ({"regularization": float("inf")}, "regularization: Expected .* got inf."),
-        ({"min_rows": 0}, "min_rows: Expected at least 1, got 0."),
-        ({"starts": 0}, "starts: Expected at least 1, got 0."),
-        ({"bootstrap": 19}, "bootstrap: Expected 0 or at least 20, got 19."),
-        ({"bootstrap": -1}, "bootstrap: Expected 0 or at least 20, got -1."),
+        ({"n_components": 0}, "components must be at least 1, but is 0."),
+        ({"regularization": 1.0}, "regularization must be above 1, but is 1.0."),
+        ({"regularization": float("nan")}, "regularization must be above 1, but is nan."),
+        ({"regularization": float("inf")}, "regularization must be above 1, but is inf."),
+        ({"min_rows": 0}, "min_rows must be at least 1, but is 0."),
+        ({"starts": 0}, "starts must be at least 1, but is 0."),
+        ({"bootstrap": 19}, "bootstrap must be 0, or at least 20, but is 19."),
+        ({"bootstrap": -1}, "bootstrap must be 0, or at least 20, but is -1."),
     ],
 )
 def test_bad_settings_are_refused(more: dict[str, Any], message: str) -> None:
@@ -428,3 +425,32 @@ def test_resampling_awkward_data_stays_finite() -> None:
         X = (rng.random((n_rows, 4)) < 0.3).astype(np.uint8)
         data = DenseData(X, None, np.arange(n_rows) % 3)
         check_awkward(data, n_components=1, regularization=10.0, bootstrap=20)
+
+
+def _fit(n_features: int, n_segments: int, more: dict[str, Any]) -> None:
+    """Short segments, whose halves have pairs with empty cells."""
+    truth = draw_nonstationary_truth(n_features, 2, n_segments, seed=1)
+    fitted(nonstationary(truth, 60), n_components=2, **more)
+
+
+matrix = pytest.mark.matrix
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [
+        pytest.param((200, 6), {"regularization": 20.0}, id="nothing chosen"),
+        pytest.param((300, 8), {}, marks=matrix, id="ridge chosen"),
+        pytest.param(
+            (300, 8), {"regularization": 20.0, "bootstrap": 20}, marks=matrix, id="bootstrap"
+        ),
+        pytest.param((150, 40), {}, marks=matrix, id="segments"),
+    ],
+)
+def test_a_fit_takes_no_more_than_is_stated(shape: tuple[int, int], more: dict[str, Any]) -> None:
+    stated = BLICA(n_components=2, **more).estimate_memory(*shape, n_threads=1)
+    with start_tracing_process() as process:
+        process.submit(_fit, 6, 4, more).result()  # compiles
+        _, peak = process.submit(measure_peak_memory, _fit, *shape, more).result()
+    assert 0.5 * stated < peak <= stated

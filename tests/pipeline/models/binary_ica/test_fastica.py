@@ -84,5 +84,5 @@ def test_a_search_that_finds_nothing_is_told() -> None:
     notes = [note for X in noise for note in fitted(X, None).warnings]
     assert any("did not converge" in str(note) for note in notes)
     few = np.array([[1, 0, 1], [1, 1, 0], [1, 1, 1]], np.uint8)
-    with pytest.raises(FitError, match="tell sources apart, got 3 for 2 components"):
+    with pytest.raises(FitError, match="cannot separate 2 components with 3 rows"):
         fitted(few, 2)

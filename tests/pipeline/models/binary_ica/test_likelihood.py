@@ -20,8 +20,9 @@ from pipeline.fitting.loop import (
 )
 from pipeline.learning.convergence import is_stage_over, warn_about_ending
 from pipeline.models.binary_ica import BLICA, BinaryICALikelihood
-from pipeline.models.binary_ica.likelihood_params import ParameterPoint
+from pipeline.models.binary_ica.likelihood import find_patterns, sum_scores
 from pipeline.models.binary_ica.optimiser import (
+    ParameterPoint,
     find_maximum,
     limit_step,
     log_prior,
@@ -29,7 +30,6 @@ from pipeline.models.binary_ica.optimiser import (
     make_initial_priors,
     update_priors,
 )
-from pipeline.models.binary_ica.scoring import find_patterns, sum_scores
 from pipeline.numerics.metrics import match_columns, mean_cosine_similarity
 from pipeline.numerics.probit.probit_quadrature import quadrature_scores
 from pipeline.statistics.sums import ScoreSums

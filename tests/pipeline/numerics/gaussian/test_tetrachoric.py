@@ -1,15 +1,23 @@
+"""Tetrachoric correlations, and the arcsine law."""
+
 import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri, owens_t
 
 from pipeline.errors import FitError
 from pipeline.numerics.gaussian import tetrachoric as module
-from pipeline.numerics.gaussian.tetrachoric import MAX_CORRELATION, PairStatus, tetrachoric
+from pipeline.numerics.gaussian.tetrachoric import (
+    MAX_CORRELATION,
+    PairStatus,
+    arcsine_correlation,
+    sign_correlation,
+    tetrachoric,
+)
 
 ROOT = Path(__file__).parents[4]
 DATA = ROOT.parent / "shared" / "data"
@@ -155,12 +163,12 @@ def test_a_cell_below_zero_by_rounding_is_empty():
 )
 def test_impossible_tables_are_refused_by_name(bad):
     arguments = np.transpose([[(10, 5, 5, 2), bad]], (2, 0, 1))
-    with pytest.raises(FitError, match=r"Expected a 2 x 2 table .* at \(0, 1\)"):
+    with pytest.raises(FitError, match=r"The 2 x 2 table at \(0, 1\) has a cell that is neg"):
         tetrachoric(*arguments)
 
 
 def test_unknown_option_is_refused():
-    with pytest.raises(FitError, match="Expected empty_cells"):
+    with pytest.raises(FitError, match=r"`empty_cells` is .* Choose 'none' or 'half'"):
         tetrachoric(10, 5, 5, 2, empty_cells="all")
 
 
@@ -255,3 +263,36 @@ def seen_status(seen):
     if not (np.ptp(seen.astype(int), axis=0) > 0).all():
         return PairStatus.CONSTANT_FEATURE
     return PairStatus.PLAIN if len(seen) == 4 else PairStatus.EMPTY_CELL
+
+
+@settings(deadline=None)  # the first compiles
+@given(st.floats(-1, 1))
+def test_the_two_directions_are_inverse(clipped):
+    assert sign_correlation(arcsine_correlation(clipped)) == pytest.approx(clipped, abs=1e-7)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 499))
+def test_agrees_with_tetrachoric_at_the_medians(joint):
+    clipped = (4 * joint - 1000) / 1000  # E[s_i s_j] of a table with margins one half.
+    expected = tetrachoric(1000, 500, 500, joint).correlation
+    assert arcsine_correlation(clipped) == pytest.approx(expected, abs=1e-13)
+
+
+def test_clipping_normal_variables_gives_the_law():
+    rng = np.random.default_rng(0)
+    y = rng.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], size=200_000)
+    clipped = np.mean(np.sign(y[:, 0]) * np.sign(y[:, 1]))
+    assert sign_correlation(0.6) == pytest.approx(clipped, abs=0.01)
+
+
+@pytest.mark.parametrize("convert", [arcsine_correlation, sign_correlation])
+def test_rounding_beyond_one_is_one(convert):
+    np.testing.assert_array_equal(convert([[-1 - 1e-15], [1 + 1e-15]]), [[-1], [1]])
+
+
+@pytest.mark.parametrize("convert", [arcsine_correlation, sign_correlation])
+@pytest.mark.parametrize("bad", [np.nan, 1.1, -np.inf])
+def test_no_correlation_is_refused(convert, bad):
+    with pytest.raises(FitError, match=r"at \(0, 1\)"):
+        convert([[0.0, bad]])

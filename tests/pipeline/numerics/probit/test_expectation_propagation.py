@@ -333,14 +333,17 @@ def test_rows_out_of_rounds_are_told():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"X": np.full((6, 12), 2)}, r"Expected 0 or 1, got 2 in row 0, column 0"),
-        ({"X": np.zeros(12)}, r"Expected X and observed of one shape"),
-        ({"observed": np.ones((6, 11), bool)}, r"Expected X and observed of one shape"),
-        ({"weights": np.zeros((11, 3))}, r"Expected weights \(12, n_components\)"),
-        ({"offsets": np.full(12, np.nan)}, r"Expected finite offsets"),
-        ({"prior_variance": np.array([1.0, -1.0, 1.0])}, r"got -1.0 in component 1"),
-        ({"tol": 0.0}, r"Expected tol > 0"),
-        ({"max_rounds": 0}, r"Expected tol > 0 and max_rounds >= 1"),
+        ({"X": np.full((6, 12), 2)}, r"has the value 2 in row 0, column 0, which is not 0 or 1"),
+        ({"X": np.zeros(12)}, r"`X` has shape \(12,\) .* both must be \(n_samples, n_features\)"),
+        ({"observed": np.ones((6, 11), bool)}, r"`observed` \(6, 11\), but both must be"),
+        ({"weights": np.zeros((11, 3))}, r"shapes \(11, 3\), .*12 features need \(12, n_comp"),
+        ({"offsets": np.full(12, np.nan)}, r"`offsets` contains NaN"),
+        (
+            {"prior_variance": np.array([1.0, -1.0, 1.0])},
+            r"`prior_variance` is -1\.0 in component 1",
+        ),
+        ({"tol": 0.0}, r"`tol` is 0\.0 .*tol must be above 0"),
+        ({"max_rounds": 0}, r"`max_rounds` is 0, .*max_rounds at least 1"),
     ],
 )
 def test_what_is_refused(change, message):

@@ -212,17 +212,17 @@ ROW, FLAT, ZERO = np.zeros((1, 3)), np.ones((3, 2)), np.zeros(3)
         (
             (np.zeros((1, 21)), np.ones((21, 2)), np.zeros(21)),
             {},
-            "at most 20 features, got 21. Use expectation propagation",
+            "at most 20 features, but there are 21. Use expectation propagation",
         ),
-        (([[0, 2, 0]], FLAT, ZERO), {}, "0 or 1, got 2 in row 0, column 1"),
+        (([[0, 2, 0]], FLAT, ZERO), {}, "value 2 in row 0, column 1, which is not 0 or 1"),
         ((ROW, FLAT[:2], ZERO), {}, r"weights \(3, n_components\).* got \(2, 2\) and \(3,\)"),
         ((ROW, np.ones(3), np.zeros(2)), {}, r"got \(3,\) and \(2,\)"),
         ((ROW, FLAT * np.nan, ZERO), {}, "finite weights and offsets, got NaN or infinity"),
         ((ROW, FLAT, [0, np.inf, 0]), {}, "finite weights and offsets, got NaN or infinity"),
-        ((ROW, 1e8 * FLAT, ZERO), {}, "positive definite correlation, got the eigenvalue"),
-        ((ROW, FLAT, [0, 1e4, 0]), {}, "thresholds within ±1000, got -5773.50"),
-        ((ROW, FLAT, ZERO), {"tol": 0}, "tol > 0 and max_points from 128 to 131072, got 0 and"),
-        ((ROW, FLAT, ZERO), {"max_points": 127}, "got 0.01 and 127"),
+        ((ROW, 1e8 * FLAT, ZERO), {}, "not positive definite: it has the eigenvalue"),
+        ((ROW, FLAT, [0, 1e4, 0]), {}, "threshold of feature 1 is -5773.50.*, beyond ±1000"),
+        ((ROW, FLAT, ZERO), {"tol": 0}, "`tol` is 0 .*above 0 and max_points from 128 to 131072"),
+        ((ROW, FLAT, ZERO), {"max_points": 127}, "`max_points` is 127,"),
     ],
 )
 def test_refusals(arguments, options, message):

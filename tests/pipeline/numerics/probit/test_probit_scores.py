@@ -98,5 +98,5 @@ def test_missing_values_leave_out_their_factors(score):
 
 
 def test_quadrature_refuses_many_components():
-    with pytest.raises(FitError, match="at most 2 components, got 3"):
+    with pytest.raises(FitError, match="at most 2 components, but there are 3"):
         quadrature_scores(*problem(n_components=3))

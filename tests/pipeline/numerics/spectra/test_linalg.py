@@ -144,5 +144,5 @@ def test_a_correlation_matrix_stays_where_it_is() -> None:
 
 
 def test_a_repair_that_does_not_converge_is_refused() -> None:
-    with pytest.raises(FitError, match="Expected convergence within 2 rounds"):
+    with pytest.raises(FitError, match="not found within 2 rounds"):
         nearest_correlation(np.array([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]]), max_rounds=2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from pipeline.models.binary_ica.moment_matching.segments import (
+    GroupSums,
     SegmentCorrelations,
     SegmentStatus,
     estimate_segments,
@@ -322,3 +323,28 @@ def test_filling_computes_the_eigenvalues_anew() -> None:
     np.testing.assert_allclose(filled.extremes[1], 1.0)
     np.testing.assert_allclose(np.delete(filled.extremes - segments.extremes, 1, 0), 0, atol=1e-12)
     assert replace(filled, correlation=None, extremes=None).rows is segments.rows
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.1])
+@pytest.mark.parametrize("n_groups", [1, 4])
+def test_tables_and_margins_are_those_of_the_weighted_counts(n_groups: int, missing: float) -> None:
+    rng = np.random.default_rng(0)
+    data = drawn(planted(7, 2, 3), 50, rng)
+    observed = (rng.random(data.X.shape) >= missing).astype(np.uint8) if missing else None
+    counts = counts_of(DenseData(data.X, observed, data.segments), n_groups)
+    weights = rng.integers(0, 3, (3, n_groups))
+    weights[1] = 0
+    sums, expected = (
+        GroupSums(counts, n_groups, weights),
+        counts.sum_weighted_groups(n_groups, weights),
+    )
+    np.testing.assert_array_equal(sums.segments, expected.segments)
+    np.testing.assert_array_equal(sums.rows, expected.rows)
+    np.testing.assert_array_equal(sums.margins(), expected.margins())
+    square, strip = (slice(None), slice(None)), (slice(2, 4), slice(2, 7))
+    for segment in range(3):
+        for part in (square, strip):
+            tables = zip(sums.table(segment, *part), expected.table(segment, *part), strict=True)
+            for found, right in tables:
+                assert np.shape(found) == np.shape(right)
+                np.testing.assert_array_equal(found, right)

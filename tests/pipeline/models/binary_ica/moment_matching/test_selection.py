@@ -11,14 +11,7 @@ import pytest
 from scipy.stats import multivariate_normal, norm
 
 from pipeline.executors.threads import ThreadsExecutor
-from pipeline.models.binary_ica.moment_matching import held_out, optimiser, selection
-from pipeline.models.binary_ica.moment_matching.held_out import (
-    HeldOutFold,
-    ScoredSetting,
-    make_fold_starts,
-    score_setting,
-    split_into_folds,
-)
+from pipeline.models.binary_ica.moment_matching import optimiser, selection
 from pipeline.models.binary_ica.moment_matching.objective import MatchSolution, SegmentMoments
 from pipeline.models.binary_ica.moment_matching.optimiser import Optimum
 from pipeline.models.binary_ica.moment_matching.segments import (
@@ -28,11 +21,16 @@ from pipeline.models.binary_ica.moment_matching.segments import (
 from pipeline.models.binary_ica.moment_matching.selection import (
     RIDGE_GRID,
     ComponentsTrial,
+    HeldOutFold,
+    ScoredSetting,
     SettingChoice,
     choose_components,
     choose_ridge,
     choose_setting,
+    make_fold_starts,
     resample_ridges,
+    score_setting,
+    split_into_folds,
     try_components,
 )
 from pipeline.statistics.counts import PairCounts
@@ -102,7 +100,7 @@ def test_a_half_is_scored_by_the_rows_that_the_other_was_fitted_to() -> None:
 def test_of_many_features_the_same_pairs_are_scored_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(held_out, "MAX_PAIRS", 4)
+    monkeypatch.setattr(selection, "MAX_PAIRS", 4)
     some = split_into_folds(counted(300), 2, 20, map)
     i, j = some[0].pairs
     assert len({*zip(i.tolist(), j.tolist(), strict=True)}) == 4
@@ -117,7 +115,7 @@ def test_of_many_features_the_same_pairs_are_scored_everywhere(
 
 def test_splits_share_half_of_every_half() -> None:
     """Splits that hold out much the same rows would repeat each other."""
-    first, second = np.array(held_out._choose_halves(8))
+    first, second = np.array(selection._choose_halves(8))
     assert (first.sum(), second.sum(), (first & second).sum()) == (4, 4, 2)
 
 
@@ -177,7 +175,7 @@ def scored(correlations: Floats, n_rows: int, monkeypatch: pytest.MonkeyPatch) -
         ridged = correlations / (1 + moments.ridge[:, None, None])
         return Optimum(Fixed(ridged, start.log_variances, start.log_precisions), 0.0, 1, True)
 
-    monkeypatch.setattr(held_out, "maximise", maximise)
+    monkeypatch.setattr(selection, "maximise", maximise)
     starts = make_fold_starts(folds(n_rows), TRUTH, whole(n_rows).is_used)
     return score_setting(folds(n_rows), 2, 5.0, starts, map)
 

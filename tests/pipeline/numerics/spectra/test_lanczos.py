@@ -1,4 +1,4 @@
-"""Block Lanczos against SciPy's dense eigensolver."""
+"""Block Lanczos and filtered Lanczos against dense eigensolvers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import scipy
 from numpy.typing import NDArray
 
 from pipeline.errors import FitError
-from pipeline.numerics.spectra import leading_spectrum as module
-from pipeline.numerics.spectra.leading_spectrum import compute_leading_spectrum, max_leading_pairs
+from pipeline.numerics.spectra import lanczos as module
+from pipeline.numerics.spectra.lanczos import (
+    compute_leading_spectrum,
+    leading_eigenpairs_except,
+    max_leading_pairs,
+)
 
 Floats = NDArray[np.float64]
 N = 400
@@ -80,7 +84,7 @@ def test_equal_eigenvalues_are_all_found() -> None:
 
 def test_more_than_there_is_room_for_are_refused() -> None:
     with pytest.raises(
-        FitError, match=rf"--components: Expected 1 to {max_leading_pairs(N)}.* got 39"
+        FitError, match=rf"components\b.* is 39, but .* only 1 to {max_leading_pairs(N)}"
     ):
         spectrum(np.eye(N), max_leading_pairs(N) + 1)
 
@@ -89,3 +93,40 @@ def test_what_does_not_converge_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "_MAX_PRODUCTS", 3)
     with pytest.raises(FitError, match="converge within 3 products"):
         spectrum(correlated(N, 6, 4000), 20)
+
+
+N_SPARSE = 1600  # beyond what is solved densely
+
+
+def chain_of_rings(n_rings: int) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+    """D^−½ W D^−½ of rings with chords, joined by single links, and its known eigenvector."""
+    at, size = np.arange(N_SPARSE), N_SPARSE // n_rings
+    W = np.zeros((N_SPARSE, N_SPARSE))
+    for step in (1, 7, 19):
+        W[at, at // size * size + (at + step) % size] = 1
+    ends = np.arange(size, N_SPARSE, size)
+    W[ends - 1, ends] = 1
+    W = np.maximum(W, W.T)
+    root = np.sqrt(W.sum(axis=1))
+    return scipy.sparse.csr_array(W / root / root[:, None]), root / np.linalg.norm(root)
+
+
+@pytest.mark.matrix
+def test_eigenpairs_that_lie_close_together_are_those_of_the_dense_matrix() -> None:
+    for n_rings in (1, 40):  # of one ring every eigenvalue comes twice
+        matrix, known = chain_of_rings(n_rings)
+        dense = scipy.linalg.eigvalsh(
+            matrix.toarray(), subset_by_index=(N_SPARSE - 6, N_SPARSE - 2)
+        )[::-1]
+        found = leading_eigenpairs_except(matrix, known, 5)
+        np.testing.assert_allclose(found.values, dense, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            matrix @ found.vectors, found.vectors * found.values, rtol=0, atol=1e-11
+        )
+        np.testing.assert_allclose(found.vectors.T @ found.vectors, np.eye(5), atol=1e-12)
+        np.testing.assert_allclose(known @ found.vectors, 0, atol=1e-11)
+
+
+def test_the_same_bytes_come_each_time() -> None:
+    one, two = (leading_eigenpairs_except(*chain_of_rings(4), 3) for _ in "ab")
+    assert one.vectors.tobytes() == two.vectors.tobytes()

@@ -12,9 +12,8 @@ from scipy.special import log_ndtr, logsumexp
 from scipy.stats import multivariate_normal, norm
 
 from pipeline.data.blocks import pack_block
-from pipeline.models.binary_ica.blica import BLICA
+from pipeline.models.binary_ica.blica import BLICA, BLICAParams
 from pipeline.models.binary_ica.moment_matching.segments import SegmentStatus
-from pipeline.models.binary_ica.params import BLICAParams
 from pipeline.random import RowRandom
 from tests.pipeline.models.binary_ica.moment_matching import Floats
 from tests.support.strategies import Bits
